@@ -1,0 +1,46 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help install demo test lint types unit bench format clean
+
+help: ## Show what each target does
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP) ## Create .venv and install Cairn with its development tools
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,dev]'
+	touch $(STAMP)
+
+demo: $(STAMP) ## Make the sample corpus, ingest it and search it
+	@echo
+
+test: lint types unit ## Lint, type-check and test everything
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(STAMP)
+	$(BIN)/pyright
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m "not bench and not gpu and not network"
+
+bench: $(STAMP) ## Measure speed and memory, ratios in one run (about ten minutes)
+	$(BIN)/python -m pytest -m bench -p no:xdist -s tests/benchmarks
+
+format: $(STAMP) ## Format the code and sort its imports
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## Remove .venv and everything the demo made
+	rm -rf $(VENV) cairn-data cairn-sample

@@ -1,0 +1,8 @@
+"""The terminal: one thin file a verb; each parses, calls one function and prints.
+
+    main        the `cairn` group, its exit codes and its one-line errors
+    settings    flag > CAIRN_* > cairn.toml > what the collection was built with > default
+    terminal    progress bars and tables
+
+Results go to stdout, everything else to stderr.
+"""

@@ -1,0 +1,111 @@
+"""`ingest SOURCE… --collection NAME`: the main job."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from cli.settings import check_default_map, given, json_option, resolve_ingest_config, root_option
+from cli.terminal import ProgressBars, duration, table, thousands
+from pipeline.types import IngestReport
+
+_QUARANTINED_EXIT = 3
+_STAGE_OF = {
+    "corpus": ("id_column", "text_column", "title_column", "query_column", "metadata_columns"),
+    "cluster": ("num_clusters", "surrogate"),
+    "context": ("context_documents",),
+    "encoder": ("model", "pooling", "attention", "landmark_interval", "temperature", "use_context", "precision"),
+    "index": ("index_kind",),
+}
+_FIELD_OF = {"context_documents": "num_documents", "index_kind": "kind"}
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.option("--collection", required=True, envvar="CAIRN_COLLECTION", help="Name of the collection to build or update.")
+@root_option
+@click.option("--id-column", envvar="CAIRN_ID_COLUMN", help="Column with the document id.  [default: id]")
+@click.option("--text-column", envvar="CAIRN_TEXT_COLUMN", help="Column with the text.  [default: text]")
+@click.option("--title-column", envvar="CAIRN_TITLE_COLUMN", help="Column with the title.  [default: title, where there is one]")
+@click.option("--query-column", envvar="CAIRN_QUERY_COLUMN", help="Column with a typical query, for clustering.  [default: query, if any]")
+@click.option("--metadata-columns", multiple=True, help="Columns to keep for filters; repeat.  [default: every other column]")
+@click.option("--model", envvar="CAIRN_MODEL", help="Encoder: all-MiniLM-L6-v2, or a folder.  [default: all-MiniLM-L6-v2]")
+@click.option("--pooling", type=click.Choice(["mean", "lmk"]), help="What a chunk's vector is pooled from.  [default: mean]")
+@click.option("--attention", type=click.Choice(["chunk", "full"]), help="What a token sees: its chunk, or its window.  [default: chunk]")
+@click.option("--landmark-interval", type=int, help="Tokens of a chunk between two landmarks.  [default: 64]")
+@click.option("--temperature", type=float, help="Divide attention logits by this (TempScale).  [default: 1.0]")
+@click.option("--use-context/--no-context", default=None, help="Let the encoder read the stored context.  [default: no-context]")
+@click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), help="Arithmetic of the encoder.  [default: auto]")
+@click.option("--num-clusters", type=int, help="Clusters of the corpus.  [default: from its size]")
+@click.option("--surrogate", type=click.Choice(["static", "encoder"]), help="What clustering embeds with.  [default: static]")
+@click.option("--context-documents", type=int, help="Documents in the stored context.  [default: 512]")
+@click.option("--index-kind", type=click.Choice(["auto", "flat", "ivf_sq8", "ivf_rabitq"]), help="FAISS index.  [default: auto, by size]")
+@click.option("--sync", is_flag=True, envvar="CAIRN_SYNC", help="Delete documents that the sources no longer hold.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and how long it would take; change nothing.")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@json_option
+@click.pass_context
+def ingest(
+    ctx: click.Context,
+    sources: tuple[str, ...],
+    collection: str,
+    root: str,
+    *,
+    sync: bool,
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+    **_: Any,
+) -> int:
+    """Index Parquet SOURCES (files, folders, globs, URIs) into a collection.
+
+    Run it again at any time: only what is new or changed is encoded, and a killed run goes on where it stopped.
+    """
+    check_default_map(ctx)
+    from jobs.build_index import build_index
+    from jobs.plan_index import plan_index, stored_settings
+
+    config = resolve_ingest_config({**_chosen(given(ctx)), "sync": sync}, stored_settings(root, collection))
+    if dry_run:
+        with ProgressBars(quiet=quiet) as progress:
+            plan = plan_index(sources, root, collection, config, progress)
+        click.echo(json.dumps(plan) if as_json else table([(key.replace("_", " "), _cell(value)) for key, value in plan.items()]))
+        return 0
+    with ProgressBars(quiet=quiet) as progress:
+        report = build_index(sources, root, collection, config, progress)
+    for warning in report.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(json.dumps(asdict(report), default=dict) if as_json else _summary(report))
+    return _QUARANTINED_EXIT if report.quarantined else 0
+
+
+def _chosen(parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        stage: {_FIELD_OF.get(name, name): parameters[name] for name in names if name in parameters} for stage, names in _STAGE_OF.items()
+    }
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return duration(value)
+    return thousands(value) if isinstance(value, int) else str(value)
+
+
+def _summary(report: IngestReport) -> str:
+    rows: list[tuple[str, str]] = [
+        ("rows", thousands(report.rows)),
+        ("  indexed", f"{thousands(report.indexed)}  ({thousands(report.encoded)} encoded in this run)"),
+        ("  unchanged", thousands(report.unchanged)),
+        ("  quarantined", thousands(report.quarantined)),
+        *((f"    {reason}", thousands(count)) for reason, count in sorted(report.quarantine_reasons.items())),
+        ("deleted", thousands(report.deleted)),
+        ("chunks", thousands(report.chunks)),
+        ("tokens", thousands(report.tokens)),
+        ("generation", str(report.generation)),
+        ("time", duration(report.seconds)),
+        *((f"  {stage}", duration(seconds)) for stage, seconds in report.stage_seconds.items()),
+    ]
+    return table(rows)

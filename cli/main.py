@@ -1,0 +1,101 @@
+"""Entry points `cairn` and `ingest`: find the verb, run it, turn what it raises into one sentence and an exit code.
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 done with quarantined rows, 75 try again, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import click
+from typing_extensions import override
+
+from cli.settings import load_default_map
+from pipeline.errors import CairnError
+
+_VERBS = {
+    "ingest": "Index a Parquet corpus, or what changed in it since the last time.",
+    "search": "Search a collection; answers are documents with their best passages.",
+    "status": "Show what a collection holds and how it was built.",
+    "sample": "Write a sample corpus made from Python's own documentation.",
+    "verify": "Check every stored file of a collection against its hashes.",
+    "repair": "Bring a damaged collection back to its last good state.",
+    "compact": "Merge small files and drop what no generation needs.",
+    "delete": "Delete documents by id.",
+}
+_INTERRUPTED = 130
+_FAILED = 1
+
+
+class _LazyGroup(click.Group):
+    """A group that imports a verb's module only when it is called, so that `--help` answers at once."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        return getattr(importlib.import_module(f"cli.{cmd_name}"), cmd_name)
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_VERBS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(version("cairn-retrieval"), prog_name="cairn")
+@click.pass_context
+def cairn(ctx: click.Context) -> None:
+    """Contextual retrieval indexing: Parquet in, searchable passages out."""
+    ctx.default_map = load_default_map()
+
+
+def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
+    """Run a command and return its exit code; no error a user can cause ends in a traceback."""
+    try:
+        outcome = command.main(args=list(arguments), prog_name=name, standalone_mode=False)
+    except click.exceptions.Abort:
+        return _interrupted()
+    except KeyboardInterrupt:
+        return _interrupted()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except CairnError as error:
+        click.echo(f"error: {error}", err=True)
+        return error.exit_code
+    except MemoryError:
+        click.echo("error: out of memory; nothing published was changed, finished work is kept", err=True)
+        return _FAILED
+    except BrokenPipeError:
+        # The reader of our output (`| head`) is gone: that is its right, not an error; keep Python's own flush at exit quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _interrupted() -> int:
+    click.echo("\ninterrupted; finished work is kept, the same command goes on from there", err=True)
+    return _INTERRUPTED
+
+
+def main() -> None:
+    """Run `cairn VERB …`."""
+    sys.exit(run(cairn, sys.argv[1:], "cairn"))
+
+
+def ingest_main() -> None:
+    """Run `ingest …`, the same as `cairn ingest …`."""
+    sys.exit(run(cairn, ["ingest", *sys.argv[1:]], "cairn"))
+
+
+if __name__ == "__main__":
+    main()

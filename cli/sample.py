@@ -1,0 +1,33 @@
+"""`cairn sample FOLDER`: a real corpus for the first five minutes, made from Python's own documentation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from cli.settings import check_default_map, json_option
+from cli.terminal import ProgressBars, table, thousands
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path("cairn-sample"))
+@click.option("--max-documents", type=click.IntRange(min=1), help="Write at most this many documents.  [default: all]")
+@json_option
+@click.pass_context
+def sample(ctx: click.Context, *, folder: Path, max_documents: int | None, as_json: bool) -> int:
+    """Write a Parquet corpus into FOLDER: docstrings, help topics and descriptions of what is installed here."""
+    check_default_map(ctx)
+    from pipeline.corpus.sample import write_sample
+
+    with ProgressBars() as progress:
+        report = write_sample(folder, max_documents=max_documents, progress=progress)
+    values = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(report).items()}
+    click.echo(
+        json.dumps(values, default=str)
+        if as_json
+        else table((key.replace("_", " "), thousands(value) if isinstance(value, int) else value) for key, value in values.items())
+    )
+    return 0

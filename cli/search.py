@@ -1,0 +1,76 @@
+"""`cairn search QUERY --collection NAME`."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+
+import click
+
+from cli.settings import check_default_map, json_option, root_option
+from pipeline.types import SearchResult
+
+_WIDTH = 100
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("query")
+@click.option("--collection", required=True, envvar="CAIRN_COLLECTION", help="Name of the collection to search.")
+@root_option
+@click.option("--top-k", type=int, default=5, help="Documents to answer with.")
+@click.option("--granularity", type=click.Choice(["both", "document", "chunk"]), default="both", help="Vectors to rank by.")
+@click.option("--passages", type=int, default=2, help="Best passages to show of each document.")
+@click.option("--chunk-tokens", type=int, help="Pool stored landmarks to chunks of this many tokens.  [default: as stored]")
+@click.option("--hybrid/--no-hybrid", default=True, help="Fuse the vectors' ranking with BM25.")
+@click.option("--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="Keep matching documents; =, !=, >, >=, <, <=; repeat.")
+@json_option
+@click.pass_context
+def search(
+    ctx: click.Context,
+    query: str,
+    *,
+    collection: str,
+    root: str,
+    top_k: int,
+    granularity: str,
+    passages: int,
+    chunk_tokens: int | None,
+    hybrid: bool,
+    filters: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Answer QUERY with documents and their best passages."""
+    check_default_map(ctx)
+    from pipeline.collection import open_collection
+
+    opened = open_collection(collection, root=root)
+    result = opened.search(
+        query,
+        top_k=top_k,
+        granularity=granularity,
+        passages=passages,
+        chunk_tokens=chunk_tokens,
+        hybrid=hybrid,
+        filters=opened.parse_filters(filters) if filters else None,
+    )
+    for warning in opened.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), default=str, ensure_ascii=False))
+    else:
+        click.echo("\n".join(_lines(result)))
+    return 0
+
+
+def _lines(result: SearchResult) -> Iterator[str]:
+    if not result.hits:
+        yield "no document matches"
+    for rank, hit in enumerate(result.hits, start=1):
+        parts = "  ".join(f"{name} {value:.3f}" for name, value in hit.scores.items())
+        yield f"{rank}. {hit.title or hit.doc_id}   [{hit.doc_id}]   score {hit.score:.4f}  ({parts})"
+        for passage in hit.passages:
+            yield f"   {passage.start_char}-{passage.end_char}  {passage.score:.3f}"
+            text = " ".join(passage.text.split())
+            yield from textwrap.wrap(text, width=_WIDTH, initial_indent="     ", subsequent_indent="     ", max_lines=4, placeholder=" …")
+        yield ""

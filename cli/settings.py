@@ -1,0 +1,106 @@
+"""Where a setting comes from: flag > CAIRN_* environment > cairn.toml > what the collection was built with > default.
+
+``cairn.toml`` in the working folder (or the file ``CAIRN_CONFIG`` names) has one table a verb, with the long option names as keys::
+
+    [ingest]
+    collection = "handbook"
+    text-column = "body"
+
+Keys before the first table (``root``) hold for every verb.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from pipeline.config import ClusterConfig, ContextConfig, CorpusConfig, EncoderConfig, IndexConfig, IngestConfig
+from pipeline.errors import ConfigError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+DEFAULT_ROOT = "cairn-data"
+_STORED = {"corpus": CorpusConfig, "cluster": ClusterConfig, "context": ContextConfig, "encoder": EncoderConfig, "index": IndexConfig}
+
+
+def load_default_map() -> dict[str, Any]:
+    """Read ``cairn.toml`` into click's default map; a missing file is an empty one."""
+    named = os.environ.get("CAIRN_CONFIG")
+    path = Path(named or "cairn.toml")
+    if not path.is_file():
+        if named:
+            raise ConfigError(f"CAIRN_CONFIG must name a file, got {named!r}")
+        return {}
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path} must be valid TOML: {error}") from error
+    shared = {_parameter_name(key): value for key, value in content.items() if not isinstance(value, dict)}
+    verbs = {key: value for key, value in content.items() if isinstance(value, dict)}
+    everywhere = ("ingest", "search", "status", "verify", "repair", "compact", "delete")
+    return {
+        verb: {**shared, **{_parameter_name(key): value for key, value in verbs.get(verb, {}).items()}} for verb in {*everywhere, *verbs}
+    }
+
+
+def _parameter_name(option: str) -> str:
+    return option.replace("-", "_")
+
+
+def check_default_map(ctx: click.Context) -> None:
+    """Refuse keys of ``cairn.toml`` that the verb does not have: a misspelt setting must not be ignored in silence."""
+    known = {parameter.name for parameter in ctx.command.params}
+    for key in ctx.default_map or {}:
+        if key not in known and key != "root":
+            options = ", ".join(sorted(str(name).replace("_", "-") for name in known))
+            raise ConfigError(f"cairn.toml: [{ctx.info_name}] has no setting {key.replace('_', '-')!r}; there are {options}")
+
+
+def root_option(function: _Function) -> _Function:
+    """Add ``--root``."""
+    return click.option(
+        "--root",
+        envvar="CAIRN_ROOT",
+        default=DEFAULT_ROOT,
+        show_default=True,
+        help="Folder the collections live under.",
+    )(function)
+
+
+def json_option(function: _Function) -> _Function:
+    """Add ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")(function)
+
+
+def given(ctx: click.Context) -> dict[str, Any]:
+    """Return the parameters somebody set (flag, environment, cairn.toml), without those that fell to their default."""
+    return {
+        name: value
+        for name, value in ctx.params.items()
+        if ctx.get_parameter_source(name) not in (ParameterSource.DEFAULT, None) and value not in (None, ())
+    }
+
+
+def resolve_ingest_config(chosen: Mapping[str, Any], stored: Mapping[str, Any] | None) -> IngestConfig:
+    """Compose one configuration: what was ``chosen`` over what the collection has ``stored`` over the defaults.
+
+    ``chosen`` is keyed by stage and field, as in ``{"encoder": {"pooling": "lmk"}}``; ``stored`` is a manifest's ``settings``.
+    """
+    stages: dict[str, Any] = {}
+    for stage, kind in _STORED.items():
+        names = {item.name for item in fields(kind)}
+        kept = {name: _as_field(value) for name, value in (stored or {}).get(stage, {}).items() if name in names}
+        stages[stage] = kind(**{**kept, **chosen.get(stage, {})})
+    config = IngestConfig(**stages)
+    return replace(config, **{key: value for key, value in chosen.items() if key not in _STORED})
+
+
+def _as_field(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

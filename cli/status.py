@@ -1,0 +1,66 @@
+"""`cairn status [NAME]`: what a collection holds, how it was built and how far its corpus has drifted from its context."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from cli.settings import check_default_map, json_option, root_option
+from cli.terminal import duration, size, table, thousands
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("collection", required=False, metavar="[NAME]")
+@root_option
+@json_option
+@click.pass_context
+def status(ctx: click.Context, *, collection: str | None, root: str, as_json: bool) -> int:
+    """Describe collection NAME, or list all collections."""
+    check_default_map(ctx)
+    from pipeline.collection import list_statuses, open_collection
+
+    if collection is None:
+        listed = list_statuses(root)
+        rows = [
+            ("collection", "documents", "chunks", "generation"),
+            *((r["collection"], r["documents"], r["chunks"], r["generation"]) for r in listed),
+        ]
+        click.echo(json.dumps(listed) if as_json else (table(rows) if listed else f"no collections under {root}"))
+        return 0
+    report = open_collection(collection, root=root).status()
+    click.echo(json.dumps(report, default=str) if as_json else _describe(report))
+    return 0
+
+
+def _describe(report: dict[str, Any]) -> str:
+    encoder, context, drift = report["encoder"], report["context"], report["context"]["drift"]
+    cost = context["recontextualisation"]
+    rows = [
+        ("collection", report["collection"]),
+        ("generation", f"{report['generation']}  ({report['created_at']})"),
+        ("documents", thousands(report["documents"])),
+        ("chunks", thousands(report["chunks"])),
+        ("tokens", thousands(report["tokens"])),
+        ("on disk", size(report["disk_bytes"])),
+        ("document index", report["indexes"]["documents"]["why"]),
+        ("chunk index", report["indexes"]["chunks"]["why"]),
+        (
+            "encoder",
+            (
+                f"{encoder['model']}: {encoder['pooling']} pooling, {encoder['attention']} attention, "
+                f"a landmark every {encoder['landmark_interval']} tokens"
+            ),
+        ),
+        ("", report["encoder_note"]),
+        ("clusters", thousands(len(report["cluster_sizes"]))),
+        ("context", f"{thousands(context['documents'])} documents, {'read' if encoder['use_context'] else 'not read'} by the encoder"),
+        (
+            "drift",
+            f"{drift['verdict']}  (total variation {drift['total_variation']:.3f}, {drift['added_share']:.1%} of documents added since)",
+        ),
+        ("", f"re-contextualising would encode {thousands(cost['documents'])} documents, about {duration(cost['seconds'])}"),
+        *(("warning", warning) for warning in report["warnings"]),
+    ]
+    return table(rows)

@@ -1,0 +1,92 @@
+"""The line: sources in, one published generation out.
+
+    scan ─▶ stage what changed ─▶ cluster ─▶ context ─▶ encode shard by shard ─▶ commit to Lance ─▶ publish
+
+This is the local engine: one process, every stage streaming, peak memory independent of the corpus. It holds the collection's writer
+lock throughout.
+Nothing a reader sees changes before the last step, and every finished shard outlives a kill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jobs import pending
+from jobs.run import Run, StageWatch, describe_reasons, new_run_id, record_run, require_same_settings
+from pipeline.config import IngestConfig
+from pipeline.corpus.ledger import Ledger
+from pipeline.corpus.parquet import scan_sources
+from pipeline.corpus.quarantine import QuarantineWriter
+from pipeline.corpus.staging import stage_changes
+from pipeline.errors import SourceError
+from pipeline.index.lance_index import LanceTables
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.publish import prepare_writer
+from pipeline.types import IngestReport, ProgressListener, silent_progress
+
+
+def build_index(
+    sources: Sequence[str], root: str | Path, collection: str, config: IngestConfig, progress: ProgressListener = silent_progress
+) -> IngestReport:
+    """Bring a collection up to date with its sources and return what was done.
+
+    Sources, columns and settings are checked before anything is written. A row is counted once: ``rows == indexed + unchanged +
+    quarantined``.
+    """
+    watch = StageWatch(progress)
+    layout = CollectionLayout(Path(root), collection)
+    scan = scan_sources(sources, config.corpus)
+    with layout.writer_lock():
+        published = prepare_writer(layout)
+        require_same_settings(published, config)
+        run = Run(run_id=new_run_id(), layout=layout, scan=scan, config=config, published=published, progress=watch)
+        report = _execute(run)
+        record_run(run, report)
+    return report
+
+
+def _execute(run: Run) -> IngestReport:
+    layout, config, published = run.layout, run.config, run.published
+    tables = None
+    if published:
+        tables = LanceTables.open_or_create(layout, run.scan.metadata_fields, published.vector_dim)
+        tables.roll_back(published.lance_versions)
+    pending.resume_or_start(layout, pending.work_key(config, run.scan.schema_fingerprint, published and published.generation))
+    with Ledger(layout.ledger_path) as ledger:
+        if published and tables:
+            hashes = tables.published_hashes(published.lance_versions)
+            ledger.load_published((batch.column("doc_id").to_pylist(), batch.column("content_sha256").to_pylist()) for batch in hashes)
+        pending.load_encoded(layout, ledger)
+        with QuarantineWriter(layout.quarantine_path(run.run_id)) as quarantine:
+            staged = stage_changes(run.scan, config.corpus, ledger, layout.staged_folder, config.shard_characters, quarantine, run.progress)
+        deletes = config.sync and staged.is_complete  # what a damaged file held cannot be told from what vanished
+        deleted = sum(map(len, ledger.vanished_ids())) if deletes else 0
+        encoded = 0
+        manifest = published
+        if staged.indexed or deleted:
+            from jobs.write_index import encode_and_publish  # torch comes in here: a run without changes never loads it
+
+            manifest, encoded = encode_and_publish(run, staged, ledger, delete_vanished=deletes)
+    pending.discard(layout)
+    if manifest is None:
+        raise SourceError(
+            f"every row was quarantined ({describe_reasons(staged.quarantine_reasons)}) and nothing was indexed; "
+            f"see {layout.quarantine_path(run.run_id).name} in its quarantine folder"
+        )
+    return IngestReport(
+        collection=layout.name,
+        rows=staged.rows,
+        indexed=staged.indexed,
+        unchanged=staged.unchanged,
+        quarantined=staged.quarantined,
+        deleted=deleted,
+        encoded=encoded,
+        generation=manifest.generation,
+        seconds=run.progress.seconds,
+        chunks=manifest.chunks,
+        tokens=manifest.tokens,
+        quarantine_reasons=staged.quarantine_reasons,
+        stage_seconds=run.progress.stage_seconds(),
+        warnings=run.warnings(staged),
+    )

@@ -1,0 +1,125 @@
+"""One run of the line: its identity, the checks before it and the record after it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pipeline import durable
+from pipeline.config import IngestConfig
+from pipeline.corpus.parquet import Scan
+from pipeline.corpus.staging import Staged
+from pipeline.errors import FingerprintMismatchError
+from pipeline.index.layout import CollectionLayout
+from pipeline.manifest import Manifest
+from pipeline.types import IngestReport, ProgressListener
+
+SPEED_ONLY = frozenset({"precision", "batch_tokens"})
+"""Encoder settings that move no vector beyond rounding: they may differ from run to run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One ingest under the writer lock: what it reads, what it stands on, and who listens."""
+
+    run_id: str
+    layout: CollectionLayout
+    scan: Scan
+    config: IngestConfig
+    published: Manifest | None
+    progress: StageWatch
+
+    def warnings(self, staged: Staged) -> tuple[str, ...]:
+        """Return what the user should know although the run went through."""
+        if self.config.sync and not staged.is_complete:
+            kept = "--sync deleted nothing: documents of a damaged source file cannot be told from vanished ones"
+            return (*self.scan.warnings, kept)
+        return self.scan.warnings
+
+
+class StageWatch:
+    """Passes progress on and notes how long each stage took, by the time its name was first heard."""
+
+    def __init__(self, listener: ProgressListener) -> None:
+        self._listener = listener
+        self._started_seconds = time.monotonic()
+        self._stage: str | None = None
+        self._stage_started_seconds = self._started_seconds
+        self._finished: dict[str, float] = {}
+
+    def __call__(self, stage: str, done: int, total: int | None, unit: str) -> None:
+        """Note the stage and pass the report on."""
+        if stage != self._stage:
+            self._close()
+            self._stage = stage
+        self._listener(stage, done, total, unit)
+
+    def _close(self) -> None:
+        now = time.monotonic()
+        if self._stage is not None:
+            self._finished[self._stage] = self._finished.get(self._stage, 0.0) + now - self._stage_started_seconds
+        self._stage_started_seconds = now
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Return the seconds of each stage heard so far; the current one counts up to now."""
+        self._close()
+        return dict(self._finished)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the watch was made."""
+        return time.monotonic() - self._started_seconds
+
+
+def new_run_id() -> str:
+    """Name a run so that names sort by time and never collide."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+def require_same_settings(published: Manifest | None, config: IngestConfig) -> None:
+    """Refuse settings that would mix vectors, clusters or contexts of two kinds in one collection.
+
+    Raises :class:`FingerprintMismatchError` naming each setting that differs.
+    """
+    if published is None:
+        return
+    asked = config.to_dict()
+    differences = [
+        f"{stage}.{name} is {published.settings[stage].get(name)!r}, got {value!r}"
+        for stage in ("encoder", "cluster", "context")
+        for name, value in asked[stage].items()
+        if name not in SPEED_ONLY and published.settings[stage].get(name) != value
+    ]
+    if differences:
+        raise FingerprintMismatchError(
+            f"collection {published.collection!r} must keep the settings it was built with: {'; '.join(differences)}; "
+            f"leave them out, or use a new collection"
+        )
+
+
+def describe_reasons(reasons: Mapping[str, int]) -> str:
+    """Write quarantine reasons as ``empty_text: 5, null_id: 1``."""
+    return ", ".join(f"{reason}: {count:,}" for reason, count in sorted(reasons.items()))
+
+
+def record_run(run: Run, report: IngestReport) -> None:
+    """Write ``runs/<run_id>.json``: what was asked for, what was read and what was done."""
+    run.layout.runs_folder.mkdir(exist_ok=True)
+    content: dict[str, Any] = {
+        "run_id": run.run_id,
+        "settings": run.config.to_dict(),
+        "sources": source_names(run.scan),
+        "damaged_files": [{"file": file.name, "reason": reason} for file, reason in run.scan.damaged_files],
+        "report": {**asdict(report), "warnings": list(report.warnings)},
+    }
+    with durable.storage_errors("recording the run"):
+        durable.write_json(run.layout.run_path(run.run_id), content)
+
+
+def source_names(scan: Scan) -> Sequence[str]:
+    """List the source files as the user named them."""
+    return [file.name for file in scan.files]

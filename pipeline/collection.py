@@ -1,0 +1,155 @@
+"""A collection opened for reading: the Python front door.
+
+    from pipeline import open_collection
+    handbook = open_collection("handbook")
+    handbook.search("how do I reset a password", granularity="both")
+
+Ties the searcher, which knows vectors only, to the query encoder the collection's manifest describes. The encoder is loaded at the first
+search, so that looking
+at a collection's state needs no model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import EncoderConfig
+from pipeline.context.drift import measure_drift
+from pipeline.context.store import ContextSet
+from pipeline.errors import CollectionNotFoundError, FingerprintMismatchError
+from pipeline.index.generation import Generation, open_latest_intact_generation
+from pipeline.index.layout import CollectionLayout, list_collections
+from pipeline.index.maintenance import collection_status
+from pipeline.search.filters import parse_filter
+from pipeline.search.searcher import Searcher
+from pipeline.types import Granularity, QueryEncoder, SearchResult
+
+DEFAULT_ROOT = "cairn-data"
+
+_UNTRAINED_NOTE = (
+    "all-MiniLM-L6-v2 is trained neither for landmarks nor for context: chunks are pooled as it was trained, "
+    "and the stored context is read only with --use-context"
+)
+
+
+def collections_root(root: str | Path | None) -> Path:
+    """Return where collections live: ``root``, else ``CAIRN_ROOT``, else ``./cairn-data``."""
+    return Path(root if root is not None else os.environ.get("CAIRN_ROOT", DEFAULT_ROOT))
+
+
+def open_collection(name: str, *, root: str | Path | None = None, encoder: QueryEncoder | None = None) -> Collection:
+    """Open a collection for searching.
+
+    ``encoder`` replaces the one the manifest describes; its fingerprint must be the same. Raises :class:`CollectionNotFoundError` naming
+    the collections there are.
+    """
+    layout = CollectionLayout(collections_root(root), name)
+    layout.require_exists()
+    return Collection(layout, encoder)
+
+
+class Collection:
+    """One collection: search it, read its documents, ask for its state. Safe to share between threads."""
+
+    def __init__(self, layout: CollectionLayout, encoder: QueryEncoder | None = None) -> None:
+        self.layout = layout
+        self._given_encoder = encoder
+        self._opened: Searcher | None = None
+
+    @property
+    def name(self) -> str:
+        """The collection's name."""
+        return self.layout.name
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What a reader should know about the generation being served, such as a newer one that is damaged."""
+        return self._searcher().warnings
+
+    def search(
+        self,
+        query: str,
+        *,
+        top_k: int = 10,
+        granularity: Granularity | str = "both",
+        filters: Mapping[str, Any] | None = None,
+        hybrid: bool = True,
+        passages: int = 3,
+        chunk_tokens: int | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> SearchResult:
+        """Rank documents for a query, each with its best passages; see :meth:`pipeline.search.searcher.Searcher.search`."""
+        return self.search_batch(
+            [query],
+            top_k=top_k,
+            granularity=granularity,
+            filters=filters,
+            hybrid=hybrid,
+            passages=passages,
+            chunk_tokens=chunk_tokens,
+            weights=weights,
+        )[0]
+
+    def search_batch(self, queries: Sequence[str], **options: Any) -> list[SearchResult]:
+        """Answer several queries with one encoder pass; the options are those of :meth:`search`."""
+        try:
+            return self._searcher().search_batch(queries, **options)
+        except FingerprintMismatchError:
+            if self._given_encoder is not None:
+                raise
+            self._opened = None  # another generation came with another context: its encoder is built anew
+            return self._searcher().search_batch(queries, **options)
+
+    def parse_filters(self, expressions: Sequence[str]) -> dict[str, Any] | None:
+        """Turn ``column=value`` expressions into a filter tree, values typed as their columns are."""
+        return parse_filter(expressions, self._searcher().generation.document_table.schema)
+
+    def status(self) -> dict[str, Any]:
+        """Describe what is served, how it was built, and how far the corpus has drifted from its context."""
+        status = collection_status(self.layout)
+        generation = open_latest_intact_generation(self.layout, check_hashes=False)
+        manifest = generation.manifest
+        status["warnings"] = [generation.warning] if generation.warning else []
+        drift = measure_drift(manifest.context_cluster_sizes, status["cluster_sizes"], manifest.documents_at_context)
+        status["encoder_note"] = _UNTRAINED_NOTE
+        status["context"]["drift"] = {
+            "verdict": drift.verdict,
+            "total_variation": drift.total_variation,
+            "jensen_shannon_bits": drift.jensen_shannon_bits,
+            "added_share": drift.added_share,
+            "changed_clusters": list(drift.changed_clusters),
+        }
+        speed = manifest.encode_tokens_per_second
+        status["context"]["recontextualisation"] = {"documents": manifest.documents, "seconds": manifest.tokens / speed if speed else 0.0}
+        return status
+
+    def _searcher(self) -> Searcher:
+        if self._opened is None:
+            encoder = self._given_encoder or load_query_encoder(open_latest_intact_generation(self.layout))
+            self._opened = Searcher(self.layout, encoder)
+        return self._opened
+
+
+def load_query_encoder(generation: Generation) -> QueryEncoder:
+    """Build the encoder a generation's manifest describes, with the context it stores when the encoder reads one."""
+    from pipeline.encode.queries import TextQueryEncoder  # torch comes in here, and only here
+
+    config = EncoderConfig(**generation.manifest.settings["encoder"])
+    context = ContextSet.read(generation.folder / "context.arrow") if config.use_context else None
+    return TextQueryEncoder(config, context)
+
+
+def list_statuses(root: str | Path | None = None) -> list[dict[str, Any]]:
+    """Describe every collection under ``root`` in a line each; a damaged one says so instead of hiding."""
+    reports: list[dict[str, Any]] = []
+    for name in list_collections(collections_root(root)):
+        layout = CollectionLayout(collections_root(root), name)
+        try:
+            status = collection_status(layout)
+        except CollectionNotFoundError:
+            continue
+        reports.append({key: status[key] for key in ("collection", "documents", "chunks", "generation")})
+    return reports

@@ -1,0 +1,159 @@
+"""Settings of every stage, as frozen dataclasses with units in their names.
+
+``IngestConfig`` is what a run stores, resolved, in its manifest. Reading flags, environment and ``cairn.toml`` into these classes is the
+CLI's business, not this module's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from pipeline.errors import ConfigError
+
+Pooling = Literal["mean", "lmk"]
+Attention = Literal["chunk", "full"]
+Precision = Literal["auto", "fp32", "bf16"]
+IndexKind = Literal["auto", "flat", "ivf_sq8", "ivf_rabitq"]
+Surrogate = Literal["static", "encoder"]
+
+DEFAULT_MODEL = "all-MiniLM-L6-v2"
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise ConfigError(sentence)
+
+
+def _require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    _require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusConfig:
+    """Which columns of the source mean what, and how large a batch may grow.
+
+    ``title_column``, ``query_column`` = None: taken as ``title`` and ``query`` when the source has a string column of that name.
+    ``metadata_columns`` = None keeps every other column whose type can be stored.
+    """
+
+    id_column: str = "id"
+    text_column: str = "text"
+    title_column: str | None = None
+    query_column: str | None = None
+    metadata_columns: tuple[str, ...] | None = None
+    batch_rows: int = 1_024
+    batch_bytes: int = 16 << 20
+    max_document_bytes: int = 16 << 20
+    max_id_characters: int = 1_024
+
+    def __post_init__(self) -> None:
+        _require(self.batch_rows > 0, f"batch_rows must be positive, got {self.batch_rows}")
+        _require(self.batch_bytes > 0, f"batch_bytes must be positive, got {self.batch_bytes}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterConfig:
+    """Asymmetric K-means: ``num_clusters`` = None chooses it from the size of the corpus."""
+
+    num_clusters: int | None = None
+    max_sample_documents: int = 32_768
+    num_iterations: int = 20
+    num_redos: int = 1
+    surrogate: Surrogate = "static"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.num_clusters is None or self.num_clusters > 0, f"num_clusters must be positive, got {self.num_clusters}")
+        _require(self.max_sample_documents > 0, f"max_sample_documents must be positive, got {self.max_sample_documents}")
+        _require(self.num_iterations > 0, f"num_iterations must be positive, got {self.num_iterations}")
+        _require_one_of("surrogate", self.surrogate, ("static", "encoder"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContextConfig:
+    """The J documents the first stage embeds once (CDE §4.2)."""
+
+    num_documents: int = 512
+    max_document_tokens: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.num_documents > 0, f"the number of context documents must be positive, got {self.num_documents}")
+        _require(self.max_document_tokens > 0, f"max_document_tokens must be positive, got {self.max_document_tokens}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderConfig:
+    """The second stage: everything here but ``precision`` and ``batch_tokens`` moves vectors and is part of the encoder's fingerprint.
+
+    ``landmark_interval`` counts a chunk's own tokens; its landmark comes on top and counts within the window.
+    ``temperature`` divides every attention logit (TempScale); 1.0 leaves the model as it was trained.
+    """
+
+    model: str = DEFAULT_MODEL
+    pooling: Pooling = "mean"
+    attention: Attention = "chunk"
+    landmark_interval: int = 64
+    max_window_tokens: int = 512
+    window_overlap_tokens: int = 128
+    temperature: float = 1.0
+    use_context: bool = False
+    precision: Precision = "auto"
+    batch_tokens: int = 1_024
+
+    def __post_init__(self) -> None:
+        _require_one_of("pooling", self.pooling, ("mean", "lmk"))
+        _require_one_of("attention", self.attention, ("chunk", "full"))
+        _require_one_of("precision", self.precision, ("auto", "fp32", "bf16"))
+        _require(self.landmark_interval >= 8, f"landmark_interval must be at least 8 tokens, got {self.landmark_interval}")
+        _require(
+            self.landmark_interval + 2 <= self.max_window_tokens,
+            f"landmark_interval must fit the window of {self.max_window_tokens} tokens with [CLS] and its landmark, "
+            f"got {self.landmark_interval}",
+        )
+        _require(
+            0 <= self.window_overlap_tokens <= self.max_window_tokens // 2,
+            f"window_overlap_tokens must lie between 0 and half the window of {self.max_window_tokens} tokens, "
+            f"got {self.window_overlap_tokens}",
+        )
+        _require(0.0 < self.temperature < float("inf"), f"temperature must be a positive number, got {self.temperature}")
+        _require(self.batch_tokens > 0, f"batch_tokens must be positive, got {self.batch_tokens}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexConfig:
+    """Derived FAISS files.
+
+    ``auto`` takes Flat up to ``flat_max_vectors``, IVF with SQ8 beyond, IVF with RaBitQ refined by SQ8 from ``rabitq_min_vectors``.
+    """
+
+    kind: IndexKind = "auto"
+    flat_max_vectors: int = 20_000
+    rabitq_min_vectors: int = 5_000_000
+    block_vectors: int = 262_144
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require_one_of("index kind", self.kind, ("auto", "flat", "ivf_sq8", "ivf_rabitq"))
+        _require(self.block_vectors > 0, f"block_vectors must be positive, got {self.block_vectors}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IngestConfig:
+    """One resolved ingest: what ``runs/*.json`` and the manifest record."""
+
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    context: ContextConfig = field(default_factory=ContextConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    index: IndexConfig = field(default_factory=IndexConfig)
+    sync: bool = False
+    shard_characters: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        _require(self.shard_characters > 0, f"shard_characters must be positive, got {self.shard_characters}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain JSON values."""
+        return asdict(self)

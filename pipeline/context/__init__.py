@@ -1,0 +1,12 @@
+"""What an encoder is shown of the corpus: J documents over all clusters, embedded once, the same for documents and queries.
+
+clusters ──▶ places by size ──▶ J documents by hash ──▶ first stage, once ──▶ ContextSet ──▶ every encoding
+                                                                                  │
+corpus now ──▶ histogram over the same clusters ──▶ Drift: does the context still stand for it?
+"""
+
+from pipeline.context.drift import Drift, measure_drift
+from pipeline.context.sampling import allocate, draw_context
+from pipeline.context.store import ContextSet, build_context
+
+__all__ = ["ContextSet", "Drift", "allocate", "build_context", "draw_context", "measure_drift"]

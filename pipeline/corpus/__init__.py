@@ -1,0 +1,32 @@
+"""Stage 1: from the user's Parquet to checked, deduplicated, staged shards.
+
+    sources ─▶ scan (footers, one schema) ─▶ decode ─▶ checks ─▶ ledger ─▶ staged shards ─▶ sample for clustering
+                     │ refuses drift            │         │         │
+                     ▼                          └─────────┴────┬────┘
+              one clear error                       quarantine, with a reason
+
+Memory is bounded everywhere by ``CorpusConfig.batch_bytes``, not by files, row groups or rows.
+"""
+
+from pipeline.corpus.checks import CheckedBatch
+from pipeline.corpus.ledger import Ledger
+from pipeline.corpus.parquet import Scan, read_checked, scan_sources
+from pipeline.corpus.quarantine import REJECTED_SCHEMA, QuarantineWriter
+from pipeline.corpus.sources import SourceFile, resolve_sources
+from pipeline.corpus.staging import Staged, draw_sample, plan_changes, stage_changes
+
+__all__ = [
+    "REJECTED_SCHEMA",
+    "CheckedBatch",
+    "Ledger",
+    "QuarantineWriter",
+    "Scan",
+    "SourceFile",
+    "Staged",
+    "draw_sample",
+    "plan_changes",
+    "read_checked",
+    "resolve_sources",
+    "scan_sources",
+    "stage_changes",
+]

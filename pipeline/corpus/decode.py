@@ -1,0 +1,199 @@
+"""Decode a Parquet row group in bounded steps, whatever its few bytes claim to expand to.
+
+Between the footer and the row checks of stage 1. A small file can hold gigabytes: one long string behind a dictionary, a run of equal
+list elements, a page of zeros under a strong codec, prefixes that repeat the value before. Hence the rows of a read follow from the
+footer and from the longest entry of each dictionary, read first; a small dictionary with long entries is kept as one; a row group whose
+single pages or rows could exceed the budget is refused before it is touched. Footers are believed where they size a read: a crafted
+footer that understates its pages is the limit of this protection, since Arrow allocates what a page header asks for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.config import CorpusConfig
+from pipeline.corpus.plain_columns import value_bytes
+
+DECODE_ERRORS = (pa.ArrowException, OSError, MemoryError, ValueError)
+"""What Arrow raises on damaged bytes; ``MemoryError`` because a flipped size field asks for terabytes."""
+
+THRIFT_STRING_BYTES = 32 << 20
+THRIFT_CONTAINER_ITEMS = 1 << 20
+"""Limits on a footer: above any honest one (pandas metadata, a million column chunks), below what exhausts memory."""
+
+GROUP_BUDGET_BATCHES = 4
+"""A column chunk that decodes to more than this many batches may be one page or one row, so it must not look like a bomb."""
+SUSPECT_EXPANSION = 200
+"""Decoded over stored bytes: prose compresses 3 to 5 times, logs 20 to 50, a bomb ten thousand."""
+SKEWED_READ_ROWS = 256
+"""Rows a read of a large column chunk takes at most: its average says nothing about a tail of long documents."""
+PROBE_ROWS = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leaf:
+    """One physical column of a wanted source column."""
+
+    index: int
+    path: str
+    column: str
+    is_string: bool
+    is_repeated: bool
+    value_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadPlan:
+    """How a row group is read: rows at a time, and which columns stay dictionaries."""
+
+    rows: int
+    as_dictionary: tuple[str, ...]
+
+
+def open_parquet(stream: pa.NativeFile, metadata: pq.FileMetaData | None = None, as_dictionary: Sequence[str] = ()) -> pq.ParquetFile:
+    """Open a Parquet file so that nothing but its footer is read yet, and not even that when ``metadata`` is given."""
+    return pq.ParquetFile(
+        stream,
+        metadata=metadata,
+        read_dictionary=list(as_dictionary) or None,
+        buffer_size=1 << 16,  # stream pages instead of holding whole column chunks
+        pre_buffer=False,
+        thrift_string_size_limit=THRIFT_STRING_BYTES,
+        thrift_container_size_limit=THRIFT_CONTAINER_ITEMS,
+        page_checksum_verification=True,
+        arrow_extensions_enabled=False,
+    )
+
+
+def leaves_of(metadata: pq.FileMetaData, columns: Sequence[str]) -> tuple[Leaf, ...]:
+    """List the physical columns that reading ``columns`` touches."""
+    wanted = set(columns)
+    found: list[Leaf] = []
+    for index in range(metadata.num_columns):
+        column = metadata.schema.column(index)
+        name = column.path.split(".", 1)[0]
+        if name in wanted:
+            width = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4}.get(column.physical_type, max(8, column.length or 0))
+            is_string = column.physical_type == "BYTE_ARRAY" and column.logical_type.type != "DECIMAL"
+            is_repeated = column.max_repetition_level > 0
+            found.append(Leaf(index=index, path=column.path, column=name, is_string=is_string, is_repeated=is_repeated, value_bytes=width))
+    return tuple(found)
+
+
+class _Unread(io.RawIOBase):
+    """A file of the right size that refuses to be read."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__()
+        self._size_bytes, self._position = size_bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._size_bytes)[whence]
+        return self._position
+
+    def read(self, _size: int = -1) -> bytes:
+        raise _PageReachedError
+
+
+class _PageReachedError(Exception):
+    pass
+
+
+def check_column_metadata(stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaves: Sequence[Leaf]) -> None:
+    """Raise one of ``DECODE_ERRORS`` when the footer's part on a row group's columns is damaged; must come before ``group.column``.
+
+    ``RowGroupMetaData.column`` ends the process on such damage, an exception it lets escape from C++. Opening the column readers makes the
+    same checks and reports them; they are opened on a file without content, so that no page is decoded.
+    """
+    columns = list(dict.fromkeys(leaf.column for leaf in leaves))
+    with pa.PythonFile(_Unread(stream.size()), mode="r") as unread, open_parquet(unread, metadata) as parquet:
+        with contextlib.suppress(_PageReachedError):
+            next(parquet.iter_batches(batch_size=1, row_groups=[index], columns=columns, use_threads=False), None)
+
+
+def decode_row_group(
+    stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaves: Sequence[Leaf], config: CorpusConfig
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a row group that :func:`refusal` has nothing against.
+
+    Raises one of ``DECODE_ERRORS`` where the bytes are damaged.
+    """
+    plan = plan_reads(stream, metadata, index, leaves, config)
+    columns = list(dict.fromkeys(leaf.column for leaf in leaves))
+    done = 0
+    with open_parquet(stream, metadata, plan.as_dictionary) as parquet:
+        # One thread: several would each hold a decoded column chunk.
+        for batch in parquet.iter_batches(batch_size=plan.rows, row_groups=[index], columns=columns, use_threads=False):
+            done += batch.num_rows
+            yield batch
+    missing = metadata.row_group(index).num_rows - done
+    if missing:
+        raise ValueError(f"row group {index} ends {missing} rows early")
+
+
+def refusal(group: pq.RowGroupMetaData, leaves: Sequence[Leaf], config: CorpusConfig) -> str | None:
+    """Say why a row group must not be decoded at all, None when it may."""
+    budget = GROUP_BUDGET_BATCHES * config.batch_bytes
+    for leaf in leaves:
+        column = group.column(leaf.index)
+        decoded, stored = column.total_uncompressed_size, max(column.total_compressed_size, 1)
+        if decoded > budget and decoded > SUSPECT_EXPANSION * stored:
+            return f"column {leaf.path!r} expands from {stored} to {decoded} bytes in one row group"
+        if leaf.is_string and decoded > max(budget, group.num_rows * config.max_document_bytes):
+            return f"column {leaf.path!r} holds {decoded} bytes in {group.num_rows} rows, more than max_document_bytes a row"
+        expanded = column.num_values * leaf.value_bytes
+        if leaf.is_repeated and expanded > budget and expanded > SUSPECT_EXPANSION * max(decoded, 1):
+            return f"column {leaf.path!r} expands from {decoded} bytes to {column.num_values} list elements in one row group"
+    return None
+
+
+def plan_reads(stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaves: Sequence[Leaf], config: CorpusConfig) -> ReadPlan:
+    """Choose the rows of a read so that it decodes to about ``batch_bytes``, twice that at most behind a dictionary."""
+    group = metadata.row_group(index)
+    num_rows = max(group.num_rows, 1)
+    rows, as_dictionary = config.batch_rows, list[str]()
+    for leaf in leaves:
+        column = group.column(leaf.index)
+        decoded, values_per_row = max(column.total_uncompressed_size, 1), column.num_values / num_rows
+        row_bytes = max(decoded / num_rows, values_per_row * leaf.value_bytes if leaf.is_repeated else 0.0)
+        if leaf.is_string and "DELTA_BYTE_ARRAY" in column.encodings:
+            row_bytes = float(decoded)  # every row may repeat all that the chunk holds
+        elif leaf.is_string and any("DICTIONARY" in encoding for encoding in column.encodings):
+            entry_bytes = _longest_entry(stream, metadata, index, leaf)
+            worst_values = column.num_values if leaf.is_repeated else min(config.batch_rows, num_rows)
+            if entry_bytes * worst_values > 2 * config.batch_bytes:
+                # Arrow holds a chunk read as dictionary about five times over, so only a small one is.
+                if decoded <= config.batch_bytes:
+                    as_dictionary.append(leaf.path)
+                else:
+                    row_bytes = max(row_bytes, entry_bytes * max(values_per_row, 1.0) / 2)
+        if decoded > GROUP_BUDGET_BATCHES * config.batch_bytes:
+            rows = min(rows, SKEWED_READ_ROWS)
+        rows = min(rows, int(config.batch_bytes / row_bytes)) if row_bytes else rows
+    return ReadPlan(rows=max(rows, 1), as_dictionary=tuple(as_dictionary))
+
+
+def _longest_entry(stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaf: Leaf) -> int:
+    """Return the byte length of a column chunk's longest dictionary entry; the first read that meets a value brings them all."""
+    with open_parquet(stream, metadata, [leaf.path]) as parquet:
+        for batch in parquet.iter_batches(batch_size=PROBE_ROWS, row_groups=[index], columns=[leaf.column], use_threads=False):
+            column = batch.column(0)
+            entries = (column if pa.types.is_dictionary(column.type) else column.flatten()).dictionary
+            if len(entries):
+                return int(value_bytes(entries).max())
+    return 0

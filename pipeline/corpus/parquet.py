@@ -1,0 +1,225 @@
+"""Read a Parquet corpus: footers and schemas first, then checked rows as a bounded stream.
+
+Stage 1, source side. :func:`scan_sources` touches footers only and refuses a wrong corpus before any work; :func:`read_checked` yields
+every row once, staged or rejected. A file that cannot be opened is quarantined as a file and counts as one row; a row group that turns
+out damaged half-way quarantines the rest of its file, row by row, by the footer's count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.config import CorpusConfig
+from pipeline.corpus import quarantine
+from pipeline.corpus.checks import CheckedBatch, RowChecker
+from pipeline.corpus.decode import DECODE_ERRORS, check_column_metadata, decode_row_group, leaves_of, open_parquet, refusal
+from pipeline.corpus.quarantine import REJECTED_SCHEMA
+from pipeline.corpus.schema import ColumnMapping, CorpusSchema, agree_on_schema
+from pipeline.corpus.sources import SourceFile, resolve_sources
+from pipeline.errors import SourceError, TryAgainError
+from pipeline.manifest import fingerprint
+from pipeline.types import staged_schema
+
+REJECTED_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scan:
+    """A corpus that has been looked at: readable files with their row counts, and what is wrong with the others.
+
+    ``num_rows`` is the total of the readable files' footers; ``damaged_files`` come on top, one quarantined row each.
+    """
+
+    files: tuple[SourceFile, ...]
+    file_rows: tuple[int, ...]
+    schema: CorpusSchema
+    damaged_files: tuple[tuple[SourceFile, str], ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all readable files, by their footers."""
+        return sum(self.file_rows)
+
+    @property
+    def metadata_fields(self) -> tuple[pa.Field, ...]:
+        """Metadata columns as they are stored, in order."""
+        return self.schema.metadata_fields
+
+    @property
+    def mapping(self) -> ColumnMapping:
+        """The source column behind each role."""
+        return self.schema.mapping
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was left out or overridden, one sentence each."""
+        return self.schema.warnings
+
+    @property
+    def schema_fingerprint(self) -> str:
+        """Identify the stored columns: two scans that agree here may go into the same collection."""
+        return fingerprint(metadata=[[field.name, str(field.type)] for field in self.metadata_fields])
+
+
+def scan_sources(sources: Sequence[str], config: CorpusConfig) -> Scan:
+    """Read every footer and agree on one schema; no row is decoded.
+
+    Raises :class:`SourceError` when there is nothing to read and :class:`SchemaError` when the columns are not what the settings say.
+    """
+    readable: list[tuple[SourceFile, pa.Schema]] = []
+    file_rows: list[int] = []
+    damaged: list[tuple[SourceFile, str]] = []
+    for file in resolve_sources(sources):
+        try:
+            schema, num_rows = _read_footer(file)
+        except DECODE_ERRORS as error:
+            damaged.append((file, _damage(error)))
+        else:
+            readable.append((file, schema))
+            file_rows.append(num_rows)
+    if not readable:
+        others = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
+        raise SourceError(
+            f"{damaged[0][0].name}{others} is not a Parquet file that can be read: {damaged[0][1]}; check the path or write the file again"
+        )
+    schema = agree_on_schema(readable, config)
+    if not sum(file_rows):
+        raise SourceError(
+            f"a corpus must have at least one row, got none in {readable[0][0].name}"
+            + (f" and {len(readable) - 1} more" if len(readable) > 1 else "")
+        )
+    return Scan(files=tuple(file for file, _ in readable), file_rows=tuple(file_rows), schema=schema, damaged_files=tuple(damaged))
+
+
+def _read_footer(file: SourceFile) -> tuple[pa.Schema, int]:
+    with file.open() as stream, open_parquet(stream) as parquet:
+        metadata, schema = parquet.metadata, parquet.schema_arrow
+        groups = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+        if min(groups, default=0) < 0 or sum(groups) != metadata.num_rows:
+            raise ValueError(f"the footer counts {metadata.num_rows} rows, its row groups {sum(groups)}")
+        _check_names(schema)
+        return schema, metadata.num_rows
+
+
+def _check_names(schema: pa.Schema) -> None:
+    """Read every name and time zone once: a damaged one is not valid UTF-8 and raises here instead of half-way."""
+    for field in schema:
+        arrow_type = field.type
+        while hasattr(arrow_type, "value_type"):
+            arrow_type = arrow_type.value_type
+        _ = field.name, arrow_type.tz if pa.types.is_timestamp(arrow_type) else None
+
+
+def _damage(error: BaseException) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "it is gone"
+    if isinstance(error, PermissionError):
+        return "permission denied"
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
+def read_checked(scan: Scan, config: CorpusConfig) -> Iterator[CheckedBatch]:
+    """Yield every row of the corpus once, in file order then row order, in batches of at most ``batch_rows`` and about ``batch_bytes``."""
+    for file, reason in scan.damaged_files:
+        yield _rejected(scan, file, [None], quarantine.DAMAGED_FILE, reason)
+    for file, num_rows in zip(scan.files, scan.file_rows, strict=True):
+        yield from _read_file(scan, file, num_rows, config)
+
+
+def _read_file(scan: Scan, file: SourceFile, num_rows: int, config: CorpusConfig) -> Iterator[CheckedBatch]:
+    checker = _checker(scan, file, config)
+    done = 0
+    for item in _damage_reported(_decoded(file, num_rows, [*checker.sources.values()], config)):
+        if isinstance(item, pa.RecordBatch):
+            for batch in checker.check(item, done):
+                yield batch
+                done += batch.num_rows
+        else:
+            stop = num_rows if item.num_rows is None else done + item.num_rows
+            yield from _damaged_rows(scan, file, done, stop, item.detail)
+            done = stop
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Undecoded:
+    """Rows that are in the file by its footer but not decoded: a refused row group, or the rest of the file (``num_rows`` None)."""
+
+    num_rows: int | None
+    detail: str
+
+
+def _damage_reported(items: Iterator[pa.RecordBatch | _Undecoded]) -> Iterator[pa.RecordBatch | _Undecoded]:
+    """End a stream that fails to decode with the damage; a fault of ours further on is not mistaken for one."""
+    while True:
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        except DECODE_ERRORS as error:
+            yield _Undecoded(num_rows=None, detail=_damage(error))
+            return
+        yield item
+
+
+def _decoded(file: SourceFile, num_rows: int, columns: list[str], config: CorpusConfig) -> Iterator[pa.RecordBatch | _Undecoded]:
+    with file.open() as stream, open_parquet(stream) as footer:
+        metadata = footer.metadata
+        if metadata.num_rows != num_rows:
+            raise TryAgainError(f"{file.name} must not change while it is read, got {metadata.num_rows} rows; run the command again")
+        leaves = leaves_of(metadata, columns)
+        for index in range(metadata.num_row_groups):
+            check_column_metadata(stream, metadata, index, leaves)
+            group = metadata.row_group(index)
+            refused = refusal(group, leaves, config)
+            if refused is None:
+                yield from decode_row_group(stream, metadata, index, leaves, config)
+            else:
+                yield _Undecoded(num_rows=group.num_rows, detail=refused)
+
+
+def _checker(scan: Scan, file: SourceFile, config: CorpusConfig) -> RowChecker:
+    from_files = {field.name: field.name for field in scan.metadata_fields if field.name not in scan.schema.partition_keys}
+    values = dict(file.partitions)
+    constants: dict[str, pa.Scalar] = {}
+    for field in scan.metadata_fields:
+        if field.name in scan.schema.partition_keys:
+            value = values[field.name]
+            constants[field.name] = pa.scalar(
+                None if value is None else (int(value) if pa.types.is_integer(field.type) else value), field.type
+            )
+    return RowChecker(
+        source_file=file.name,
+        sources={**scan.mapping.roles, **from_files},
+        constants=constants,
+        metadata_fields=scan.metadata_fields,
+        config=config,
+    )
+
+
+def _damaged_rows(scan: Scan, file: SourceFile, start: int, stop: int, detail: str) -> Iterator[CheckedBatch]:
+    for first in range(start, stop, REJECTED_BATCH_ROWS):
+        yield _rejected(scan, file, np.arange(first, min(first + REJECTED_BATCH_ROWS, stop)), quarantine.DAMAGED_ROWS, detail)
+
+
+def _rejected(scan: Scan, file: SourceFile, indices: Sequence[None] | np.ndarray, reason: str, detail: str) -> CheckedBatch:
+    count = len(indices)
+    rejected = pa.RecordBatch.from_arrays(
+        [
+            pa.repeat(pa.scalar(file.name), count),
+            pa.array(indices, pa.int64()),
+            pa.nulls(count, pa.string()),
+            pa.repeat(pa.scalar(reason), count),
+            pa.repeat(pa.scalar(detail), count),
+        ],
+        schema=REJECTED_SCHEMA,
+    )
+    return CheckedBatch(rows=_no_rows(scan), rejected=rejected, num_rows=count)
+
+
+def _no_rows(scan: Scan) -> pa.RecordBatch:
+    schema = staged_schema(scan.metadata_fields)
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

@@ -1,0 +1,255 @@
+"""Which columns a corpus has, agreed over all its files before any row is read.
+
+Second step of stage 1, on Arrow schemas alone. Files may differ in what does not change a value (``string`` and ``large_string``, a
+dictionary, the width of an integer or a float, a column that is null throughout); everything else is drift and refused with the file and
+the column named. It does not cast data.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from pipeline.config import CorpusConfig
+from pipeline.corpus.sources import SourceFile
+from pipeline.errors import SchemaError
+from pipeline.types import RESERVED_COLUMNS
+
+KEEP_HINT = "name the metadata columns to keep (--metadata) and leave it out, or rename it"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnMapping:
+    """The source column behind each role; ``title`` and ``query`` may have none."""
+
+    id: str
+    text: str
+    title: str | None
+    query: str | None
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Stored name to source column, for the roles that have one."""
+        pairs = {"doc_id": self.id, "title": self.title, "text": self.text, "query": self.query}
+        return {role: column for role, column in pairs.items() if column is not None}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusSchema:
+    """What every file of the corpus is read as; ``partition_keys`` are the metadata that come from folder names."""
+
+    mapping: ColumnMapping
+    metadata_fields: tuple[pa.Field, ...]
+    partition_keys: frozenset[str]
+    warnings: tuple[str, ...]
+
+
+def is_text(arrow_type: pa.DataType) -> bool:
+    """Tell whether values are strings, however they are stored."""
+    if pa.types.is_dictionary(arrow_type):
+        return is_text(arrow_type.value_type)
+    return pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type) or pa.types.is_string_view(arrow_type)
+
+
+def stored_type(arrow_type: pa.DataType) -> pa.DataType | None:
+    """Return the type a metadata column is stored as, None when it is not kept."""
+    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
+        element = _stored_scalar(arrow_type.value_type)
+        return None if element is None else pa.list_(element)
+    if pa.types.is_fixed_size_list(arrow_type):
+        element = _stored_scalar(arrow_type.value_type)
+        return None if element is None or pa.types.is_string(element) else pa.list_(element, arrow_type.list_size)
+    return _stored_scalar(arrow_type)
+
+
+def _stored_scalar(arrow_type: pa.DataType) -> pa.DataType | None:
+    if is_text(arrow_type):
+        return pa.string()
+    if pa.types.is_dictionary(arrow_type):
+        return _stored_scalar(arrow_type.value_type)
+    checks = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_date, pa.types.is_timestamp)
+    return arrow_type if any(check(arrow_type) for check in checks) else None
+
+
+def widened(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds the values of both unchanged, None when there is none."""
+    if first == second or pa.types.is_null(second):
+        return first
+    if pa.types.is_null(first):
+        return second
+    if pa.types.is_floating(first) and pa.types.is_floating(second):
+        return first if first.bit_width >= second.bit_width else second
+    if pa.types.is_integer(first) and pa.types.is_integer(second):
+        if pa.types.is_signed_integer(first) == pa.types.is_signed_integer(second):
+            return first if first.bit_width >= second.bit_width else second
+        signed, unsigned = (first, second) if pa.types.is_signed_integer(first) else (second, first)
+        wider = {8: pa.int16(), 16: pa.int32(), 32: pa.int64()}.get(unsigned.bit_width)
+        return None if wider is None else (signed if signed.bit_width >= wider.bit_width else wider)
+    if pa.types.is_list(first) and pa.types.is_list(second):
+        element = widened(first.value_type, second.value_type)
+        return None if element is None else pa.list_(element)
+    return None
+
+
+def agree_on_schema(files: Sequence[tuple[SourceFile, pa.Schema]], config: CorpusConfig) -> CorpusSchema:
+    """Check the schema of every file and resolve the roles and the metadata.
+
+    The first file in scan order sets the columns and their order. Raises :class:`SchemaError` naming the file and the column.
+    """
+    first_file, first_schema = files[0]
+    warnings: dict[str, None] = {}
+    for file, schema in files:
+        _refuse_repeated_names(file, schema)
+    mapping = ColumnMapping(
+        id=config.id_column,
+        text=config.text_column,
+        title=config.title_column if config.title_column is not None else _detected("title", first_schema, config),
+        query=config.query_column if config.query_column is not None else _detected("query", first_schema, config),
+    )
+    for file, schema in files:
+        _check_roles(file, schema, mapping)
+    partition_types = _partition_types([file for file, _ in files])
+    candidates = {name: None for name in (*first_schema.names, *partition_types) if name not in mapping.roles.values()}
+    if config.metadata_columns is None:
+        for file, schema in files:
+            _refuse_unshared(file, schema, first_file, candidates, {*mapping.roles.values(), *partition_types})
+        wanted = list(candidates)
+    else:
+        for name in config.metadata_columns:
+            if name in mapping.roles.values():
+                warnings[f"metadata column {name!r} is already stored in another role; it is not stored twice"] = None
+        wanted = [name for name in dict.fromkeys(config.metadata_columns) if name not in mapping.roles.values()]
+    from_folders = frozenset(name for name in wanted if name in partition_types and all(name not in schema.names for _, schema in files))
+    warnings.update(
+        dict.fromkeys(
+            f"column {name!r} is read from the files, not from the folder names"
+            for name in wanted
+            if name in partition_types and name not in from_folders
+        )
+    )
+    fields: list[pa.Field] = []
+    for name in wanted:
+        _check_name(name, first_file)
+        if name in from_folders:
+            _check_partition(name, [file for file, _ in files])
+            fields.append(pa.field(name, partition_types[name]))
+            continue
+        arrow_type = _metadata_type(name, files, must_keep=config.metadata_columns is not None)
+        if isinstance(arrow_type, str):
+            warnings[arrow_type] = None
+        else:
+            fields.append(pa.field(name, arrow_type))
+    return CorpusSchema(mapping=mapping, metadata_fields=tuple(fields), partition_keys=from_folders, warnings=tuple(warnings))
+
+
+def _detected(name: str, schema: pa.Schema, config: CorpusConfig) -> str | None:
+    if name in (config.id_column, config.text_column, config.title_column, config.query_column) or name not in schema.names:
+        return None
+    return name if is_text(schema.field(name).type) else None
+
+
+def _refuse_repeated_names(file: SourceFile, schema: pa.Schema) -> None:
+    repeated = sorted({name for name in schema.names if schema.names.count(name) > 1}) if len(set(schema.names)) < len(schema.names) else []
+    if repeated:
+        raise SchemaError(f"column names must be unique, got {repeated[0]!r} more than once in {file.name}; rename one of them")
+
+
+def _check_roles(file: SourceFile, schema: pa.Schema, mapping: ColumnMapping) -> None:
+    for role, column in mapping.roles.items():
+        label = {"doc_id": "id"}.get(role, role)
+        if column not in schema.names:
+            raise SchemaError(
+                _missing_sentence(f"{label} column {column!r}", column, file, schema.names, f"name the right one with --{label}-column")
+            )
+        arrow_type = schema.field(column).type
+        if is_text(arrow_type) or pa.types.is_null(arrow_type) or (role == "doc_id" and pa.types.is_integer(arrow_type)):
+            continue
+        expected = "string or integer" if role == "doc_id" else "string"
+        raise SchemaError(
+            f"{label} column {column!r} must be of type {expected}, got {arrow_type} in {file.name}; name another with --{label}-column"
+        )
+
+
+def _missing_sentence(what: str, column: str, file: SourceFile, names: Iterable[str], advice: str) -> str:
+    available = sorted(names)
+    close = difflib.get_close_matches(column, available, n=1, cutoff=0.4)
+    suggestion = f"did you mean {close[0]!r}? " if close else ""
+    shown = ", ".join(available[:50]) + (", …" if len(available) > 50 else "")
+    return f"{what} must be in every file, got none in {file.name}, which has: {shown}; {suggestion}{advice}"
+
+
+def _refuse_unshared(file: SourceFile, schema: pa.Schema, first_file: SourceFile, candidates: Iterable[str], known: set[str]) -> None:
+    present = set(schema.names)
+    for name in candidates:
+        if name not in present and name not in known:
+            raise SchemaError(f"column {name!r} must be in every file, got none in {file.name} ({first_file.name} has it); {KEEP_HINT}")
+    for name in schema.names:
+        if name not in known and name not in candidates:
+            raise SchemaError(f"column {name!r} must be in every file, got it in {file.name} but not in {first_file.name}; {KEEP_HINT}")
+
+
+def _check_name(name: str, file: SourceFile) -> None:
+    if name in RESERVED_COLUMNS:
+        raise SchemaError(f"metadata columns must not carry a reserved name, got {name!r} in {file.name}; {KEEP_HINT}")
+
+
+def _metadata_type(name: str, files: Sequence[tuple[SourceFile, pa.Schema]], *, must_keep: bool) -> pa.DataType | str:
+    """Return the type all files agree on, or the warning that says why the column is left out."""
+    agreed: pa.DataType = pa.null()
+    left_out: tuple[pa.DataType, SourceFile] | None = None
+    for file, schema in files:
+        if name not in schema.names:
+            raise SchemaError(
+                _missing_sentence(f"metadata column {name!r}", name, file, schema.names, "name the right one with --metadata")
+            )
+        raw = schema.field(name).type
+        if pa.types.is_null(raw):
+            continue
+        kept = stored_type(raw)
+        if kept is None:
+            left_out = left_out or (raw, file)
+            continue
+        wider = widened(agreed, kept)
+        if wider is None:
+            raise SchemaError(
+                f"column {name!r} must have one type in all files, got {raw} in {file.name} and {agreed} in the files before; {KEEP_HINT}"
+            )
+        agreed = wider
+    if left_out is not None and not pa.types.is_null(agreed):
+        raise SchemaError(
+            f"column {name!r} must have one type in all files, got {left_out[0]} in {left_out[1].name} and {agreed} elsewhere; {KEEP_HINT}"
+        )
+    problem = None
+    if "." in name or not name.strip():
+        problem = f"column {name!r} of {files[0][0].name} cannot be stored: a name must not be blank or hold a dot"
+    elif pa.types.is_null(agreed):
+        reason = f"its type is {left_out[0]}" if left_out else "it is null throughout"
+        problem = f"column {name!r} of {files[0][0].name} cannot be stored: {reason}"
+    if problem is None:
+        return agreed
+    if must_keep:
+        raise SchemaError(f"{problem}; take it out of the metadata columns or convert it")
+    return f"{problem}; it is left out"
+
+
+def _partition_types(files: Sequence[SourceFile]) -> dict[str, pa.DataType]:
+    """Type each partition key: int64 when every value is an integer written plainly, string otherwise."""
+    values: dict[str, set[str]] = {}
+    for file in files:
+        for key, value in file.partitions:
+            values.setdefault(key, set()).update(() if value is None else (value,))
+    return {key: pa.int64() if seen and all(map(_is_plain_integer, seen)) else pa.string() for key, seen in values.items()}
+
+
+def _is_plain_integer(value: str) -> bool:
+    # "007" stays a string: as a number it would lose its zeros.
+    return value.lstrip("-").isascii() and value.lstrip("-").isdigit() and len(value) < 19 and str(int(value)) == value
+
+
+def _check_partition(name: str, files: Sequence[SourceFile]) -> None:
+    for file in files:
+        if name not in dict(file.partitions):
+            raise SchemaError(f"partition {name!r} must be in the path of every file, got none in {file.name}; {KEEP_HINT}")

@@ -1,0 +1,185 @@
+"""Where the corpus lies: files, folders, globs and URIs become one sorted list of Parquet files.
+
+First step of stage 1. Nothing is opened here but folders. Inside a folder or a glob only ``*.parquet`` and ``*.pq`` count, names that
+start with ``.`` or ``_`` do not (markers and leftovers of other writers); a file that is named outright is taken whatever its name, and
+judged by its footer later. ``key=value`` folders below a source become partition values. It does not follow manifests of table formats
+(Delta, Iceberg, Hudi).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import fsspec
+import pyarrow as pa
+from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, FSSpecHandler, LocalFileSystem, PyFileSystem
+
+from pipeline.errors import SourceError
+
+PARQUET_SUFFIXES = (".parquet", ".pq")
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceFile:
+    """One Parquet file to read: ``name`` is how the user would call it, ``partitions`` its ``key=value`` folders, outermost first."""
+
+    filesystem: FileSystem
+    path: str
+    name: str
+    partitions: tuple[tuple[str, str | None], ...] = ()
+
+    def open(self) -> pa.NativeFile:
+        """Open for random access; the caller closes it."""
+        return self.filesystem.open_input_file(self.path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Root:
+    """A source as given, split into the folder or file that exists and the glob components below it."""
+
+    filesystem: FileSystem
+    path: str
+    name: str
+    pattern: tuple[str, ...] = ()
+
+    def file(self, path: str) -> SourceFile:
+        relative = path[len(self.path) :].lstrip("/") if path != self.path else ""
+        folders = [part.split("=", 1) for part in relative.split("/")[:-1] if "=" in part]
+        partitions = tuple((unquote(key), None if value == HIVE_NULL else unquote(value)) for key, value in folders)
+        return SourceFile(
+            filesystem=self.filesystem,
+            path=path,
+            name=f"{self.name.rstrip('/')}/{relative}" if relative else self.name,
+            partitions=partitions,
+        )
+
+
+def resolve_sources(sources: Sequence[str]) -> tuple[SourceFile, ...]:
+    """Find every Parquet file of the sources, ordered by path, each once.
+
+    Raises :class:`SourceError` in one sentence when a source does not exist or holds no Parquet file.
+    """
+    if not sources:
+        raise SourceError("at least one source must be given, got none; name a Parquet file, a folder, a glob or a URI")
+    found: dict[tuple[str, str], SourceFile] = {}
+    for source in sources:
+        for file in _resolve_one(source):
+            found.setdefault((file.filesystem.type_name, file.path), file)
+    return tuple(found[key] for key in sorted(found, key=lambda key: (key[1], key[0])))
+
+
+def _resolve_one(source: str) -> list[SourceFile]:
+    if not source.strip():
+        raise SourceError(f"a source must be a path, a glob or a URI, got {source!r}")
+    root = _root_of(source)
+    try:
+        if root.pattern:
+            matches = [*_expand(root.filesystem, root.path, root.pattern)]
+            files = [root.file(path) for info in matches for path in _below(root.filesystem, info)]
+            missing = f"no Parquet file (*.parquet, *.pq) matches {root.name}/{'/'.join(root.pattern)}"
+        else:
+            info = root.filesystem.get_file_info(root.path)
+            if info.type == FileType.NotFound:
+                raise SourceError(f"source {root.name} does not exist; give a Parquet file, a folder of them, a glob or a URI")
+            if info.type == FileType.File:
+                return [root.file(root.path)]
+            files = [root.file(path) for path in _below(root.filesystem, info)]
+            missing = f"folder {root.name} holds no Parquet file (*.parquet, *.pq)"
+    except (OSError, pa.ArrowException) as error:
+        raise SourceError(f"source {root.name} cannot be listed: {_first_line(error)}") from error
+    if not files:
+        raise SourceError(f"{missing}; hidden files and names that start with _ are skipped")
+    return files
+
+
+def _root_of(source: str) -> _Root:
+    if "://" in source:
+        return _root_of_uri(source)
+    # A name that exists is taken literally, so that "[draft] a.parquet" needs no escaping.
+    fixed, pattern = (source, ()) if os.path.lexists(source) else _split_magic(source)
+    path = Path(os.path.abspath(fixed or ".")).as_posix()  # noqa: PTH100 (Path.resolve would follow links and change the user's names)
+    return _Root(filesystem=LocalFileSystem(), path=path, name=fixed or ".", pattern=pattern)
+
+
+def _root_of_uri(uri: str) -> _Root:
+    fixed, pattern = _split_magic(uri)
+    parts = urlsplit(fixed)
+    name = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))  # no credentials in names and logs
+    try:
+        filesystem, path = FileSystem.from_uri(fixed)
+    except (pa.ArrowException, OSError, ValueError) as arrow_error:
+        try:
+            fsspec_filesystem, path = fsspec.core.url_to_fs(fixed)
+        except (ValueError, ImportError, OSError) as error:
+            # Both errors may quote the URI, and the URI may hold a password: no cause is kept.
+            causes = f"{_first_line(arrow_error)}; {_first_line(error)}".replace(fixed, name)
+            raise SourceError(f"source {name} must be a URI that Arrow or fsspec can open: {causes}") from None
+        filesystem = PyFileSystem(FSSpecHandler(fsspec_filesystem))
+    return _Root(filesystem=filesystem, path=str(path).rstrip("/") or "/", name=name, pattern=pattern)
+
+
+def _split_magic(path: str) -> tuple[str, tuple[str, ...]]:
+    """Split before the first component that holds a wildcard."""
+    parts = path.rstrip("/").split("/")
+    for index, part in enumerate(parts):
+        if part and any(character in part for character in "*?["):
+            fixed = "/".join(parts[:index])
+            return (fixed or "/") if path.startswith("/") else fixed, tuple(parts[index:])
+    return path, ()
+
+
+def _expand(filesystem: FileSystem, folder: str, pattern: tuple[str, ...]) -> Iterator[FileInfo]:
+    """Yield what a glob matches below ``folder``; only folders that can match are listed."""
+    head, rest = pattern[0], pattern[1:]
+    if head == "**":
+        for info in filesystem.get_file_info(FileSelector(folder, allow_not_found=True, recursive=True)):
+            parts = tuple(_relative(info.path, folder).split("/"))
+            if info.type == FileType.File and not any(map(_is_hidden, parts)) and _matches(parts, pattern):
+                yield info
+        return
+    for info in filesystem.get_file_info(FileSelector(folder, allow_not_found=True)):
+        name = info.path.rstrip("/").rpartition("/")[2]
+        if not fnmatchcase(name, head) or (_is_hidden(name) and not _is_hidden(head)):
+            continue
+        if not rest:
+            yield info
+        elif info.type == FileType.Directory:
+            yield from _expand(filesystem, info.path, rest)
+
+
+def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return (len(pattern) == 1 and bool(parts)) or any(_matches(parts[start:], pattern[1:]) for start in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+
+
+def _below(filesystem: FileSystem, info: FileInfo) -> Iterator[str]:
+    """Yield the Parquet files that a folder holds, or the file itself when it is one."""
+    if info.type == FileType.File:
+        if info.path.lower().endswith(PARQUET_SUFFIXES):
+            yield info.path
+        return
+    for child in filesystem.get_file_info(FileSelector(info.path, recursive=True)):
+        parts = _relative(child.path, info.path).split("/")
+        if child.type == FileType.File and parts[-1].lower().endswith(PARQUET_SUFFIXES) and not any(map(_is_hidden, parts)):
+            yield child.path
+
+
+def _relative(path: str, folder: str) -> str:
+    return path[len(folder) :].lstrip("/")
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "_"))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,275 @@
+"""Write what has to be encoded, and only that, as small Parquet shards.
+
+Last step of stage 1: checked rows pass the ledger; new and changed ones are staged, duplicates join the quarantine, the rest is counted.
+A shard is closed by the row that brings it to ``shard_characters``, so that shards do not depend on how the source was batched.
+:func:`draw_sample` reads the shards back for clustering, as a bottom-k sample: the rows whose seeded hashes are smallest. It does not
+encode, and does not touch the collection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as arrow_compute
+import pyarrow.parquet as pq
+from jaxtyping import Int8, UInt64
+
+from pipeline import durable
+from pipeline.config import CorpusConfig
+from pipeline.corpus.checks import CheckedBatch
+from pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
+from pipeline.corpus.parquet import Scan, read_checked
+from pipeline.corpus.quarantine import DAMAGED_FILE, DAMAGED_ROWS, DUPLICATE_ID, REJECTED_SCHEMA, QuarantineWriter
+from pipeline.types import ProgressListener, silent_progress, staged_schema
+
+pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
+
+ROW_GROUP_CHARACTERS = 1 << 20
+ROW_GROUP_ROWS = 8_192
+"""A shard's row group ends at either: what a reader of shards must hold at once."""
+SAMPLE_BATCH_ROWS = 1_024
+PROGRESS_SECONDS = 0.25
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Staged:
+    """What stage 1 did; ``rows == indexed + unchanged + quarantined``.
+
+    ``rows`` counts every row of the readable files, and each damaged file as one. ``is_complete`` is false when a file or a part of one
+    could not be read: then a document that was not met may still exist, and none may be deleted for it. ``characters`` counts staged texts.
+    """
+
+    shards: tuple[Path, ...]
+    rows: int
+    new: int
+    changed: int
+    unchanged: int
+    already_encoded: int
+    quarantined: int
+    characters: int
+    quarantine_reasons: dict[str, int]
+    is_complete: bool
+
+    def __post_init__(self) -> None:
+        assert self.rows == self.indexed + self.unchanged + self.quarantined
+
+    @property
+    def indexed(self) -> int:
+        """Documents that the next generation holds anew or in a new version."""
+        return self.new + self.changed + self.already_encoded
+
+    @property
+    def staged(self) -> int:
+        """Documents that have to be encoded."""
+        return self.new + self.changed
+
+
+def stage_changes(
+    scan: Scan,
+    config: CorpusConfig,
+    ledger: Ledger,
+    folder: Path,
+    shard_characters: int,
+    quarantine: QuarantineWriter,
+    progress: ProgressListener = silent_progress,
+) -> Staged:
+    """Pass the corpus through checks and ledger and write the rows to encode to ``folder``, which is emptied first."""
+    with durable.storage_errors("staging the corpus"):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    with _ShardWriter(folder, staged_schema(scan.metadata_fields), shard_characters) as shards:
+        return _pass_through(scan, config, ledger, shards, quarantine, progress)
+
+
+def plan_changes(
+    scan: Scan,
+    config: CorpusConfig,
+    ledger: Ledger,
+    quarantine: QuarantineWriter | None = None,
+    progress: ProgressListener = silent_progress,
+) -> Staged:
+    """Count what :func:`stage_changes` would do, writing no shard."""
+    return _pass_through(scan, config, ledger, None, quarantine, progress)
+
+
+def _pass_through(
+    scan: Scan,
+    config: CorpusConfig,
+    ledger: Ledger,
+    shards: _ShardWriter | None,
+    quarantine: QuarantineWriter | None,
+    progress: ProgressListener,
+) -> Staged:
+    codes: Counter[int] = Counter()
+    reasons: Counter[str] = Counter()
+    rows = characters = 0
+    total = scan.num_rows + len(scan.damaged_files)
+    next_report = 0.0
+    for batch in read_checked(scan, config):
+        batch_codes = ledger.classify(batch.rows.column("doc_id").to_pylist(), batch.rows.column("content_sha256").to_pylist())
+        ledger.mark_present(batch.rejected.column("doc_id").drop_null().to_pylist())
+        duplicates = _duplicates(batch, batch_codes)
+        for rejected in (batch.rejected, duplicates):
+            reasons.update(rejected.column("reason").to_pylist())
+            if quarantine is not None:
+                quarantine.write(rejected)
+        codes.update(batch_codes.tolist())
+        is_staged = (batch_codes == NEW) | (batch_codes == CHANGED)
+        staged = batch.rows if is_staged.all() else batch.rows.filter(pa.array(is_staged))
+        characters += int(pc.sum(pc.utf8_length(staged.column("text"))).as_py() or 0)
+        if shards is not None:
+            shards.write(staged)
+        rows += batch.num_rows
+        if time.monotonic() >= next_report:
+            progress("corpus", rows, total, "rows")
+            next_report = time.monotonic() + PROGRESS_SECONDS
+    progress("corpus", rows, total, "rows")
+    return Staged(
+        shards=() if shards is None else shards.finish(),
+        rows=rows,
+        new=codes[NEW],
+        changed=codes[CHANGED],
+        unchanged=codes[UNCHANGED],
+        already_encoded=codes[ENCODED],
+        quarantined=reasons.total(),
+        characters=characters,
+        quarantine_reasons=dict(sorted(reasons.items())),
+        is_complete=not (reasons[DAMAGED_FILE] or reasons[DAMAGED_ROWS]),
+    )
+
+
+def _duplicates(batch: CheckedBatch, codes: Int8[np.ndarray, " N"]) -> pa.RecordBatch:
+    positions = np.flatnonzero(codes == DUPLICATE)
+    rows = batch.rows.take(pa.array(positions, pa.int64()))
+    arrays = [
+        rows.column("source_file"),
+        pa.array(batch.row_indices()[positions] if len(positions) else [], pa.int64()),
+        rows.column("doc_id"),
+        pa.repeat(pa.scalar(DUPLICATE_ID), len(positions)),
+        pa.repeat(pa.scalar("an earlier row of this corpus has the same id; the first one is kept"), len(positions)),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=REJECTED_SCHEMA)
+
+
+class _ShardWriter:
+    """Append rows to numbered shards; where one ends depends on the rows alone."""
+
+    def __init__(self, folder: Path, schema: pa.Schema, shard_characters: int) -> None:
+        self._folder = folder
+        self._schema = schema
+        self._shard_characters = shard_characters
+        self._paths: list[Path] = []
+        self._writer: pq.ParquetWriter | None = None
+        self._buffer: list[pa.RecordBatch] = []
+        self._buffer_rows = self._buffer_characters = self._written_characters = 0
+
+    def __enter__(self) -> _ShardWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        ends = np.cumsum(np.asarray(pc.utf8_length(rows.column("text"))), dtype=np.int64)
+        start = 0
+        while start < rows.num_rows:
+            before = int(ends[start - 1]) if start else 0
+            room = min(ROW_GROUP_CHARACTERS - self._buffer_characters, self._shard_characters - self._written_characters)
+            stop = int(np.searchsorted(ends, before + room, side="left")) + 1
+            stop = min(stop, start + ROW_GROUP_ROWS - self._buffer_rows, rows.num_rows)
+            taken = int(ends[stop - 1]) - before
+            self._buffer.append(rows.slice(start, stop - start))
+            self._buffer_rows += stop - start
+            self._buffer_characters += taken
+            self._written_characters += taken
+            is_full = self._written_characters >= self._shard_characters
+            if is_full or self._buffer_characters >= ROW_GROUP_CHARACTERS or self._buffer_rows >= ROW_GROUP_ROWS:
+                self._flush()
+            if is_full:
+                self._close_shard()
+            start = stop
+
+    def finish(self) -> tuple[Path, ...]:
+        self._flush()
+        self._close_shard()
+        return tuple(self._paths)
+
+    def _flush(self) -> None:
+        if not self._buffer:
+            return
+        with durable.storage_errors("staging the corpus"):
+            if self._writer is None:
+                self._paths.append(self._folder / f"{len(self._paths):06d}.parquet")
+                unique = ("doc_id", "text", "content_sha256")  # a dictionary of values that never repeat only costs
+                settings: dict[str, Any] = {"use_dictionary": [name for name in self._schema.names if name not in unique]}
+                self._writer = pq.ParquetWriter(self._paths[-1], self._schema, compression="zstd", write_statistics=False, **settings)
+            self._writer.write_table(pa.Table.from_batches(self._buffer, self._schema))
+        self._buffer = []
+        self._buffer_rows = self._buffer_characters = 0
+
+    def _close_shard(self) -> None:
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            with durable.storage_errors("staging the corpus"):
+                writer.close()
+        self._written_characters = 0
+
+
+def draw_sample(shards: Sequence[Path], max_rows: int, seed: int, max_characters: int = 4_096) -> pa.Table:
+    """Draw ``max_rows`` staged documents, each equally likely, the same ones however the shards were cut.
+
+    Columns: doc_id, title, text (its first ``max_characters``), query, content_sha256. Rows are ordered by the seeded hash of their ids,
+    ties by id: an order as random as the sample, so that any prefix is a sample too.
+    """
+    threshold = _bottom_threshold(shards, max_rows, seed)
+    kept: list[pa.RecordBatch] = []
+    kept_hashes: list[UInt64[np.ndarray, " N"]] = []
+    columns = ["doc_id", "title", "text", "query", "content_sha256"]
+    for batch in _shard_batches(shards, columns):
+        hashes = _seeded_hashes(batch.column("doc_id").to_pylist(), seed)
+        chosen = batch.filter(pa.array(hashes <= threshold))
+        if chosen.num_rows:
+            cut = pc.utf8_slice_codeunits(chosen.column("text"), 0, max_characters)
+            kept.append(chosen.set_column(columns.index("text"), chosen.schema.field("text"), cut))
+            kept_hashes.append(hashes[hashes <= threshold])
+    schema = pa.schema([staged_schema([]).field(name) for name in columns])
+    table = pa.Table.from_batches(kept, schema)
+    if not kept:
+        return table
+    ids, hashes = table.column("doc_id").to_pylist(), np.concatenate(kept_hashes).tolist()
+    order = sorted(range(len(ids)), key=lambda row: (hashes[row], ids[row]))
+    return table.take(pa.array(order[:max_rows], pa.int64()))
+
+
+def _bottom_threshold(shards: Sequence[Path], max_rows: int, seed: int) -> np.uint64:
+    """Return the ``max_rows``-th smallest hash of the ids; ids alone are read, so texts are held only of rows that stay."""
+    lowest = np.empty(0, np.uint64)
+    for batch in _shard_batches(shards, ["doc_id"]):
+        lowest = np.concatenate([lowest, _seeded_hashes(batch.column("doc_id").to_pylist(), seed)])
+        if len(lowest) > 2 * max_rows + SAMPLE_BATCH_ROWS:
+            lowest = np.partition(lowest, max_rows - 1)[:max_rows]
+    if len(lowest) <= max_rows:
+        return np.uint64(np.iinfo(np.uint64).max)
+    return np.partition(lowest, max_rows - 1)[max_rows - 1]
+
+
+def _seeded_hashes(doc_ids: Sequence[str], seed: int) -> UInt64[np.ndarray, " N"]:
+    key = str(seed).encode()
+    digests = b"".join(hashlib.blake2b(doc_id.encode(), digest_size=8, key=key).digest() for doc_id in doc_ids)
+    return np.frombuffer(digests, "<u8").astype(np.uint64)
+
+
+def _shard_batches(shards: Sequence[Path], columns: list[str]) -> Iterator[pa.RecordBatch]:
+    for path in shards:
+        with durable.storage_errors("reading the staged shards"), pq.ParquetFile(path, pre_buffer=False) as shard:
+            yield from shard.iter_batches(batch_size=SAMPLE_BATCH_ROWS, columns=columns, use_threads=False)

@@ -1,0 +1,7 @@
+"""The second stage at work.
+
+    staged rows ─▶ DocumentEncoder ─▶ documents + chunks ─▶ shards ─▶ (index)
+    query text  ─▶ TextQueryEncoder ─▶ vectors, same fingerprint
+
+Import from the modules: ``documents`` (encoder, ``encode_shard``), ``queries``, ``shards`` (encoded Parquet pairs; it needs no model).
+"""

@@ -1,0 +1,226 @@
+"""Documents to vectors: the second stage applied to a shard of texts.
+
+    texts ─▶ tokens ─▶ chunks ─▶ rows ─▶ M2 ─▶ chunk vectors ─▶ document vectors
+                                          ▲
+                                   context embeddings
+
+All chunks of a shard are one pool of work, sorted by length, so short and long documents share batches. A document's vector is the
+normalised mean of its chunks' vectors, each normalised first. Only ``text`` is encoded. A vector that is not finite stops the shard before
+anything is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float32, Int32, Int64
+
+from pipeline.config import ContextConfig, EncoderConfig
+from pipeline.context.store import ContextSet
+from pipeline.corpus.tokenization import tokenize
+from pipeline.errors import ConfigError, ModelError
+from pipeline.manifest import fingerprint
+from pipeline.model.backbone import Backbone, load_backbone
+from pipeline.model.context_encoder import ContextEncoder
+from pipeline.model.document_encoder import embed_chunks
+from pipeline.model.landmarks import Chunks, Rows, chunk_rows, chunk_spans, split_into_chunks, window_rows
+from pipeline.types import chunks_schema, documents_schema, staged_schema
+
+ENCODER_FORMAT_VERSION = 1
+"""Raised when the same settings begin to give other vectors."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedDocuments:
+    """Vectors of N documents and their M chunks, in document order, L2-normalised.
+
+    Document ``i`` owns chunks ``chunk_offsets[i]:chunk_offsets[i + 1]``. ``num_tokens`` counts a text's own tokens. Spans are Python
+    character offsets, contiguous from 0 to the text's length.
+    """
+
+    document_vectors_NV: Float32[np.ndarray, "N V"]
+    num_tokens: Int32[np.ndarray, " N"]
+    chunk_offsets: Int64[np.ndarray, " N1"]
+    start_char: Int64[np.ndarray, " M"]
+    end_char: Int64[np.ndarray, " M"]
+    chunk_vectors_MV: Float32[np.ndarray, "M V"]
+
+
+class DocumentEncoder:
+    """The second stage with its settings; ``fingerprint`` names the space its vectors lie in."""
+
+    def __init__(self, config: EncoderConfig, context: ContextSet | None = None, backbone: Backbone | None = None) -> None:
+        self.config = config
+        self.backbone = load_backbone(config) if backbone is None else backbone
+        if self.backbone.temperature != config.temperature:
+            raise ConfigError(
+                f"the backbone must be loaded with temperature {config.temperature}, got {self.backbone.temperature}; "
+                "load it from the same settings"
+            )
+        _require_positions(config, self.backbone.max_positions)
+        self._context_CD = _usable_context(config, context, self.backbone.model_dim)
+        self.vector_dim = self.backbone.model_dim
+        self.fingerprint = fingerprint(
+            kind="encoder",
+            format=ENCODER_FORMAT_VERSION,
+            weights=self.backbone.weights_fingerprint,
+            pooling=config.pooling,
+            attention=config.attention,
+            landmark_interval=config.landmark_interval,
+            max_window_tokens=config.max_window_tokens,
+            window_overlap_tokens=config.window_overlap_tokens,
+            temperature=float(config.temperature),
+            context=context.fingerprint if config.use_context and context is not None else None,
+        )
+
+    @property
+    def first_stage(self) -> ContextEncoder:
+        """Return M1 on the same backbone, with the default number of tokens a context document."""
+        return ContextEncoder(self.backbone, min(ContextConfig().max_document_tokens, self.backbone.max_positions))
+
+    def encode(self, texts: Sequence[str], on_tokens: Callable[[int], None] | None = None) -> EncodedDocuments:
+        """Encode texts in the order given; ``on_tokens`` hears how many of their tokens each batch has finished, each token once."""
+        tokens = tokenize(self.backbone.tokenizer, texts)
+        chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, self.config.landmark_interval)
+        start_char, end_char = chunk_spans(chunks, tokens.start_char, np.fromiter(map(len, texts), np.int64, len(texts)))
+        chunk_tokens = np.diff(chunks.token_offsets)
+
+        def report(finished: Int64[np.ndarray, " m"]) -> None:
+            if on_tokens is not None:
+                on_tokens(int(chunk_tokens[finished].sum()))
+
+        embeddings_MD = embed_chunks(
+            self.backbone,
+            self._rows(tokens.ids, chunks),
+            batch_tokens=self.config.batch_tokens,
+            context_CD=self._context_CD,
+            on_chunks=report,
+        )
+        chunk_vectors_MV = _normalised(embeddings_MD)
+        _require_finite(chunk_vectors_MV, chunks.chunk_offsets)
+        return EncodedDocuments(
+            document_vectors_NV=_document_vectors(chunk_vectors_MV, chunks.chunk_offsets),
+            num_tokens=np.diff(tokens.text_offsets).astype(np.int32),
+            chunk_offsets=chunks.chunk_offsets,
+            start_char=start_char,
+            end_char=end_char,
+            chunk_vectors_MV=chunk_vectors_MV,
+        )
+
+    def _rows(self, ids_T: Int32[np.ndarray, " T"], chunks: Chunks) -> Rows:
+        cls_id, landmark_id, pooling = self.backbone.cls_id, self.backbone.landmark_id, self.config.pooling
+        if self.config.attention == "chunk":
+            return chunk_rows(ids_T, chunks, cls_id=cls_id, landmark_id=landmark_id, pooling=pooling)
+        return window_rows(
+            ids_T,
+            chunks,
+            cls_id=cls_id,
+            landmark_id=landmark_id,
+            pooling=pooling,
+            max_window_tokens=self.config.max_window_tokens,
+            overlap_tokens=self.config.window_overlap_tokens,
+        )
+
+
+def encode_shard(
+    staged: pa.Table,
+    encoder: DocumentEncoder,
+    assign: Callable[[pa.Table], Int32[np.ndarray, " N"]],
+    on_tokens: Callable[[int], None] | None = None,
+) -> tuple[pa.Table, pa.Table]:
+    """Turn checked rows into rows of the ``documents`` and ``chunks`` tables, in the same document order.
+
+    ``assign`` gives each row its cluster. Metadata columns pass through as they came; ``query`` is not stored.
+    """
+    encoded = encoder.encode(staged.column("text").to_pylist(), on_tokens)
+    own_columns = set(staged_schema([]).names)
+    metadata = [staged.schema.field(name) for name in staged.schema.names if name not in own_columns]
+    num_chunks = np.diff(encoded.chunk_offsets)
+    made = {
+        "cluster_id": pa.array(np.asarray(assign(staged), np.int32)),
+        "num_tokens": pa.array(encoded.num_tokens),
+        "num_chunks": pa.array(num_chunks.astype(np.int32)),
+        "vector": _vector_array(encoded.document_vectors_NV),
+    }
+    schema = documents_schema(metadata, encoder.vector_dim)
+    documents = pa.table([made[name] if name in made else staged.column(name) for name in schema.names], schema=schema)
+    ordinals = np.arange(int(num_chunks.sum())) - np.repeat(encoded.chunk_offsets[:-1], num_chunks)
+    doc_ids: list[str] = staged.column("doc_id").to_pylist()
+    owners = [doc_id for doc_id, count in zip(doc_ids, num_chunks.tolist(), strict=True) for _ in range(count)]
+    chunks = pa.table(
+        [
+            pa.array([f"{doc_id}#{ordinal}" for doc_id, ordinal in zip(owners, ordinals.tolist(), strict=True)], pa.string()),
+            pa.array(owners, pa.string()),
+            pa.array(ordinals.astype(np.int32)),
+            pa.array(encoded.start_char),
+            pa.array(encoded.end_char),
+            _vector_array(encoded.chunk_vectors_MV),
+        ],
+        schema=chunks_schema(encoder.vector_dim),
+    )
+    return documents, chunks
+
+
+def _vector_array(vectors_NV: Float32[np.ndarray, "N V"]) -> pa.FixedSizeListArray:
+    return pa.FixedSizeListArray.from_arrays(pa.array(vectors_NV.reshape(-1)), vectors_NV.shape[1])
+
+
+def _normalised(vectors_NV: Float32[np.ndarray, "N V"]) -> Float32[np.ndarray, "N V"]:
+    """Divide rows by their length; a zero row becomes NaN, which no caller lets pass."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return vectors_NV / np.linalg.norm(vectors_NV, axis=1, keepdims=True)
+
+
+def _require_finite(chunk_vectors_MV: Float32[np.ndarray, "M V"], chunk_offsets: Int64[np.ndarray, " N1"]) -> None:
+    bad = np.flatnonzero(~np.isfinite(chunk_vectors_MV).all(axis=1))
+    if len(bad):
+        document = int(np.searchsorted(chunk_offsets, bad[0], side="right")) - 1
+        raise ModelError(
+            f"a chunk's vector must be finite and not zero, got one that is not for chunk {int(bad[0] - chunk_offsets[document])} of "
+            f"document {document} of the shard; nothing of the shard was written: check the model's weights, or try precision=fp32"
+        )
+
+
+def _document_vectors(chunk_vectors_MV: Float32[np.ndarray, "M V"], chunk_offsets: Int64[np.ndarray, " N1"]) -> Float32[np.ndarray, "N V"]:
+    if len(chunk_offsets) == 1:
+        return np.zeros((0, chunk_vectors_MV.shape[1]), np.float32)
+    sums_NV = np.add.reduceat(chunk_vectors_MV, chunk_offsets[:-1], axis=0)
+    is_single = np.diff(chunk_offsets) == 1
+    vectors_NV = np.where(is_single[:, None], sums_NV, _normalised(sums_NV))
+    if not np.isfinite(vectors_NV).all():
+        document = int(np.flatnonzero(~np.isfinite(vectors_NV).all(axis=1))[0])
+        raise ModelError(
+            f"a document's vector must not be zero, got chunks that cancel out in document {document} of the shard; choose another interval"
+        )
+    return vectors_NV
+
+
+def _require_positions(config: EncoderConfig, max_positions: int) -> None:
+    if config.attention == "chunk" and config.landmark_interval + 2 > max_positions:
+        raise ConfigError(
+            f"landmark_interval must leave [CLS] and the landmark room in the model's {max_positions} positions, "
+            f"got {config.landmark_interval}; choose at most {max_positions - 2}"
+        )
+    if config.attention == "full" and config.max_window_tokens > max_positions:
+        raise ConfigError(
+            f"max_window_tokens must be at most the model's {max_positions} positions, got {config.max_window_tokens}; "
+            "choose a smaller window"
+        )
+
+
+def _usable_context(config: EncoderConfig, context: ContextSet | None, model_dim: int) -> Float32[np.ndarray, "C D"] | None:
+    if not config.use_context:
+        return None
+    if context is None:
+        raise ConfigError("use_context must come with a context, got none; draw one first, or set use_context to false")
+    embeddings_CD = np.ascontiguousarray(context.embeddings_CD, np.float32)
+    if embeddings_CD.ndim != 2 or embeddings_CD.shape[0] == 0 or embeddings_CD.shape[1] != model_dim:
+        raise ConfigError(
+            f"the context must be one or more rows of {model_dim} numbers, got shape {embeddings_CD.shape}; it was made by another model"
+        )
+    if not np.isfinite(embeddings_CD).all():
+        raise ModelError("the context's embeddings must be finite, got some that are not; draw the context again")
+    return embeddings_CD

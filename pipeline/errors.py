@@ -1,0 +1,83 @@
+"""Every error Cairn raises on purpose, and the exit code each one ends a command with.
+
+    CairnError                       1   something failed; nothing published was changed
+    ├── UsageError (ValueError)      2   the caller's fault
+    │   ├── ConfigError                  a setting has a value it must not have
+    │   ├── SourceError                  a source cannot be found, or holds nothing to index
+    │   ├── SchemaError                  a column is missing or has the wrong type
+    │   ├── FilterError                  a search filter does not follow the grammar
+    │   ├── CollectionNotFoundError      no such collection
+    │   └── FingerprintMismatchError     model, context or settings differ from the collection's
+    ├── ModelError                   1   weights are missing, damaged or do not fit
+    ├── IntegrityError               1   stored files do not match their manifest
+    ├── StorageError                 1   the disk refused a read or a write
+    └── TryAgainError               75   nothing is wrong; the same call may work later
+        ├── CollectionBusyError          another writer holds the collection
+        └── DiskFullError                no space left on the device
+
+A message reads ``<what> must <contract>, got <value>; <what to do>``.
+"""
+
+from __future__ import annotations
+
+
+class CairnError(Exception):
+    """Anything Cairn reports in one sentence instead of a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(CairnError, ValueError):
+    """The caller asked for something that cannot be done as asked."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A setting has a value it must not have."""
+
+
+class SourceError(UsageError):
+    """A source cannot be found, cannot be read, or holds nothing to index."""
+
+
+class SchemaError(UsageError):
+    """A column is missing, has the wrong type, or differs from the collection's."""
+
+
+class FilterError(UsageError):
+    """A search filter does not follow the grammar or names an unknown column."""
+
+
+class CollectionNotFoundError(UsageError):
+    """No collection of that name stands under the root."""
+
+
+class FingerprintMismatchError(UsageError):
+    """The model, context or settings in hand are not those the collection was built with."""
+
+
+class ModelError(CairnError):
+    """Model weights are missing, damaged or do not fit their configuration."""
+
+
+class IntegrityError(CairnError):
+    """Stored files do not match their manifest."""
+
+
+class StorageError(CairnError):
+    """The storage below refused a read or a write."""
+
+
+class TryAgainError(CairnError):
+    """Nothing is broken: the same call may succeed later."""
+
+    exit_code = 75
+
+
+class CollectionBusyError(TryAgainError):
+    """Another writer holds the collection."""
+
+
+class DiskFullError(TryAgainError):
+    """No space is left where the collection stands."""

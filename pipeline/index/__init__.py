@@ -1,0 +1,15 @@
+"""Stage 5: vectors in Arrow become a published generation; readers open one and never see another.
+
+    encoded Parquet ─▶ lance_index ─▶ publish ─▶ generations/<n>/ ─▶ generation ─▶ search
+                       the truth      FAISS and    CURRENT moves       opened,
+                       (LanceDB)      Arrow files  last, atomically    immutable
+
+``layout`` knows the folders, ``protocol`` what a vector index answers, ``exact_index`` is the oracle of ``faiss_index``;
+``maintenance`` verifies, repairs, compacts, deletes and reports.
+"""
+
+from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
+from pipeline.index.layout import CollectionLayout, list_collections
+from pipeline.index.protocol import VectorIndex
+
+__all__ = ["CollectionLayout", "Generation", "VectorIndex", "list_collections", "open_generation", "open_latest_intact_generation"]

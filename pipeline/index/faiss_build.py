@@ -1,0 +1,276 @@
+"""Write a FAISS file from a stream of vectors without ever holding them all.
+
+What is trained sees a bounded, seeded sample; codes go to spill files block by block and are merged list by list with plain reads, so that
+memory does not grow with the number of vectors. The file is FAISS's own format, spliced: the header comes from ``serialize_index`` of the
+empty trained index, the codes from the spill. FAISS's ``contrib.ondisk`` merges through memory maps instead, which counts the whole index
+as resident; we don't use it.
+
+Inner product; same vectors and settings, same bytes: one BLAS thread trains, and each slice is encoded by one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import faiss
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from pipeline.config import IndexConfig
+from pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex, choose_kind, open_faiss_index
+
+VectorStream = Callable[[], Iterator[np.ndarray]]
+"""Restartable: each call yields the same blocks ``[n, V]`` float32, in position order."""
+
+VECTORS_A_LIST = 32
+"""Training vectors a list; fewer would leave centroids to chance."""
+MAX_LISTS = 2_048
+"""Bounds the training sample: 65,536 vectors, 100 MB at 384 dimensions, whatever the size of the corpus."""
+KMEANS_ITERATIONS = 10
+SPILL_VECTORS = 16_384
+"""Codes gathered in memory before they go to the spill file: 25 MB of vectors at 384 dimensions."""
+ENCODE_SLICE_VECTORS = 2_048
+MEASURED_QUERIES = 128
+MEASURED_TOP_K = 10
+TARGET_RECALL = 0.98
+SMALLEST_GAIN = 0.001
+"""More lists for less recall than this are not worth the time: what is left is lost to quantisation."""
+NPROBES = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+REFINE_FACTOR = 10
+"""RaBitQ hands ten candidates an answer to its refinement."""
+
+EMPTY_LISTS_BYTES = 32
+"""``ilar``, nlist, code size, ``sprs``, 0: what FAISS writes for inverted lists without a vector."""
+EMPTY_CODES_BYTES = 8
+"""The zero length that ends an index of codes without a vector."""
+
+
+def build_faiss_index(vectors: VectorStream, num_vectors: int, vector_dim: int, config: IndexConfig, path: Path) -> dict[str, Any]:
+    """Write the index of a vector stream to ``path`` and return its description, for the manifest and :func:`open_faiss_index`.
+
+    RaBitQ writes a second file, ``path`` + ``.refine``. The stream is read twice for an inverted file, once for Flat.
+    """
+    kind, why = choose_kind(num_vectors, config)
+    description: dict[str, Any] = {
+        "kind": kind,
+        "why": why,
+        "metric": "inner_product",
+        "num_vectors": num_vectors,
+        "vector_dim": vector_dim,
+    }
+    if kind == "flat":
+        index = faiss.IndexFlatIP(vector_dim)
+        _write_codes(index, (block.astype(np.float32, copy=False) for block in vectors()), num_vectors, np.float32, path)
+        return description | {"recall_at_10": 1.0}
+    sample_NV, queries_QV, query_positions = _draw_samples(vectors, num_vectors, vector_dim, config.seed)
+    exact = _ExactTop(queries_QV, query_positions)
+    with _one_blas_thread():
+        index = _train_lists(kind, sample_NV, num_vectors, config.seed)
+        refine = _train_codes(sample_NV, vector_dim) if kind == "ivf_rabitq" else None
+    description |= {"nlist": index.nlist, "trained_on": len(sample_NV), "seed": config.seed, "refine_factor": REFINE_FACTOR}
+    del sample_NV
+    _write_lists(index, exact.watch(vectors()), num_vectors, path)
+    if refine is not None:
+        refine_blocks = (refine.sa_encode(np.ascontiguousarray(block, dtype=np.float32)) for block in vectors())
+        _write_codes(refine, refine_blocks, num_vectors, np.uint8, path.with_name(path.name + REFINE_SUFFIX))
+    return description | _tune(open_faiss_index(path, description | {"nprobe": 1}), exact)
+
+
+def _draw_samples(
+    vectors: VectorStream, num_vectors: int, vector_dim: int, seed: int
+) -> tuple[Float32[np.ndarray, "N V"], Float32[np.ndarray, "Q V"], Int64[np.ndarray, " Q"]]:
+    """Gather training vectors and, apart from them, the queries that recall is measured with."""
+    generator = np.random.default_rng(seed)
+    num_queries = min(MEASURED_QUERIES, num_vectors // 2)
+    num_training = min(VECTORS_A_LIST * _choose_num_lists(num_vectors), num_vectors - num_queries)
+    chosen = generator.choice(num_vectors, size=num_training + num_queries, replace=False)
+    positions = (np.sort(chosen[:num_training]), np.sort(chosen[num_training:]))
+    samples = tuple(np.empty((len(drawn), vector_dim), np.float32) for drawn in positions)
+    start = 0
+    for block in vectors():
+        for drawn, sample in zip(positions, samples, strict=True):
+            low, high = np.searchsorted(drawn, (start, start + len(block)))
+            sample[low:high] = block[drawn[low:high] - start]
+        start += len(block)
+    assert start == num_vectors, (start, num_vectors)
+    return samples[0], samples[1], positions[1]
+
+
+def _choose_num_lists(num_vectors: int) -> int:
+    """Return the power of two below four times the square root of N, at most an eighth of N."""
+    return int(2 ** np.floor(np.log2(max(1.0, min(4.0 * num_vectors**0.5, MAX_LISTS, num_vectors / 8)))))
+
+
+def _train_lists(kind: str, sample_NV: Float32[np.ndarray, "N V"], num_vectors: int, seed: int) -> Any:
+    vector_dim = sample_NV.shape[1]
+    num_lists = _choose_num_lists(num_vectors)
+    quantizer = faiss.IndexFlatIP(vector_dim)
+    if kind == "ivf_rabitq":
+        index = faiss.IndexIVFRaBitQ(quantizer, vector_dim, num_lists, faiss.METRIC_INNER_PRODUCT)
+    else:
+        index = faiss.IndexIVFScalarQuantizer(
+            quantizer, vector_dim, num_lists, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT, True
+        )
+    index.cp.niter, index.cp.seed, index.cp.spherical = KMEANS_ITERATIONS, seed, True
+    index.cp.min_points_per_centroid = 1
+    index.cp.max_points_per_centroid = len(sample_NV)
+    index.train(sample_NV)
+    return index
+
+
+def _train_codes(sample_NV: Float32[np.ndarray, "N V"], vector_dim: int) -> Any:
+    refine = faiss.IndexScalarQuantizer(vector_dim, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT)
+    refine.train(sample_NV)
+    return refine
+
+
+@contextlib.contextmanager
+def _one_blas_thread() -> Generator[None]:
+    """Train on one thread: sums split over threads differ in the last bit, and so would the file."""
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+def _header(index: Any, num_vectors: int, tail_bytes: int) -> bytes:
+    index.ntotal = num_vectors
+    try:
+        return faiss.serialize_index(index).tobytes()[:-tail_bytes]
+    finally:
+        index.ntotal = 0
+
+
+def _write_codes(index: Any, blocks: Iterator[np.ndarray], num_vectors: int, code_type: Any, path: Path) -> None:
+    """Write an index whose last field is its codes in position order: Flat and scalar codes."""
+    with path.open("wb") as stream:
+        stream.write(_header(index, num_vectors, EMPTY_CODES_BYTES))
+        width = index.d  # FAISS counts a Flat file's floats and a code file's bytes: one item a dimension either way
+        stream.write(np.uint64(num_vectors * width).tobytes())
+        written = 0
+        for block in blocks:
+            stream.write(np.ascontiguousarray(block, dtype=code_type).data)
+            written += len(block)
+    assert written == num_vectors, (written, num_vectors)
+
+
+def _write_lists(index: Any, blocks: Iterator[np.ndarray], num_vectors: int, path: Path) -> None:
+    """Encode every block, spill the codes sorted by list, and merge the spills into one inverted file."""
+    with tempfile.TemporaryFile(dir=path.parent) as spill, path.open("wb") as stream:
+        sizes_SK, starts = _spill_codes(index, blocks, spill)
+        sizes_K = sizes_SK.sum(axis=0)
+        assert int(sizes_K.sum()) == num_vectors, (int(sizes_K.sum()), num_vectors)
+        stream.write(_header(index, num_vectors, EMPTY_LISTS_BYTES))
+        stream.write(b"ilar" + np.array([index.nlist, index.code_size], np.uint64).tobytes())
+        stream.write(b"full" + np.uint64(index.nlist).tobytes() + sizes_K.astype(np.uint64).tobytes())
+        offsets_SK = np.cumsum(sizes_SK, axis=1) - sizes_SK
+        for list_number in range(index.nlist):
+            for width, skip in ((index.code_size, 0), (8, index.code_size)):
+                for run_sizes_K, offsets_K, start in zip(sizes_SK, offsets_SK, starts, strict=True):
+                    num_codes = int(run_sizes_K[list_number])
+                    begin = start + int(run_sizes_K.sum()) * skip + int(offsets_K[list_number]) * width
+                    stream.write(os.pread(spill.fileno(), num_codes * width, begin))
+
+
+def _spill_codes(index: Any, blocks: Iterator[np.ndarray], spill: BinaryIO) -> tuple[Int64[np.ndarray, "S K"], list[int]]:
+    """Append one run for every ``SPILL_VECTORS``; return the list sizes and the start of each run.
+
+    A run is all its codes, then all its positions, both sorted by list.
+    """
+    sizes, starts, position = [], [], 0
+    with ThreadPoolExecutor(max_workers=os.cpu_count(), initializer=faiss.omp_set_num_threads, initargs=(1,)) as workers:
+        for block in _regroup(blocks, SPILL_VECTORS):
+            slices = [block[start : start + ENCODE_SLICE_VECTORS] for start in range(0, len(block), ENCODE_SLICE_VECTORS)]
+            encoded = list(workers.map(lambda part: _encode(index, part), slices))
+            lists = np.concatenate([lists for lists, _ in encoded])
+            order = np.argsort(lists, kind="stable")
+            starts.append(spill.tell())
+            spill.write(np.concatenate([codes for _, codes in encoded])[order].data)
+            spill.write((order + position).astype(np.int64).data)
+            sizes.append(np.bincount(lists, minlength=index.nlist))
+            position += len(block)
+    spill.flush()
+    return np.stack(sizes), starts
+
+
+def _encode(index: Any, block_NV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    vectors_NV = np.ascontiguousarray(block_NV, dtype=np.float32)
+    lists = np.ascontiguousarray(index.quantizer.search(vectors_NV, 1)[1][:, 0])
+    codes = np.zeros((len(vectors_NV), index.code_size), dtype=np.uint8)
+    index.encode_vectors(len(vectors_NV), faiss.swig_ptr(vectors_NV), faiss.swig_ptr(lists), faiss.swig_ptr(codes))
+    return lists, codes
+
+
+def _regroup(blocks: Iterator[np.ndarray], size: int) -> Iterator[np.ndarray]:
+    """Yield blocks of ``size`` rows, the last one shorter, whatever the sizes of those that come in."""
+    waiting: list[np.ndarray] = []
+    num_waiting = 0
+    for block in blocks:
+        while num_waiting + len(block) >= size:
+            head, block = block[: size - num_waiting], block[size - num_waiting :]
+            yield np.concatenate([*waiting, head])
+            waiting, num_waiting = [], 0
+        if len(block):
+            waiting.append(block)
+            num_waiting += len(block)
+    if waiting:
+        yield np.concatenate(waiting)
+
+
+class _ExactTop:
+    """The true neighbours of the measured queries, kept up while the blocks stream past on their way into the index."""
+
+    def __init__(self, queries_QV: Float32[np.ndarray, "Q V"], own_positions: Int64[np.ndarray, " Q"]) -> None:
+        self.queries_QV = queries_QV
+        self.own_positions = own_positions
+        self._scores_QK = np.full((len(queries_QV), MEASURED_TOP_K), -np.inf, dtype=np.float32)
+        self.positions_QK = np.full((len(queries_QV), MEASURED_TOP_K), -1, dtype=np.int64)
+
+    def watch(self, blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+        start = 0
+        for block in blocks:
+            self._offer(block, start)
+            start += len(block)
+            yield block
+
+    def _offer(self, block_NV: np.ndarray, start: int) -> None:
+        scores_QN = self.queries_QV @ block_NV.T
+        positions = np.arange(start, start + len(block_NV))
+        is_here = (self.own_positions >= start) & (self.own_positions < start + len(block_NV))
+        scores_QN[np.flatnonzero(is_here), self.own_positions[is_here] - start] = -np.inf  # a query that finds itself says nothing
+        best = np.argpartition(-scores_QN, min(MEASURED_TOP_K, len(block_NV)) - 1, axis=1)[:, :MEASURED_TOP_K]
+        scores = np.concatenate([self._scores_QK, np.take_along_axis(scores_QN, best, axis=1)], axis=1)
+        candidates = np.concatenate([self.positions_QK, positions[best]], axis=1)
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :MEASURED_TOP_K]
+        self._scores_QK = np.take_along_axis(scores, order, axis=1)
+        self.positions_QK = np.take_along_axis(candidates, order, axis=1)
+
+    def recall_of(self, found_QK: Int64[np.ndarray, "Q K"]) -> float:
+        """Return the mean share of true neighbours among the first ten found besides the query itself."""
+        shares = []
+        for own, found, true in zip(self.own_positions, found_QK, self.positions_QK, strict=True):
+            kept = found[found != own][:MEASURED_TOP_K]
+            shares.append(np.isin(true[true >= 0], kept).mean())
+        return float(np.mean(shares))
+
+
+def _tune(index: FaissIndex, exact: _ExactTop) -> dict[str, Any]:
+    """Probe more lists until recall reaches the target or stops growing; record what was measured."""
+    nprobe, best = 0, -1.0
+    for candidate in sorted({min(number, index.num_lists) for number in NPROBES}):
+        _, found_QK = index.search_with(exact.queries_QV, MEASURED_TOP_K + 1, nprobe=candidate)
+        recall = exact.recall_of(found_QK)
+        if recall - best < SMALLEST_GAIN:
+            break
+        nprobe, best = candidate, recall
+        if best >= TARGET_RECALL:
+            break
+    return {"nprobe": nprobe, "recall_at_10": round(best, 4), "recall_queries": len(exact.queries_QV)}

@@ -1,0 +1,187 @@
+"""FAISS files opened for reading: memory-mapped, searched by inner product, filtered by position.
+
+Three kinds: Flat (exact), IVF with 8-bit scalar codes, and IVF with RaBitQ codes refined by 8-bit codes. ``faiss_build`` writes them;
+neither checks a hash: a file reaches :func:`open_faiss_index` only after its SHA-256 matched the manifest.
+"""
+
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false
+# SWIG's module has no types, and faiss adds keyword arguments to its classes at import time.
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import faiss
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from pipeline.config import IndexConfig
+from pipeline.errors import IntegrityError
+from pipeline.index.exact_index import top_k_of
+from pipeline.index.protocol import NO_POSITION
+
+FaissKind = Literal["flat", "ivf_sq8", "ivf_rabitq"]
+
+REFINE_SUFFIX = ".refine"
+"""Beside ``x.faiss``, ``x.faiss.refine`` holds the 8-bit codes that re-score RaBitQ's candidates."""
+
+MIN_LISTED_VECTORS = 256
+"""Below this there is nothing to train lists on, and nothing to save."""
+
+BRUTE_FORCE_POSITIONS = 2_048
+"""Up to this many allowed positions are decoded and scored one by one: an IVF probe could miss them all."""
+
+_read_lock = threading.Lock()
+"""FAISS keeps its byte limit in one global; two readers of different files must not race on it."""
+
+
+def choose_kind(num_vectors: int, config: IndexConfig) -> tuple[FaissKind, str]:
+    """Return the kind of index for a number of vectors, and a sentence that says why."""
+    if config.kind != "flat" and num_vectors < MIN_LISTED_VECTORS:
+        return "flat", f"{num_vectors:,} vectors are too few for inverted lists"
+    if config.kind != "auto":
+        return config.kind, f"asked for by the setting index.kind = {config.kind}"
+    if num_vectors <= config.flat_max_vectors:
+        return "flat", f"{num_vectors:,} vectors are at most {config.flat_max_vectors:,}: exact search is fast enough"
+    if num_vectors < config.rabitq_min_vectors:
+        return "ivf_sq8", f"{num_vectors:,} vectors are more than {config.flat_max_vectors:,}: inverted lists with one byte a dimension"
+    return (
+        "ivf_rabitq",
+        f"{num_vectors:,} vectors are at least {config.rabitq_min_vectors:,}: one bit a dimension, refined by one byte a dimension",
+    )
+
+
+def open_faiss_index(path: Path, description: Mapping[str, Any]) -> FaissIndex:
+    """Map a FAISS file whose hash has been checked; ``description`` is what ``build_faiss_index`` returned for it."""
+    kind: FaissKind = description["kind"]
+    if kind == "flat":
+        index, refine = _read(path, faiss.IO_FLAG_MMAP_IFC), None
+    else:
+        index, refine = _read(path, faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY), None
+        faiss.downcast_InvertedLists(
+            index.invlists
+        ).prefetch_nthread = 0  # 32 threads a query by default, for lists that are in the page cache
+        if kind == "ivf_rabitq":
+            refine = _read(path.with_name(path.name + REFINE_SUFFIX), faiss.IO_FLAG_MMAP_IFC)
+    opened = FaissIndex(index=index, refine=refine, description=description)
+    if (opened.num_vectors, opened.vector_dim) != (description["num_vectors"], description["vector_dim"]):
+        raise IntegrityError(
+            f"{path.name} must hold {description['num_vectors']} vectors of {description['vector_dim']} dimensions, "
+            f"got {opened.num_vectors} of {opened.vector_dim}"
+        )
+    return opened
+
+
+def _read(path: Path, flags: int) -> Any:
+    with _read_lock:
+        faiss.set_deserialization_vector_byte_limit(max(path.stat().st_size, 1 << 20))  # no vector in a file can be larger than the file
+        try:
+            return faiss.read_index(str(path), flags)
+        except RuntimeError as error:
+            raise IntegrityError(f"{path.name} cannot be read as a FAISS index; run `cairn repair`") from error
+
+
+class FaissIndex:
+    """A :class:`~pipeline.index.protocol.VectorIndex` over one FAISS file; safe to search from several threads."""
+
+    def __init__(self, *, index: Any, refine: Any | None, description: Mapping[str, Any]) -> None:
+        self.description = description
+        self._index = index
+        self._refine = refine
+        self._search_index = index if refine is None else faiss.IndexRefine(index, refine)
+        self._is_flat = description["kind"] == "flat"
+        self._nprobe = int(description.get("nprobe", 1))
+        self._direct_map_lock = threading.Lock()
+
+    @property
+    def num_vectors(self) -> int:
+        """Count the vectors."""
+        return self._index.ntotal
+
+    @property
+    def vector_dim(self) -> int:
+        """Return V."""
+        return self._index.d
+
+    def search(
+        self, queries_QV: Float32[np.ndarray, "Q V"], top_k: int, allowed: Int64[np.ndarray, " A"] | None = None
+    ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
+        """Return the ``top_k`` best of each query, best first, ties by lower position."""
+        queries_QV = np.ascontiguousarray(queries_QV, dtype=np.float32)
+        if allowed is None:
+            return self.search_with(queries_QV, top_k, nprobe=self._nprobe)
+        allowed = np.unique(allowed)
+        if len(allowed) <= BRUTE_FORCE_POSITIONS:
+            return top_k_of(queries_QV @ self._reconstruct_positions(allowed).T, allowed, top_k)
+        # A filter thins every list evenly at best: probe as many more lists as the filter leaves out, so that as many candidates are seen.
+        nprobe = min(self.num_lists, -(-self._nprobe * self.num_vectors // len(allowed)))
+        return self.search_with(queries_QV, top_k, nprobe=nprobe, allowed=allowed)
+
+    @property
+    def num_lists(self) -> int:
+        """Count the inverted lists; 1 for Flat."""
+        return 1 if self._is_flat else self._index.nlist
+
+    def search_with(
+        self, queries_QV: Float32[np.ndarray, "Q V"], top_k: int, *, nprobe: int, allowed: Int64[np.ndarray, " A"] | None = None
+    ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
+        """Search ``nprobe`` lists: what the build tunes, and what :meth:`search` calls."""
+        num_found = min(top_k, self.num_vectors)
+        if num_found == 0 or len(queries_QV) == 0:
+            return top_k_of(np.empty((len(queries_QV), 0), np.float32), np.empty(0, np.int64), top_k)
+        found_QK, positions_QK = self._search_index.search(queries_QV, num_found, params=self._parameters(nprobe, allowed))
+        found_QK[positions_QK == NO_POSITION] = -np.inf
+        return _order_ties(found_QK, positions_QK, top_k)
+
+    def reconstruct(self, start: int, count: int) -> Float32[np.ndarray, "N V"]:
+        """Return the vectors at positions ``start`` to ``start + count``, decoded from what the file holds."""
+        return self._reconstruct_positions(np.arange(start, start + count, dtype=np.int64))
+
+    def _reconstruct_positions(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
+        if not len(positions):
+            return np.empty((0, self.vector_dim), np.float32)
+        return self._addressable.reconstruct_batch(positions)
+
+    @cached_property
+    def _addressable(self) -> Any:
+        """The stored codes by position; inverted lists need a map of 8 bytes a vector for it, made when first asked for."""
+        if self._refine is not None:
+            return self._refine
+        if not self._is_flat:
+            with self._direct_map_lock:
+                if self._index.direct_map.type == faiss.DirectMap.NoMap:
+                    self._index.make_direct_map(True)
+        return self._index
+
+    def _parameters(self, nprobe: int, allowed: Int64[np.ndarray, " A"] | None) -> Any:
+        selector = None if allowed is None else _bitmap_selector(allowed, self.num_vectors)
+        if self._is_flat:
+            return None if selector is None else faiss.SearchParameters(sel=selector)
+        if self._refine is None:
+            return faiss.SearchParametersIVF(nprobe=nprobe, sel=selector)
+        base = faiss.IVFRaBitQSearchParameters(nprobe=nprobe, sel=selector, qb=self._index.qb)
+        return faiss.IndexRefineSearchParameters(k_factor=float(self.description["refine_factor"]), base_index_params=base)
+
+
+def _bitmap_selector(allowed: Int64[np.ndarray, " A"], num_vectors: int) -> Any:
+    is_allowed = np.zeros(num_vectors, dtype=bool)
+    is_allowed[allowed] = True
+    return faiss.IDSelectorBitmap(np.packbits(is_allowed, bitorder="little"))
+
+
+def _order_ties(
+    scores_QF: Float32[np.ndarray, "Q F"], positions_QF: Int64[np.ndarray, "Q F"], top_k: int
+) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
+    """Sort each row by score, then position; pad to ``top_k``."""
+    missing_last = np.where(positions_QF == NO_POSITION, np.iinfo(np.int64).max, positions_QF)
+    order = np.lexsort((missing_last, -scores_QF), axis=1)
+    num_found = positions_QF.shape[1]
+    scores_QK = np.full((len(scores_QF), top_k), -np.inf, dtype=np.float32)
+    positions_QK = np.full((len(scores_QF), top_k), NO_POSITION, dtype=np.int64)
+    scores_QK[:, :num_found] = np.take_along_axis(scores_QF, order, axis=1)
+    positions_QK[:, :num_found] = np.take_along_axis(positions_QF, order, axis=1)
+    return scores_QK, positions_QK

@@ -1,0 +1,231 @@
+"""One published generation, opened: everything a search reads, pinned and immutable.
+
+Files are believed only when size and SHA-256 equal the manifest's (neither FAISS nor Lance notices a flipped bit); the Lance tables are
+pinned to the manifest's versions. Opening never locks and never writes: a writer publishes beside it. Building one is ``publish``'s
+business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import lancedb
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int32, Int64, UInt64
+
+from pipeline.durable import sha256_of_file, storage_errors
+from pipeline.errors import IntegrityError
+from pipeline.index.faiss_index import open_faiss_index
+from pipeline.index.lance_files import damaged_lance_files, read_lance_files
+from pipeline.index.lance_index import DOCUMENTS, TABLES, open_pinned_table
+from pipeline.index.layout import CHUNKS_ARROW, CHUNKS_FAISS, DOCUMENTS_ARROW, DOCUMENTS_FAISS, LANCE_FILES, CollectionLayout
+from pipeline.index.position_files import CHUNK_POSITIONS_SCHEMA, DOCUMENT_POSITIONS_SCHEMA, open_positions
+from pipeline.index.protocol import VectorIndex
+from pipeline.manifest import Manifest
+
+OPEN_ATTEMPTS = 3
+"""A reader that loses its generation to two publications in a row while opening it starts over."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Generation:
+    """What one search session reads: two vector indexes, the positions that tie them to the table, and the pinned table itself.
+
+    Position p of ``documents`` is row p of ``doc_ids``, ``row_ids`` and ``cluster_ids``; its chunks are positions ``chunk_offsets[p]`` to
+    ``chunk_offsets[p + 1]`` of ``chunks``. ``warning`` is a sentence for the user when an older generation is served because the current
+    one is damaged.
+    """
+
+    layout: CollectionLayout
+    manifest: Manifest
+    documents: VectorIndex
+    chunks: VectorIndex
+    positions: pa.RecordBatch
+    spans: pa.RecordBatch
+    document_table: lancedb.table.Table
+    warning: str | None = None
+
+    @property
+    def number(self) -> int:
+        """The generation's number."""
+        return self.manifest.generation
+
+    @property
+    def folder(self) -> Path:
+        """Where the generation's files lie, ``context.arrow`` and ``clusters.arrow`` among them."""
+        return self.layout.generation_folder(self.number)
+
+    @property
+    def num_documents(self) -> int:
+        """Count the documents."""
+        return self.positions.num_rows
+
+    @cached_property
+    def doc_ids(self) -> pa.LargeStringArray:
+        """Document ids by position, memory-mapped."""
+        return self.positions.column("doc_id")
+
+    @cached_property
+    def row_ids(self) -> UInt64[np.ndarray, " N"]:
+        """Lance row ids by position, valid at the pinned version only."""
+        return self.positions.column("row_id").to_numpy(zero_copy_only=True)
+
+    @cached_property
+    def chunk_offsets(self) -> Int64[np.ndarray, " N_plus_1"]:
+        """First chunk of each document, and the number of chunks at the end."""
+        return np.append(self.positions.column("chunk_offset").to_numpy(zero_copy_only=True), np.int64(self.spans.num_rows))
+
+    @cached_property
+    def cluster_ids(self) -> Int32[np.ndarray, " N"]:
+        """Cluster of each document."""
+        return self.positions.column("cluster_id").to_numpy(zero_copy_only=True)
+
+    @cached_property
+    def num_tokens(self) -> Int32[np.ndarray, " N"]:
+        """Tokens of each document."""
+        return self.positions.column("num_tokens").to_numpy(zero_copy_only=True)
+
+    @cached_property
+    def chunk_documents(self) -> Int64[np.ndarray, " M"]:
+        """Document position of each chunk."""
+        return self.spans.column("document_position").to_numpy(zero_copy_only=True)
+
+    @cached_property
+    def chunk_starts(self) -> Int64[np.ndarray, " M"]:
+        """First character of each chunk in its document's text."""
+        return self.spans.column("start_char").to_numpy(zero_copy_only=True)
+
+    @cached_property
+    def chunk_ends(self) -> Int64[np.ndarray, " M"]:
+        """One past the last character of each chunk."""
+        return self.spans.column("end_char").to_numpy(zero_copy_only=True)
+
+    @cached_property
+    def _row_order(self) -> Int64[np.ndarray, " N"]:
+        return np.argsort(self.row_ids, kind="stable")
+
+    @cached_property
+    def _sorted_row_ids(self) -> UInt64[np.ndarray, " N"]:
+        return self.row_ids[self._row_order]
+
+    def position_of_row_ids(self, row_ids: Sequence[int] | np.ndarray) -> Int64[np.ndarray, " A"]:
+        """Return the document position of each Lance row id; an id of another version raises :class:`IntegrityError`."""
+        wanted = np.asarray(row_ids, dtype=np.uint64)
+        found = np.searchsorted(self._sorted_row_ids, wanted)
+        if np.any(found >= self.num_documents) or np.any(self._sorted_row_ids[np.minimum(found, self.num_documents - 1)] != wanted):
+            raise IntegrityError(
+                f"row ids must belong to generation {self.number} of {self.layout.name!r}; run `cairn verify {self.layout.name}`"
+            )
+        return self._row_order[found]
+
+    def fetch_documents(self, positions: Sequence[int] | np.ndarray, columns: Sequence[str]) -> pa.Table:
+        """Read columns of the documents at these positions from the pinned table, in the order asked; a position may repeat."""
+        wanted = np.asarray(positions, dtype=np.int64)
+        unique, inverse = np.unique(self.row_ids[wanted], return_inverse=True)
+        if not len(unique):
+            return pa.schema([self.document_table.schema.field(name) for name in columns]).empty_table()
+        rows = self.document_table.take_row_ids(unique.tolist()).select(list(columns)).with_row_id().to_arrow()
+        order = np.argsort(rows.column("_rowid").to_numpy())
+        if rows.num_rows != len(unique):
+            raise IntegrityError(
+                f"table `documents` of {self.layout.name!r} lost rows of generation {self.number}; run `cairn verify {self.layout.name}`"
+            )
+        return rows.take(order[inverse]).select(list(columns))
+
+
+def open_generation(layout: CollectionLayout, number: int | None = None, check_hashes: bool = True) -> Generation:
+    """Open the served generation, or the one asked for; damage raises :class:`IntegrityError`, never a guess.
+
+    ``check_hashes`` = False trusts sizes alone: for files that this process has just hashed.
+    """
+    layout.require_exists()
+    if number is not None:
+        return _open(layout, number, check_hashes)
+    for attempt in range(OPEN_ATTEMPTS):
+        served = layout.current_generation_number()
+        assert served is not None, "require_exists found a generation"
+        try:
+            return _open(layout, served, check_hashes)
+        except IntegrityError:
+            if attempt + 1 == OPEN_ATTEMPTS or layout.current_generation_number() == served:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def open_latest_intact_generation(layout: CollectionLayout, check_hashes: bool = True) -> Generation:
+    """Open the served generation or, when it is damaged, the newest older one that is whole; ``warning`` then says so."""
+    try:
+        return open_generation(layout, check_hashes=check_hashes)
+    except IntegrityError as error:
+        damage = error
+    try:
+        served = layout.current_generation_number()
+    except IntegrityError:
+        served = None
+    for number in reversed(layout.generation_numbers()):
+        if served is None or number < served:
+            try:
+                found = _open(layout, number, check_hashes)
+            except IntegrityError:
+                continue
+            return replace(found, warning=f"generation {number} is served instead of the current one: {damage}")
+    raise damage
+
+
+def check_generation_files(layout: CollectionLayout, manifest: Manifest, check_hashes: bool = True) -> list[tuple[str, str]]:
+    """Return (file, what is wrong) for each file of a generation's folder that does not match its manifest."""
+    folder = layout.generation_folder(manifest.generation)
+    problems: list[tuple[str, str]] = []
+    for name, record in manifest.files.items():
+        path = folder / name
+        with storage_errors(f"reading {name} of generation {manifest.generation}"):
+            if Path(name).name != name:
+                problems.append((name, "is not a name inside the folder"))
+            elif not path.is_file():
+                problems.append((name, "is missing"))
+            elif path.stat().st_size != record.size_bytes:
+                problems.append((name, f"must have {record.size_bytes} bytes, got {path.stat().st_size}"))
+            elif check_hashes and sha256_of_file(path) != record.sha256:
+                problems.append((name, "does not match its SHA-256"))
+    missing = {DOCUMENTS_FAISS, CHUNKS_FAISS, DOCUMENTS_ARROW, CHUNKS_ARROW, LANCE_FILES} - set(manifest.files)
+    return problems + [(name, "is not in the manifest") for name in sorted(missing)]
+
+
+def read_manifest(layout: CollectionLayout, number: int) -> Manifest:
+    """Read a generation's manifest; one that speaks of another collection or number raises :class:`IntegrityError`."""
+    manifest = Manifest.read(layout.generation_folder(number))
+    if manifest.generation != number or set(manifest.lance_versions) != set(TABLES):
+        raise IntegrityError(
+            f"the manifest of generation {number} must describe it and the tables {', '.join(TABLES)}; run `cairn repair {layout.name}`"
+        )
+    return manifest
+
+
+def _open(layout: CollectionLayout, number: int, check_hashes: bool) -> Generation:
+    manifest = read_manifest(layout, number)
+    folder = layout.generation_folder(number)
+    for name, problem in check_generation_files(layout, manifest, check_hashes):
+        raise IntegrityError(f"{name} of generation {number} {problem}; run `cairn repair {layout.name}`")
+    for name, problem in damaged_lance_files(layout, read_lance_files(folder), manifests_only=True):
+        raise IntegrityError(f"{name} of generation {number} {problem}; run `cairn repair {layout.name}`")
+    positions = open_positions(folder / DOCUMENTS_ARROW, DOCUMENT_POSITIONS_SCHEMA)
+    spans = open_positions(folder / CHUNKS_ARROW, CHUNK_POSITIONS_SCHEMA)
+    counts = {"documents": positions.num_rows, "chunks": spans.num_rows}
+    if counts != {"documents": manifest.documents, "chunks": manifest.chunks}:
+        raise IntegrityError(
+            f"generation {number} must hold {manifest.documents} documents and {manifest.chunks} chunks, got {counts}; "
+            f"run `cairn repair {layout.name}`"
+        )
+    return Generation(
+        layout=layout,
+        manifest=manifest,
+        documents=open_faiss_index(folder / DOCUMENTS_FAISS, manifest.indexes["documents"]),
+        chunks=open_faiss_index(folder / CHUNKS_FAISS, manifest.indexes["chunks"]),
+        positions=positions,
+        spans=spans,
+        document_table=open_pinned_table(layout, DOCUMENTS, manifest.lance_versions[DOCUMENTS]),
+    )

@@ -1,0 +1,88 @@
+"""The files a pinned Lance version consists of, with their hashes: Lance itself checksums nothing.
+
+Lance files never change once written, so a hash taken at publication holds for ever; a new generation only hashes what is new. Recording
+also fsyncs, which Lance does not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import lance
+
+from pipeline.durable import fsync_file, fsync_folder, storage_errors, write_json
+from pipeline.errors import IntegrityError
+from pipeline.index.layout import LANCE_FILES, CollectionLayout
+from pipeline.manifest import FileRecord, record_file
+
+KEPT_TYPES = frozenset({"manifest", "data file", "deletion file", "index file"})
+"""Transaction files are only read while a commit races another; a writer of ours never does."""
+MANIFEST_SUFFIX = ".manifest"
+
+LanceFiles = dict[str, FileRecord]
+"""Path below ``lance/`` to what the file must be."""
+
+
+def list_lance_files(layout: CollectionLayout, versions: Mapping[str, int]) -> list[str]:
+    """Return the paths below ``lance/`` that these table versions read, sorted."""
+    paths: set[str] = set()
+    for table, version in versions.items():
+        dataset = lance.dataset(str(layout.lance_folder / f"{table}.lance"), version=version)
+        for batch in dataset.tracked_files(min_version=version):
+            rows = zip(batch.column("version").to_pylist(), batch.column("path").to_pylist(), batch.column("type").to_pylist(), strict=True)
+            paths.update(f"{table}.lance/{path}" for at, path, kind in rows if at == version and kind in KEPT_TYPES)
+    return sorted(paths)
+
+
+def record_lance_files(layout: CollectionLayout, versions: Mapping[str, int], known: Mapping[str, FileRecord]) -> LanceFiles:
+    """Hash and fsync every file of these versions; a file in ``known`` with the same size keeps its record."""
+    records: LanceFiles = {}
+    folders: set[Path] = set()
+    for name in list_lance_files(layout, versions):
+        path = layout.lance_folder / name
+        record = known.get(name)
+        if record is None or record.size_bytes != path.stat().st_size:
+            fsync_file(path)
+            folders.add(path.parent)
+            record = record_file(path)
+        records[name] = record
+    for folder in sorted(folders):
+        fsync_folder(folder)
+    return records
+
+
+def write_lance_files(folder: Path, records: Mapping[str, FileRecord]) -> None:
+    """Write the records into a generation's folder."""
+    write_json(folder / LANCE_FILES, {name: asdict(record) for name, record in records.items()})
+
+
+def read_lance_files(folder: Path) -> LanceFiles:
+    """Read the records of a generation; a damaged list raises :class:`IntegrityError`."""
+    try:
+        raw = json.loads((folder / LANCE_FILES).read_bytes())
+        return {name: FileRecord(**record) for name, record in raw.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise IntegrityError(f"{LANCE_FILES} of generation {folder.name} cannot be read; run `cairn repair`") from error
+
+
+def damaged_lance_files(
+    layout: CollectionLayout, records: Mapping[str, FileRecord], *, manifests_only: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Yield (path below ``lance/``, what is wrong) for each recorded file that is missing or changed.
+
+    ``manifests_only`` reads a few kilobytes instead of everything.
+    """
+    for name, record in records.items():
+        if manifests_only and not name.endswith(MANIFEST_SUFFIX):
+            continue
+        path = layout.lance_folder / name
+        with storage_errors(f"reading {name}"):
+            if not path.is_file():
+                yield name, "is missing"
+            elif path.stat().st_size != record.size_bytes:
+                yield name, f"must have {record.size_bytes} bytes, got {path.stat().st_size}"
+            elif record_file(path) != record:
+                yield name, "does not match its SHA-256"

@@ -1,0 +1,367 @@
+"""The truth: LanceDB tables ``documents`` and ``chunks``, changed by one committer under the collection's lock.
+
+Both tables hold the same documents in the same order, chunks by ordinal, and every later stage relies on that order. A commit is a handful
+of Lance versions; none of them is visible to a reader before a generation pins the last one. A killed commit is undone by
+:meth:`LanceTables.roll_back`, never resumed: an append committed twice doubles rows.
+"""
+
+# pyright: reportAttributeAccessIssue=false
+# pyarrow makes its compute functions at import time, and lancedb types a local table as its abstract parent: no type checker sees either.
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import lance
+import lancedb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import Float32
+from lancedb.expr import col
+from lancedb.index import FTS
+
+from pipeline.durable import commit_point, raise_storage_error
+from pipeline.errors import CairnError, IntegrityError, SchemaError, StorageError
+from pipeline.index.layout import CollectionLayout, generation_tag
+from pipeline.types import chunks_schema, documents_schema
+
+DOCUMENTS, CHUNKS = "documents", "chunks"
+TABLES = (DOCUMENTS, CHUNKS)
+PRIMARY_KEYS = {DOCUMENTS: "doc_id", CHUNKS: "chunk_id"}
+TEXT_INDEX_COLUMNS = ("text", "title")
+
+MAX_IDS_A_DELETE = 1_000
+"""Longer IN lists make Lance's planner the slowest part of a deletion."""
+MAX_FRAGMENTS = 32
+"""Appends beyond this many files are merged; sooner would rewrite a large table for a nightly handful of rows."""
+MAX_DELETED_SHARE = 0.25
+SCAN_ROWS = 4_096
+SCAN_BUFFER_BYTES = 64 << 20
+"""Lance reads ahead up to 2 GiB by default."""
+COMPACTION_ROWS = 512
+"""Rows a compaction holds at once: their text may be long."""
+
+Versions = dict[str, int]
+"""Table name to Lance version."""
+
+
+class LanceTables:
+    """Both tables of a collection, open for one writer or pinned scans."""
+
+    def __init__(self, layout: CollectionLayout, metadata_fields: Sequence[pa.Field], vector_dim: int) -> None:
+        self.layout = layout
+        self.metadata_fields = tuple(metadata_fields)
+        self.vector_dim = vector_dim
+        self.schemas = {DOCUMENTS: documents_schema(metadata_fields, vector_dim), CHUNKS: chunks_schema(vector_dim)}
+        self._database = lancedb.connect(str(layout.lance_folder))
+
+    @classmethod
+    def open(cls, layout: CollectionLayout) -> LanceTables:
+        """Open the tables that stand, taking the schema from them; a missing table raises :class:`IntegrityError`."""
+        database = lancedb.connect(str(layout.lance_folder))
+        missing = [name for name in TABLES if name not in _table_names(database)]
+        if missing:
+            raise IntegrityError(
+                f"collection {layout.name!r} must have the tables {', '.join(TABLES)}, missing: {', '.join(missing)}; "
+                f"run `cairn repair {layout.name}`"
+            )
+        with lance_errors("opening the tables"):
+            schema = database.open_table(DOCUMENTS).schema
+        owned = set(documents_schema((), 1).names)
+        return cls(layout, [field.remove_metadata() for field in schema if field.name not in owned], schema.field("vector").type.list_size)
+
+    @classmethod
+    def open_or_create(cls, layout: CollectionLayout, metadata_fields: Sequence[pa.Field], vector_dim: int) -> LanceTables:
+        """Open the tables, made empty where there are none; another schema raises :class:`SchemaError` before anything is written."""
+        tables = cls(layout, metadata_fields, vector_dim)
+        existing = _table_names(tables._database)
+        if layout.exists() or all(name in existing for name in TABLES):
+            tables._check_schemas(cls.open(layout).schemas)
+        with lance_errors("creating the tables"):
+            for name in TABLES:
+                if name not in existing:
+                    tables._create(name)
+        return tables
+
+    def versions(self) -> Versions:
+        """Return the latest version of each table, published or not."""
+        with lance_errors("reading the table versions"):
+            return {name: self._latest(name).version for name in TABLES}
+
+    def num_rows(self) -> dict[str, int]:
+        """Count the rows of each table's latest version."""
+        with lance_errors("counting rows"):
+            return {name: self._latest(name).count_rows() for name in TABLES}
+
+    def count_rows(self, name: str, versions: Mapping[str, int]) -> int:
+        """Count the rows of a table at its pinned version."""
+        return self._dataset(name, versions[name]).count_rows()
+
+    def roll_back(self, versions: Mapping[str, int] | None) -> None:
+        """Undo what a killed run left: make the latest versions equal the pinned ones, or both tables empty (None).
+
+        None is right where nothing was ever published.
+        Idempotent; a pinned version that Lance cannot open any more raises :class:`IntegrityError`.
+        """
+        for name in TABLES:
+            if versions is None:
+                self._recreate_if_used(name)
+                continue
+            table = self._latest(name)
+            if table.version == versions[name]:
+                continue
+            try:
+                table.checkout(versions[name])
+                table.restore()
+            except (ValueError, RuntimeError, OSError) as error:
+                raise IntegrityError(
+                    f"version {versions[name]} of table `{name}` cannot be opened; run `cairn repair {self.layout.name}`"
+                ) from error
+        commit_point("lance-rolled-back")
+
+    def commit(
+        self,
+        *,
+        generation: int,
+        deleted_ids: Iterable[Sequence[str]] = (),
+        documents: pa.RecordBatchReader | None = None,
+        chunks: pa.RecordBatchReader | None = None,
+        expected_documents: int = 0,
+        expected_chunks: int = 0,
+        compact: bool = False,
+    ) -> Versions:
+        """Delete, append, compact, index and tag; return the versions that hold the result.
+
+        ``deleted_ids`` comes in lists of at most 1,000. ``documents`` and ``chunks`` carry the same documents in the same order, each
+        streamed into ONE append. Row counts are checked after each write; a difference raises :class:`IntegrityError` and leaves the
+        roll-back to the next run.
+        """
+        for ids in deleted_ids:
+            assert len(ids) <= MAX_IDS_A_DELETE, len(ids)
+            for name in TABLES:
+                with lance_errors(f"deleting rows of table `{name}`"):
+                    self._latest(name).delete(col("doc_id").isin(list(ids)))
+                commit_point(f"{name}-deleted")
+        for name, reader, expected in ((DOCUMENTS, documents, expected_documents), (CHUNKS, chunks, expected_chunks)):
+            if reader is not None and expected:
+                self._append(name, reader, expected)
+            commit_point(f"{name}-added")
+        for name in TABLES:
+            self._compact(name, force=compact)
+        commit_point("compacted")
+        self._index_text()
+        commit_point("text-indexed")
+        versions = self.versions()
+        self.tag(generation, versions)
+        commit_point("tagged")
+        return versions
+
+    def tag(self, generation: int, versions: Mapping[str, int]) -> None:
+        """Tag the versions of a generation, so that no clean-up takes them."""
+        tag = generation_tag(generation)
+        with lance_errors("tagging the tables"):
+            for name in TABLES:
+                tags = self._latest(name).tags
+                if tag not in tags.list():
+                    tags.create(tag, versions[name])
+                elif tags.get_version(tag) != versions[name]:
+                    tags.update(tag, versions[name])
+
+    def tags(self) -> dict[str, Versions]:
+        """Return tag name to the versions it pins."""
+        found: dict[str, Versions] = {}
+        with lance_errors("reading the tags"):
+            for name in TABLES:
+                for tag, content in self._latest(name).tags.list().items():
+                    found.setdefault(tag, {})[name] = content["version"]
+        return found
+
+    def keep_only(self, generations: Iterable[int]) -> None:
+        """Drop every other tag, and every version and file that no remaining tag nor the latest version needs."""
+        kept = {generation_tag(number) for number in generations}
+        with lance_errors("cleaning up old versions"):
+            for name in TABLES:
+                tags = self._latest(name).tags
+                for tag in sorted(set(tags.list()) - kept):
+                    tags.delete(tag)
+                # The lock makes us the only writer: files that no version names are a killed run's.
+                self._dataset(name).cleanup_old_versions(timedelta(0), delete_unverified=True, error_if_tagged_old_versions=False)
+
+    def published_hashes(self, versions: Mapping[str, int], batch_rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+        """Stream (doc_id, content_sha256) of the documents at the pinned version."""
+        return self.scan(DOCUMENTS, ["doc_id", "content_sha256"], versions, batch_rows)
+
+    def scan(
+        self, table: str, columns: Sequence[str], versions: Mapping[str, int], batch_rows: int = SCAN_ROWS, *, with_row_id: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream columns of a pinned version in stored order, in bounded memory."""
+        with lance_errors(f"reading table `{table}`", damaged=True):
+            scanner = self._dataset(table, versions[table]).scanner(
+                columns=list(columns),
+                batch_size=batch_rows,
+                with_row_id=with_row_id,
+                scan_in_order=True,
+                batch_readahead=2,
+                fragment_readahead=1,
+                io_buffer_size=SCAN_BUFFER_BYTES,
+            )
+            yield from scanner.to_batches()
+
+    def scan_vectors(self, table: str, versions: Mapping[str, int]) -> Iterator[Float32[np.ndarray, "N V"]]:
+        """Stream the vectors of a pinned version in stored order."""
+        for batch in self.scan(table, ["vector"], versions):
+            yield vectors_of(batch.column("vector"))
+
+    def _latest(self, name: str) -> lancedb.table.Table:
+        return self._database.open_table(name)
+
+    def _dataset(self, name: str, version: int | None = None) -> lance.LanceDataset:
+        return lance.dataset(str(self.layout.lance_folder / f"{name}.lance"), version=version)
+
+    def _create(self, name: str) -> None:
+        self._database.create_table(name, schema=self.schemas[name]).set_unenforced_primary_key([PRIMARY_KEYS[name]])
+
+    def _recreate_if_used(self, name: str) -> None:
+        with lance_errors(f"emptying table `{name}`"):
+            if name in _table_names(self._database):
+                if self._latest(name).count_rows() == 0 and self._latest(name).schema.remove_metadata().equals(self.schemas[name]):
+                    return
+                self._database.drop_table(name)
+            self._create(name)
+
+    def _check_schemas(self, stored: Mapping[str, pa.Schema]) -> None:
+        for name in TABLES:
+            wanted, found = self.schemas[name], stored[name]
+            for column in sorted(set(wanted.names) | set(found.names)):
+                have = f"{found.field(column).type}" if column in found.names else "no such column"
+                want = f"{wanted.field(column).type}" if column in wanted.names else "no such column"
+                if have != want:
+                    raise SchemaError(
+                        f"column {column!r} must be as in collection {self.layout.name!r} ({have}), got {want}; "
+                        "change the source or ingest into a new collection"
+                    )
+
+    def _append(self, name: str, reader: pa.RecordBatchReader, expected: int) -> None:
+        table = self._latest(name)
+        before = table.count_rows()
+        checked = _CheckedBatches(name, self.schemas[name], reader)
+        try:
+            with lance_errors(f"appending to table `{name}`"):
+                table.add(pa.RecordBatchReader.from_batches(self.schemas[name], checked))
+        except CairnError:
+            if checked.error is not None:
+                raise checked.error from None
+            raise
+        added = table.count_rows() - before
+        if added != expected:
+            raise IntegrityError(
+                f"table `{name}` must grow by {expected} rows, got {added}; run the same command again, nothing was published"
+            )
+
+    def _compact(self, name: str, *, force: bool) -> None:
+        with lance_errors(f"compacting table `{name}`"):
+            dataset = self._dataset(name)
+            fragments = dataset.get_fragments()
+            stored = sum(fragment.physical_rows for fragment in fragments)
+            deleted = sum(fragment.num_deletions for fragment in fragments)
+            if force or len(fragments) > MAX_FRAGMENTS or deleted > MAX_DELETED_SHARE * stored:
+                threshold = 0.0 if force else None
+                dataset.optimize.compact_files(batch_size=COMPACTION_ROWS, num_threads=1, materialize_deletions_threshold=threshold)
+
+    def _index_text(self) -> None:
+        """Make BM25 cover every row: built the first time, extended afterwards."""
+        with lance_errors("indexing the text"):
+            table = self._latest(DOCUMENTS)
+            if table.count_rows() == 0:
+                return
+            existing = {column: index.name for index in table.list_indices() for column in index.columns}
+            for column in TEXT_INDEX_COLUMNS:
+                if column not in existing:
+                    table.create_index(column, config=FTS(with_position=False))
+            if existing:
+                self._dataset(DOCUMENTS).optimize.optimize_indices()
+            table.checkout_latest()
+            for index in table.list_indices():
+                statistics = table.index_stats(index.name)
+                if statistics is None or statistics.num_unindexed_rows:
+                    unindexed = "an unknown number" if statistics is None else statistics.num_unindexed_rows
+                    raise IntegrityError(
+                        f"text index `{index.name}` must cover every row, got {unindexed} rows left out; run the same command again"
+                    )
+
+
+def open_pinned_table(layout: CollectionLayout, name: str, version: int) -> lancedb.table.Table:
+    """Open a table at a version, where it stays; a version that is gone raises :class:`IntegrityError`."""
+    try:
+        table = lancedb.connect(str(layout.lance_folder)).open_table(name)
+        table.checkout(version)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise IntegrityError(f"version {version} of table `{name}` cannot be opened; run `cairn repair {layout.name}`") from error
+    return table
+
+
+class _CheckedBatches:
+    """Batches on their way into a table: Lance silently accepts a missing column and a null vector, so both are refused here."""
+
+    def __init__(self, name: str, schema: pa.Schema, reader: pa.RecordBatchReader) -> None:
+        self.error: CairnError | None = None
+        self._name = name
+        self._schema = schema
+        self._reader = reader
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        try:
+            if self._reader.schema.names != self._schema.names:
+                raise IntegrityError(
+                    f"rows of table `{self._name}` must have the columns {', '.join(self._schema.names)}, "
+                    f"got {', '.join(self._reader.schema.names)}"
+                )
+            for batch in self._reader:
+                vectors = batch.column("vector")
+                if vectors.null_count or pc.any(pc.invert(pc.is_finite(vectors.flatten()))).as_py():
+                    raise IntegrityError(
+                        f"vectors of table `{self._name}` must be finite numbers, got a null, NaN or infinity; "
+                        "the encoder is at fault, nothing was published"
+                    )
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
+        except CairnError as error:
+            self.error = error
+            raise
+
+
+def vectors_of(column: pa.FixedSizeListArray) -> Float32[np.ndarray, "N V"]:
+    """View a column of fixed-size lists as a matrix, without a copy."""
+    return column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), column.type.list_size)
+
+
+def _table_names(database: Any) -> list[str]:
+    with lance_errors("listing the tables"):
+        return list(database.list_tables().tables)
+
+
+@contextlib.contextmanager
+def lance_errors(action: str, *, damaged: bool = False) -> Generator[None]:
+    """Turn what Lance raises into one sentence without paths; ``damaged`` says that stored files, not the disk, are to blame."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, CairnError):
+            raise
+        code = re.search(r"os error (\d+)", str(error))
+        if code is not None:
+            raise_storage_error(OSError(int(code.group(1)), os.strerror(int(code.group(1)))), action)
+        if damaged:
+            raise IntegrityError(
+                f"{action} failed: the stored files do not fit together; run `cairn verify`, then `cairn repair`"
+            ) from error
+        raise StorageError(f"{action} failed inside LanceDB: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return re.sub(r"/\S+", "…", str(error).splitlines()[0] if str(error) else type(error).__name__)[:200]

@@ -1,0 +1,256 @@
+"""From pinned Lance versions to a served generation: build aside, rename, move ``CURRENT`` last.
+
+    .<n>.tmp/ built, every file fsynced ─▶ MANIFEST.json ─▶ renamed to <n>/ ─▶ CURRENT replaced ─▶ older ones pruned
+
+A crash before ``CURRENT`` moves leaves the old generation served and rubbish that :func:`prepare_writer` clears; a crash after it leaves
+the new one served. Everything here runs under the collection's lock. Ingest, repair, compaction and deletion all publish through
+:func:`publish_generation`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeline import durable
+from pipeline.config import IndexConfig
+from pipeline.durable import commit_point, storage_errors
+from pipeline.errors import IntegrityError
+from pipeline.index.faiss_build import build_faiss_index
+from pipeline.index.generation import check_generation_files, read_manifest
+from pipeline.index.lance_files import read_lance_files, record_lance_files, write_lance_files
+from pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables
+from pipeline.index.layout import (
+    CHUNKS_ARROW,
+    CHUNKS_FAISS,
+    CLUSTERS_ARROW,
+    CONTEXT_ARROW,
+    DOCUMENTS_ARROW,
+    DOCUMENTS_FAISS,
+    LANCE_FILES,
+    CollectionLayout,
+    generation_name,
+    generation_tag,
+)
+from pipeline.index.position_files import write_chunk_positions, write_document_positions
+from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
+from pipeline.types import ProgressListener, silent_progress
+
+COMMIT_POINTS = (
+    "lance-rolled-back",
+    "documents-deleted",
+    "chunks-deleted",
+    "documents-added",
+    "chunks-added",
+    "compacted",
+    "text-indexed",
+    "tagged",
+    "positions-written",
+    "documents-index-written",
+    "chunks-index-written",
+    "side-files-copied",
+    "lance-files-recorded",
+    "manifest-written",
+    "generation-renamed",
+    "current-replaced",
+    "old-generations-pruned",
+)
+"""Every step a crash can fall on, in order, from the first write to Lance to the last clean-up."""
+
+KEPT_GENERATIONS = 2
+"""The served one and the one before it, for readers that still hold it and as the way back."""
+SIDE_FILES = (CONTEXT_ARROW, CLUSTERS_ARROW)
+"""What a generation carries unchanged from the stages before; a collection may have neither."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationFacts:
+    """What a manifest says that the tables do not: who published, with which model, context and settings.
+
+    ``side_files`` maps ``context.arrow`` and ``clusters.arrow`` to the files they are copied from. The other fields are the manifest's.
+    """
+
+    run_id: str
+    side_files: Mapping[str, Path]
+    fingerprints: Mapping[str, str]
+    settings: Mapping[str, Any]
+    context_documents: int
+    context_cluster_sizes: tuple[int, ...]
+    documents_at_context: int
+    encode_tokens_per_second: float
+    sources: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, layout: CollectionLayout, manifest: Manifest, run_id: str) -> GenerationFacts:
+        """Carry over what an existing generation says of itself, for a publication that encodes nothing."""
+        folder = layout.generation_folder(manifest.generation)
+        return cls(
+            run_id=run_id,
+            side_files={name: folder / name for name in SIDE_FILES if name in manifest.files},
+            fingerprints=manifest.fingerprints,
+            settings=manifest.settings,
+            context_documents=manifest.context_documents,
+            context_cluster_sizes=manifest.context_cluster_sizes,
+            documents_at_context=manifest.documents_at_context,
+            encode_tokens_per_second=manifest.encode_tokens_per_second,
+            sources=manifest.sources,
+        )
+
+
+def prepare_writer(layout: CollectionLayout) -> Manifest | None:
+    """Settle what a killed writer left and return the served generation's manifest, None where nothing was ever published.
+
+    Temporary and never-served generations are removed. A first publication killed just before ``CURRENT`` was written is completed: its
+    folder is whole and nothing else is.
+    """
+    with storage_errors("clearing what an unfinished run left"):
+        for leftover in layout.generations_folder.glob(".*.tmp"):
+            shutil.rmtree(leftover)
+        if not layout.current_path.exists() and layout.generation_numbers() == [1]:
+            manifest = read_manifest(layout, 1)
+            if not check_generation_files(layout, manifest):
+                serve_generation(layout, 1)
+        served = layout.current_generation_number()
+        if served is None:
+            return None
+        manifest = read_manifest(layout, served)
+        for number in layout.generation_numbers():
+            if number > served:
+                shutil.rmtree(layout.generation_folder(number))
+    return manifest
+
+
+def publish_generation(
+    layout: CollectionLayout,
+    tables: LanceTables,
+    versions: Mapping[str, int],
+    facts: GenerationFacts,
+    config: IndexConfig,
+    progress: ProgressListener = silent_progress,
+) -> Manifest:
+    """Build, publish and serve the generation that pins these table versions; return its manifest.
+
+    The caller holds the lock, and has called :func:`prepare_writer`. Tables whose order or spans do not fit raise :class:`IntegrityError`;
+    ``CURRENT`` then still names the old one.
+    """
+    served = layout.current_generation_number()
+    number = (served or 0) + 1
+    folder = layout.temporary_generation_folder(number)
+    with storage_errors(f"publishing generation {number} of {layout.name!r}"):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            manifest = _build(layout, tables, versions, facts, config, progress, number, folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)  # a full disk must not stay full of a generation nobody will read
+            raise
+        final = layout.generation_folder(number)
+        if final.exists():
+            shutil.rmtree(final)
+        folder.rename(final)
+        durable.fsync_folder(layout.generations_folder)
+        commit_point("generation-renamed")
+        serve_generation(layout, number)
+        commit_point("current-replaced")
+        prune_generations(layout, tables)
+        commit_point("old-generations-pruned")
+    return manifest
+
+
+def next_generation_number(layout: CollectionLayout) -> int:
+    """Return the number the next publication will have: what :meth:`LanceTables.commit` tags with."""
+    return (layout.current_generation_number() or 0) + 1
+
+
+def prune_generations(layout: CollectionLayout, tables: LanceTables) -> None:
+    """Remove all but the served generation and the one before it, with the Lance versions only they held."""
+    served = layout.current_generation_number()
+    kept = [number for number in layout.generation_numbers() if served is not None and number <= served][-KEPT_GENERATIONS:]
+    for number in layout.generation_numbers():
+        if number not in kept:
+            shutil.rmtree(layout.generation_folder(number))
+    tables.keep_only(kept)
+
+
+def serve_generation(layout: CollectionLayout, number: int) -> None:
+    """Point ``CURRENT`` at a generation that stands whole: the one step that changes what readers see."""
+    durable.write_bytes(layout.current_path, f"{generation_name(number)}\n".encode())
+
+
+def _build(
+    layout: CollectionLayout,
+    tables: LanceTables,
+    versions: Mapping[str, int],
+    facts: GenerationFacts,
+    config: IndexConfig,
+    progress: ProgressListener,
+    number: int,
+    folder: Path,
+) -> Manifest:
+    progress("index", 0, 4, "files")
+    document_columns = ["doc_id", "num_chunks", "cluster_id", "num_tokens"]
+    documents = write_document_positions(tables.scan(DOCUMENTS, document_columns, versions, with_row_id=True), folder / DOCUMENTS_ARROW)
+    chunk_columns = ["doc_id", "ordinal", "start_char", "end_char"]
+    chunks = write_chunk_positions(tables.scan(CHUNKS, chunk_columns, versions), documents, folder / CHUNKS_ARROW)
+    commit_point("positions-written")
+    indexes: dict[str, Mapping[str, Any]] = {}
+    for done, (table, name, num_vectors) in enumerate(
+        ((DOCUMENTS, DOCUMENTS_FAISS, documents.num_rows), (CHUNKS, CHUNKS_FAISS, chunks.num_rows)), start=2
+    ):
+        progress("index", done, 4, "files")
+        indexes[table] = build_faiss_index(
+            partial(tables.scan_vectors, table, versions), num_vectors, tables.vector_dim, config, folder / name
+        )
+        commit_point(f"{table}-index-written")
+    for name, source in facts.side_files.items():
+        assert name in SIDE_FILES, name
+        shutil.copyfile(source, folder / name)
+    commit_point("side-files-copied")
+    write_lance_files(folder, record_lance_files(layout, versions, _known_lance_files(layout)))
+    commit_point("lance-files-recorded")
+    files = sorted(path for path in folder.iterdir() if path.name != MANIFEST_NAME)
+    for path in files:
+        durable.fsync_file(path)
+    manifest = Manifest(
+        collection=layout.name,
+        generation=number,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        run_id=facts.run_id,
+        lance_tag=generation_tag(number),
+        lance_versions=dict(versions),
+        documents=documents.num_rows,
+        chunks=chunks.num_rows,
+        tokens=int(documents.column("num_tokens").to_numpy().sum(dtype="int64")),
+        vector_dim=tables.vector_dim,
+        files={path.name: record_file(path) for path in files},
+        fingerprints=dict(facts.fingerprints),
+        settings=dict(facts.settings),
+        indexes=indexes,
+        context_documents=facts.context_documents,
+        context_cluster_sizes=tuple(facts.context_cluster_sizes),
+        documents_at_context=facts.documents_at_context,
+        encode_tokens_per_second=facts.encode_tokens_per_second,
+        sources=tuple(facts.sources),
+    )
+    manifest.write(folder)
+    durable.fsync_folder(folder)
+    progress("index", 4, 4, "files")
+    commit_point("manifest-written")
+    return manifest
+
+
+def _known_lance_files(layout: CollectionLayout) -> Mapping[str, FileRecord]:
+    """Hashes already taken: of the served generation, where its list is whole."""
+    served = layout.current_generation_number()
+    if served is None:
+        return {}
+    try:
+        damaged = {name for name, _ in check_generation_files(layout, read_manifest(layout, served))}
+        return {} if LANCE_FILES in damaged else read_lance_files(layout.generation_folder(served))
+    except IntegrityError:
+        return {}

@@ -1,0 +1,131 @@
+"""Bring a damaged collection back to something whole, losing as little as possible.
+
+    only derived files damaged      ─▶ made again from Lance, published as a new generation
+    anything else                   ─▶ CURRENT returns to the newest generation that is whole
+    nothing whole                   ─▶ refused: the rows must be ingested again
+
+Never touches a row. Damage is found by ``verify``; what cannot be made again is the context, the clusters and Lance itself.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.config import IndexConfig
+from pipeline.durable import storage_errors
+from pipeline.errors import IntegrityError
+from pipeline.index.generation import read_manifest
+from pipeline.index.lance_index import LanceTables
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.publish import GenerationFacts, prepare_writer, publish_generation, serve_generation
+from pipeline.index.verify import Problem, verify_generation
+from pipeline.manifest import Manifest
+from pipeline.types import ProgressListener, silent_progress
+
+REPAIR_RUN_ID = "repair"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepairReport:
+    """What a repair found and did; ``generation`` is served now, ``action`` is a sentence."""
+
+    generation: int
+    action: str
+    problems: tuple[Problem, ...]
+
+
+def index_config_of(settings: Mapping[str, Any]) -> IndexConfig:
+    """Return the index settings that a manifest's resolved settings carry."""
+    return IndexConfig(**settings.get("index", {}))
+
+
+def repair_collection(layout: CollectionLayout, progress: ProgressListener = silent_progress) -> RepairReport:
+    """Repair under the lock; a whole collection is left as it is, a hopeless one raises :class:`IntegrityError`."""
+    layout.require_exists()
+    with layout.writer_lock():
+        report = _repair(layout, progress)
+        return replace(report, problems=(*report.problems, *_drop_damaged_predecessors(layout, report.generation)))
+
+
+def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairReport:
+    served, problems = _served(layout)
+    found: dict[int, list[Problem]] = {}
+    if served is not None:
+        found[served] = verify_generation(layout, served, check_rows=True)
+        problems += found[served]
+        if not problems:
+            prepare_writer(layout)
+            return RepairReport(generation=served, action=f"generation {served} is whole; nothing to repair", problems=())
+        if all(problem.part == "derived" for problem in problems):
+            manifest = _rebuild(layout, read_manifest(layout, served), progress)
+            action = f"files of generation {served} were made again from its rows and published as generation {manifest.generation}"
+            return RepairReport(generation=manifest.generation, action=action, problems=tuple(problems))
+    for number in sorted(layout.generation_numbers(), reverse=True):
+        if served is not None and number > served:
+            continue
+        if number not in found:
+            found[number] = verify_generation(layout, number, check_rows=True)
+        if all(problem.part == "derived" for problem in found[number]):
+            return _return_to(layout, number, found[number], problems, progress)
+    raise IntegrityError(
+        f"collection {layout.name!r} has no generation that is whole: {'; '.join(problem.sentence for problem in problems[:3])}; "
+        "move its folder away and ingest the sources again"
+    )
+
+
+def _served(layout: CollectionLayout) -> tuple[int | None, list[Problem]]:
+    try:
+        served = layout.current_generation_number()
+    except IntegrityError as error:
+        return None, [Problem(generation=None, part="current", file="CURRENT", sentence=str(error))]
+    if served in layout.generation_numbers():
+        return served, []
+    return None, [
+        Problem(generation=None, part="current", file="CURRENT", sentence=f"CURRENT must name a generation that stands, got {served}")
+    ]
+
+
+def _return_to(
+    layout: CollectionLayout, number: int, own: list[Problem], problems: list[Problem], progress: ProgressListener
+) -> RepairReport:
+    """Serve generation ``number`` again and undo in Lance what came after it."""
+    with storage_errors(f"returning {layout.name!r} to generation {number}"):
+        serve_generation(layout, number)
+        for newer in layout.generation_numbers():
+            if newer > number:
+                shutil.rmtree(layout.generation_folder(newer))
+    manifest = read_manifest(layout, number)
+    if own:
+        manifest = _rebuild(layout, manifest, progress)
+    else:
+        LanceTables.open(layout).roll_back(manifest.lance_versions)
+    action = f"the collection returned to generation {number}, published {read_manifest(layout, number).created_at}"
+    return RepairReport(generation=manifest.generation, action=action, problems=tuple(problems))
+
+
+def _drop_damaged_predecessors(layout: CollectionLayout, served: int) -> list[Problem]:
+    """Remove older generations that could not be served any more; they would only be found damaged again."""
+    problems: list[Problem] = []
+    for number in layout.generation_numbers():
+        found = verify_generation(layout, number, check_rows=False) if number < served else []
+        if found:
+            problems += found
+            with storage_errors(f"removing generation {number} of {layout.name!r}"):
+                shutil.rmtree(layout.generation_folder(number))
+    if problems:
+        LanceTables.open(layout).keep_only(layout.generation_numbers())
+    return problems
+
+
+def _rebuild(layout: CollectionLayout, manifest: Manifest, progress: ProgressListener) -> Manifest:
+    """Publish the rows of a generation once more, with derived files made anew."""
+    prepare_writer(layout)
+    tables = LanceTables.open(layout)
+    tables.roll_back(manifest.lance_versions)
+    versions = tables.versions()
+    tables.tag(manifest.generation + 1, versions)
+    facts = GenerationFacts.of(layout, manifest, REPAIR_RUN_ID)
+    return publish_generation(layout, tables, versions, facts, index_config_of(manifest.settings), progress)

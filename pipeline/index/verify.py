@@ -1,0 +1,152 @@
+"""Find every fault of a stored collection: wrong bytes, missing versions, rows that do not fit together.
+
+Reads everything once (hashes of all generation and Lance files, ids and spans and text lengths of the served tables) and changes nothing.
+It takes no lock, so that a collection can be checked while it is written; what a writer prunes meanwhile may then be reported, and a second
+look settles it.
+"""
+
+# pyright: reportAttributeAccessIssue=false
+# pyarrow makes its compute functions at import time, where no type checker sees them.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.errors import CairnError, IntegrityError
+from pipeline.index.generation import check_generation_files, open_generation, read_manifest
+from pipeline.index.lance_files import LanceFiles, damaged_lance_files, read_lance_files
+from pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, lance_errors
+from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW, LANCE_FILES, CollectionLayout, generation_tag
+from pipeline.manifest import MANIFEST_NAME, Manifest
+from pipeline.types import ProgressListener, silent_progress
+
+Part = Literal["current", "manifest", "derived", "side", "lance", "rows"]
+"""What is damaged: ``derived`` files can be made again from Lance, ``side`` files (context, clusters) and Lance cannot."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One fault: where it is, and a sentence about it; ``generation`` is None when ``CURRENT`` itself is at fault."""
+
+    generation: int | None
+    part: Part
+    file: str
+    sentence: str
+
+
+def verify_collection(layout: CollectionLayout, progress: ProgressListener = silent_progress) -> list[Problem]:
+    """Return every fault of every generation that stands, the served one's first; an empty list means none was found."""
+    layout.require_exists()
+    problems: list[Problem] = []
+    try:
+        served = layout.current_generation_number()
+    except IntegrityError as error:
+        problems.append(Problem(generation=None, part="current", file="CURRENT", sentence=str(error)))
+        served = None
+    if served is not None and served not in layout.generation_numbers():
+        problems.append(
+            Problem(
+                generation=None,
+                part="current",
+                file="CURRENT",
+                sentence=f"CURRENT must name a generation that stands, got {served}; run `cairn repair {layout.name}`",
+            )
+        )
+    numbers = sorted(layout.generation_numbers(), key=lambda number: (number != served, -number))
+    for done, number in enumerate(numbers):
+        progress("verify", done, len(numbers), "generations")
+        if served is None or number <= served:  # a newer one was never served: the next writer removes it
+            problems += verify_generation(layout, number, check_rows=number == served)
+    progress("verify", len(numbers), len(numbers), "generations")
+    return problems
+
+
+def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool) -> list[Problem]:
+    """Return the faults of one generation: manifest, files, Lance files, tag and, if asked and nothing else is wrong, every row."""
+    try:
+        manifest = read_manifest(layout, number)
+    except IntegrityError as error:
+        return [Problem(generation=number, part="manifest", file=MANIFEST_NAME, sentence=str(error))]
+    problems = [
+        Problem(
+            generation=number,
+            part="side" if name in (CONTEXT_ARROW, CLUSTERS_ARROW) else "derived",
+            file=name,
+            sentence=f"{name} of generation {number} {problem}",
+        )
+        for name, problem in check_generation_files(layout, manifest)
+    ]
+    is_list_whole = all(problem.file != LANCE_FILES for problem in problems)
+    problems += _lance_problems(layout, manifest, read_lance_files(layout.generation_folder(number)) if is_list_whole else {})
+    if check_rows and not problems:
+        try:
+            problems += [
+                Problem(generation=number, part="rows", file=table, sentence=sentence) for table, sentence in _row_problems(layout, number)
+            ]
+        except CairnError as error:
+            problems.append(Problem(generation=number, part="rows", file="lance", sentence=str(error)))
+    return problems
+
+
+def _lance_problems(layout: CollectionLayout, manifest: Manifest, records: LanceFiles) -> Iterator[Problem]:
+    number = manifest.generation
+    for name, problem in damaged_lance_files(layout, records):
+        yield Problem(generation=number, part="lance", file=name, sentence=f"{name}, which generation {number} reads, {problem}")
+    try:
+        tables = LanceTables.open(layout)
+        for name, version in manifest.lance_versions.items():
+            if tables.tags().get(generation_tag(number), {}).get(name) != version:
+                yield Problem(
+                    generation=number,
+                    part="lance",
+                    file=name,
+                    sentence=f"tag {generation_tag(number)} of table `{name}` must pin version {version}",
+                )
+            with lance_errors(f"opening version {version} of table `{name}`", damaged=True):
+                num_rows = tables.count_rows(name, manifest.lance_versions)
+            expected = manifest.documents if name == DOCUMENTS else manifest.chunks
+            if num_rows != expected:
+                yield Problem(
+                    generation=number,
+                    part="lance",
+                    file=name,
+                    sentence=f"table `{name}` must hold {expected} rows at version {version}, got {num_rows}",
+                )
+    except CairnError as error:
+        yield Problem(generation=number, part="lance", file="lance", sentence=str(error))
+
+
+def _row_problems(layout: CollectionLayout, number: int) -> Iterator[tuple[str, str]]:
+    """Compare the rows of the pinned tables with the position files: order, counts, spans that cover each text whole, unique ids."""
+    generation = open_generation(layout, number, check_hashes=False)
+    tables, versions = LanceTables.open(layout), generation.manifest.lance_versions
+    doc_ids, offsets, ends = generation.doc_ids, generation.chunk_offsets, generation.chunk_ends
+    position = 0
+    for batch in tables.scan(DOCUMENTS, ["doc_id", "text"], versions, with_row_id=True):
+        last = position + batch.num_rows
+        same_ids = doc_ids.slice(position, batch.num_rows).equals(batch.column("doc_id").cast(pa.large_string()))
+        if not same_ids or not np.array_equal(generation.row_ids[position:last], batch.column("_rowid").to_numpy()):
+            yield DOCUMENTS, f"documents {position} to {last} must stand in the order of the position file"
+        covered = np.where(
+            offsets[position + 1 : last + 1] > offsets[position:last], ends[offsets[position + 1 : last + 1] - 1] if len(ends) else 0, 0
+        )
+        uncovered = np.flatnonzero(covered != pc.utf8_length(batch.column("text")).to_numpy())
+        for row in uncovered:
+            yield CHUNKS, f"the chunks of document {doc_ids[position + int(row)].as_py()!r} must cover its text whole"
+        position = last
+    repeated = len(doc_ids) - pc.count_distinct(doc_ids).as_py()
+    if repeated:
+        yield DOCUMENTS, f"doc_id must be unique, got {repeated} repeated"
+    position = 0
+    for batch in tables.scan(CHUNKS, ["start_char", "end_char"], versions):
+        last = position + batch.num_rows
+        starts, stops = batch.column("start_char").to_numpy(), batch.column("end_char").to_numpy()
+        if not (np.array_equal(generation.chunk_starts[position:last], starts) and np.array_equal(ends[position:last], stops)):
+            yield CHUNKS, f"chunks {position} to {last} must have the spans of the position file"
+        position = last

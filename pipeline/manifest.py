@@ -1,0 +1,103 @@
+"""What a generation is made of, written last and believed only when every hash in it matches.
+
+A fingerprint is the SHA-256 of canonical JSON; composed fingerprints hash their children's, so that equal fingerprints mean equal
+settings all the way down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pipeline import durable
+from pipeline.errors import IntegrityError
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "MANIFEST.json"
+
+
+def fingerprint(**parts: Any) -> str:
+    """Hash named JSON values into 64 hex digits; the order of the names does not matter."""
+    canonical = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileRecord:
+    """Size and hash a file must have."""
+
+    size_bytes: int
+    sha256: str
+
+
+def record_file(path: Path) -> FileRecord:
+    """Measure a file as it lies on disk."""
+    return FileRecord(size_bytes=path.stat().st_size, sha256=durable.sha256_of_file(path))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """One generation: the Lance versions it pins, the files derived from them, and the fingerprints that decide who may read it.
+
+    ``lance_versions`` maps table name to version. ``fingerprints`` has ``encoder``, ``context`` and ``clusters``.
+    ``settings`` is the resolved ingest configuration. ``context_cluster_sizes`` is the histogram of documents over clusters when the
+    context was drawn.
+    ``indexes`` describes each FAISS file (kind, metric, nlist, nprobe). ``sources`` lists the input files of the run that published this.
+    """
+
+    collection: str
+    generation: int
+    created_at: str
+    run_id: str
+    lance_tag: str
+    lance_versions: Mapping[str, int]
+    documents: int
+    chunks: int
+    tokens: int
+    vector_dim: int
+    files: Mapping[str, FileRecord]
+    fingerprints: Mapping[str, str]
+    settings: Mapping[str, Any]
+    indexes: Mapping[str, Mapping[str, Any]]
+    context_documents: int
+    context_cluster_sizes: tuple[int, ...]
+    documents_at_context: int
+    encode_tokens_per_second: float
+    sources: tuple[str, ...] = field(default=())
+    format_version: int = FORMAT_VERSION
+
+    def write(self, folder: Path) -> None:
+        """Write ``MANIFEST.json`` durably into a generation's folder."""
+        durable.write_json(folder / MANIFEST_NAME, asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read and check a manifest; a missing, truncated or foreign one raises :class:`IntegrityError`."""
+        path = folder / MANIFEST_NAME
+        try:
+            raw = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise IntegrityError(f"generation {folder.name} has no {MANIFEST_NAME}; run `cairn repair`") from None
+        except (OSError, ValueError) as error:
+            raise IntegrityError(f"{MANIFEST_NAME} of generation {folder.name} cannot be read; run `cairn repair`") from error
+        if not isinstance(raw, dict) or raw.get("format_version") != FORMAT_VERSION:
+            raise IntegrityError(
+                f"{MANIFEST_NAME} of generation {folder.name} must have format_version {FORMAT_VERSION}; it was written by another release"
+            )
+        names = {item.name for item in fields(cls)}
+        if set(raw) != names:
+            raise IntegrityError(
+                f"{MANIFEST_NAME} of generation {folder.name} has missing or unknown fields: "
+                f"{', '.join(sorted(set(raw) ^ names))}; run `cairn repair`"
+            )
+        try:
+            raw["files"] = {name: FileRecord(**record) for name, record in raw["files"].items()}
+            raw["context_cluster_sizes"] = tuple(raw["context_cluster_sizes"])
+            raw["sources"] = tuple(raw["sources"])
+        except (TypeError, AttributeError) as error:
+            raise IntegrityError(f"{MANIFEST_NAME} of generation {folder.name} is malformed; run `cairn repair`") from error
+        return cls(**raw)

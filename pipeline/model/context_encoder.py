@@ -1,0 +1,65 @@
+"""M1: context documents to the embeddings that later stand before every text (CDE §4.2).
+
+The same base backbone as the second stage, mean pooled over the first tokens of a document, one vector each, NOT normalised: the second
+stage takes them at the level of its input embeddings. Which documents these are is chosen elsewhere; they are embedded once and stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float32
+
+from pipeline.errors import ConfigError
+from pipeline.manifest import fingerprint
+from pipeline.model.backbone import Backbone
+from pipeline.model.document_encoder import embed_chunks
+from pipeline.model.landmarks import Chunks, chunk_rows
+
+BATCH_TOKENS: Final = 1_024
+HEAD_CHARACTERS_PER_TOKEN: Final = 32
+"""How much of a text is tokenised at first for each token wanted; a head that gives too few is tried again, twice as long."""
+
+
+class ContextEncoder:
+    """The first stage: ``embed`` gives one raw embedding a text."""
+
+    def __init__(self, backbone: Backbone, max_tokens: int) -> None:
+        if not 3 <= max_tokens <= backbone.max_positions:
+            raise ConfigError(
+                f"max_document_tokens must lie between 3 and the model's {backbone.max_positions} positions, got {max_tokens}"
+            )
+        self._backbone = backbone
+        self._max_tokens = max_tokens
+        self.embedding_dim = backbone.model_dim
+        self.fingerprint = fingerprint(
+            kind="context-encoder",
+            format=1,
+            weights=backbone.weights_fingerprint,
+            temperature=backbone.temperature,
+            max_tokens=max_tokens,
+            pooling="mean",
+        )
+
+    def embed(self, texts: Sequence[str]) -> Float32[np.ndarray, "C D"]:
+        """Embed texts in the order given, each cut after ``max_tokens`` tokens, [CLS] and [SEP] among them."""
+        ids = [self._head_ids(text) for text in texts]
+        token_offsets = np.concatenate([[0], np.cumsum([len(item) for item in ids], dtype=np.int64)])
+        chunks = Chunks(token_offsets=token_offsets, chunk_offsets=np.arange(len(ids) + 1))
+        flat = np.concatenate([np.zeros(0, np.int32), *(np.array(item, np.int32) for item in ids)])
+        rows = chunk_rows(flat, chunks, cls_id=self._backbone.cls_id, landmark_id=self._backbone.landmark_id, pooling="mean")
+        return embed_chunks(self._backbone, rows, batch_tokens=BATCH_TOKENS)
+
+    def _head_ids(self, text: str) -> list[int]:
+        num_wanted = self._max_tokens - 2
+        num_characters = HEAD_CHARACTERS_PER_TOKEN * self._max_tokens
+        while num_characters < len(text):
+            # Cut before white space, so that the head's tokens are those of the whole text.
+            end = max(text.rfind(space, 0, num_characters) for space in (" ", "\n", "\t"))
+            ids = self._backbone.tokenizer.encode(text[: max(end, 0)], add_special_tokens=False).ids
+            if len(ids) >= num_wanted:
+                return ids[:num_wanted]
+            num_characters *= 2
+        return self._backbone.tokenizer.encode(text, add_special_tokens=False).ids[:num_wanted]

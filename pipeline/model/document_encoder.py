@@ -1,0 +1,58 @@
+"""M2: rows of token ids to one embedding a chunk, with the context of the corpus in front when there is one (CDE §4.2, eq. 5 and 6).
+
+Pure: it takes a layout and gives arrays, knowing no text, file or table. Rows are batched by length and every result is put back in its
+chunk's place. Embeddings are float32 and not normalised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+
+from pipeline.model.backbone import Backbone
+from pipeline.model.batching import device_batch_tokens, run_in_batches
+from pipeline.model.landmarks import Rows
+from pipeline.model.pooling import pool_spans
+
+
+def embed_chunks(
+    backbone: Backbone,
+    rows: Rows,
+    *,
+    batch_tokens: int,
+    context_CD: Float32[np.ndarray, "C D"] | None = None,
+    on_chunks: Callable[[Int64[np.ndarray, " m"]], None] | None = None,
+) -> Float32[np.ndarray, "M D"]:
+    """Embed every chunk of a layout, in the layout's order; ``on_chunks`` hears the indices of each batch's chunks when they are done."""
+    embeddings_MD = np.empty((len(rows.pooled_row), backbone.model_dim), np.float32)
+    lengths_R = np.diff(rows.row_offsets)
+    chunks_by_row = np.argsort(rows.pooled_row, kind="stable")
+    first_chunk_R1 = np.searchsorted(rows.pooled_row[chunks_by_row], np.arange(len(lengths_R) + 1))
+
+    def run(batch_B: Int64[np.ndarray, " B"]) -> None:
+        ids_BT, lengths_B = pad_rows(rows, batch_B, backbone.pad_id)
+        hidden_BTD = backbone.hidden_states(ids_BT, lengths_B, context_CD)
+        num_chunks_B = first_chunk_R1[batch_B + 1] - first_chunk_R1[batch_B]
+        place = np.arange(int(num_chunks_B.sum())) - np.repeat(np.cumsum(num_chunks_B) - num_chunks_B, num_chunks_B)
+        chunk_M = chunks_by_row[np.repeat(first_chunk_R1[batch_B], num_chunks_B) + place]
+        row_M = np.repeat(np.arange(len(batch_B)), num_chunks_B)
+        with torch.inference_mode():
+            spans = (torch.from_numpy(x).to(hidden_BTD.device) for x in (row_M, rows.pooled_start[chunk_M], rows.pooled_end[chunk_M]))
+            embeddings_MD[chunk_M] = pool_spans(hidden_BTD, *spans).cpu().numpy()
+        if on_chunks is not None:
+            on_chunks(chunk_M)
+
+    extra_tokens = 0 if context_CD is None else len(context_CD)
+    run_in_batches(lengths_R, device_batch_tokens(batch_tokens, backbone.device), run, extra_tokens=extra_tokens)
+    return embeddings_MD
+
+
+def pad_rows(rows: Rows, batch_B: Int64[np.ndarray, " B"], pad_id: int) -> tuple[Int64[np.ndarray, "B T"], Int64[np.ndarray, " B"]]:
+    """Gather rows into a rectangle; validity is by true length, as padding may be a token that texts use too."""
+    starts_B, lengths_B = rows.row_offsets[batch_B], rows.row_offsets[batch_B + 1] - rows.row_offsets[batch_B]
+    positions_T = np.arange(int(lengths_B.max()))
+    source_BT = np.minimum(starts_B[:, None] + positions_T, len(rows.ids) - 1)
+    return np.where(positions_T < lengths_B[:, None], rows.ids[source_BT], pad_id).astype(np.int64), lengths_B

@@ -1,0 +1,212 @@
+"""Embed text at the cost of tokenising it: the surrogate φ, ψ of asymmetric K-means.
+
+A text is the weighted sum of the base model's *input* token embeddings, a token weighing less the more documents have it; a linear map,
+fitted on a sample, drops the direction every text shares and keeps the next ones. Weights and map are folded into the table once, so a text
+costs one gather and one sum.
+
+Source: Arora, Liang & Ma 2017 (SIF): w = a / (a + p), first singular direction removed. Differs: p is a document frequency, not a token
+frequency; the directions that stay are cut to 128, as CDE's own clustering does, and divided by the fourth root of their singular value,
+which evens out a few loud topics. CDE §4.1 clusters with a transformer (GTR): these vectors are a stand-in that groups broad topics nearly
+as well, fine ones less, and ranks clearly worse. Good for clusters, not for search.
+
+Does not read model files: the loader hands over table and tokenizer. Needs no torch.
+
+    T token ids (rows of the table)    D model dim    V vector dim    N texts
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32
+from tokenizers import Tokenizer
+
+from pipeline.errors import IntegrityError, ModelError
+from pipeline.manifest import fingerprint
+
+MAX_TOKENS = 256
+"""Tokens of a text that are read: a topic shows in its opening, and the window of the default encoder is no longer."""
+
+MAX_CHARACTERS = 8 * MAX_TOKENS
+"""Characters that are tokenised; English has about 4.5 a token, so this keeps a book from being tokenised for its first page."""
+
+SMOOTHING = 0.3
+"""SIF's a, on document frequencies: a token in 30 % of the documents counts half."""
+
+PROJECTION_DIM = 128
+MAX_FIT_TEXTS = 8_192
+"""Texts a fit reads: frequencies and directions have settled by then, and a sample is embedded again anyway."""
+
+TEXTS_PER_DIRECTION = 4
+"""Directions are only as good as their sample: a fit keeps at most one for every four texts."""
+
+MIN_DIRECTIONS = 8
+"""Below this many directions nothing is removed or cut: so few texts do not say what they share."""
+
+SCALE_EXPONENT = -0.25
+ZERO_NORM = 1e-6
+BLOCK_TEXTS = 1_024
+BLOCK_TOKENS = 16_384
+
+_STATE_NAMES = ["static.projection", "static.token_weights"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StaticFit:
+    """What a sample taught: one weight a token, and the map from token space to vectors; clusters mean nothing without it."""
+
+    token_weights: Float32[np.ndarray, " T"]
+    projection_DV: Float32[np.ndarray, "D V"]
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Return the fit as named arrays for storage."""
+        return {"static.token_weights": self.token_weights, "static.projection": self.projection_DV}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> StaticFit:
+        """Restore a stored fit; anything that is not one raises :class:`IntegrityError`."""
+        if sorted(arrays) != _STATE_NAMES:
+            raise IntegrityError(f"a stored static surrogate must hold {', '.join(_STATE_NAMES)}, got {sorted(arrays)}; cluster again")
+        return cls(token_weights=arrays["static.token_weights"], projection_DV=arrays["static.projection"])
+
+
+class StaticEmbedder:
+    """A :class:`pipeline.types.TextEmbedder` without a forward pass.
+
+    A text's vector does not depend on the other texts of a call, bit for bit. The order of its tokens does not matter beyond rounding;
+    only the first :data:`MAX_TOKENS` count.
+    """
+
+    def __init__(self, token_embeddings_TD: Float32[np.ndarray, "T D"], tokenizer: Tokenizer, fit: StaticFit) -> None:
+        _check_table(token_embeddings_TD, tokenizer)
+        expected = token_embeddings_TD.shape
+        if (fit.token_weights.size, fit.projection_DV.shape[0]) != expected:
+            raise ModelError(
+                f"the surrogate's fit must be of the model's {expected[0]} tokens x {expected[1]} dims, "
+                f"got {fit.token_weights.size} x {fit.projection_DV.shape[0]}; cluster again with this model"
+            )
+        self._tokenizer = _bare_tokenizer(tokenizer)
+        self._table_TV = _fold(token_embeddings_TD, fit)
+        self._fingerprint = fingerprint(
+            kind="static",
+            table=hashlib.sha256(np.ascontiguousarray(token_embeddings_TD).data).hexdigest(),
+            tokenizer=hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest(),
+            fit={name: hashlib.sha256(np.ascontiguousarray(array).data).hexdigest() for name, array in fit.to_arrays().items()},
+            max_characters=MAX_CHARACTERS,
+        )
+
+    @classmethod
+    def fitted_to(
+        cls, token_embeddings_TD: Float32[np.ndarray, "T D"], tokenizer: Tokenizer, texts: Sequence[str]
+    ) -> tuple[StaticEmbedder, StaticFit]:
+        """Fit on a sample and return the embedder with the fit to store."""
+        fit = fit_static(token_embeddings_TD, tokenizer, texts)
+        return cls(token_embeddings_TD, tokenizer, fit), fit
+
+    @property
+    def fingerprint(self) -> str:
+        """Identify table, tokenizer, fit and limits."""
+        return self._fingerprint
+
+    @property
+    def vector_dim(self) -> int:
+        """Return V: 128, or less for a small sample or model."""
+        return self._table_TV.shape[1]
+
+    def embed(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
+        """Embed texts, L2-normalised; a text without a known token gives a zero row."""
+        vectors_NV = np.zeros((len(texts), self.vector_dim), dtype=np.float32)
+        for row, ids in enumerate(_token_ids(self._tokenizer, texts)):
+            vectors_NV[row] = self._table_TV.take(ids, axis=0).sum(axis=0)
+        return _normalised(vectors_NV)
+
+
+def fit_static(token_embeddings_TD: Float32[np.ndarray, "T D"], tokenizer: Tokenizer, texts: Sequence[str]) -> StaticFit:
+    """Learn token weights and the projection from a sample, of which :data:`MAX_FIT_TEXTS` evenly spaced texts are read.
+
+    Special tokens, the unknown token among them, weigh nothing. A token the sample never had weighs 1.
+    """
+    _check_table(token_embeddings_TD, tokenizer)
+    bare = _bare_tokenizer(tokenizer)
+    texts = texts[:: -(-len(texts) // MAX_FIT_TEXTS)] if texts else texts
+    document_ids = list(_token_ids(bare, texts))
+    counts = np.zeros(len(token_embeddings_TD), dtype=np.int64)
+    for ids in document_ids:
+        counts[np.unique(ids)] += 1
+    weights = SMOOTHING / (SMOOTHING + counts / max(1, len(texts)))
+    weights[[token for token, added in bare.get_added_tokens_decoder().items() if added.special]] = 0.0
+    token_weights = weights.astype(np.float32)
+
+    directions = min(PROJECTION_DIM, len(texts) // TEXTS_PER_DIRECTION, token_embeddings_TD.shape[1] - 1)
+    if directions < MIN_DIRECTIONS:
+        projection_DV = np.eye(token_embeddings_TD.shape[1], dtype=np.float32)
+    else:
+        projection_DV = _common_direction_removed(_gram(token_embeddings_TD, token_weights, document_ids), directions)
+    return StaticFit(token_weights=token_weights, projection_DV=projection_DV)
+
+
+def _check_table(token_embeddings_TD: np.ndarray, tokenizer: Tokenizer) -> None:
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    if token_embeddings_TD.ndim != 2 or token_embeddings_TD.dtype != np.float32 or len(token_embeddings_TD) < size:
+        raise ModelError(
+            f"the token embedding table must be float32 with at least {size} rows, one a token, "
+            f"got {token_embeddings_TD.dtype} {token_embeddings_TD.shape}; table and tokenizer are of different models"
+        )
+    if not np.isfinite(token_embeddings_TD).all():
+        raise ModelError("the token embedding table must be finite, got NaN or infinity; the weights are damaged")
+
+
+def _bare_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """Copy a tokenizer without padding (some ship with it on, and pads would count as tokens) and with our own limit."""
+    bare: Tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    bare.no_padding()
+    bare.enable_truncation(MAX_TOKENS)
+    return bare
+
+
+def _token_ids(bare: Tokenizer, texts: Sequence[str]) -> Iterator[np.ndarray]:
+    """Yield the first tokens of each text, tokenised a block at a time so that memory stays bounded."""
+    for start in range(0, len(texts), BLOCK_TEXTS):
+        heads = [text.lstrip()[:MAX_CHARACTERS] for text in texts[start : start + BLOCK_TEXTS]]
+        for encoding in bare.encode_batch_fast(heads, add_special_tokens=False):
+            yield np.array(encoding.ids, dtype=np.int32)
+
+
+def _fold(token_embeddings_TD: np.ndarray, fit: StaticFit) -> Float32[np.ndarray, "T V"]:
+    """Apply weights and projection to the table itself, in blocks: both are linear, so they may go before the sum."""
+    folded_TV = np.empty((len(token_embeddings_TD), fit.projection_DV.shape[1]), dtype=np.float32)
+    for start in range(0, len(folded_TV), BLOCK_TOKENS):
+        rows = slice(start, start + BLOCK_TOKENS)
+        folded_TV[rows] = (token_embeddings_TD[rows] * fit.token_weights[rows, None]) @ fit.projection_DV
+    return folded_TV
+
+
+def _gram(token_embeddings_TD: np.ndarray, token_weights: np.ndarray, document_ids: Sequence[np.ndarray]) -> np.ndarray:
+    """Return XᵀX in float64, X the documents' L2-normalised weighted sums, without holding X."""
+    gram_DD = np.zeros((token_embeddings_TD.shape[1],) * 2, dtype=np.float64)
+    for start in range(0, len(document_ids), BLOCK_TEXTS):
+        sums = [token_weights[ids] @ token_embeddings_TD[ids] for ids in document_ids[start : start + BLOCK_TEXTS]]
+        block_ND = _normalised(np.stack(sums)).astype(np.float64)
+        gram_DD += block_ND.T @ block_ND
+    return gram_DD
+
+
+def _common_direction_removed(gram_DD: np.ndarray, directions: int) -> Float32[np.ndarray, "D V"]:
+    """Return singular directions 2 … directions + 1 as columns, scaled, each with its largest entry positive: a sign is no accident."""
+    eigenvalues, vectors_DD = np.linalg.eigh(gram_DD)
+    kept = np.arange(len(eigenvalues) - 2, len(eigenvalues) - 2 - directions, -1)
+    kept_DV = vectors_DD[:, kept]
+    kept_DV = kept_DV * np.sign(kept_DV[np.abs(kept_DV).argmax(axis=0), np.arange(directions)])
+    floor = eigenvalues[-1] * np.finfo(np.float32).eps
+    singular = np.sqrt(np.maximum(eigenvalues[kept], floor) / eigenvalues[-1]) if eigenvalues[-1] > 0 else np.ones(directions)
+    return (kept_DV * singular**SCALE_EXPONENT).astype(np.float32)
+
+
+def _normalised(vectors_NV: Float32[np.ndarray, "N V"]) -> Float32[np.ndarray, "N V"]:
+    """Divide rows by their length in place; a row of rounding noise becomes zero."""
+    norms_N1 = np.linalg.norm(vectors_NV, axis=1, keepdims=True)
+    vectors_NV *= np.where(norms_N1 > ZERO_NORM, 1.0, 0.0) / np.maximum(norms_N1, ZERO_NORM)
+    return vectors_NV

@@ -1,0 +1,15 @@
+"""Stage 6: a query becomes a ranked list of documents with their best passages, all from one generation.
+
+    query ─▶ encoder ─▶ documents index ─┐
+                   └──▶ chunks index ────┼─▶ candidates ─▶ exact scores ─▶ fusion ─▶ passages
+    query ─▶ BM25 (LanceDB) ─────────────┘
+    filter ─▶ allowed positions ─▶ all three
+
+Public names: :class:`Searcher`, :class:`SearchOptions`, :func:`compile_filter`, :func:`parse_filter`.
+"""
+
+from pipeline.search.filters import compile_filter, parse_filter
+from pipeline.search.options import SearchOptions
+from pipeline.search.searcher import Searcher
+
+__all__ = ["SearchOptions", "Searcher", "compile_filter", "parse_filter"]

@@ -1,0 +1,140 @@
+"""Which documents are looked at, and the exact scores of each.
+
+The indexes only nominate: the document index its best documents, the chunk index the documents of its best chunks, BM25 its own.
+Every nominee is then scored from the stored vectors, so that a score never depends on which list found it.
+Quantised indexes return approximate vectors, and the scores are exact for those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from pipeline.index.generation import Generation
+from pipeline.index.protocol import NO_POSITION, VectorIndex
+from pipeline.search.repooling import group_starts, pool_groups
+
+MAX_CHUNK_HITS = 16_384
+"""Where the search for enough documents among the best chunks gives up."""
+MAX_SCORED_CHUNKS = 65_536
+"""Chunk vectors scored for one query: about 100 ms and, block by block, 50 MB at 384 dimensions."""
+BLOCK_CHUNKS = 16_384
+"""Chunk vectors decoded at once; a single longer document is still decoded whole."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkScores:
+    """Cosines of all chunks (or groups) of some documents: those of document i are ``scores[offsets[i] : offsets[i + 1]]``, by ordinal."""
+
+    scores: Float32[np.ndarray, " G"]
+    offsets: Int64[np.ndarray, " N_plus_1"]
+
+    def best(self) -> Float32[np.ndarray, " N"]:
+        """Return each document's best chunk."""
+        return np.maximum.reduceat(self.scores, self.offsets[:-1]) if len(self.offsets) > 1 else self.scores
+
+    def of(self, index: int) -> Float32[np.ndarray, " G"]:
+        """Return the scores of one document's chunks."""
+        return self.scores[self.offsets[index] : self.offsets[index + 1]]
+
+
+def chunk_positions(generation: Generation, documents: Int64[np.ndarray, " A"]) -> Int64[np.ndarray, " B"]:
+    """Return the positions of all chunks of these documents, in their order."""
+    firsts = generation.chunk_offsets[documents]
+    counts = generation.chunk_offsets[documents + 1] - firsts
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(firsts - (ends - counts), counts)
+
+
+def nominate_by_document(
+    generation: Generation, vectors_QV: Float32[np.ndarray, "Q V"], num_candidates: int, allowed: Int64[np.ndarray, " A"] | None
+) -> list[Int64[np.ndarray, " _"]]:
+    """Return each query's best documents by document vector, best first."""
+    _, positions_QK = generation.documents.search(vectors_QV, num_candidates, allowed)
+    return [row[row != NO_POSITION] for row in positions_QK]
+
+
+def nominate_by_chunk(
+    generation: Generation,
+    vectors_QV: Float32[np.ndarray, "Q V"],
+    num_candidates: int,
+    min_documents: int,
+    allowed: Int64[np.ndarray, " A"] | None,
+) -> list[Int64[np.ndarray, " _"]]:
+    """Return the documents of each query's best chunks, best first, each once.
+
+    When long documents crowd the list, it is widened until every query has ``min_documents`` or there is no more to find.
+    """
+    allowed_chunks = None if allowed is None else chunk_positions(generation, allowed)
+    num_chunks = generation.chunks.num_vectors if allowed_chunks is None else len(allowed_chunks)
+    limit = min(num_chunks, MAX_CHUNK_HITS)
+    num_hits = min(num_candidates, limit)
+    while True:
+        _, positions_QK = generation.chunks.search(vectors_QV, num_hits, allowed_chunks)
+        found = [generation.chunk_documents[row[row != NO_POSITION]] for row in positions_QK]
+        ranked = [documents[np.sort(np.unique(documents, return_index=True)[1])] for documents in found]
+        if num_hits >= limit or all(len(row) >= min_documents or len(hits) < num_hits for row, hits in zip(ranked, found, strict=True)):
+            return ranked
+        num_hits = min(4 * num_hits, limit)
+
+
+def merge_nominees(generation: Generation, rankings: Sequence[Int64[np.ndarray, " _"]], min_documents: int) -> Int64[np.ndarray, " N"]:
+    """Return the union of several rankings, ascending, cut where its chunks pass :data:`MAX_SCORED_CHUNKS`.
+
+    What is cut is what stands lowest in every ranking; ``min_documents`` are always kept.
+    """
+    ranks = np.concatenate([np.arange(len(ranking)) for ranking in rankings])
+    stacked = np.concatenate(rankings)
+    order = np.lexsort((stacked, ranks))
+    _, first = np.unique(stacked[order], return_index=True)
+    by_rank = stacked[order][np.sort(first)]
+    num_chunks = np.cumsum(generation.chunk_offsets[by_rank + 1] - generation.chunk_offsets[by_rank])
+    num_kept = max(int(np.searchsorted(num_chunks, MAX_SCORED_CHUNKS, side="right")), min_documents)
+    return np.sort(by_rank[:num_kept])
+
+
+def score_documents(
+    generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"]
+) -> Float32[np.ndarray, " N"]:
+    """Return the cosine of each document vector; ``positions`` ascend."""
+    return _gather(generation.documents, positions, positions + 1) @ vector_V
+
+
+def score_chunks(
+    generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"], group: int
+) -> ChunkScores:
+    """Return the cosine of every chunk, or group of ``group`` chunks, of each document; ``positions`` ascend."""
+    scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
+    num_groups: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
+    for block in _blocks(generation, positions):
+        firsts, ends = generation.chunk_offsets[block], generation.chunk_offsets[block + 1]
+        starts_G, offsets = group_starts(ends - firsts, group)
+        scores.append(pool_groups(_gather(generation.chunks, firsts, ends), starts_G) @ vector_V)
+        num_groups.append(np.diff(offsets))
+    return ChunkScores(scores=np.concatenate(scores), offsets=np.cumsum(np.concatenate(num_groups)))
+
+
+def _blocks(generation: Generation, positions: Int64[np.ndarray, " N"]) -> Iterator[Int64[np.ndarray, " B"]]:
+    counts = generation.chunk_offsets[positions + 1] - generation.chunk_offsets[positions]
+    assert np.all(counts >= 1), "a document without chunks was published"
+    start = num_chunks = 0
+    for index, count in enumerate(counts.tolist()):
+        if num_chunks and num_chunks + count > BLOCK_CHUNKS:
+            yield positions[start:index]
+            start, num_chunks = index, 0
+        num_chunks += count
+    if start < len(positions):
+        yield positions[start:]
+
+
+def _gather(index: VectorIndex, firsts: Int64[np.ndarray, " N"], ends: Int64[np.ndarray, " N"]) -> Float32[np.ndarray, "M V"]:
+    """Stack the vectors of ascending ranges; ranges that touch are read as one."""
+    if not len(firsts):
+        return np.empty((0, index.vector_dim), dtype=np.float32)
+    is_break = np.flatnonzero(firsts[1:] != ends[:-1])
+    run_firsts, run_ends = firsts[np.append(0, is_break + 1)], ends[np.append(is_break, len(ends) - 1)]
+    runs = [index.reconstruct(first, end - first) for first, end in zip(run_firsts.tolist(), run_ends.tolist(), strict=True)]
+    return runs[0] if len(runs) == 1 else np.concatenate(runs)

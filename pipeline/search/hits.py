@@ -1,0 +1,60 @@
+"""Rankings become hits: the columns of the returned documents, read once a call, and their best passages cut from the text.
+
+Metadata keeps Python values (dates stay dates); turning them into JSON is the surface's business. Nanoseconds, for which Python has no
+type, become microseconds. Passages of a document are disjoint, because chunks are; neighbours are not merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float32
+
+from pipeline.search.lexical import lance_errors
+from pipeline.search.ranking import Plan, Ranking
+from pipeline.types import RESERVED_COLUMNS, Hit, Passage
+
+
+def make_hits(plan: Plan, rankings: Sequence[Ranking]) -> list[tuple[Hit, ...]]:
+    """Return the hits of each ranking, in its order; a document that several rankings return is read once."""
+    metadata = [name for name in plan.schema.names if name not in RESERVED_COLUMNS]
+    columns = ["doc_id", "title", *(["text"] if plan.options.passages else []), *metadata]
+    positions = np.concatenate([ranking.positions for ranking in rankings])
+    rows = iter(_read_rows(plan, positions, columns) if len(positions) else [])
+    return [tuple(_make_hit(plan, ranking, rank, next(rows), metadata) for rank in range(len(ranking.positions))) for ranking in rankings]
+
+
+def _make_hit(plan: Plan, ranking: Ranking, rank: int, row: dict[str, Any], metadata: Sequence[str]) -> Hit:
+    return Hit(
+        doc_id=row["doc_id"],
+        title=row["title"],
+        score=float(ranking.scores[rank]),
+        scores=ranking.parts[rank],
+        metadata={name: row[name] for name in metadata},
+        passages=_best_passages(plan, int(ranking.positions[rank]), ranking.chunk_scores[rank], row.get("text", "")),
+    )
+
+
+def _best_passages(plan: Plan, position: int, scores: Float32[np.ndarray, " G"], text: str) -> tuple[Passage, ...]:
+    """Return the best chunks (or groups) of a document, best first, ties by place in the text."""
+    generation, passages = plan.generation, list[Passage]()
+    first, end = generation.chunk_offsets[position : position + 2].tolist()
+    for ordinal in np.argsort(-scores, kind="stable")[: plan.options.passages].tolist():
+        head = first + ordinal * plan.group
+        tail = min(head + plan.group, end) - 1
+        start_char, end_char = int(generation.chunk_starts[head]), int(generation.chunk_ends[tail])
+        passage = Passage(start_char=start_char, end_char=end_char, text=text[start_char:end_char], score=float(scores[ordinal]))
+        passages.append(passage)
+    return tuple(passages)
+
+
+def _read_rows(plan: Plan, positions: np.ndarray, columns: Sequence[str]) -> list[dict[str, Any]]:
+    with lance_errors("reading the answer's documents"):
+        rows = plan.generation.fetch_documents(positions, columns)
+    for index, field in enumerate(rows.schema):
+        if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
+            rows = rows.set_column(index, field.name, rows.column(index).cast(pa.timestamp("us", field.type.tz), safe=False))
+    return rows.to_pylist()

@@ -1,0 +1,84 @@
+"""BM25 and filters as LanceDB answers them, translated from row ids to document positions.
+
+The query is a match-query object: quotes, operators and boolean words in a user's text are words or nothing, never syntax.
+Everything reads the table pinned by the generation. Errors of Lance carry paths; none of their text is passed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+from collections import Counter
+from collections.abc import Generator
+
+import numpy as np
+from jaxtyping import Float32, Int64
+from lancedb.expr import Expr
+from lancedb.query import FullTextOperator, MatchQuery
+
+from pipeline.errors import StorageError, TryAgainError
+from pipeline.index.generation import Generation
+
+MAX_WORDS = 128
+"""Words of a query that reach BM25; its cost grows with them (7 ms at 128, 70 ms at 1,000, on 20,000 documents)."""
+MAX_REPEATS = 3
+"""How often one word counts; LanceDB scores every repeat anew (a word repeated 1,000 times took 0.4 s)."""
+
+ROW_ID, SCORE = "_rowid", "_score"
+
+
+@contextlib.contextmanager
+def lance_errors(action: str) -> Generator[None]:
+    """Report what Lance raises in the block in a sentence without paths; ``action`` reads like "reading the answer's documents"."""
+    try:
+        yield
+    except (RuntimeError, OSError, ValueError) as error:
+        if isinstance(error, StorageError | TryAgainError):
+            raise
+        if "timeout" in str(error).lower():
+            raise TryAgainError(f"{action} did not finish in time; try again, or ask for less") from error
+        raise StorageError(f"{action} failed; run `cairn verify`") from error
+
+
+def bounded_words(query: str) -> str:
+    """Return the query with each word at most :data:`MAX_REPEATS` times and at most :data:`MAX_WORDS` words, order kept."""
+    seen: Counter[str] = Counter()
+    kept: list[str] = []
+    for word in query.split():
+        folded = word.casefold()
+        seen[folded] += 1
+        if seen[folded] <= MAX_REPEATS:
+            kept.append(word)
+    return " ".join(kept[:MAX_WORDS])
+
+
+def bm25_documents(
+    generation: Generation, query: str, where: Expr | None, limit: int, timeout: dt.timedelta | None
+) -> tuple[Int64[np.ndarray, " A"], Float32[np.ndarray, " A"]]:
+    """Return the positions and scores of the documents with the best BM25 of ``text``; empty when no word of the query is indexed."""
+    match = MatchQuery(
+        bounded_words(query),
+        "text",
+        boost=1.0,
+        fuzziness=0,
+        max_expansions=50,
+        operator=FullTextOperator.OR,
+        prefix_length=0,
+        document_granularity=None,
+    )
+    search = generation.document_table.search(match, query_type="fts")
+    if where is not None:
+        search = search.where(where, prefilter=True)
+    with lance_errors("the BM25 search"):
+        found = search.with_row_id(True).select([ROW_ID, SCORE]).limit(limit).to_arrow(timeout=timeout)
+    return generation.position_of_row_ids(found.column(ROW_ID).to_numpy()), found.column(SCORE).to_numpy()
+
+
+def allowed_documents(generation: Generation, where: Expr, timeout: dt.timedelta | None) -> Int64[np.ndarray, " A"]:
+    """Return the positions of all documents a filter matches, ascending."""
+    if not generation.num_documents:
+        return np.empty(0, dtype=np.int64)
+    search = generation.document_table.search().where(where)
+    with lance_errors("reading the filter's documents"):
+        found = search.with_row_id(True).select([ROW_ID]).limit(generation.num_documents).to_arrow(timeout=timeout)
+    return np.sort(generation.position_of_row_ids(found.column(ROW_ID).to_numpy()))

@@ -1,0 +1,141 @@
+"""From query vectors to ranked documents: nominate, score exactly, fuse.
+
+``document`` ranks by the cosine of the document vector, ``chunk`` by the best chunk's, ``both`` by their weighted mean. ``hybrid`` combines
+that dense score with LanceDB's BM25 (``fusion`` says how); a query none of whose words is indexed is answered by the dense score alone.
+Scores are cosines in dense answers and lie in 0..1 in hybrid ones. No text is read here.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float32, Float64, Int64
+from lancedb.expr import Expr
+
+from pipeline.index.generation import Generation
+from pipeline.search.candidates import ChunkScores, merge_nominees, nominate_by_chunk, nominate_by_document, score_chunks, score_documents
+from pipeline.search.fusion import best_first, fuse_hybrid, weighted_mean
+from pipeline.search.lexical import allowed_documents, bm25_documents
+from pipeline.search.options import SearchOptions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """One call: its generation, its options, and what they resolve to.
+
+    ``schema`` is the documents table's; ``group`` the number of landmarks in a returned chunk.
+    """
+
+    generation: Generation
+    schema: pa.Schema
+    options: SearchOptions
+    where: Expr | None
+    group: int
+    timeout: dt.timedelta | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranking:
+    """The returned documents of one query, best first: everything a hit needs but its columns.
+
+    ``parts`` are the scores a document's score was made of; ``chunk_scores`` the cosines of all its chunks, empty where no passages were
+    asked for.
+    """
+
+    positions: Int64[np.ndarray, " K"]
+    scores: Float64[np.ndarray, " K"]
+    parts: Sequence[Mapping[str, float]]
+    chunk_scores: Sequence[Float32[np.ndarray, " _"]]
+
+
+NOTHING = Ranking(positions=np.empty(0, dtype=np.int64), scores=np.empty(0), parts=(), chunk_scores=())
+
+
+def rank_queries(plan: Plan, query_vectors: Float32[np.ndarray, "Q V"], queries: Sequence[str] | None) -> list[Ranking]:
+    """Rank documents for each query vector (L2-normalised), using BM25 where the text is known and ``hybrid`` asks for it."""
+    allowed = None if plan.where is None else allowed_documents(plan.generation, plan.where, plan.timeout)
+    if plan.generation.num_documents == 0 or (allowed is not None and len(allowed) == 0):
+        return [NOTHING] * len(query_vectors)
+    use_bm25 = plan.options.hybrid and plan.options.weight("bm25") > 0.0
+    texts = [None] * len(query_vectors) if queries is None or not use_bm25 else queries
+    nominees = _nominate(plan, query_vectors, allowed)
+    return [_rank(plan, vector, text, lists) for vector, text, lists in zip(query_vectors, texts, nominees, strict=True)]
+
+
+def _nominate(
+    plan: Plan, query_vectors: Float32[np.ndarray, "Q V"], allowed: Int64[np.ndarray, " A"] | None
+) -> list[tuple[Int64[np.ndarray, " _"], ...]]:
+    """Return the dense candidate lists of each query."""
+    generation, options = plan.generation, plan.options
+    num_allowed = generation.num_documents if allowed is None else len(allowed)
+    lists: list[list[Int64[np.ndarray, " _"]]] = []
+    if options.granularity != "chunk":
+        lists.append(nominate_by_document(generation, query_vectors, min(options.num_candidates, num_allowed), allowed))
+    if options.granularity != "document":
+        lists.append(nominate_by_chunk(generation, query_vectors, options.num_candidates, min(options.top_k, num_allowed), allowed))
+    return list(zip(*lists, strict=True))
+
+
+def _rank(plan: Plan, vector: Float32[np.ndarray, " V"], text: str | None, nominees: Sequence[Int64[np.ndarray, " _"]]) -> Ranking:
+    generation, options = plan.generation, plan.options
+    bm25_positions, bm25_scores = np.empty(0, np.int64), np.empty(0, np.float32)
+    if text is not None:
+        bm25_positions, bm25_scores = bm25_documents(generation, text, plan.where, options.num_candidates, plan.timeout)
+    positions = merge_nominees(generation, [*nominees, bm25_positions], options.top_k)
+
+    parts: dict[str, Float32[np.ndarray, " N"]] = {}
+    chunks: ChunkScores | None = None
+    if options.granularity != "chunk":
+        parts["document"] = score_documents(generation, positions, vector)
+    if options.granularity != "document":
+        chunks = score_chunks(generation, positions, vector, plan.group)
+        parts["chunk"] = chunks.best()
+    scores = weighted_mean(list(parts.values()), [options.weight(part) for part in parts] if len(parts) > 1 else [1.0])
+    if len(bm25_positions):
+        parts["bm25"] = _spread(positions, bm25_positions, bm25_scores)
+        scores = fuse_hybrid(scores, parts["bm25"], options.weight("document") + options.weight("chunk"), options.weight("bm25"))
+
+    best = best_first(scores, generation.doc_ids.take(pa.array(positions)).to_pylist(), options.top_k)
+    return Ranking(
+        positions=positions[best],
+        scores=scores[best],
+        parts=[_parts_of(parts, index) for index in best.tolist()],
+        chunk_scores=_chunk_scores_of(plan, positions, best, chunks, vector),
+    )
+
+
+def _parts_of(parts: Mapping[str, Float32[np.ndarray, " N"]], index: int) -> dict[str, float]:
+    """Return one document's parts; without ``bm25`` where it was not found by it."""
+    return {part: float(scores[index]) for part, scores in parts.items() if part != "bm25" or scores[index] > 0.0}
+
+
+def _chunk_scores_of(
+    plan: Plan,
+    positions: Int64[np.ndarray, " N"],
+    best: Int64[np.ndarray, " K"],
+    known: ChunkScores | None,
+    vector: Float32[np.ndarray, " V"],
+) -> list[Float32[np.ndarray, " _"]]:
+    """Return the chunk scores of the returned documents, computed now where the ranking did not need them."""
+    if not plan.options.passages:
+        return [np.empty(0, np.float32)] * len(best)
+    if known is not None:
+        return [known.of(index) for index in best.tolist()]
+    ascending = np.sort(best)
+    scored = score_chunks(plan.generation, positions[ascending], vector, plan.group)
+    return [scored.of(index) for index in np.searchsorted(ascending, best).tolist()]
+
+
+def _spread(
+    positions: Int64[np.ndarray, " N"], found: Int64[np.ndarray, " A"], scores: Float32[np.ndarray, " A"]
+) -> Float32[np.ndarray, " N"]:
+    """Lay the scores of some documents over ascending ``positions``; 0 where there is none."""
+    spread = np.zeros(len(positions), dtype=np.float32)
+    places = np.minimum(np.searchsorted(positions, found), len(positions) - 1)
+    is_kept = positions[places] == found
+    spread[places[is_kept]] = scores[is_kept]
+    return spread

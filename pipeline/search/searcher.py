@@ -1,0 +1,97 @@
+"""Answer queries over one collection: the public face of stage 6.
+
+Checks what is asked, takes one generation, encodes all queries in one pass, and lets ``ranking`` and ``hits`` do the rest.
+The query encoder arrives as a protocol: no model is known here. Safe to use from several threads when the encoder is.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Unpack
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float
+
+from pipeline.errors import UsageError
+from pipeline.index.generation import Generation
+from pipeline.index.layout import CollectionLayout
+from pipeline.search.filters import compile_filter
+from pipeline.search.hits import make_hits
+from pipeline.search.options import SearchKeywords, SearchOptions, check_queries, unit_vectors
+from pipeline.search.ranking import Plan, rank_queries
+from pipeline.search.repooling import group_size
+from pipeline.search.served import ServedGeneration
+from pipeline.types import QueryEncoder, SearchResult
+
+
+class Searcher:
+    """Searches one collection with one encoder; a newly published generation is taken up at the next call."""
+
+    def __init__(self, layout: CollectionLayout, encoder: QueryEncoder, *, timeout_seconds: float | None = None) -> None:
+        """Open the newest intact generation; ``timeout_seconds`` bounds each query of the tables, None does not."""
+        self._encoder = encoder
+        self._timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
+        self._served = ServedGeneration(layout, encoder.fingerprint)
+        generation = self._served.take()
+        self._known_schema: tuple[Generation, pa.Schema] = (generation, generation.document_table.schema)
+
+    @property
+    def generation(self) -> Generation:
+        """The generation that the next search would answer from."""
+        return self._served.take()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know: a sentence while an older generation than the published one is served, nothing when all is well."""
+        return () if self._served.warning is None else (self._served.warning,)
+
+    def search(self, query: str, **options: Unpack[SearchKeywords]) -> SearchResult:
+        """Answer one query; the keywords are those of :class:`SearchOptions`."""
+        return self.search_batch([query], **options)[0]
+
+    def search_batch(self, queries: Sequence[str], **options: Unpack[SearchKeywords]) -> list[SearchResult]:
+        """Answer several queries in one pass of the encoder and one search of each vector index."""
+        chosen = SearchOptions(**options)
+        check_queries(queries)
+        plan = self._plan(chosen)
+        return _answer(plan, self._encoder.encode_queries(list(queries)), queries)
+
+    def search_vectors(
+        self, query_vectors: Float[np.ndarray, "Q V"], *, queries: Sequence[str] | None = None, **options: Unpack[SearchKeywords]
+    ) -> list[SearchResult]:
+        """Answer queries that are already encoded; without their texts there is no BM25, and the answers' ``query`` is empty."""
+        chosen = SearchOptions(**options)
+        if queries is not None:
+            check_queries(queries)
+            if len(queries) != len(query_vectors):
+                raise UsageError(f"there must be one query text a vector, got {len(queries)} texts and {len(query_vectors)} vectors")
+        return _answer(self._plan(chosen), query_vectors, queries)
+
+    def _plan(self, options: SearchOptions) -> Plan:
+        generation = self._served.take()
+        schema = self._schema_of(generation)
+        return Plan(
+            generation=generation,
+            schema=schema,
+            options=options,
+            where=None if options.filters is None else compile_filter(options.filters, schema),
+            group=group_size(options.chunk_tokens, generation.manifest.settings),
+            timeout=self._timeout,
+        )
+
+    def _schema_of(self, generation: Generation) -> pa.Schema:
+        """Return the documents table's schema, read once a generation: a round trip into Lance costs more than searching its vectors."""
+        known, schema = self._known_schema
+        if known is not generation:
+            schema = generation.document_table.schema
+            self._known_schema = (generation, schema)
+        return schema
+
+
+def _answer(plan: Plan, query_vectors: np.ndarray, queries: Sequence[str] | None) -> list[SearchResult]:
+    rankings = rank_queries(plan, unit_vectors(query_vectors, plan.generation.manifest.vector_dim), queries)
+    texts = [""] * len(rankings) if queries is None else queries
+    answers = zip(texts, make_hits(plan, rankings), strict=True)
+    return [SearchResult(query=text, generation=plan.generation.number, hits=hits) for text, hits in answers]

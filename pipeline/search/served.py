@@ -1,0 +1,99 @@
+"""The generation a searcher answers from: taken up when ``CURRENT`` changes, kept when the new one is damaged.
+
+A search asks once and holds what it gets until its answer is complete; an old generation goes away with the last search that holds it.
+Finding out whether something was published costs one ``stat``; a damaged generation is tried again every :data:`RETRY_SECONDS` at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from pipeline.errors import FingerprintMismatchError, IntegrityError, StorageError
+from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
+from pipeline.index.layout import CollectionLayout
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 30.0
+"""A repair in place leaves ``CURRENT`` as it is; until it is noticed the older generation serves."""
+
+Stamp = tuple[int, int, int]
+
+
+class ServedGeneration:
+    """Hands out the newest intact generation whose encoder is the one in hand; safe to ask from several threads."""
+
+    def __init__(self, layout: CollectionLayout, encoder_fingerprint: str) -> None:
+        layout.require_exists()
+        self._layout = layout
+        self._encoder_fingerprint = encoder_fingerprint
+        self._lock = threading.Lock()
+        self._stamp = self._read_stamp()
+        self._generation = open_latest_intact_generation(layout)
+        self._warning = self._generation.warning
+        self._retry_at = self._next_retry() if self._warning else None
+        self._refusal = self._compare(self._generation)
+        if self._refusal is not None:
+            raise self._refusal
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence for the user while an older generation is served than was published."""
+        return self._warning
+
+    def take(self) -> Generation:
+        """Return the generation to answer one call from, after taking up a newly published one.
+
+        While one thread opens a new generation, the others go on with the old one.
+        A new generation made by another encoder raises :class:`FingerprintMismatchError`.
+        """
+        if self._is_due() and self._lock.acquire(blocking=False):
+            try:
+                if self._is_due():
+                    self._take_up()
+            finally:
+                self._lock.release()
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
+        return self._generation
+
+    def _is_due(self) -> bool:
+        return self._read_stamp() != self._stamp or (self._retry_at is not None and time.monotonic() >= self._retry_at)
+
+    def _take_up(self) -> None:
+        stamp = self._read_stamp()
+        try:
+            opened = open_generation(self._layout)
+        except (IntegrityError, StorageError) as error:
+            self._warning = f"generation {self._generation.number} is still served, the published one is not: {error}"
+            self._retry_at = self._next_retry()
+            self._stamp = stamp
+            log.warning("search.take_up_failed collection=%s served=%d", self._layout.name, self._generation.number)
+            return
+        self._refusal = self._compare(opened)
+        if self._refusal is None:
+            self._generation = opened
+        self._warning, self._retry_at, self._stamp = opened.warning, None, stamp
+        log.info("search.taken_up collection=%s generation=%d", self._layout.name, opened.number)
+
+    def _compare(self, generation: Generation) -> FingerprintMismatchError | None:
+        expected = generation.manifest.fingerprints["encoder"]
+        if self._encoder_fingerprint == expected:
+            return None
+        return FingerprintMismatchError(
+            f"the query encoder must be the one collection {self._layout.name!r} was built with ({expected[:12]}…), "
+            f"got {self._encoder_fingerprint[:12]}…; open the collection with its own model and settings, or build it again"
+        )
+
+    def _read_stamp(self) -> Stamp | None:
+        try:
+            found = self._layout.current_path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    @staticmethod
+    def _next_retry() -> float:
+        return time.monotonic() + RETRY_SECONDS

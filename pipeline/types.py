@@ -1,0 +1,203 @@
+"""Records and protocols that every stage of the line speaks.
+
+Shape suffixes used across the project (``x_BTD`` is a tensor of batch x tokens x model dim):
+
+    B batch            T tokens           L landmarks        D model dim
+    H heads            V vector dim       C context docs     N documents / points
+    K clusters         Q queries
+
+An "embedding" lives inside a model; a "vector" lives in an index and is L2-normalised float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float32
+
+Granularity = Literal["document", "chunk", "both"]
+
+RESERVED_COLUMNS = frozenset(
+    {
+        "doc_id",
+        "title",
+        "text",
+        "query",
+        "content_sha256",
+        "cluster_id",
+        "num_tokens",
+        "num_chunks",
+        "source_file",
+        "vector",
+        "_rowid",
+        "_score",
+        "_distance",
+        "_relevance_score",
+    }
+)
+"""Column names the stored tables own; a metadata column may not carry one of them."""
+
+
+def staged_schema(metadata: Sequence[pa.Field]) -> pa.Schema:
+    """Return the schema of a checked source row, before encoding.
+
+    ``title`` and ``query`` are nullable; ``content_sha256`` is the lower-case hex digest of everything that is stored of the row.
+    """
+    return pa.schema(
+        [
+            pa.field("doc_id", pa.string(), nullable=False),
+            pa.field("title", pa.string()),
+            pa.field("text", pa.large_string(), nullable=False),
+            pa.field("query", pa.string()),
+            pa.field("content_sha256", pa.string(), nullable=False),
+            pa.field("source_file", pa.string(), nullable=False),
+            *metadata,
+        ]
+    )
+
+
+def documents_schema(metadata: Sequence[pa.Field], vector_dim: int) -> pa.Schema:
+    """Return the schema of the ``documents`` table: one row a document, in ingest order."""
+    return pa.schema(
+        [
+            pa.field("doc_id", pa.string(), nullable=False),
+            pa.field("title", pa.string()),
+            pa.field("text", pa.large_string(), nullable=False),
+            pa.field("content_sha256", pa.string(), nullable=False),
+            pa.field("source_file", pa.string(), nullable=False),
+            pa.field("cluster_id", pa.int32(), nullable=False),
+            pa.field("num_tokens", pa.int32(), nullable=False),
+            pa.field("num_chunks", pa.int32(), nullable=False),
+            pa.field("vector", pa.list_(pa.float32(), vector_dim), nullable=False),
+            *metadata,
+        ]
+    )
+
+
+def chunks_schema(vector_dim: int) -> pa.Schema:
+    """Return the schema of the ``chunks`` table: one row a landmark, ordered by document then ordinal.
+
+    Spans are Python character offsets into the document's ``text``, contiguous, and cover it whole.
+    """
+    return pa.schema(
+        [
+            pa.field("chunk_id", pa.string(), nullable=False),
+            pa.field("doc_id", pa.string(), nullable=False),
+            pa.field("ordinal", pa.int32(), nullable=False),
+            pa.field("start_char", pa.int64(), nullable=False),
+            pa.field("end_char", pa.int64(), nullable=False),
+            pa.field("vector", pa.list_(pa.float32(), vector_dim), nullable=False),
+        ]
+    )
+
+
+@runtime_checkable
+class ProgressListener(Protocol):
+    """Receives what a long stage has done so far; called from one thread, a few times a second at most."""
+
+    def __call__(self, stage: str, done: int, total: int | None, unit: str) -> None:
+        """Hear that ``done`` of ``total`` units (None: unknown) are behind."""
+        ...
+
+
+def silent_progress(stage: str, done: int, total: int | None, unit: str) -> None:
+    """Listen to nothing: the default where no terminal is attached."""
+
+
+@runtime_checkable
+class QueryEncoder(Protocol):
+    """What a searcher needs of a model: text to L2-normalised vectors, and a name for the space they lie in."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identify weights, tokenizer and every setting that moves a vector; must equal the index's."""
+        ...
+
+    def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
+        """Embed queries, L2-normalised, in the order given."""
+        ...
+
+
+@runtime_checkable
+class TextEmbedder(Protocol):
+    """One vector a text, L2-normalised: the surrogate of clustering and the first stage of context."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identify everything that moves a vector."""
+        ...
+
+    @property
+    def vector_dim(self) -> int:
+        """Return V."""
+        ...
+
+    def embed(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
+        """Embed texts, L2-normalised, in the order given; an empty text gives a zero row, never NaN."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passage:
+    """A span of a document: ``text`` is ``document.text[start_char:end_char]``."""
+
+    start_char: int
+    end_char: int
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hit:
+    """One document of an answer with its best passages, best first.
+
+    ``scores`` holds the parts the final ``score`` was made of: ``document`` and ``chunk`` are cosines, ``bm25`` is LanceDB's score;
+    absent parts were not asked for or not found.
+    """
+
+    doc_id: str
+    title: str | None
+    score: float
+    scores: Mapping[str, float]
+    metadata: Mapping[str, Any]
+    passages: Sequence[Passage]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchResult:
+    """A ranked answer, all of it from one generation."""
+
+    query: str
+    generation: int
+    hits: Sequence[Hit]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON shape of the CLI and the HTTP API."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IngestReport:
+    """What one ingest did; ``rows == indexed + unchanged + quarantined`` always holds.
+
+    ``encoded`` counts the documents that passed through the encoder in this run; after a resumed run it is smaller than ``indexed``.
+    """
+
+    collection: str
+    rows: int
+    indexed: int
+    unchanged: int
+    quarantined: int
+    deleted: int
+    encoded: int
+    generation: int
+    seconds: float
+    chunks: int = 0
+    tokens: int = 0
+    quarantine_reasons: Mapping[str, int] = field(default_factory=dict[str, int])
+    stage_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    warnings: Sequence[str] = ()

@@ -1,0 +1,219 @@
+"""How long an answer takes, and how much of the exact answer it finds: 200,000 chunk vectors of 384 dimensions, one thread.
+
+Run ``python -m pytest -m bench -s tests/benchmarks/test_bench_search.py`` (about three minutes). Queries arrive as vectors: the
+encoder's time is not in here.
+Vectors lie in clusters (documents around topics, chunks around their document), as those of a text encoder do: the ten best chunks of a
+query come from four or five documents, at cosines of 0.27 to 0.34. Goals: p50 at most 5 ms, recall@10 at least 0.97.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import faiss
+import lancedb
+import numpy as np
+import pyarrow as pa
+import pytest
+from lancedb.index import IvfRq
+
+from pipeline.config import EncoderConfig, IndexConfig, IngestConfig
+from pipeline.index.exact_index import ExactIndex
+from pipeline.index.lance_index import LanceTables
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
+from pipeline.search.searcher import Searcher
+from pipeline.types import chunks_schema, documents_schema
+
+pytestmark = pytest.mark.bench
+
+NUM_DOCUMENTS, CHUNKS_PER_DOCUMENT, VECTOR_DIM, NUM_TOPICS = 20_000, 10, 384, 500
+NUM_QUERIES, TOP_K = 300, 10
+WORDS_PER_CHUNK, VOCABULARY = 40, 20_000
+FINGERPRINT = "b" * 64
+
+
+@dataclass(frozen=True)
+class Bench:
+    layout: CollectionLayout
+    searcher: Searcher
+    chunk_vectors: np.ndarray
+    query_vectors: np.ndarray
+    queries: list[str]
+    lance_folder: str
+
+
+class NoEncoder:
+    """Stands for an encoder whose work is done: the benchmark brings vectors."""
+
+    fingerprint = FINGERPRINT
+
+    def encode_queries(self, texts: object) -> np.ndarray:
+        raise AssertionError("queries arrive as vectors")
+
+
+def normalised(vectors: np.ndarray) -> np.ndarray:
+    return (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def around(centres: np.ndarray, spread: float, rng: np.random.Generator) -> np.ndarray:
+    """Return unit vectors around unit centres, at a cosine of about 1 / sqrt(1 + spread²)."""
+    noise = rng.standard_normal(centres.shape, dtype=np.float32) / np.sqrt(centres.shape[-1])
+    return normalised(centres + spread * noise)
+
+
+def zipf_texts(count: int, rng: np.random.Generator) -> list[str]:
+    lengths = WORDS_PER_CHUNK * CHUNKS_PER_DOCUMENT
+    ids = np.minimum((rng.pareto(1.0, (count, lengths)) * 4).astype(np.int64), VOCABULARY - 1)
+    return [" ".join(f"word{i}" for i in row) for row in ids.tolist()]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    yield
+    faiss.omp_set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Bench:
+    rng = np.random.default_rng(0)
+    topics = normalised(rng.standard_normal((NUM_TOPICS, VECTOR_DIM), dtype=np.float32))
+    centres = around(topics[rng.integers(0, NUM_TOPICS, NUM_DOCUMENTS)], 0.8, rng)
+    chunk_vectors = around(np.repeat(centres, CHUNKS_PER_DOCUMENT, axis=0), 1.2, rng)
+    document_vectors = normalised(chunk_vectors.reshape(NUM_DOCUMENTS, CHUNKS_PER_DOCUMENT, VECTOR_DIM).mean(axis=1))
+    query_vectors = around(centres[rng.integers(0, NUM_DOCUMENTS, NUM_QUERIES)], 2.0, rng)
+    texts = zipf_texts(NUM_DOCUMENTS, rng)
+    layout = CollectionLayout(tmp_path_factory.mktemp("bench"), "bench")
+    publish(layout, texts, document_vectors, chunk_vectors)
+    queries = [" ".join(f"word{i}" for i in rng.integers(20, 2_000, 6)) for _ in range(NUM_QUERIES)]
+    folder = str(tmp_path_factory.mktemp("peer"))
+    return Bench(layout, Searcher(layout, NoEncoder()), chunk_vectors, query_vectors, queries, folder)
+
+
+def publish(layout: CollectionLayout, texts: list[str], document_vectors: np.ndarray, chunk_vectors: np.ndarray) -> None:
+    doc_ids = [f"doc{i:06d}" for i in range(NUM_DOCUMENTS)]
+    schema = documents_schema([], VECTOR_DIM)
+    constant = {"source_file": "bench.parquet", "content_sha256": "0" * 64, "title": None, "cluster_id": 0}
+    columns = {
+        **{name: pa.array([value] * NUM_DOCUMENTS, schema.field(name).type) for name, value in constant.items()},
+        "doc_id": pa.array(doc_ids),
+        "text": pa.array(texts, pa.large_string()),
+        "num_tokens": pa.array([WORDS_PER_CHUNK * CHUNKS_PER_DOCUMENT] * NUM_DOCUMENTS, pa.int32()),
+        "num_chunks": pa.array([CHUNKS_PER_DOCUMENT] * NUM_DOCUMENTS, pa.int32()),
+        "vector": vector_column(document_vectors),
+    }
+    documents = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+    bounds = [np.linspace(0, len(text), CHUNKS_PER_DOCUMENT + 1).astype(np.int64) for text in texts]
+    ordinals = np.tile(np.arange(CHUNKS_PER_DOCUMENT, dtype=np.int32), NUM_DOCUMENTS)
+    owners = np.repeat(doc_ids, CHUNKS_PER_DOCUMENT).tolist()
+    chunks = pa.RecordBatch.from_arrays(
+        [
+            pa.array([f"{doc_id}#{ordinal}" for doc_id, ordinal in zip(owners, ordinals, strict=True)]),
+            pa.array(owners),
+            pa.array(ordinals),
+            pa.array(np.concatenate([b[:-1] for b in bounds])),
+            pa.array(np.concatenate([b[1:] for b in bounds])),
+            vector_column(chunk_vectors),
+        ],
+        schema=chunks_schema(VECTOR_DIM),
+    )
+    with layout.writer_lock():
+        prepare_writer(layout)
+        tables = LanceTables.open_or_create(layout, [], VECTOR_DIM)
+        versions = tables.commit(
+            generation=next_generation_number(layout),
+            deleted_ids=[],
+            documents=pa.RecordBatchReader.from_batches(documents.schema, [documents]),
+            chunks=pa.RecordBatchReader.from_batches(chunks.schema, [chunks]),
+            expected_documents=documents.num_rows,
+            expected_chunks=chunks.num_rows,
+        )
+        facts = GenerationFacts(
+            run_id="bench",
+            side_files={},
+            fingerprints={"encoder": FINGERPRINT, "context": "", "clusters": ""},
+            settings=IngestConfig(encoder=EncoderConfig(landmark_interval=64)).to_dict(),
+            context_documents=0,
+            context_cluster_sizes=(),
+            documents_at_context=0,
+            encode_tokens_per_second=1.0,
+        )
+        publish_generation(layout, tables, versions, facts, IndexConfig())
+
+
+def vector_column(vectors: np.ndarray) -> pa.FixedSizeListArray:
+    return pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+
+
+def timed(call: Callable[[int], object]) -> tuple[float, float, list[object]]:
+    """Return p50 and p99 in milliseconds and the answers, after ten calls to warm up."""
+    for index in range(10):
+        call(index)
+    seconds, answers = [], []
+    for index in range(NUM_QUERIES):
+        start = time.perf_counter()
+        answers.append(call(index))
+        seconds.append(time.perf_counter() - start)
+    return *(1e3 * np.percentile(seconds, [50, 99])).tolist(), answers
+
+
+def recall(found: list[np.ndarray], exact: np.ndarray) -> float:
+    return float(np.mean([len(set(row.tolist()) & set(truth.tolist())) / TOP_K for row, truth in zip(found, exact, strict=True)]))
+
+
+def line(name: str, p50: float, p99: float, rest: str = "") -> None:
+    print(f"\n{name:<52} p50 {p50:7.2f} ms   p99 {p99:7.2f} ms   {rest}", end="")
+
+
+@pytest.fixture(scope="module")
+def exact(bench: Bench) -> np.ndarray:
+    return ExactIndex(bench.chunk_vectors).search(bench.query_vectors, TOP_K)[1]
+
+
+def test_bench_chunk_index_recall_and_latency_beside_flat(bench: Bench, exact: np.ndarray) -> None:
+    chunks = bench.searcher.generation.chunks
+    p50, p99, answers = timed(lambda i: chunks.search(bench.query_vectors[i : i + 1], TOP_K)[1][0])
+    found = recall(answers, exact)
+    line("chunk index alone", p50, p99, f"recall@10 {found:.4f}   {bench.searcher.generation.manifest.indexes['chunks']['kind']}")
+    flat = faiss.IndexFlatIP(VECTOR_DIM)
+    flat.add(bench.chunk_vectors)
+    flat_p50, flat_p99, _ = timed(lambda i: flat.search(bench.query_vectors[i : i + 1], TOP_K))
+    line("peer: FAISS flat", flat_p50, flat_p99, "recall@10 1.0000")
+    assert found >= 0.97
+    assert p50 < flat_p50
+
+
+def test_bench_lancedb_vector_search_of_the_same_chunks(bench: Bench, exact: np.ndarray) -> None:
+    rows = pa.table({"position": np.arange(len(bench.chunk_vectors)), "vector": vector_column(bench.chunk_vectors)})
+    table = lancedb.connect(bench.lance_folder).create_table("chunks", rows)
+
+    def search(index: int, refine: int | None) -> np.ndarray:
+        query = table.search(bench.query_vectors[index]).distance_type("cosine").select(["position", "_distance"]).limit(TOP_K)
+        return (query if refine is None else query.refine_factor(refine)).to_arrow().column("position").to_numpy()
+
+    p50, p99, answers = timed(lambda i: search(i, None))
+    line("peer: LanceDB, no index", p50, p99, f"recall@10 {recall(answers, exact):.4f}")
+    table.create_index("vector", config=IvfRq(distance_type="cosine"))
+    p50, p99, answers = timed(lambda i: search(i, 10))
+    line("peer: LanceDB IVF_RQ, refine 10, its default nprobes", p50, p99, f"recall@10 {recall(answers, exact):.4f}")
+
+
+@pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
+def test_bench_dense_search_with_texts_stays_within_its_goal(bench: Bench, granularity) -> None:
+    p50, p99, _ = timed(lambda i: bench.searcher.search_vectors(bench.query_vectors[i : i + 1], granularity=granularity))
+    line(f"search_vectors, {granularity}, texts fetched", p50, p99)
+    assert p50 <= 5.0
+
+
+def test_bench_hybrid_search_with_texts(bench: Bench) -> None:
+    p50, p99, _ = timed(lambda i: bench.searcher.search_vectors(bench.query_vectors[i : i + 1], queries=bench.queries[i : i + 1]))
+    line("search_vectors, both, hybrid, texts fetched", p50, p99)
+
+
+def test_bench_batch_of_32(bench: Bench) -> None:
+    p50, p99, _ = timed(lambda i: bench.searcher.search_vectors(bench.query_vectors[i % 256 : i % 256 + 32]))
+    line("search_vectors, both, batch of 32, per query", p50 / 32, p99 / 32)

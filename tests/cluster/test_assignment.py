@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.cluster import assignment
+from pipeline.cluster.assignment import ClusterAssigner, assign, first_order_points, nearest_centroids
+from pipeline.cluster.store import Clusters
+from pipeline.errors import FingerprintMismatchError
+
+
+class FirstLetters:
+    """Embeds a text by counting the letters a to d."""
+
+    fingerprint = "letters"
+    vector_dim = 4
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        counts = np.array([[text.count(letter) for letter in "abcd"] for text in texts], dtype=np.float32).reshape(-1, 4)
+        return counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-9)
+
+
+def clusters_at(centroids: np.ndarray, fingerprint: str = "letters") -> Clusters:
+    unit = (centroids / np.linalg.norm(centroids, axis=1, keepdims=True)).astype(np.float32)
+    return Clusters(centroids_KP=unit, sizes_K=np.zeros(len(unit), np.int64), objective_I=np.zeros(0), surrogate_fingerprint=fingerprint)
+
+
+def random_pairs(num_documents: int = 300) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(5)
+    return rng.standard_normal((num_documents, 6)).astype(np.float32), rng.standard_normal((num_documents, 6)).astype(np.float32)
+
+
+def test_assign_equals_naive_nearest_centroid() -> None:
+    phi, psi = random_pairs()
+    clusters = clusters_at(np.random.default_rng(6).standard_normal((17, 12)))
+    naive = []
+    for pair in zip(phi, psi, strict=True):
+        point = np.concatenate(pair) / np.linalg.norm(np.concatenate(pair))
+        naive.append(int(np.argmin([np.linalg.norm(point - centroid) for centroid in clusters.centroids_KP])))
+    np.testing.assert_array_equal(assign(clusters, phi, psi), naive)
+
+
+def test_assign_in_blocks_equals_assign_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    phi, psi = random_pairs()
+    clusters = clusters_at(np.random.default_rng(6).standard_normal((17, 12)))
+    whole = assign(clusters, phi, psi)
+    monkeypatch.setattr(assignment, "BLOCK_ROWS", 7)
+    np.testing.assert_array_equal(assign(clusters, phi, psi), whole)
+
+
+def test_nearest_centroids_with_equal_centroids_takes_the_lowest_id() -> None:
+    phi, psi = random_pairs()
+    twin = np.repeat(np.random.default_rng(6).standard_normal((5, 12)), 3, axis=0)
+    assert set((assign(clusters_at(twin), phi, psi) % 3).tolist()) == {0}
+
+
+def test_nearest_centroids_within_rounding_takes_the_lowest_id() -> None:
+    point = np.array([[0.6, 0.8]], np.float32)
+    centroids = np.array([[1.0, 0.0], [0.6, 0.8], [0.6, 0.8 + 2e-7]], np.float32)
+    assert nearest_centroids(point, centroids).tolist() == [1]
+
+
+def test_nearest_centroids_of_a_zero_point_is_cluster_zero() -> None:
+    centroids = clusters_at(np.random.default_rng(6).standard_normal((5, 12))).centroids_KP
+    assert nearest_centroids(np.zeros((2, 12), np.float32), centroids).tolist() == [0, 0]
+
+
+def test_first_order_points_are_unit_length() -> None:
+    lengths = np.linalg.norm(first_order_points(*random_pairs()), axis=1)
+    np.testing.assert_allclose(lengths, 1.0, atol=1e-6)
+
+
+def test_assign_with_vectors_of_another_width_is_refused() -> None:
+    with pytest.raises(FingerprintMismatchError, match="12 dims"):
+        assign(clusters_at(np.ones((2, 12))), np.ones((1, 5), np.float32), np.ones((1, 5), np.float32))
+
+
+def rows_of(texts: list[str], titles: list[str | None], queries: list[str | None]) -> pa.Table:
+    return pa.table(
+        {"title": pa.array(titles, pa.string()), "text": pa.array(texts, pa.large_string()), "query": pa.array(queries, pa.string())}
+    )
+
+
+def test_assign_rows_pairs_each_text_with_its_query_side() -> None:
+    clusters = clusters_at(np.array([[1, 0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0, 1, 0]]))
+    rows = rows_of(["aaa", "aaa", "aaa"], [None, "bbb", "bbb"], [None, None, "ccc"])
+    assert ClusterAssigner(clusters, FirstLetters()).assign_rows(rows).tolist() == [0, 1, 2]
+
+
+def test_assign_rows_of_batches_equals_assign_rows_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(9)
+    texts = ["".join(rng.choice(list("abcd"), size=9)) for _ in range(50)]
+    rows = rows_of(texts, [None] * 50, [None] * 50)
+    assigner = ClusterAssigner(clusters_at(rng.random((7, 8))), FirstLetters())
+    whole = assigner.assign_rows(rows)
+    monkeypatch.setattr(assignment, "BLOCK_ROWS", 8)
+    pieces = [assigner.assign_rows(batch) for batch in rows.to_batches(max_chunksize=13)]
+    np.testing.assert_array_equal(np.concatenate(pieces), whole)
+
+
+def test_assign_rows_of_no_rows_is_empty() -> None:
+    assigner = ClusterAssigner(clusters_at(np.ones((2, 8))), FirstLetters())
+    assert assigner.assign_rows(rows_of([], [], [])).tolist() == []
+
+
+def test_cluster_assigner_with_another_surrogate_is_refused() -> None:
+    with pytest.raises(FingerprintMismatchError, match="trained with"):
+        ClusterAssigner(clusters_at(np.ones((2, 8)), fingerprint="other"), FirstLetters())

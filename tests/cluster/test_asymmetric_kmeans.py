@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pipeline.cluster.assignment import assign, nearest_centroids
+from pipeline.cluster.asymmetric_kmeans import MAX_CLUSTERS, choose_num_clusters, pair_points, train_clusters
+from pipeline.cluster.store import Clusters
+from pipeline.config import ClusterConfig
+from pipeline.errors import ModelError, SourceError
+
+
+def topics(num_documents: int = 240, num_topics: int = 6, dim: int = 16, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Make pairs around well-separated topics whose queries lie elsewhere than their documents."""
+    rng = np.random.default_rng(seed)
+    topic = np.arange(num_documents) % num_topics
+    centres = 4 * rng.standard_normal((2, num_topics, dim))
+    phi, psi = (centres[side][topic] + rng.standard_normal((num_documents, dim)) for side in range(2))
+    return unit(phi), unit(psi), topic
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)).astype(np.float32)
+
+
+def train(phi: np.ndarray, psi: np.ndarray, initial: np.ndarray | None = None, **settings: int) -> Clusters:
+    return train_clusters(phi, psi, ClusterConfig(**settings), surrogate_fingerprint="test", initial_centroids_KP=initial)
+
+
+def naive_points(phi: np.ndarray, psi: np.ndarray) -> np.ndarray:
+    rows = [np.concatenate(pair) for pair in zip(phi, psi, strict=True)] + [np.concatenate(pair) for pair in zip(psi, phi, strict=True)]
+    return np.array([row / np.linalg.norm(row) for row in rows])
+
+
+def naive_objective(points: np.ndarray, centroids: np.ndarray) -> float:
+    return float(np.mean([min(np.sum((point - centroid) ** 2) for centroid in centroids) for point in points]))
+
+
+def naive_lloyd(points: np.ndarray, centroids: np.ndarray, iterations: int) -> np.ndarray:
+    for _ in range(iterations):
+        nearest = [int(np.argmax(centroids @ point)) for point in points]
+        sums = [
+            np.sum([point for point, k in zip(points, nearest, strict=True) if k == cluster], axis=0) for cluster in range(len(centroids))
+        ]
+        centroids = np.array([total / np.linalg.norm(total) for total in sums])
+    return centroids
+
+
+def test_pair_points_has_both_orders_of_each_pair_normalised() -> None:
+    phi, psi, _ = topics(num_documents=5)
+    np.testing.assert_allclose(pair_points(phi, psi), naive_points(phi, psi), atol=1e-6)
+
+
+def test_pair_points_with_a_zero_pair_keeps_it_zero() -> None:
+    points = pair_points(np.zeros((1, 4), np.float32), np.zeros((1, 4), np.float32))
+    assert not points.any()
+
+
+def test_pair_points_with_a_nan_is_refused() -> None:
+    phi, psi, _ = topics(num_documents=3)
+    phi[1, 2] = np.nan
+    with pytest.raises(ModelError, match="finite"):
+        pair_points(phi, psi)
+
+
+def test_pair_points_with_shapes_that_differ_is_refused() -> None:
+    with pytest.raises(ModelError, match="one shape"):
+        pair_points(np.ones((2, 4), np.float32), np.ones((2, 3), np.float32))
+
+
+def test_train_clusters_from_given_centroids_equals_naive_lloyd() -> None:
+    phi, psi, _ = topics()
+    points = naive_points(phi, psi)
+    initial = points[[0, 1, 2, 3, 4, 5, 240, 241]].astype(np.float32)
+    trained = train(phi, psi, initial, num_iterations=4)
+    np.testing.assert_allclose(trained.centroids_KP, naive_lloyd(points, initial, 4), atol=1e-5)
+
+
+def test_train_clusters_objective_equals_naive_objective_before_the_last_update() -> None:
+    phi, psi, _ = topics()
+    points = naive_points(phi, psi)
+    initial = points[:8].astype(np.float32)
+    trained = train(phi, psi, initial, num_iterations=3)
+    assert trained.objective_I[-1] == pytest.approx(naive_objective(points, naive_lloyd(points, initial, 2)), rel=1e-4)
+
+
+def test_train_clusters_objective_never_rises() -> None:
+    rng = np.random.default_rng(3)
+    phi, psi = unit(rng.standard_normal((300, 12))), unit(rng.standard_normal((300, 12)))
+    objective = train(phi, psi, num_clusters=12).objective_I
+    assert len(objective) > 3
+    assert (np.diff(objective) <= 1e-6).all()
+
+
+def test_train_clusters_finds_the_topics_that_were_put_in() -> None:
+    phi, psi, topic = topics()
+    trained = train(phi, psi, num_clusters=24, num_redos=3)
+    found = assign(trained, phi, psi)
+    assert all(len(set(topic[found == cluster])) == 1 for cluster in set(found))
+
+
+def test_train_clusters_with_sides_swapped_has_the_same_objective() -> None:
+    phi, psi, _ = topics()
+    seeds = naive_points(phi, psi)[[0, 1, 2, 3, 4, 5, 240, 241, 242, 243, 244, 245]].astype(np.float32)
+    there, back = train(phi, psi, seeds), train(psi, phi, seeds)
+    np.testing.assert_allclose(back.objective_I, there.objective_I, atol=1e-6)
+
+
+def test_assignment_with_sides_and_centroids_swapped_is_the_same() -> None:
+    phi, psi, _ = topics()
+    trained = train(phi, psi, num_clusters=9)
+    mirrored = np.roll(trained.centroids_KP, phi.shape[1], axis=1)
+    np.testing.assert_array_equal(nearest_centroids(pair_points(psi, phi)[: len(phi)], mirrored), assign(trained, phi, psi))
+
+
+def test_train_clusters_uses_every_point_beyond_256_a_cluster() -> None:
+    phi, psi, _ = topics(num_documents=900)
+    trained = train(phi, psi, num_clusters=1, num_iterations=1)
+    np.testing.assert_allclose(trained.centroids_KP[0], unit(naive_points(phi, psi).sum(axis=0)[None])[0], atol=1e-5)
+
+
+def test_train_clusters_sizes_count_each_document_once() -> None:
+    phi, psi, _ = topics()
+    trained = train(phi, psi, num_clusters=12)
+    np.testing.assert_array_equal(trained.sizes_K, np.bincount(assign(trained, phi, psi), minlength=12))
+
+
+@pytest.mark.parametrize("num_documents", [1, 2, 3])
+def test_train_clusters_of_a_tiny_corpus_has_at_most_one_cluster_a_document(num_documents: int, capfd: pytest.CaptureFixture[str]) -> None:
+    phi, psi, _ = topics(num_documents=num_documents)
+    trained = train(phi, psi, num_clusters=8)
+    assert trained.num_clusters == num_documents
+    assert trained.sizes_K.sum() == num_documents
+    assert capfd.readouterr() == ("", "")
+
+
+def test_train_clusters_of_identical_documents_has_one_cluster(capfd: pytest.CaptureFixture[str]) -> None:
+    row = np.repeat(unit(np.arange(1, 9)[None]), 50, axis=0)
+    trained = train(row, row, num_clusters=4)
+    assert trained.sizes_K.tolist() == [50]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_train_clusters_of_zero_vectors_has_one_zero_cluster(capfd: pytest.CaptureFixture[str]) -> None:
+    zeros = np.zeros((5, 8), np.float32)
+    trained = train(zeros, zeros, num_clusters=3)
+    assert trained.sizes_K.tolist() == [5]
+    assert not trained.centroids_KP.any()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_train_clusters_with_some_zero_vectors_ignores_them() -> None:
+    phi, psi, _ = topics()
+    blank = np.zeros((40, phi.shape[1]), np.float32)
+    trained = train(np.vstack((phi, blank)), np.vstack((psi, blank)), num_clusters=6)
+    np.testing.assert_array_equal(trained.centroids_KP, train(phi, psi, num_clusters=6).centroids_KP)
+
+
+def test_train_clusters_of_few_points_a_cluster_writes_no_warning(capfd: pytest.CaptureFixture[str]) -> None:
+    phi, psi, _ = topics(num_documents=60)
+    train(phi, psi, num_clusters=30)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_train_clusters_of_no_documents_is_refused() -> None:
+    nothing = np.zeros((0, 8), np.float32)
+    with pytest.raises(SourceError, match="at least one document"):
+        train(nothing, nothing)
+
+
+def test_train_clusters_twice_is_bit_equal() -> None:
+    phi, psi, _ = topics()
+    assert train(phi, psi).fingerprint == train(phi, psi).fingerprint
+
+
+def test_train_clusters_with_another_seed_differs() -> None:
+    rng = np.random.default_rng(3)
+    phi, psi = unit(rng.standard_normal((300, 12))), unit(rng.standard_normal((300, 12)))
+    assert not np.array_equal(train(phi, psi, seed=0).centroids_KP, train(phi, psi, seed=1).centroids_KP)
+
+
+def test_train_clusters_in_another_process_is_bit_equal() -> None:
+    script = (
+        "import hashlib, numpy as np\n"
+        "from pipeline.cluster import train_clusters\n"
+        "from pipeline.config import ClusterConfig\n"
+        "rng = np.random.default_rng(7)\n"
+        "phi, psi = (rng.standard_normal((400, 16)).astype(np.float32) for _ in range(2))\n"
+        "found = train_clusters(phi, psi, ClusterConfig(), surrogate_fingerprint='test')\n"
+        "print(hashlib.sha256(found.centroids_KP.tobytes()).hexdigest())\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    rng = np.random.default_rng(7)
+    phi, psi = (rng.standard_normal((400, 16)).astype(np.float32) for _ in range(2))
+    assert printed.stdout.strip() == hashlib.sha256(train(phi, psi).centroids_KP.tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize(("num_documents", "expected"), [(0, 1), (1, 1), (2, 1), (100, 10), (65_536, 256), (10**9, MAX_CLUSTERS)])
+def test_choose_num_clusters_is_the_bounded_square_root(num_documents: int, expected: int) -> None:
+    assert choose_num_clusters(num_documents) == expected

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.cluster.sampling import hash_keys, hash_order, sample_rows
+from pipeline.errors import SourceError
+
+
+def rows(num_rows: int = 200) -> pa.Table:
+    return pa.table(
+        {
+            "doc_id": [f"doc-{row}" for row in range(num_rows)],
+            "text": pa.array([f"text of {row} " * 10 for row in range(num_rows)], pa.large_string()),
+            "title": pa.array([None] * num_rows, pa.string()),
+        }
+    )
+
+
+def test_hash_order_follows_the_ids_whatever_their_order() -> None:
+    ids = [f"doc-{row}" for row in range(100)]
+    there = [ids[row] for row in hash_order(ids, seed=3)]
+    back = [ids[::-1][row] for row in hash_order(ids[::-1], seed=3)]
+    assert there == back
+
+
+def test_hash_order_with_another_seed_differs() -> None:
+    ids = [f"doc-{row}" for row in range(100)]
+    assert hash_order(ids, seed=0).tolist() != hash_order(ids, seed=1).tolist()
+
+
+def test_hash_keys_are_uniform_over_their_range() -> None:
+    shares = hash_keys([str(row) for row in range(4_000)], seed=0)[:, 0] / 2.0**64
+    assert np.abs(np.quantile(shares, [0.25, 0.5, 0.75]) - [0.25, 0.5, 0.75]).max() < 0.04
+
+
+def test_sample_rows_holds_the_smallest_keys_of_the_stream() -> None:
+    table = rows()
+    ids = table.column("doc_id").to_pylist()
+    sample = sample_rows(table.to_batches(max_chunksize=7), 30, seed=1)
+    assert sample.column("doc_id").to_pylist() == [ids[row] for row in hash_order(ids, seed=1)[:30]]
+
+
+def test_sample_rows_does_not_depend_on_order_or_batches() -> None:
+    table = rows()
+    backwards = table.take(pa.array(np.arange(200)[::-1].copy()))
+    assert sample_rows(table.to_batches(max_chunksize=7), 30, seed=1).equals(sample_rows([backwards], 30, seed=1))
+
+
+def test_sample_rows_of_a_small_corpus_keeps_every_row() -> None:
+    assert sample_rows([rows(5)], 30, seed=1).num_rows == 5
+
+
+def test_sample_rows_cuts_texts_and_nothing_else() -> None:
+    sample = sample_rows([rows(5)], 30, seed=1, max_text_characters=4)
+    assert set(sample.column("text").to_pylist()) == {"text"}
+    assert sample.schema.equals(rows(5).schema)
+
+
+def test_sample_rows_of_an_empty_stream_is_refused() -> None:
+    with pytest.raises(SourceError, match="at least one table"):
+        sample_rows([], 30, seed=1)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.context.drift import measure_drift
+from pipeline.errors import FingerprintMismatchError, UsageError
+
+pairs = st.lists(st.tuples(st.integers(0, 1_000), st.integers(0, 1_000)), min_size=1, max_size=20).filter(
+    lambda rows: sum(a for a, _ in rows) > 0 and sum(b for _, b in rows) > 0
+)
+
+
+def naive_jensen_shannon(p: list[float], q: list[float]) -> float:
+    def divergence(x: list[float], m: list[float]) -> float:
+        return sum(a * math.log2(a / b) for a, b in zip(x, m, strict=True) if a > 0)
+
+    mixture = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+    return (divergence(p, mixture) + divergence(q, mixture)) / 2
+
+
+@given(pairs)
+@settings(deadline=None)
+def test_measure_drift_equals_naive_distances(rows: list[tuple[int, int]]) -> None:
+    before, now = [a for a, _ in rows], [b for _, b in rows]
+    p, q = [a / sum(before) for a in before], [b / sum(now) for b in now]
+    drift = measure_drift(before, now, sum(before))
+    assert drift.total_variation == pytest.approx(sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2, abs=1e-12)
+    assert drift.jensen_shannon_bits == pytest.approx(naive_jensen_shannon(p, q), abs=1e-9)
+
+
+@given(pairs)
+@settings(deadline=None)
+def test_measure_drift_is_symmetric(rows: list[tuple[int, int]]) -> None:
+    before, now = [a for a, _ in rows], [b for _, b in rows]
+    there, back = measure_drift(before, now, 0), measure_drift(now, before, 0)
+    assert there.total_variation == pytest.approx(back.total_variation)
+    assert there.jensen_shannon_bits == pytest.approx(back.jensen_shannon_bits, abs=1e-12)
+
+
+def test_measure_drift_of_an_unchanged_corpus_is_none() -> None:
+    drift = measure_drift([5, 9, 0], [5, 9, 0], 14)
+    assert (drift.total_variation, drift.jensen_shannon_bits, drift.added_share) == (0.0, 0.0, 0.0)
+    assert (drift.changed_clusters, drift.verdict) == ((), "none")
+
+
+def test_measure_drift_of_disjoint_corpora_is_one() -> None:
+    drift = measure_drift([5, 0], [0, 7], 5)
+    assert (drift.total_variation, drift.jensen_shannon_bits) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("now", "verdict"),
+    [
+        ([520, 480], "none"),
+        ([560, 440], "slight"),
+        ([690, 310], "slight"),
+        ([710, 290], "re-contextualise"),
+        ([1_200, 1_200], "re-contextualise"),
+    ],
+)
+def test_measure_drift_verdict_follows_distance_and_growth(now: list[int], verdict: str) -> None:
+    assert measure_drift([500, 500], now, 1_000).verdict == verdict
+
+
+def test_measure_drift_counts_added_documents_as_a_share_of_now() -> None:
+    assert measure_drift([50, 50], [60, 65], 100).added_share == pytest.approx(0.2)
+
+
+def test_measure_drift_of_a_shrunken_corpus_has_nothing_added() -> None:
+    assert measure_drift([50, 50], [10, 10], 100).added_share == 0.0
+
+
+def test_measure_drift_names_the_clusters_that_moved_most() -> None:
+    assert measure_drift([25, 25, 25, 25], [25, 45, 15, 15], 100).changed_clusters == (1, 2, 3)
+
+
+def test_measure_drift_of_histograms_that_differ_in_length_is_refused() -> None:
+    with pytest.raises(FingerprintMismatchError, match="2 and 3"):
+        measure_drift([1, 2], [1, 2, 3], 3)
+
+
+def test_measure_drift_of_negative_sizes_is_refused() -> None:
+    with pytest.raises(UsageError, match="negative"):
+        measure_drift([1, -1], [1, 2], 0)
+
+
+def test_measure_drift_from_an_empty_context_is_refused() -> None:
+    with pytest.raises(UsageError, match="empty histogram"):
+        measure_drift([0, 0], [1, 2], 0)
+
+
+def test_measure_drift_of_an_emptied_corpus_is_none() -> None:
+    assert measure_drift([5, 5], np.zeros(2, int).tolist(), 10).verdict == "none"

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.context.sampling import allocate, draw_context
+from pipeline.errors import UsageError
+
+sizes = st.lists(st.integers(0, 10_000), min_size=1, max_size=40).map(lambda values: np.array(values, np.int64))
+places = st.integers(0, 2_000)
+
+
+def naive_allocate(sizes_k: list[int], num_documents: int) -> list[int]:
+    total, wanted = sum(sizes_k), min(num_documents, sum(sizes_k))
+    quotas = [Fraction(wanted * size, total) if total else Fraction(0) for size in sizes_k]
+    given_places = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(sizes_k)), key=lambda k: (given_places[k] - quotas[k], k))
+    for k in by_remainder[: wanted - sum(given_places)]:
+        given_places[k] += 1
+    return given_places
+
+
+@given(sizes, places)
+@settings(deadline=None)
+def test_allocate_equals_naive_largest_remainder(sizes_k: np.ndarray, num_documents: int) -> None:
+    assert allocate(sizes_k, num_documents).tolist() == naive_allocate(sizes_k.tolist(), num_documents)
+
+
+@given(sizes, places, st.data())
+@settings(deadline=None)
+def test_allocate_fills_every_place_within_what_is_available(sizes_k: np.ndarray, num_documents: int, data: st.DataObject) -> None:
+    available = np.array([data.draw(st.integers(0, int(size))) for size in sizes_k], np.int64)
+    given_places = allocate(sizes_k, num_documents, available)
+    assert (given_places <= available).all()
+    assert given_places.sum() == min(num_documents, available.sum())
+
+
+@given(sizes, places)
+@settings(deadline=None)
+def test_allocate_gives_a_larger_cluster_no_fewer_places(sizes_k: np.ndarray, num_documents: int) -> None:
+    given_places = allocate(np.sort(sizes_k)[::-1], num_documents)
+    assert (np.diff(given_places) <= 0).all()
+
+
+def test_allocate_with_equal_remainders_prefers_the_lower_id() -> None:
+    assert allocate(np.array([3, 3, 3], np.int64), 4).tolist() == [2, 1, 1]
+
+
+def test_allocate_with_more_available_than_there_are_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least the documents available"):
+        allocate(np.array([3]), 1, np.array([4]))
+
+
+def corpus(num_documents: int = 300, num_clusters: int = 7) -> tuple[list[str], np.ndarray]:
+    clusters = (np.random.default_rng(2).random(num_documents) ** 2 * num_clusters).astype(np.int32)
+    return [f"doc-{row}" for row in range(num_documents)], clusters
+
+
+def test_draw_context_takes_each_clusters_share() -> None:
+    ids, clusters = corpus()
+    drawn = draw_context(ids, clusters, 40, seed=0)
+    np.testing.assert_array_equal(np.bincount(clusters[drawn], minlength=7), allocate(np.bincount(clusters, minlength=7), 40))
+
+
+def test_draw_context_draws_no_document_twice() -> None:
+    ids, clusters = corpus()
+    assert len(set(draw_context(ids, clusters, 40, seed=0).tolist())) == 40
+
+
+def test_draw_context_is_ordered_by_cluster() -> None:
+    ids, clusters = corpus()
+    assert (np.diff(clusters[draw_context(ids, clusters, 40, seed=0)]) >= 0).all()
+
+
+def test_draw_context_does_not_depend_on_row_order() -> None:
+    ids, clusters = corpus()
+    order = np.random.default_rng(3).permutation(len(ids))
+    shuffled = [ids[row] for row in order]
+    there = [ids[row] for row in draw_context(ids, clusters, 40, seed=0)]
+    assert there == [shuffled[row] for row in draw_context(shuffled, clusters[order], 40, seed=0)]
+
+
+def test_draw_context_with_another_seed_draws_others() -> None:
+    ids, clusters = corpus()
+    assert set(draw_context(ids, clusters, 40, seed=0).tolist()) != set(draw_context(ids, clusters, 40, seed=1).tolist())
+
+
+def test_draw_context_of_more_places_than_documents_takes_all() -> None:
+    ids, clusters = corpus(num_documents=9)
+    assert sorted(draw_context(ids, clusters, 512, seed=0).tolist()) == list(range(9))
+
+
+def test_draw_context_of_a_sample_follows_the_corpus_histogram() -> None:
+    ids, clusters = [f"doc-{row}" for row in range(40)], np.repeat(np.array([0, 1], np.int32), 20)
+    drawn = draw_context(ids, clusters, 10, seed=0, cluster_sizes_K=np.array([900, 100, 0], np.int64))
+    assert np.bincount(clusters[drawn]).tolist() == [9, 1]
+
+
+def test_draw_context_with_a_cluster_beyond_the_histogram_is_refused() -> None:
+    with pytest.raises(UsageError, match="cover every assigned cluster"):
+        draw_context(["a"], np.array([3], np.int32), 1, seed=0, cluster_sizes_K=np.array([1, 1], np.int64))

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.cluster.arrow_file import write_arrow_file
+from pipeline.config import ContextConfig
+from pipeline.context.store import ContextSet, build_context
+from pipeline.errors import IntegrityError, ModelError, SourceError
+
+
+def context(**changes: object) -> ContextSet:
+    fields: dict[str, object] = {
+        "doc_ids": ("a", "b", "ü"),
+        "content_sha256s": ("1" * 64, "2" * 64, "3" * 64),
+        "cluster_ids_C": np.array([0, 0, 4], np.int32),
+        "embeddings_CD": np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32) * 7,
+        "first_stage_fingerprint": "first",
+    }
+    return ContextSet(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_context_read_back_is_bit_equal(tmp_path: Path) -> None:
+    context().write(tmp_path / "context.arrow")
+    back = ContextSet.read(tmp_path / "context.arrow")
+    assert back.embeddings_CD.tobytes() == context().embeddings_CD.tobytes()
+    assert back.doc_ids == ("a", "b", "ü")
+    assert back.cluster_ids_C.tolist() == [0, 0, 4]
+    assert back.fingerprint == context().fingerprint
+
+
+def test_context_written_twice_has_equal_bytes(tmp_path: Path) -> None:
+    context().write(tmp_path / "a.arrow")
+    ContextSet.read(tmp_path / "a.arrow").write(tmp_path / "b.arrow")
+    assert (tmp_path / "a.arrow").read_bytes() == (tmp_path / "b.arrow").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"doc_ids": ("b", "a", "ü")},
+        {"content_sha256s": ("1" * 64, "2" * 64, "4" * 64)},
+        {"cluster_ids_C": np.array([0, 1, 4], np.int32)},
+        {"embeddings_CD": np.zeros((3, 5), np.float32)},
+        {"first_stage_fingerprint": "second"},
+    ],
+)
+def test_fingerprint_changes_with_every_part(change: dict[str, object]) -> None:
+    assert context(**change).fingerprint != context().fingerprint
+
+
+def test_fingerprint_changes_with_the_order_of_the_vectors() -> None:
+    assert context(embeddings_CD=context().embeddings_CD[::-1]).fingerprint != context().fingerprint
+
+
+def test_context_with_any_byte_flipped_is_refused_or_unchanged(tmp_path: Path) -> None:
+    path, expected = tmp_path / "context.arrow", context().fingerprint
+    context().write(path)
+    content = path.read_bytes()
+    refused = 0
+    for position in range(0, len(content), 3):
+        path.write_bytes(content[:position] + bytes([content[position] ^ 0x10]) + content[position + 1 :])
+        try:
+            assert ContextSet.read(path).fingerprint == expected
+        except IntegrityError:
+            refused += 1
+    assert refused > len(content) // 20
+
+
+@pytest.mark.parametrize("kept", [0, 8, 200, -1])
+def test_truncated_context_is_refused(tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "context.arrow"
+    context().write(path)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(IntegrityError, match="damaged"):
+        ContextSet.read(path)
+
+
+def test_context_with_other_columns_is_refused(tmp_path: Path) -> None:
+    write_arrow_file(tmp_path / "context.arrow", pa.table({"x": [1]}), kind="cairn.context", header={})
+    with pytest.raises(IntegrityError, match="must hold a context"):
+        ContextSet.read(tmp_path / "context.arrow")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_context_with_a_number_that_is_none_is_refused(bad: float) -> None:
+    embeddings = np.ones((3, 5), np.float32)
+    embeddings[1, 1] = bad
+    with pytest.raises(ModelError, match="finite"):
+        context(embeddings_CD=embeddings)
+
+
+def test_context_with_too_few_embeddings_is_refused() -> None:
+    with pytest.raises(ModelError, match="2 for 3"):
+        context(embeddings_CD=np.ones((2, 5), np.float32))
+
+
+def sample(num_documents: int = 50) -> tuple[pa.Table, np.ndarray]:
+    rows = range(num_documents)
+    table = pa.table(
+        {
+            "doc_id": [f"doc-{row}" for row in rows],
+            "text": pa.array([str(row) for row in rows], pa.large_string()),
+            "content_sha256": [f"{row:064d}" for row in rows],
+        }
+    )
+    return table, (np.arange(num_documents) % 3).astype(np.int32)
+
+
+def one_number(texts: list[str]) -> np.ndarray:
+    return np.array([[float(text), 3.0] for text in texts], np.float32)
+
+
+def test_build_context_embeds_in_one_call() -> None:
+    calls: list[int] = []
+
+    def embed(texts: list[str]) -> np.ndarray:
+        calls.append(len(texts))
+        return one_number(texts)
+
+    build_context(*sample(), ContextConfig(num_documents=12), embed, "first")
+    assert calls == [12]
+
+
+def test_build_context_keeps_rows_together() -> None:
+    built = build_context(*sample(), ContextConfig(num_documents=12), one_number, "first")
+    rows = built.embeddings_CD[:, 0].astype(int)
+    assert built.doc_ids == tuple(f"doc-{row}" for row in rows)
+    assert built.content_sha256s == tuple(f"{row:064d}" for row in rows)
+    np.testing.assert_array_equal(built.cluster_ids_C, rows % 3)
+
+
+def test_build_context_does_not_normalise() -> None:
+    built = build_context(*sample(), ContextConfig(num_documents=12), one_number, "first")
+    assert set(built.embeddings_CD[:, 1].tolist()) == {3.0}
+
+
+def test_build_context_with_nan_from_the_first_stage_is_refused() -> None:
+    with pytest.raises(ModelError, match="finite"):
+        build_context(*sample(), ContextConfig(), lambda texts: one_number(texts) * np.float32(np.nan), "first")
+
+
+def test_build_context_of_no_documents_is_refused() -> None:
+    with pytest.raises(SourceError, match="at least one document"):
+        build_context(*sample(0), ContextConfig(), one_number, "first")

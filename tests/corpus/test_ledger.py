@@ -1,0 +1,153 @@
+import sqlite3
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.corpus import ledger as ledger_module
+from pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
+from pipeline.errors import DiskFullError, StorageError
+
+
+def sha(content: str) -> str:
+    return sha256(content.encode()).hexdigest()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger(tmp_path / "ledger.sqlite") as opened:
+        yield opened
+
+
+def load(ledger: Ledger, published: dict[str, str], encoded: dict[str, str]) -> None:
+    ledger.load_published([([*published], [sha(content) for content in published.values()])])
+    ledger.load_encoded(0, [*encoded], [sha(content) for content in encoded.values()])
+
+
+def classify(ledger: Ledger, rows: list[tuple[str, str]]) -> list[int]:
+    return ledger.classify([doc_id for doc_id, _ in rows], [sha(content) for _, content in rows]).tolist()
+
+
+def flat(batches: Iterator[list[str]]) -> list[str]:
+    return [doc_id for batch in batches for doc_id in batch]
+
+
+def oracle(
+    published: dict[str, str], encoded: dict[str, str], rows: list[tuple[str, str]]
+) -> tuple[list[int], list[str], list[str], list[str]]:
+    seen: dict[str, str] = {}
+    codes = list[int]()
+    for doc_id, content in rows:
+        if doc_id in seen:
+            codes.append(DUPLICATE)
+            continue
+        seen[doc_id] = content
+        if published.get(doc_id) == content:
+            codes.append(UNCHANGED)
+        elif encoded.get(doc_id) == content:
+            codes.append(ENCODED)
+        else:
+            codes.append(CHANGED if doc_id in published else NEW)
+    replaced = sorted(doc_id for doc_id in published if doc_id in seen and seen[doc_id] != published[doc_id])
+    vanished = sorted(doc_id for doc_id in published if doc_id not in seen)
+    current = sorted(doc_id for doc_id in encoded if seen.get(doc_id) == encoded[doc_id] and published.get(doc_id) != encoded[doc_id])
+    return codes, replaced, vanished, current
+
+
+ids = st.sampled_from("abcdef")
+contents = st.sampled_from(["1", "2", "3"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(ids, contents), st.dictionaries(ids, contents), st.lists(st.tuples(ids, contents), max_size=12), st.integers(1, 5))
+def test_ledger_agrees_with_dictionaries(
+    tmp_path_factory: pytest.TempPathFactory, published: dict[str, str], encoded: dict[str, str], rows: list[tuple[str, str]], batch: int
+) -> None:
+    with Ledger(tmp_path_factory.getbasetemp() / "oracle.sqlite") as ledger:
+        load(ledger, published, encoded)
+        codes = [code for start in range(0, len(rows), batch) for code in classify(ledger, rows[start : start + batch])]
+        lists = [flat(ledger.replaced_ids()), flat(ledger.vanished_ids()), flat(ledger.current_in_shard(0))]
+    assert (codes, *lists) == oracle(published, encoded, rows)
+
+
+def test_document_encoded_twice_is_current_in_its_last_shard_alone(ledger: Ledger) -> None:
+    ledger.load_encoded(0, ["a", "b"], [sha("1"), sha("1")])
+    ledger.load_encoded(3, ["a"], [sha("1")])
+    classify(ledger, [("a", "1"), ("b", "1")])
+    assert [flat(ledger.current_in_shard(shard)) for shard in (0, 3)] == [["b"], ["a"]]
+
+
+def test_document_back_at_an_earlier_content_is_encoded_anew(ledger: Ledger) -> None:
+    ledger.load_encoded(0, ["a"], [sha("1")])
+    ledger.load_encoded(1, ["a"], [sha("2")])
+    assert classify(ledger, [("a", "1")]) == [NEW]
+    assert [flat(ledger.current_in_shard(shard)) for shard in (0, 1)] == [[], []]
+
+
+def test_first_row_of_an_id_wins_within_and_across_batches(ledger: Ledger) -> None:
+    assert classify(ledger, [("a", "1"), ("a", "2"), ("b", "1")]) == [NEW, DUPLICATE, NEW]
+    assert classify(ledger, [("b", "1"), ("c", "1")]) == [DUPLICATE, NEW]
+
+
+def test_quarantined_id_has_not_vanished(ledger: Ledger) -> None:
+    load(ledger, {"a": "1", "b": "1"}, {})
+    ledger.mark_present(["a", "never published"])
+    assert flat(ledger.vanished_ids()) == ["b"]
+    assert flat(ledger.replaced_ids()) == []
+
+
+def test_quarantined_id_may_still_come_in_a_good_row(ledger: Ledger) -> None:
+    load(ledger, {"a": "1"}, {})
+    ledger.mark_present(["a"])
+    assert classify(ledger, [("a", "2")]) == [CHANGED]
+
+
+def test_good_row_before_a_quarantined_one_keeps_its_place(ledger: Ledger) -> None:
+    load(ledger, {"a": "1"}, {})
+    classify(ledger, [("a", "2")])
+    ledger.mark_present(["a"])
+    assert flat(ledger.replaced_ids()) == ["a"]
+    assert classify(ledger, [("a", "2")]) == [DUPLICATE]
+
+
+def test_lists_come_in_batches_of_a_thousand_at_most(ledger: Ledger) -> None:
+    names = [f"{i:05d}" for i in range(2_500)]
+    ledger.load_published([(names, [sha("1")] * len(names))])
+    batches = list(ledger.vanished_ids())
+    assert [len(batch) for batch in batches] == [1_000, 1_000, 500]
+    assert flat(iter(batches)) == names
+
+
+def test_batch_larger_than_one_query_is_classified_whole(ledger: Ledger) -> None:
+    names = [f"{i:05d}" for i in range(2_500)]
+    ledger.load_published([(names, [sha("1")] * len(names))])
+    assert ledger.classify(names, [sha("1")] * len(names)).tolist() == [UNCHANGED] * len(names)
+
+
+def test_opening_forgets_an_older_ledger_even_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    path.write_bytes(b"SQLite format 3\0" + b"\xff" * 5_000)
+    with Ledger(path) as ledger:
+        assert classify(ledger, [("a", "1")]) == [NEW]
+
+
+def test_ids_that_sql_could_misread_are_only_ids(ledger: Ledger) -> None:
+    strange = ["'; DROP TABLE documents; --", "%", "ü", "1", "1.0", "NULL", " 1"]
+    assert classify(ledger, [(doc_id, "1") for doc_id in strange]) == [NEW] * len(strange)
+    assert classify(ledger, [(doc_id, "1") for doc_id in strange]) == [DUPLICATE] * len(strange)
+
+
+def test_full_disk_is_reported_as_try_again() -> None:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    with pytest.raises(DiskFullError, match="writing the ledger"), ledger_module._sqlite_errors():
+        raise error
+
+
+def test_ledger_that_cannot_be_created_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="creating the ledger"):
+        Ledger(tmp_path / "file" / "ledger.sqlite")

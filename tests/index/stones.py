@@ -1,0 +1,153 @@
+"""Collections of random vectors: no model, a few milliseconds each."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline import durable
+from pipeline.config import IndexConfig, IngestConfig
+from pipeline.errors import CollectionNotFoundError, IntegrityError
+from pipeline.index.generation import open_generation
+from pipeline.index.lance_index import LanceTables
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
+from pipeline.manifest import Manifest
+from pipeline.types import chunks_schema, documents_schema
+
+VECTOR_DIM = 16
+METADATA = (pa.field("year", pa.int64()),)
+
+
+def text_of(doc_id: str, version: int = 0) -> str:
+    """Return a text whose words name the document, so that BM25 finds it."""
+    return f"stone {doc_id} " + " ".join(f"w{version}x{i}" for i in range(4))
+
+
+def unit_vectors(key: str, count: int, vector_dim: int = VECTOR_DIM) -> np.ndarray:
+    """Return vectors that depend on the key alone."""
+    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+    vectors = np.random.default_rng(seed).standard_normal((count, vector_dim)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def num_chunks_of(doc_id: str) -> int:
+    """Return between one and three chunks, by the id."""
+    return 1 + len(doc_id) % 3
+
+
+def document_rows(doc_ids: Sequence[str], version: int = 0, vector_dim: int = VECTOR_DIM) -> pa.RecordBatch:
+    """Return rows of the documents table."""
+    texts = [text_of(doc_id, version) for doc_id in doc_ids]
+    vectors = np.concatenate([unit_vectors(f"{doc_id}/{version}", 1, vector_dim) for doc_id in doc_ids])
+    columns = {
+        "doc_id": pa.array(doc_ids, pa.string()),
+        "title": pa.array([f"title {doc_id}" for doc_id in doc_ids], pa.string()),
+        "text": pa.array(texts, pa.large_string()),
+        "content_sha256": pa.array([hashlib.sha256(text.encode()).hexdigest() for text in texts], pa.string()),
+        "source_file": pa.array(["part-0.parquet"] * len(doc_ids), pa.string()),
+        "cluster_id": pa.array([len(doc_id) % 2 for doc_id in doc_ids], pa.int32()),
+        "num_tokens": pa.array([len(text.split()) for text in texts], pa.int32()),
+        "num_chunks": pa.array([num_chunks_of(doc_id) for doc_id in doc_ids], pa.int32()),
+        "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vector_dim),
+        "year": pa.array([2000 + version] * len(doc_ids), pa.int64()),
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=documents_schema(METADATA, vector_dim))
+
+
+def chunk_rows(doc_ids: Sequence[str], version: int = 0, vector_dim: int = VECTOR_DIM) -> pa.RecordBatch:
+    """Return rows of the chunks table, covering each text whole."""
+    rows: list[tuple[str, str, int, int, int]] = []
+    vectors = []
+    for doc_id in doc_ids:
+        count = num_chunks_of(doc_id)
+        bounds = np.linspace(0, len(text_of(doc_id, version)), count + 1).astype(int)
+        rows += [(f"{doc_id}#{i}", doc_id, i, int(bounds[i]), int(bounds[i + 1])) for i in range(count)]
+        vectors.append(unit_vectors(f"{doc_id}/{version}/chunks", count, vector_dim))
+    schema = chunks_schema(vector_dim)
+    columns = [pa.array(column, schema.field(i).type) for i, column in enumerate(zip(*rows, strict=True))]
+    return pa.RecordBatch.from_arrays(
+        [*columns, pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(vectors).ravel()), vector_dim)], schema=schema
+    )
+
+
+def publish_documents(
+    layout: CollectionLayout, doc_ids: Sequence[str], *, replaced: Sequence[str] = (), version: int = 0, config: IndexConfig | None = None
+) -> Manifest:
+    """Do what an ingest does after encoding: settle, roll back, commit (``replaced`` ids are deleted first where they stand), publish."""
+    with layout.writer_lock():
+        before = prepare_writer(layout)
+        tables = LanceTables.open_or_create(layout, METADATA, VECTOR_DIM)
+        tables.roll_back(None if before is None else before.lance_versions)
+        standing = set(served_ids(layout))
+        deleted = [doc_id for doc_id in replaced if doc_id in standing]
+        documents, chunks = document_rows(doc_ids, version), chunk_rows(doc_ids, version)
+        versions = tables.commit(
+            generation=next_generation_number(layout),
+            deleted_ids=[deleted] if deleted else [],
+            documents=pa.RecordBatchReader.from_batches(documents.schema, [documents]),
+            chunks=pa.RecordBatchReader.from_batches(chunks.schema, [chunks]),
+            expected_documents=documents.num_rows,
+            expected_chunks=chunks.num_rows,
+        )
+        side_files = {}
+        for name in ("context.arrow", "clusters.arrow"):
+            layout.pending_folder.mkdir(exist_ok=True)
+            side_files[name] = layout.pending_folder / name
+            side_files[name].write_bytes(name.encode() * 100)
+        facts = GenerationFacts(
+            run_id="run",
+            side_files=side_files,
+            fingerprints={"encoder": "e" * 64, "context": "c" * 64, "clusters": "k" * 64},
+            settings=IngestConfig().to_dict(),
+            context_documents=4,
+            context_cluster_sizes=(1, 1),
+            documents_at_context=2,
+            encode_tokens_per_second=1.0,
+        )
+        return publish_generation(layout, tables, versions, facts, config or IndexConfig())
+
+
+def document_ids(count: int, prefix: str = "d") -> list[str]:
+    """Return ids of different lengths, so that documents have one, two or three chunks."""
+    return [f"{prefix}{'x' * (i % 4)}{i}" for i in range(count)]
+
+
+def kill_writers(*assignments: str) -> None:
+    """For each ``point=root``: change the collection under the root in a process of its own that dies at that commit point.
+
+    Forking from one process that has imported everything saves a second a death.
+    """
+    for assignment in assignments:
+        point, root = assignment.split("=", 1)
+        pid = os.fork()
+        if pid == 0:
+            durable.observe_commit_points(lambda name, point=point: os.kill(os.getpid(), signal.SIGKILL) if name == point else None)
+            publish_change(CollectionLayout(Path(root), "stones"), "n")
+            os._exit(0)
+        print(point, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def publish_change(layout: CollectionLayout, prefix: str) -> Manifest:
+    """Add ten documents and replace ``d0``: the same change however often it is repeated."""
+    changed = [*document_ids(10, prefix), "d0"]
+    return publish_documents(layout, changed, replaced=changed, version=1)
+
+
+def served_ids(layout: CollectionLayout) -> list[str]:
+    """Return the ids of the served generation, none where nothing is served yet."""
+    try:
+        return open_generation(layout).doc_ids.to_pylist()
+    except (CollectionNotFoundError, IntegrityError):
+        return []
+
+
+if __name__ == "__main__":
+    kill_writers(*sys.argv[1:])

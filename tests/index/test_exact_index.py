@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.index.exact_index import ExactIndex
+from pipeline.index.protocol import VectorIndex
+
+
+def naive_search(vectors: np.ndarray, query: np.ndarray, top_k: int, allowed: list[int]) -> list[int]:
+    """Ten lines that cannot be wrong."""
+    scored = sorted((-float(np.float32(vectors[i] @ query)), i) for i in allowed)
+    found = [i for _, i in scored[:top_k]]
+    return found + [-1] * (top_k - len(found))
+
+
+def grid_vectors(count: int) -> np.ndarray:
+    """Small whole numbers: every inner product is exact, and many are equal."""
+    return np.random.default_rng(0).integers(-2, 3, (count, 4)).astype(np.float32)
+
+
+@pytest.mark.parametrize("allowed", [None, [7, 3, 3, 19], []])
+def test_exact_search_equals_naive_search_with_ties(allowed: list[int] | None) -> None:
+    vectors, queries = grid_vectors(40), grid_vectors(5)
+    positions = None if allowed is None else np.array(allowed, dtype=np.int64)
+    _, found = ExactIndex(vectors).search(queries, 8, positions)
+    expected = [naive_search(vectors, query, 8, sorted(set(range(40) if allowed is None else allowed))) for query in queries]
+    assert found.tolist() == expected
+
+
+def test_exact_search_pads_missing_answers() -> None:
+    scores, positions = ExactIndex(grid_vectors(2)).search(grid_vectors(1), 3)
+    assert positions[0, 2] == -1
+    assert scores[0, 2] == -np.inf
+
+
+def test_exact_reconstruct_returns_the_rows() -> None:
+    vectors = grid_vectors(10)
+    assert np.array_equal(ExactIndex(vectors).reconstruct(3, 4), vectors[3:7])
+
+
+def test_exact_index_is_a_vector_index() -> None:
+    assert isinstance(ExactIndex(grid_vectors(1)), VectorIndex)

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from pipeline.config import IndexConfig
+from pipeline.errors import IntegrityError
+from pipeline.index import faiss_build
+from pipeline.index.exact_index import ExactIndex
+from pipeline.index.faiss_build import build_faiss_index
+from pipeline.index.faiss_index import BRUTE_FORCE_POSITIONS, FaissIndex, choose_kind, open_faiss_index
+from pipeline.index.protocol import VectorIndex
+
+KINDS = ("flat", "ivf_sq8", "ivf_rabitq")
+NUM_VECTORS, VECTOR_DIM = 6_000, 32
+
+
+def clustered_vectors(count: int, seed: int = 0) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).standard_normal((40, VECTOR_DIM))
+    vectors = centres[generator.integers(0, 40, count)] + 0.6 * generator.standard_normal((count, VECTOR_DIM))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+VECTORS = clustered_vectors(NUM_VECTORS)
+QUERIES = clustered_vectors(50, seed=1)
+
+
+def stream_of(vectors: np.ndarray, block: int = 1_000) -> Callable[[], Iterator[np.ndarray]]:
+    return lambda: (vectors[start : start + block] for start in range(0, len(vectors), block))
+
+
+def build(folder: Path, kind: Any, vectors: np.ndarray = VECTORS, block: int = 1_000) -> tuple[FaissIndex, dict[str, Any], Path]:
+    path = folder / f"{kind}.faiss"
+    description = build_faiss_index(stream_of(vectors, block), len(vectors), vectors.shape[1], IndexConfig(kind=kind), path)
+    return open_faiss_index(path, description), description, path
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def index(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FaissIndex:
+    return build(tmp_path_factory.mktemp("faiss"), request.param)[0]
+
+
+def recall(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.mean([np.isin(true, got).mean() for got, true in zip(found, expected, strict=True)]))
+
+
+def test_search_agrees_with_the_exact_index(index: FaissIndex) -> None:
+    _, expected = ExactIndex(VECTORS).search(QUERIES, 10)
+    scores, found = index.search(QUERIES, 10)
+    assert recall(found, expected) >= 0.97
+    assert np.allclose(scores, np.einsum("qkv,qv->qk", VECTORS[found], QUERIES), atol=0.02)
+
+
+def test_search_scores_descend(index: FaissIndex) -> None:
+    scores, _ = index.search(QUERIES, 20)
+    assert np.all(np.diff(scores, axis=1) <= 0)
+
+
+@pytest.mark.parametrize("num_allowed", [3, 700, BRUTE_FORCE_POSITIONS + 500])
+def test_search_within_allowed_positions_agrees_with_the_exact_index(index: FaissIndex, num_allowed: int) -> None:
+    allowed = np.random.default_rng(2).choice(NUM_VECTORS, num_allowed, replace=False).astype(np.int64)
+    _, expected = ExactIndex(VECTORS).search(QUERIES, 10, allowed)
+    _, found = index.search(QUERIES, 10, allowed)
+    assert set(found[found >= 0].tolist()) <= set(allowed.tolist())
+    assert recall(found, expected) >= 0.97
+
+
+def test_search_with_nothing_allowed_finds_nothing(index: FaissIndex) -> None:
+    scores, found = index.search(QUERIES[:2], 3, np.empty(0, np.int64))
+    assert np.all(found == -1)
+    assert np.all(scores == -np.inf)
+
+
+def test_search_for_more_than_there_is_pads_at_the_end(tmp_path: Path) -> None:
+    index, _, _ = build(tmp_path, "flat", VECTORS[:5])
+    scores, found = index.search(QUERIES[:1], 8)
+    assert sorted(found[0, :5].tolist()) == [0, 1, 2, 3, 4]
+    assert np.all(found[0, 5:] == -1)
+    assert np.all(scores[0, 5:] == -np.inf)
+
+
+def test_search_breaks_ties_by_lower_position(tmp_path: Path) -> None:
+    index, _, _ = build(tmp_path, "flat", np.repeat(VECTORS[:3], 4, axis=0))
+    _, found = index.search(VECTORS[1:2], 4)
+    assert found[0].tolist() == [4, 5, 6, 7]
+
+
+def test_search_does_not_depend_on_the_number_of_queries(index: FaissIndex) -> None:
+    _, together = index.search(QUERIES, 5)
+    alone = np.concatenate([index.search(QUERIES[i : i + 1], 5)[1] for i in range(len(QUERIES))])
+    assert np.array_equal(together, alone)
+
+
+def test_reconstruct_returns_the_vectors_in_position_order(index: FaissIndex) -> None:
+    assert np.abs(index.reconstruct(100, 50) - VECTORS[100:150]).max() < 0.02
+
+
+def test_reconstruct_of_nothing_is_empty(index: FaissIndex) -> None:
+    assert index.reconstruct(5, 0).shape == (0, VECTOR_DIM)
+
+
+def test_faiss_index_is_a_vector_index(index: FaissIndex) -> None:
+    assert isinstance(index, VectorIndex)
+    assert (index.num_vectors, index.vector_dim) == (NUM_VECTORS, VECTOR_DIM)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_build_of_the_same_vectors_gives_the_same_bytes_whatever_the_blocks(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    _, description, first = build(tmp_path / "a", kind, VECTORS[:3_000], block=1_000)
+    _, again, second = build(tmp_path / "b", kind, VECTORS[:3_000], block=333)
+    assert description == again
+    for path in sorted(first.parent.iterdir()):
+        assert path.read_bytes() == (second.parent / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["ivf_sq8", "ivf_rabitq"])
+def test_build_in_several_spills_equals_one_spill(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    _, _, whole = build(tmp_path / "a", kind, VECTORS[:3_000])
+    monkeypatch.setattr(faiss_build, "SPILL_VECTORS", 700)
+    _, _, merged = build(tmp_path / "b", kind, VECTORS[:3_000])
+    assert whole.read_bytes() == merged.read_bytes()
+
+
+def test_build_writes_what_faiss_itself_would_write(tmp_path: Path) -> None:
+    _, _, path = build(tmp_path, "flat", VECTORS[:100])
+    plain = faiss.IndexFlatIP(VECTOR_DIM)
+    plain.add(VECTORS[:100])
+    assert path.read_bytes() == faiss.serialize_index(plain).tobytes()
+
+
+def test_build_of_inverted_lists_reads_back_without_a_memory_map(tmp_path: Path) -> None:
+    _, _, path = build(tmp_path, "ivf_sq8", VECTORS[:3_000])
+    plain = faiss.read_index(str(path))
+    listed = [faiss.rev_swig_ptr(plain.invlists.get_ids(i), plain.invlists.list_size(i)) for i in range(plain.nlist)]
+    assert sorted(np.concatenate(listed).tolist()) == list(range(3_000))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [0, 1, 2, 9])
+def test_build_of_very_few_vectors_can_be_searched(tmp_path: Path, kind: str, count: int) -> None:
+    index, _, _ = build(tmp_path, kind, VECTORS[:count])
+    _, found = index.search(QUERIES[:2], 3)
+    assert found.shape == (2, 3)
+    assert np.all((found >= 0).sum(axis=1) == min(count, 3))
+
+
+def test_build_records_measured_recall_and_why(tmp_path: Path) -> None:
+    _, description, _ = build(tmp_path, "ivf_sq8")
+    assert description["recall_at_10"] >= 0.97
+    assert 1 <= description["nprobe"] <= description["nlist"]
+    assert "ivf_sq8" in description["why"]
+
+
+@pytest.mark.parametrize(
+    ("num_vectors", "kind"), [(0, "flat"), (20_000, "flat"), (20_001, "ivf_sq8"), (4_999_999, "ivf_sq8"), (5_000_000, "ivf_rabitq")]
+)
+def test_choose_kind_follows_the_thresholds(num_vectors: int, kind: str) -> None:
+    assert choose_kind(num_vectors, IndexConfig())[0] == kind
+
+
+def test_open_of_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    _, description, path = build(tmp_path, "ivf_sq8", VECTORS[:3_000])
+    path.write_bytes(path.read_bytes()[:-1_000])
+    with pytest.raises(IntegrityError):
+        open_faiss_index(path, description)
+
+
+def test_open_of_a_file_that_claims_huge_vectors_is_refused(tmp_path: Path) -> None:
+    _, description, path = build(tmp_path, "flat", VECTORS[:100])
+    content = bytearray(path.read_bytes())
+    size_at = len(content) - 100 * VECTOR_DIM * 4 - 8
+    content[size_at : size_at + 8] = (1 << 40).to_bytes(8, "little")
+    path.write_bytes(bytes(content))
+    with pytest.raises(IntegrityError, match="cannot be read"):
+        open_faiss_index(path, description)
+
+
+def test_open_of_a_file_that_does_not_fit_its_description_is_refused(tmp_path: Path) -> None:
+    _, description, path = build(tmp_path, "flat", VECTORS[:100])
+    with pytest.raises(IntegrityError, match="must hold 99 vectors"):
+        open_faiss_index(path, description | {"num_vectors": 99})

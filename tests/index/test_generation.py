@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from pipeline.errors import CollectionNotFoundError, IntegrityError
+from pipeline.index.exact_index import ExactIndex
+from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
+from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
+
+
+@pytest.fixture
+def generation(published: CollectionLayout) -> Generation:
+    return open_generation(published)
+
+
+def test_generation_positions_follow_the_ingest_order(generation: Generation, stones: ModuleType) -> None:
+    assert generation.doc_ids.to_pylist() == stones.document_ids(20)
+    assert generation.num_documents == 20
+
+
+def test_generation_vectors_are_those_of_their_positions(generation: Generation, stones: ModuleType) -> None:
+    rows = stones.document_rows(stones.document_ids(20))
+    vectors = rows.column("vector").flatten().to_numpy().reshape(20, -1)
+    _, found = generation.documents.search(vectors, 1)
+    assert found[:, 0].tolist() == list(range(20))
+    _, expected = ExactIndex(vectors).search(vectors, 5)
+    assert np.array_equal(generation.documents.search(vectors, 5)[1], expected)
+
+
+def test_generation_chunk_offsets_delimit_each_document(generation: Generation, stones: ModuleType) -> None:
+    counts = [stones.num_chunks_of(doc_id) for doc_id in stones.document_ids(20)]
+    assert np.diff(generation.chunk_offsets).tolist() == counts
+    assert generation.chunk_documents.tolist() == np.repeat(np.arange(20), counts).tolist()
+
+
+def test_generation_chunks_cover_each_text(generation: Generation, stones: ModuleType) -> None:
+    for position, doc_id in enumerate(stones.document_ids(20)):
+        first, last = generation.chunk_offsets[position], generation.chunk_offsets[position + 1]
+        assert generation.chunk_starts[first] == 0
+        assert generation.chunk_ends[last - 1] == len(stones.text_of(doc_id))
+
+
+def test_generation_arrays_are_views_of_the_mapped_files(generation: Generation) -> None:
+    views = (generation.row_ids, generation.cluster_ids, generation.chunk_documents, generation.chunk_starts, generation.chunk_ends)
+    assert not any(view.flags.owndata or view.flags.writeable for view in views)
+
+
+def test_fetch_documents_keeps_the_order_asked_and_repeats(generation: Generation, stones: ModuleType) -> None:
+    ids = stones.document_ids(20)
+    fetched = generation.fetch_documents([5, 2, 5, 19], ["doc_id", "text"])
+    assert fetched.column_names == ["doc_id", "text"]
+    assert fetched.column("doc_id").to_pylist() == [ids[5], ids[2], ids[5], ids[19]]
+
+
+def test_fetch_documents_of_no_position_is_an_empty_table(generation: Generation) -> None:
+    fetched = generation.fetch_documents([], ["doc_id", "year"])
+    assert fetched.num_rows == 0
+    assert fetched.column_names == ["doc_id", "year"]
+
+
+def test_position_of_row_ids_inverts_row_ids(generation: Generation) -> None:
+    wanted = np.array([7, 0, 19])
+    assert generation.position_of_row_ids(generation.row_ids[wanted]).tolist() == wanted.tolist()
+
+
+def test_position_of_row_ids_of_an_unknown_row_is_refused(generation: Generation) -> None:
+    with pytest.raises(IntegrityError, match="must belong to generation 1"):
+        generation.position_of_row_ids([1 << 50])
+
+
+def test_generation_stays_readable_when_a_newer_one_is_published(published: CollectionLayout, stones: ModuleType) -> None:
+    old = open_generation(published)
+    stones.publish_change(published, "n")
+    assert old.fetch_documents([0], ["doc_id", "year"]).to_pylist() == [{"doc_id": "d0", "year": 2000}]
+    assert open_generation(published).manifest.generation == 2
+    assert open_generation(published, 1).num_documents == 20
+
+
+def test_generation_answers_text_queries_from_its_own_version(published: CollectionLayout, stones: ModuleType) -> None:
+    old = open_generation(published)
+    stones.publish_change(published, "n")
+    new = open_generation(published)
+
+    def find(generation: Generation, words: str) -> list[str]:
+        query = generation.document_table.search(words, query_type="fts", fts_columns="text").select(["doc_id", "_score"])
+        return query.limit(50).to_arrow().column("doc_id").to_pylist()
+
+    assert find(old, "w1x0") == []
+    assert sorted(find(new, "w1x0")) == sorted([*stones.document_ids(10, "n"), "d0"])
+    assert "d0" not in find(new, "w0x0")
+
+
+def test_generation_of_no_documents_opens_and_finds_nothing(published: CollectionLayout, stones: ModuleType) -> None:
+    from pipeline.index.maintenance import delete_documents
+
+    delete_documents(published, stones.document_ids(20))
+    generation = open_generation(published)
+    assert generation.num_documents == 0
+    assert generation.documents.search(np.ones((1, stones.VECTOR_DIM), np.float32), 3)[1].tolist() == [[-1, -1, -1]]
+    assert generation.chunk_offsets.tolist() == [0]
+    with pytest.raises(IntegrityError):
+        generation.position_of_row_ids([0])
+
+
+def test_open_generation_of_an_unknown_collection_is_refused(layout: CollectionLayout) -> None:
+    with pytest.raises(CollectionNotFoundError):
+        open_generation(layout)
+
+
+def test_open_latest_intact_generation_of_a_whole_one_has_no_warning(published: CollectionLayout) -> None:
+    assert open_latest_intact_generation(published).warning is None
+
+
+def test_open_latest_intact_generation_falls_back_and_says_so(published: CollectionLayout, stones: ModuleType) -> None:
+    stones.publish_change(published, "n")
+    (published.generation_folder(2) / CHUNKS_FAISS).write_bytes(b"")
+    generation = open_latest_intact_generation(published)
+    assert generation.number == 1
+    assert generation.warning is not None
+    assert CHUNKS_FAISS in generation.warning
+
+
+def test_open_latest_intact_generation_with_nothing_intact_is_refused(published: CollectionLayout) -> None:
+    (published.generation_folder(1) / CHUNKS_FAISS).write_bytes(b"")
+    with pytest.raises(IntegrityError, match=CHUNKS_FAISS):
+        open_latest_intact_generation(published)

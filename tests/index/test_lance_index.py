@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline import durable
+from pipeline.errors import IntegrityError, SchemaError
+from pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, Versions
+from pipeline.index.layout import CollectionLayout
+
+
+@pytest.fixture
+def tables(layout: CollectionLayout, stones: ModuleType) -> LanceTables:
+    return LanceTables.open_or_create(layout, stones.METADATA, stones.VECTOR_DIM)
+
+
+def commit(
+    tables: LanceTables, stones: ModuleType, doc_ids: list[str], *, generation: int = 1, expected: int | None = None, version: int = 0
+) -> Versions:
+    documents, chunks = stones.document_rows(doc_ids, version), stones.chunk_rows(doc_ids, version)
+    return tables.commit(
+        generation=generation,
+        documents=pa.RecordBatchReader.from_batches(documents.schema, documents_in_two(documents)),
+        chunks=pa.RecordBatchReader.from_batches(chunks.schema, [chunks]),
+        expected_documents=len(doc_ids) if expected is None else expected,
+        expected_chunks=chunks.num_rows,
+    )
+
+
+def documents_in_two(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    half = batch.num_rows // 2
+    return [batch.slice(0, half), batch.slice(half)]
+
+
+def scan_ids(tables: LanceTables, table: str, versions: Versions) -> list[str]:
+    return [doc_id for batch in tables.scan(table, ["doc_id"], versions) for doc_id in batch.column("doc_id").to_pylist()]
+
+
+def test_commit_keeps_the_order_of_the_streams(tables: LanceTables, stones: ModuleType) -> None:
+    ids = stones.document_ids(12)
+    versions = commit(tables, stones, ids)
+    assert scan_ids(tables, DOCUMENTS, versions) == ids
+    assert list(dict.fromkeys(scan_ids(tables, CHUNKS, versions))) == ids
+
+
+def test_commit_deletes_from_both_tables(tables: LanceTables, stones: ModuleType) -> None:
+    ids = stones.document_ids(12)
+    commit(tables, stones, ids)
+    versions = tables.commit(generation=2, deleted_ids=[ids[:2], ids[5:6]])
+    kept = [doc_id for doc_id in ids if doc_id not in {*ids[:2], ids[5]}]
+    assert scan_ids(tables, DOCUMENTS, versions) == kept
+    assert list(dict.fromkeys(scan_ids(tables, CHUNKS, versions))) == kept
+
+
+def test_commit_writes_each_table_once(tables: LanceTables, stones: ModuleType) -> None:
+    before = tables.versions()
+    versions = commit(tables, stones, stones.document_ids(12))
+    assert versions[CHUNKS] == before[CHUNKS] + 1
+
+
+def test_commit_with_a_wrong_count_is_refused(tables: LanceTables, stones: ModuleType) -> None:
+    with pytest.raises(IntegrityError, match="must grow by 5 rows, got 4"):
+        commit(tables, stones, stones.document_ids(4), expected=5)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_commit_of_vectors_that_are_no_numbers_is_refused(tables: LanceTables, stones: ModuleType, value: float) -> None:
+    rows = stones.document_rows(["a", "b"])
+    vectors = rows.column("vector").flatten().to_numpy().copy()
+    vectors[3] = value
+    index = rows.schema.get_field_index("vector")
+    broken = rows.set_column(index, rows.schema.field(index), pa.FixedSizeListArray.from_arrays(pa.array(vectors), stones.VECTOR_DIM))
+    with pytest.raises(IntegrityError, match="finite numbers"):
+        tables.commit(generation=1, documents=pa.RecordBatchReader.from_batches(broken.schema, [broken]), expected_documents=2)
+
+
+def test_commit_of_a_missing_column_is_refused(tables: LanceTables, stones: ModuleType) -> None:
+    rows = stones.document_rows(["a", "b"]).drop_columns(["year"])
+    with pytest.raises(IntegrityError, match="must have the columns"):
+        tables.commit(generation=1, documents=pa.RecordBatchReader.from_batches(rows.schema, [rows]), expected_documents=2)
+
+
+def test_commit_leaves_no_row_outside_the_text_index(tables: LanceTables, stones: ModuleType, layout: CollectionLayout) -> None:
+    for generation in (1, 2, 3):
+        commit(tables, stones, stones.document_ids(5, f"g{generation}-"), generation=generation)
+    import lancedb
+
+    table = lancedb.connect(str(layout.lance_folder)).open_table(DOCUMENTS)
+    statistics = {index.columns[0]: table.index_stats(index.name) for index in table.list_indices()}
+    assert {column: found.num_unindexed_rows for column, found in statistics.items() if found} == {"text": 0, "title": 0}
+
+
+def test_commit_announces_every_step_in_order(tables: LanceTables, stones: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(durable, "_observers", [seen.append])
+    tables.commit(generation=1, deleted_ids=[["x"]])
+    assert seen == ["documents-deleted", "chunks-deleted", "documents-added", "chunks-added", "compacted", "text-indexed", "tagged"]
+
+
+def test_forced_compaction_keeps_rows_and_order(tables: LanceTables, stones: ModuleType) -> None:
+    for generation in (1, 2, 3):
+        commit(tables, stones, stones.document_ids(6, f"g{generation}-"), generation=generation)
+    deleted = stones.document_ids(6, "g2-")[:3]
+    versions = tables.commit(generation=4, deleted_ids=[deleted])
+    before = {name: scan_ids(tables, name, versions) for name in (DOCUMENTS, CHUNKS)}
+    versions = tables.commit(generation=5, compact=True)
+    assert {name: scan_ids(tables, name, versions) for name in (DOCUMENTS, CHUNKS)} == before
+
+
+def test_roll_back_undoes_what_came_after_the_pinned_versions(tables: LanceTables, stones: ModuleType) -> None:
+    pinned = commit(tables, stones, stones.document_ids(5))
+    commit(tables, stones, stones.document_ids(5, "later"), generation=2)
+    tables.roll_back(pinned)
+    assert scan_ids(tables, DOCUMENTS, tables.versions()) == stones.document_ids(5)
+
+
+def test_roll_back_to_the_latest_versions_writes_nothing(tables: LanceTables, stones: ModuleType) -> None:
+    pinned = commit(tables, stones, stones.document_ids(5))
+    tables.roll_back(pinned)
+    assert tables.versions() == pinned
+
+
+def test_roll_back_to_nothing_empties_both_tables(tables: LanceTables, stones: ModuleType) -> None:
+    commit(tables, stones, stones.document_ids(5))
+    tables.roll_back(None)
+    assert tables.num_rows() == {DOCUMENTS: 0, CHUNKS: 0}
+
+
+def test_roll_back_to_a_version_that_is_gone_is_refused(tables: LanceTables) -> None:
+    with pytest.raises(IntegrityError, match="run `cairn repair stones`"):
+        tables.roll_back({DOCUMENTS: 99, CHUNKS: 99})
+
+
+def test_open_reads_metadata_and_dimension_from_the_tables(tables: LanceTables, stones: ModuleType, layout: CollectionLayout) -> None:
+    opened = LanceTables.open(layout)
+    assert opened.vector_dim == stones.VECTOR_DIM
+    assert opened.metadata_fields == stones.METADATA
+
+
+@pytest.mark.parametrize(
+    ("metadata", "vector_dim", "column"),
+    [((), 16, "year"), ((pa.field("year", pa.string()),), 16, "year"), ((pa.field("year", pa.int64()),), 8, "vector")],
+)
+def test_open_or_create_with_another_schema_names_the_column(
+    published: CollectionLayout, metadata: tuple[pa.Field, ...], vector_dim: int, column: str
+) -> None:
+    before = LanceTables.open(published).versions()
+    with pytest.raises(SchemaError, match=f"column '{column}'"):
+        LanceTables.open_or_create(published, metadata, vector_dim)
+    assert LanceTables.open(published).versions() == before
+
+
+def test_published_hashes_lists_every_document_at_the_pinned_version(tables: LanceTables, stones: ModuleType) -> None:
+    pinned = commit(tables, stones, stones.document_ids(5))
+    commit(tables, stones, stones.document_ids(3, "later"), generation=2)
+    found = pa.Table.from_batches(list(tables.published_hashes(pinned)))
+    assert found.column("doc_id").to_pylist() == stones.document_ids(5)
+    assert all(len(digest) == 64 for digest in found.column("content_sha256").to_pylist())
+
+
+def test_keep_only_drops_other_tags_and_keeps_tagged_versions(tables: LanceTables, stones: ModuleType) -> None:
+    first = commit(tables, stones, stones.document_ids(5))
+    second = commit(tables, stones, stones.document_ids(5, "b"), generation=2)
+    commit(tables, stones, stones.document_ids(5, "c"), generation=3)
+    tables.keep_only([2])
+    assert list(tables.tags()) == ["generation-2"]
+    assert tables.count_rows(DOCUMENTS, second) == 10
+    with pytest.raises(IntegrityError):
+        tables.roll_back(first)
+
+
+def test_scan_vectors_returns_the_stored_matrix(tables: LanceTables, stones: ModuleType) -> None:
+    versions = commit(tables, stones, stones.document_ids(9))
+    expected = stones.document_rows(stones.document_ids(9)).column("vector").flatten().to_numpy().reshape(9, -1)
+    assert np.array_equal(np.concatenate(list(tables.scan_vectors(DOCUMENTS, versions))), expected)

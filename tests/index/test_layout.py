@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import CollectionBusyError, CollectionNotFoundError, ConfigError, IntegrityError
+from pipeline.index.layout import CollectionLayout, list_collections
+
+
+@pytest.mark.parametrize("name", ["", "Upper", "../x", "a/b", "-rf", ".hidden", "a" * 64, "nul\0", "x\n"])
+def test_layout_of_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="must match"):
+        CollectionLayout(tmp_path, name)
+
+
+@pytest.mark.parametrize("root", ["s3://bucket/x", "gs://bucket", "file:///tmp"])
+def test_layout_of_a_remote_root_is_refused(root: str) -> None:
+    with pytest.raises(ConfigError, match="local folder"):
+        CollectionLayout(root, "stones")  # pyright: ignore[reportArgumentType]
+
+
+def test_layout_of_a_symlinked_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "stones").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="symbolic link"):
+        CollectionLayout(tmp_path, "stones")
+
+
+def test_layout_paths_stay_under_the_collection_folder(tmp_path: Path) -> None:
+    layout = CollectionLayout(tmp_path, "stones")
+    paths = [
+        layout.lance_folder,
+        layout.generation_folder(3),
+        layout.current_path,
+        layout.ledger_path,
+        layout.run_path("r"),
+        layout.encoded_folder,
+    ]
+    assert all(path.is_relative_to(tmp_path / "stones") for path in paths)
+
+
+def test_require_exists_of_an_unknown_collection_names_the_known_ones(published: CollectionLayout) -> None:
+    with pytest.raises(CollectionNotFoundError, match="known collections: stones"):
+        CollectionLayout(published.root, "pebbles").require_exists()
+
+
+def test_list_collections_leaves_out_what_was_never_published(published: CollectionLayout) -> None:
+    (published.root / "half-done" / "lance").mkdir(parents=True)
+    assert list_collections(published.root) == ["stones"]
+
+
+def test_current_generation_number_without_any_generation_is_none(layout: CollectionLayout) -> None:
+    assert layout.current_generation_number() is None
+
+
+@pytest.mark.parametrize("content", [b"", b"0000", b"../../etc", b"\xff\xfe"])
+def test_current_generation_number_of_a_damaged_file_is_refused(published: CollectionLayout, content: bytes) -> None:
+    published.current_path.write_bytes(content)
+    with pytest.raises(IntegrityError, match="run `cairn repair stones`"):
+        published.current_generation_number()
+
+
+def test_current_generation_number_beside_generations_without_current_is_refused(published: CollectionLayout) -> None:
+    published.current_path.unlink()
+    with pytest.raises(IntegrityError, match="no CURRENT"):
+        published.current_generation_number()
+
+
+def test_writer_lock_held_by_another_process_is_busy_and_names_it(layout: CollectionLayout) -> None:
+    code = (
+        "import sys; from pathlib import Path; from pipeline.index.layout import CollectionLayout\n"
+        f"with CollectionLayout(Path({str(layout.root)!r}), 'stones').writer_lock(): print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdin is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(CollectionBusyError, match=f"process {holder.pid}") as caught, layout.writer_lock():
+            pass
+        holder.stdin.close()
+    assert caught.value.exit_code == 75
+    with layout.writer_lock():  # the kernel gave it back
+        pass
+
+
+def test_writer_lock_within_one_process_is_not_reentrant(layout: CollectionLayout) -> None:
+    with layout.writer_lock(), pytest.raises(CollectionBusyError), layout.writer_lock():
+        pass

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+from types import ModuleType
+
+import pytest
+
+from pipeline.errors import CollectionBusyError, CollectionNotFoundError
+from pipeline.index.generation import open_generation
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.maintenance import collection_status, compact_collection, delete_documents, repair_collection, verify_collection
+
+
+def test_delete_removes_documents_and_reports_the_missing(published: CollectionLayout, stones: ModuleType) -> None:
+    report = delete_documents(published, ["d0", "nowhere", "d0", "d4"])
+    assert (report.deleted, report.missing, report.generation) == (2, ("nowhere",), 2)
+    assert open_generation(published).doc_ids.to_pylist() == [doc_id for doc_id in stones.document_ids(20) if doc_id not in ("d0", "d4")]
+    assert verify_collection(published) == []
+
+
+def test_delete_of_unknown_ids_publishes_nothing(published: CollectionLayout) -> None:
+    assert delete_documents(published, ["nowhere"]).generation == 1
+
+
+def test_delete_of_more_ids_than_one_call_takes_removes_all(
+    published: CollectionLayout, stones: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.index import maintenance
+
+    monkeypatch.setattr(maintenance, "MAX_IDS_A_DELETE", 3)
+    assert delete_documents(published, stones.document_ids(20)[:10]).deleted == 10
+    assert open_generation(published).doc_ids.to_pylist() == stones.document_ids(20)[10:]
+
+
+def test_delete_keeps_what_the_context_says(published: CollectionLayout) -> None:
+    before = open_generation(published).manifest
+    delete_documents(published, ["d0"])
+    after = open_generation(published).manifest
+    assert after.fingerprints == before.fingerprints
+    assert after.files["context.arrow"] == before.files["context.arrow"]
+    assert after.context_cluster_sizes == before.context_cluster_sizes
+
+
+def test_compact_publishes_the_same_documents(published: CollectionLayout, stones: ModuleType) -> None:
+    stones.publish_change(published, "n")
+    before = open_generation(published)
+    ids, spans = before.doc_ids.to_pylist(), before.chunk_ends.tolist()
+    manifest = compact_collection(published)
+    after = open_generation(published)
+    assert manifest.generation == 3
+    assert (after.doc_ids.to_pylist(), after.chunk_ends.tolist()) == (ids, spans)
+    assert verify_collection(published) == []
+
+
+def test_status_is_json_and_counts(published: CollectionLayout) -> None:
+    status = json.loads(json.dumps(collection_status(published)))
+    assert (status["documents"], status["generation"], status["vector_dim"]) == (20, 1, 16)
+    assert sum(status["cluster_sizes"]) == 20
+    assert status["context"]["cluster_sizes"] == [1, 1]
+    assert status["indexes"]["chunks"]["kind"] == "flat"
+    assert status["disk_bytes"] > 10_000
+
+
+@pytest.mark.parametrize("verb", [collection_status, compact_collection, repair_collection, verify_collection])
+def test_verbs_on_an_unknown_collection_are_refused(layout: CollectionLayout, verb: object) -> None:
+    assert callable(verb)
+    with pytest.raises(CollectionNotFoundError):
+        verb(layout)
+    assert not layout.folder.exists()
+
+
+@pytest.mark.parametrize("verb", [compact_collection, repair_collection])
+def test_writing_verbs_under_another_writer_are_busy(published: CollectionLayout, verb: object) -> None:
+    assert callable(verb)
+    with published.writer_lock(), pytest.raises(CollectionBusyError):
+        verb(published)
+
+
+def test_verify_of_a_whole_collection_finds_nothing(published: CollectionLayout) -> None:
+    assert verify_collection(published) == []
+
+
+def test_repair_of_a_whole_collection_changes_nothing(published: CollectionLayout) -> None:
+    report = repair_collection(published)
+    assert report.problems == ()
+    assert published.current_generation_number() == 1

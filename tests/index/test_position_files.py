@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.errors import IntegrityError
+from pipeline.index.position_files import (
+    CHUNK_POSITIONS_SCHEMA,
+    DOCUMENT_POSITIONS_SCHEMA,
+    open_positions,
+    write_chunk_positions,
+    write_document_positions,
+)
+
+
+@pytest.fixture
+def documents(stones: ModuleType) -> pa.Table:
+    table = pa.Table.from_batches([stones.document_rows(stones.document_ids(30))])
+    return table.append_column("_rowid", pa.array(np.arange(30)[::-1] * 7, pa.uint64()))
+
+
+@pytest.fixture
+def chunks(stones: ModuleType) -> pa.Table:
+    return pa.Table.from_batches([stones.chunk_rows(stones.document_ids(30))])
+
+
+def batches(table: pa.Table, rows: int) -> Iterator[pa.RecordBatch]:
+    return iter(table.to_batches(max_chunksize=rows))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 30])
+def test_document_positions_equal_the_table_whatever_the_batches(tmp_path: Path, documents: pa.Table, rows: int) -> None:
+    written = write_document_positions(batches(documents, rows), tmp_path / "documents.arrow")
+    assert written.column("doc_id").to_pylist() == documents.column("doc_id").to_pylist()
+    assert written.column("row_id").to_pylist() == documents.column("_rowid").to_pylist()
+    num_chunks = documents.column("num_chunks").to_pylist()
+    assert written.column("chunk_offset").to_pylist() == [sum(num_chunks[:i]) for i in range(30)]
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1_000])
+def test_chunk_positions_point_back_at_their_documents(tmp_path: Path, documents: pa.Table, chunks: pa.Table, rows: int) -> None:
+    positions = write_document_positions(batches(documents, 30), tmp_path / "documents.arrow")
+    spans = write_chunk_positions(batches(chunks, rows), positions, tmp_path / "chunks.arrow")
+    owners = [positions.column("doc_id")[i].as_py() for i in spans.column("document_position").to_pylist()]
+    assert owners == chunks.column("doc_id").to_pylist()
+    assert spans.column("end_char").to_pylist() == chunks.column("end_char").to_pylist()
+
+
+def test_position_files_are_read_without_a_copy(tmp_path: Path, documents: pa.Table) -> None:
+    write_document_positions(batches(documents, 7), tmp_path / "documents.arrow")
+    before = pa.total_allocated_bytes()
+    opened = open_positions(tmp_path / "documents.arrow", DOCUMENT_POSITIONS_SCHEMA)
+    view = opened.column("row_id").to_numpy(zero_copy_only=True)
+    assert len(view) == 30
+    assert pa.total_allocated_bytes() == before
+
+
+def test_position_files_of_the_same_rows_have_the_same_bytes(tmp_path: Path, documents: pa.Table) -> None:
+    write_document_positions(batches(documents, 7), tmp_path / "a.arrow")
+    write_document_positions(batches(documents, 11), tmp_path / "b.arrow")
+    assert (tmp_path / "a.arrow").read_bytes() == (tmp_path / "b.arrow").read_bytes()
+
+
+def test_position_files_of_an_empty_table_can_be_opened(tmp_path: Path) -> None:
+    documents = write_document_positions(iter([]), tmp_path / "documents.arrow")
+    assert write_chunk_positions(iter([]), documents, tmp_path / "chunks.arrow").num_rows == 0
+
+
+def with_column(table: pa.Table, name: str, values: list[object]) -> pa.Table:
+    index = table.schema.get_field_index(name)
+    return table.set_column(index, table.schema.field(name), pa.array(values, table.schema.field(name).type))
+
+
+@pytest.mark.parametrize("fault", ["order", "ordinal", "gap", "first", "missing", "extra"])
+def test_chunk_positions_of_rows_that_do_not_fit_are_refused(tmp_path: Path, documents: pa.Table, chunks: pa.Table, fault: str) -> None:
+    positions = write_document_positions(batches(documents, 30), tmp_path / "documents.arrow")
+    starts, ordinals = chunks.column("start_char").to_pylist(), chunks.column("ordinal").to_pylist()
+    inner = next(i for i, ordinal in enumerate(ordinals) if ordinal == 1)
+    broken = {
+        "order": lambda: chunks.take([1, 0, *range(2, len(chunks))]) if ordinals[1] == 0 else chunks.take([*range(1, len(chunks)), 0]),
+        "ordinal": lambda: with_column(chunks, "ordinal", [5 if i == inner else value for i, value in enumerate(ordinals)]),
+        "gap": lambda: with_column(chunks, "start_char", [value + (i == inner) for i, value in enumerate(starts)]),
+        "first": lambda: with_column(chunks, "start_char", [1, *starts[1:]]),
+        "missing": lambda: chunks.slice(0, len(chunks) - 1),
+        "extra": lambda: pa.concat_tables([chunks, chunks.slice(0, 1)]),
+    }[fault]()
+    with pytest.raises(IntegrityError, match="table `chunks` must hold"):
+        write_chunk_positions(batches(broken, 7), positions, tmp_path / "chunks.arrow")
+
+
+def test_document_positions_of_a_repeated_id_are_refused(tmp_path: Path, documents: pa.Table) -> None:
+    with pytest.raises(IntegrityError, match="each doc_id once, got 1 repeated"):
+        write_document_positions(batches(pa.concat_tables([documents, documents.slice(3, 1)]), 7), tmp_path / "documents.arrow")
+
+
+def test_open_positions_of_another_schema_is_refused(tmp_path: Path, documents: pa.Table) -> None:
+    write_document_positions(batches(documents, 7), tmp_path / "documents.arrow")
+    with pytest.raises(IntegrityError, match="must hold one batch"):
+        open_positions(tmp_path / "documents.arrow", CHUNK_POSITIONS_SCHEMA)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pipeline import durable
+from pipeline.config import IndexConfig
+from pipeline.errors import IntegrityError
+from pipeline.index.generation import open_generation
+from pipeline.index.lance_files import read_lance_files
+from pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.publish import COMMIT_POINTS, GenerationFacts, prepare_writer, publish_generation
+
+
+def test_publish_announces_the_commit_points_in_order(
+    layout: CollectionLayout, stones: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stones.publish_documents(layout, stones.document_ids(20))
+    seen: list[str] = []
+    monkeypatch.setattr(durable, "_observers", [seen.append])
+    stones.publish_change(layout, "n")
+    assert tuple(seen) == COMMIT_POINTS
+    assert len(COMMIT_POINTS) >= 12
+
+
+def test_publish_keeps_two_generations_and_their_tags(published: CollectionLayout, stones: ModuleType) -> None:
+    for prefix in ("a", "b", "c"):
+        stones.publish_change(published, prefix)
+    assert published.generation_numbers() == [3, 4]
+    assert sorted(LanceTables.open(published).tags()) == ["generation-3", "generation-4"]
+
+
+def test_publish_leaves_no_file_that_no_generation_needs(published: CollectionLayout, stones: ModuleType) -> None:
+    for prefix in ("a", "b", "c"):
+        stones.publish_change(published, prefix)
+    needed = {name for number in (3, 4) for name in read_lance_files(published.generation_folder(number))}
+    stored = {str(path.relative_to(published.lance_folder)) for path in published.lance_folder.rglob("*") if path.is_file()}
+    assert {name for name in stored - needed if "/_refs/" not in name and "/_transactions/" not in name} == {
+        f"{table}.lance/_versions/latest_version_hint.json" for table in (DOCUMENTS, CHUNKS)
+    }
+
+
+def test_publish_of_the_same_rows_gives_the_same_files(tmp_path: Path, stones: ModuleType) -> None:
+    first, second = (CollectionLayout(tmp_path / side, "stones") for side in ("a", "b"))
+    hashes = [stones.publish_documents(layout, stones.document_ids(20)).files for layout in (first, second)]
+    derived = ("documents.faiss", "chunks.faiss", "documents.arrow", "chunks.arrow")
+    assert [hashes[0][name] for name in derived] == [hashes[1][name] for name in derived]
+
+
+def test_publish_counts_documents_chunks_and_tokens(published: CollectionLayout, stones: ModuleType) -> None:
+    manifest = open_generation(published).manifest
+    ids = stones.document_ids(20)
+    assert manifest.documents == 20
+    assert manifest.chunks == sum(stones.num_chunks_of(doc_id) for doc_id in ids)
+    assert manifest.tokens == sum(len(stones.text_of(doc_id).split()) for doc_id in ids)
+
+
+def test_publish_of_tables_that_do_not_fit_leaves_the_old_generation(published: CollectionLayout, stones: ModuleType) -> None:
+    with published.writer_lock():
+        manifest = prepare_writer(published)
+        assert manifest is not None
+        tables = LanceTables.open(published)
+        rows = stones.document_rows(["zz"])
+        import pyarrow as pa
+
+        versions = tables.commit(generation=2, documents=pa.RecordBatchReader.from_batches(rows.schema, [rows]), expected_documents=1)
+        with pytest.raises(IntegrityError, match="table `chunks` must hold"):
+            publish_generation(published, tables, versions, GenerationFacts.of(published, manifest, "run"), IndexConfig())
+    assert published.current_generation_number() == 1
+    assert [path.name for path in published.generations_folder.iterdir()] == ["00000001"]
+
+
+def test_prepare_writer_of_a_new_collection_returns_none(layout: CollectionLayout) -> None:
+    assert prepare_writer(layout) is None
+
+
+def test_prepare_writer_removes_what_was_never_served(published: CollectionLayout) -> None:
+    shutil.copytree(published.generation_folder(1), published.generation_folder(2))
+    published.temporary_generation_folder(3).mkdir()
+    manifest = prepare_writer(published)
+    assert manifest is not None
+    assert manifest.generation == 1
+    assert [path.name for path in published.generations_folder.iterdir()] == ["00000001"]
+
+
+def test_prepare_writer_completes_a_first_publication(published: CollectionLayout) -> None:
+    published.current_path.unlink()
+    manifest = prepare_writer(published)
+    assert manifest is not None
+    assert published.current_generation_number() == 1
+
+
+def test_prepare_writer_never_guesses_among_several_generations(published: CollectionLayout, stones: ModuleType) -> None:
+    stones.publish_change(published, "n")
+    published.current_path.unlink()
+    with pytest.raises(IntegrityError, match="no CURRENT"):
+        prepare_writer(published)
+
+
+def test_package_import_reaches_no_model_library() -> None:
+    import subprocess
+    import sys
+
+    code = "import pipeline.index.maintenance, sys; print(sorted({'torch', 'transformers', 'ray', 'pipeline.model'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

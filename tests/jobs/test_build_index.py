@@ -1,0 +1,283 @@
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.build_index import build_index
+from jobs.plan_index import plan_index
+from pipeline import durable
+from pipeline.collection import open_collection
+from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from pipeline.errors import CollectionBusyError, FingerprintMismatchError, SchemaError, SourceError
+from pipeline.index.generation import open_generation
+from pipeline.index.lance_index import LanceTables
+from pipeline.index.layout import CollectionLayout
+from pipeline.model.context_encoder import ContextEncoder
+
+WORDS = "stone path hill river marks way cairn summit ridge valley snow wind trail map light north south rock lake pine".split()
+
+
+def document(number: int, version: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng([number, version])
+    text = " ".join(rng.choice(WORDS, size=10 + 15 * (number % 5)))
+    return {"id": f"doc-{number:03d}", "title": f"{WORDS[number % len(WORDS)]} {number}", "text": f"{text}.", "year": 2000 + number % 7}
+
+
+def write_corpus(path: Path, rows: list[dict[str, Any]]) -> str:
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema([("id", "string"), ("title", "string"), ("text", "string"), ("year", "int64")])), path)
+    return str(path)
+
+
+@pytest.fixture
+def config(tiny_model_folder: Path) -> IngestConfig:
+    return IngestConfig(
+        encoder=EncoderConfig(model=str(tiny_model_folder), landmark_interval=16, max_window_tokens=64, window_overlap_tokens=16),
+        cluster=ClusterConfig(num_clusters=3),
+        context=ContextConfig(num_documents=8, max_document_tokens=32),
+        shard_characters=600,
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+def stored(root: Path, collection: str = "c") -> dict[str, Any]:
+    """Return everything a reader can see of a collection, by document."""
+    layout = CollectionLayout(root, collection)
+    generation = open_generation(layout)
+    tables = LanceTables.open(layout)
+    documents = pa.Table.from_batches(tables.scan("documents", ["doc_id", "text", "content_sha256", "year", "vector"], generation.manifest.lance_versions))
+    chunks = pa.Table.from_batches(tables.scan("chunks", ["doc_id", "ordinal", "start_char", "end_char", "vector"], generation.manifest.lance_versions))
+    found: dict[str, Any] = {row["doc_id"]: {**row, "chunks": []} for row in documents.to_pylist()}
+    for row in chunks.to_pylist():
+        found[row["doc_id"]]["chunks"].append(row)
+    return found
+
+
+def require_same(left: dict[str, Any], right: dict[str, Any]) -> None:
+    """Same ids, content and spans; vectors equal up to the rounding that another batch brings."""
+    assert sorted(left) == sorted(right)
+    for doc_id, document in left.items():
+        other = right[doc_id]
+        assert document["content_sha256"] == other["content_sha256"]
+        assert np.allclose(document["vector"], other["vector"], atol=1e-5)
+        spans = [[(chunk["start_char"], chunk["end_char"]) for chunk in side["chunks"]] for side in (document, other)]
+        assert spans[0] == spans[1]
+        assert np.allclose([chunk["vector"] for chunk in document["chunks"]], [chunk["vector"] for chunk in other["chunks"]], atol=1e-5)
+
+
+@pytest.fixture
+def stop_at() -> Iterator[Any]:
+    """Interrupt the run in this process at the n-th passing of a commit point."""
+    before = list(durable._observers)
+
+    def arm(name: str, times: int = 1) -> None:
+        passed = 0
+
+        def observer(point: str) -> None:
+            nonlocal passed
+            passed += point == name
+            if point == name and passed == times:
+                raise KeyboardInterrupt
+
+        durable.observe_commit_points(observer)
+
+    yield arm
+    durable._observers[:] = before
+
+
+def disarm() -> None:
+    durable._observers.clear()
+
+
+def test_ingest_of_a_new_corpus_stores_every_document_with_spans_that_cover_it(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+    rows = [document(number) for number in range(30)]
+    report = build_index([write_corpus(tmp_path / "a.parquet", rows)], root, "c", config)
+    assert (report.rows, report.indexed, report.unchanged, report.quarantined, report.encoded, report.generation) == (30, 30, 0, 0, 30, 1)
+    documents = stored(root)
+    assert sorted(documents) == [row["id"] for row in rows]
+    for row in rows:
+        chunks = documents[row["id"]]["chunks"]
+        assert "".join(row["text"][chunk["start_char"] : chunk["end_char"]] for chunk in chunks) == row["text"]
+        mean = np.mean([chunk["vector"] for chunk in chunks], axis=0)
+        assert np.allclose(documents[row["id"]]["vector"], mean / np.linalg.norm(mean), atol=1e-6)
+        assert documents[row["id"]]["year"] == row["year"]
+
+
+def test_ingest_of_the_same_corpus_twice_encodes_nothing_and_keeps_the_generation(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(12)])
+    build_index([source], root, "c", config)
+    report = build_index([source], root, "c", config)
+    assert (report.rows, report.indexed, report.unchanged, report.encoded, report.generation) == (12, 0, 12, 0, 1)
+
+
+def test_ingest_of_changes_replaces_and_adds_only_these(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+    build_index([write_corpus(tmp_path / "a.parquet", [document(number) for number in range(20)])], root, "c", config)
+    changed = [document(number, version=int(number in (3, 7))) for number in range(22)]
+    report = build_index([write_corpus(tmp_path / "a.parquet", changed)], root, "c", config)
+    assert (report.indexed, report.unchanged, report.encoded, report.generation) == (4, 18, 4, 2)
+    build_index([write_corpus(tmp_path / "b.parquet", changed)], root, "fresh", config)
+    texts = {doc_id: row["text"] for doc_id, row in stored(root).items()}
+    assert texts == {row["id"]: row["text"] for row in changed}
+    require_same(stored(root), stored(root, "fresh"))
+
+
+def test_sync_deletes_what_vanished_and_nothing_goes_without_it(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+    from dataclasses import replace
+
+    build_index([write_corpus(tmp_path / "a.parquet", [document(number) for number in range(10)])], root, "c", config)
+    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(6)])
+    assert build_index([source], root, "c", config).deleted == 0
+    assert len(stored(root)) == 10
+    assert build_index([source], root, "c", replace(config, sync=True)).deleted == 4
+    assert sorted(stored(root)) == [f"doc-{number:03d}" for number in range(6)]
+
+
+def test_sync_with_a_damaged_file_deletes_nothing_and_warns(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+    from dataclasses import replace
+
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    write_corpus(folder / "a.parquet", [document(number) for number in range(5)])
+    write_corpus(folder / "b.parquet", [document(number) for number in range(5, 10)])
+    build_index([str(folder)], root, "c", config)
+    (folder / "b.parquet").write_bytes((folder / "b.parquet").read_bytes()[:-20])
+    report = build_index([str(folder)], root, "c", replace(config, sync=True))
+    assert (report.deleted, report.quarantined) == (0, 1)
+    assert any("--sync deleted nothing" in warning for warning in report.warnings)
+    assert len(stored(root)) == 10
+
+
+def test_second_ingest_does_not_embed_the_context_again(root: Path, tmp_path: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_index([write_corpus(tmp_path / "a.parquet", [document(number) for number in range(12)])], root, "c", config)
+    before = open_generation(CollectionLayout(root, "c")).manifest.fingerprints["context"]
+    embedded: list[int] = []
+    monkeypatch.setattr(ContextEncoder, "embed", lambda self, texts: embedded.append(len(texts)))
+    build_index([write_corpus(tmp_path / "b.parquet", [document(number) for number in range(12, 20)])], root, "c", config)
+    assert embedded == []
+    assert open_generation(CollectionLayout(root, "c")).manifest.fingerprints["context"] == before
+
+
+def test_interrupted_ingest_goes_on_without_encoding_finished_shards_again(
+    root: Path, tmp_path: Path, config: IngestConfig, stop_at: Any
+) -> None:
+    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(30)])
+    stop_at("shard-written", times=3)
+    with pytest.raises(KeyboardInterrupt):
+        build_index([source], root, "c", config)
+    disarm()
+    report = build_index([source], root, "c", config)
+    assert report.indexed == 30
+    assert 0 < report.encoded < 30
+    build_index([source], root, "fresh", config)
+    require_same(stored(root), stored(root, "fresh"))
+
+
+def test_document_changed_between_two_interrupted_runs_is_stored_once_with_its_last_text(
+    root: Path, tmp_path: Path, config: IngestConfig, stop_at: Any
+) -> None:
+    versions = ((0, 4), (1, 2), (0, 1))
+    for version, shards in versions:
+        source = write_corpus(tmp_path / "a.parquet", [document(number, version=version * int(number < 5)) for number in range(30)])
+        stop_at("shard-written", times=shards)
+        with pytest.raises(KeyboardInterrupt):
+            build_index([source], root, "c", config)
+        disarm()
+    report = build_index([source], root, "c", config)
+    assert (report.rows, report.indexed) == (30, 30)
+    build_index([source], root, "fresh", config)
+    require_same(stored(root), stored(root, "fresh"))
+
+
+def test_quarantined_rows_are_counted_by_reason_and_recorded(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+    rows = [document(number) for number in range(6)]
+    rows[2]["text"], rows[3]["id"] = "   ", None
+    rows.append(document(0))
+    report = build_index([write_corpus(tmp_path / "a.parquet", rows)], root, "c", config)
+    assert (report.rows, report.indexed, report.quarantined) == (7, 4, 3)
+    assert report.quarantine_reasons == {"duplicate_id": 1, "empty_text": 1, "null_id": 1}
+    layout = CollectionLayout(root, "c")
+    (record,) = layout.runs_folder.iterdir()
+    assert json.loads(record.read_text())["report"]["quarantine_reasons"] == report.quarantine_reasons
+    (refused,) = layout.quarantine_folder.iterdir()
+    assert sorted(pq.read_table(refused).column("reason").to_pylist()) == ["duplicate_id", "empty_text", "null_id"]
+
+
+def test_corpus_of_empty_texts_is_refused_and_publishes_nothing(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+    rows = [{**document(number), "text": " "} for number in range(3)]
+    with pytest.raises(SourceError, match="every row was quarantined"):
+        build_index([write_corpus(tmp_path / "a.parquet", rows)], root, "c", config)
+    assert CollectionLayout(root, "c").current_generation_number() is None
+
+
+def test_ingest_with_another_setting_is_refused_before_any_work(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+    from dataclasses import replace
+
+    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
+    build_index([source], root, "c", config)
+    other = replace(config, encoder=replace(config.encoder, temperature=0.9))
+    with pytest.raises(FingerprintMismatchError, match=r"encoder\.temperature is 1\.0, got 0\.9"):
+        build_index([source], root, "c", other)
+
+
+def test_ingest_with_changed_weights_is_refused_and_keeps_the_published(
+    root: Path, tmp_path: Path, config: IngestConfig, tiny_model_folder: Path
+) -> None:
+    import shutil
+    from dataclasses import replace
+
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model_folder, folder)
+    config = replace(config, encoder=replace(config.encoder, model=str(folder)))
+    build_index([write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])], root, "c", config)
+    weights = load_file(folder / "model.safetensors")
+    weights["embeddings.word_embeddings.weight"] = weights["embeddings.word_embeddings.weight"] * np.float32(1.01)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(FingerprintMismatchError):
+        build_index([write_corpus(tmp_path / "b.parquet", [document(9)])], root, "c", config)
+    assert CollectionLayout(root, "c").current_generation_number() == 1
+
+
+def test_ingest_with_other_metadata_columns_is_refused(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+    build_index([write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])], root, "c", config)
+    pq.write_table(pa.table({"id": ["x"], "text": ["stone path"], "colour": ["red"]}), tmp_path / "b.parquet")
+    with pytest.raises(SchemaError, match="colour|year|title"):
+        build_index([str(tmp_path / "b.parquet")], root, "c", config)
+
+
+def test_second_writer_is_told_to_try_again(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
+    with CollectionLayout(root, "c").writer_lock(), pytest.raises(CollectionBusyError):
+        build_index([source], root, "c", config)
+
+
+def test_stored_context_reaches_the_encoder_when_asked_for(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+    from dataclasses import replace
+
+    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(12)])
+    build_index([source], root, "plain", config)
+    build_index([source], root, "contextual", replace(config, encoder=replace(config.encoder, use_context=True)))
+    plain, contextual = stored(root, "plain")["doc-003"]["vector"], stored(root, "contextual")["doc-003"]["vector"]
+    assert np.abs(np.subtract(plain, contextual)).max() > 1e-4
+    hits = open_collection("contextual", root=root).search(document(3)["text"], hybrid=False).hits
+    assert hits[0].doc_id == "doc-003"
+
+
+def test_plan_counts_what_the_ingest_then_does_and_writes_nothing(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(9)])
+    plan = plan_index([source], root, "c", config)
+    assert not root.exists()
+    report = build_index([source], root, "c", config)
+    assert (plan["rows"], plan["indexed"], plan["quarantined"]) == (report.rows, report.indexed, report.quarantined)
+    assert plan["estimated_tokens"] == report.tokens
+    assert plan["estimated_encode_seconds"] > 0
+    assert plan_index([source], root, "c", config)["unchanged"] == 9

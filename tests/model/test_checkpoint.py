@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipeline.config import EncoderConfig
+from pipeline.errors import ConfigError, ModelError
+from pipeline.model.backbone import load_backbone
+from pipeline.model.checkpoint import read_checkpoint
+
+
+@pytest.fixture
+def folder(tiny_model_folder, tmp_path):
+    return shutil.copytree(tiny_model_folder, tmp_path / "model")
+
+
+def _change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def _as_sentence_transformers(folder, *modules):
+    listed = [{"idx": index, "name": str(index), "path": path, "type": kind} for index, (path, kind) in enumerate(modules)]
+    (folder / "modules.json").write_text(json.dumps(listed))
+
+
+def test_read_tokenizer_that_pads_and_truncates_does_neither_after(folder):
+    tokenizer = read_checkpoint(folder).tokenizer
+    assert len(tokenizer.encode("cat", add_special_tokens=False).ids) == 1
+    assert len(tokenizer.encode("cat " * 40, add_special_tokens=False).ids) == 40
+
+
+def test_read_special_tokens_of_bert_are_cls_and_sep(folder):
+    checkpoint = read_checkpoint(folder)
+    assert [checkpoint.tokenizer.id_to_token(token) for token in (checkpoint.cls_id, checkpoint.landmark_id)] == ["[CLS]", "[SEP]"]
+
+
+def test_read_special_tokens_named_by_the_folder_win(folder):
+    (folder / "special_tokens_map.json").write_text(json.dumps({"sep_token": {"content": "[MASK]"}}))
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint.tokenizer.id_to_token(checkpoint.landmark_id) == "[MASK]"
+
+
+def test_read_eos_serves_as_landmark_without_sep(folder):
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer).replace("[SEP]", "[END]"))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "[END]"}))
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint.tokenizer.id_to_token(checkpoint.landmark_id) == "[END]"
+
+
+def test_read_sentence_transformers_layout_finds_the_transformers_folder(folder, tmp_path):
+    outer = tmp_path / "outer"
+    shutil.copytree(folder, outer / "0_Transformer")
+    _as_sentence_transformers(outer, ("0_Transformer", "sentence_transformers.models.Transformer"))
+    assert read_checkpoint(outer).fingerprint == read_checkpoint(folder).fingerprint
+
+
+def test_read_pooling_other_than_the_mean_warns(folder, caplog):
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}))
+    _as_sentence_transformers(folder, ("", "a.Transformer"), ("1_Pooling", "a.Pooling"))
+    with caplog.at_level(logging.WARNING):
+        read_checkpoint(folder)
+    assert "pooling other than the mean" in caplog.text
+
+
+def test_read_further_trained_module_is_refused(folder):
+    _as_sentence_transformers(folder, ("", "a.Transformer"), ("2_Dense", "sentence_transformers.models.Dense"))
+    with pytest.raises(ModelError, match="got the module 'Dense'"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_read_folder_without_a_file_names_it(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(ModelError, match=f"must hold {name}"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_read_damaged_file_is_a_model_error(folder, name):
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ModelError, match=name):
+        read_checkpoint(folder)
+
+
+def test_read_pickled_weights_alone_are_refused(folder):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"must hold model\.safetensors"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_fingerprint_any_changed_file_changes_it(folder, name):
+    before = read_checkpoint(folder).fingerprint
+    if name == "model.safetensors":
+        tensors = load_file(folder / name)
+        tensors["embeddings.LayerNorm.bias"] += 1
+        save_file(tensors, folder / name)
+    elif name == "config.json":
+        _change_config(folder, layer_norm_eps=1e-6)
+    else:
+        (folder / name).write_text((folder / name).read_text().replace('"lowercase": true', '"lowercase": false'))
+    assert read_checkpoint(folder).fingerprint != before
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"model_type": "t5"}, "model_type must be one of"),
+        ({"position_embedding_type": "relative_key"}, "absolute positions"),
+        ({"hidden_act": "swish"}, "hidden_act must be one of"),
+        ({"num_hidden_layers": 3}, r"must hold encoder\.layer\.2"),
+    ],
+)
+def test_load_model_of_another_kind_is_refused(folder, change, sentence):
+    _change_config(folder, **change)
+    with pytest.raises(ModelError, match=sentence):
+        load_backbone(EncoderConfig(model=str(folder)))
+
+
+def test_load_weights_below_a_prefix_are_found(folder):
+    tensors = load_file(folder / "model.safetensors")
+    save_file({f"bert.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    assert load_backbone(EncoderConfig(model=str(folder))).model_dim == 32
+
+
+@pytest.mark.parametrize("model", ["bert-base-uncased", "/nowhere/at/all", "x" * 5000, "a\0b"])
+def test_load_name_that_is_no_folder_says_how_to_get_it(model):
+    with pytest.raises(ConfigError, match="hf download"):
+        load_backbone(EncoderConfig(model=model))

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.config import EncoderConfig
+from pipeline.errors import ConfigError
+from pipeline.model.backbone import load_backbone
+from pipeline.model.context_encoder import ContextEncoder
+
+TEXTS = ["the cat sat on the mat", "", "stone " * 200, "old river. " * 5, "x" * 4000 + " cat"]
+
+
+@pytest.fixture(scope="module")
+def backbone(tiny_model_folder):
+    return load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="fp32"))
+
+
+@pytest.fixture(scope="module")
+def encoder(backbone):
+    return ContextEncoder(backbone, 20)
+
+
+def test_embed_batch_equals_one_mean_a_text(backbone, encoder):
+    embeddings = encoder.embed(TEXTS)
+    for row, text in zip(embeddings, TEXTS, strict=True):
+        ids = [backbone.cls_id, *backbone.tokenizer.encode(text, add_special_tokens=False).ids[:18], backbone.landmark_id]
+        naive = backbone.hidden_states(np.array([ids]), np.array([len(ids)]))[0].mean(0)
+        torch.testing.assert_close(torch.from_numpy(row), naive, atol=1e-5, rtol=0)
+
+
+def test_embed_embeddings_are_not_normalised(encoder):
+    assert (np.abs(np.linalg.norm(encoder.embed(TEXTS), axis=1) - 1) > 0.1).all()
+
+
+def test_embed_no_texts_gives_no_rows(encoder):
+    assert encoder.embed([]).shape == (0, 32)
+
+
+def test_embed_long_text_reads_only_its_head(backbone):
+    seen = []
+
+    class Counting:
+        def encode(self, text, add_special_tokens):
+            seen.append(len(text))
+            return backbone.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    class Fake:
+        tokenizer = Counting()
+
+        def __getattr__(self, name):
+            return getattr(backbone, name)
+
+    ContextEncoder(Fake(), 20).embed(["cat " * 100_000])
+    assert max(seen) < 1_000
+
+
+def test_fingerprint_number_of_tokens_changes_it(backbone, encoder):
+    assert ContextEncoder(backbone, 21).fingerprint != encoder.fingerprint
+
+
+def test_fingerprint_temperature_changes_it(tiny_model_folder, encoder):
+    other = load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="fp32", temperature=0.9))
+    assert ContextEncoder(other, 20).fingerprint != encoder.fingerprint
+
+
+def test_context_encoder_more_tokens_than_positions_is_refused(backbone):
+    with pytest.raises(ConfigError, match="96 positions, got 97"):
+        ContextEncoder(backbone, 97)

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from pipeline.corpus.tokenization import tokenize
+from pipeline.model.landmarks import Chunks, chunk_rows, chunk_spans, split_into_chunks, window_rows
+
+CLS, LMK = 101, 102
+
+
+def _split(breaks: list[list[int]], interval: int) -> Chunks:
+    offsets = np.cumsum([0, *map(len, breaks)])
+    return split_into_chunks(np.array([rank for text in breaks for rank in text], np.uint8), offsets, interval)
+
+
+def _naive_split(breaks: list[int], interval: int) -> list[int]:
+    """First tokens of one text's chunks: groups that fit stay whole, others are broken further, all are packed."""
+
+    def groups(first: int, end: int, rank: int) -> list[int]:
+        if rank == 0:
+            return list(range(first, end))
+        starts = [first] + [i for i in range(first + 1, end) if breaks[i] >= rank]
+        atoms = []
+        for start, stop in zip(starts, [*starts[1:], end], strict=True):
+            atoms += [start] if stop - start <= interval else groups(start, stop, rank - 1)
+        return atoms
+
+    if not breaks:
+        return [0]
+    atoms = groups(0, len(breaks), 2)
+    chunks = [0]
+    for start, stop in zip(atoms, [*atoms[1:], len(breaks)], strict=True):
+        if stop - chunks[-1] > interval:
+            chunks.append(start)
+    return chunks
+
+
+@settings(max_examples=300, deadline=None)
+@given(breaks=st.lists(st.lists(st.sampled_from([0, 0, 1, 2]), max_size=60), min_size=1, max_size=4), interval=st.integers(2, 9))
+def test_split_any_breaks_equals_naive_packing(breaks, interval):
+    chunks = _split(breaks, interval)
+    starts = chunks.token_offsets[:-1]
+    offset = 0
+    for index, text in enumerate(breaks):
+        own = starts[chunks.chunk_offsets[index] : chunks.chunk_offsets[index + 1]]
+        assert (own - offset).tolist() == _naive_split(text, interval)
+        offset += len(text)
+
+
+def test_split_boundary_inside_word_moves_to_the_words_start():
+    assert _split([[2, 2, 2, 0, 0, 2]], 4).token_offsets.tolist() == [0, 2, 6]
+
+
+def test_split_word_longer_than_interval_is_cut_inside():
+    assert _split([[2, 0, 0, 0, 0, 0, 0, 2]], 3).token_offsets.tolist() == [0, 3, 6, 8]
+
+
+def test_split_run_longer_than_interval_is_cut_at_punctuation():
+    assert _split([[2, 0, 1, 0, 1, 0]], 3).token_offsets.tolist() == [0, 2, 4, 6]
+
+
+def test_split_text_without_tokens_gives_one_empty_chunk():
+    chunks = _split([[2], [], [2]], 8)
+    assert (chunks.token_offsets.tolist(), chunks.chunk_offsets.tolist()) == ([0, 1, 1, 2], [0, 1, 2, 3])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model_folder):
+    tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+ALPHABET = "abcat .,'\n\t你好éЖ😀👩‍🚀\u0301\u200b\x00[]_"
+
+
+def _encoded_spans(tokenizer, texts, interval):
+    tokens = tokenize(tokenizer, texts)
+    chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, interval)
+    start, end = chunk_spans(chunks, tokens.start_char, np.array([len(text) for text in texts]))
+    return tokens, chunks, start, end
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts=st.lists(st.text(alphabet=ALPHABET, max_size=120), min_size=1, max_size=3), interval=st.integers(4, 12))
+def test_spans_any_text_are_contiguous_and_cover_it(tokenizer, texts, interval):
+    _, chunks, start, end = _encoded_spans(tokenizer, texts, interval)
+    for index, text in enumerate(texts):
+        own = slice(*chunks.chunk_offsets[index : index + 2])
+        assert start[own][0] == 0
+        assert end[own][-1] == len(text)
+        assert (start[own][1:] == end[own][:-1]).all()
+        assert (start[own] <= end[own]).all()
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(alphabet=ALPHABET, max_size=200), interval=st.integers(4, 12))
+def test_spans_start_inside_a_word_only_where_it_is_longer_than_the_interval(tokenizer, text, interval):
+    tokens, _, start, _ = _encoded_spans(tokenizer, [text], interval)
+    for place in start[1:].tolist():
+        if text[place - 1].isalpha() and text[place].isalpha() and text[place - 1].isascii() and text[place].isascii():
+            left = place
+            while left and not text[left - 1].isspace():
+                left -= 1
+            right = place
+            while right < len(text) and not text[right].isspace():
+                right += 1
+            assert ((tokens.start_char >= left) & (tokens.start_char < right)).sum() > interval
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(alphabet=ALPHABET, max_size=200), interval=st.integers(4, 12))
+def test_split_any_text_keeps_chunks_within_the_interval(tokenizer, text, interval):
+    _, chunks, _, _ = _encoded_spans(tokenizer, [text], interval)
+    assert np.diff(chunks.token_offsets).max() <= interval
+
+
+def _rows(rows) -> list[list[int]]:
+    return [rows.ids[start:end].tolist() for start, end in zip(rows.row_offsets[:-1], rows.row_offsets[1:], strict=True)]
+
+
+def _chunks(*texts: list[int]) -> tuple[np.ndarray, Chunks]:
+    """Token ids 1, 2, 3 … of texts given as the sizes of their chunks."""
+    sizes = [size for text in texts for size in text]
+    token_offsets = np.cumsum([0, *sizes])
+    return np.arange(1, token_offsets[-1] + 1, dtype=np.int32), Chunks(
+        token_offsets=token_offsets, chunk_offsets=np.cumsum([0, *map(len, texts)])
+    )
+
+
+def test_chunk_rows_give_each_chunk_its_own_cls_and_landmark():
+    ids, chunks = _chunks([2, 1], [0])
+    rows = chunk_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean")
+    assert _rows(rows) == [[CLS, 1, 2, LMK], [CLS, 3, LMK], [CLS, LMK]]
+
+
+def test_window_rows_short_text_is_one_row_with_a_landmark_after_each_chunk():
+    ids, chunks = _chunks([2, 1], [3])
+    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=12, overlap_tokens=4)
+    assert _rows(rows) == [[CLS, 1, 2, LMK, 3, LMK], [CLS, 4, 5, 6, LMK]]
+
+
+def test_window_rows_long_text_overlaps_by_whole_chunks():
+    ids, chunks = _chunks([2, 2, 2, 2])
+    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=10, overlap_tokens=4)
+    assert _rows(rows) == [[CLS, 1, 2, LMK, 3, 4, LMK, 5, 6, LMK], [CLS, 5, 6, LMK, 7, 8, LMK]]
+
+
+def test_window_rows_landmark_between_windows_is_taken_where_its_scarcer_side_is_longer():
+    ids, chunks = _chunks([2, 2, 2, 2, 2])
+    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=10, overlap_tokens=6)
+    # Windows 012, 123, 234. Chunk 2 ends its first row and starts its last: the middle window has tokens on both sides.
+    assert rows.pooled_row.tolist() == [0, 0, 1, 2, 2]
+
+
+def test_window_rows_tie_goes_to_the_earlier_window():
+    ids, chunks = _chunks([2, 2, 2, 2])
+    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=10, overlap_tokens=6)
+    # Windows 012 and 123: chunk 1 has 6 tokens before and 3 after, then 3 before and 6 after.
+    assert rows.pooled_row.tolist() == [0, 0, 1, 1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    texts=st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=12), min_size=1, max_size=3),
+    window=st.integers(9, 24),
+    overlap=st.integers(0, 8),
+    pooling=st.sampled_from(["lmk", "mean"]),
+)
+def test_window_rows_any_layout_pools_each_chunk_once_within_the_window(texts, window, overlap, pooling):
+    ids, chunks = _chunks(*texts)
+    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling=pooling, max_window_tokens=window, overlap_tokens=overlap)
+    laid_out = _rows(rows)
+    assert all(row[0] == CLS and row[-1] == LMK and len(row) <= window for row in laid_out)
+    for chunk, (row, start, end) in enumerate(zip(rows.pooled_row, rows.pooled_start, rows.pooled_end, strict=True)):
+        own = ids[chunks.token_offsets[chunk] : chunks.token_offsets[chunk + 1]].tolist()
+        assert laid_out[row][start:end] == ([*own, LMK] if pooling == "mean" else [LMK])
+        assert laid_out[row][end - 1 - len(own) : end - 1] == own
+
+
+@settings(max_examples=200, deadline=None)
+@given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=14), window=st.integers(9, 24), overlap=st.integers(0, 8))
+def test_window_rows_chosen_window_equals_naive_best(sizes, window, overlap):
+    ids, chunks = _chunks(sizes)
+    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=window, overlap_tokens=overlap)
+    laid_out = _rows(rows)
+    for chunk, chosen in enumerate(rows.pooled_row.tolist()):
+        last_token = int(chunks.token_offsets[chunk + 1])
+        room = [min(row.index(last_token) + 1, len(row) - 2 - row.index(last_token)) if last_token in row else -1 for row in laid_out]
+        assert chosen == room.index(max(room))

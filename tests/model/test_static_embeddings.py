@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+from pipeline.errors import IntegrityError, ModelError
+from pipeline.model import static_embeddings
+from pipeline.model.static_embeddings import MAX_TOKENS, SMOOTHING, StaticEmbedder, StaticFit, fit_static
+
+WORDS = [f"w{index}" for index in range(200)]
+
+
+def word_tokenizer() -> Tokenizer:
+    """Whole words; padding is on, as some published tokenizers have it, and pads with a token that is also a word."""
+    vocabulary = {word: token for token, word in enumerate(["[PAD]", "[UNK]", "[SEP]", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("[PAD]", "[UNK]", "[SEP]")])
+    tokenizer.enable_padding(length=64, pad_id=3, pad_token="w0")
+    tokenizer.enable_truncation(32)
+    return tokenizer
+
+
+def table(dim: int = 24) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((len(WORDS) + 3, dim)).astype(np.float32) + 0.5
+
+
+def texts(num_texts: int = 400) -> list[str]:
+    rng = np.random.default_rng(1)
+    frequencies = 1 / np.arange(1, len(WORDS) + 1)
+    return [" ".join(rng.choice(WORDS, size=rng.integers(3, 30), p=frequencies / frequencies.sum())) for _ in range(num_texts)]
+
+
+def fitted(sample: list[str] | None = None) -> StaticEmbedder:
+    return StaticEmbedder.fitted_to(table(), word_tokenizer(), texts() if sample is None else sample)[0]
+
+
+def naive_vectors(rows: list[str], fit: StaticFit) -> np.ndarray:
+    vectors = []
+    for text in rows:
+        tokens = [WORDS.index(word) + 3 for word in text.split() if word in WORDS]
+        summed = sum((float(fit.token_weights[token]) * table()[token].astype(float) for token in tokens), np.zeros(24)) @ fit.projection_DV
+        length = np.linalg.norm(summed)
+        vectors.append(summed / length if length else summed)
+    return np.array(vectors)
+
+
+def test_embed_equals_naive_weighted_mean() -> None:
+    embedder, fit = StaticEmbedder.fitted_to(table(), word_tokenizer(), texts())
+    np.testing.assert_allclose(embedder.embed(texts()[:20]), naive_vectors(texts()[:20], fit), atol=1e-5)
+
+
+def test_fit_weights_equal_the_smooth_inverse_document_frequency() -> None:
+    fit = fit_static(table(), word_tokenizer(), ["w0 w0 w1", "w0"])
+    seen_twice, seen_once, unseen = fit.token_weights[[3, 4, 5]]
+    assert (seen_twice, seen_once, unseen) == pytest.approx((SMOOTHING / (SMOOTHING + 1), SMOOTHING / (SMOOTHING + 0.5), 1.0))
+
+
+def test_fit_removes_the_first_singular_direction_of_the_sample() -> None:
+    _, fit = StaticEmbedder.fitted_to(table(), word_tokenizer(), texts())
+    raw = StaticFit(token_weights=fit.token_weights, projection_DV=np.eye(24, dtype=np.float32))
+    common = np.linalg.svd(naive_vectors(texts(), raw), full_matrices=False)[2][0]
+    np.testing.assert_allclose(common @ fit.projection_DV, 0.0, atol=1e-4)
+
+
+def test_fit_scales_directions_by_the_fourth_root_of_their_singular_value() -> None:
+    _, fit = StaticEmbedder.fitted_to(table(), word_tokenizer(), texts())
+    raw = StaticFit(token_weights=fit.token_weights, projection_DV=np.eye(24, dtype=np.float32))
+    singular = np.linalg.svd(naive_vectors(texts(), raw), compute_uv=False)
+    expected = (singular[1:] / singular[0]) ** -0.25
+    np.testing.assert_allclose(np.linalg.norm(fit.projection_DV, axis=0), expected[: fit.projection_DV.shape[1]], rtol=1e-3)
+
+
+def test_fit_of_a_tiny_sample_removes_nothing() -> None:
+    fit = fit_static(table(), word_tokenizer(), texts(8))
+    np.testing.assert_array_equal(fit.projection_DV, np.eye(24, dtype=np.float32))
+
+
+@pytest.mark.parametrize("sample", [[], [""], ["w1"], ["w1"] * 100, ["[UNK] ?"] * 100])
+def test_fit_of_a_degenerate_sample_still_embeds_finite_vectors(sample: list[str]) -> None:
+    vectors = fitted(sample).embed(["w1 w2", "w3"])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
+
+
+def test_fit_twice_is_bit_equal() -> None:
+    assert fitted().fingerprint == fitted().fingerprint
+
+
+def test_fit_reads_evenly_spaced_texts_of_a_large_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static_embeddings, "MAX_FIT_TEXTS", 100)
+    spaced = fit_static(table(), word_tokenizer(), texts())
+    np.testing.assert_array_equal(spaced.token_weights, fit_static(table(), word_tokenizer(), texts()[::4]).token_weights)
+
+
+def test_embed_gives_unit_rows() -> None:
+    np.testing.assert_allclose(np.linalg.norm(fitted().embed(texts()), axis=1), 1.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["", "   ", "unheard-of"])
+def test_embed_of_a_text_without_known_words_is_a_zero_row(text: str) -> None:
+    assert not fitted().embed([text]).any()
+
+
+def test_embed_of_no_texts_has_no_rows() -> None:
+    embedder = fitted()
+    assert embedder.embed([]).shape == (0, embedder.vector_dim)
+
+
+def test_embed_of_a_text_does_not_depend_on_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder = fitted()
+    together = embedder.embed(texts())
+    monkeypatch.setattr(static_embeddings, "BLOCK_TEXTS", 3)
+    np.testing.assert_array_equal(np.vstack([embedder.embed(texts()[start : start + 7]) for start in range(0, 400, 7)]), together)
+
+
+def test_embed_ignores_the_tokenizers_padding_and_truncation() -> None:
+    long_text = " ".join(WORDS[:100])
+    np.testing.assert_allclose(
+        fitted().embed([long_text]), naive_vectors([long_text], fit_static(table(), word_tokenizer(), texts())), atol=1e-5
+    )
+
+
+def test_embed_leaves_the_callers_tokenizer_as_it_was() -> None:
+    tokenizer = word_tokenizer()
+    before = tokenizer.to_str()
+    StaticEmbedder.fitted_to(table(), tokenizer, texts())[0].embed(texts())
+    assert tokenizer.to_str() == before
+
+
+def test_embed_reads_the_first_tokens_only() -> None:
+    opening = "w1 w2 " * (MAX_TOKENS // 2)
+    np.testing.assert_array_equal(fitted().embed([opening + "w3 " * 50]), fitted().embed([opening]))
+
+
+def test_embed_skips_leading_blanks_before_cutting() -> None:
+    np.testing.assert_array_equal(fitted().embed([" " * 10_000 + "w1 w2"]), fitted().embed(["w1 w2"]))
+
+
+def test_embed_of_special_tokens_written_in_text_ignores_them() -> None:
+    np.testing.assert_array_equal(fitted().embed(["w1 [SEP] w2"]), fitted().embed(["w1 w2"]))
+
+
+def test_stored_fit_rebuilds_the_same_embedder() -> None:
+    embedder, fit = StaticEmbedder.fitted_to(table(), word_tokenizer(), texts())
+    rebuilt = StaticEmbedder(table(), word_tokenizer(), StaticFit.from_arrays(fit.to_arrays()))
+    assert rebuilt.fingerprint == embedder.fingerprint
+    np.testing.assert_array_equal(rebuilt.embed(texts()), embedder.embed(texts()))
+
+
+def test_fingerprint_changes_with_table_and_fit() -> None:
+    _, fit = StaticEmbedder.fitted_to(table(), word_tokenizer(), texts())
+    moved = table()
+    moved[7, 7] += 1
+    other = fit_static(table(), word_tokenizer(), texts()[:300])
+    fingerprints = [
+        StaticEmbedder(tokens, word_tokenizer(), kept).fingerprint for tokens, kept in ((table(), fit), (moved, fit), (table(), other))
+    ]
+    assert len(set(fingerprints)) == 3
+
+
+def test_from_arrays_of_something_else_is_refused() -> None:
+    with pytest.raises(IntegrityError, match="static surrogate"):
+        StaticFit.from_arrays({"weights": np.zeros(3)})
+
+
+def test_a_fit_of_another_model_is_refused() -> None:
+    fit = fit_static(table(24), word_tokenizer(), texts())
+    with pytest.raises(ModelError, match="cluster again"):
+        StaticEmbedder(table(32), word_tokenizer(), fit)
+
+
+def test_a_table_smaller_than_the_vocabulary_is_refused() -> None:
+    with pytest.raises(ModelError, match="different models"):
+        fit_static(table()[:50], word_tokenizer(), texts())
+
+
+def test_a_table_with_nan_is_refused() -> None:
+    damaged = table()
+    damaged[1, 1] = np.nan
+    with pytest.raises(ModelError, match="finite"):
+        fit_static(damaged, word_tokenizer(), texts())

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from pipeline.index.generation import Generation, open_generation
+from pipeline.search import candidates
+from pipeline.search.candidates import (
+    chunk_positions,
+    merge_nominees,
+    nominate_by_chunk,
+    nominate_by_document,
+    score_chunks,
+    score_documents,
+)
+
+
+@pytest.fixture(scope="module")
+def generation(stones) -> Generation:
+    return open_generation(stones.layout)
+
+
+@pytest.fixture
+def query(make_encoder) -> np.ndarray:
+    return make_encoder().encode_queries(["a query"])
+
+
+def test_chunk_positions_are_all_chunks_of_the_documents(generation: Generation) -> None:
+    documents = np.array([5, 2, 40])
+    expected = [p for d in documents for p in range(generation.chunk_offsets[d], generation.chunk_offsets[d + 1])]
+    assert chunk_positions(generation, documents).tolist() == expected
+    assert len(chunk_positions(generation, documents[:0])) == 0
+
+
+def test_nominate_by_document_equals_brute_force(generation: Generation, stones, query: np.ndarray) -> None:
+    expected = np.argsort(-(stones.document_vectors @ query[0]), kind="stable")[:7]
+    assert nominate_by_document(generation, query, 7, None)[0].tolist() == expected.tolist()
+
+
+def test_nominate_by_chunk_widens_until_there_are_enough_documents(generation: Generation, stones, query: np.ndarray) -> None:
+    best = [float((vectors @ query[0]).max()) for vectors in stones.chunk_vectors]
+    expected = np.argsort(-np.array(best), kind="stable")
+    found = nominate_by_chunk(generation, query, 20, 20, None)[0]
+    assert len(found) >= 20
+    assert found[:20].tolist() == expected[:20].tolist()
+
+
+def test_nominate_by_chunk_stays_within_the_filter(generation: Generation, query: np.ndarray) -> None:
+    allowed = np.array([3, 9, 27])
+    assert sorted(nominate_by_chunk(generation, query, 2, 3, allowed)[0]) == allowed.tolist()
+
+
+def test_merge_nominees_is_the_union_ascending(generation: Generation) -> None:
+    merged = merge_nominees(generation, [np.array([7, 3]), np.array([3, 1]), np.array([], np.int64)], 1)
+    assert merged.tolist() == [1, 3, 7]
+
+
+def test_merge_nominees_over_budget_keeps_what_ranks_highest_anywhere(generation: Generation, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = np.diff(generation.chunk_offsets)
+    monkeypatch.setattr(candidates, "MAX_SCORED_CHUNKS", int(counts[[9, 4, 8]].sum()))
+    assert merge_nominees(generation, [np.array([9, 8, 1]), np.array([4, 2, 0])], 1).tolist()[:1] != [0]
+    assert set(merge_nominees(generation, [np.array([9, 8, 1]), np.array([4, 8, 0])], 1)) == {4, 8, 9}
+
+
+def test_merge_nominees_over_budget_keeps_the_least_number(generation: Generation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "MAX_SCORED_CHUNKS", 1)
+    assert merge_nominees(generation, [np.arange(10)], 4).tolist() == [0, 1, 2, 3]
+
+
+def test_score_documents_equals_brute_force(generation: Generation, stones, query: np.ndarray) -> None:
+    positions = np.array([0, 1, 2, 30, 59])
+    np.testing.assert_allclose(score_documents(generation, positions, query[0]), stones.document_vectors[positions] @ query[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("block", [1, 10, 10_000])
+def test_score_chunks_equals_brute_force_for_any_block(
+    generation: Generation, stones, query: np.ndarray, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "BLOCK_CHUNKS", block)
+    positions = np.array([0, 1, 7, 8, 58])
+    scored = score_chunks(generation, positions, query[0], 1)
+    for index, position in enumerate(positions):
+        np.testing.assert_allclose(scored.of(index), stones.chunk_vectors[position] @ query[0], atol=1e-6)
+    np.testing.assert_allclose(scored.best(), [(stones.chunk_vectors[p] @ query[0]).max() for p in positions], atol=1e-6)
+
+
+def test_score_chunks_of_no_documents_is_empty(generation: Generation, query: np.ndarray) -> None:
+    scored = score_chunks(generation, np.empty(0, np.int64), query[0], 1)
+    assert len(scored.best()) == 0

@@ -1,0 +1,267 @@
+import datetime as dt
+import operator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import FilterError
+from pipeline.index.generation import Generation, open_generation
+from pipeline.search.filters import compile_filter, filterable_columns, parse_filter
+from pipeline.search.lexical import allowed_documents
+
+COMPARE = {"eq": operator.eq, "ne": operator.ne, "gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operator.le}
+
+
+def read_value(column: Any, value: Any) -> Any:
+    """Give a filter's value the type of the stored one it meets."""
+    if isinstance(column, dt.datetime) and isinstance(value, str):
+        value = dt.datetime.fromisoformat(value)
+        return value.replace(tzinfo=dt.UTC) if column.tzinfo and not value.tzinfo else value
+    if isinstance(column, dt.date) and isinstance(value, str):
+        return dt.date.fromisoformat(value)
+    return value
+
+
+def matches(tree: dict[str, Any], row: dict[str, Any]) -> bool:
+    if tree["type"] in ("and", "or"):
+        return (all if tree["type"] == "and" else any)(matches(child, row) for child in tree["filters"])
+    column = row[tree["key"]]
+    if column is None:
+        return False
+    if tree["type"] in ("in", "nin"):
+        return (column in [read_value(column, value) for value in tree["value"]]) == (tree["type"] == "in")
+    return COMPARE[tree["type"]](column, read_value(column, tree["value"]))
+
+
+@pytest.fixture(scope="session")
+def generation(stones) -> Generation:
+    return open_generation(stones.layout)
+
+
+@pytest.fixture(scope="session")
+def rows(generation: Generation) -> list[dict[str, Any]]:
+    """Rows as stored: floats in the column's own precision."""
+    columns = list(filterable_columns(generation.document_table.schema))
+    return generation.document_table.search().select(columns).limit(generation.num_documents).to_arrow().to_pylist()
+
+
+def filtered_ids(generation: Generation, tree: dict[str, Any]) -> list[str]:
+    positions = allowed_documents(generation, compile_filter(tree, generation.document_table.schema), None)
+    return [generation.doc_ids[position].as_py() for position in positions]
+
+
+def leaf(kind: str, key: str, value: Any) -> dict[str, Any]:
+    return {"type": kind, "key": key, "value": value}
+
+
+@pytest.mark.parametrize("kind", list(COMPARE))
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("doc_id", "doc-0-017"),
+        ("title", "Title 2"),
+        ("source_file", "part-1.parquet"),
+        ("cluster_id", 2),
+        ("num_tokens", 20.5),
+        ("year", 1993),
+        ("price", 3),
+        ("lang", "it's"),
+        ("day", "2020-02-01"),
+        ("seen_at", "2020-02-02T12:00:00Z"),
+        ("seen_at", "2020-02-02T17:00:00+05:00"),
+        ("seen_at", "2020-02-02T12:00:00"),
+        ("made_at", "2020-02-02T12:00:00"),
+        ("Odd name", "o1"),
+    ],
+)
+def test_comparison_on_stored_rows_equals_python(
+    generation: Generation, rows: list[dict[str, Any]], kind: str, key: str, value: Any
+) -> None:
+    expected = [row["doc_id"] for row in rows if matches(leaf(kind, key, value), row)]
+    assert filtered_ids(generation, leaf(kind, key, value)) == expected
+
+
+@pytest.mark.parametrize("kind", ["in", "nin"])
+@pytest.mark.parametrize(
+    ("key", "value"), [("year", [1991, 1996, 3000]), ("is_open", [True]), ("lang", ["NULL", "日本語"]), ("day", ["2020-01-05"])]
+)
+def test_list_on_stored_rows_equals_python(
+    generation: Generation, rows: list[dict[str, Any]], kind: str, key: str, value: list[Any]
+) -> None:
+    expected = [row["doc_id"] for row in rows if matches(leaf(kind, key, value), row)]
+    assert filtered_ids(generation, leaf(kind, key, value)) == expected
+
+
+@pytest.mark.parametrize(("kind", "value"), [("ne", 1993), ("nin", [1993]), ("lt", 10**6), ("gt", -1)])
+def test_null_matches_no_comparison(generation: Generation, rows: list[dict[str, Any]], kind: str, value: Any) -> None:
+    found = set(filtered_ids(generation, leaf(kind, "year", value)))
+    assert found
+    assert not found & {row["doc_id"] for row in rows if row["year"] is None}
+
+
+def test_microsecond_literal_on_nanosecond_column_out_of_range_is_refused(generation: Generation) -> None:
+    with pytest.raises(FilterError, match="1678 and 2262"):
+        filtered_ids(generation, leaf("lt", "made_at", "2300-01-01T00:00:00"))
+
+
+NASTY_TEXT = st.one_of(
+    st.sampled_from(["it's", "x' OR 1=1 --", "'; DROP TABLE documents; --", "`tick`", "NULL", "\x00", "100%", "日本語", "\\"]),
+    st.text(max_size=8),
+)
+LEAVES = st.one_of(
+    st.builds(leaf, st.sampled_from(list(COMPARE)), st.just("year"), st.one_of(st.integers(1985, 2000), st.floats(1985, 2000))),
+    st.builds(leaf, st.sampled_from(list(COMPARE)), st.sampled_from(["num_tokens", "price", "cluster_id"]), st.integers(-5, 30)),
+    st.builds(leaf, st.sampled_from(list(COMPARE)), st.sampled_from(["lang", "Odd name", "title"]), NASTY_TEXT),
+    st.builds(leaf, st.sampled_from(["in", "nin"]), st.just("lang"), st.lists(NASTY_TEXT, min_size=1, max_size=4)),
+    st.builds(leaf, st.sampled_from(["eq", "ne"]), st.just("is_open"), st.booleans()),
+    st.builds(leaf, st.sampled_from(list(COMPARE)), st.just("day"), st.dates(dt.date(2019, 12, 1), dt.date(2020, 4, 1)).map(str)),
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda children: st.builds(
+        lambda kind, filters: {"type": kind, "filters": filters}, st.sampled_from(["and", "or"]), st.lists(children, min_size=1, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(tree=TREES)
+def test_any_tree_finds_exactly_what_python_finds(generation: Generation, rows: list[dict[str, Any]], tree: dict[str, Any]) -> None:
+    assert filtered_ids(generation, tree) == [row["doc_id"] for row in rows if matches(tree, row)]
+
+
+@pytest.mark.parametrize("text", ["x' OR 1=1 --", "' OR ''='", "length(repeat(doc_id,1000000))>0", "1=1", "`"])
+def test_injection_like_string_is_a_plain_value(generation: Generation, text: str, rows: list[dict[str, Any]]) -> None:
+    assert filtered_ids(generation, leaf("eq", "doc_id", text)) == []
+    assert filtered_ids(generation, leaf("ne", "doc_id", text)) == [row["doc_id"] for row in rows]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    tree = leaf("eq", "year", 1)
+    for _ in range(depth - 1):
+        tree = {"type": "and", "filters": [tree]}
+    return tree
+
+
+def deep_list(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("tree", "word"),
+    [
+        ("year = 1", "object"),
+        ([], "object"),
+        ({}, "type"),
+        ({"type": "like", "key": "lang", "value": "x"}, "must be one of eq"),
+        ({"type": ["eq"], "key": "lang", "value": "x"}, "must be one of eq"),
+        ({"type": "eq", "key": "lang"}, "exactly the fields"),
+        ({"type": "eq", "key": "lang", "value": "x", "sql": "1=1"}, "exactly the fields"),
+        ({"type": "and", "filters": []}, "at least one"),
+        ({"type": "or", "filters": {"type": "eq"}}, "at least one"),
+        (leaf("eq", "vector", 1), "must be one of doc_id"),
+        (leaf("eq", "text", "x"), "must be one of doc_id"),
+        (leaf("eq", "tags", "a"), "must be one of doc_id"),
+        (leaf("eq", "_rowid", 1), "must be one of doc_id"),
+        (leaf("eq", "content_sha256", "x"), "must be one of doc_id"),
+        (leaf("eq", "year; DROP", 1), "must be one of doc_id"),
+        (leaf("eq", {"a": 1}, 1), "must be one of doc_id"),
+        (leaf("eq", "year", "1993"), "must be a number"),
+        (leaf("eq", "year", True), "must be a number"),
+        (leaf("eq", "year", None), "must be a number"),
+        (leaf("eq", "year", float("nan")), "finite"),
+        (leaf("eq", "year", float("inf")), "finite"),
+        (leaf("eq", "year", 2**63), "64 bits"),
+        (leaf("eq", "year", 10**5000), "64 bits"),
+        (leaf("eq", "year", deep_list(5000)), "must be a number"),
+        (leaf("eq", "lang", 1), "must be a string"),
+        (leaf("eq", "lang", "\ud800"), "surrogate"),
+        (leaf("eq", "lang", "x" * 9000), "8,192 bytes"),
+        (leaf("eq", "is_open", 1), "true or false"),
+        (leaf("gt", "is_open", True), "eq, ne, in or nin"),
+        (leaf("eq", "day", "31/05/2024"), "2024-05-31"),
+        (leaf("eq", "day", dt.datetime(2024, 1, 1, tzinfo=dt.UTC)), "2024-05-31"),
+        (leaf("eq", "seen_at", "yesterday"), "timestamp"),
+        (leaf("eq", "made_at", "2020-01-01T00:00:00Z"), "no UTC offset"),
+        (leaf("in", "year", 1993), "list of 1 to 1,000"),
+        (leaf("in", "year", []), "list of 1 to 1,000"),
+        (leaf("in", "year", list(range(1001))), "list of 1 to 1,000"),
+        (leaf("in", "year", [1993, "x"]), "must be a number"),
+        (nested(9), "8 levels"),
+        (nested(10_000), "8 levels"),
+        ({"type": "and", "filters": [leaf("eq", "year", i) for i in range(256)]}, "256 nodes"),
+    ],
+)
+def test_violation_is_one_sentence(generation: Generation, tree: Any, word: str) -> None:
+    with pytest.raises(FilterError, match=word) as caught:
+        compile_filter(tree, generation.document_table.schema)
+    assert len(str(caught.value)) < 400
+
+
+def test_limits_themselves_are_allowed(generation: Generation) -> None:
+    wide = {"type": "or", "filters": [leaf("eq", "year", i) for i in range(254)] + [leaf("in", "year", list(range(1000)))]}
+    assert filtered_ids(generation, wide) == []
+    assert filtered_ids(generation, nested(8)) == []
+
+
+def test_filterable_columns_are_the_stored_ones_and_comparable_metadata(generation: Generation) -> None:
+    stored = ["doc_id", "title", "source_file", "cluster_id", "num_tokens"]
+    metadata = ["year", "price", "lang", "is_open", "day", "seen_at", "made_at", "Odd name"]
+    assert list(filterable_columns(generation.document_table.schema)) == stored + metadata
+
+
+SCHEMA = pa.schema(
+    [
+        ("year", pa.int32()),
+        ("price", pa.float64()),
+        ("lang", pa.string()),
+        ("ok", pa.bool_()),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us")),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("expression", "tree"),
+    [
+        ("year=1993", leaf("eq", "year", 1993)),
+        ("year == 1993", leaf("eq", "year", 1993)),
+        (" year >= 1993 ", leaf("gte", "year", 1993)),
+        ("year<=1993.5", leaf("lte", "year", 1993.5)),
+        ("price>-1e3", leaf("gt", "price", -1000.0)),
+        ("year!=7", leaf("ne", "year", 7)),
+        ("lang=a=b>c", leaf("eq", "lang", "a=b>c")),
+        ("lang=", leaf("eq", "lang", "")),
+        ("lang=7", leaf("eq", "lang", "7")),
+        ("ok=TRUE", leaf("eq", "ok", True)),
+        ("day<2024-05-31", leaf("lt", "day", "2024-05-31")),
+        ("at>=2024-05-31T08:00", leaf("gte", "at", "2024-05-31T08:00")),
+    ],
+)
+def test_parse_filter_reads_the_value_by_its_column(expression: str, tree: dict[str, Any]) -> None:
+    assert parse_filter([expression], SCHEMA) == tree
+
+
+def test_parse_filter_of_several_requires_all() -> None:
+    assert parse_filter(["year>1", "lang=de"], SCHEMA) == {"type": "and", "filters": [leaf("gt", "year", 1), leaf("eq", "lang", "de")]}
+
+
+def test_parse_filter_of_none_is_none() -> None:
+    assert parse_filter([], SCHEMA) is None
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["", "year", "=3", "nope=3", "year=abc", "year=nan", "year=1e999", "ok=yes", "day=soon", "at=now", "year=99999999999999999999"],
+)
+def test_parse_filter_of_nonsense_is_refused(expression: str) -> None:
+    with pytest.raises(FilterError):
+        parse_filter([expression], SCHEMA)

@@ -1,0 +1,68 @@
+import datetime as dt
+
+import pytest
+
+from pipeline.errors import StorageError, TryAgainError
+from pipeline.index.generation import Generation, open_generation
+from pipeline.search.filters import compile_filter
+from pipeline.search.lexical import MAX_WORDS, bm25_documents, bounded_words, lance_errors
+
+
+@pytest.fixture(scope="module")
+def generation(stones) -> Generation:
+    return open_generation(stones.layout)
+
+
+def found_ids(generation: Generation, query: str, where=None, limit: int = 60) -> list[str]:
+    positions, scores = bm25_documents(generation, query, where, limit, None)
+    assert sorted(scores, reverse=True) == scores.tolist()
+    return [generation.doc_ids[position].as_py() for position in positions]
+
+
+def test_bm25_finds_the_document_with_the_word(generation: Generation) -> None:
+    assert found_ids(generation, "stone17") == ["doc-0-017"]
+
+
+@pytest.mark.parametrize("query", ["the of and", "???", "AND", "unknownword", "日本語", "\x00", "()", '"'])
+def test_bm25_of_no_indexed_word_is_empty(generation: Generation, query: str) -> None:
+    assert found_ids(generation, query) == []
+
+
+@pytest.mark.parametrize(
+    "query", ['stone17"', "stone17 AND (", "stone17 OR OR NOT", "+stone17 -", "stone17^9~", "text:stone17", "'stone17' --", "stone17*"]
+)
+def test_bm25_operators_in_the_text_are_not_syntax(generation: Generation, query: str) -> None:
+    assert found_ids(generation, query) == ["doc-0-017"]
+
+
+def test_bm25_filter_comes_before_the_limit(generation: Generation, stones) -> None:
+    tree = {"type": "eq", "key": "cluster_id", "value": 3}
+    where = compile_filter(tree, generation.document_table.schema)
+    expected = {row["doc_id"] for row in stones.rows if row["cluster_id"] == 3}
+    found = found_ids(generation, "granite basalt slate marble", where, limit=10)
+    assert len(found) == 10
+    assert set(found) <= expected
+
+
+def test_bounded_words_keep_order_and_at_most_three_repeats() -> None:
+    assert bounded_words("a b A c a a b") == "a b A c a b"
+
+
+def test_bounded_words_are_bounded() -> None:
+    assert len(bounded_words(" ".join(f"w{i}" for i in range(1000))).split()) == MAX_WORDS
+
+
+def test_lance_errors_hide_the_text_of_the_error() -> None:
+    with pytest.raises(StorageError, match="reading failed") as caught, lance_errors("reading"):
+        raise RuntimeError("lance error: /root/secret/path.lance:17")
+    assert "secret" not in str(caught.value)
+
+
+def test_lance_errors_of_a_timeout_ask_to_try_again() -> None:
+    with pytest.raises(TryAgainError, match="in time"), lance_errors("reading"):
+        raise RuntimeError("lance error: Query timeout after 50 ms, /root/x.rs")
+
+
+def test_bm25_within_its_deadline_answers(generation: Generation) -> None:
+    positions, _ = bm25_documents(generation, "stone17", None, 10, dt.timedelta(seconds=60))
+    assert len(positions) == 1

@@ -1,0 +1,248 @@
+"""The whole ranking against a brute-force re-implementation, and what a caller may rely on."""
+
+import datetime as dt
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import ConfigError, FilterError, FingerprintMismatchError, UsageError
+from pipeline.search.searcher import Searcher
+from pipeline.types import Hit, SearchResult
+
+QUERIES = ["granite slate", "stone17 chalk flint", "é quartz", "zebra unknown"]
+FILTER = {"type": "and", "filters": [{"type": "gte", "key": "year", "value": 1992}, {"type": "eq", "key": "Odd name", "value": "o1"}]}
+EVERYTHING = 1_000
+
+
+def passes(row: dict[str, Any]) -> bool:
+    return row["year"] is not None and row["year"] >= 1992 and row["Odd name"] == "o1"
+
+
+def naive_groups(vectors: np.ndarray, group: int) -> np.ndarray:
+    means = [vectors[first : first + group].mean(axis=0) for first in range(0, len(vectors), group)]
+    return np.array([mean / np.linalg.norm(mean) for mean in means])
+
+
+def naive_ranking(
+    stones, searcher: Searcher, text: str, vector: np.ndarray, granularity: str, *, hybrid: bool, filtered: bool, group: int
+) -> list[tuple[str, float]]:
+    """Rank every document by its definition; only BM25's numbers are LanceDB's."""
+    table = searcher.generation.document_table
+    found = table.search(text, query_type="fts").select(["doc_id", "_score"]).limit(1000).to_list()
+    bm25 = {row["doc_id"]: row["_score"] for row in found}
+    scored = []
+    for row, document, chunks in zip(stones.rows, stones.document_vectors, stones.chunk_vectors, strict=True):
+        if filtered and not passes(row):
+            continue
+        best_chunk = float((naive_groups(chunks, group) @ vector).max())
+        dense = {"document": float(document @ vector), "chunk": best_chunk, "both": 0.5 * float(document @ vector) + 0.5 * best_chunk}
+        scored.append((row["doc_id"], dense[granularity], bm25.get(row["doc_id"], 0.0)))
+    top = max(b for _, _, b in scored)
+    if hybrid and top > 0:
+        low, high = min(d for _, d, _ in scored), max(d for _, d, _ in scored)
+        scored = [(i, ((d - low) / (high - low) + b / top) / 2, b) for i, d, b in scored]
+    return sorted([(i, d) for i, d, _ in scored], key=lambda pair: (-pair[1], pair[0]))
+
+
+@pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("group", [1, 2])
+def test_search_equals_the_brute_force_ranking(stones, searcher: Searcher, encoder, granularity, hybrid, filtered, group) -> None:
+    filters = FILTER if filtered else None
+    for query in QUERIES:
+        vector = encoder.encode_queries([query])[0]
+        expected = naive_ranking(stones, searcher, query, vector, granularity, hybrid=hybrid, filtered=filtered, group=group)[:10]
+        result = searcher.search(
+            query, granularity=granularity, hybrid=hybrid, filters=filters, chunk_tokens=128 * group, max_candidates=EVERYTHING
+        )
+        assert [hit.doc_id for hit in result.hits] == [doc_id for doc_id, _ in expected]
+        assert [hit.score for hit in result.hits] == pytest.approx([score for _, score in expected], abs=1e-5)
+
+
+def flat(result: SearchResult) -> list[tuple[Any, ...]]:
+    return [(hit.doc_id, tuple(hit.scores), tuple((p.start_char, p.end_char, p.text) for p in hit.passages)) for hit in result.hits]
+
+
+@pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
+def test_search_batch_equals_single_searches(searcher: Searcher, granularity) -> None:
+    batch = searcher.search_batch(QUERIES, granularity=granularity)
+    singles = [searcher.search(query, granularity=granularity) for query in QUERIES]
+    assert [flat(result) for result in batch] == [flat(result) for result in singles]
+    assert [hit.score for result in batch for hit in result.hits] == pytest.approx([h.score for r in singles for h in r.hits], abs=1e-6)
+
+
+def test_search_batch_encodes_in_one_pass(searcher: Searcher, encoder) -> None:
+    searcher.search_batch(QUERIES)
+    assert encoder.calls == [QUERIES]
+
+
+def test_search_vectors_with_texts_equals_search(searcher: Searcher, encoder) -> None:
+    vectors = encoder.encode_queries(QUERIES) * 3
+    found = searcher.search_vectors(vectors, queries=QUERIES)
+    assert [flat(result) for result in found] == [flat(searcher.search(query)) for query in QUERIES]
+
+
+def test_search_vectors_without_texts_is_dense(searcher: Searcher, encoder) -> None:
+    found = searcher.search_vectors(encoder.encode_queries(QUERIES[:1]))[0]
+    assert found.query == ""
+    assert flat(found) == flat(searcher.search(QUERIES[0], hybrid=False))
+
+
+def test_search_is_deterministic(searcher: Searcher) -> None:
+    assert searcher.search(QUERIES[0]) == searcher.search(QUERIES[0])
+
+
+def by_id(stones, hit: Hit) -> int:
+    return [row["doc_id"] for row in stones.rows].index(hit.doc_id)
+
+
+@pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
+def test_passages_are_the_best_spans_of_the_text(stones, searcher: Searcher, encoder, granularity) -> None:
+    vector = encoder.encode_queries([QUERIES[0]])[0]
+    for hit in searcher.search(QUERIES[0], granularity=granularity, passages=3).hits:
+        index = by_id(stones, hit)
+        scores = stones.chunk_vectors[index] @ vector
+        order = np.argsort(-scores, kind="stable")[:3]
+        assert [(p.start_char, p.end_char) for p in hit.passages] == [stones.spans[index][i] for i in order]
+        assert [p.text for p in hit.passages] == [stones.rows[index]["text"][p.start_char : p.end_char] for p in hit.passages]
+        assert [p.score for p in hit.passages] == pytest.approx(scores[order].tolist(), abs=1e-6)
+
+
+def test_passages_of_grouped_chunks_span_their_members(stones, searcher: Searcher) -> None:
+    for hit in searcher.search(QUERIES[0], chunk_tokens=384, passages=50).hits:
+        spans = stones.spans[by_id(stones, hit)]
+        expected = [(spans[i][0], spans[min(i + 3, len(spans)) - 1][1]) for i in range(0, len(spans), 3)]
+        assert sorted((p.start_char, p.end_char) for p in hit.passages) == expected
+
+
+def test_passages_zero_returns_none(searcher: Searcher) -> None:
+    assert all(hit.passages == () for hit in searcher.search(QUERIES[0], passages=0).hits)
+
+
+def test_first_passage_scores_what_the_chunk_part_says(searcher: Searcher) -> None:
+    for hit in searcher.search(QUERIES[0], granularity="chunk").hits:
+        assert hit.passages[0].score == hit.scores["chunk"]
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"granularity": "document", "hybrid": False}, {"document"}),
+        ({"granularity": "chunk", "hybrid": False}, {"chunk"}),
+        ({"granularity": "both", "hybrid": False}, {"document", "chunk"}),
+        ({"granularity": "both", "weights": {"bm25": 0}}, {"document", "chunk"}),
+    ],
+)
+def test_scores_hold_the_parts_that_were_asked_for(searcher: Searcher, options, parts) -> None:
+    assert {part for hit in searcher.search(QUERIES[0], **options).hits for part in hit.scores} == parts
+
+
+def test_scores_hold_bm25_only_where_it_found_the_document(searcher: Searcher) -> None:
+    hits = searcher.search("stone17", top_k=50).hits
+    assert [hit.doc_id for hit in hits if "bm25" in hit.scores] == ["doc-0-017"]
+
+
+def test_hybrid_of_words_nobody_wrote_is_the_dense_answer(searcher: Searcher) -> None:
+    assert searcher.search("zebra unknown") == searcher.search("zebra unknown", hybrid=False)
+
+
+def test_weights_move_the_ranking(stones, searcher: Searcher, encoder) -> None:
+    vector = encoder.encode_queries([QUERIES[0]])[0]
+    found = searcher.search(QUERIES[0], hybrid=False, weights={"document": 3, "chunk": 1}, max_candidates=EVERYTHING)
+    naive = [0.75 * d @ vector + 0.25 * (c @ vector).max() for d, c in zip(stones.document_vectors, stones.chunk_vectors, strict=True)]
+    assert [by_id(stones, hit) for hit in found.hits] == np.argsort(-np.array(naive), kind="stable")[:10].tolist()
+
+
+def test_bm25_weight_alone_ranks_by_bm25(searcher: Searcher) -> None:
+    hits = searcher.search(QUERIES[0], granularity="document", weights={"document": 0, "chunk": 0}).hits
+    scores = [hit.scores["bm25"] for hit in hits]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_filter_that_matches_nothing_gives_no_hits(searcher: Searcher) -> None:
+    found = searcher.search_batch(QUERIES, filters={"type": "eq", "key": "year", "value": 1})
+    assert [result.hits for result in found] == [()] * len(QUERIES)
+
+
+def test_filter_of_one_document_finds_it_in_every_granularity(searcher: Searcher) -> None:
+    tree = {"type": "eq", "key": "doc_id", "value": "doc-0-031"}
+    for granularity in ("document", "chunk", "both"):
+        assert [hit.doc_id for hit in searcher.search("slate", granularity=granularity, filters=tree).hits] == ["doc-0-031"]
+
+
+def test_top_k_beyond_the_collection_returns_all_documents_once(stones, searcher: Searcher) -> None:
+    for granularity in ("document", "chunk", "both"):
+        found = [hit.doc_id for hit in searcher.search("slate", granularity=granularity, top_k=200).hits]
+        assert sorted(found) == [row["doc_id"] for row in stones.rows]
+
+
+def test_metadata_has_the_other_columns_as_python_values(stones, searcher: Searcher) -> None:
+    tree = {"type": "eq", "key": "doc_id", "value": "doc-0-033"}
+    hit = searcher.search("slate", filters=tree).hits[0]
+    row = stones.rows[33]
+    assert set(hit.metadata) == {"year", "price", "lang", "is_open", "day", "seen_at", "made_at", "Odd name", "tags"}
+    assert hit.metadata["day"] == row["day"]
+    assert hit.metadata["seen_at"] == row["seen_at"]
+    assert hit.metadata["made_at"] == row["made_at"]
+    assert type(hit.metadata["made_at"]) is dt.datetime
+    assert hit.metadata["tags"] == ["a", "b"]
+
+
+def test_result_turns_into_json_with_str_for_dates(searcher: Searcher) -> None:
+    result = searcher.search(QUERIES[1]).to_dict()
+    assert json.loads(json.dumps(result, default=str, allow_nan=False))["hits"][0]["doc_id"] == result["hits"][0]["doc_id"]
+
+
+def test_another_encoder_is_refused(stones, make_encoder) -> None:
+    with pytest.raises(FingerprintMismatchError, match="query encoder"):
+        Searcher(stones.layout, make_encoder("f" * 64))
+
+
+def test_encoder_that_returns_nan_is_refused(stones, encoder) -> None:
+    searcher = Searcher(stones.layout, encoder)
+    encoder.encode_queries = lambda texts: np.full((len(texts), 16), np.nan, np.float32)
+    with pytest.raises(UsageError, match="finite"):
+        searcher.search("slate")
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda s: s.search("  "), UsageError),
+        (lambda s: s.search("x", top_k=0), ConfigError),
+        (lambda s: s.search("x", chunk_tokens=100), ConfigError),
+        (lambda s: s.search("x", filters={"type": "eq", "key": "vector", "value": 1}), FilterError),
+        (lambda s: s.search_batch([]), UsageError),
+        (lambda s: s.search_vectors(np.ones((1, 3))), UsageError),
+        (lambda s: s.search_vectors(np.ones((2, 16)), queries=["one"]), UsageError),
+    ],
+)
+def test_bad_call_is_refused_before_encoding(searcher: Searcher, encoder, call, error) -> None:
+    with pytest.raises(error):
+        call(searcher)
+    assert encoder.calls == []
+
+
+def test_search_on_inverted_lists_finds_nearly_what_exact_search_finds(layout, publish, encoder) -> None:
+    from pipeline.config import IndexConfig
+
+    stones = publish(layout, 3_000, config=IndexConfig(kind="ivf_sq8"))
+    searcher = Searcher(layout, encoder)
+    queries = [f"query {i}" for i in range(40)]
+    vectors = encoder.encode_queries(queries)
+    found = searcher.search_vectors(vectors, granularity="document", passages=0)
+    exact = np.argsort(-(vectors @ stones.document_vectors.T), axis=1)[:, :10]
+    overlap = [len({h.doc_id for h in r.hits} & {stones.rows[i]["doc_id"] for i in row}) / 10 for r, row in zip(found, exact, strict=True)]
+    assert np.mean(overlap) >= 0.9
+
+
+def test_search_imports_neither_torch_nor_transformers() -> None:
+    heavy = ("torch", "transformers", "pipeline.encode", "pipeline.model")
+    code = f"import sys, pipeline.search; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,139 @@
+"""Which generation answers: published, damaged, foreign, and while several threads search."""
+
+import threading
+
+import pytest
+
+from pipeline.errors import CollectionNotFoundError, FingerprintMismatchError, IntegrityError
+from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
+from pipeline.search import served
+from pipeline.search.searcher import Searcher
+
+
+def damage(layout: CollectionLayout, number: int) -> None:
+    path = layout.generation_folder(number) / CHUNKS_FAISS
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def version_of(result) -> set[str]:
+    return {hit.doc_id.split("-")[1] for hit in result.hits}
+
+
+def test_missing_collection_is_not_found(layout, encoder) -> None:
+    with pytest.raises(CollectionNotFoundError):
+        Searcher(layout, encoder)
+
+
+def test_published_generation_is_taken_up_at_the_next_call(layout, publish, encoder) -> None:
+    first = publish(layout, 12)
+    searcher = Searcher(layout, encoder)
+    assert searcher.search("slate").generation == 1
+    publish(layout, 9, version=1, replaces=first)
+    result = searcher.search("slate")
+    assert (result.generation, version_of(result)) == (2, {"1"})
+
+
+def test_unchanged_current_is_not_opened_again(layout, publish, encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(layout, 5)
+    searcher = Searcher(layout, encoder)
+    monkeypatch.setattr(served, "open_generation", lambda _: pytest.fail("opened again"))
+    searcher.search("slate")
+    searcher.search("slate")
+
+
+def test_damaged_new_generation_leaves_the_old_one_serving_with_a_warning(layout, publish, encoder) -> None:
+    first = publish(layout, 12)
+    searcher = Searcher(layout, encoder)
+    publish(layout, 9, version=1, replaces=first)
+    damage(layout, 2)
+    result = searcher.search("slate")
+    assert (result.generation, version_of(result)) == (1, {"0"})
+    assert "generation 1 is still served" in searcher.warnings[0]
+    assert "SHA-256" in searcher.warnings[0]
+
+
+def test_damaged_generation_is_not_opened_at_every_call(layout, publish, encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = publish(layout, 12)
+    searcher = Searcher(layout, encoder)
+    publish(layout, 9, version=1, replaces=first)
+    damage(layout, 2)
+    searcher.search("slate")
+    monkeypatch.setattr(served, "open_generation", lambda _: pytest.fail("opened again"))
+    assert searcher.search("slate").generation == 1
+
+
+def test_repaired_generation_is_taken_up_when_the_retry_is_due(layout, publish, encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "RETRY_SECONDS", 0.0)
+    first = publish(layout, 12)
+    searcher = Searcher(layout, encoder)
+    publish(layout, 9, version=1, replaces=first)
+    damage(layout, 2)
+    assert searcher.search("slate").generation == 1
+    damage(layout, 2)  # flips the same bit back
+    assert searcher.search("slate").generation == 2
+    assert searcher.warnings == ()
+
+
+def test_opening_on_a_damaged_generation_serves_the_older_one_with_a_warning(layout, publish, encoder) -> None:
+    first = publish(layout, 12)
+    publish(layout, 9, version=1, replaces=first)
+    damage(layout, 2)
+    searcher = Searcher(layout, encoder)
+    assert searcher.search("slate").generation == 1
+    assert len(searcher.warnings) == 1
+
+
+def test_opening_with_nothing_intact_is_an_integrity_error(layout, publish, encoder) -> None:
+    publish(layout, 12)
+    damage(layout, 1)
+    with pytest.raises(IntegrityError):
+        Searcher(layout, encoder)
+
+
+def test_new_generation_of_another_encoder_is_refused_at_every_call(layout, publish, encoder) -> None:
+    first = publish(layout, 12)
+    searcher = Searcher(layout, encoder)
+    publish(layout, 9, version=1, replaces=first, fingerprint="f" * 64)
+    for _ in range(2):
+        with pytest.raises(FingerprintMismatchError):
+            searcher.search("slate")
+
+
+def test_searches_during_publication_answer_from_one_generation_each(layout, publish, make_encoder) -> None:
+    latest = publish(layout, 30)
+    searcher = Searcher(layout, make_encoder())
+    results, failures, is_done = [], [], threading.Event()
+
+    def search_on() -> None:
+        while not is_done.is_set():
+            try:
+                results.append(searcher.search("granite slate"))
+            except Exception as error:  # noqa: BLE001 - whatever a search raises fails the test
+                failures.append(error)
+
+    threads = [threading.Thread(target=search_on) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for version in (1, 2, 3, 4):
+        latest = publish(layout, 30, version=version, replaces=latest)
+    is_done.set()
+    for thread in threads:
+        thread.join()
+    results.append(searcher.search("granite slate"))
+    assert failures == []
+    assert all(version_of(result) == {str(result.generation - 1)} for result in results)
+    assert results[-1].generation == 5
+    assert len({result.generation for result in results}) >= 2
+
+
+def test_many_threads_get_the_same_answer(stones, searcher: Searcher) -> None:
+    expected = searcher.search("granite slate")
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.extend(searcher.search("granite slate") for _ in range(5))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [expected] * 40

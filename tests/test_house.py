@@ -1,0 +1,95 @@
+"""Claims about the house that no linter checks."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("pipeline", "cli", "jobs")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+MAX_LINES = 400
+HEAVY_MODULES = ("torch", "transformers", "ray", "sentence_transformers")
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def heavy_modules_after_import(*modules: str) -> list[str]:
+    """Import in a fresh interpreter, where nothing that the suite loaded can hide a claim's failure."""
+    program = f"import importlib, json, sys\nfor name in {modules!r}: importlib.import_module(name)\nprint(json.dumps(sorted(sys.modules)))"
+    output = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    return sorted(set(HEAVY_MODULES) & set(json.loads(output)))
+
+
+def test_sources_of_every_package_are_found():
+    assert {relative(path).split("/")[0] for path in SOURCES} == set(PACKAGES)
+
+
+def test_source_files_hold_at_most_400_lines():
+    long_files = {relative(path): lines for path in SOURCES if (lines := len(path.read_text("utf-8").splitlines())) > MAX_LINES}
+
+    assert long_files == {}
+
+
+def test_source_files_leave_nothing_unfinished():
+    unfinished = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
+    found = [
+        f"{relative(path)}:{number}"
+        for path in SOURCES
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1)
+        if unfinished.search(line)
+    ]
+
+    assert found == []
+
+
+def test_source_files_say_what_they_are():
+    silent = [relative(path) for path in SOURCES if not ast.get_docstring(ast.parse(path.read_bytes()))]
+
+    assert silent == []
+
+
+def test_source_files_are_named_by_a_noun_of_the_field():
+    vague = {"util", "utils", "helper", "helpers", "common", "misc", "base"}
+
+    assert [relative(path) for path in SOURCES if path.stem in vague or path.parent.name in vague] == []
+
+
+def test_source_files_never_pickle():
+    pickled = re.compile(r"^\s*(import|from) (pickle|cloudpickle|joblib|dill|shelve|marshal)\b|allow_pickle\s*=\s*True", re.MULTILINE)
+
+    assert [relative(path) for path in SOURCES if pickled.search(path.read_text("utf-8"))] == []
+
+
+def test_test_folders_are_not_packages():
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_test_files_make_no_claim_twice():
+    """A second function of the same name silently replaces the first."""
+    repeated: list[str] = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        names = [node.name for node in ast.parse(path.read_bytes()).body if isinstance(node, ast.FunctionDef)]
+        repeated += [f"{relative(path)}::{name}" for name in sorted(set(names)) if names.count(name) > 1]
+
+    assert repeated == []
+
+
+@pytest.mark.parametrize("module", ["pipeline.search", "pipeline.index", "pipeline.corpus"])
+def test_packages_on_the_search_path_import_without_a_model_library(module: str):
+    assert heavy_modules_after_import(module) == []
+
+
+def test_cli_modules_import_without_a_model_library():
+    """``cairn --help`` must answer at once, so a verb imports what it runs only when it runs."""
+    modules = [f"cli.{path.stem}" for path in sorted((ROOT / "cli").glob("*.py")) if not path.stem.startswith("__")]
+
+    assert heavy_modules_after_import("cli", *modules) == []
