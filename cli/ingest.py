@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -83,6 +84,9 @@ def ingest(
 
 
 def _chosen(parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    model = Path(str(parameters.get("model", "")))
+    if "model" in parameters and model.is_dir():
+        parameters["model"] = str(model.resolve())  # a search may start in another folder
     return {
         stage: {_FIELD_OF.get(name, name): parameters[name] for name in names if name in parameters} for stage, names in _STAGE_OF.items()
     }

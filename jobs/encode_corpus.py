@@ -72,7 +72,7 @@ def encode_corpus(
 ) -> EncodedCorpus:
     """Run the stages that need a model over the staged shards; returns when every one is in ``pending/encoded``."""
     backbone = load_backbone(config.encoder)
-    first_stage = ContextEncoder(backbone, config.context.max_document_tokens)
+    first_stage = ContextEncoder(backbone, min(config.context.max_document_tokens, backbone.max_positions))
     view, embedder = _corpus_view(layout, published, staged, config, backbone, first_stage, progress)
     encoder = DocumentEncoder(config.encoder, view.context, backbone)
     assigner = ClusterAssigner(view.clusters, embedder)

@@ -1,7 +1,7 @@
 """What an ingest would do and how long it would take, without doing it.
 
-Counts are exact: the whole corpus passes the same checks and the same ledger. Tokens and time are estimates from the corpus's first documents,
-tokenised and, where the collection has not measured the encoder yet, timed.
+Counts are exact: the whole corpus passes the same checks and the same ledger. Tokens and time are estimates from the corpus's first
+documents, tokenised and, where the collection has not measured the encoder yet, timed.
 """
 
 from __future__ import annotations

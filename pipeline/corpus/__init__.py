@@ -1,6 +1,6 @@
 """Stage 1: from the user's Parquet to checked, deduplicated, staged shards.
 
-    sources ─▶ scan (footers, one schema) ─▶ decode ─▶ checks ─▶ ledger ─▶ staged shards ─▶ sample for clustering
+    sources ─▶ scan (footers, one schema) ─▶ decode ─▶ checks ─▶ ledger ─▶ staged shards
                      │ refuses drift            │         │         │
                      ▼                          └─────────┴────┬────┘
               one clear error                       quarantine, with a reason
@@ -13,7 +13,7 @@ from pipeline.corpus.ledger import Ledger
 from pipeline.corpus.parquet import Scan, read_checked, scan_sources
 from pipeline.corpus.quarantine import REJECTED_SCHEMA, QuarantineWriter
 from pipeline.corpus.sources import SourceFile, resolve_sources
-from pipeline.corpus.staging import Staged, draw_sample, plan_changes, stage_changes
+from pipeline.corpus.staging import Staged, plan_changes, stage_changes
 
 __all__ = [
     "REJECTED_SCHEMA",
@@ -23,7 +23,6 @@ __all__ = [
     "Scan",
     "SourceFile",
     "Staged",
-    "draw_sample",
     "plan_changes",
     "read_checked",
     "resolve_sources",

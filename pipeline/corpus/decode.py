@@ -121,9 +121,9 @@ def check_column_metadata(stream: pa.NativeFile, metadata: pq.FileMetaData, inde
     same checks and reports them; they are opened on a file without content, so that no page is decoded.
     """
     columns = list(dict.fromkeys(leaf.column for leaf in leaves))
-    with pa.PythonFile(_Unread(stream.size()), mode="r") as unread, open_parquet(unread, metadata) as parquet:
-        with contextlib.suppress(_PageReachedError):
-            next(parquet.iter_batches(batch_size=1, row_groups=[index], columns=columns, use_threads=False), None)
+    unread = pa.PythonFile(_Unread(stream.size()), mode="r")
+    with open_parquet(unread, metadata) as parquet, contextlib.suppress(_PageReachedError):
+        next(parquet.iter_batches(batch_size=1, row_groups=[index], columns=columns, use_threads=False), None)
 
 
 def decode_row_group(

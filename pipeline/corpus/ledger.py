@@ -74,9 +74,11 @@ class Ledger:
                 self._connection.executemany(_UPSERT.format("published"), zip(doc_ids, map(_digest, shas), strict=True))
 
     def load_encoded(self, shard: int, doc_ids: Sequence[str], shas: Sequence[str]) -> None:
-        """Record what an interrupted run left encoded in a shard of pending; shards come in ascending order, a later one supersedes."""
+        """Record what an interrupted run left encoded in a shard of pending; ascending, a later shard supersedes."""
         with _sqlite_errors():
-            self._connection.executemany(_UPSERT_ENCODED, ((doc_id, _digest(sha), shard) for doc_id, sha in zip(doc_ids, shas, strict=True)))
+            self._connection.executemany(
+                _UPSERT_ENCODED, ((doc_id, _digest(sha), shard) for doc_id, sha in zip(doc_ids, shas, strict=True))
+            )
 
     def classify(self, doc_ids: Sequence[str], shas: Sequence[str]) -> Int8[np.ndarray, " N"]:
         """Compare rows in scan order with what is known and remember them; the first row of an id wins, later ones are DUPLICATE."""
@@ -127,7 +129,7 @@ class Ledger:
         return self._list(f"published IS NOT NULL AND state = {_UNSEEN}")
 
     def current_in_shard(self, shard: int) -> Iterator[list[str]]:
-        """Yield the ids whose rows in an encoded shard are to be committed: what this run met with that content, and no later shard holds."""
+        """Yield the ids whose rows in an encoded shard are to be committed: met with that content, held by no later shard."""
         return self._list(f"shard = {shard:d} AND state = {_SEEN_ENCODED}")
 
     def _list(self, condition: str) -> Iterator[list[str]]:

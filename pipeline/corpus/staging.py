@@ -1,18 +1,15 @@
 """Write what has to be encoded, and only that, as small Parquet shards.
 
 Last step of stage 1: checked rows pass the ledger; new and changed ones are staged, duplicates join the quarantine, the rest is counted.
-A shard is closed by the row that brings it to ``shard_characters``, so that shards do not depend on how the source was batched.
-:func:`draw_sample` reads the shards back for clustering, as a bottom-k sample: the rows whose seeded hashes are smallest. It does not
-encode, and does not touch the collection.
+A shard is closed by the row that brings it to ``shard_characters``, so that shards do not depend on how the source was batched. It does
+not encode, and does not touch the collection.
 """
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
 import pyarrow.parquet as pq
-from jaxtyping import Int8, UInt64
+from jaxtyping import Int8
 
 from pipeline import durable
 from pipeline.config import CorpusConfig
@@ -36,7 +33,6 @@ pc: Any = arrow_compute  # its functions are made at import time, unseen by type
 ROW_GROUP_CHARACTERS = 1 << 20
 ROW_GROUP_ROWS = 8_192
 """A shard's row group ends at either: what a reader of shards must hold at once."""
-SAMPLE_BATCH_ROWS = 1_024
 PROGRESS_SECONDS = 0.25
 
 
@@ -223,53 +219,3 @@ class _ShardWriter:
             with durable.storage_errors("staging the corpus"):
                 writer.close()
         self._written_characters = 0
-
-
-def draw_sample(shards: Sequence[Path], max_rows: int, seed: int, max_characters: int = 4_096) -> pa.Table:
-    """Draw ``max_rows`` staged documents, each equally likely, the same ones however the shards were cut.
-
-    Columns: doc_id, title, text (its first ``max_characters``), query, content_sha256. Rows are ordered by the seeded hash of their ids,
-    ties by id: an order as random as the sample, so that any prefix is a sample too.
-    """
-    threshold = _bottom_threshold(shards, max_rows, seed)
-    kept: list[pa.RecordBatch] = []
-    kept_hashes: list[UInt64[np.ndarray, " N"]] = []
-    columns = ["doc_id", "title", "text", "query", "content_sha256"]
-    for batch in _shard_batches(shards, columns):
-        hashes = _seeded_hashes(batch.column("doc_id").to_pylist(), seed)
-        chosen = batch.filter(pa.array(hashes <= threshold))
-        if chosen.num_rows:
-            cut = pc.utf8_slice_codeunits(chosen.column("text"), 0, max_characters)
-            kept.append(chosen.set_column(columns.index("text"), chosen.schema.field("text"), cut))
-            kept_hashes.append(hashes[hashes <= threshold])
-    schema = pa.schema([staged_schema([]).field(name) for name in columns])
-    table = pa.Table.from_batches(kept, schema)
-    if not kept:
-        return table
-    ids, hashes = table.column("doc_id").to_pylist(), np.concatenate(kept_hashes).tolist()
-    order = sorted(range(len(ids)), key=lambda row: (hashes[row], ids[row]))
-    return table.take(pa.array(order[:max_rows], pa.int64()))
-
-
-def _bottom_threshold(shards: Sequence[Path], max_rows: int, seed: int) -> np.uint64:
-    """Return the ``max_rows``-th smallest hash of the ids; ids alone are read, so texts are held only of rows that stay."""
-    lowest = np.empty(0, np.uint64)
-    for batch in _shard_batches(shards, ["doc_id"]):
-        lowest = np.concatenate([lowest, _seeded_hashes(batch.column("doc_id").to_pylist(), seed)])
-        if len(lowest) > 2 * max_rows + SAMPLE_BATCH_ROWS:
-            lowest = np.partition(lowest, max_rows - 1)[:max_rows]
-    if len(lowest) <= max_rows:
-        return np.uint64(np.iinfo(np.uint64).max)
-    return np.partition(lowest, max_rows - 1)[max_rows - 1]
-
-
-def _seeded_hashes(doc_ids: Sequence[str], seed: int) -> UInt64[np.ndarray, " N"]:
-    key = str(seed).encode()
-    digests = b"".join(hashlib.blake2b(doc_id.encode(), digest_size=8, key=key).digest() for doc_id in doc_ids)
-    return np.frombuffer(digests, "<u8").astype(np.uint64)
-
-
-def _shard_batches(shards: Sequence[Path], columns: list[str]) -> Iterator[pa.RecordBatch]:
-    for path in shards:
-        with durable.storage_errors("reading the staged shards"), pq.ParquetFile(path, pre_buffer=False) as shard:
-            yield from shard.iter_batches(batch_size=SAMPLE_BATCH_ROWS, columns=columns, use_threads=False)

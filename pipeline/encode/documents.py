@@ -216,7 +216,7 @@ def _usable_context(config: EncoderConfig, context: ContextSet | None, model_dim
         return None
     if context is None:
         raise ConfigError("use_context must come with a context, got none; draw one first, or set use_context to false")
-    embeddings_CD = np.ascontiguousarray(context.embeddings_CD, np.float32)
+    embeddings_CD = np.array(context.embeddings_CD, np.float32, order="C")  # a copy: a mapped file is read-only, which torch refuses
     if embeddings_CD.ndim != 2 or embeddings_CD.shape[0] == 0 or embeddings_CD.shape[1] != model_dim:
         raise ConfigError(
             f"the context must be one or more rows of {model_dim} numbers, got shape {embeddings_CD.shape}; it was made by another model"

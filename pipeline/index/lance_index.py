@@ -41,8 +41,9 @@ MAX_IDS_A_DELETE = 1_000
 MAX_FRAGMENTS = 32
 """Appends beyond this many files are merged; sooner would rewrite a large table for a nightly handful of rows."""
 MAX_DELETED_SHARE = 0.25
+TEXT_INDEX_MEMORY_MIB = 128
 SCAN_ROWS = 4_096
-SCAN_BUFFER_BYTES = 64 << 20
+SCAN_BUFFER_BYTES = 16 << 20
 """Lance reads ahead up to 2 GiB by default."""
 COMPACTION_ROWS = 512
 """Rows a compaction holds at once: their text may be long."""
@@ -207,7 +208,7 @@ class LanceTables:
                 batch_size=batch_rows,
                 with_row_id=with_row_id,
                 scan_in_order=True,
-                batch_readahead=2,
+                batch_readahead=1,
                 fragment_readahead=1,
                 io_buffer_size=SCAN_BUFFER_BYTES,
             )
@@ -283,7 +284,7 @@ class LanceTables:
             existing = {column: index.name for index in table.list_indices() for column in index.columns}
             for column in TEXT_INDEX_COLUMNS:
                 if column not in existing:
-                    table.create_index(column, config=FTS(with_position=False))
+                    table.create_index(column, config=FTS(with_position=False, num_workers=1, memory_limit=TEXT_INDEX_MEMORY_MIB))
             if existing:
                 self._dataset(DOCUMENTS).optimize.optimize_indices()
             table.checkout_latest()

@@ -21,12 +21,16 @@ from tokenizers import Tokenizer
 from pipeline.errors import ModelError
 from pipeline.model.attention_temperature import scale_queries
 from pipeline.model.checkpoint import Checkpoint
+from pipeline.model.workspace import Workspace
 
 FAMILIES: Final = {"bert": False, "roberta": True, "xlm-roberta": True, "camembert": True}
 """Model type: whether its first position stands after the padding id, as RoBERTa's do."""
 
 PLAIN_ATTENTION_MAX_KEYS: Final = 512
 """Up to this many keys two batched products beat the fused kernel on a CPU in bf16; beyond, their score matrix costs too much memory."""
+
+CACHED_SCORES: Final = 1 << 17
+"""Attention scores worked on at once: 1.3 MB with their float32 copies, about a core's own cache."""
 
 _ACTIVATIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "gelu": torch.ops.aten.gelu_.default,
@@ -74,6 +78,7 @@ class BertBackbone:
         self.dtype = dtype
         self._activate = _ACTIVATIONS[config.get("hidden_act", "gelu")]
         self._epsilon = float(config.get("layer_norm_eps", 1e-12))
+        self._workspace = Workspace(device)
         self._num_heads = int(config["num_attention_heads"])
         reader = _TensorReader(checkpoint.tensors, device)
         self._tokens = reader.read("embeddings.word_embeddings.weight", torch.float32)
@@ -111,10 +116,10 @@ class BertBackbone:
             context = torch.from_numpy(context_CD).to(self.device) + self._token_type
             x_BTD = torch.cat([context.expand(num_rows, -1, -1), x_BTD], dim=1)
         x_BTD = self._norm(x_BTD, self._embedding_norm).to(self.dtype)
-        visible_BT = self._visible(lengths_B, num_tokens, num_context)
+        visible_BS = self._visible(lengths_B, num_tokens, num_context)
         for index, layer in enumerate(self._layers):
             # Nothing reads the context after the last layer's keys and values, so only the text passes through the rest of it.
-            x_BTD = self._layer(layer, x_BTD, visible_BT, num_context if index == len(self._layers) - 1 else 0)
+            x_BTD = self._layer(layer, x_BTD, visible_BS, num_context if index == len(self._layers) - 1 else 0)
         return x_BTD
 
     def _visible(self, lengths_B: Int64[np.ndarray, " B"], num_tokens: int, num_context: int) -> Bool[torch.Tensor, "B S"] | None:
@@ -126,38 +131,56 @@ class BertBackbone:
     def _norm(self, x: torch.Tensor, norm: _Linear) -> torch.Tensor:
         return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, self._epsilon)
 
-    def _layer(self, layer: _Layer, x_BTD: torch.Tensor, visible_BT: torch.Tensor | None, skip: int) -> torch.Tensor:
-        attended_BTD = self._attend(F.linear(x_BTD, layer.qkv.weight, layer.qkv.bias), visible_BT, skip)
-        kept_BTD = x_BTD[:, skip:] if skip else x_BTD
-        x_BTD = F.linear(attended_BTD, layer.attention_output.weight, layer.attention_output.bias).add_(kept_BTD)
-        x_BTD = self._norm(x_BTD, layer.attention_norm)
-        inner_BTI = self._activate(F.linear(x_BTD, layer.up.weight, layer.up.bias))
-        return self._norm(F.linear(inner_BTI, layer.down.weight, layer.down.bias).add_(x_BTD), layer.output_norm)
+    def _layer(self, layer: _Layer, x_BTD: torch.Tensor, visible_BS: torch.Tensor | None, skip: int) -> torch.Tensor:
+        """Apply one layer; the first ``skip`` tokens are attended to and then dropped."""
+        num_rows, num_tokens, width = x_BTD.shape
+        qkv = self._project(layer.qkv, x_BTD.view(-1, width), "qkv").view(num_rows, num_tokens, 3, self._num_heads, -1)
+        mixed_ND = self._attend(qkv, visible_BS, skip).reshape(-1, width)
+        x_BTD = self._norm(self._add_projection(layer.attention_output, mixed_ND, x_BTD[:, skip:]), layer.attention_norm)
+        inner_NI = self._activate(self._project(layer.up, x_BTD.view(-1, width), "inner"))
+        return self._norm(self._add_projection(layer.down, inner_NI, x_BTD), layer.output_norm)
 
-    def _attend(self, qkv_BTE: torch.Tensor, visible_BS: torch.Tensor | None, skip: int) -> torch.Tensor:
-        """Mix values by softmax(q·k / √d); ``skip`` leading tokens are keys and values but ask nothing."""
-        num_rows, num_keys, width = qkv_BTE.shape
-        head_dim = width // 3 // self._num_heads
-        query, key, value = qkv_BTE.view(num_rows, num_keys, 3, self._num_heads, head_dim).permute(2, 0, 3, 1, 4)
-        query = query[:, :, skip:]
-        if self.device.type == "cpu" and self.dtype == torch.bfloat16 and num_keys <= PLAIN_ATTENTION_MAX_KEYS:
-            mixed_BHTd = _plain_attention(query, key, value, visible_BS)
-        else:
-            mask = None if visible_BS is None else visible_BS[:, None, None, :]
-            mixed_BHTd = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return mixed_BHTd.transpose(1, 2).reshape(num_rows, num_keys - skip, width // 3)
+    def _project(self, linear: _Linear, x_ND: torch.Tensor, purpose: str) -> torch.Tensor:
+        out = self._workspace.take(purpose, (x_ND.shape[0], linear.weight.shape[0]), self.dtype)
+        return torch.addmm(linear.bias, x_ND, linear.weight.t(), out=out)
 
+    def _add_projection(self, linear: _Linear, x_ND: torch.Tensor, residual_BTD: torch.Tensor) -> torch.Tensor:
+        out = self._workspace.take("sum", tuple(residual_BTD.shape), self.dtype)
+        torch.add(residual_BTD, linear.bias, out=out).view(x_ND.shape[0], -1).addmm_(x_ND, linear.weight.t())
+        return out
 
-def _plain_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible_BS: torch.Tensor | None) -> torch.Tensor:
-    num_rows, num_heads, num_queries, head_dim = query.shape
-    q, k, v = (x.reshape(num_rows * num_heads, -1, head_dim) for x in (query, key, value))
-    bias = q.new_zeros(1)
-    if visible_BS is not None:
-        bias = torch.where(visible_BS, 0.0, float("-inf")).to(q.dtype).repeat_interleave(num_heads, dim=0)[:, None]
-    scores = torch.baddbmm(bias, q, k.transpose(1, 2), beta=0 if visible_BS is None else 1, alpha=head_dim**-0.5)
-    # The bf16 softmax is up to three times slower than the float32 one where rows are not a multiple of 32 long, and less exact.
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)
-    return torch.bmm(weights, v).view(num_rows, num_heads, num_queries, head_dim)
+    def _attend(self, qkv_BS3Hd: torch.Tensor, visible_BS: torch.Tensor | None, skip: int) -> torch.Tensor:
+        """Mix values by softmax(q·k / √d); the first ``skip`` tokens are keys and values but ask nothing."""
+        if self.device.type == "cpu" and self.dtype == torch.bfloat16 and qkv_BS3Hd.shape[1] <= PLAIN_ATTENTION_MAX_KEYS:
+            return self._plain_attention(qkv_BS3Hd, visible_BS, skip)
+        query, key, value = qkv_BS3Hd.permute(2, 0, 3, 1, 4)
+        mask = None if visible_BS is None else visible_BS[:, None, None, :]
+        return F.scaled_dot_product_attention(query[:, :, skip:], key, value, attn_mask=mask).transpose(1, 2)
+
+    def _plain_attention(self, qkv_BS3Hd: torch.Tensor, visible_BS: torch.Tensor | None, skip: int) -> torch.Tensor:
+        num_rows, num_keys, _, num_heads, head_dim = qkv_BS3Hd.shape
+        by_head = self._workspace.take("heads", (3, num_rows, num_heads, num_keys, head_dim), self.dtype)
+        query, key, value = by_head.copy_(qkv_BS3Hd.permute(2, 0, 3, 1, 4)).view(3, -1, num_keys, head_dim)
+        bias = qkv_BS3Hd.new_zeros(1)
+        if visible_BS is not None:
+            bias = torch.where(visible_BS, 0.0, float("-inf")).to(self.dtype).repeat_interleave(num_heads, dim=0)[:, None]
+        mixed = self._workspace.take("mixed", (num_rows * num_heads, num_keys - skip, head_dim), self.dtype)
+        # Few rows at a time, so that their scores are still in the cache when the next of the five steps reads them.
+        step = max(1, CACHED_SCORES // (num_heads * (num_keys - skip) * num_keys)) * num_heads
+        for first in range(0, num_rows * num_heads, step):
+            some = slice(first, first + step)
+            q, k = query[some, skip:], key[some].transpose(1, 2)
+            shape = (len(q), num_keys - skip, num_keys)
+            scores = self._workspace.take("scores", shape, self.dtype)
+            if visible_BS is None:
+                torch.baddbmm(bias, q, k, beta=0, alpha=head_dim**-0.5, out=scores)
+            else:
+                torch.baddbmm(bias[some], q, k, alpha=head_dim**-0.5, out=scores)
+            # The bf16 softmax is up to three times slower than the float32 one where rows are not a multiple of 32 long, and less exact.
+            exact = self._workspace.take("exact scores", shape, torch.float32).copy_(scores)
+            weights = torch.softmax(exact, dim=-1, out=self._workspace.take("weights", shape, torch.float32))
+            torch.bmm(scores.copy_(weights), value[some], out=mixed[some])
+        return mixed.view(num_rows, num_heads, -1, head_dim).transpose(1, 2)
 
 
 def _read_layer(reader: _TensorReader, index: int, temperature: float, dtype: torch.dtype) -> _Layer:

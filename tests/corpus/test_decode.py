@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import CorpusConfig
-from pipeline.corpus.decode import leaves_of, plan_reads
+from pipeline.corpus.decode import DECODE_ERRORS, check_column_metadata, leaves_of, open_parquet, plan_reads
 
 BUDGET_BYTES = 300 << 20
 
@@ -139,3 +139,19 @@ def test_leaves_cover_list_elements_of_wanted_columns_only(tmp_path: Path) -> No
         ("tags", True, True),
         ("numbers", False, True),
     ]
+
+
+def test_damaged_column_metadata_raises_before_arrow_ends_the_process(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["a", None]}), tmp_path / "a.parquet")
+    content = (tmp_path / "a.parquet").read_bytes()
+    raised = set[str]()
+    for position in range(len(content) - 8 - int.from_bytes(content[-8:-4], "little"), len(content) - 8):
+        stream = pa.BufferReader(content[:position] + bytes([content[position] ^ 2]) + content[position + 1 :])
+        try:
+            metadata = open_parquet(stream).metadata
+            for index in range(metadata.num_row_groups):
+                check_column_metadata(stream, metadata, index, leaves_of(metadata, ["id"]))
+                metadata.row_group(index).column(0)  # ends the process on damage
+        except DECODE_ERRORS as error:
+            raised.add(str(error))
+    assert any("histogram size mismatch" in sentence for sentence in raised)

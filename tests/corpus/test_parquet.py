@@ -1,3 +1,4 @@
+import base64
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,19 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "footer length": lambda content: content[:-8] + b"\xff\xff\xff\x7f" + content[-4:],
     "footer bytes": lambda content: content[:-40] + b"\xff" * 32 + content[-8:],
 }
+
+
+def test_file_with_a_damaged_time_zone_is_quarantined(write_corpus: WriteCorpus) -> None:
+    bad = write_corpus("b.parquet", id=["b"], text=["y"], at=pa.array([1], pa.timestamp("s", "Europe/Berlin")), options={"version": "1.0"})
+    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(pq.read_metadata(bad).metadata[b"ARROW:schema"])))
+    stored = pq.read_metadata(bad).metadata[b"ARROW:schema"]
+    damaged = base64.b64encode(schema.serialize().to_pybytes().replace(b"Europe/Berlin", b"Europe/\xff\xffrlin"))
+    assert len(stored) == len(damaged)
+    bad.write_bytes(bad.read_bytes().replace(stored, damaged))
+    good = write_corpus("a.parquet", id=["a"], text=["x"], at=pa.array([1], pa.timestamp("s", "Europe/Berlin")))
+    rows, rejected = read(good.parent)
+    assert [row["doc_id"] for row in rows] == ["a"]
+    assert reasons(rejected) == [(None, "damaged_file")]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

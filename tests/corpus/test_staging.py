@@ -1,6 +1,5 @@
 from collections.abc import Callable
 from dataclasses import asdict
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from pipeline.config import CorpusConfig
 from pipeline.corpus.ledger import Ledger
 from pipeline.corpus.parquet import scan_sources
 from pipeline.corpus.quarantine import QuarantineWriter
-from pipeline.corpus.staging import Staged, draw_sample, plan_changes, stage_changes
+from pipeline.corpus.staging import Staged, plan_changes, stage_changes
 from pipeline.types import staged_schema
 
 WriteCorpus = Callable[..., Path]
@@ -205,53 +204,3 @@ def test_row_equation_holds_over_two_runs(
         unchanged = len(good) - expected_new - expected_changed
         assert counts(run.staged) == (len(rows), expected_new, expected_changed, unchanged, 0, len(rows) - len(good))
         published, known = {**published, **run.shas}, {**known, **good}
-
-
-def shards_of(folder: Path, rows: list[dict[str, Any]], shard_rows: int) -> list[Path]:
-    folder.mkdir()
-    paths = list[Path]()
-    for start in range(0, len(rows), shard_rows):
-        paths.append(folder / f"{start:06d}.parquet")
-        pq.write_table(pa.Table.from_pylist(rows[start : start + shard_rows], schema=staged_schema([])), paths[-1])
-    return paths
-
-
-def document(name: str) -> dict[str, Any]:
-    return {"doc_id": name, "title": None, "text": f"ü{name}" * 3, "query": None, "content_sha256": "0", "source_file": "a"}
-
-
-DOCUMENTS = [document(f"doc-{i}") for i in range(3_000)]
-
-
-def naive_sample(rows: list[dict[str, Any]], max_rows: int, seed: int) -> list[str]:
-    def rank(doc_id: str) -> tuple[int, str]:
-        return int.from_bytes(blake2b(doc_id.encode(), digest_size=8, key=str(seed).encode()).digest(), "little"), doc_id
-
-    return sorted((row["doc_id"] for row in rows), key=rank)[:max_rows]
-
-
-@pytest.mark.parametrize(("max_rows", "seed"), [(1, 0), (10, 0), (100, 7), (2_999, -1), (5_000, 0)])
-def test_sample_is_the_bottom_k_of_seeded_hashes_in_their_order(tmp_path: Path, max_rows: int, seed: int) -> None:
-    sample = draw_sample(shards_of(tmp_path / "s", DOCUMENTS, 700), max_rows, seed)
-    assert sample.column("doc_id").to_pylist() == naive_sample(DOCUMENTS, max_rows, seed)
-
-
-def test_sample_does_not_depend_on_shards_or_row_order(tmp_path: Path) -> None:
-    one = draw_sample(shards_of(tmp_path / "1", DOCUMENTS, 5_000), 50, 3)
-    many = draw_sample(shards_of(tmp_path / "2", DOCUMENTS[::-1], 11), 50, 3)
-    assert one.equals(many)
-
-
-def test_samples_of_two_seeds_differ(tmp_path: Path) -> None:
-    shards = shards_of(tmp_path / "s", DOCUMENTS, 700)
-    assert draw_sample(shards, 50, 1).column("doc_id").to_pylist() != draw_sample(shards, 50, 2).column("doc_id").to_pylist()
-
-
-def test_sample_text_is_cut_by_characters(tmp_path: Path) -> None:
-    sample = draw_sample(shards_of(tmp_path / "s", DOCUMENTS[:1], 1), 5, 0, max_characters=4)
-    assert sample.column("text").to_pylist() == ["üdoc"]
-    assert sample.column_names == ["doc_id", "title", "text", "query", "content_sha256"]
-
-
-def test_sample_of_no_shards_is_empty() -> None:
-    assert draw_sample([], 5, 0).num_rows == 0

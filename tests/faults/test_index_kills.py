@@ -160,11 +160,13 @@ def test_readers_during_publications_see_whole_generations_only(layout: Collecti
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
-    for prefix in ("a", "b", "c", "d"):
-        stones.publish_change(layout, prefix)
-        time.sleep(0.1)
-    stop.set()
-    for reader in readers:
-        reader.join()
+    try:
+        for prefix in ("p", "q", "r", "s"):
+            stones.publish_change(layout, prefix)
+            time.sleep(0.1)
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
     assert faults == []
     assert len(seen) >= 2

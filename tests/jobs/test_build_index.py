@@ -29,7 +29,9 @@ def document(number: int, version: int = 0) -> dict[str, Any]:
 
 
 def write_corpus(path: Path, rows: list[dict[str, Any]]) -> str:
-    pq.write_table(pa.Table.from_pylist(rows, pa.schema([("id", "string"), ("title", "string"), ("text", "string"), ("year", "int64")])), path)
+    pq.write_table(
+        pa.Table.from_pylist(rows, pa.schema([("id", "string"), ("title", "string"), ("text", "string"), ("year", "int64")])), path
+    )
     return str(path)
 
 
@@ -53,8 +55,12 @@ def stored(root: Path, collection: str = "c") -> dict[str, Any]:
     layout = CollectionLayout(root, collection)
     generation = open_generation(layout)
     tables = LanceTables.open(layout)
-    documents = pa.Table.from_batches(tables.scan("documents", ["doc_id", "text", "content_sha256", "year", "vector"], generation.manifest.lance_versions))
-    chunks = pa.Table.from_batches(tables.scan("chunks", ["doc_id", "ordinal", "start_char", "end_char", "vector"], generation.manifest.lance_versions))
+    documents = pa.Table.from_batches(
+        tables.scan("documents", ["doc_id", "text", "content_sha256", "year", "vector"], generation.manifest.lance_versions)
+    )
+    chunks = pa.Table.from_batches(
+        tables.scan("chunks", ["doc_id", "ordinal", "start_char", "end_char", "vector"], generation.manifest.lance_versions)
+    )
     found: dict[str, Any] = {row["doc_id"]: {**row, "chunks": []} for row in documents.to_pylist()}
     for row in chunks.to_pylist():
         found[row["doc_id"]]["chunks"].append(row)
@@ -155,7 +161,9 @@ def test_sync_with_a_damaged_file_deletes_nothing_and_warns(root: Path, tmp_path
     assert len(stored(root)) == 10
 
 
-def test_second_ingest_does_not_embed_the_context_again(root: Path, tmp_path: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_ingest_does_not_embed_the_context_again(
+    root: Path, tmp_path: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build_index([write_corpus(tmp_path / "a.parquet", [document(number) for number in range(12)])], root, "c", config)
     before = open_generation(CollectionLayout(root, "c")).manifest.fingerprints["context"]
     embedded: list[int] = []

@@ -1,0 +1,229 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cli.main import cairn, run
+
+
+@pytest.fixture(autouse=True)
+def quiet_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in an empty folder, without settings of the machine the tests run on."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION", "CAIRN_TEXT_COLUMN", "CAIRN_SYNC"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Any:
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        code = run(cairn, arguments, "cairn")
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return invoke
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    path = tmp_path / "corpus.parquet"
+    texts = ["a cairn marks the way over the hill", "the river runs past the old stone mill", "snow lies on the ridge until june"]
+    pq.write_table(pa.table({"id": ["a", "b", "c"], "title": ["Cairns", "Mills", "Snow"], "text": texts, "year": [2001, 2002, 2003]}), path)
+    return str(path)
+
+
+@pytest.fixture
+def ingest_options(tiny_model_folder: Path) -> list[str]:
+    return ["--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16"]
+
+
+def one_line(error: str) -> bool:
+    return error.startswith("error: ") and error.count("\n") == 1 and "Traceback" not in error
+
+
+def test_ingest_then_search_and_status_answer_in_json(call: Any, corpus: str, ingest_options: list[str]) -> None:
+    code, out, _ = call("ingest", corpus, *ingest_options, "--json", "--quiet")
+    report = json.loads(out)
+    assert code == 0
+    assert {key: report[key] for key in ("rows", "indexed", "unchanged", "quarantined", "deleted", "encoded", "generation")} == {
+        "rows": 3, "indexed": 3, "unchanged": 0, "quarantined": 0, "deleted": 0, "encoded": 3, "generation": 1,
+    }  # fmt: skip
+    code, out, _ = call("search", "the river runs past the old stone mill", "--collection", "c", "--json", "--no-hybrid")
+    answer = json.loads(out)
+    assert (code, answer["generation"], answer["hits"][0]["doc_id"]) == (0, 1, "b")
+    passage = answer["hits"][0]["passages"][0]
+    assert set(passage) == {"start_char", "end_char", "text", "score"}
+    assert answer["hits"][0]["metadata"] == {"year": 2002}
+    code, out, _ = call("status", "c", "--json")
+    status = json.loads(out)
+    assert (code, status["documents"], status["generation"]) == (0, 3, 1)
+
+
+def test_search_for_people_shows_titles_and_passages(call: Any, corpus: str, ingest_options: list[str]) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    code, out, _ = call("search", "old stone mill", "--collection", "c")
+    assert code == 0
+    assert "Mills" in out
+    assert "the river runs past the old stone" in out
+
+
+def test_search_filter_keeps_only_matching_documents(call: Any, corpus: str, ingest_options: list[str]) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    _, out, _ = call("search", "the way", "--collection", "c", "--filter", "year>=2002", "--json")
+    assert {hit["doc_id"] for hit in json.loads(out)["hits"]} == {"b", "c"}
+
+
+def test_status_for_people_says_what_the_model_was_not_trained_for(call: Any, corpus: str, ingest_options: list[str]) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    _, out, _ = call("status", "c")
+    assert "trained neither for landmarks nor for context" in out
+    code, out, _ = call("status")
+    assert code == 0
+    assert "c " in out
+
+
+def test_ingest_with_quarantined_rows_exits_3(call: Any, tmp_path: Path, ingest_options: list[str]) -> None:
+    pq.write_table(pa.table({"id": ["a", "b"], "text": ["stone path", ""]}), tmp_path / "bad.parquet")
+    code, out, _ = call("ingest", "bad.parquet", *ingest_options, "--quiet")
+    assert code == 3
+    assert "empty_text" in out
+
+
+def test_ingest_again_keeps_the_settings_of_the_collection(call: Any, corpus: str, ingest_options: list[str]) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    code, out, _ = call("ingest", corpus, "--collection", "c", "--json", "--quiet")
+    assert (code, json.loads(out)["unchanged"]) == (0, 3)
+
+
+def test_dry_run_prints_counts_tokens_and_time_and_writes_nothing(
+    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
+) -> None:
+    code, out, _ = call("ingest", corpus, *ingest_options, "--dry-run", "--json", "--quiet")
+    plan = json.loads(out)
+    assert (code, plan["rows"], plan["new"]) == (0, 3, 3)
+    assert plan["estimated_tokens"] > 0
+    assert not (tmp_path / "cairn-data").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("search", "x", "--collection", "nowhere"), "known collections: none yet"),
+        (("status", "nowhere"), "known collections"),
+        (("verify", "nowhere"), "known collections"),
+        (("repair", "nowhere"), "known collections"),
+        (("compact", "nowhere"), "known collections"),
+        (("delete", "nowhere", "a"), "known collections"),
+        (("ingest", "missing.parquet", "--collection", "c"), "missing.parquet"),
+        (("ingest", "notes.txt", "--collection", "c"), "notes.txt"),
+        (("ingest", "empty.parquet", "--collection", "c"), "empty.parquet"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--text-column", "body"), "text"),
+        (("ingest", "corpus.parquet", "--collection", "../up"), "name must match"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--model", "no-such-model"), "no-such-model"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--temperature", "0"), "temperature"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--root", "s3://bucket/x"), "local folder"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_2(call: Any, corpus: str, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    (tmp_path / "notes.txt").write_text("not parquet at all")
+    pq.write_table(pa.table({"id": pa.array([], "string"), "text": pa.array([], "string")}), tmp_path / "empty.parquet")
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert one_line(err), err
+    assert words in err
+    assert not (tmp_path / "cairn-data" / "c" / "CURRENT").exists()
+
+
+def test_unknown_column_lists_the_columns_there_are(call: Any, corpus: str) -> None:
+    _, _, err = call("ingest", corpus, "--collection", "c", "--id-column", "key")
+    assert all(name in err for name in ("id", "title", "text", "year"))
+
+
+def test_empty_query_is_refused(call: Any, corpus: str, ingest_options: list[str]) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    code, _, err = call("search", "  ", "--collection", "c")
+    assert code == 2
+    assert one_line(err)
+
+
+def test_busy_collection_exits_75(call: Any, corpus: str, ingest_options: list[str], tmp_path: Path) -> None:
+    from pipeline.index.layout import CollectionLayout
+
+    with CollectionLayout(tmp_path / "cairn-data", "c").writer_lock():
+        code, _, err = call("ingest", corpus, *ingest_options, "--quiet")
+    assert code == 75
+    assert one_line(err)
+
+
+def test_interrupt_exits_130(call: Any, corpus: str, ingest_options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jobs.build_index.build_index", interrupted)
+    code, _, err = call("ingest", corpus, *ingest_options, "--quiet")
+    assert code == 130
+    assert "interrupted" in err
+
+
+def test_verify_finds_a_flipped_bit_and_repair_mends_it(call: Any, corpus: str, ingest_options: list[str], tmp_path: Path) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    assert call("verify", "c")[0] == 0
+    path = tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "chunks.faiss"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    code, out, _ = call("verify", "c")
+    assert code == 1
+    assert "chunks.faiss" in out
+    assert call("search", "stone", "--collection", "c")[0] == 1
+    assert call("repair", "c")[0] == 0
+    assert call("verify", "c")[0] == 0
+    assert call("search", "stone", "--collection", "c")[0] == 0
+
+
+def test_compact_and_delete_publish_generations(call: Any, corpus: str, ingest_options: list[str]) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    assert call("compact", "c")[0] == 0
+    code, out, err = call("delete", "c", "a", "zz")
+    assert (code, "1 deleted" in out, "zz" in err) == (0, True, True)
+    assert call("delete", "c", "zz")[0] == 2
+    _, out, _ = call("status", "c", "--json")
+    assert json.loads(out)["documents"] == 2
+
+
+def test_settings_come_from_flag_then_environment_then_file(
+    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cairn.toml").write_text('root = "from-file"\n')
+    call("ingest", corpus, *ingest_options, "--quiet")
+    assert (tmp_path / "from-file" / "c" / "CURRENT").exists()
+    monkeypatch.setenv("CAIRN_ROOT", "from-environment")
+    call("ingest", corpus, *ingest_options, "--quiet")
+    assert (tmp_path / "from-environment" / "c" / "CURRENT").exists()
+    call("ingest", corpus, *ingest_options, "--quiet", "--root", "from-flag")
+    assert (tmp_path / "from-flag" / "c" / "CURRENT").exists()
+
+
+def test_misspelt_setting_in_the_file_is_refused(call: Any, corpus: str, tmp_path: Path) -> None:
+    (tmp_path / "cairn.toml").write_text('[ingest]\ncolection = "c"\n')
+    code, _, err = call("ingest", corpus, "--collection", "c")
+    assert code == 2
+    assert "colection" in err
+
+
+def test_broken_settings_file_is_one_sentence(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "cairn.toml").write_text("root = \n")
+    code, _, err = call("status")
+    assert code == 2
+    assert one_line(err)
+
+
+def test_help_loads_neither_torch_nor_lancedb() -> None:
+    script = "import sys, cli.main; code = cli.main.run(cli.main.cairn, ['--help'], 'cairn'); print(code, {'torch', 'lancedb'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "0 set()"

@@ -1,0 +1,121 @@
+"""SIGKILL an ingest at every commit point (reliability: a reader sees the old or the new generation, never a mix; a rerun converges)."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.build_index import build_index
+from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from pipeline.index.generation import open_generation
+from pipeline.index.lance_index import LanceTables
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.maintenance import verify_collection
+from pipeline.index.publish import COMMIT_POINTS
+
+INGEST_POINTS = ("clusters-written", "context-written", "shard-chunks-written", "shard-written")
+WORDS = "stone path hill river mark way old mountain walk mat cat".split()
+
+# Run in a process of its own: ingest argv[2] into argv[1] with the model argv[3], and die at commit point argv[4].
+KILLED_INGEST = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[5])
+from pipeline import durable
+durable.observe_commit_points(lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == sys.argv[4] else None)
+from test_ingest_kills import settings
+from jobs.build_index import build_index
+build_index([sys.argv[2]], sys.argv[1], "c", settings(Path(sys.argv[3])))
+"""
+
+
+def settings(model: Path) -> IngestConfig:
+    return IngestConfig(
+        encoder=EncoderConfig(model=str(model), landmark_interval=16, max_window_tokens=64, window_overlap_tokens=16),
+        cluster=ClusterConfig(num_clusters=2),
+        context=ContextConfig(num_documents=4, max_document_tokens=32),
+        shard_characters=300,
+    )
+
+
+def corpus(path: Path, versions: dict[int, int]) -> str:
+    rows = []
+    for number, version in versions.items():
+        rng = np.random.default_rng([number, version])
+        rows.append({"id": f"d{number}", "text": " ".join(rng.choice(WORDS, size=12 + number % 9))})
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def visible(root: Path) -> dict[str, tuple[str, int]]:
+    """Return what a reader sees: each document's text hash and number of chunks, counted in the chunks themselves."""
+    layout = CollectionLayout(root, "c")
+    generation = open_generation(layout)
+    versions = generation.manifest.lance_versions
+    tables = LanceTables.open(layout)
+    documents = pa.Table.from_batches(tables.scan("documents", ["doc_id", "content_sha256"], versions)).to_pylist()
+    chunks = pa.Table.from_batches(tables.scan("chunks", ["doc_id"], versions)).column("doc_id").to_pylist()
+    assert len(documents) == generation.num_documents == len({row["doc_id"] for row in documents})
+    return {row["doc_id"]: (row["content_sha256"], chunks.count(row["doc_id"])) for row in documents}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> dict[str, Any]:
+    """Build a collection of an old corpus, and what it becomes with the new one: two documents changed, three added, one gone."""
+    folder = tmp_path_factory.mktemp("kills")
+    old = corpus(folder / "old.parquet", dict.fromkeys(range(14), 0))
+    new = corpus(folder / "new.parquet", {**dict.fromkeys(range(1, 17), 0), 3: 1, 7: 1})
+    config = settings(tiny_model_folder)
+    build_index([old], folder / "old", "c", config)
+    shutil.copytree(folder / "old", folder / "both")
+    build_index([new], folder / "both", "c", config)
+    build_index([new], folder / "new", "c", config)
+    roots = {name: folder / name for name in ("old", "both", "new")}
+    return {"roots": roots, "new": new, "model": tiny_model_folder, **{f"seen-{name}": visible(root) for name, root in roots.items()}}
+
+
+def killed_ingest(world: dict[str, Any], root: Path, point: str) -> int:
+    command = [sys.executable, "-c", KILLED_INGEST, str(root), world["new"], str(world["model"]), point, str(Path(__file__).parent)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, check=False, timeout=120).returncode
+
+
+@pytest.mark.parametrize("point", [*INGEST_POINTS[2:], *(point for point in COMMIT_POINTS if not point.endswith("-rolled-back"))])
+def test_update_killed_at_a_commit_point_shows_old_or_new_and_a_rerun_converges(world: dict[str, Any], tmp_path: Path, point: str) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(world["roots"]["old"], root)
+    assert killed_ingest(world, root, point) == -signal.SIGKILL
+    assert visible(root) in (world["seen-old"], world["seen-both"])
+    build_index([world["new"]], root, "c", settings(world["model"]))
+    assert visible(root) == world["seen-both"]
+    assert verify_collection(CollectionLayout(root, "c")) == []
+
+
+@pytest.mark.parametrize(
+    "point", ["clusters-written", "context-written", "shard-written", "documents-added", "chunks-added", "generation-renamed"]
+)
+def test_first_ingest_killed_at_a_commit_point_shows_nothing_or_all_and_a_rerun_converges(
+    world: dict[str, Any], tmp_path: Path, point: str
+) -> None:
+    root = tmp_path / "root"
+    assert killed_ingest(world, root, point) == -signal.SIGKILL
+    assert CollectionLayout(root, "c").exists() == (point == "generation-renamed")
+    report = build_index([world["new"]], root, "c", settings(world["model"]))
+    assert report.rows == report.indexed + report.unchanged
+    assert visible(root) == world["seen-new"]
+    assert verify_collection(CollectionLayout(root, "c")) == []
+
+
+def test_rerun_after_a_kill_at_the_last_shard_encodes_nothing_again(world: dict[str, Any], tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    assert killed_ingest(world, root, "documents-added") == -signal.SIGKILL
+    report = build_index([world["new"]], root, "c", settings(world["model"]))
+    assert (report.indexed, report.encoded) == (16, 0)
