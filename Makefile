@@ -19,8 +19,15 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,dev]'
 	touch $(STAMP)
 
-demo: $(STAMP) ## Make the sample corpus, ingest it and search it
-	@echo
+demo: $(STAMP) ## Make the sample corpus, ingest it and search it (two to five minutes)
+	@$(BIN)/cairn sample cairn-sample
+	@$(BIN)/ingest cairn-sample --collection python-docs
+	@$(call ask,how do I run a function in another thread and get its result)
+	@$(call ask,parse command line arguments with subcommands)
+	@$(call ask,what happens when an exception is raised inside a with block)
+	@$(BIN)/cairn status python-docs
+
+ask = printf '\n\033[1m%s\033[0m\n\n' '$(1)' && $(BIN)/cairn search '$(1)' --collection python-docs --top-k 3 --passages 1
 
 test: lint types unit ## Lint, type-check and test everything
 

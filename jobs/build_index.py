@@ -23,6 +23,7 @@ from pipeline.errors import SourceError
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.publish import prepare_writer
+from pipeline.model.names import model_folder
 from pipeline.types import IngestReport, ProgressListener, silent_progress
 
 
@@ -36,6 +37,7 @@ def build_index(
     """
     watch = StageWatch(progress)
     layout = CollectionLayout(Path(root), collection)
+    model_folder(config.encoder.model)
     scan = scan_sources(sources, config.corpus)
     with layout.writer_lock():
         published = prepare_writer(layout)

@@ -113,23 +113,22 @@ class FaissIndex:
         """Return the ``top_k`` best of each query, best first, ties by lower position."""
         queries_QV = np.ascontiguousarray(queries_QV, dtype=np.float32)
         if allowed is None:
-            return self.search_with(queries_QV, top_k, nprobe=self._nprobe)
+            return self._search(queries_QV, top_k, self._nprobe, None)
         allowed = np.unique(allowed)
         if len(allowed) <= BRUTE_FORCE_POSITIONS:
             return top_k_of(queries_QV @ self._reconstruct_positions(allowed).T, allowed, top_k)
         # A filter thins every list evenly at best: probe as many more lists as the filter leaves out, so that as many candidates are seen.
         nprobe = min(self.num_lists, -(-self._nprobe * self.num_vectors // len(allowed)))
-        return self.search_with(queries_QV, top_k, nprobe=nprobe, allowed=allowed)
+        return self._search(queries_QV, top_k, nprobe, allowed)
 
     @property
     def num_lists(self) -> int:
         """Count the inverted lists; 1 for Flat."""
         return 1 if self._is_flat else self._index.nlist
 
-    def search_with(
-        self, queries_QV: Float32[np.ndarray, "Q V"], top_k: int, *, nprobe: int, allowed: Int64[np.ndarray, " A"] | None = None
+    def _search(
+        self, queries_QV: Float32[np.ndarray, "Q V"], top_k: int, nprobe: int, allowed: Int64[np.ndarray, " A"] | None
     ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
-        """Search ``nprobe`` lists: what the build tunes, and what :meth:`search` calls."""
         num_found = min(top_k, self.num_vectors)
         if num_found == 0 or len(queries_QV) == 0:
             return top_k_of(np.empty((len(queries_QV), 0), np.float32), np.empty(0, np.int64), top_k)

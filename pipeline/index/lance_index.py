@@ -28,6 +28,7 @@ from lancedb.index import FTS
 
 from pipeline.durable import commit_point, raise_storage_error
 from pipeline.errors import CairnError, IntegrityError, SchemaError, StorageError
+from pipeline.index.allocator import returning_freed_memory
 from pipeline.index.layout import CollectionLayout, generation_tag
 from pipeline.types import chunks_schema, documents_schema
 
@@ -82,7 +83,7 @@ class LanceTables:
         """Open the tables, made empty where there are none; another schema raises :class:`SchemaError` before anything is written."""
         tables = cls(layout, metadata_fields, vector_dim)
         existing = _table_names(tables._database)
-        if layout.exists() or all(name in existing for name in TABLES):
+        if layout.exists():  # tables that were never published bind nobody: roll_back(None) makes them anew
             tables._check_schemas(cls.open(layout).schemas)
         with lance_errors("creating the tables"):
             for name in TABLES:
@@ -126,6 +127,7 @@ class LanceTables:
                 ) from error
         commit_point("lance-rolled-back")
 
+    @returning_freed_memory()
     def commit(
         self,
         *,

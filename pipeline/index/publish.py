@@ -21,6 +21,7 @@ from pipeline import durable
 from pipeline.config import IndexConfig
 from pipeline.durable import commit_point, storage_errors
 from pipeline.errors import IntegrityError
+from pipeline.index.allocator import returning_freed_memory
 from pipeline.index.faiss_build import build_faiss_index
 from pipeline.index.generation import check_generation_files, read_manifest
 from pipeline.index.lance_files import read_lance_files, record_lance_files, write_lance_files
@@ -125,6 +126,7 @@ def prepare_writer(layout: CollectionLayout) -> Manifest | None:
     return manifest
 
 
+@returning_freed_memory()
 def publish_generation(
     layout: CollectionLayout,
     tables: LanceTables,

@@ -6,8 +6,6 @@ here; other families join by another implementation of the same protocol. Nothin
 
 from __future__ import annotations
 
-import errno
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -16,10 +14,10 @@ from jaxtyping import Float, Float32, Int64
 from tokenizers import Tokenizer
 
 from pipeline.config import EncoderConfig
-from pipeline.errors import ConfigError
 from pipeline.model.bert import BertBackbone
 from pipeline.model.checkpoint import read_checkpoint
-from pipeline.model.embedded_weights import MODEL_NAMES, embedded_folder, require_official_weights
+from pipeline.model.embedded_weights import MODEL_NAMES, require_official_weights
+from pipeline.model.names import model_folder
 from pipeline.model.precision import default_device, resolve_precision
 
 
@@ -95,25 +93,7 @@ class Backbone(Protocol):
 def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> Backbone:
     """Load the model a configuration names, in its precision and with its attention temperature."""
     device = device or default_device()
-    checkpoint = read_checkpoint(_model_folder(config.model))
+    checkpoint = read_checkpoint(model_folder(config.model))
     if config.model in MODEL_NAMES:
         require_official_weights(checkpoint.weights_sha256)
     return BertBackbone(checkpoint, temperature=config.temperature, dtype=resolve_precision(config.precision, device), device=device)
-
-
-def _model_folder(model: str) -> Path:
-    if model in MODEL_NAMES:
-        return embedded_folder()
-    folder = Path(model).expanduser()
-    try:
-        is_folder = folder.is_dir()
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
-            raise
-        is_folder = False
-    if is_folder:
-        return folder
-    raise ConfigError(
-        f"model must be all-MiniLM-L6-v2 or a folder that holds config.json, model.safetensors and tokenizer.json, got {model!r}; "
-        "models are not downloaded here: fetch it with `hf download NAME --local-dir FOLDER` and give that folder"
-    )

@@ -29,9 +29,6 @@ FAMILIES: Final = {"bert": False, "roberta": True, "xlm-roberta": True, "camembe
 PLAIN_ATTENTION_MAX_KEYS: Final = 512
 """Up to this many keys two batched products beat the fused kernel on a CPU in bf16; beyond, their score matrix costs too much memory."""
 
-CACHED_SCORES: Final = 1 << 17
-"""Attention scores worked on at once: 1.3 MB with their float32 copies, about a core's own cache."""
-
 _ACTIVATIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "gelu": torch.ops.aten.gelu_.default,
     "gelu_new": lambda x: torch.ops.aten.gelu_.default(x, approximate="tanh"),
@@ -159,28 +156,22 @@ class BertBackbone:
 
     def _plain_attention(self, qkv_BS3Hd: torch.Tensor, visible_BS: torch.Tensor | None, skip: int) -> torch.Tensor:
         num_rows, num_keys, _, num_heads, head_dim = qkv_BS3Hd.shape
+        num_products, num_queries = num_rows * num_heads, num_keys - skip
         by_head = self._workspace.take("heads", (3, num_rows, num_heads, num_keys, head_dim), self.dtype)
-        query, key, value = by_head.copy_(qkv_BS3Hd.permute(2, 0, 3, 1, 4)).view(3, -1, num_keys, head_dim)
+        query, key, value = by_head.copy_(qkv_BS3Hd.permute(2, 0, 3, 1, 4)).view(3, num_products, num_keys, head_dim)
+        shape = (num_products, num_queries, num_keys)
+        scores = self._workspace.take("scores", shape, self.dtype)
         bias = qkv_BS3Hd.new_zeros(1)
         if visible_BS is not None:
             bias = torch.where(visible_BS, 0.0, float("-inf")).to(self.dtype).repeat_interleave(num_heads, dim=0)[:, None]
-        mixed = self._workspace.take("mixed", (num_rows * num_heads, num_keys - skip, head_dim), self.dtype)
-        # Few rows at a time, so that their scores are still in the cache when the next of the five steps reads them.
-        step = max(1, CACHED_SCORES // (num_heads * (num_keys - skip) * num_keys)) * num_heads
-        for first in range(0, num_rows * num_heads, step):
-            some = slice(first, first + step)
-            q, k = query[some, skip:], key[some].transpose(1, 2)
-            shape = (len(q), num_keys - skip, num_keys)
-            scores = self._workspace.take("scores", shape, self.dtype)
-            if visible_BS is None:
-                torch.baddbmm(bias, q, k, beta=0, alpha=head_dim**-0.5, out=scores)
-            else:
-                torch.baddbmm(bias[some], q, k, alpha=head_dim**-0.5, out=scores)
-            # The bf16 softmax is up to three times slower than the float32 one where rows are not a multiple of 32 long, and less exact.
-            exact = self._workspace.take("exact scores", shape, torch.float32).copy_(scores)
-            weights = torch.softmax(exact, dim=-1, out=self._workspace.take("weights", shape, torch.float32))
-            torch.bmm(scores.copy_(weights), value[some], out=mixed[some])
-        return mixed.view(num_rows, num_heads, -1, head_dim).transpose(1, 2)
+        beta = 0 if visible_BS is None else 1
+        torch.baddbmm(bias, query[:, skip:], key.transpose(1, 2), beta=beta, alpha=head_dim**-0.5, out=scores)
+        # The bf16 softmax is up to three times slower than the float32 one where rows are not a multiple of 32 long, and less exact.
+        exact = self._workspace.take("exact scores", shape, torch.float32).copy_(scores)
+        weights = torch.softmax(exact, dim=-1, out=self._workspace.take("weights", shape, torch.float32))
+        mixed = self._workspace.take("mixed", (num_products, num_queries, head_dim), self.dtype)
+        torch.bmm(scores.copy_(weights), value, out=mixed)
+        return mixed.view(num_rows, num_heads, num_queries, head_dim).transpose(1, 2)
 
 
 def _read_layer(reader: _TensorReader, index: int, temperature: float, dtype: torch.dtype) -> _Layer:

@@ -224,6 +224,9 @@ def test_broken_settings_file_is_one_sentence(call: Any, tmp_path: Path) -> None
 
 
 def test_help_loads_neither_torch_nor_lancedb() -> None:
-    script = "import sys, cli.main; code = cli.main.run(cli.main.cairn, ['--help'], 'cairn'); print(code, {'torch', 'lancedb'} & set(sys.modules))"
+    script = (
+        "import sys, cli.main; code = cli.main.run(cli.main.cairn, ['--help'], 'cairn'); "
+        "print(code, {'torch', 'lancedb'} & set(sys.modules))"
+    )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "0 set()"

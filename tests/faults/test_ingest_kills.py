@@ -22,7 +22,7 @@ from pipeline.index.maintenance import verify_collection
 from pipeline.index.publish import COMMIT_POINTS
 
 INGEST_POINTS = ("clusters-written", "context-written", "shard-chunks-written", "shard-written")
-WORDS = "stone path hill river mark way old mountain walk mat cat".split()
+WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
 
 # Run in a process of its own: ingest argv[2] into argv[1] with the model argv[3], and die at commit point argv[4].
 KILLED_INGEST = """

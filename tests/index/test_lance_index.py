@@ -153,6 +153,15 @@ def test_open_or_create_with_another_schema_names_the_column(
     assert LanceTables.open(published).versions() == before
 
 
+def test_roll_back_to_nothing_replaces_unpublished_tables_of_another_schema(
+    tables: LanceTables, stones: ModuleType, layout: CollectionLayout
+) -> None:
+    commit(tables, stones, stones.document_ids(5))
+    LanceTables.open_or_create(layout, (), 8).roll_back(None)
+    assert LanceTables.open(layout).vector_dim == 8
+    assert LanceTables.open(layout).metadata_fields == ()
+
+
 def test_published_hashes_lists_every_document_at_the_pinned_version(tables: LanceTables, stones: ModuleType) -> None:
     pinned = commit(tables, stones, stones.document_ids(5))
     commit(tables, stones, stones.document_ids(3, "later"), generation=2)

@@ -1,0 +1,72 @@
+"""What the line adds to its encoder: time of a whole ingest, time of an unchanged rerun, and peak memory at ten times the corpus.
+
+Start-up (imports, loading the model) is left out of times: it is paid once, whatever the size.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jobs.build_index import build_index
+from pipeline.config import IngestConfig
+from pipeline.encode.documents import DocumentEncoder
+
+pytestmark = pytest.mark.bench
+
+PASSAGES = 5_000
+MEMORY_DOCUMENTS = 1_600
+MEASURE_PEAK = """
+import resource, sys
+from jobs.build_index import build_index
+from pipeline.config import IngestConfig
+report = build_index([sys.argv[1]], sys.argv[2], "c", IngestConfig())
+print(report.rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def test_bench_ingest_against_its_encoder(
+    tmp_path: Path, sample_passages: Callable[[int], list[str]], write_passages: Callable[[Path, list[str]], str]
+) -> None:
+    texts = sample_passages(PASSAGES)
+    source = write_passages(tmp_path / "passages.parquet", texts)
+    config = IngestConfig()
+    encoder = DocumentEncoder(config.encoder)
+    encoder.encode(texts[:200])
+    seconds: dict[str, list[float]] = {"encoder": [], "ingest": [], "rerun": []}
+    for turn in range(3):
+        seconds["encoder"].append(_timed(lambda: encoder.encode(texts)))
+        seconds["ingest"].append(_timed(lambda turn=turn: build_index([source], tmp_path / f"root-{turn}", "c", config)))
+        seconds["rerun"].append(_timed(lambda turn=turn: build_index([source], tmp_path / f"root-{turn}", "c", config)))
+    best = {name: min(values) for name, values in seconds.items()}
+    report = build_index([source], tmp_path / "root-0", "c", config)
+    print(f"\ntokens={report.tokens} encoder={best['encoder']:.2f}s ingest={best['ingest']:.2f}s rerun={best['rerun']:.2f}s")
+    print(f"ingest / encoder = {best['ingest'] / best['encoder']:.3f}  (goal <= 1.2)")
+    print(f"unchanged rerun / ingest = {best['rerun'] / best['ingest']:.4f}  (goal <= 0.05)")
+    assert (report.unchanged, report.encoded) == (PASSAGES, 0)
+
+
+def test_bench_peak_memory_at_ten_times_the_corpus(
+    tmp_path: Path, sample_passages: Callable[[int], list[str]], write_passages: Callable[[Path, list[str]], str]
+) -> None:
+    texts = sample_passages(10 * MEMORY_DOCUMENTS)
+    peaks = []
+    for count in (MEMORY_DOCUMENTS, 10 * MEMORY_DOCUMENTS):
+        source = write_passages(tmp_path / f"{count}.parquet", texts[:count])
+        command = [sys.executable, "-c", MEASURE_PEAK, source, str(tmp_path / f"root-{count}")]
+        rows, peak_mib = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        assert int(rows) == count
+        peaks.append(float(peak_mib))
+    print(f"\npeak {peaks[0]:.0f} MiB at {MEMORY_DOCUMENTS} documents, {peaks[1]:.0f} MiB at {10 * MEMORY_DOCUMENTS}")
+    print(f"ratio = {peaks[1] / peaks[0]:.3f}  (goal <= 1.2)")
+
+
+def _timed(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
