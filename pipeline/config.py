@@ -131,12 +131,10 @@ class IndexConfig:
     kind: IndexKind = "auto"
     flat_max_vectors: int = 20_000
     rabitq_min_vectors: int = 5_000_000
-    block_vectors: int = 262_144
     seed: int = 0
 
     def __post_init__(self) -> None:
         _require_one_of("index kind", self.kind, ("auto", "flat", "ivf_sq8", "ivf_rabitq"))
-        _require(self.block_vectors > 0, f"block_vectors must be positive, got {self.block_vectors}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ import pytest
 from pipeline import durable
 from pipeline.config import EncoderConfig
 from pipeline.errors import ModelError
-from pipeline.model import backbone, embedded_weights
+from pipeline.model import embedded_weights, names
 from pipeline.model.backbone import load_backbone
 from pipeline.model.embedded_weights import WEIGHTS_SHA256, embedded_folder
 
@@ -23,7 +23,7 @@ def test_load_damaged_embedded_weights_is_refused(tmp_path, monkeypatch):
         last = stream.read(1)
         stream.seek(-1, 2)
         stream.write(bytes([last[0] ^ 1]))
-    monkeypatch.setattr(backbone, "embedded_folder", lambda: folder)
+    monkeypatch.setattr(names, "embedded_folder", lambda: folder)
     with pytest.raises(ModelError, match="pip install --force-reinstall"):
         load_backbone(EncoderConfig())
 
