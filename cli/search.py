@@ -21,7 +21,7 @@ _WIDTH = 100
 @click.option("--top-k", type=int, default=5, help="Documents to answer with.")
 @click.option("--granularity", type=click.Choice(["both", "document", "chunk"]), default="both", help="Vectors to rank by.")
 @click.option("--passages", type=int, default=2, help="Best passages to show of each document.")
-@click.option("--chunk-tokens", type=int, help="Pool stored landmarks to chunks of this many tokens.  [default: as stored]")
+@click.option("--chunk-tokens", type=int, help="Length of a passage, a multiple of the landmark interval.  [default: 128]")
 @click.option("--hybrid/--no-hybrid", default=True, help="Fuse the vectors' ranking with BM25.")
 @click.option("--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="Keep matching documents; =, !=, >, >=, <, <=; repeat.")
 @json_option

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float32, Int64
 
 from pipeline.model.backbone import Backbone
-from pipeline.model.batching import device_batch_tokens, run_in_batches
+from pipeline.model.batching import run_in_batches
 from pipeline.model.landmarks import Rows
 from pipeline.model.pooling import pool_spans
 
@@ -32,7 +32,7 @@ def embed_chunks(
     chunks_by_row = np.argsort(rows.pooled_row, kind="stable")
     first_chunk_R1 = np.searchsorted(rows.pooled_row[chunks_by_row], np.arange(len(lengths_R) + 1))
 
-    def run(batch_B: Int64[np.ndarray, " B"]) -> None:
+    def run(batch_B: Int64[np.ndarray, " B"]) -> Int64[np.ndarray, " m"]:
         ids_BT, lengths_B = pad_rows(rows, batch_B, backbone.pad_id)
         hidden_BTD = backbone.hidden_states(ids_BT, lengths_B, context_CD)
         num_chunks_B = first_chunk_R1[batch_B + 1] - first_chunk_R1[batch_B]
@@ -42,11 +42,12 @@ def embed_chunks(
         with torch.inference_mode():
             spans = (torch.from_numpy(x).to(hidden_BTD.device) for x in (row_M, rows.pooled_start[chunk_M], rows.pooled_end[chunk_M]))
             embeddings_MD[chunk_M] = pool_spans(hidden_BTD, *spans).cpu().numpy()
-        if on_chunks is not None:
-            on_chunks(chunk_M)
+        return chunk_M
 
     extra_tokens = 0 if context_CD is None else len(context_CD)
-    run_in_batches(lengths_R, device_batch_tokens(batch_tokens, backbone.device), run, extra_tokens=extra_tokens)
+    for finished in run_in_batches(lengths_R, batch_tokens, run, backbone.device, extra_tokens=extra_tokens):
+        if on_chunks is not None:
+            on_chunks(finished)
     return embeddings_MD
 
 

@@ -1,7 +1,7 @@
 """Stage 6: a query becomes a ranked list of documents with their best passages, all from one generation.
 
     query ─▶ encoder ─▶ documents index ─┐
-                   └──▶ chunks index ────┼─▶ candidates ─▶ exact scores ─▶ fusion ─▶ passages
+                   └──▶ chunks index ────┼─▶ candidates ─▶ exact scores ─▶ fusion ─▶ windows ─▶ passages
     query ─▶ BM25 (LanceDB) ─────────────┘
     filter ─▶ allowed positions ─▶ all three
 

@@ -1,7 +1,8 @@
 """Which documents are looked at, and the exact scores of each.
 
 The indexes only nominate: the document index its best documents, the chunk index the documents of its best chunks, BM25 its own.
-Every nominee is then scored from the stored vectors, so that a score never depends on which list found it.
+Every nominee is then scored from the stored vectors, so that a score never depends on which list found it; the windows of those that are
+returned follow.
 Quantised indexes return approximate vectors, and the scores are exact for those.
 """
 
@@ -15,7 +16,7 @@ from jaxtyping import Float32, Int64
 
 from pipeline.index.generation import Generation
 from pipeline.index.protocol import NO_POSITION, VectorIndex
-from pipeline.search.repooling import group_starts, pool_groups
+from pipeline.search.windows import window_scores
 
 MAX_CHUNK_HITS = 16_384
 """Where the search for enough documents among the best chunks gives up."""
@@ -23,20 +24,22 @@ MAX_SCORED_CHUNKS = 65_536
 """Chunk vectors scored for one query: about 100 ms and, block by block, 50 MB at 384 dimensions."""
 BLOCK_CHUNKS = 16_384
 """Chunk vectors decoded at once; a single longer document is still decoded whole."""
+BLOCK_WINDOWS = 4_096
+"""Windows of a long document formed at once: 6 MB of sums at 384 dimensions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkScores:
-    """Cosines of all chunks (or groups) of some documents: those of document i are ``scores[offsets[i] : offsets[i + 1]]``, by ordinal."""
+    """Cosines of all chunks of some documents: those of document i are ``scores[offsets[i] : offsets[i + 1]]``, by ordinal."""
 
-    scores: Float32[np.ndarray, " G"]
+    scores: Float32[np.ndarray, " M"]
     offsets: Int64[np.ndarray, " N_plus_1"]
 
     def best(self) -> Float32[np.ndarray, " N"]:
         """Return each document's best chunk."""
         return np.maximum.reduceat(self.scores, self.offsets[:-1]) if len(self.offsets) > 1 else self.scores
 
-    def of(self, index: int) -> Float32[np.ndarray, " G"]:
+    def of(self, index: int) -> Float32[np.ndarray, " _"]:
         """Return the scores of one document's chunks."""
         return self.scores[self.offsets[index] : self.offsets[index + 1]]
 
@@ -103,31 +106,37 @@ def score_documents(
     return _gather(generation.documents, positions, positions + 1) @ vector_V
 
 
-def score_chunks(
-    generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"], group: int
-) -> ChunkScores:
-    """Return the cosine of every chunk, or group of ``group`` chunks, of each document; ``positions`` ascend."""
+def score_chunks(generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"]) -> ChunkScores:
+    """Return the cosine of every chunk of each document; ``positions`` ascend."""
+    firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
     scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
-    num_groups: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
-    for block in _blocks(generation, positions):
-        firsts, ends = generation.chunk_offsets[block], generation.chunk_offsets[block + 1]
-        starts_G, offsets = group_starts(ends - firsts, group)
-        scores.append(pool_groups(_gather(generation.chunks, firsts, ends), starts_G) @ vector_V)
-        num_groups.append(np.diff(offsets))
-    return ChunkScores(scores=np.concatenate(scores), offsets=np.cumsum(np.concatenate(num_groups)))
+    for start, stop in _blocks(ends - firsts):
+        scores.append(_gather(generation.chunks, firsts[start:stop], ends[start:stop]) @ vector_V)
+    return ChunkScores(scores=np.concatenate(scores), offsets=np.concatenate([[0], np.cumsum(ends - firsts)]))
 
 
-def _blocks(generation: Generation, positions: Int64[np.ndarray, " N"]) -> Iterator[Int64[np.ndarray, " B"]]:
-    counts = generation.chunk_offsets[positions + 1] - generation.chunk_offsets[positions]
-    assert np.all(counts >= 1), "a document without chunks was published"
+def score_windows(generation: Generation, position: int, vector_V: Float32[np.ndarray, " V"], size: int) -> Float32[np.ndarray, " W"]:
+    """Return the score of every window of ``size`` chunks of one document, by its first chunk."""
+    first, end = generation.chunk_offsets[position : position + 2].tolist()
+    last_start = max(end - size, first)
+    scores: list[np.ndarray] = []
+    for start in range(first, last_start + 1, BLOCK_WINDOWS):
+        stop = min(start + BLOCK_WINDOWS - 1, last_start) + min(size, end - first)
+        scores.append(window_scores(generation.chunks.reconstruct(start, stop - start), vector_V, size))
+    return scores[0] if len(scores) == 1 else np.concatenate(scores)
+
+
+def _blocks(counts_N: Int64[np.ndarray, " N"]) -> Iterator[tuple[int, int]]:
+    """Cut documents into runs of at most :data:`BLOCK_CHUNKS` chunks, or of one longer document."""
+    assert np.all(counts_N >= 1), "a document without chunks was published"
     start = num_chunks = 0
-    for index, count in enumerate(counts.tolist()):
+    for index, count in enumerate(counts_N.tolist()):
         if num_chunks and num_chunks + count > BLOCK_CHUNKS:
-            yield positions[start:index]
+            yield start, index
             start, num_chunks = index, 0
         num_chunks += count
-    if start < len(positions):
-        yield positions[start:]
+    if start < len(counts_N):
+        yield start, len(counts_N)
 
 
 def _gather(index: VectorIndex, firsts: Int64[np.ndarray, " N"], ends: Int64[np.ndarray, " N"]) -> Float32[np.ndarray, "M V"]:

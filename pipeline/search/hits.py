@@ -1,7 +1,7 @@
 """Rankings become hits: the columns of the returned documents, read once a call, and their best passages cut from the text.
 
 Metadata keeps Python values (dates stay dates); turning them into JSON is the surface's business. Nanoseconds, for which Python has no
-type, become microseconds. Passages of a document are disjoint, because chunks are; neighbours are not merged.
+type, become microseconds. Passages of a document share no character; neighbours are not merged.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from jaxtyping import Float32
 
 from pipeline.search.lexical import lance_errors
 from pipeline.search.ranking import Plan, Ranking
+from pipeline.search.windows import choose_windows
 from pipeline.types import RESERVED_COLUMNS, Hit, Passage
 
 
@@ -34,20 +35,20 @@ def _make_hit(plan: Plan, ranking: Ranking, rank: int, row: dict[str, Any], meta
         score=float(ranking.scores[rank]),
         scores=ranking.parts[rank],
         metadata={name: row[name] for name in metadata},
-        passages=_best_passages(plan, int(ranking.positions[rank]), ranking.chunk_scores[rank], row.get("text", "")),
+        passages=_best_passages(plan, int(ranking.positions[rank]), ranking.window_scores[rank], row.get("text", "")),
     )
 
 
-def _best_passages(plan: Plan, position: int, scores: Float32[np.ndarray, " G"], text: str) -> tuple[Passage, ...]:
-    """Return the best chunks (or groups) of a document, best first, ties by place in the text."""
+def _best_passages(plan: Plan, position: int, scores_W: Float32[np.ndarray, " W"], text: str) -> tuple[Passage, ...]:
+    """Return the spans of the best windows of a document that do not overlap, best first, ties by place in the text."""
+    if not plan.options.passages:
+        return ()
     generation, passages = plan.generation, list[Passage]()
     first, end = generation.chunk_offsets[position : position + 2].tolist()
-    for ordinal in np.argsort(-scores, kind="stable")[: plan.options.passages].tolist():
-        head = first + ordinal * plan.group
-        tail = min(head + plan.group, end) - 1
+    for start in choose_windows(scores_W, plan.window, plan.options.passages):
+        head, tail = first + start, min(first + start + plan.window, end) - 1
         start_char, end_char = int(generation.chunk_starts[head]), int(generation.chunk_ends[tail])
-        passage = Passage(start_char=start_char, end_char=end_char, text=text[start_char:end_char], score=float(scores[ordinal]))
-        passages.append(passage)
+        passages.append(Passage(start_char=start_char, end_char=end_char, text=text[start_char:end_char], score=float(scores_W[start])))
     return tuple(passages)
 
 

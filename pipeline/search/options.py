@@ -1,7 +1,7 @@
 """What a caller may ask of a search, checked before any work is done.
 
 Limits are those of a public search service; they hold for Python callers too, so that every surface refuses the same things.
-The filter tree is checked against the table by ``filters``, ``chunk_tokens`` against the encoder's settings by ``repooling``.
+The filter tree is checked against the table by ``filters``, ``chunk_tokens`` against the encoder's settings by ``windows``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class SearchOptions:
     """One checked set of search options.
 
     ``granularity``: rank documents by their own vector, by their best chunk, or by both. ``passages`` = 0 fetches no text.
-    ``chunk_tokens`` regroups landmarks into larger chunks at query time; None keeps the stored ones.
+    ``chunk_tokens`` is the length of a passage, a multiple of the collection's landmark interval; None takes 128 where the interval divides
+    it, else the interval. It shapes passages, not the ranking.
     ``weights`` overrides some of :data:`DEFAULT_WEIGHTS`. ``max_candidates`` bounds each list that feeds the ranking;
     None takes ``max(50, 2 * top_k)``.
     """

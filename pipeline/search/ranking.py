@@ -1,8 +1,12 @@
 """From query vectors to ranked documents: nominate, score exactly, fuse.
 
-``document`` ranks by the cosine of the document vector, ``chunk`` by the best chunk's, ``both`` by their weighted mean. ``hybrid`` combines
-that dense score with LanceDB's BM25 (``fusion`` says how); a query none of whose words is indexed is answered by the dense score alone.
-Scores are cosines in dense answers and lie in 0..1 in hybrid ones. No text is read here.
+``document`` ranks by the cosine of the document vector, ``chunk`` by that of the best stored chunk, ``both`` by their weighted mean.
+``hybrid`` combines that dense score with LanceDB's BM25 (``fusion`` says how); a query none of whose words is indexed is answered by the
+dense score alone. Scores are cosines in dense answers and lie in 0..1 in hybrid ones. No text is read here.
+
+The chunk part is the best single landmark whatever the size of the passages: the nominating index ranks by just that, and it finds more.
+nDCG@10 of ``both`` with the best landmark / the best sliding pair (all-MiniLM-L6-v2, landmarks of 64 tokens): SQuAD articles .960 / .958,
+QMSum, 50 meetings, .510 / .498, Cranfield .476 / .435, SQuAD passages .817 / .790; hybrid, mean of the four, .762 / .757.
 """
 
 from __future__ import annotations
@@ -17,7 +21,15 @@ from jaxtyping import Float32, Float64, Int64
 from lancedb.expr import Expr
 
 from pipeline.index.generation import Generation
-from pipeline.search.candidates import ChunkScores, merge_nominees, nominate_by_chunk, nominate_by_document, score_chunks, score_documents
+from pipeline.search.candidates import (
+    ChunkScores,
+    merge_nominees,
+    nominate_by_chunk,
+    nominate_by_document,
+    score_chunks,
+    score_documents,
+    score_windows,
+)
 from pipeline.search.fusion import best_first, fuse_hybrid, weighted_mean
 from pipeline.search.lexical import allowed_documents, bm25_documents
 from pipeline.search.options import SearchOptions
@@ -27,14 +39,14 @@ from pipeline.search.options import SearchOptions
 class Plan:
     """One call: its generation, its options, and what they resolve to.
 
-    ``schema`` is the documents table's; ``group`` the number of landmarks in a returned chunk.
+    ``schema`` is the documents table's; ``window`` the number of landmarks in a passage.
     """
 
     generation: Generation
     schema: pa.Schema
     options: SearchOptions
     where: Expr | None
-    group: int
+    window: int
     timeout: dt.timedelta | None
 
 
@@ -42,17 +54,17 @@ class Plan:
 class Ranking:
     """The returned documents of one query, best first: everything a hit needs but its columns.
 
-    ``parts`` are the scores a document's score was made of; ``chunk_scores`` the cosines of all its chunks, empty where no passages were
-    asked for.
+    ``parts`` are the scores a document's score was made of; ``window_scores`` those of all its windows, empty where no passages were asked
+    for.
     """
 
     positions: Int64[np.ndarray, " K"]
     scores: Float64[np.ndarray, " K"]
     parts: Sequence[Mapping[str, float]]
-    chunk_scores: Sequence[Float32[np.ndarray, " _"]]
+    window_scores: Sequence[Float32[np.ndarray, " _"]]
 
 
-NOTHING = Ranking(positions=np.empty(0, dtype=np.int64), scores=np.empty(0), parts=(), chunk_scores=())
+NOTHING = Ranking(positions=np.empty(0, dtype=np.int64), scores=np.empty(0), parts=(), window_scores=())
 
 
 def rank_queries(plan: Plan, query_vectors: Float32[np.ndarray, "Q V"], queries: Sequence[str] | None) -> list[Ranking]:
@@ -92,7 +104,7 @@ def _rank(plan: Plan, vector: Float32[np.ndarray, " V"], text: str | None, nomin
     if options.granularity != "chunk":
         parts["document"] = score_documents(generation, positions, vector)
     if options.granularity != "document":
-        chunks = score_chunks(generation, positions, vector, plan.group)
+        chunks = score_chunks(generation, positions, vector)
         parts["chunk"] = chunks.best()
     scores = weighted_mean(list(parts.values()), [options.weight(part) for part in parts] if len(parts) > 1 else [1.0])
     if len(bm25_positions):
@@ -104,7 +116,7 @@ def _rank(plan: Plan, vector: Float32[np.ndarray, " V"], text: str | None, nomin
         positions=positions[best],
         scores=scores[best],
         parts=[_parts_of(parts, index) for index in best.tolist()],
-        chunk_scores=_chunk_scores_of(plan, positions, best, chunks, vector),
+        window_scores=_window_scores_of(plan, positions, best, chunks, vector),
     )
 
 
@@ -113,21 +125,19 @@ def _parts_of(parts: Mapping[str, Float32[np.ndarray, " N"]], index: int) -> dic
     return {part: float(scores[index]) for part, scores in parts.items() if part != "bm25" or scores[index] > 0.0}
 
 
-def _chunk_scores_of(
+def _window_scores_of(
     plan: Plan,
     positions: Int64[np.ndarray, " N"],
     best: Int64[np.ndarray, " K"],
-    known: ChunkScores | None,
+    chunks: ChunkScores | None,
     vector: Float32[np.ndarray, " V"],
 ) -> list[Float32[np.ndarray, " _"]]:
-    """Return the chunk scores of the returned documents, computed now where the ranking did not need them."""
+    """Return the window scores of the returned documents; windows of one chunk are known where the ranking looked at chunks."""
     if not plan.options.passages:
         return [np.empty(0, np.float32)] * len(best)
-    if known is not None:
-        return [known.of(index) for index in best.tolist()]
-    ascending = np.sort(best)
-    scored = score_chunks(plan.generation, positions[ascending], vector, plan.group)
-    return [scored.of(index) for index in np.searchsorted(ascending, best).tolist()]
+    if chunks is not None and plan.window == 1:
+        return [chunks.of(index) for index in best.tolist()]
+    return [score_windows(plan.generation, position, vector, plan.window) for position in positions[best].tolist()]
 
 
 def _spread(

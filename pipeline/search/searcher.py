@@ -21,8 +21,8 @@ from pipeline.search.filters import compile_filter
 from pipeline.search.hits import make_hits
 from pipeline.search.options import SearchKeywords, SearchOptions, check_queries, unit_vectors
 from pipeline.search.ranking import Plan, rank_queries
-from pipeline.search.repooling import group_size
 from pipeline.search.served import ServedGeneration
+from pipeline.search.windows import window_size
 from pipeline.types import QueryEncoder, SearchResult
 
 
@@ -77,7 +77,7 @@ class Searcher:
             schema=schema,
             options=options,
             where=None if options.filters is None else compile_filter(options.filters, schema),
-            group=group_size(options.chunk_tokens, generation.manifest.settings),
+            window=window_size(options.chunk_tokens, generation.manifest.settings),
             timeout=self._timeout,
         )
 

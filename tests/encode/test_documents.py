@@ -171,6 +171,8 @@ class _Broken:
 
     def __init__(self, backbone, nan_id=None, max_rows=None):
         self._backbone, self._nan_id, self._max_rows = backbone, nan_id, max_rows
+        # Only a device of its own runs out of memory in a way that a smaller batch mends; the tensors stay where they are.
+        self.device = torch.device("cuda") if max_rows else backbone.device
 
     def __getattr__(self, name):
         return getattr(self._backbone, name)

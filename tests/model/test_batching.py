@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ModelError
-from pipeline.model.batching import CUDA_BATCH_FACTOR, device_batch_tokens, run_in_batches
+from pipeline.model.batching import CUDA_BATCH_FACTOR, run_in_batches
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def _batches(lengths, budget, **options):
-    batches = []
-    run_in_batches(np.array(lengths, np.int64), budget, lambda rows: batches.append(rows.tolist()), **options)
-    return batches
+    return list(run_in_batches(np.array(lengths, np.int64), budget, lambda rows: rows.tolist(), CPU, **options))
 
 
 @given(lengths=st.lists(st.integers(1, 40), max_size=50), budget=st.integers(1, 200))
@@ -38,8 +38,10 @@ def test_batches_out_of_memory_halves_now_and_from_then_on():
         sizes.append(len(rows))
         if len(rows) > 3:
             raise torch.OutOfMemoryError
+        return rows.tolist()
 
-    run_in_batches(np.full(10, 4), 32, run)
+    done = list(run_in_batches(np.full(10, 4 * CUDA_BATCH_FACTOR), 32, run, GPU))
+    assert [row for batch in done for row in batch] == list(range(10))
     assert sizes == [8, 4, 2, 2, 2, 2, 2]
 
 
@@ -48,7 +50,7 @@ def test_batches_row_that_never_fits_is_a_model_error():
         raise torch.OutOfMemoryError
 
     with pytest.raises(ModelError, match="one row must fit the device's memory, got 4 tokens"):
-        run_in_batches(np.full(3, 4), 8, run)
+        list(run_in_batches(np.full(3, 4), 8, run, GPU))
 
 
 def test_batches_other_errors_pass_through():
@@ -56,8 +58,16 @@ def test_batches_other_errors_pass_through():
         raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
-        run_in_batches(np.full(3, 4), 8, run)
+        list(run_in_batches(np.full(3, 4), 8, run, CPU))
 
 
-def test_device_batch_tokens_gpu_gets_more():
-    assert device_batch_tokens(8, torch.device("cuda")) == 8 * CUDA_BATCH_FACTOR
+def test_batches_gpu_gets_more_tokens():
+    batches = list(run_in_batches(np.full(3 * CUDA_BATCH_FACTOR, 1), 1, len, GPU))
+    assert batches == [CUDA_BATCH_FACTOR] * 3
+
+
+def test_batches_side_by_side_give_the_results_of_one_thread_in_the_same_order(monkeypatch):
+    lengths = np.random.default_rng(0).integers(1, 30, 200)
+    alone = _batches(lengths, 60)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert _batches(lengths, 60) == alone

@@ -128,7 +128,7 @@ def publish_stones(
             run_id=f"run-{version}",
             side_files={},
             fingerprints={"encoder": fingerprint, "context": "c" * 64, "clusters": "k" * 64},
-            settings=IngestConfig(encoder=EncoderConfig(landmark_interval=128)).to_dict(),
+            settings=IngestConfig(encoder=EncoderConfig(landmark_interval=64)).to_dict(),
             context_documents=0,
             context_cluster_sizes=(),
             documents_at_context=0,

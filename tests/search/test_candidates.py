@@ -10,6 +10,7 @@ from pipeline.search.candidates import (
     nominate_by_document,
     score_chunks,
     score_documents,
+    score_windows,
 )
 
 
@@ -76,12 +77,24 @@ def test_score_chunks_equals_brute_force_for_any_block(
 ) -> None:
     monkeypatch.setattr(candidates, "BLOCK_CHUNKS", block)
     positions = np.array([0, 1, 7, 8, 58])
-    scored = score_chunks(generation, positions, query[0], 1)
+    scored = score_chunks(generation, positions, query[0])
     for index, position in enumerate(positions):
         np.testing.assert_allclose(scored.of(index), stones.chunk_vectors[position] @ query[0], atol=1e-6)
     np.testing.assert_allclose(scored.best(), [(stones.chunk_vectors[p] @ query[0]).max() for p in positions], atol=1e-6)
 
 
 def test_score_chunks_of_no_documents_is_empty(generation: Generation, query: np.ndarray) -> None:
-    scored = score_chunks(generation, np.empty(0, np.int64), query[0], 1)
+    scored = score_chunks(generation, np.empty(0, np.int64), query[0])
     assert len(scored.best()) == 0
+
+
+@pytest.mark.parametrize("block", [1, 2, 10_000])
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_score_windows_equals_brute_force_for_any_block(
+    generation: Generation, stones, query: np.ndarray, size: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "BLOCK_WINDOWS", block)
+    for position, vectors in enumerate(stones.chunk_vectors):
+        sums = [vectors[start : start + size].sum(axis=0) for start in range(max(len(vectors) - size, 0) + 1)]
+        expected = [float(total @ query[0] / np.linalg.norm(total)) for total in sums]
+        np.testing.assert_allclose(score_windows(generation, position, query[0], size), expected, atol=1e-6)

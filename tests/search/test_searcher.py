@@ -22,13 +22,23 @@ def passes(row: dict[str, Any]) -> bool:
     return row["year"] is not None and row["year"] >= 1992 and row["Odd name"] == "o1"
 
 
-def naive_groups(vectors: np.ndarray, group: int) -> np.ndarray:
-    means = [vectors[first : first + group].mean(axis=0) for first in range(0, len(vectors), group)]
-    return np.array([mean / np.linalg.norm(mean) for mean in means])
+def naive_passages(stones, index: int, vector: np.ndarray, size: int, limit: int) -> list[tuple[int, int, float]]:
+    """Take the best windows of a document one by one, each time among those that touch no taken one: (start, end, score)."""
+    vectors, spans = stones.chunk_vectors[index], stones.spans[index]
+    scored = []
+    for start in range(max(len(vectors) - size, 0) + 1):
+        total = vectors[start : start + size].sum(axis=0)
+        end = min(start + size, len(vectors))
+        scored.append((float(total @ vector / np.linalg.norm(total)), spans[start][0], spans[end - 1][1]))
+    taken: list[tuple[int, int, float]] = []
+    for score, start_char, end_char in sorted(scored, key=lambda item: (-item[0], item[1])):
+        if len(taken) < limit and all(end_char <= other[0] or start_char >= other[1] for other in taken):
+            taken.append((start_char, end_char, score))
+    return taken
 
 
 def naive_ranking(
-    stones, searcher: Searcher, text: str, vector: np.ndarray, granularity: str, *, hybrid: bool, filtered: bool, group: int
+    stones, searcher: Searcher, text: str, vector: np.ndarray, granularity: str, *, hybrid: bool, filtered: bool
 ) -> list[tuple[str, float]]:
     """Rank every document by its definition; only BM25's numbers are LanceDB's."""
     table = searcher.generation.document_table
@@ -38,7 +48,7 @@ def naive_ranking(
     for row, document, chunks in zip(stones.rows, stones.document_vectors, stones.chunk_vectors, strict=True):
         if filtered and not passes(row):
             continue
-        best_chunk = float((naive_groups(chunks, group) @ vector).max())
+        best_chunk = float((chunks @ vector).max())
         dense = {"document": float(document @ vector), "chunk": best_chunk, "both": 0.5 * float(document @ vector) + 0.5 * best_chunk}
         scored.append((row["doc_id"], dense[granularity], bm25.get(row["doc_id"], 0.0)))
     top = max(b for _, _, b in scored)
@@ -51,15 +61,12 @@ def naive_ranking(
 @pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
 @pytest.mark.parametrize("hybrid", [False, True])
 @pytest.mark.parametrize("filtered", [False, True])
-@pytest.mark.parametrize("group", [1, 2])
-def test_search_equals_the_brute_force_ranking(stones, searcher: Searcher, encoder, granularity, hybrid, filtered, group) -> None:
+def test_search_equals_the_brute_force_ranking(stones, searcher: Searcher, encoder, granularity, hybrid, filtered) -> None:
     filters = FILTER if filtered else None
     for query in QUERIES:
         vector = encoder.encode_queries([query])[0]
-        expected = naive_ranking(stones, searcher, query, vector, granularity, hybrid=hybrid, filtered=filtered, group=group)[:10]
-        result = searcher.search(
-            query, granularity=granularity, hybrid=hybrid, filters=filters, chunk_tokens=128 * group, max_candidates=EVERYTHING
-        )
+        expected = naive_ranking(stones, searcher, query, vector, granularity, hybrid=hybrid, filtered=filtered)[:10]
+        result = searcher.search(query, granularity=granularity, hybrid=hybrid, filters=filters, max_candidates=EVERYTHING)
         assert [hit.doc_id for hit in result.hits] == [doc_id for doc_id, _ in expected]
         assert [hit.score for hit in result.hits] == pytest.approx([score for _, score in expected], abs=1e-5)
 
@@ -102,30 +109,41 @@ def by_id(stones, hit: Hit) -> int:
 
 
 @pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
-def test_passages_are_the_best_spans_of_the_text(stones, searcher: Searcher, encoder, granularity) -> None:
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_passages_are_the_best_windows_that_do_not_overlap(stones, searcher: Searcher, encoder, granularity, size) -> None:
     vector = encoder.encode_queries([QUERIES[0]])[0]
-    for hit in searcher.search(QUERIES[0], granularity=granularity, passages=3).hits:
-        index = by_id(stones, hit)
-        scores = stones.chunk_vectors[index] @ vector
-        order = np.argsort(-scores, kind="stable")[:3]
-        assert [(p.start_char, p.end_char) for p in hit.passages] == [stones.spans[index][i] for i in order]
-        assert [p.text for p in hit.passages] == [stones.rows[index]["text"][p.start_char : p.end_char] for p in hit.passages]
-        assert [p.score for p in hit.passages] == pytest.approx(scores[order].tolist(), abs=1e-6)
+    for hit in searcher.search(QUERIES[0], granularity=granularity, passages=3, chunk_tokens=64 * size).hits:
+        expected = naive_passages(stones, by_id(stones, hit), vector, size, 3)
+        assert [(p.start_char, p.end_char) for p in hit.passages] == [(start, end) for start, end, _ in expected]
+        assert [p.score for p in hit.passages] == pytest.approx([score for _, _, score in expected], abs=1e-6)
 
 
-def test_passages_of_grouped_chunks_span_their_members(stones, searcher: Searcher) -> None:
-    for hit in searcher.search(QUERIES[0], chunk_tokens=384, passages=50).hits:
-        spans = stones.spans[by_id(stones, hit)]
-        expected = [(spans[i][0], spans[min(i + 3, len(spans)) - 1][1]) for i in range(0, len(spans), 3)]
-        assert sorted((p.start_char, p.end_char) for p in hit.passages) == expected
+def test_passages_are_spans_of_the_text(stones, searcher: Searcher) -> None:
+    for hit in searcher.search(QUERIES[0], passages=50).hits:
+        text = stones.rows[by_id(stones, hit)]["text"]
+        assert [p.text for p in hit.passages] == [text[p.start_char : p.end_char] for p in hit.passages]
+
+
+def test_passages_of_single_landmarks_cover_the_document(stones, searcher: Searcher) -> None:
+    for hit in searcher.search(QUERIES[0], chunk_tokens=64, passages=50).hits:
+        assert sorted((p.start_char, p.end_char) for p in hit.passages) == stones.spans[by_id(stones, hit)]
+
+
+def test_passages_by_default_have_128_tokens(searcher: Searcher) -> None:
+    assert searcher.search(QUERIES[0]) == searcher.search(QUERIES[0], chunk_tokens=128)
+
+
+def test_chunk_tokens_moves_no_document(searcher: Searcher) -> None:
+    rankings = [searcher.search(QUERIES[0], chunk_tokens=chunk_tokens).hits for chunk_tokens in (64, 128, 640)]
+    assert [[(hit.doc_id, hit.score) for hit in hits] for hits in rankings[1:]] == [[(h.doc_id, h.score) for h in rankings[0]]] * 2
 
 
 def test_passages_zero_returns_none(searcher: Searcher) -> None:
     assert all(hit.passages == () for hit in searcher.search(QUERIES[0], passages=0).hits)
 
 
-def test_first_passage_scores_what_the_chunk_part_says(searcher: Searcher) -> None:
-    for hit in searcher.search(QUERIES[0], granularity="chunk").hits:
+def test_first_passage_of_one_landmark_scores_what_the_chunk_part_says(searcher: Searcher) -> None:
+    for hit in searcher.search(QUERIES[0], granularity="chunk", chunk_tokens=64).hits:
         assert hit.passages[0].score == hit.scores["chunk"]
 
 

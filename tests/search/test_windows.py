@@ -1,0 +1,83 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import ConfigError
+from pipeline.search.windows import choose_windows, sliding_sums, window_scores, window_size
+
+
+def settings_of(interval: int) -> dict[str, dict[str, int]]:
+    return {"encoder": {"landmark_interval": interval}}
+
+
+def naive_window_scores(vectors: np.ndarray, query: np.ndarray, size: int) -> list[float]:
+    scores = []
+    for start in range(max(len(vectors) - size, 0) + 1):
+        total = sum(vector.astype(np.float64) for vector in vectors[start : start + size])
+        scores.append(float(query.astype(np.float64) @ total / np.linalg.norm(total)))
+    return scores
+
+
+def naive_choice(scores: list[float], size: int, limit: int) -> list[int]:
+    chosen: list[int] = []
+    for start in sorted(range(len(scores)), key=lambda i: (-scores[i], i)):
+        landmarks = set(range(start, start + size))
+        if len(chosen) < limit and all(landmarks.isdisjoint(range(other, other + size)) for other in chosen):
+            chosen.append(start)
+    return chosen
+
+
+def unit_rows(count: int, seed: int = 0) -> np.ndarray:
+    vectors = np.random.default_rng(seed).standard_normal((count, 8)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 12, 13, 100])
+@pytest.mark.parametrize("count", [1, 2, 12])
+def test_window_scores_match_a_naive_loop_over_members(count: int, size: int) -> None:
+    vectors, query = unit_rows(count), unit_rows(1, seed=1)[0]
+    np.testing.assert_allclose(window_scores(vectors, query, size), naive_window_scores(vectors, query, size), atol=1e-6)
+
+
+def test_window_scores_are_renormalised_not_averaged() -> None:
+    vectors = np.array([[1.0, 0.0], [0.0, 1.0]], np.float32)
+    assert window_scores(vectors, np.array([1.0, 0.0], np.float32), 2) == pytest.approx([1 / np.sqrt(2)])
+
+
+def test_window_scores_of_opposite_landmarks_are_zero() -> None:
+    vectors = np.array([[1.0, 0.0], [-1.0, 0.0]], np.float32)
+    assert window_scores(vectors, np.array([0.6, 0.8], np.float32), 2).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("size", range(1, 21))
+def test_sliding_sums_match_a_naive_sum(size: int) -> None:
+    vectors = unit_rows(20)
+    naive = [vectors[start : start + size].sum(axis=0) for start in range(20 - size + 1)]
+    np.testing.assert_allclose(sliding_sums(vectors, size), naive, atol=1e-6)
+
+
+@given(scores=st.lists(st.integers(-3, 3), min_size=1, max_size=30), size=st.integers(1, 6), limit=st.integers(1, 8))
+def test_choose_windows_equals_a_naive_greedy_choice(scores: list[int], size: int, limit: int) -> None:
+    assert choose_windows(np.array(scores, np.float32), size, limit) == naive_choice([float(s) for s in scores], size, limit)
+
+
+def test_choose_windows_leaves_the_scores_as_they_were() -> None:
+    scores = np.array([0.1, 0.9, 0.5], np.float32)
+    choose_windows(scores, 2, 3)
+    assert scores.tolist() == pytest.approx([0.1, 0.9, 0.5])
+
+
+@pytest.mark.parametrize(("interval", "size"), [(8, 16), (16, 8), (32, 4), (64, 2), (128, 1), (96, 1), (100, 1), (256, 1)])
+def test_window_size_by_default_is_128_tokens_or_one_landmark(interval: int, size: int) -> None:
+    assert window_size(None, settings_of(interval)) == size
+
+
+def test_window_size_of_a_multiple_is_the_quotient() -> None:
+    assert window_size(384, settings_of(64)) == 6
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 63, 65, 100, 200])
+def test_window_size_of_another_number_names_the_allowed_ones(chunk_tokens: int) -> None:
+    with pytest.raises(ConfigError, match=r"multiple of this collection's 64 \(64, 128, 192, …; left out, it is 128\), got"):
+        window_size(chunk_tokens, settings_of(64))
