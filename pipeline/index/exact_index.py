@@ -34,9 +34,9 @@ class ExactIndex:
         positions = np.arange(self.num_vectors) if allowed is None else np.unique(allowed)
         return top_k_of(queries_QV @ self._vectors_NV[positions].T, positions, top_k)
 
-    def reconstruct(self, start: int, count: int) -> Float32[np.ndarray, "N V"]:
-        """Return the vectors at positions ``start`` to ``start + count``."""
-        return self._vectors_NV[start : start + count]
+    def reconstruct(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
+        """Return the vectors at these positions, in their order."""
+        return self._vectors_NV[positions]
 
 
 def top_k_of(

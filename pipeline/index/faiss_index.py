@@ -116,7 +116,7 @@ class FaissIndex:
             return self._search(queries_QV, top_k, self._nprobe, None)
         allowed = np.unique(allowed)
         if len(allowed) <= BRUTE_FORCE_POSITIONS:
-            return top_k_of(queries_QV @ self._reconstruct_positions(allowed).T, allowed, top_k)
+            return top_k_of(queries_QV @ self.reconstruct(allowed).T, allowed, top_k)
         # A filter thins every list evenly at best: probe as many more lists as the filter leaves out, so that as many candidates are seen.
         nprobe = min(self.num_lists, -(-self._nprobe * self.num_vectors // len(allowed)))
         return self._search(queries_QV, top_k, nprobe, allowed)
@@ -136,11 +136,8 @@ class FaissIndex:
         found_QK[positions_QK == NO_POSITION] = -np.inf
         return _order_ties(found_QK, positions_QK, top_k)
 
-    def reconstruct(self, start: int, count: int) -> Float32[np.ndarray, "N V"]:
-        """Return the vectors at positions ``start`` to ``start + count``, decoded from what the file holds."""
-        return self._reconstruct_positions(np.arange(start, start + count, dtype=np.int64))
-
-    def _reconstruct_positions(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
+    def reconstruct(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
+        """Return the vectors at these positions, in their order, decoded from what the file holds."""
         if not len(positions):
             return np.empty((0, self.vector_dim), np.float32)
         return self._addressable.reconstruct_batch(positions)

@@ -39,6 +39,6 @@ class VectorIndex(Protocol):
         """
         ...
 
-    def reconstruct(self, start: int, count: int) -> Float32[np.ndarray, "N V"]:
-        """Return the vectors at positions ``start`` to ``start + count``; quantised kinds return an approximation."""
+    def reconstruct(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
+        """Return the vectors at these positions, in their order; quantised kinds return an approximation."""
         ...

@@ -34,8 +34,9 @@ def run_in_batches(
     *,
     extra_tokens: int = 0,
 ) -> Iterator[Done]:
-    """Call ``run`` with the row indices of each batch, longest rows first, and yield what it returns; ``extra_tokens`` come on top of each row.
+    """Call ``run`` with the row indices of each batch, longest rows first, and yield what it returns.
 
+    ``extra_tokens`` come on top of each row.
     A row longer than the budget is a batch of its own. On a CPU batches run side by side, one a thread; on a GPU one after the other, and
     when its memory runs out the batch is halved, now and for the rest.
     """

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from pipeline.index.generation import Generation
-from pipeline.index.protocol import NO_POSITION, VectorIndex
+from pipeline.index.protocol import NO_POSITION
 from pipeline.search.windows import window_scores
 
 MAX_CHUNK_HITS = 16_384
@@ -103,7 +103,7 @@ def score_documents(
     generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"]
 ) -> Float32[np.ndarray, " N"]:
     """Return the cosine of each document vector; ``positions`` ascend."""
-    return _gather(generation.documents, positions, positions + 1) @ vector_V
+    return generation.documents.reconstruct(positions) @ vector_V
 
 
 def score_chunks(generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"]) -> ChunkScores:
@@ -111,7 +111,7 @@ def score_chunks(generation: Generation, positions: Int64[np.ndarray, " N"], vec
     firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
     scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
     for start, stop in _blocks(ends - firsts):
-        scores.append(_gather(generation.chunks, firsts[start:stop], ends[start:stop]) @ vector_V)
+        scores.append(generation.chunks.reconstruct(chunk_positions(generation, positions[start:stop])) @ vector_V)
     return ChunkScores(scores=np.concatenate(scores), offsets=np.concatenate([[0], np.cumsum(ends - firsts)]))
 
 
@@ -122,7 +122,7 @@ def score_windows(generation: Generation, position: int, vector_V: Float32[np.nd
     scores: list[np.ndarray] = []
     for start in range(first, last_start + 1, BLOCK_WINDOWS):
         stop = min(start + BLOCK_WINDOWS - 1, last_start) + min(size, end - first)
-        scores.append(window_scores(generation.chunks.reconstruct(start, stop - start), vector_V, size))
+        scores.append(window_scores(generation.chunks.reconstruct(np.arange(start, stop)), vector_V, size))
     return scores[0] if len(scores) == 1 else np.concatenate(scores)
 
 
@@ -137,13 +137,3 @@ def _blocks(counts_N: Int64[np.ndarray, " N"]) -> Iterator[tuple[int, int]]:
         num_chunks += count
     if start < len(counts_N):
         yield start, len(counts_N)
-
-
-def _gather(index: VectorIndex, firsts: Int64[np.ndarray, " N"], ends: Int64[np.ndarray, " N"]) -> Float32[np.ndarray, "M V"]:
-    """Stack the vectors of ascending ranges; ranges that touch are read as one."""
-    if not len(firsts):
-        return np.empty((0, index.vector_dim), dtype=np.float32)
-    is_break = np.flatnonzero(firsts[1:] != ends[:-1])
-    run_firsts, run_ends = firsts[np.append(0, is_break + 1)], ends[np.append(is_break, len(ends) - 1)]
-    runs = [index.reconstruct(first, end - first) for first, end in zip(run_firsts.tolist(), run_ends.tolist(), strict=True)]
-    return runs[0] if len(runs) == 1 else np.concatenate(runs)

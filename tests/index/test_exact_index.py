@@ -36,7 +36,7 @@ def test_exact_search_pads_missing_answers() -> None:
 
 def test_exact_reconstruct_returns_the_rows() -> None:
     vectors = grid_vectors(10)
-    assert np.array_equal(ExactIndex(vectors).reconstruct(3, 4), vectors[3:7])
+    assert np.array_equal(ExactIndex(vectors).reconstruct(np.array([5, 3, 5])), vectors[[5, 3, 5]])
 
 
 def test_exact_index_is_a_vector_index() -> None:
