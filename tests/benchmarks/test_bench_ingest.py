@@ -39,7 +39,7 @@ def test_bench_ingest_against_its_encoder(
     encoder = DocumentEncoder(config.encoder)
     encoder.encode(texts[:200])
     seconds: dict[str, list[float]] = {"encoder": [], "ingest": [], "rerun": []}
-    for turn in range(3):
+    for turn in range(2):
         seconds["encoder"].append(_timed(lambda: encoder.encode(texts)))
         seconds["ingest"].append(_timed(lambda turn=turn: build_index([source], tmp_path / f"root-{turn}", "c", config)))
         seconds["rerun"].append(_timed(lambda turn=turn: build_index([source], tmp_path / f"root-{turn}", "c", config)))

@@ -119,3 +119,16 @@ def test_rerun_after_a_kill_at_the_last_shard_encodes_nothing_again(world: dict[
     assert killed_ingest(world, root, "documents-added") == -signal.SIGKILL
     report = build_index([world["new"]], root, "c", settings(world["model"]))
     assert (report.indexed, report.encoded) == (16, 0)
+
+
+def test_concurrent_ingests_of_one_collection_let_one_work_and_send_the_others_away(world: dict[str, Any], tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(world["roots"]["old"], root)
+    command = [sys.executable, "-m", "cli.main", "ingest", world["new"], "--collection", "c", "--root", str(root), "--quiet"]
+    processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    outcomes = [(process.communicate(timeout=120)[1], process.returncode) for process in processes]
+    codes = [code for _, code in outcomes]
+    assert codes.count(0) >= 1
+    assert all(code in (0, 75) for code in codes), outcomes
+    assert all("being written by another run" in error for error, code in outcomes if code == 75)
+    assert visible(root) == world["seen-both"]
