@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from cli.settings import check_default_map, given, json_option, resolve_ingest_config, root_option
 from cli.terminal import ProgressBars, duration, table, thousands
+from pipeline.config import Landmarks, Pooling
 from pipeline.types import IngestReport
 
 _QUARANTINED_EXIT = 3
@@ -18,10 +19,13 @@ _STAGE_OF = {
     "corpus": ("id_column", "text_column", "title_column", "query_column", "metadata_columns"),
     "cluster": ("num_clusters", "surrogate"),
     "context": ("context_documents",),
-    "encoder": ("model", "pooling", "attention", "landmark_interval", "temperature", "use_context", "precision"),
+    "encoder": (
+        *("model", "pooling", "attention", "landmarks", "landmark_interval", "temperature", "dims", "layers"),
+        *("query_prefix", "document_prefix", "use_context", "precision"),
+    ),
     "index": ("index_kind",),
 }
-_FIELD_OF = {"context_documents": "num_documents", "index_kind": "kind"}
+_FIELD_OF = {"context_documents": "num_documents", "index_kind": "kind", "dims": "truncate_dim", "layers": "num_layers"}
 
 
 @click.command(context_settings={"show_default": True})
@@ -34,10 +38,15 @@ _FIELD_OF = {"context_documents": "num_documents", "index_kind": "kind"}
 @click.option("--query-column", envvar="CAIRN_QUERY_COLUMN", help="Column with a typical query, for clustering.  [default: query, if any]")
 @click.option("--metadata-columns", multiple=True, help="Columns to keep for filters; repeat.  [default: every other column]")
 @click.option("--model", envvar="CAIRN_MODEL", help="Encoder: all-MiniLM-L6-v2, or a folder.  [default: all-MiniLM-L6-v2]")
-@click.option("--pooling", type=click.Choice(["mean", "lmk"]), help="What a chunk's vector is pooled from.  [default: mean]")
+@click.option("--pooling", type=click.Choice(get_args(Pooling)), help="What a chunk's vector is pooled from.  [default: mean]")
 @click.option("--attention", type=click.Choice(["chunk", "full"]), help="What a token sees: its chunk, or its window.  [default: chunk]")
-@click.option("--landmark-interval", type=int, help="Tokens of a chunk between two landmarks.  [default: 64]")
+@click.option("--landmarks", type=click.Choice(get_args(Landmarks)), help="Where chunks end: at words, or sentences.  [default: fixed]")
+@click.option("--landmark-interval", type=int, help="Tokens of a chunk between two landmarks, at most.  [default: 64]")
 @click.option("--temperature", type=float, help="Divide attention logits by this (TempScale).  [default: 1.0]")
+@click.option("--dims", type=int, help="Keep the first so many dimensions of every vector (Matryoshka).  [default: all]")
+@click.option("--layers", type=int, help="Run the first so many layers of the model (Matryoshka).  [default: all]")
+@click.option("--query-prefix", help="Text before every query, such as 'query: '; read, never pooled.  [default: none]")
+@click.option("--document-prefix", help="Text before every row of a document; read, never pooled.  [default: none]")
 @click.option("--use-context/--no-context", default=None, help="Let the encoder read the stored context.  [default: no-context]")
 @click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), help="Arithmetic of the encoder.  [default: auto]")
 @click.option("--num-clusters", type=int, help="Clusters of the corpus.  [default: from its size]")

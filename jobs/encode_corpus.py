@@ -24,7 +24,7 @@ from pipeline.cluster.sampling import sample_rows
 from pipeline.cluster.store import Clusters
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet, build_context
-from pipeline.encode.documents import DocumentEncoder, encode_shard
+from pipeline.encode.documents import DocumentEncoder, encode_shard, require_fit
 from pipeline.encode.shards import finished_shards, write_encoded_shard
 from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW, CollectionLayout
 from pipeline.manifest import Manifest
@@ -72,6 +72,7 @@ def encode_corpus(
 ) -> EncodedCorpus:
     """Run the stages that need a model over the staged shards; returns when every one is in ``pending/encoded``."""
     backbone = load_backbone(config.encoder)
+    require_fit(config.encoder, backbone)
     first_stage = ContextEncoder(backbone, min(config.context.max_document_tokens, backbone.max_positions))
     view, embedder = _corpus_view(layout, published, staged, config, backbone, first_stage, progress)
     encoder = DocumentEncoder(config.encoder, view.context, backbone)

@@ -87,12 +87,14 @@ def require_same_settings(published: Manifest | None, config: IngestConfig) -> N
     """
     if published is None:
         return
-    asked = config.to_dict()
+    asked, defaults = config.to_dict(), IngestConfig().to_dict()
+    # A setting younger than the collection had its default when the collection was built.
+    stored = {stage: {**defaults[stage], **published.settings[stage]} for stage in ("encoder", "cluster", "context")}
     differences = [
-        f"{stage}.{name} is {published.settings[stage].get(name)!r}, got {value!r}"
-        for stage in ("encoder", "cluster", "context")
+        f"{stage}.{name} is {settings[name]!r}, got {value!r}"
+        for stage, settings in stored.items()
         for name, value in asked[stage].items()
-        if name not in SPEED_ONLY and published.settings[stage].get(name) != value
+        if name not in SPEED_ONLY and settings[name] != value
     ]
     if differences:
         raise FingerprintMismatchError(

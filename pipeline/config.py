@@ -6,18 +6,26 @@ CLI's business, not this module's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_args
 
 from pipeline.errors import ConfigError
 
-Pooling = Literal["mean", "lmk"]
+Pooling = Literal["mean", "lmk", "cls", "last", "mean_at_k", "multi_cls"]
 Attention = Literal["chunk", "full"]
+Landmarks = Literal["fixed", "sentence"]
 Precision = Literal["auto", "fp32", "bf16"]
 IndexKind = Literal["auto", "flat", "ivf_sq8", "ivf_rabitq"]
 Surrogate = Literal["static", "encoder"]
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
+
+POOLINGS: Final[Mapping[Attention, tuple[Pooling, ...]]] = {
+    "chunk": ("mean", "lmk", "cls", "last", "mean_at_k"),
+    "full": ("mean", "lmk", "mean_at_k", "multi_cls"),
+}
+"""What goes together: a row of chunk attention has a first and a last token for each chunk, a window has them once for many chunks."""
 
 
 def _require(condition: bool, sentence: str) -> None:
@@ -88,7 +96,10 @@ class EncoderConfig:
     """The second stage: everything here but ``precision`` and ``batch_tokens`` moves vectors and is part of the encoder's fingerprint.
 
     ``landmark_interval`` counts a chunk's own tokens; its landmark comes on top and counts within the window.
+    With ``landmarks`` = sentence it is the most a chunk of whole sentences may hold; it is the k of ``mean_at_k``.
     ``temperature`` divides every attention logit (TempScale); 1.0 leaves the model as it was trained.
+    ``truncate_dim`` keeps the first dimensions of every vector, ``num_layers`` runs the first layers (Matryoshka); None takes all.
+    ``query_prefix`` and ``document_prefix`` stand before every query and every row of a document, and are pooled from nowhere.
     """
 
     model: str = DEFAULT_MODEL
@@ -99,13 +110,24 @@ class EncoderConfig:
     window_overlap_tokens: int = 128
     temperature: float = 1.0
     use_context: bool = False
+    landmarks: Landmarks = "fixed"
+    truncate_dim: int | None = None
+    num_layers: int | None = None
+    query_prefix: str = ""
+    document_prefix: str = ""
     precision: Precision = "auto"
     batch_tokens: int = 1_024
 
     def __post_init__(self) -> None:
-        _require_one_of("pooling", self.pooling, ("mean", "lmk"))
-        _require_one_of("attention", self.attention, ("chunk", "full"))
+        _require_one_of("pooling", self.pooling, get_args(Pooling))
+        _require_one_of("attention", self.attention, get_args(Attention))
+        _require_one_of("landmarks", self.landmarks, get_args(Landmarks))
         _require_one_of("precision", self.precision, ("auto", "fp32", "bf16"))
+        _require(
+            self.pooling in POOLINGS[self.attention],
+            f"pooling {self.pooling} must go with attention {_other(self.attention)}, got {self.attention}; "
+            f"with attention {self.attention} choose one of {', '.join(POOLINGS[self.attention])}",
+        )
         _require(self.landmark_interval >= 8, f"landmark_interval must be at least 8 tokens, got {self.landmark_interval}")
         _require(
             self.landmark_interval + 2 <= self.max_window_tokens,
@@ -118,7 +140,19 @@ class EncoderConfig:
             f"got {self.window_overlap_tokens}",
         )
         _require(0.0 < self.temperature < float("inf"), f"temperature must be a positive number, got {self.temperature}")
+        _require(
+            self.truncate_dim is None or self.truncate_dim > 0,
+            f"dims (truncate_dim) must lie between 1 and the model's dimensions, got {self.truncate_dim}; leave it out to keep all",
+        )
+        _require(
+            self.num_layers is None or self.num_layers > 0,
+            f"layers (num_layers) must lie between 1 and the model's layers, got {self.num_layers}; leave it out to run all",
+        )
         _require(self.batch_tokens > 0, f"batch_tokens must be positive, got {self.batch_tokens}")
+
+
+def _other(attention: Attention) -> Attention:
+    return "full" if attention == "chunk" else "chunk"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

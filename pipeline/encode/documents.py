@@ -5,14 +5,15 @@
                                    context embeddings
 
 All chunks of a shard are one pool of work, sorted by length, so short and long documents share batches. A document's vector is the
-normalised mean of its chunks' vectors, each normalised first. Only ``text`` is encoded. A vector that is not finite stops the shard before
-anything is written.
+normalised mean of its chunks' vectors, each cut to the dimensions asked for and normalised first. Queries go the same way with their own
+prefix. Only ``text`` is encoded. A vector that is not finite stops the shard before anything is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,13 +21,15 @@ from jaxtyping import Float32, Int32, Int64
 
 from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.context.store import ContextSet
-from pipeline.corpus.tokenization import tokenize
+from pipeline.encode.prefixes import Prefix, tokenize_after
+from pipeline.encode.sentences import rank_sentences
 from pipeline.errors import ConfigError, ModelError
 from pipeline.manifest import fingerprint
 from pipeline.model.backbone import Backbone, load_backbone
 from pipeline.model.context_encoder import ContextEncoder
 from pipeline.model.document_encoder import embed_chunks
 from pipeline.model.landmarks import Chunks, Rows, chunk_rows, chunk_spans, split_into_chunks, window_rows
+from pipeline.model.matryoshka import first_dims, require_dims
 from pipeline.types import chunks_schema, documents_schema, staged_schema
 
 ENCODER_FORMAT_VERSION = 1
@@ -60,9 +63,9 @@ class DocumentEncoder:
                 f"the backbone must be loaded with temperature {config.temperature}, got {self.backbone.temperature}; "
                 "load it from the same settings"
             )
-        _require_positions(config, self.backbone.max_positions)
+        self.vector_dim = require_fit(config, self.backbone)
+        self._document_prefix, self._query_prefix = _prefixes(config, self.backbone)
         self._context_CD = _usable_context(config, context, self.backbone.model_dim)
-        self.vector_dim = self.backbone.model_dim
         self.fingerprint = fingerprint(
             kind="encoder",
             format=ENCODER_FORMAT_VERSION,
@@ -74,6 +77,7 @@ class DocumentEncoder:
             window_overlap_tokens=config.window_overlap_tokens,
             temperature=float(config.temperature),
             context=context.fingerprint if config.use_context and context is not None else None,
+            **_younger_settings(config),
         )
 
     @property
@@ -83,7 +87,16 @@ class DocumentEncoder:
 
     def encode(self, texts: Sequence[str], on_tokens: Callable[[int], None] | None = None) -> EncodedDocuments:
         """Encode texts in the order given; ``on_tokens`` hears how many of their tokens each batch has finished, each token once."""
-        tokens = tokenize(self.backbone.tokenizer, texts)
+        return self._encode(texts, self._document_prefix, on_tokens)
+
+    def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
+        """Encode texts as documents are, after the queries' prefix; returns the documents' vectors."""
+        return self._encode(texts, self._query_prefix, None).document_vectors_NV
+
+    def _encode(self, texts: Sequence[str], prefix: Prefix, on_tokens: Callable[[int], None] | None) -> EncodedDocuments:
+        tokens = tokenize_after(prefix, self.backbone.tokenizer, texts)
+        if self.config.landmarks == "sentence":
+            rank_sentences(tokens, texts)
         chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, self.config.landmark_interval)
         start_char, end_char = chunk_spans(chunks, tokens.start_char, np.fromiter(map(len, texts), np.int64, len(texts)))
         chunk_tokens = np.diff(chunks.token_offsets)
@@ -94,12 +107,12 @@ class DocumentEncoder:
 
         embeddings_MD = embed_chunks(
             self.backbone,
-            self._rows(tokens.ids, chunks),
+            self._rows(tokens.ids, chunks, prefix),
             batch_tokens=self.config.batch_tokens,
             context_CD=self._context_CD,
             on_chunks=report,
         )
-        chunk_vectors_MV = _normalised(embeddings_MD)
+        chunk_vectors_MV = first_dims(embeddings_MD, self.vector_dim)
         _require_finite(chunk_vectors_MV, chunks.chunk_offsets)
         return EncodedDocuments(
             document_vectors_NV=_document_vectors(chunk_vectors_MV, chunks.chunk_offsets),
@@ -110,10 +123,10 @@ class DocumentEncoder:
             chunk_vectors_MV=chunk_vectors_MV,
         )
 
-    def _rows(self, ids_T: Int32[np.ndarray, " T"], chunks: Chunks) -> Rows:
+    def _rows(self, ids_T: Int32[np.ndarray, " T"], chunks: Chunks, prefix: Prefix) -> Rows:
         cls_id, landmark_id, pooling = self.backbone.cls_id, self.backbone.landmark_id, self.config.pooling
         if self.config.attention == "chunk":
-            return chunk_rows(ids_T, chunks, cls_id=cls_id, landmark_id=landmark_id, pooling=pooling)
+            return chunk_rows(ids_T, chunks, cls_id=cls_id, landmark_id=landmark_id, pooling=pooling, prefix_ids=prefix.ids)
         return window_rows(
             ids_T,
             chunks,
@@ -122,6 +135,7 @@ class DocumentEncoder:
             pooling=pooling,
             max_window_tokens=self.config.max_window_tokens,
             overlap_tokens=self.config.window_overlap_tokens,
+            prefix_ids=prefix.ids,
         )
 
 
@@ -168,12 +182,6 @@ def _vector_array(vectors_NV: Float32[np.ndarray, "N V"]) -> pa.FixedSizeListArr
     return pa.FixedSizeListArray.from_arrays(pa.array(vectors_NV.reshape(-1)), vectors_NV.shape[1])
 
 
-def _normalised(vectors_NV: Float32[np.ndarray, "N V"]) -> Float32[np.ndarray, "N V"]:
-    """Divide rows by their length; a zero row becomes NaN, which no caller lets pass."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        return vectors_NV / np.linalg.norm(vectors_NV, axis=1, keepdims=True)
-
-
 def _require_finite(chunk_vectors_MV: Float32[np.ndarray, "M V"], chunk_offsets: Int64[np.ndarray, " N1"]) -> None:
     bad = np.flatnonzero(~np.isfinite(chunk_vectors_MV).all(axis=1))
     if len(bad):
@@ -189,7 +197,7 @@ def _document_vectors(chunk_vectors_MV: Float32[np.ndarray, "M V"], chunk_offset
         return np.zeros((0, chunk_vectors_MV.shape[1]), np.float32)
     sums_NV = np.add.reduceat(chunk_vectors_MV, chunk_offsets[:-1], axis=0)
     is_single = np.diff(chunk_offsets) == 1
-    vectors_NV = np.where(is_single[:, None], sums_NV, _normalised(sums_NV))
+    vectors_NV = np.where(is_single[:, None], sums_NV, first_dims(sums_NV, sums_NV.shape[1]))
     if not np.isfinite(vectors_NV).all():
         document = int(np.flatnonzero(~np.isfinite(vectors_NV).all(axis=1))[0])
         raise ModelError(
@@ -198,7 +206,9 @@ def _document_vectors(chunk_vectors_MV: Float32[np.ndarray, "M V"], chunk_offset
     return vectors_NV
 
 
-def _require_positions(config: EncoderConfig, max_positions: int) -> None:
+def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
+    """Return the width of the vectors; raise :class:`ConfigError` for settings the model has no room for."""
+    max_positions = backbone.max_positions
     if config.attention == "chunk" and config.landmark_interval + 2 > max_positions:
         raise ConfigError(
             f"landmark_interval must leave [CLS] and the landmark room in the model's {max_positions} positions, "
@@ -209,6 +219,25 @@ def _require_positions(config: EncoderConfig, max_positions: int) -> None:
             f"max_window_tokens must be at most the model's {max_positions} positions, got {config.max_window_tokens}; "
             "choose a smaller window"
         )
+    room = min(config.max_window_tokens, max_positions) - config.landmark_interval - 2
+    for name, prefix in zip(("document_prefix", "query_prefix"), _prefixes(config, backbone), strict=True):
+        if len(prefix.ids) > room:
+            raise ConfigError(
+                f"{name} must leave a chunk of {config.landmark_interval} tokens room in its row, for which it may have {room}, "
+                f"got {len(prefix.ids)}; shorten it, or choose a smaller landmark_interval"
+            )
+    return require_dims(config.truncate_dim, backbone.model_dim)
+
+
+def _prefixes(config: EncoderConfig, backbone: Backbone) -> tuple[Prefix, Prefix]:
+    return Prefix.of(config.document_prefix, backbone.tokenizer), Prefix.of(config.query_prefix, backbone.tokenizer)
+
+
+def _younger_settings(config: EncoderConfig) -> dict[str, Any]:
+    """Return the settings that joined after the first collections were built, but for those at their default, which change no vector."""
+    younger = ("landmarks", "truncate_dim", "num_layers", "query_prefix", "document_prefix")
+    default = EncoderConfig()
+    return {name: getattr(config, name) for name in younger if getattr(config, name) != getattr(default, name)}
 
 
 def _usable_context(config: EncoderConfig, context: ContextSet | None, model_dim: int) -> Float32[np.ndarray, "C D"] | None:

@@ -1,7 +1,7 @@
 """Queries to vectors, in the documents' space and under the same context (CDE eq. 6).
 
-A query is encoded exactly as a document is: one chunk in practice, the normalised mean of its chunks when it is longer. So a query that
-repeats a document's text has its vector, and both have one fingerprint.
+A query is encoded exactly as a document is, but for its prefix: one chunk in practice, the normalised mean of its chunks when it is
+longer. So a query that repeats a document's text has its vector where the prefixes are the same, and both have one fingerprint.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TextQueryEncoder:
                 raise ConfigError(f"a query must hold text, got an empty one at position {index}; write what to look for")
             if not _is_encodable(text):
                 raise ConfigError(f"a query must be valid Unicode, got a lone surrogate in the one at position {index}; remove it")
-        return self._encoder.encode(texts).document_vectors_NV
+        return self._encoder.encode_queries(texts)
 
 
 def _is_encodable(text: str) -> bool:

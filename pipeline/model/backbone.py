@@ -1,12 +1,13 @@
 """The seam between the line and a transformer: what every backbone offers, and how a name becomes one.
 
-A backbone turns token ids into last hidden states and knows nothing of chunks or pooling. BERT and its absolute-position kin are built
-here; other families join by another implementation of the same protocol. Nothing is downloaded: a model is the embedded one or a folder.
+A backbone turns token ids into last hidden states and knows nothing of chunks or pooling. ``model_type`` of the configuration says which
+implementation reads the weights. Nothing is downloaded: a model is the embedded one or a folder.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,9 +15,11 @@ from jaxtyping import Float, Float32, Int64
 from tokenizers import Tokenizer
 
 from pipeline.config import EncoderConfig
-from pipeline.model.bert import BertBackbone
+from pipeline.errors import ModelError
+from pipeline.model import bert, modernbert, nomic_bert
 from pipeline.model.checkpoint import read_checkpoint
 from pipeline.model.embedded_weights import MODEL_NAMES, require_official_weights
+from pipeline.model.matryoshka import first_layers
 from pipeline.model.names import model_folder
 from pipeline.model.precision import default_device, resolve_precision
 
@@ -83,17 +86,29 @@ class Backbone(Protocol):
     ) -> Float[torch.Tensor, "B T D"]:
         """Return the last hidden states of the text; positions at and after a row's length hold no meaning.
 
-        With a context, its vectors stand before every row's text as input embeddings (CDE eq. 5 and 6): no position embedding, so their
-        order does not matter and text positions still start at 0; then token type 0 and the embedding LayerNorm, as for tokens. Their own
-        outputs are not returned.
+        With a context, its vectors stand before every row's text as input embeddings (CDE eq. 5 and 6): no position embedding and no
+        rotation, so their order does not matter and text positions still start at 0; then token type 0 where the family has types, and the
+        embedding norm, as for tokens. Where layers are local, only global ones show the context. Their own outputs are not returned.
         """
         ...
 
 
+_FAMILIES: Final[Mapping[str, Callable[..., Backbone]]] = {
+    **dict.fromkeys(bert.FAMILIES, bert.BertBackbone),
+    **dict.fromkeys(modernbert.FAMILIES, modernbert.ModernBertBackbone),
+    **dict.fromkeys(nomic_bert.FAMILIES, nomic_bert.NomicBertBackbone),
+}
+
+
 def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> Backbone:
-    """Load the model a configuration names, in its precision and with its attention temperature."""
+    """Load the model a configuration names, its first layers where told so, in its precision and with its attention temperature."""
     device = device or default_device()
-    checkpoint = read_checkpoint(model_folder(config.model))
+    checkpoint = first_layers(read_checkpoint(model_folder(config.model)), config.num_layers)
     if config.model in MODEL_NAMES:
         require_official_weights(checkpoint.weights_sha256)
-    return BertBackbone(checkpoint, temperature=config.temperature, dtype=resolve_precision(config.precision, device), device=device)
+    model_type = checkpoint.config.get("model_type")
+    if model_type not in _FAMILIES:
+        raise ModelError(f"model_type must be one of {', '.join(_FAMILIES)}, got {model_type!r}; choose a model of these families")
+    return _FAMILIES[model_type](
+        checkpoint, temperature=config.temperature, dtype=resolve_precision(config.precision, device), device=device
+    )

@@ -1,8 +1,9 @@
 """A model folder on disk, read without remote code and without pickle: configuration, tokenizer, safetensors.
 
-Knows the two published layouts: Hugging Face (config.json, model.safetensors, tokenizer.json in one folder) and sentence-transformers
-(modules.json naming the folder of the transformer). It says what lies there; what to make of the tensors is the backbone's business. Only
-the transformer is read: a pooling other than the mean draws a warning, a further trained module is refused, as vectors without it mean
+Knows the two published layouts: Hugging Face (config.json, model.safetensors, tokenizer.json in one folder; large models split their
+weights over several files that model.safetensors.index.json names) and sentence-transformers (modules.json naming the folder of the
+transformer). It says what lies there; what to make of the tensors is the backbone's business. Only the transformer is read: a pooling
+other than the mean draws a warning, a further trained module is refused, as vectors without it mean
 nothing.
 """
 
@@ -27,10 +28,11 @@ from pipeline.manifest import fingerprint
 logger = logging.getLogger(__name__)
 
 WEIGHTS_NAME: Final = "model.safetensors"
+WEIGHTS_INDEX_NAME: Final = "model.safetensors.index.json"
 _MODULES_READ: Final = frozenset({"Transformer", "Pooling", "Normalize"})
 _TOKEN_NAMES: Final = {
-    "cls": (("cls_token", "bos_token"), ("[CLS]", "<s>")),
-    "landmark": (("sep_token", "eos_token"), ("[SEP]", "</s>")),
+    "cls": (("cls_token", "bos_token"), ("[CLS]", "<s>", "<bos>")),
+    "landmark": (("sep_token", "eos_token"), ("[SEP]", "</s>", "<eos>")),
     "pad": (("pad_token",), ("[PAD]", "<pad>")),
 }
 
@@ -49,20 +51,29 @@ class Checkpoint:
     weights_sha256: str
     fingerprint: str
 
+    def number(self, *names: str, default: int | float | None = None) -> float:
+        """Return the first of these settings that is not null, else the default; families name the same number differently."""
+        value = next((self.config[name] for name in names if self.config.get(name) is not None), default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ModelError(f"config.json of the model must give {' or '.join(names)} as a positive number, got {value!r}; fetch it again")
+        return float(value)
+
+    def integer(self, *names: str, default: int | None = None) -> int:
+        """Return such a setting as a whole number."""
+        return int(self.number(*names, default=default))
+
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read a model folder; raise :class:`ModelError` for one that is incomplete, damaged or not fit to be read safely."""
     folder = _transformer_folder(folder)
     config = _read_json(folder / "config.json")
-    tokenizer_path, weights_path = _require(folder / "tokenizer.json"), _require(folder / WEIGHTS_NAME)
+    tokenizer_path, weights_paths = _require(folder / "tokenizer.json"), _weights_paths(folder)
     tokenizer = _read_tokenizer(tokenizer_path)
-    weights_sha256 = durable.sha256_of_file(weights_path)
-    try:
-        tensors = load_file(weights_path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(
-            f"{WEIGHTS_NAME} of the model must be a whole safetensors file, got a damaged one ({error}); fetch the model again"
-        ) from error
+    hashes = {path.name: durable.sha256_of_file(path) for path in weights_paths}
+    weights_sha256 = hashes[WEIGHTS_NAME] if WEIGHTS_NAME in hashes else fingerprint(shards=hashes)
+    tensors: dict[str, torch.Tensor] = {}
+    for path in weights_paths:
+        tensors |= _read_tensors(path)
     special = _special_tokens(folder, tokenizer)
     return Checkpoint(
         folder=folder,
@@ -77,6 +88,28 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             weights=weights_sha256, tokenizer=durable.sha256_of_file(tokenizer_path), config=dict(sorted(config.items())), special=special
         ),
     )
+
+
+def _weights_paths(folder: Path) -> list[Path]:
+    """Return the one file of weights, else all that the index names."""
+    if (folder / WEIGHTS_NAME).is_file() or not (folder / WEIGHTS_INDEX_NAME).is_file():
+        return [_require(folder / WEIGHTS_NAME)]
+    index = _read_json(folder / WEIGHTS_INDEX_NAME)
+    files: Any = index.get("weight_map") if isinstance(index, dict) else None
+    names = set(files.values()) if isinstance(files, dict) else set[Any]()
+    # A name is believed only when it lies in this very folder.
+    if not names or not all(isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors") for name in names):
+        raise ModelError(f"{WEIGHTS_INDEX_NAME} of the model must name safetensors files beside it, got others; fetch the model again")
+    return [_require(folder / name) for name in sorted(names)]
+
+
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(
+            f"{path.name} of the model must be a whole safetensors file, got a damaged one ({error}); fetch the model again"
+        ) from error
 
 
 def _transformer_folder(folder: Path) -> Path:
@@ -106,7 +139,9 @@ def _is_mean_pooling(path: Path) -> bool:
 
 def _require(path: Path) -> Path:
     if not path.is_file():
-        hint = "convert the weights to safetensors" if path.name == WEIGHTS_NAME else "save the model's fast tokenizer beside it"
+        hint = "save the model's fast tokenizer beside it"
+        if path.suffix == ".safetensors":
+            hint = "convert the weights to safetensors" if path.name == WEIGHTS_NAME else "fetch the rest of the model's weights"
         raise ModelError(f"a model folder must hold {path.name}, got none; {hint}")
     return path
 

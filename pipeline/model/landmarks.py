@@ -7,18 +7,25 @@
 LMK is SEP, else EOS; it counts within a window's tokens and always ends a row. A landmark stands for the chunk on its left. Chunk
 attention is block-diagonal attention with positions restarting in each block, computed as rows of a batch, its fastest exact form.
 
-Source: LMK pooling, algorithm 1, fixed granularity. Differs: a cut moves left to the start of a word. Sentence and variable granularity
-are not built; nothing is truncated.
+Source: LMK pooling, algorithm 1, fixed and sentence granularity; §5 for Mean@k and MultiCLS. Differs: a cut moves left to the start of a
+word; short sentences share a chunk, long ones are cut; k of Mean@k is the interval, each k-th token moved left with its cut. Variable
+granularity, which is for training, is not built; nothing is truncated.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, UInt8
 
 from pipeline.config import Pooling
+
+NO_PREFIX: Final = np.zeros(0, np.int32)
+
+SENTENCE_START: Final = 3
+"""Rank of the place before a token that opens a sentence, above the three ranks of words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +53,9 @@ class Rows:
 def split_into_chunks(breaks_T: UInt8[np.ndarray, " T"], text_offsets_N1: Int64[np.ndarray, " N1"], interval: int) -> Chunks:
     """Cut each text into chunks of at most ``interval`` tokens, greedily from the left.
 
-    ``breaks`` ranks the place before each token: 2 a word after white space, 1 a word without, 0 inside a word. A cut stands at the last
-    place of rank 2 that the interval allows; inside a run without white space longer than the interval it may have rank 1, inside a word
-    longer than the interval any rank.
+    ``breaks`` ranks the place before each token: 3 a sentence (a text is one where it marks none), 2 a word after white space, 1 a word
+    without, 0 inside a word. A cut stands at the last place of rank 3 that the interval allows; inside a sentence longer than the interval
+    it may have rank 2, inside a run without white space longer than the interval rank 1, inside a word longer than the interval any rank.
     """
     lengths_N = np.diff(text_offsets_N1)
     num_chunks_N = np.ones(len(lengths_N), np.int64)
@@ -73,10 +80,14 @@ def split_into_chunks(breaks_T: UInt8[np.ndarray, " T"], text_offsets_N1: Int64[
 
 def _cuts(breaks_T: UInt8[np.ndarray, " T"], text_offsets_N1: Int64[np.ndarray, " N1"], interval: int) -> Bool[np.ndarray, " T"]:
     """Mark the tokens a chunk may begin with, so that no two neighbours lie more than ``interval`` apart."""
-    is_run_start, is_word_start = breaks_T >= 2, breaks_T >= 1
-    text_starts = text_offsets_N1[:-1][np.diff(text_offsets_N1) > 0]
-    is_run_start[text_starts] = is_word_start[text_starts] = True
-    return is_run_start | (is_word_start & _in_long_group(is_run_start, interval)) | _in_long_group(is_word_start, interval)
+    is_text_start = np.zeros(len(breaks_T), np.bool_)
+    is_text_start[text_offsets_N1[:-1][np.diff(text_offsets_N1) > 0]] = True
+    is_cut = is_start = (breaks_T >= SENTENCE_START) | is_text_start
+    for rank in range(SENTENCE_START - 1, -1, -1):
+        is_finer = (breaks_T >= rank) | is_text_start
+        is_cut = is_cut | (is_finer & _in_long_group(is_start, interval))
+        is_start = is_finer
+    return is_cut
 
 
 def _in_long_group(is_start_T: Bool[np.ndarray, " T"], interval: int) -> Bool[np.ndarray, " T"]:
@@ -98,23 +109,35 @@ def chunk_spans(
     return start_M, end_M
 
 
-def chunk_rows(ids_T: Int32[np.ndarray, " T"], chunks: Chunks, *, cls_id: int, landmark_id: int, pooling: Pooling) -> Rows:
-    """Lay every chunk out as a row of its own, ``[CLS] z [LMK]``; the mean is over the whole row, as sentence-transformers takes it."""
-    row_lengths = np.diff(chunks.token_offsets) + 2
+def chunk_rows(
+    ids_T: Int32[np.ndarray, " T"],
+    chunks: Chunks,
+    *,
+    cls_id: int,
+    landmark_id: int,
+    pooling: Pooling,
+    prefix_ids: Int32[np.ndarray, " P"] = NO_PREFIX,
+) -> Rows:
+    """Lay every chunk out as a row of its own, ``[CLS] prefix z [LMK]``.
+
+    Pooled are: ``mean`` the whole row, as sentence-transformers takes it, and with a prefix what stands after it; ``cls`` the first token;
+    ``lmk`` and ``last`` the last; ``mean_at_k`` the chunk's own last token, or the landmark of an empty chunk.
+    """
+    num_own, head = np.diff(chunks.token_offsets), 1 + len(prefix_ids)
+    row_lengths = head + num_own + 1
     row_offsets = np.concatenate([[0], np.cumsum(row_lengths)])
     ids = np.empty(int(row_offsets[-1]), np.int32)
     is_text = np.ones(len(ids), np.bool_)
-    is_text[row_offsets[:-1]] = is_text[row_offsets[1:] - 1] = False
+    is_text[_heads(row_offsets, head)] = is_text[row_offsets[1:] - 1] = False
     ids[is_text] = ids_T
-    ids[row_offsets[:-1]] = cls_id
+    ids[_heads(row_offsets, head)] = [cls_id, *prefix_ids]
     ids[row_offsets[1:] - 1] = landmark_id
-    return Rows(
-        ids=ids,
-        row_offsets=row_offsets,
-        pooled_row=np.arange(len(row_lengths)),
-        pooled_start=row_lengths - 1 if pooling == "lmk" else np.zeros_like(row_lengths),
-        pooled_end=row_lengths,
-    )
+    start, end = {
+        "mean": (np.full_like(row_lengths, head if head > 1 else 0), row_lengths),
+        "cls": (np.zeros_like(row_lengths), np.ones_like(row_lengths)),
+        "mean_at_k": _one(row_lengths - 1 - (num_own > 0)),
+    }.get(pooling, _one(row_lengths - 1))
+    return Rows(ids=ids, row_offsets=row_offsets, pooled_row=np.arange(len(row_lengths)), pooled_start=start, pooled_end=end)
 
 
 def window_rows(
@@ -126,37 +149,48 @@ def window_rows(
     pooling: Pooling,
     max_window_tokens: int,
     overlap_tokens: int,
+    prefix_ids: Int32[np.ndarray, " P"] = NO_PREFIX,
 ) -> Rows:
-    """Lay every text out in rows of whole chunks, ``[CLS] z1 [LMK] … zn [LMK]``, at most ``max_window_tokens`` long.
+    """Lay every text out in rows of whole chunks, ``[CLS] prefix z1 [LMK] … zn [LMK]``, at most ``max_window_tokens`` long.
 
     Each window after the first begins with the last whole chunks of the one before that, with their landmarks, fit ``overlap_tokens`` and
-    leave room for one more chunk. A chunk in several windows is pooled in the one where its landmark has the most tokens on its scarcer
-    side; ties go to the earlier window. The mean is over the chunk's tokens and its landmark, without [CLS], which belongs to no chunk
-    (late chunking).
+    leave room for one more chunk. A chunk in several windows is pooled in the one where its end has the most tokens on its scarcer side;
+    ties go to the earlier window. ``mean`` is over the chunk's tokens and its landmark, without [CLS], which belongs to no chunk (late
+    chunking); ``multi_cls`` puts [CLS] where the landmarks stand; ``mean_at_k`` has no landmarks, ``[CLS] prefix z1 z2 … zn [LMK]``, and
+    takes each chunk's last token (an empty text's landmark).
     """
-    num_chunks = len(chunks.token_offsets) - 1
-    marked_offsets = chunks.token_offsets + np.arange(num_chunks + 1)
-    marked_ids = np.empty(int(marked_offsets[-1]), np.int32)
+    num_own, head = np.diff(chunks.token_offsets), 1 + len(prefix_ids)
+    num_marks, tail = (0, 1) if pooling == "mean_at_k" else (1, 0)
+    marked_offsets = chunks.token_offsets + num_marks * np.arange(len(num_own) + 1)
+    marked_ids = np.full(int(marked_offsets[-1]), cls_id if pooling == "multi_cls" else landmark_id, np.int32)
     is_text = np.ones(len(marked_ids), np.bool_)
-    is_text[marked_offsets[1:] - 1] = False
+    if num_marks:
+        is_text[marked_offsets[1:] - 1] = False
     marked_ids[is_text] = ids_T
-    marked_ids[~is_text] = landmark_id
-    first_W, end_W = _windows(marked_offsets, chunks.chunk_offsets, max_window_tokens - 1, overlap_tokens)
-    row_lengths = marked_offsets[end_W] - marked_offsets[first_W] + 1
-    row_offsets = np.concatenate([[0], np.cumsum(row_lengths)])
-    source = np.arange(int(row_offsets[-1])) + np.repeat(marked_offsets[first_W] - row_offsets[:-1] - 1, row_lengths)
-    ids = marked_ids[np.maximum(source, 0)]
-    ids[row_offsets[:-1]] = cls_id
-    window_M = _roomiest_window(first_W, end_W, marked_offsets, row_lengths)
-    shift_M = 1 - marked_offsets[first_W][window_M]
+    first_W, end_W = _windows(marked_offsets, chunks.chunk_offsets, max_window_tokens - head - tail, overlap_tokens)
+    body_lengths = marked_offsets[end_W] - marked_offsets[first_W]
+    row_offsets = np.concatenate([[0], np.cumsum(head + body_lengths + tail)])
+    ids = np.full(int(row_offsets[-1]), landmark_id, np.int32)
+    body_starts = row_offsets[:-1] + head
+    place = np.arange(int(body_lengths.sum())) - np.repeat(np.cumsum(body_lengths) - body_lengths, body_lengths)
+    ids[np.repeat(body_starts, body_lengths) + place] = marked_ids[np.repeat(marked_offsets[first_W], body_lengths) + place]
+    ids[_heads(row_offsets, head)] = [cls_id, *prefix_ids]
+    window_M = _roomiest_window(first_W, end_W, marked_offsets, body_lengths)
+    shift_M = head - marked_offsets[first_W][window_M]
     pooled_end = marked_offsets[1:] + shift_M
-    return Rows(
-        ids=ids,
-        row_offsets=row_offsets,
-        pooled_row=window_M,
-        pooled_start=pooled_end - 1 if pooling == "lmk" else marked_offsets[:-1] + shift_M,
-        pooled_end=pooled_end,
-    )
+    if pooling == "mean":
+        pooled_start = marked_offsets[:-1] + shift_M
+    else:
+        pooled_start, pooled_end = _one(pooled_end - ((num_own > 0) | (num_marks > 0)))
+    return Rows(ids=ids, row_offsets=row_offsets, pooled_row=window_M, pooled_start=pooled_start, pooled_end=pooled_end)
+
+
+def _heads(row_offsets: Int64[np.ndarray, " R1"], head: int) -> Int64[np.ndarray, "R H"]:
+    return row_offsets[:-1, None] + np.arange(head)
+
+
+def _one(position_M: Int64[np.ndarray, " M"]) -> tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]:
+    return position_M, position_M + 1
 
 
 def _windows(
@@ -183,13 +217,13 @@ def _roomiest_window(
     first_W: Int64[np.ndarray, " W"],
     end_W: Int64[np.ndarray, " W"],
     marked_offsets: Int64[np.ndarray, " M1"],
-    row_lengths: Int64[np.ndarray, " W"],
+    body_lengths: Int64[np.ndarray, " W"],
 ) -> Int64[np.ndarray, " M"]:
     num_chunks_W = end_W - first_W
     window = np.repeat(np.arange(len(first_W)), num_chunks_W)
     chunk = np.arange(len(window)) - np.repeat(np.cumsum(num_chunks_W) - num_chunks_W - first_W, num_chunks_W)
     landmark = marked_offsets[chunk + 1] - marked_offsets[first_W][window]
-    scarcer = np.minimum(landmark, row_lengths[window] - 1 - landmark)
+    scarcer = np.minimum(landmark, body_lengths[window] - landmark)
     order = np.lexsort((window, -scarcer, chunk))
     is_best = np.ones(len(order), np.bool_)
     is_best[1:] = chunk[order][1:] != chunk[order][:-1]

@@ -1,8 +1,9 @@
 """Hidden states to one embedding a chunk: the mean over a span of positions.
 
-Both poolings are that mean over different spans, which the layout chose: ``lmk`` takes the landmark's own position (LMK pooling, algorithm
-2, kept per landmark: a document's vector is their mean, taken later), ``mean`` takes the chunk's positions. Sums are in float32 whatever
-the model computes in. Nothing is normalised here.
+Every pooling is that mean over different spans, which the layout chose: ``lmk`` takes the landmark's own position (LMK pooling, algorithm
+2, kept per landmark: a document's vector is their mean, taken later), ``cls``, ``last``, ``multi_cls`` and ``mean_at_k`` one position of
+another kind, ``mean`` the chunk's positions. No span holds a token of a prefix. Sums are in float32 whatever the model computes in.
+Nothing is normalised here.
 """
 
 from __future__ import annotations

@@ -64,6 +64,20 @@ def test_ingest_then_search_and_status_answer_in_json(call: Any, corpus: str, in
     assert (code, status["documents"], status["generation"]) == (0, 3, 1)
 
 
+def test_ingest_with_every_encoder_option_is_searchable(call: Any, corpus: str, ingest_options: list[str], tmp_path: Path) -> None:
+    options = [
+        *("--dims", "16", "--layers", "1", "--landmarks", "sentence", "--pooling", "mean_at_k", "--temperature", "0.9"),
+        *("--query-prefix", "walk: ", "--document-prefix", "mat: "),
+    ]
+    assert call("ingest", corpus, *ingest_options, *options, "--quiet")[0] == 0
+    code, out, _ = call("search", "the river runs past the old stone mill", "--collection", "c", "--json", "--no-hybrid")
+    assert (code, len(json.loads(out)["hits"])) == (0, 3)
+    manifest = json.loads((tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text())
+    chosen = ("truncate_dim", "num_layers", "landmarks", "pooling", "query_prefix", "document_prefix")
+    assert manifest["vector_dim"] == 16
+    assert [manifest["settings"]["encoder"][name] for name in chosen] == [16, 1, "sentence", "mean_at_k", "walk: ", "mat: "]
+
+
 def test_search_for_people_shows_titles_and_passages(call: Any, corpus: str, ingest_options: list[str]) -> None:
     call("ingest", corpus, *ingest_options, "--quiet")
     code, out, _ = call("search", "old stone mill", "--collection", "c")
@@ -126,6 +140,8 @@ def test_dry_run_prints_counts_tokens_and_time_and_writes_nothing(
         (("ingest", "corpus.parquet", "--collection", "../up"), "name must match"),
         (("ingest", "corpus.parquet", "--collection", "c", "--model", "no-such-model"), "no-such-model"),
         (("ingest", "corpus.parquet", "--collection", "c", "--temperature", "0"), "temperature"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--layers", "0"), "between 1 and the model's layers, got 0"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--pooling", "multi_cls"), "must go with attention full, got chunk"),
         (("ingest", "corpus.parquet", "--collection", "c", "--root", "s3://bucket/x"), "local folder"),
     ],
 )
@@ -136,6 +152,24 @@ def test_bad_input_is_one_sentence_and_exit_2(call: Any, corpus: str, tmp_path: 
     assert (code, out) == (2, "")
     assert one_line(err), err
     assert words in err
+    assert not (tmp_path / "cairn-data" / "c" / "CURRENT").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--dims", "33", "between 1 and the model's 32, got 33"),
+        ("--layers", "3", "between 1 and the model's 2, got 3"),
+        ("--query-prefix", "a " * 90, "query_prefix must leave"),
+    ],
+)
+def test_setting_the_model_has_no_room_for_ends_in_one_sentence_and_exit_2(
+    call: Any, corpus: str, tmp_path: Path, ingest_options: list[str], option: str, value: str, words: str
+) -> None:
+    code, out, err = call("ingest", corpus, *ingest_options, option, value, "--quiet")
+    assert (code, out) == (2, "")
+    assert words in err.splitlines()[-1]
+    assert "Traceback" not in err
     assert not (tmp_path / "cairn-data" / "c" / "CURRENT").exists()
 
 

@@ -7,11 +7,12 @@ import pyarrow as pa
 import pytest
 import torch
 
-from pipeline.config import EncoderConfig
+from pipeline.config import POOLINGS, EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.corpus.tokenization import tokenize
 from pipeline.encode.documents import DocumentEncoder, encode_shard
 from pipeline.errors import ConfigError, ModelError
+from pipeline.manifest import fingerprint
 from pipeline.model.backbone import load_backbone
 from pipeline.model.landmarks import split_into_chunks
 from pipeline.types import chunks_schema, documents_schema
@@ -25,7 +26,7 @@ TEXTS = [
     "a",
     "x" * 90 + " cat",
 ]
-MODES = [(attention, pooling) for attention in ("chunk", "full") for pooling in ("mean", "lmk")]
+MODES = [(attention, pooling) for attention, poolings in POOLINGS.items() for pooling in poolings]
 
 
 @pytest.fixture(scope="module")
@@ -62,46 +63,69 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
     chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, config.landmark_interval)
     pieces = [tokens.ids[start:end].tolist() for start, end in zip(chunks.token_offsets[:-1], chunks.token_offsets[1:], strict=True)]
     cls, landmark = backbone.cls_id, backbone.landmark_id
+    prefix = backbone.tokenizer.encode(config.document_prefix, add_special_tokens=False).ids
+    mark = {"multi_cls": [cls], "mean_at_k": []}.get(config.pooling, [landmark])
+    tail = [landmark] if config.pooling == "mean_at_k" else []
 
     def hidden(row):
         return backbone.hidden_states(np.array([row]), np.array([len(row)]), context)[0].numpy()
 
+    def pooled_row(state, piece):
+        """The rule of each pooling for a row that is one chunk."""
+        mean = state[1 + len(prefix) :].mean(0) if prefix else state.mean(0)
+        of_last = state[-2] if piece else state[-1]
+        return {"mean": mean, "lmk": state[-1], "last": state[-1], "cls": state[0], "mean_at_k": of_last}[config.pooling]
+
+    def pooled_span(state, start, stop):
+        """The same for a chunk whose own tokens stand at ``start:stop`` of a window."""
+        if config.pooling == "mean_at_k":
+            return state[stop - 1] if stop > start else state[-1]
+        return state[start : stop + 1].mean(0) if config.pooling == "mean" else state[stop]
+
     if config.attention == "chunk":
-        states = [hidden([cls, *piece, landmark]) for piece in pieces]
-        vectors = [state.mean(0) if config.pooling == "mean" else state[-1] for state in states]
+        vectors = [pooled_row(hidden([cls, *prefix, *piece, landmark]), piece) for piece in pieces]
     else:
         best: dict[int, tuple[int, np.ndarray]] = {}
         first = 0
+        budget = config.max_window_tokens - len(prefix) - len(tail)
         while True:
             end, size = first, 1
-            while end < len(pieces) and size + len(pieces[end]) + 1 <= config.max_window_tokens:
-                size, end = size + len(pieces[end]) + 1, end + 1
-            row, places = [cls], {}
+            while end < len(pieces) and size + len(pieces[end]) + len(mark) <= budget:
+                size, end = size + len(pieces[end]) + len(mark), end + 1
+            row, places = [cls, *prefix], {}
             for index in range(first, end):
-                places[index] = (len(row), len(row) + len(pieces[index]) + 1)
-                row += [*pieces[index], landmark]
-            state = hidden(row)
+                places[index] = (len(row), len(row) + len(pieces[index]))
+                row += [*pieces[index], *mark]
+            state = hidden([*row, *tail])
             for index, (start, stop) in places.items():
-                room = min(stop - 1, len(row) - stop)
-                vector = state[start:stop].mean(0) if config.pooling == "mean" else state[stop - 1]
+                room = min(stop + len(mark) - 1 - len(prefix), len(row) - stop - len(mark))
                 if index not in best or room > best[index][0]:
-                    best[index] = (room, vector)
+                    best[index] = (room, pooled_span(state, start, stop))
             if end == len(pieces):
                 break
             following, first = first + 1, end
             while first > following:
-                shared = sum(len(piece) + 1 for piece in pieces[first - 1 : end])
-                if shared > config.window_overlap_tokens or 1 + shared + len(pieces[end]) + 1 > config.max_window_tokens:
+                shared = sum(len(piece) + len(mark) for piece in pieces[first - 1 : end])
+                if shared > config.window_overlap_tokens or 1 + shared + len(pieces[end]) + len(mark) > budget:
                     break
                 first -= 1
         vectors = [best[index][1] for index in range(len(pieces))]
     return np.stack([vector / np.linalg.norm(vector) for vector in vectors])
 
 
+@pytest.mark.parametrize("batch_tokens", [1, 200], ids=["one by one", "padded"])
+@pytest.mark.parametrize("prefix", ["", "old stone:"], ids=["bare", "prefixed"])
 @pytest.mark.parametrize("context", [None, _context()], ids=["alone", "context"])
 @pytest.mark.parametrize(("attention", "pooling"), MODES)
-def test_encode_batch_equals_naive_loop_over_texts(config, backbone, attention, pooling, context):
-    config = dataclasses.replace(config, attention=attention, pooling=pooling, use_context=context is not None)
+def test_encode_batch_equals_naive_loop_over_texts(config, backbone, attention, pooling, context, prefix, batch_tokens):
+    config = dataclasses.replace(
+        config,
+        attention=attention,
+        pooling=pooling,
+        use_context=context is not None,
+        document_prefix=prefix,
+        batch_tokens=batch_tokens,
+    )
     encoded = DocumentEncoder(config, context, backbone).encode(TEXTS)
     for index, text in enumerate(TEXTS):
         own = encoded.chunk_vectors_MV[slice(*encoded.chunk_offsets[index : index + 2])]
@@ -146,6 +170,69 @@ def test_encode_spans_cover_every_text(config, backbone):
 def test_encode_counts_a_texts_own_tokens(config, backbone):
     encoded = DocumentEncoder(config, None, backbone).encode(["the cat sat", "\u200b"])
     assert encoded.num_tokens.tolist() == [3, 0]
+
+
+@pytest.mark.parametrize("truncate_dim", [1, 7, 32])
+def test_encode_truncated_vectors_are_the_heads_of_whole_ones_normalised_again(config, backbone, truncate_dim):
+    encoded = DocumentEncoder(dataclasses.replace(config, truncate_dim=truncate_dim), None, backbone).encode(TEXTS)
+    whole = DocumentEncoder(config, None, backbone).encode(TEXTS)
+    for index in range(len(TEXTS)):
+        own = slice(*whole.chunk_offsets[index : index + 2])
+        heads = [vector[:truncate_dim] / np.linalg.norm(vector[:truncate_dim]) for vector in whole.chunk_vectors_MV[own]]
+        np.testing.assert_allclose(encoded.chunk_vectors_MV[own], heads, atol=1e-6)
+        np.testing.assert_allclose(encoded.document_vectors_NV[index], sum(heads) / np.linalg.norm(sum(heads)), atol=1e-6)
+
+
+def test_encode_truncated_leaves_the_context_whole(config, backbone):
+    contextual = dataclasses.replace(config, use_context=True)
+    whole = DocumentEncoder(contextual, _context(), backbone).encode(TEXTS[:1]).document_vectors_NV[0, :8]
+    truncated = DocumentEncoder(dataclasses.replace(contextual, truncate_dim=8), _context(), backbone).encode(TEXTS[:1])
+    np.testing.assert_allclose(truncated.document_vectors_NV[0], whole / np.linalg.norm(whole), atol=1e-6)
+
+
+def test_encode_first_layers_equals_a_model_of_those_layers(config, backbone):
+    shallow = load_backbone(dataclasses.replace(config, num_layers=1))
+    ids, lengths = np.array([[2, 10, 11, 3]]), np.array([4])
+    assert not np.allclose(shallow.hidden_states(ids, lengths), backbone.hidden_states(ids, lengths), atol=1e-3)
+    encoder = DocumentEncoder(dataclasses.replace(config, num_layers=1))
+    naive = _naive_chunk_vectors(shallow, config, TEXTS[4])
+    np.testing.assert_allclose(encoder.encode([TEXTS[4]]).chunk_vectors_MV, naive, atol=1e-5)
+
+
+def test_encode_sentence_landmarks_end_chunks_at_sentences(config, backbone):
+    text = "the cat sat. old path! a river, a mountain, a stone on a path and a way. Walk on the path"
+    encoded = DocumentEncoder(dataclasses.replace(config, landmarks="sentence", landmark_interval=18), None, backbone).encode([text])
+    pieces = [text[start:end] for start, end in zip(encoded.start_char, encoded.end_char, strict=True)]
+    assert pieces == ["the cat sat. old path! ", "a river, a mountain, a stone on a path and a way. ", "Walk on the path"]
+
+
+@pytest.mark.parametrize("prefix", ["old stone: ", "old stone:"])
+@pytest.mark.parametrize(("attention", "pooling"), MODES)
+def test_encode_prefix_leaves_spans_and_token_counts_alone(config, backbone, attention, pooling, prefix):
+    config = dataclasses.replace(config, attention=attention, pooling=pooling)
+    bare = DocumentEncoder(config, None, backbone).encode(TEXTS)
+    prefixed = DocumentEncoder(dataclasses.replace(config, document_prefix=prefix), None, backbone).encode(TEXTS)
+    assert (prefixed.start_char.tolist(), prefixed.end_char.tolist()) == (bare.start_char.tolist(), bare.end_char.tolist())
+    assert prefixed.num_tokens.tolist() == bare.num_tokens.tolist()
+
+
+@pytest.mark.parametrize(("attention", "pooling"), MODES)
+def test_encode_prefix_is_in_every_row_and_in_no_pooled_span(config, backbone, attention, pooling):
+    seen = []
+
+    class Recording(_Broken):
+        def hidden_states(self, ids_BT, lengths_B, context_CD=None):
+            seen.extend(row[:length] for row, length in zip(ids_BT.tolist(), lengths_B.tolist(), strict=True))
+            hidden = self._backbone.hidden_states(ids_BT, lengths_B, context_CD).clone()
+            hidden[:, 1:4] = 1e6
+            return hidden
+
+    config = dataclasses.replace(config, attention=attention, pooling=pooling, document_prefix="old stone:")
+    prefix = backbone.tokenizer.encode("old stone:", add_special_tokens=False).ids
+    recorded = DocumentEncoder(config, None, Recording(backbone)).encode(TEXTS)
+    assert len(prefix) == 3
+    assert all(row[:4] == [backbone.cls_id, *prefix] and len(row) <= config.max_window_tokens for row in seen)
+    np.testing.assert_allclose(recorded.chunk_vectors_MV, DocumentEncoder(config, None, backbone).encode(TEXTS).chunk_vectors_MV, atol=1e-5)
 
 
 @pytest.mark.parametrize("attention", ["chunk", "full"])
@@ -206,12 +293,25 @@ def test_encode_out_of_memory_gives_the_same_vectors_in_smaller_batches(config, 
         {"landmark_interval": 13},
         {"max_window_tokens": 41},
         {"window_overlap_tokens": 14},
+        {"landmarks": "sentence"},
+        {"truncate_dim": 16},
+        {"num_layers": 1},
+        {"query_prefix": "query: "},
+        {"document_prefix": "passage: "},
     ],
     ids=lambda change: next(iter(change)),
 )
 def test_fingerprint_setting_that_moves_vectors_changes_it(config, backbone, change):
     other = DocumentEncoder(dataclasses.replace(config, **change), None, backbone)
     assert other.fingerprint != DocumentEncoder(config, None, backbone).fingerprint
+
+
+def test_fingerprint_of_settings_older_than_the_younger_ones_stays_as_it_was(config, backbone):
+    older = ("pooling", "attention", "landmark_interval", "max_window_tokens", "window_overlap_tokens", "temperature")
+    expected = fingerprint(
+        kind="encoder", format=1, weights=backbone.weights_fingerprint, context=None, **{name: getattr(config, name) for name in older}
+    )
+    assert DocumentEncoder(config, None, backbone).fingerprint == expected
 
 
 def test_fingerprint_temperature_changes_it(config, backbone):
@@ -239,6 +339,12 @@ def test_fingerprint_context_changes_it_only_when_used(config, backbone):
         ({"temperature": 0.9}, "temperature 0.9, got 1.0"),
         ({"landmark_interval": 95, "max_window_tokens": 200}, "choose at most 94"),
         ({"attention": "full", "max_window_tokens": 97}, "max_window_tokens must be at most"),
+        ({"truncate_dim": 33}, "must lie between 1 and the model's 32, got 33"),
+        (
+            {"document_prefix": "a " * 27},
+            "document_prefix must leave a chunk of 12 tokens room .* may have 26, got 27",
+        ),
+        ({"query_prefix": "a " * 27}, "query_prefix must leave a chunk of 12 tokens room"),
     ],
 )
 def test_encoder_setting_that_does_not_fit_is_refused(config, backbone, change, sentence):

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
+from pipeline.encode.queries import TextQueryEncoder
 from pipeline.model.embedded_weights import embedded_folder
 
 TEXTS = [
@@ -21,19 +22,36 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def published():
+@pytest.fixture
+def reference():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from sentence_transformers import SentenceTransformer
 
-        model = SentenceTransformer(str(embedded_folder()), device="cpu")
-        return model.encode(TEXTS, show_progress_bar=False)
+        return SentenceTransformer(str(embedded_folder()), device="cpu")
+
+
+@pytest.fixture
+def published(reference):
+    return reference.encode(TEXTS, show_progress_bar=False)
 
 
 def test_encode_text_of_one_chunk_equals_sentence_transformers(published):
     encoded = DocumentEncoder(EncoderConfig(precision="fp32", landmark_interval=128)).encode(TEXTS)
     assert encoded.chunk_offsets.tolist() == list(range(len(TEXTS) + 1))
+    np.testing.assert_allclose(encoded.document_vectors_NV, published, atol=1e-5)
+
+
+def test_encode_query_with_a_prefix_equals_sentence_transformers_with_the_prompt_left_out_of_pooling(reference):
+    reference.set_pooling_include_prompt(False)
+    published = reference.encode(TEXTS, prompt="query: ", show_progress_bar=False)
+    queries = TextQueryEncoder(EncoderConfig(precision="fp32", landmark_interval=128, query_prefix="query: "))
+    np.testing.assert_allclose(queries.encode_queries(TEXTS), published, atol=1e-5)
+
+
+def test_encode_truncated_equals_sentence_transformers_truncated_and_normalised(reference):
+    published = reference.encode(TEXTS, truncate_dim=64, normalize_embeddings=True, show_progress_bar=False)
+    encoded = DocumentEncoder(EncoderConfig(precision="fp32", landmark_interval=128, truncate_dim=64)).encode(TEXTS)
     np.testing.assert_allclose(encoded.document_vectors_NV, published, atol=1e-5)
 
 

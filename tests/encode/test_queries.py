@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -24,6 +26,16 @@ def queries(config):
 @pytest.mark.parametrize("text", ["old path?", "old stone path " * 20], ids=["short", "long"])
 def test_encode_query_equals_a_document_of_the_same_text(config, queries, text):
     np.testing.assert_allclose(queries.encode_queries([text]), DocumentEncoder(config).encode([text]).document_vectors_NV, atol=1e-6)
+
+
+def test_encode_query_with_its_prefix_equals_a_document_with_the_same(config):
+    queries = TextQueryEncoder(dataclasses.replace(config, query_prefix="walk on: ", document_prefix="mat: "))
+    documents = DocumentEncoder(dataclasses.replace(config, document_prefix="walk on: "))
+    np.testing.assert_allclose(queries.encode_queries(["old path?"]), documents.encode(["old path?"]).document_vectors_NV, atol=1e-6)
+
+
+def test_encode_query_truncated_has_the_documents_width(config):
+    assert TextQueryEncoder(dataclasses.replace(config, truncate_dim=8)).encode_queries(["old path?"]).shape == (1, 8)
 
 
 def test_fingerprint_equals_the_document_encoders(config, queries):

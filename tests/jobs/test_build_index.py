@@ -13,7 +13,7 @@ from jobs.plan_index import plan_index
 from pipeline import durable
 from pipeline.collection import open_collection
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from pipeline.errors import CollectionBusyError, FingerprintMismatchError, SchemaError, SourceError
+from pipeline.errors import CollectionBusyError, ConfigError, FingerprintMismatchError, SchemaError, SourceError
 from pipeline.index.generation import open_generation
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
@@ -236,6 +236,43 @@ def test_ingest_with_another_setting_is_refused_before_any_work(root: Path, tmp_
     other = replace(config, encoder=replace(config.encoder, temperature=0.9))
     with pytest.raises(FingerprintMismatchError, match=r"encoder\.temperature is 1\.0, got 0\.9"):
         build_index([source], root, "c", other)
+
+
+def test_collection_older_than_a_setting_opens_and_is_ingested_again(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
+    build_index([source], root, "c", config)
+    path = root / "c" / "generations" / "00000001" / "MANIFEST.json"
+    manifest = json.loads(path.read_text())
+    for younger in ("landmarks", "truncate_dim", "num_layers", "query_prefix", "document_prefix"):
+        del manifest["settings"]["encoder"][younger]
+    path.write_text(json.dumps(manifest))
+    assert open_collection("c", root=root).search(document(3)["text"], hybrid=False).hits[0].doc_id == "doc-003"
+    assert build_index([source, write_corpus(tmp_path / "b.parquet", [document(7)])], root, "c", config).encoded == 1
+
+
+def test_setting_younger_than_the_collection_is_refused_when_it_is_not_the_default(
+    root: Path, tmp_path: Path, config: IngestConfig
+) -> None:
+    from dataclasses import replace
+
+    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
+    build_index([source], root, "c", config)
+    path = root / "c" / "generations" / "00000001" / "MANIFEST.json"
+    manifest = json.loads(path.read_text())
+    del manifest["settings"]["encoder"]["query_prefix"]
+    path.write_text(json.dumps(manifest))
+    other = replace(config, encoder=replace(config.encoder, query_prefix="query: "))
+    with pytest.raises(FingerprintMismatchError, match=r"encoder\.query_prefix is '', got 'query: '"):
+        build_index([source], root, "c", other)
+
+
+def test_dims_the_model_does_not_have_are_refused_before_clusters_are_drawn(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+    from dataclasses import replace
+
+    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
+    with pytest.raises(ConfigError, match="between 1 and the model's 32, got 33"):
+        build_index([source], root, "c", replace(config, encoder=replace(config.encoder, truncate_dim=33)))
+    assert not CollectionLayout(root, "c").pending_clusters_path.exists()
 
 
 def test_ingest_with_changed_weights_is_refused_and_keeps_the_published(

@@ -98,6 +98,59 @@ def test_read_pickled_weights_alone_are_refused(folder):
         read_checkpoint(folder)
 
 
+def _split_weights(folder):
+    """Lay the weights out in two files and an index, as large models are published."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = {name: f"model-0000{1 + index % 2}-of-00002.safetensors" for index, name in enumerate(sorted(tensors))}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in tensors if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": files}))
+    return folder
+
+
+def test_read_weights_in_several_files_are_the_same_tensors(folder, tiny_model_folder):
+    whole, split = read_checkpoint(tiny_model_folder).tensors, read_checkpoint(_split_weights(folder)).tensors
+    assert set(split) == set(whole)
+    assert all(torch.equal(split[name], whole[name]) for name in whole)
+
+
+def test_read_weights_in_several_files_loads(folder):
+    assert load_backbone(EncoderConfig(model=str(_split_weights(folder)))).model_dim == 32
+
+
+def test_read_one_whole_file_wins_over_an_index(folder):
+    (folder / "model.safetensors.index.json").write_text("{}")
+    assert read_checkpoint(folder).tensors
+
+
+def test_read_index_with_a_missing_file_names_it(folder):
+    (_split_weights(folder) / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"must hold model-00002-of-00002\.safetensors, got none; fetch the rest"):
+        read_checkpoint(folder)
+
+
+def test_read_index_with_a_damaged_file_names_it(folder):
+    path = _split_weights(folder) / "model-00001-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ModelError, match=r"model-00001-of-00002\.safetensors of the model must be a whole safetensors file"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("weight_map", [{}, None, {"x": "../model.safetensors"}, {"x": "weights.bin"}, {"x": 3}])
+def test_read_index_that_names_no_file_beside_it_is_refused(folder, weight_map):
+    (_split_weights(folder) / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ModelError, match=r"must name safetensors files beside it"):
+        read_checkpoint(folder)
+
+
+def test_fingerprint_any_changed_file_of_several_changes_it(folder):
+    before = read_checkpoint(_split_weights(folder)).fingerprint
+    path = folder / "model-00001-of-00002.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path)
+    assert read_checkpoint(folder).fingerprint != before
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_fingerprint_any_changed_file_changes_it(folder, name):
     before = read_checkpoint(folder).fingerprint

@@ -31,7 +31,7 @@ def _naive_split(breaks: list[int], interval: int) -> list[int]:
 
     if not breaks:
         return [0]
-    atoms = groups(0, len(breaks), 2)
+    atoms = groups(0, len(breaks), 3)
     chunks = [0]
     for start, stop in zip(atoms, [*atoms[1:], len(breaks)], strict=True):
         if stop - chunks[-1] > interval:
@@ -49,6 +49,23 @@ def test_split_any_breaks_equals_naive_packing(breaks, interval):
         own = starts[chunks.chunk_offsets[index] : chunks.chunk_offsets[index + 1]]
         assert (own - offset).tolist() == _naive_split(text, interval)
         offset += len(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(breaks=st.lists(st.lists(st.sampled_from([0, 0, 1, 2, 2, 3]), max_size=60), min_size=1, max_size=4), interval=st.integers(2, 9))
+def test_split_ranked_sentences_equals_naive_packing(breaks, interval):
+    breaks = [[3, *text] for text in breaks]
+    chunks = _split(breaks, interval)
+    starts = chunks.token_offsets[:-1]
+    offset = 0
+    for index, text in enumerate(breaks):
+        own = starts[chunks.chunk_offsets[index] : chunks.chunk_offsets[index + 1]]
+        assert (own - offset).tolist() == _naive_split(text, interval)
+        offset += len(text)
+
+
+def test_split_short_sentences_share_a_chunk_and_long_ones_are_cut_at_words():
+    assert _split([[3, 2, 3, 2, 3, 2, 2, 3, 2, 2, 0, 2, 2]], 5).token_offsets.tolist() == [0, 4, 9, 13]
 
 
 def test_split_boundary_inside_word_moves_to_the_words_start():
@@ -163,6 +180,64 @@ def test_window_rows_tie_goes_to_the_earlier_window():
     rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=10, overlap_tokens=6)
     # Windows 012 and 123: chunk 1 has 6 tokens before and 3 after, then 3 before and 6 after.
     assert rows.pooled_row.tolist() == [0, 0, 1, 1]
+
+
+def test_chunk_rows_prefix_stands_after_each_cls():
+    ids, chunks = _chunks([2, 1], [0])
+    rows = chunk_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean", prefix_ids=np.array([7, 8], np.int32))
+    assert _rows(rows) == [[CLS, 7, 8, 1, 2, LMK], [CLS, 7, 8, 3, LMK], [CLS, 7, 8, LMK]]
+
+
+@pytest.mark.parametrize(
+    ("pooling", "spans"),
+    [
+        ("mean", [(0, 4), (0, 3), (0, 2)]),
+        ("cls", [(0, 1), (0, 1), (0, 1)]),
+        ("lmk", [(3, 4), (2, 3), (1, 2)]),
+        ("last", [(3, 4), (2, 3), (1, 2)]),
+        ("mean_at_k", [(2, 3), (1, 2), (1, 2)]),
+    ],
+)
+def test_chunk_rows_each_pooling_reads_its_own_positions(pooling, spans):
+    ids, chunks = _chunks([2, 1], [0])
+    rows = chunk_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling=pooling)
+    assert list(zip(rows.pooled_start.tolist(), rows.pooled_end.tolist(), strict=True)) == spans
+
+
+def test_window_rows_prefix_stands_after_each_windows_cls_and_counts():
+    ids, chunks = _chunks([2, 2, 2])
+    rows = window_rows(
+        ids,
+        chunks,
+        cls_id=CLS,
+        landmark_id=LMK,
+        pooling="mean",
+        max_window_tokens=9,
+        overlap_tokens=0,
+        prefix_ids=np.array([7, 8], np.int32),
+    )
+    assert _rows(rows) == [[CLS, 7, 8, 1, 2, LMK, 3, 4, LMK], [CLS, 7, 8, 5, 6, LMK]]
+    assert rows.pooled_start.tolist() == [3, 6, 3]
+
+
+def test_window_rows_multi_cls_puts_cls_where_landmarks_stand():
+    ids, chunks = _chunks([2, 1], [0])
+    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="multi_cls", max_window_tokens=12, overlap_tokens=4)
+    assert _rows(rows) == [[CLS, 1, 2, CLS, 3, CLS], [CLS, CLS]]
+    assert rows.pooled_start.tolist() == [3, 5, 1]
+
+
+def test_window_rows_mean_at_k_reads_the_last_token_of_each_chunk_without_landmarks():
+    ids, chunks = _chunks([2, 2, 1], [0], [3])
+    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean_at_k", max_window_tokens=6, overlap_tokens=0)
+    assert _rows(rows) == [[CLS, 1, 2, 3, 4, LMK], [CLS, 5, LMK], [CLS, LMK], [CLS, 6, 7, 8, LMK]]
+    assert (rows.pooled_row.tolist(), rows.pooled_start.tolist()) == ([0, 0, 1, 2, 3], [2, 4, 1, 1, 3])
+
+
+def test_window_rows_mean_at_k_without_any_token_has_rows_of_special_tokens():
+    ids, chunks = _chunks([0], [0])
+    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean_at_k", max_window_tokens=12, overlap_tokens=4)
+    assert _rows(rows) == [[CLS, LMK], [CLS, LMK]]
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,0 +1,66 @@
+"""Where sentences begin, in any language, for landmarks of sentence granularity.
+
+    text ─▶ spans between boundaries ─▶ the tokens that open them, ranked above words ─▶ (landmarks)
+
+The default rules of Unicode: terminators of all scripts, with their closing quotes and brackets; a full stop before a digit, inside an
+abbreviation such as U.S. or before a small letter ends nothing. No list of abbreviations, so "Mr. Smith" is cut after "Mr.".
+
+Source: Unicode Standard Annex #29, sentence boundary rules SB3 to SB11. Differs: a line break inside a paragraph is white space, as texts
+come wrapped; an empty line, or a paragraph separator, ends a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import regex
+from jaxtyping import Int64
+
+from pipeline.corpus.tokenization import TokenizedTexts
+from pipeline.model.landmarks import SENTENCE_START
+
+
+def _class(*names: str) -> str:
+    return "".join(rf"\p{{Sentence_Break={name}}}" for name in names)
+
+
+_IGNORED: Final = f"[{_class('Extend', 'Format')}]*+"  # SB5
+_CLOSERS: Final = f"(?:[{_class('Close')}]{_IGNORED})*+"
+_STOPS: Final = ("OLetter", "Upper", "Lower", "STerm", "ATerm", "Sep", "CR", "LF")
+_LINE_BREAK: Final = r"(?>\r\n|[\n\r\x85\u2028])"
+_BLANKS: Final = f"(?:[{_class('Sp')}]{_IGNORED})*+"
+_SPACES: Final = f"(?:[{_class('Sp')}]{_IGNORED}|{_LINE_BREAK}|\\u2029)*+"
+_ANY_IGNORED: Final = f"[{_class('Extend', 'Format')}]*"  # a look behind cannot be possessive
+_BEFORE_TERMINATOR: Final = f"(?<=[{_class('Upper', 'Lower')}]{_ANY_IGNORED}[{_class('ATerm')}]{_ANY_IGNORED})"
+_BOUNDARY: Final = regex.compile(
+    rf"""
+    (?: {_LINE_BREAK} {_BLANKS} {_LINE_BREAK} | \u2029 ) {_SPACES}                           # SB4, empty lines only
+    | (?:
+        [{_class("STerm")}] {_IGNORED} {_CLOSERS}
+        | [{_class("ATerm")}] {_IGNORED}
+          (?! [{_class("Numeric")}])                                                         # SB6
+          (?! {_BEFORE_TERMINATOR} [{_class("Upper")}])                                      # SB7
+          {_CLOSERS}
+          (?! {_SPACES} [^{_class(*_STOPS)}]*+ [{_class("Lower")}])                          # SB8
+      )
+      {_SPACES}                                                                              # SB9, SB10
+      (?! [{_class("SContinue", "STerm", "ATerm")}])                                         # SB8a
+    """,
+    regex.VERBOSE | regex.VERSION1,
+)
+
+
+def sentence_starts(text: str) -> list[int]:
+    """Return the character each sentence after the first begins at, ascending; one that ends the text begins none."""
+    return [place for match in _BOUNDARY.finditer(text) if (place := match.end()) < len(text)]
+
+
+def rank_sentences(tokens: TokenizedTexts, texts: Sequence[str]) -> None:
+    """Raise the rank of the place before every token that opens a sentence, in place; a token across a boundary opens the later one."""
+    for index, text in enumerate(texts):
+        first, end = tokens.text_offsets[index : index + 2].tolist()
+        starts: Int64[np.ndarray, " S"] = np.array(sentence_starts(text), np.int64)
+        opening = first + np.searchsorted(tokens.end_char[first:end], starts, side="right")
+        tokens.breaks[opening[opening < end]] = SENTENCE_START

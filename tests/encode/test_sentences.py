@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import regex
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.corpus.tokenization import TokenizedTexts
+from pipeline.encode.sentences import rank_sentences, sentence_starts
+
+CLASSES = ("Extend", "Format", "Sp", "Sep", "CR", "LF", "Lower", "Upper", "OLetter", "Numeric", "ATerm", "STerm", "SContinue", "Close")
+ALPHABET = 'aBé語1.!?。,;-)"”( \t\n\r\u2029\u0301\u00ad'
+
+
+def _class_of(character: str) -> str:
+    return next((name for name in CLASSES if regex.fullmatch(rf"\p{{Sentence_Break={name}}}", character)), "Other")
+
+
+def _naive_starts(text: str) -> list[int]:
+    """Rules SB3 to SB11 read off one place at a time, with the tailoring: only an empty line or U+2029 separates paragraphs."""
+    return [place for place in range(1, len(text)) if _is_empty_line_before(text, place) or _ends_sentence(text, place)]
+
+
+def _is_empty_line_before(text: str, place: int) -> bool:
+    names = _resolved(text)
+    visible = "".join(character for character, name in zip(text[:place], names, strict=False) if name)
+    white = regex.search(r"[\p{SB=Sp}\p{SB=Sep}\p{SB=CR}\p{SB=LF}]*$", visible)[0]
+    is_paragraph = "\u2029" in white or len(regex.findall(r"\r\n|[\r\n]", white)) > 1
+    return is_paragraph and names[place] not in (None, "Sp", "Sep", "CR", "LF")
+
+
+def _resolved(text: str) -> list[str | None]:
+    """Classes by place; None for what SB5 ignores, which is never the first after a separator or of the text."""
+    names: list[str | None] = []
+    for character in text:
+        name = _class_of(character)
+        is_ignored = name in ("Extend", "Format") and bool(names) and names[-1] not in ("Sep", "CR", "LF")
+        names.append(None if is_ignored else name)
+    return names
+
+
+def _ends_sentence(text: str, place: int) -> bool:
+    names = _resolved(text)
+    before, after = [name for name in names[:place] if name], [name for name in names[place:] if name]
+    spaces = ("Sp", "Sep", "CR", "LF")
+    if not names[place] or after[0] in spaces:
+        return False
+    has_space = False
+    while before and before[-1] in spaces:
+        before.pop()
+        has_space = True
+    has_close = False
+    while before and before[-1] == "Close":
+        before.pop()
+        has_close = True
+    if not before or before[-1] not in ("ATerm", "STerm") or after[0] in ("SContinue", "ATerm", "STerm"):
+        return False
+    if after[0] == "Close" and not has_space:
+        return False
+    if before[-1] == "STerm":
+        return True
+    if not has_space and not has_close:
+        if after[0] == "Numeric":
+            return False
+        if after[0] == "Upper" and len(before) > 1 and before[-2] in ("Upper", "Lower"):
+            return False
+    stops = ("OLetter", "Upper", "Lower", "ATerm", "STerm", "Sep", "CR", "LF")
+    return next((name for name in after if name in stops), None) != "Lower"
+
+
+@settings(max_examples=600, deadline=None)
+@given(text=st.text(alphabet=ALPHABET, max_size=14))
+def test_starts_any_text_equal_the_rules_read_one_place_at_a_time(text):
+    assert sentence_starts(text) == _naive_starts(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("One. Two! Three?", ["One. ", "Two! ", "Three?"]),
+        ("He said “Stop.” Then he left.", ["He said “Stop.” ", "Then he left."]),
+        ("It is 3.14 in the U.S. today, e.g. here. Good.", ["It is 3.14 in the U.S. today, e.g. here. ", "Good."]),
+        ("今天很好。我们走吧\uff01好的", ["今天很好。", "我们走吧\uff01", "好的"]),
+        ("यह है। वह है।", ["यह है। ", "वह है।"]),
+        ("هل هذا؟ نعم.", ["هل هذا؟ ", "نعم."]),
+        ("wrapped\nline. Next\n\nHeading\n\nlast", ["wrapped\nline. ", "Next\n\n", "Heading\n\n", "last"]),
+    ],
+)
+def test_starts_cut_texts_of_many_scripts_at_sentences(text, sentences):
+    places = [0, *sentence_starts(text), len(text)]
+    assert [text[start:end] for start, end in pairwise(places)] == sentences
+
+
+def _tokens(spans: list[tuple[int, int]], text_offsets: list[int]) -> TokenizedTexts:
+    flat = np.array(spans, np.int64).reshape(-1, 2)
+    return TokenizedTexts(
+        ids=np.zeros(len(flat), np.int32),
+        start_char=flat[:, 0].copy(),
+        end_char=flat[:, 1].copy(),
+        breaks=np.ones(len(flat), np.uint8),
+        text_offsets=np.array(text_offsets, np.int64),
+    )
+
+
+def test_rank_goes_to_the_token_that_opens_a_sentence():
+    # "A b." and "C" with a token for each word, one that holds the space before it, in the second of two texts.
+    tokens = _tokens([(0, 1), (0, 1), (1, 3), (3, 4), (4, 6)], [0, 1, 5])
+    rank_sentences(tokens, ["X", "A b. C"])
+    assert tokens.breaks.tolist() == [1, 1, 1, 1, 3]
+
+
+def test_rank_of_a_sentence_without_tokens_is_nobodys():
+    tokens = _tokens([(0, 1), (1, 2)], [0, 2])
+    rank_sentences(tokens, ["A. \u200b"])
+    assert tokens.breaks.tolist() == [1, 1]

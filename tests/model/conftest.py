@@ -1,0 +1,218 @@
+"""Tiny random models with rotary positions, written in code in their published layouts, and transformers' own reading of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+DIM, HEADS, INNER, POSITIONS = 32, 4, 48, 96
+
+
+class Weights:
+    """Random tensors by name."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def matrix(self, name: str, rows: int, columns: int, scale: float = 0.15) -> None:
+        self.tensors[f"{name}.weight"] = torch.randn(rows, columns, generator=self._generator) * scale
+
+    def norm(self, name: str, *, bias: bool) -> None:
+        self.tensors[f"{name}.weight"] = 1 + torch.randn(DIM, generator=self._generator) * 0.1
+        if bias:
+            self.tensors[f"{name}.bias"] = torch.randn(DIM, generator=self._generator) * 0.1
+
+
+def _write(folder: Path, tokenizer: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
+    folder.mkdir(parents=True)
+    shutil.copy(tokenizer / "tokenizer.json", folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def _vocab_size(tokenizer: Path) -> int:
+    return json.loads((tokenizer / "config.json").read_text())["vocab_size"]
+
+
+@pytest.fixture(scope="session")
+def make_modernbert(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a writer of ModernBERTs: four layers, the second and third local; settings may be changed or, as None, left out."""
+
+    def make(prefix: str = "", bias: bool = False, **changes: Any) -> Path:
+        vocab_size = _vocab_size(tiny_model_folder)
+        config = {
+            "model_type": "modernbert",
+            "hidden_size": DIM,
+            "num_hidden_layers": 4,
+            "num_attention_heads": HEADS,
+            "intermediate_size": INNER,
+            "hidden_activation": "gelu",
+            "max_position_embeddings": POSITIONS,
+            "norm_eps": 1e-5,
+            "norm_bias": bias,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "global_attn_every_n_layers": 3,
+            "global_rope_theta": 160000.0,
+            "local_rope_theta": 10000.0,
+            "local_attention": 8,
+            "vocab_size": vocab_size,
+            "pad_token_id": 0,
+            "cls_token_id": 2,
+            "bos_token_id": 2,
+            "sep_token_id": 3,
+            "eos_token_id": 3,
+        } | changes
+        weights = Weights(seed=2)
+        weights.matrix("embeddings.tok_embeddings", vocab_size, DIM, 1.0)
+        weights.norm("embeddings.norm", bias=bias)
+        for index in range(4):
+            layer = f"layers.{index}"
+            if index:
+                weights.norm(f"{layer}.attn_norm", bias=bias)
+            weights.matrix(f"{layer}.attn.Wqkv", 3 * DIM, DIM)
+            weights.matrix(f"{layer}.attn.Wo", DIM, DIM)
+            weights.norm(f"{layer}.mlp_norm", bias=bias)
+            weights.matrix(f"{layer}.mlp.Wi", 2 * INNER, DIM)
+            weights.matrix(f"{layer}.mlp.Wo", DIM, INNER)
+        weights.norm("final_norm", bias=bias)
+        tensors = {prefix + name: tensor for name, tensor in weights.tensors.items()}
+        if prefix:
+            tensors |= {"head.dense.weight": torch.zeros(DIM, DIM), "decoder.bias": torch.zeros(vocab_size)}
+        config = {name: value for name, value in config.items() if value is not None}
+        return _write(tmp_path_factory.mktemp("modernbert") / "model", tiny_model_folder, config, tensors)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_nomic_bert(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a writer of NomicBERTs of two layers, in the published names; settings may be changed."""
+
+    def make(prefix: str = "", **changes: Any) -> Path:
+        vocab_size = _vocab_size(tiny_model_folder)
+        config = {
+            "model_type": "nomic_bert",
+            "activation_function": "swiglu",
+            "n_embd": DIM,
+            "n_head": HEADS,
+            "n_inner": INNER,
+            "n_layer": 2,
+            "n_positions": POSITIONS,
+            "layer_norm_epsilon": 1e-12,
+            "rotary_emb_base": 1000,
+            "rotary_emb_fraction": 1.0,
+            "rotary_emb_interleaved": False,
+            "rotary_emb_scale_base": None,
+            "rotary_scaling_factor": None,
+            "prenorm": False,
+            "causal": False,
+            "qkv_proj_bias": False,
+            "mlp_fc1_bias": False,
+            "mlp_fc2_bias": False,
+            "type_vocab_size": 2,
+            "vocab_size": vocab_size,
+        } | changes
+        weights = Weights(seed=3)
+        weights.matrix("embeddings.word_embeddings", vocab_size, DIM, 1.0)
+        weights.matrix("embeddings.token_type_embeddings", 2, DIM)
+        weights.norm("emb_ln", bias=True)
+        for index in range(2):
+            layer = f"encoder.layers.{index}"
+            weights.matrix(f"{layer}.attn.Wqkv", 3 * DIM, DIM)
+            weights.matrix(f"{layer}.attn.out_proj", DIM, DIM)
+            weights.norm(f"{layer}.norm1", bias=True)
+            weights.matrix(f"{layer}.mlp.fc11", INNER, DIM)
+            weights.matrix(f"{layer}.mlp.fc12", INNER, DIM)
+            weights.matrix(f"{layer}.mlp.fc2", DIM, INNER)
+            weights.norm(f"{layer}.norm2", bias=True)
+        tensors = {prefix + name: tensor for name, tensor in weights.tensors.items()}
+        return _write(tmp_path_factory.mktemp("nomic") / "model", tiny_model_folder, config, tensors)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def modernbert_folder(make_modernbert: Callable[..., Path]) -> Path:
+    """Return the folder of a tiny ModernBERT."""
+    return make_modernbert()
+
+
+@pytest.fixture(scope="session")
+def nomic_bert_folder(make_nomic_bert: Callable[..., Path]) -> Path:
+    """Return the folder of a tiny NomicBERT."""
+    return make_nomic_bert()
+
+
+@pytest.fixture(scope="session")
+def published_model() -> Callable[[Path], torch.nn.Module]:
+    """Return a reader of such folders by transformers, the oracle: eager, float32."""
+    return _published_model
+
+
+def _published_model(folder: Path) -> torch.nn.Module:
+    from transformers import ModernBertConfig, ModernBertModel, NomicBertConfig, NomicBertModel
+
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    if config["model_type"] == "modernbert":
+        model = ModernBertModel(ModernBertConfig(**config, attn_implementation="eager")).eval()
+        base = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+        unexpected = model.load_state_dict(base, strict=False).unexpected_keys
+        assert {name.partition(".")[0] for name in unexpected} <= {"head", "decoder"}
+        return model
+    model = NomicBertModel(
+        NomicBertConfig(
+            hidden_size=config["n_embd"],
+            num_attention_heads=config["n_head"],
+            intermediate_size=config["n_inner"],
+            num_hidden_layers=config["n_layer"],
+            max_position_embeddings=config["n_positions"],
+            layer_norm_eps=config["layer_norm_epsilon"],
+            rope_parameters={"rope_type": "default", "rope_theta": config["rotary_emb_base"]},
+            type_vocab_size=config["type_vocab_size"],
+            vocab_size=config["vocab_size"],
+            attn_implementation="eager",
+        )
+    ).eval()
+    model.load_state_dict(native_nomic_names(tensors), strict=True)
+    return model
+
+
+def native_nomic_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the published tensors under the names transformers gives them."""
+    renamed: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith("attn.Wqkv.weight"):
+            layer = name.removeprefix("encoder.").removesuffix("attn.Wqkv.weight")
+            for part, rows in zip("qkv", tensor.chunk(3), strict=True):
+                renamed[f"{layer}self_attn.{part}_proj.weight"] = rows.clone()
+            continue
+        for old, new in (
+            ("encoder.layers", "layers"),
+            ("emb_ln", "embeddings.LayerNorm"),
+            ("attn.out_proj", "self_attn.o_proj"),
+            ("fc11", "up_proj"),
+            ("fc12", "gate_proj"),
+            ("fc2", "down_proj"),
+            ("norm1", "post_attention_layernorm"),
+            ("norm2", "post_mlp_layernorm"),
+        ):
+            name = name.replace(old, new)
+        renamed[name] = tensor
+    return renamed
+
+
+@pytest.fixture(scope="session", name="native_nomic_names")
+def native_nomic_names_fixture() -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    """Return the renaming from the published layout to transformers' own."""
+    return native_nomic_names
