@@ -8,13 +8,14 @@ in the same corpus. What a killed run finished is found in ``pending/`` and take
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 
 from pipeline import durable
 from pipeline.cluster.assignment import ClusterAssigner, assign
@@ -74,15 +75,15 @@ def encode_corpus(
     backbone = load_backbone(config.encoder)
     require_fit(config.encoder, backbone)
     first_stage = ContextEncoder(backbone, min(config.context.max_document_tokens, backbone.max_positions))
-    view, embedder = _corpus_view(layout, published, staged, config, backbone, first_stage, progress)
+    view, embedder, known = _corpus_view(layout, published, staged, config, backbone, first_stage, progress)
     encoder = DocumentEncoder(config.encoder, view.context, backbone)
-    assigner = ClusterAssigner(view.clusters, embedder)
+    assign_rows = _assigning(ClusterAssigner(view.clusters, embedder), known)
     first = max(finished_shards(layout.encoded_folder), default=-1) + 1
     meter = _TokenMeter(staged_characters, progress)
     documents = 0
     for number, shard in enumerate(staged, start=first):
         rows = pq.read_table(shard)
-        encoded_documents, encoded_chunks = encode_shard(rows, encoder, assigner.assign_rows, meter.add)
+        encoded_documents, encoded_chunks = encode_shard(rows, encoder, assign_rows, meter.add)
         write_encoded_shard(layout.encoded_folder, number, encoded_documents, encoded_chunks)
         documents += rows.num_rows
         meter.close_shard(sum(map(len, rows.column("text").to_pylist())))
@@ -131,11 +132,11 @@ def _corpus_view(
     backbone: Backbone,
     first_stage: ContextEncoder,
     progress: ProgressListener,
-) -> tuple[CorpusView, TextEmbedder]:
+) -> tuple[CorpusView, TextEmbedder, dict[str, int]]:
     folder = layout.generation_folder(published.generation) if published else layout.pending_folder
     if published or layout.pending_context_path.exists():
         view = CorpusView(clusters=Clusters.read(folder / CLUSTERS_ARROW), context=ContextSet.read(folder / CONTEXT_ARROW), folder=folder)
-        return view, _stored_embedder(view.clusters, config, backbone, first_stage)
+        return view, _stored_embedder(view.clusters, config, backbone, first_stage), {}
     return _draw_corpus_view(layout, staged, config, backbone, first_stage, progress)
 
 
@@ -146,7 +147,7 @@ def _draw_corpus_view(
     backbone: Backbone,
     first_stage: ContextEncoder,
     progress: ProgressListener,
-) -> tuple[CorpusView, TextEmbedder]:
+) -> tuple[CorpusView, TextEmbedder, dict[str, int]]:
     progress("cluster", 0, None, "documents")
     sample = sample_rows(
         map(pq.read_table, staged), config.cluster.max_sample_documents, config.cluster.seed, max_text_characters=SAMPLE_TEXT_CHARACTERS
@@ -167,7 +168,21 @@ def _draw_corpus_view(
     durable.commit_point("clusters-written")
     context.write(layout.pending_context_path)
     durable.commit_point("context-written")
-    return CorpusView(clusters=clusters, context=context, folder=layout.pending_folder), embedder
+    known = dict(zip(sample.column("doc_id").to_pylist(), assignments_N.tolist(), strict=True))
+    return CorpusView(clusters=clusters, context=context, folder=layout.pending_folder), embedder, known
+
+
+def _assigning(assigner: ClusterAssigner, known: Mapping[str, int]) -> Callable[[pa.Table], Int32[np.ndarray, " N"]]:
+    """Assign rows to clusters; documents of the sample have been assigned when it was clustered."""
+
+    def assign_rows(rows: pa.Table) -> Int32[np.ndarray, " N"]:
+        assignments_N = np.array([known.get(doc_id, -1) for doc_id in rows.column("doc_id").to_pylist()], dtype=np.int32)
+        unknown = np.flatnonzero(assignments_N < 0)
+        if len(unknown):
+            assignments_N[unknown] = assigner.assign_rows(rows.take(pa.array(unknown)))
+        return assignments_N
+
+    return assign_rows
 
 
 def _new_embedder(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.corpus.sample import write_sample
+
+os.environ["TOKENIZERS_PARALLELISM"] = "true"  # as users have it; the suite turns it off to keep its two workers apart
 
 PASSAGE_CHARACTERS = 280
 """Some 69 tokens: a short passage, where padding and per-call costs weigh most."""
