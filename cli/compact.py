@@ -6,17 +6,15 @@ from pathlib import Path
 
 import click
 
-from cli.settings import check_default_map, root_option
+from cli.settings import root_option
 from cli.terminal import ProgressBars
 
 
 @click.command(context_settings={"show_default": True})
 @click.argument("collection", metavar="NAME")
 @root_option
-@click.pass_context
-def compact(ctx: click.Context, *, collection: str, root: str) -> int:
+def compact(*, collection: str, root: str) -> int:
     """Merge small files of collection NAME and drop what no kept generation needs."""
-    check_default_map(ctx)
     from pipeline.index.layout import CollectionLayout
     from pipeline.index.maintenance import compact_collection
 

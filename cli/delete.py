@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cli.settings import check_default_map, root_option
+from cli.settings import root_option
 from cli.terminal import ProgressBars
 
 _NOTHING_DELETED = 2
@@ -16,10 +16,8 @@ _NOTHING_DELETED = 2
 @click.argument("collection", metavar="NAME")
 @click.argument("doc_ids", nargs=-1, required=True, metavar="DOC_ID...")
 @root_option
-@click.pass_context
-def delete(ctx: click.Context, *, collection: str, doc_ids: tuple[str, ...], root: str) -> int:
+def delete(*, collection: str, doc_ids: tuple[str, ...], root: str) -> int:
     """Delete documents of collection NAME by id; unknown ids are listed, and exit 2 says that none was known."""
-    check_default_map(ctx)
     from pipeline.index.layout import CollectionLayout
     from pipeline.index.maintenance import delete_documents
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import click
 
-from cli.settings import check_default_map, given, json_option, resolve_ingest_config, root_option
+from cli.settings import given, json_option, resolve_ingest_config, root_option
 from cli.terminal import ProgressBars, duration, table, thousands
 from pipeline.config import Landmarks, Pooling
 from pipeline.types import IngestReport
@@ -74,7 +74,6 @@ def ingest(
 
     Run it again at any time: only what is new or changed is encoded, and a killed run goes on where it stopped.
     """
-    check_default_map(ctx)
     from jobs.build_index import build_index
     from jobs.plan_index import plan_index, stored_settings
 

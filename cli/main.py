@@ -14,7 +14,7 @@ from importlib.metadata import version
 import click
 from typing_extensions import override
 
-from cli.settings import load_default_map
+from cli.settings import check_default_map, load_default_map
 from pipeline.errors import CairnError
 
 _VERBS = {
@@ -50,12 +50,18 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(_VERBS.items()))
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "auto_envvar_prefix": "CAIRN"}
+)
 @click.version_option(version("cairn-retrieval"), prog_name="cairn")
 @click.pass_context
 def cairn(ctx: click.Context) -> None:
     """Contextual retrieval indexing: Parquet in, searchable passages out."""
     ctx.default_map = load_default_map()
+    verb = cairn.get_command(ctx, ctx.invoked_subcommand or "")
+    if verb is not None:
+        # Before the verb parses: a misspelt setting must not be reported as a missing option.
+        check_default_map(verb, ctx.default_map.get(str(verb.name), {}))
 
 
 def run(command: click.Command, arguments: Sequence[str], name: str) -> int:

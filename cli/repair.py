@@ -6,17 +6,15 @@ from pathlib import Path
 
 import click
 
-from cli.settings import check_default_map, root_option
+from cli.settings import root_option
 from cli.terminal import ProgressBars
 
 
 @click.command(context_settings={"show_default": True})
 @click.argument("collection", metavar="NAME")
 @root_option
-@click.pass_context
-def repair(ctx: click.Context, *, collection: str, root: str) -> int:
+def repair(*, collection: str, root: str) -> int:
     """Rebuild damaged index files of collection NAME from its tables, or return to its last intact generation."""
-    check_default_map(ctx)
     from pipeline.index.layout import CollectionLayout
     from pipeline.index.maintenance import repair_collection
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from cli.settings import check_default_map, json_option
+from cli.settings import json_option
 from cli.terminal import ProgressBars, table, thousands
 
 
@@ -16,10 +16,8 @@ from cli.terminal import ProgressBars, table, thousands
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path("cairn-sample"))
 @click.option("--max-documents", type=click.IntRange(min=1), help="Write at most this many documents.  [default: all]")
 @json_option
-@click.pass_context
-def sample(ctx: click.Context, *, folder: Path, max_documents: int | None, as_json: bool) -> int:
+def sample(*, folder: Path, max_documents: int | None, as_json: bool) -> int:
     """Write a Parquet corpus into FOLDER: docstrings, help topics and descriptions of what is installed here."""
-    check_default_map(ctx)
     from pipeline.corpus.sample import write_sample
 
     with ProgressBars() as progress:

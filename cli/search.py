@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import click
 
-from cli.settings import check_default_map, json_option, root_option
+from cli.settings import json_option, root_option
 from pipeline.types import SearchResult
 
 _WIDTH = 100
@@ -25,9 +25,7 @@ _WIDTH = 100
 @click.option("--hybrid/--no-hybrid", default=True, help="Fuse the vectors' ranking with BM25.")
 @click.option("--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="Keep matching documents; =, !=, >, >=, <, <=; repeat.")
 @json_option
-@click.pass_context
 def search(
-    ctx: click.Context,
     query: str,
     *,
     collection: str,
@@ -41,7 +39,6 @@ def search(
     as_json: bool,
 ) -> int:
     """Answer QUERY with documents and their best passages."""
-    check_default_map(ctx)
     from pipeline.collection import open_collection
 
     opened = open_collection(collection, root=root)
@@ -68,7 +65,8 @@ def _lines(result: SearchResult) -> Iterator[str]:
         yield "no document matches"
     for rank, hit in enumerate(result.hits, start=1):
         parts = "  ".join(f"{name} {value:.3f}" for name, value in hit.scores.items())
-        yield f"{rank}. {hit.title or hit.doc_id}   [{hit.doc_id}]   score {hit.score:.4f}  ({parts})"
+        title, doc_id = (" ".join(name.split()) for name in (hit.title or hit.doc_id, hit.doc_id))
+        yield f"{rank}. {title}   [{doc_id}]   score {hit.score:.4f}  ({parts})"
         for passage in hit.passages:
             yield f"   {passage.start_char}-{passage.end_char}  {passage.score:.3f}"
             text = " ".join(passage.text.split())

@@ -6,7 +6,7 @@
     collection = "handbook"
     text-column = "body"
 
-Keys before the first table (``root``) hold for every verb.
+``root`` and ``collection`` may stand before the first table and then hold for every verb.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from pipeline.errors import ConfigError
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 DEFAULT_ROOT = "cairn-data"
+_SHARED = ("root", "collection")
+_EVERYWHERE = ("ingest", "search", "status", "verify", "repair", "compact", "delete")
 _STORED = {"corpus": CorpusConfig, "cluster": ClusterConfig, "context": ContextConfig, "encoder": EncoderConfig, "index": IndexConfig}
 
 
@@ -43,10 +45,12 @@ def load_default_map() -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{path} must be valid TOML: {error}") from error
     shared = {_parameter_name(key): value for key, value in content.items() if not isinstance(value, dict)}
+    unknown = sorted(set(shared) - set(_SHARED))
+    if unknown:
+        raise ConfigError(f"{path} has no setting {unknown[0]!r} before the first table; there are {', '.join(_SHARED)}")
     verbs = {key: value for key, value in content.items() if isinstance(value, dict)}
-    everywhere = ("ingest", "search", "status", "verify", "repair", "compact", "delete")
     return {
-        verb: {**shared, **{_parameter_name(key): value for key, value in verbs.get(verb, {}).items()}} for verb in {*everywhere, *verbs}
+        verb: {**shared, **{_parameter_name(key): value for key, value in verbs.get(verb, {}).items()}} for verb in {*_EVERYWHERE, *verbs}
     }
 
 
@@ -54,13 +58,13 @@ def _parameter_name(option: str) -> str:
     return option.replace("-", "_")
 
 
-def check_default_map(ctx: click.Context) -> None:
+def check_default_map(command: click.Command, settings: Mapping[str, Any]) -> None:
     """Refuse keys of ``cairn.toml`` that the verb does not have: a misspelt setting must not be ignored in silence."""
-    known = {parameter.name for parameter in ctx.command.params}
-    for key in ctx.default_map or {}:
-        if key not in known and key != "root":
-            options = ", ".join(sorted(str(name).replace("_", "-") for name in known))
-            raise ConfigError(f"cairn.toml: [{ctx.info_name}] has no setting {key.replace('_', '-')!r}; there are {options}")
+    options = {str(parameter.name): parameter.opts[0].removeprefix("--") for parameter in command.params}
+    for key in settings:
+        if key not in options and key not in _SHARED:
+            named = ", ".join(sorted(options.values()))
+            raise ConfigError(f"cairn.toml: [{command.name}] has no setting {key.replace('_', '-')!r}; there are {named}")
 
 
 def root_option(function: _Function) -> _Function:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cli.settings import check_default_map, json_option, root_option
+from cli.settings import json_option, root_option
 from cli.terminal import duration, size, table, thousands
 
 
@@ -15,10 +15,8 @@ from cli.terminal import duration, size, table, thousands
 @click.argument("collection", required=False, metavar="[NAME]")
 @root_option
 @json_option
-@click.pass_context
-def status(ctx: click.Context, *, collection: str | None, root: str, as_json: bool) -> int:
+def status(*, collection: str | None, root: str, as_json: bool) -> int:
     """Describe collection NAME, or list all collections."""
-    check_default_map(ctx)
     from pipeline.collection import list_statuses, open_collection
 
     if collection is None:

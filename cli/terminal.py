@@ -1,6 +1,7 @@
 """What a person sees while a long stage runs, and the tables at its end.
 
-Bars (counts, rate, time left) are drawn on stderr only when it is a terminal; otherwise each finished stage leaves one line.
+Bars (counts, rate, time left) are drawn on stderr only when it is a terminal; otherwise a long stage leaves a line now and then, and
+each finished one a line.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import click
 from tqdm import tqdm
 
 _STAGE_WIDTH = 8
+_SILENT_SECONDS = 30.0
+"""How long a log may say nothing while a stage works."""
 
 
 class ProgressBars:
@@ -25,7 +28,7 @@ class ProgressBars:
         self._live = sys.stderr.isatty()
         self._stage: str | None = None
         self._bar: tqdm[Any] | None = None
-        self._started_seconds = 0.0
+        self._started_seconds = self._spoke_seconds = time.monotonic()
         self._last = (0, "")
 
     def __enter__(self) -> ProgressBars:
@@ -45,6 +48,9 @@ class ProgressBars:
         if self._bar is not None:
             self._bar.total = total
             self._bar.update(done - self._bar.n)
+        elif not self._live and time.monotonic() - self._spoke_seconds >= _SILENT_SECONDS:
+            self._spoke_seconds = time.monotonic()
+            click.echo(f"stage={stage} done={done} total={total} unit={unit}", err=True)
 
     def _start(self, stage: str, total: int | None, unit: str) -> None:
         self._stage = stage

@@ -74,7 +74,7 @@ def _execute(run: Run) -> IngestReport:
     if manifest is None:
         raise SourceError(
             f"every row was quarantined ({describe_reasons(staged.quarantine_reasons)}) and nothing was indexed; "
-            f"see {layout.quarantine_path(run.run_id).name} in its quarantine folder"
+            f"see {layout.quarantine_path(run.run_id)}"
         )
     return IngestReport(
         collection=layout.name,

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from jobs.run import require_same_settings
+from jobs.run import describe_reasons, require_same_settings
 from pipeline.config import IngestConfig
 from pipeline.corpus.ledger import Ledger
 from pipeline.corpus.parquet import Scan, read_checked, scan_sources
@@ -65,6 +65,7 @@ def plan_index(
         "changed": planned.changed,
         "unchanged": planned.unchanged,
         "quarantined": planned.quarantined,
+        "quarantine_reasons": describe_reasons(planned.quarantine_reasons) or "none",
         "deleted": deleted,
         "estimated_tokens": tokens,
         "estimated_encode_seconds": seconds,

@@ -181,7 +181,7 @@ class IngestConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     index: IndexConfig = field(default_factory=IndexConfig)
     sync: bool = False
-    shard_characters: int = 1 << 20
+    shard_characters: int = 1 << 18
 
     def __post_init__(self) -> None:
         _require(self.shard_characters > 0, f"shard_characters must be positive, got {self.shard_characters}")

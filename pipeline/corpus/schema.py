@@ -18,7 +18,7 @@ from pipeline.corpus.sources import SourceFile
 from pipeline.errors import SchemaError
 from pipeline.types import RESERVED_COLUMNS
 
-KEEP_HINT = "name the metadata columns to keep (--metadata) and leave it out, or rename it"
+KEEP_HINT = "name the metadata columns to keep (--metadata-columns) and leave it out, or rename it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,7 +203,7 @@ def _metadata_type(name: str, files: Sequence[tuple[SourceFile, pa.Schema]], *, 
     for file, schema in files:
         if name not in schema.names:
             raise SchemaError(
-                _missing_sentence(f"metadata column {name!r}", name, file, schema.names, "name the right one with --metadata")
+                _missing_sentence(f"metadata column {name!r}", name, file, schema.names, "name the right one with --metadata-columns")
             )
         raw = schema.field(name).type
         if pa.types.is_null(raw):

@@ -46,6 +46,8 @@ class CollectionLayout:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", resolve_root(self.root))
+        if self.root.exists() and not self.root.is_dir():
+            raise ConfigError(f"the root must be a folder, got the file {self.root.name!r}; give the folder collections are to live under")
         if not COLLECTION_NAME.fullmatch(self.name):
             raise ConfigError(
                 f"a collection's name must match ^[a-z0-9][a-z0-9_-]{{0,62}}$, got {self.name[:80]!r}; "

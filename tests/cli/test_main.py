@@ -143,6 +143,8 @@ def test_dry_run_prints_counts_tokens_and_time_and_writes_nothing(
         (("ingest", "corpus.parquet", "--collection", "c", "--layers", "0"), "between 1 and the model's layers, got 0"),
         (("ingest", "corpus.parquet", "--collection", "c", "--pooling", "multi_cls"), "must go with attention full, got chunk"),
         (("ingest", "corpus.parquet", "--collection", "c", "--root", "s3://bucket/x"), "local folder"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--root", "notes.txt"), "must be a folder"),
+        (("search", "x", "--collection", "c", "--root", "notes.txt"), "must be a folder"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(call: Any, corpus: str, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
@@ -213,7 +215,7 @@ def test_verify_finds_a_flipped_bit_and_repair_mends_it(call: Any, corpus: str, 
     path.write_bytes(content)
     code, out, _ = call("verify", "c")
     assert code == 1
-    assert "chunks.faiss" in out
+    assert out.startswith("generation 1, chunks.faiss: ")
     assert call("search", "stone", "--collection", "c")[0] == 1
     assert call("repair", "c")[0] == 0
     assert call("verify", "c")[0] == 0
@@ -245,9 +247,31 @@ def test_settings_come_from_flag_then_environment_then_file(
 
 def test_misspelt_setting_in_the_file_is_refused(call: Any, corpus: str, tmp_path: Path) -> None:
     (tmp_path / "cairn.toml").write_text('[ingest]\ncolection = "c"\n')
-    code, _, err = call("ingest", corpus, "--collection", "c")
+    code, _, err = call("ingest", corpus)
     assert code == 2
-    assert "colection" in err
+    assert "[ingest] has no setting 'colection'" in err
+    (tmp_path / "cairn.toml").write_text('rooot = "x"\n')
+    code, _, err = call("status")
+    assert code == 2
+    assert "'rooot' before the first table; there are root, collection" in err
+
+
+def test_any_option_has_a_variable_of_its_verb(call: Any, corpus: str, ingest_options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    monkeypatch.setenv("CAIRN_SEARCH_TOP_K", "1")
+    _, out, _ = call("search", "stone", "--collection", "c", "--json")
+    assert len(json.loads(out)["hits"]) == 1
+
+
+def test_repair_of_what_cannot_be_mended_does_not_recommend_itself(
+    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
+) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    (tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").unlink()
+    code, _, err = call("repair", "c")
+    assert code == 1
+    assert "run `cairn repair" not in err
+    assert "ingest the sources again" in err
 
 
 def test_broken_settings_file_is_one_sentence(call: Any, tmp_path: Path) -> None:
