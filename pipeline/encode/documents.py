@@ -19,14 +19,13 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Int32, Int64
 
-from pipeline.config import ContextConfig, EncoderConfig
+from pipeline.config import EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.encode.prefixes import Prefix, tokenize_after
 from pipeline.encode.sentences import rank_sentences
 from pipeline.errors import ConfigError, ModelError
 from pipeline.manifest import fingerprint
 from pipeline.model.backbone import Backbone, load_backbone
-from pipeline.model.context_encoder import ContextEncoder
 from pipeline.model.document_encoder import embed_chunks
 from pipeline.model.landmarks import Chunks, Rows, chunk_rows, chunk_spans, split_into_chunks, window_rows
 from pipeline.model.matryoshka import first_dims, require_dims
@@ -79,11 +78,6 @@ class DocumentEncoder:
             context=context.fingerprint if config.use_context and context is not None else None,
             **_younger_settings(config),
         )
-
-    @property
-    def first_stage(self) -> ContextEncoder:
-        """Return M1 on the same backbone, with the default number of tokens a context document."""
-        return ContextEncoder(self.backbone, min(ContextConfig().max_document_tokens, self.backbone.max_positions))
 
     def encode(self, texts: Sequence[str], on_tokens: Callable[[int], None] | None = None) -> EncodedDocuments:
         """Encode texts in the order given; ``on_tokens`` hears how many of their tokens each batch has finished, each token once."""
