@@ -37,7 +37,7 @@ _FIELD_OF = {"context_documents": "num_documents", "index_kind": "kind", "dims":
 @click.option("--title-column", envvar="CAIRN_TITLE_COLUMN", help="Column with the title.  [default: title, where there is one]")
 @click.option("--query-column", envvar="CAIRN_QUERY_COLUMN", help="Column with a typical query, for clustering.  [default: query, if any]")
 @click.option("--metadata-columns", multiple=True, help="Columns to keep for filters; repeat.  [default: every other column]")
-@click.option("--model", envvar="CAIRN_MODEL", help="Encoder: all-MiniLM-L6-v2, or a folder.  [default: all-MiniLM-L6-v2]")
+@click.option("--model", envvar="CAIRN_MODEL", help="Encoder: a name, cached or embedded, or a folder.  [default: all-MiniLM-L6-v2]")
 @click.option("--pooling", type=click.Choice(get_args(Pooling)), help="What a chunk's vector is pooled from.  [default: mean]")
 @click.option("--attention", type=click.Choice(["chunk", "full"]), help="What a token sees: its chunk, or its window.  [default: chunk]")
 @click.option("--landmarks", type=click.Choice(get_args(Landmarks)), help="Where chunks end: at words, or sentences.  [default: fixed]")

@@ -1,31 +1,85 @@
 """From what a user calls a model to the folder it lies in, before anything heavy is imported.
 
-A model is the embedded one or a folder. Nothing is downloaded.
+    all-MiniLM-L6-v2 ─▶ the embedded model
+    FOLDER ───────────▶ itself
+    ORG/NAME ─────────▶ models--ORG--NAME/snapshots/<refs/main> in the Hugging Face cache
+
+Nothing is downloaded and no network is asked. A name without an organisation is looked for below ``sentence-transformers``, too, as that
+library does. The cache stands where ``HF_HUB_CACHE`` says, else ``HF_HOME``, else ``XDG_CACHE_HOME``, else ``~/.cache``.
 """
 
 from __future__ import annotations
 
 import errno
+import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from pipeline.errors import ConfigError
 from pipeline.model.embedded_weights import MODEL_NAMES, embedded_folder
 
+_HUB_NAME: Final = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
+_REVISION: Final = "main"
+
 
 def model_folder(model: str) -> Path:
-    """Return the folder of a model; a name that is neither embedded nor a folder raises :class:`ConfigError` saying how to get it."""
+    """Return the folder of a model; a name that cannot be had offline raises :class:`ConfigError` saying how to get it."""
     if model in MODEL_NAMES:
         return embedded_folder()
     folder = Path(model).expanduser()
+    if _is_folder(folder):
+        return folder
+    for name in _hub_names(model):
+        if snapshot := _cached_snapshot(name):
+            return snapshot
+    wanted = model if _HUB_NAME.fullmatch(model) else "NAME"
+    raise ConfigError(
+        f"model must be all-MiniLM-L6-v2, a folder that holds config.json, model.safetensors and tokenizer.json, or a name in the Hugging "
+        f"Face cache {_cache_folder()}, got {model!r}; models are not downloaded here: run `hf download {wanted}` once where there is a "
+        "network, or give the folder"
+    )
+
+
+def _is_folder(folder: Path) -> bool:
     try:
-        is_folder = folder.is_dir()
+        return folder.is_dir()
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
             raise
-        is_folder = False
-    if is_folder:
-        return folder
-    raise ConfigError(
-        f"model must be all-MiniLM-L6-v2 or a folder that holds config.json, model.safetensors and tokenizer.json, got {model!r}; "
-        "models are not downloaded here: fetch it with `hf download NAME --local-dir FOLDER` and give that folder"
-    )
+        return False
+
+
+def _hub_names(model: str) -> Iterator[str]:
+    if _HUB_NAME.fullmatch(model) and "--" not in model and ".." not in model:
+        yield model
+        if "/" not in model:
+            yield f"sentence-transformers/{model}"
+
+
+def _cached_snapshot(name: str) -> Path | None:
+    """Return the snapshot that ``main`` points to, else the only one there is; None when the cache has none."""
+    repository = _cache_folder() / f"models--{name.replace('/', '--')}"
+    snapshots = repository / "snapshots"
+    try:
+        commit = (repository / "refs" / _REVISION).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        # Fetched by commit: nothing says which one is meant, unless there is but one.
+        folders = sorted(snapshots.iterdir()) if snapshots.is_dir() else []
+        return folders[0] if len(folders) == 1 else None
+    is_safe = commit.isalnum()
+    return snapshots / commit if is_safe and (snapshots / commit).is_dir() else None
+
+
+def _cache_folder() -> Path:
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if folder := os.environ.get(variable):
+            return _expanded(folder)
+    if home := os.environ.get("HF_HOME"):
+        return _expanded(home) / "hub"
+    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
+
+
+def _expanded(folder: str) -> Path:
+    return Path(os.path.expandvars(folder)).expanduser()
