@@ -1,0 +1,129 @@
+"""Latent attention: each token rewritten by a dictionary of r trained latents, before the mean over tokens (NV-Embed eq. 1).
+
+    x' = x + softmax(LN(x) Wq (LN(latents) Wk)ᵀ / √d) (LN(latents) Wv) Wo        tokens are queries, latents are keys and values
+    y  = x' + GEGLU(LN(x'))                                                       then the mean over y, by the layout's spans
+
+A token's result depends on that token alone, so this is a map of hidden states that stands between a backbone's last norm and
+:func:`pipeline.model.pooling.pool_spans`; the layout leaves instruction tokens out of the spans. Keys and values depend on no text: seen
+through the query's projection they are one matrix from width to all heads' latents, through the output's another one back, which at the
+published sizes takes a ninth of the products (33.6 against 302 million a token). TempScale concerns attention between tokens, not this.
+
+Source: NV-Embed §3.2 and NV-Embed-v2's published block, which differs from the paper's text: norms before both parts, residuals, and a
+gated MLP (GEGLU). Its tensors are read under the published names, ``latent_attention_model.*``, wherever in the file they stand.
+Differentiable in its tensors, so that training builds it anew from its parameters at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float
+from torch.nn import functional
+
+from pipeline.errors import ModelError
+from pipeline.model.weights import WeightReader
+
+PREFIX: Final = "latent_attention_model."
+PUBLISHED_HEADS: Final = 8
+"""Heads of NV-Embed's block, whose published configuration leaves them out."""
+
+NORM_EPS: Final = 1e-5
+
+_ATTENTION, _MLP = "cross_attend_blocks.0", "cross_attend_blocks.1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentAttention:
+    """The block with its matrices multiplied out; ``scores`` and ``values`` hold the latents of head 0, then those of head 1, and so on."""
+
+    num_heads: int
+    norm_weight_D: torch.Tensor
+    norm_bias_D: torch.Tensor
+    scores_DR: torch.Tensor
+    values_RD: torch.Tensor
+    mlp_norm_weight_D: torch.Tensor
+    mlp_norm_bias_D: torch.Tensor
+    up_weight_ED: torch.Tensor
+    up_bias_E: torch.Tensor
+    down_weight_DF: torch.Tensor
+    down_bias_D: torch.Tensor
+
+    def __call__(self, hidden_BTD: Float[torch.Tensor, "B T D"]) -> Float[torch.Tensor, "B T D"]:
+        """Rewrite hidden states, each position by itself."""
+        width = hidden_BTD.shape[-1:]
+        normed_BTD = functional.layer_norm(hidden_BTD, width, self.norm_weight_D, self.norm_bias_D, NORM_EPS)
+        weights_BTHr = (normed_BTD @ self.scores_DR).unflatten(-1, (self.num_heads, -1)).softmax(-1)
+        attended_BTD = hidden_BTD + weights_BTHr.flatten(-2) @ self.values_RD
+        normed_BTD = functional.layer_norm(attended_BTD, width, self.mlp_norm_weight_D, self.mlp_norm_bias_D, NORM_EPS)
+        up_BTF, gate_BTF = functional.linear(normed_BTD, self.up_weight_ED, self.up_bias_E).chunk(2, dim=-1)
+        return attended_BTD + functional.linear(up_BTF * functional.gelu(gate_BTF), self.down_weight_DF, self.down_bias_D)
+
+
+def read_latent_attention(
+    tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], *, model_dim: int, dtype: torch.dtype, device: torch.device
+) -> LatentAttention | None:
+    """Read the block of a checkpoint, None where it has none; products of weights are taken in float32 whatever the ``dtype``.
+
+    Raises :class:`ModelError` for a tensor that is missing or has a shape that does not fit the others.
+    """
+    if not any(name.endswith(f"{PREFIX}latents") for name in tensors):
+        return None
+    reader = WeightReader(tensors, f"{PREFIX}latents", device)
+
+    def read(name: str, *shape: int) -> torch.Tensor:
+        return reader.read(f"{PREFIX}{name}", shape, torch.float32)
+
+    num_latents, inner, num_inner = (
+        _size(tensors, name, axis) for name, axis in (("latents", 0), (f"{_ATTENTION}.fn.to_q.weight", 0), (f"{_MLP}.fn.net.2.weight", 1))
+    )
+    num_heads = _num_heads(config, inner)
+    latents_rD = functional.layer_norm(
+        read("latents", num_latents, model_dim),
+        (model_dim,),
+        read(f"{_ATTENTION}.norm_context.weight", model_dim),
+        read(f"{_ATTENTION}.norm_context.bias", model_dim),
+        NORM_EPS,
+    )
+    query_HdD = read(f"{_ATTENTION}.fn.to_q.weight", inner, model_dim).unflatten(0, (num_heads, -1))
+    key_HdD, value_HdD = (
+        part.unflatten(0, (num_heads, -1)) for part in read(f"{_ATTENTION}.fn.to_kv.weight", 2 * inner, model_dim).chunk(2)
+    )
+    output_HdD = read(f"{_ATTENTION}.fn.to_out.weight", model_dim, inner).t().unflatten(0, (num_heads, -1))
+    scale = (inner // num_heads) ** -0.5
+    scores_HDr = query_HdD.transpose(1, 2) @ (key_HdD @ latents_rD.t()) * scale
+    values_HrD = (latents_rD @ value_HdD.transpose(1, 2)) @ output_HdD
+    return LatentAttention(
+        num_heads=num_heads,
+        norm_weight_D=read(f"{_ATTENTION}.norm.weight", model_dim).to(dtype),
+        norm_bias_D=read(f"{_ATTENTION}.norm.bias", model_dim).to(dtype),
+        scores_DR=scores_HDr.transpose(0, 1).flatten(1).to(dtype),
+        values_RD=values_HrD.flatten(0, 1).to(dtype),
+        mlp_norm_weight_D=read(f"{_MLP}.norm.weight", model_dim).to(dtype),
+        mlp_norm_bias_D=read(f"{_MLP}.norm.bias", model_dim).to(dtype),
+        up_weight_ED=read(f"{_MLP}.fn.net.0.weight", 2 * num_inner, model_dim).to(dtype),
+        up_bias_E=read(f"{_MLP}.fn.net.0.bias", 2 * num_inner).to(dtype),
+        down_weight_DF=read(f"{_MLP}.fn.net.2.weight", model_dim, num_inner).to(dtype),
+        down_bias_D=read(f"{_MLP}.fn.net.2.bias", model_dim).to(dtype),
+    )
+
+
+def _size(tensors: Mapping[str, torch.Tensor], name: str, axis: int) -> int:
+    """Return a size that no configuration gives and only the tensor itself tells."""
+    shape = next((tuple(tensor.shape) for full, tensor in tensors.items() if full.endswith(f"{PREFIX}{name}")), None)
+    if shape is None or len(shape) != 2 or 0 in shape:
+        raise ModelError(f"the model's weights must hold {PREFIX}{name} as a matrix, got {shape or 'none'}; fetch the model again")
+    return shape[axis]
+
+
+def _num_heads(config: Mapping[str, Any], inner: int) -> int:
+    settings: Any = config.get("latent_attention_config") or {}
+    num_heads: Any = settings.get("num_cross_heads", PUBLISHED_HEADS) if isinstance(settings, dict) else None
+    if not isinstance(num_heads, int) or isinstance(num_heads, bool) or num_heads < 1 or inner % num_heads:
+        raise ModelError(
+            f"latent_attention_config of the model must give num_cross_heads as a divisor of the {inner} rows of to_q, got {num_heads!r}; "
+            "fetch the model again"
+        )
+    return num_heads

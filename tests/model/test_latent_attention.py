@@ -1,0 +1,139 @@
+"""The block of NV-Embed-v2 in its published names, against an independent reading that multiplies nothing out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pipeline.errors import ModelError
+from pipeline.model.latent_attention import read_latent_attention
+
+DIM, LATENTS, HEADS, HEAD_DIM, INNER = 16, 5, 4, 6, 20
+CPU = torch.device("cpu")
+CONFIG = {"latent_attention_config": {"model_type": "latent_attention", "num_cross_heads": HEADS}}
+
+
+def published_block(prefix="latent_attention_model.", heads=HEADS, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=generator) * 0.4
+
+    attention, mlp = f"{prefix}cross_attend_blocks.0", f"{prefix}cross_attend_blocks.1"
+    inner = heads * HEAD_DIM
+    norms = {f"{attention}.norm": DIM, f"{attention}.norm_context": DIM, f"{mlp}.norm": DIM}
+    return {
+        f"{prefix}latents": randn(LATENTS, DIM),
+        **{f"{name}.weight": 1 + randn(size) for name, size in norms.items()},
+        **{f"{name}.bias": randn(size) for name, size in norms.items()},
+        f"{attention}.fn.to_q.weight": randn(inner, DIM),
+        f"{attention}.fn.to_kv.weight": randn(2 * inner, DIM),
+        f"{attention}.fn.to_out.weight": randn(DIM, inner),
+        f"{mlp}.fn.net.0.weight": randn(2 * INNER, DIM),
+        f"{mlp}.fn.net.0.bias": randn(2 * INNER),
+        f"{mlp}.fn.net.2.weight": randn(DIM, INNER),
+        f"{mlp}.fn.net.2.bias": randn(DIM),
+    }
+
+
+def naive(tensors, hidden, heads=HEADS, prefix="latent_attention_model."):
+    """One token and one head at a time, in float64."""
+    t = {name.removeprefix(prefix): tensor.double() for name, tensor in tensors.items()}
+    a, m = "cross_attend_blocks.0", "cross_attend_blocks.1"
+
+    def norm(x, name):
+        return (x - x.mean()) / math.sqrt(x.var(unbiased=False) + 1e-5) * t[f"{name}.weight"] + t[f"{name}.bias"]
+
+    def gelu(x):
+        return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+    latents = [norm(latent, f"{a}.norm_context") for latent in t["latents"]]
+    keys = [(t[f"{a}.fn.to_kv.weight"] @ latent)[: heads * HEAD_DIM].view(heads, HEAD_DIM) for latent in latents]
+    values = [(t[f"{a}.fn.to_kv.weight"] @ latent)[heads * HEAD_DIM :].view(heads, HEAD_DIM) for latent in latents]
+    rows = []
+    for x in hidden.double().reshape(-1, DIM):
+        query = (t[f"{a}.fn.to_q.weight"] @ norm(x, f"{a}.norm")).view(heads, HEAD_DIM)
+        heads_out = []
+        for head in range(heads):
+            weights = torch.softmax(torch.stack([query[head] @ key[head] / math.sqrt(HEAD_DIM) for key in keys]), 0)
+            heads_out.append(sum(weight * value[head] for weight, value in zip(weights, values, strict=True)))
+        x = x + t[f"{a}.fn.to_out.weight"] @ torch.cat(heads_out)
+        up = t[f"{m}.fn.net.0.weight"] @ norm(x, f"{m}.norm") + t[f"{m}.fn.net.0.bias"]
+        rows.append(x + t[f"{m}.fn.net.2.weight"] @ (up[:INNER] * gelu(up[INNER:])) + t[f"{m}.fn.net.2.bias"])
+    return torch.stack(rows).view(hidden.shape).float()
+
+
+def _read(tensors, config=CONFIG, dtype=torch.float32):
+    return read_latent_attention(tensors, config, model_dim=DIM, dtype=dtype, device=CPU)
+
+
+@pytest.fixture
+def hidden():
+    return torch.randn(3, 7, DIM, generator=torch.Generator().manual_seed(9)) * 2
+
+
+def test_latent_attention_equals_the_naive_reading(hidden):
+    tensors = published_block()
+    torch.testing.assert_close(_read(tensors)(hidden), naive(tensors, hidden), atol=1e-5, rtol=1e-5)
+
+
+def test_latent_attention_without_a_number_of_heads_has_the_published_eight(hidden):
+    tensors = published_block(heads=8)
+    found = _read(tensors, {"latent_attention_config": {"model_type": "latent_attention"}})
+    torch.testing.assert_close(found(hidden), naive(tensors, hidden, heads=8), atol=1e-5, rtol=1e-5)
+
+
+def test_latent_attention_of_permuted_latents_is_the_same(hidden):
+    tensors = published_block()
+    permuted = tensors | {"latent_attention_model.latents": tensors["latent_attention_model.latents"].flip(0)}
+    torch.testing.assert_close(_read(permuted)(hidden), _read(tensors)(hidden), atol=1e-5, rtol=1e-5)
+
+
+def test_latent_attention_of_a_token_depends_on_that_token_alone(hidden):
+    block = _read(published_block())
+    torch.testing.assert_close(block(hidden)[1:2, 3:4], block(hidden[1:2, 3:4]), atol=1e-6, rtol=1e-5)
+
+
+def test_latent_attention_in_bf16_stays_within_cosine_0_999(hidden):
+    tensors = published_block()
+    found = _read(tensors, dtype=torch.bfloat16)(hidden.bfloat16()).float()
+    assert torch.cosine_similarity(found, naive(tensors, hidden), dim=-1).min() >= 0.999
+
+
+def test_latent_attention_below_another_prefix_is_found(hidden):
+    tensors = {f"model.{name}": tensor for name, tensor in published_block().items()}
+    torch.testing.assert_close(_read(tensors)(hidden), _read(published_block())(hidden))
+
+
+def test_latent_attention_passes_gradients_to_every_tensor(hidden):
+    tensors = {name: tensor.requires_grad_() for name, tensor in published_block().items()}
+    _read(tensors)(hidden).sin().sum().backward()
+    assert all(tensor.grad is not None and bool(tensor.grad.abs().sum() > 0) for tensor in tensors.values())
+
+
+def test_latent_attention_of_a_checkpoint_without_latents_is_none():
+    assert _read({"encoder.layer.0.weight": torch.zeros(2, 2)}) is None
+
+
+@pytest.mark.parametrize("name", sorted(published_block()))
+def test_latent_attention_with_a_tensor_of_another_shape_is_refused(name):
+    tensors = published_block()
+    tensors[name] = tensors[name].repeat(*[2] * tensors[name].ndim)
+    with pytest.raises(ModelError, match=r"must have the shape|must give num_cross_heads|as a matrix"):
+        _read(tensors)
+
+
+@pytest.mark.parametrize("name", sorted(set(published_block()) - {"latent_attention_model.latents"}))
+def test_latent_attention_without_one_of_its_tensors_is_refused(name):
+    tensors = published_block()
+    del tensors[name]
+    with pytest.raises(ModelError, match=f"must hold {name}"):
+        _read(tensors)
+
+
+@pytest.mark.parametrize("heads", [0, 5, True, "4", None])
+def test_latent_attention_of_heads_that_do_not_divide_is_refused(heads):
+    with pytest.raises(ModelError, match="num_cross_heads as a divisor of the 24 rows"):
+        _read(published_block(), {"latent_attention_config": {"num_cross_heads": heads}})
