@@ -202,18 +202,20 @@ def _document_vectors(chunk_vectors_MV: Float32[np.ndarray, "M V"], chunk_offset
 
 def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
     """Return the width of the vectors; raise :class:`ConfigError` for settings the model has no room for."""
-    max_positions = backbone.max_positions
-    if config.attention == "chunk" and config.landmark_interval + 2 > max_positions:
+    max_positions, num_special = backbone.max_positions, 1 if backbone.cls_id is None else 2
+    if backbone.cls_id is None and config.pooling in ("cls", "multi_cls"):
+        raise ConfigError(f"pooling {config.pooling} must go with a model that has [CLS] or BOS, got one without; choose last, lmk or mean")
+    if config.attention == "chunk" and config.landmark_interval + num_special > max_positions:
         raise ConfigError(
-            f"landmark_interval must leave [CLS] and the landmark room in the model's {max_positions} positions, "
-            f"got {config.landmark_interval}; choose at most {max_positions - 2}"
+            f"landmark_interval must leave special tokens room in the model's {max_positions} positions, "
+            f"got {config.landmark_interval}; choose at most {max_positions - num_special}"
         )
     if config.attention == "full" and config.max_window_tokens > max_positions:
         raise ConfigError(
             f"max_window_tokens must be at most the model's {max_positions} positions, got {config.max_window_tokens}; "
             "choose a smaller window"
         )
-    room = min(config.max_window_tokens, max_positions) - config.landmark_interval - 2
+    room = min(config.max_window_tokens, max_positions) - config.landmark_interval - num_special
     for name, prefix in zip(("document_prefix", "query_prefix"), _prefixes(config, backbone), strict=True):
         if len(prefix.ids) > room:
             raise ConfigError(

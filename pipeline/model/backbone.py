@@ -34,8 +34,8 @@ class Backbone(Protocol):
         ...
 
     @property
-    def cls_id(self) -> int:
-        """Return the id of [CLS], else BOS."""
+    def cls_id(self) -> int | None:
+        """Return the id of [CLS], else BOS; None where the tokenizer has neither and rows begin with their text."""
         ...
 
     @property

@@ -31,21 +31,24 @@ WEIGHTS_NAME: Final = "model.safetensors"
 WEIGHTS_INDEX_NAME: Final = "model.safetensors.index.json"
 _MODULES_READ: Final = frozenset({"Transformer", "Pooling", "Normalize"})
 _TOKEN_NAMES: Final = {
-    "cls": (("cls_token", "bos_token"), ("[CLS]", "<s>", "<bos>")),
-    "landmark": (("sep_token", "eos_token"), ("[SEP]", "</s>", "<eos>")),
+    "cls": (("cls_token", "bos_token"), ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>")),
+    "landmark": (("sep_token", "eos_token"), ("[SEP]", "</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>")),
     "pad": (("pad_token",), ("[PAD]", "<pad>")),
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """What a folder holds; ``fingerprint`` hashes the weights, the tokenizer and the configuration, whatever the folder is called."""
+    """What a folder holds; ``fingerprint`` hashes the weights, the tokenizer and the configuration, whatever the folder is called.
+
+    ``cls_id`` = None: the tokenizer has neither [CLS] nor BOS, and rows begin with their text.
+    """
 
     folder: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, torch.Tensor]
     tokenizer: Tokenizer
-    cls_id: int
+    cls_id: int | None
     landmark_id: int
     pad_id: int
     weights_sha256: str
@@ -74,15 +77,16 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     tensors: dict[str, torch.Tensor] = {}
     for path in weights_paths:
         tensors |= _read_tensors(path)
-    special = _special_tokens(folder, tokenizer)
+    cls_id, landmark_id, pad_id = _special_tokens(folder, tokenizer)
+    special = {"cls": cls_id, "landmark": landmark_id, "pad": pad_id}
     return Checkpoint(
         folder=folder,
         config=config,
         tensors=tensors,
         tokenizer=tokenizer,
-        cls_id=special["cls"],
-        landmark_id=special["landmark"],
-        pad_id=special["pad"],
+        cls_id=cls_id,
+        landmark_id=landmark_id,
+        pad_id=pad_id,
         weights_sha256=weights_sha256,
         fingerprint=fingerprint(
             weights=weights_sha256, tokenizer=durable.sha256_of_file(tokenizer_path), config=dict(sorted(config.items())), special=special
@@ -169,21 +173,31 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the ids of [CLS] (else BOS), of the landmark (SEP, else EOS) and of padding."""
+def _special_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int | None, int, int]:
+    """Return the ids of [CLS] (else BOS, else None), of the landmark (SEP, else EOS) and of padding.
+
+    The tokenizer's own ending of a text goes before a name: Qwen3-Embedding was trained to end in another token than its ``eos_token``.
+    """
     named: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             named = _read_json(folder / name) | named
-    ids: dict[str, int] = {}
-    for role, (keys, defaults) in _TOKEN_NAMES.items():
-        candidates = [named.get(key) for key in keys] + list(defaults)
-        tokens = [str(value["content"]) if isinstance(value, dict) else value for value in candidates]
-        found = (tokenizer.token_to_id(token) for token in tokens if isinstance(token, str))
-        token_id = next((value for value in found if value is not None), None)
-        if token_id is None:
-            if role != "pad":
-                raise ModelError(f"the model's tokenizer must have a {role} token ({' or '.join(keys)}), got none; choose another model")
-            token_id = 0
-        ids[role] = token_id
-    return ids
+    ids = {role: _named_token(tokenizer, named, keys, defaults) for role, (keys, defaults) in _TOKEN_NAMES.items()}
+    landmark_id = _own_ending(tokenizer)
+    landmark_id = ids["landmark"] if landmark_id is None else landmark_id
+    if landmark_id is None:
+        raise ModelError("the model's tokenizer must have a landmark token (sep_token or eos_token), got none; choose another model")
+    return ids["cls"], landmark_id, ids["pad"] or 0
+
+
+def _named_token(tokenizer: Tokenizer, named: Mapping[str, Any], keys: tuple[str, ...], defaults: tuple[str, ...]) -> int | None:
+    """Return the first token that the files beside the tokenizer name, else the first default it has."""
+    tokens = [value.get("content") if isinstance(value, dict) else value for value in map(named.get, keys)]
+    found = (tokenizer.token_to_id(token) for token in (*tokens, *defaults) if isinstance(token, str))
+    return next((token_id for token_id in found if token_id is not None), None)
+
+
+def _own_ending(tokenizer: Tokenizer) -> int | None:
+    """Return the special token that the tokenizer itself puts after a text."""
+    encoding = tokenizer.encode("a")
+    return encoding.ids[-1] if len(encoding) > 1 and encoding.special_tokens_mask[-1] else None

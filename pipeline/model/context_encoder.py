@@ -53,7 +53,7 @@ class ContextEncoder:
         return embed_chunks(self._backbone, rows, batch_tokens=BATCH_TOKENS)
 
     def _head_ids(self, text: str) -> list[int]:
-        num_wanted = self._max_tokens - 2
+        num_wanted = self._max_tokens - (1 if self._backbone.cls_id is None else 2)
         num_characters = HEAD_CHARACTERS_PER_TOKEN * self._max_tokens
         while num_characters < len(text):
             # Cut before white space, so that the head's tokens are those of the whole text.

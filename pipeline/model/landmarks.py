@@ -4,8 +4,9 @@
     chunk    [CLS] z1 [LMK] · [CLS] z2 [LMK] · …      one row a chunk: attention inside the chunk only
     full     [CLS] z1 [LMK] z2 [LMK] … zn [LMK]       one row a window of whole chunks, windows overlapping
 
-LMK is SEP, else EOS; it counts within a window's tokens and always ends a row. A landmark stands for the chunk on its left. Chunk
-attention is block-diagonal attention with positions restarting in each block, computed as rows of a batch, its fastest exact form.
+LMK is SEP, else EOS; it counts within a window's tokens and always ends a row. Where a model has no [CLS], rows begin without one.
+A landmark stands for the chunk on its left. Chunk attention is block-diagonal attention with positions restarting in each block, computed
+as rows of a batch, its fastest exact form.
 
 Source: LMK pooling, algorithm 1, fixed and sentence granularity; §5 for Mean@k and MultiCLS. Differs: a cut moves left to the start of a
 word; short sentences share a chunk, long ones are cut; k of Mean@k is the interval, each k-th token moved left with its cut. Variable
@@ -113,7 +114,7 @@ def chunk_rows(
     ids_T: Int32[np.ndarray, " T"],
     chunks: Chunks,
     *,
-    cls_id: int,
+    cls_id: int | None,
     landmark_id: int,
     pooling: Pooling,
     prefix_ids: Int32[np.ndarray, " P"] = NO_PREFIX,
@@ -123,17 +124,18 @@ def chunk_rows(
     Pooled are: ``mean`` the whole row, as sentence-transformers takes it, and with a prefix what stands after it; ``cls`` the first token;
     ``lmk`` and ``last`` the last; ``mean_at_k`` the chunk's own last token, or the landmark of an empty chunk.
     """
-    num_own, head = np.diff(chunks.token_offsets), 1 + len(prefix_ids)
+    opening_ids = _opening_ids(cls_id, prefix_ids)
+    num_own, head = np.diff(chunks.token_offsets), len(opening_ids)
     row_lengths = head + num_own + 1
     row_offsets = np.concatenate([[0], np.cumsum(row_lengths)])
     ids = np.empty(int(row_offsets[-1]), np.int32)
     is_text = np.ones(len(ids), np.bool_)
     is_text[_heads(row_offsets, head)] = is_text[row_offsets[1:] - 1] = False
     ids[is_text] = ids_T
-    ids[_heads(row_offsets, head)] = [cls_id, *prefix_ids]
+    ids[_heads(row_offsets, head)] = opening_ids
     ids[row_offsets[1:] - 1] = landmark_id
     start, end = {
-        "mean": (np.full_like(row_lengths, head if head > 1 else 0), row_lengths),
+        "mean": (np.full_like(row_lengths, head if len(prefix_ids) else 0), row_lengths),
         "cls": (np.zeros_like(row_lengths), np.ones_like(row_lengths)),
         "mean_at_k": _one(row_lengths - 1 - (num_own > 0)),
     }.get(pooling, _one(row_lengths - 1))
@@ -144,7 +146,7 @@ def window_rows(
     ids_T: Int32[np.ndarray, " T"],
     chunks: Chunks,
     *,
-    cls_id: int,
+    cls_id: int | None,
     landmark_id: int,
     pooling: Pooling,
     max_window_tokens: int,
@@ -159,7 +161,9 @@ def window_rows(
     chunking); ``multi_cls`` puts [CLS] where the landmarks stand; ``mean_at_k`` has no landmarks, ``[CLS] prefix z1 z2 … zn [LMK]``, and
     takes each chunk's last token (an empty text's landmark).
     """
-    num_own, head = np.diff(chunks.token_offsets), 1 + len(prefix_ids)
+    assert pooling != "multi_cls" or cls_id is not None, "a layout of [CLS] tokens is asked of a model that has none"
+    opening_ids = _opening_ids(cls_id, prefix_ids)
+    num_own, head = np.diff(chunks.token_offsets), len(opening_ids)
     num_marks, tail = (0, 1) if pooling == "mean_at_k" else (1, 0)
     marked_offsets = chunks.token_offsets + num_marks * np.arange(len(num_own) + 1)
     marked_ids = np.full(int(marked_offsets[-1]), cls_id if pooling == "multi_cls" else landmark_id, np.int32)
@@ -174,7 +178,7 @@ def window_rows(
     body_starts = row_offsets[:-1] + head
     place = np.arange(int(body_lengths.sum())) - np.repeat(np.cumsum(body_lengths) - body_lengths, body_lengths)
     ids[np.repeat(body_starts, body_lengths) + place] = marked_ids[np.repeat(marked_offsets[first_W], body_lengths) + place]
-    ids[_heads(row_offsets, head)] = [cls_id, *prefix_ids]
+    ids[_heads(row_offsets, head)] = opening_ids
     window_M = _roomiest_window(first_W, end_W, marked_offsets, body_lengths)
     shift_M = head - marked_offsets[first_W][window_M]
     pooled_end = marked_offsets[1:] + shift_M
@@ -183,6 +187,10 @@ def window_rows(
     else:
         pooled_start, pooled_end = _one(pooled_end - ((num_own > 0) | (num_marks > 0)))
     return Rows(ids=ids, row_offsets=row_offsets, pooled_row=window_M, pooled_start=pooled_start, pooled_end=pooled_end)
+
+
+def _opening_ids(cls_id: int | None, prefix_ids: Int32[np.ndarray, " P"]) -> Int32[np.ndarray, " H"]:
+    return prefix_ids if cls_id is None else np.concatenate([np.array([cls_id], np.int32), prefix_ids])
 
 
 def _heads(row_offsets: Int64[np.ndarray, " R1"], head: int) -> Int64[np.ndarray, "R H"]:

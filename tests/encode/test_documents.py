@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +64,7 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
     chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, config.landmark_interval)
     pieces = [tokens.ids[start:end].tolist() for start, end in zip(chunks.token_offsets[:-1], chunks.token_offsets[1:], strict=True)]
     cls, landmark = backbone.cls_id, backbone.landmark_id
+    opening = [] if cls is None else [cls]
     prefix = backbone.tokenizer.encode(config.document_prefix, add_special_tokens=False).ids
     mark = {"multi_cls": [cls], "mean_at_k": []}.get(config.pooling, [landmark])
     tail = [landmark] if config.pooling == "mean_at_k" else []
@@ -72,7 +74,7 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
 
     def pooled_row(state, piece):
         """The rule of each pooling for a row that is one chunk."""
-        mean = state[1 + len(prefix) :].mean(0) if prefix else state.mean(0)
+        mean = state[len(opening) + len(prefix) :].mean(0) if prefix else state.mean(0)
         of_last = state[-2] if piece else state[-1]
         return {"mean": mean, "lmk": state[-1], "last": state[-1], "cls": state[0], "mean_at_k": of_last}[config.pooling]
 
@@ -83,22 +85,22 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
         return state[start : stop + 1].mean(0) if config.pooling == "mean" else state[stop]
 
     if config.attention == "chunk":
-        vectors = [pooled_row(hidden([cls, *prefix, *piece, landmark]), piece) for piece in pieces]
+        vectors = [pooled_row(hidden([*opening, *prefix, *piece, landmark]), piece) for piece in pieces]
     else:
         best: dict[int, tuple[int, np.ndarray]] = {}
         first = 0
         budget = config.max_window_tokens - len(prefix) - len(tail)
         while True:
-            end, size = first, 1
+            end, size = first, len(opening)
             while end < len(pieces) and size + len(pieces[end]) + len(mark) <= budget:
                 size, end = size + len(pieces[end]) + len(mark), end + 1
-            row, places = [cls, *prefix], {}
+            row, places = [*opening, *prefix], {}
             for index in range(first, end):
                 places[index] = (len(row), len(row) + len(pieces[index]))
                 row += [*pieces[index], *mark]
             state = hidden([*row, *tail])
             for index, (start, stop) in places.items():
-                room = min(stop + len(mark) - 1 - len(prefix), len(row) - stop - len(mark))
+                room = min(stop + len(mark) - len(opening) - len(prefix), len(row) - stop - len(mark))
                 if index not in best or room > best[index][0]:
                     best[index] = (room, pooled_span(state, start, stop))
             if end == len(pieces):
@@ -106,7 +108,7 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
             following, first = first + 1, end
             while first > following:
                 shared = sum(len(piece) + len(mark) for piece in pieces[first - 1 : end])
-                if shared > config.window_overlap_tokens or 1 + shared + len(pieces[end]) + len(mark) > budget:
+                if shared > config.window_overlap_tokens or len(opening) + shared + len(pieces[end]) + len(mark) > budget:
                     break
                 first -= 1
         vectors = [best[index][1] for index in range(len(pieces))]
@@ -131,6 +133,41 @@ def test_encode_batch_equals_naive_loop_over_texts(config, backbone, attention, 
         own = encoded.chunk_vectors_MV[slice(*encoded.chunk_offsets[index : index + 2])]
         naive = _naive_chunk_vectors(backbone, config, text, None if context is None else context.embeddings_CD)
         np.testing.assert_allclose(own, naive, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def headless(tiny_model_folder, tmp_path_factory):
+    """A model whose tokenizer has no [CLS]."""
+    folder = shutil.copytree(tiny_model_folder, tmp_path_factory.mktemp("headless") / "model")
+    tokenizer = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(tokenizer.replace("[CLS]", "[NONE]"))
+    backbone = load_backbone(EncoderConfig(model=str(folder), precision="fp32"))
+    assert backbone.cls_id is None
+    return backbone
+
+
+@pytest.mark.parametrize("prefix", ["", "old stone:"], ids=["bare", "prefixed"])
+@pytest.mark.parametrize(("attention", "pooling"), [mode for mode in MODES if "cls" not in mode[1]])
+def test_encode_without_a_cls_token_equals_naive_rows_that_begin_with_text(config, headless, attention, pooling, prefix):
+    config = dataclasses.replace(config, attention=attention, pooling=pooling, document_prefix=prefix)
+    encoded = DocumentEncoder(config, None, headless).encode(TEXTS)
+    for index, text in enumerate(TEXTS):
+        own = encoded.chunk_vectors_MV[slice(*encoded.chunk_offsets[index : index + 2])]
+        np.testing.assert_allclose(own, _naive_chunk_vectors(headless, config, text), atol=1e-5)
+
+
+@pytest.mark.parametrize(("attention", "pooling"), [("chunk", "cls"), ("full", "multi_cls")])
+def test_encode_cls_pooling_without_a_cls_token_is_refused(config, headless, attention, pooling):
+    with pytest.raises(ConfigError, match=f"pooling {pooling} must go with a model that has"):
+        DocumentEncoder(dataclasses.replace(config, attention=attention, pooling=pooling), None, headless)
+
+
+def test_encode_without_a_cls_token_has_room_for_one_more(config, headless, backbone):
+    longest = dataclasses.replace(config, landmark_interval=95, max_window_tokens=97)
+    text = "cat " * 95
+    assert DocumentEncoder(longest, None, headless).encode([text]).chunk_offsets.tolist() == [0, 1]
+    with pytest.raises(ConfigError, match="choose at most 94"):
+        DocumentEncoder(longest, None, backbone)
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 64, 10_000])

@@ -7,6 +7,8 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError, ModelError
@@ -52,6 +54,36 @@ def test_read_eos_serves_as_landmark_without_sep(folder):
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "[END]"}))
     checkpoint = read_checkpoint(folder)
     assert checkpoint.tokenizer.id_to_token(checkpoint.landmark_id) == "[END]"
+
+
+def test_read_tokenizer_without_cls_and_bos_has_none(folder):
+    tokenizer = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(tokenizer.replace("[CLS]", "[NONE]"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": None, "eos_token": "[SEP]"}))
+    assert read_checkpoint(folder).cls_id is None
+
+
+def test_read_ending_that_the_tokenizer_adds_itself_wins_over_names(folder):
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    mask = tokenizer.token_to_id("[MASK]")
+    tokenizer.post_processor = TemplateProcessing(single="$A [MASK]", special_tokens=[("[MASK]", mask)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[SEP]"}))
+    assert read_checkpoint(folder).landmark_id == mask
+
+
+def test_read_beginning_that_the_tokenizer_adds_itself_is_no_landmark(folder):
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", tokenizer.token_to_id("[CLS]"))])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert tokenizer.id_to_token(read_checkpoint(folder).landmark_id) == "[SEP]"
+
+
+def test_read_tokenizer_without_sep_and_eos_is_refused(folder):
+    tokenizer = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(tokenizer.replace("[SEP]", "[NONE]"))
+    with pytest.raises(ModelError, match="must have a landmark token"):
+        read_checkpoint(folder)
 
 
 def test_read_sentence_transformers_layout_finds_the_transformers_folder(folder, tmp_path):

@@ -30,6 +30,19 @@ def test_embed_batch_equals_one_mean_a_text(backbone, encoder):
         torch.testing.assert_close(torch.from_numpy(row), naive, atol=1e-5, rtol=0)
 
 
+def test_embed_without_a_cls_token_reads_one_token_more(backbone):
+    class Headless:
+        cls_id = None
+
+        def __getattr__(self, name):
+            return getattr(backbone, name)
+
+    (row,) = ContextEncoder(Headless(), 20).embed([TEXTS[2]])
+    ids = [*backbone.tokenizer.encode(TEXTS[2], add_special_tokens=False).ids[:19], backbone.landmark_id]
+    naive = backbone.hidden_states(np.array([ids]), np.array([20]))[0].mean(0)
+    torch.testing.assert_close(torch.from_numpy(row), naive, atol=1e-5, rtol=0)
+
+
 def test_embed_embeddings_are_not_normalised(encoder):
     assert (np.abs(np.linalg.norm(encoder.embed(TEXTS), axis=1) - 1) > 0.1).all()
 
