@@ -74,7 +74,8 @@ def encode_corpus(
     """Run the stages that need a model over the staged shards; returns when every one is in ``pending/encoded``."""
     backbone = load_backbone(config.encoder)
     require_fit(config.encoder, backbone)
-    first_stage = ContextEncoder(backbone, min(config.context.max_document_tokens, backbone.max_positions))
+    max_tokens = min(config.context.max_document_tokens, backbone.first_stage.max_positions)
+    first_stage = ContextEncoder(backbone.first_stage, max_tokens, config.encoder.temperature)
     view, embedder, known = _corpus_view(layout, published, staged, config, backbone, first_stage, progress)
     encoder = DocumentEncoder(config.encoder, view.context, backbone)
     assign_rows = _assigning(ClusterAssigner(view.clusters, embedder), known)

@@ -57,14 +57,9 @@ class DocumentEncoder:
     def __init__(self, config: EncoderConfig, context: ContextSet | None = None, backbone: Backbone | None = None) -> None:
         self.config = config
         self.backbone = load_backbone(config) if backbone is None else backbone
-        if self.backbone.temperature != config.temperature:
-            raise ConfigError(
-                f"the backbone must be loaded with temperature {config.temperature}, got {self.backbone.temperature}; "
-                "load it from the same settings"
-            )
         self.vector_dim = require_fit(config, self.backbone)
         self._document_prefix, self._query_prefix = _prefixes(config, self.backbone)
-        self._context_CD = _usable_context(config, context, self.backbone.model_dim)
+        self._context_CD = _usable_context(config, context, self.backbone.context_dim)
         self.fingerprint = fingerprint(
             kind="encoder",
             format=ENCODER_FORMAT_VERSION,
@@ -103,6 +98,7 @@ class DocumentEncoder:
             self.backbone,
             self._rows(tokens.ids, chunks, prefix),
             batch_tokens=self.config.batch_tokens,
+            temperature=self.config.temperature,
             context_CD=self._context_CD,
             on_chunks=report,
         )
@@ -222,7 +218,7 @@ def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
                 f"{name} must leave a chunk of {config.landmark_interval} tokens room in its row, for which it may have {room}, "
                 f"got {len(prefix.ids)}; shorten it, or choose a smaller landmark_interval"
             )
-    return require_dims(config.truncate_dim, backbone.model_dim)
+    return require_dims(config.truncate_dim, backbone.embedding_dim)
 
 
 def _prefixes(config: EncoderConfig, backbone: Backbone) -> tuple[Prefix, Prefix]:
@@ -236,15 +232,15 @@ def _younger_settings(config: EncoderConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in younger if getattr(config, name) != getattr(default, name)}
 
 
-def _usable_context(config: EncoderConfig, context: ContextSet | None, model_dim: int) -> Float32[np.ndarray, "C D"] | None:
+def _usable_context(config: EncoderConfig, context: ContextSet | None, context_dim: int) -> Float32[np.ndarray, "C D"] | None:
     if not config.use_context:
         return None
     if context is None:
         raise ConfigError("use_context must come with a context, got none; draw one first, or set use_context to false")
     embeddings_CD = np.array(context.embeddings_CD, np.float32, order="C")  # a copy: a mapped file is read-only, which torch refuses
-    if embeddings_CD.ndim != 2 or embeddings_CD.shape[0] == 0 or embeddings_CD.shape[1] != model_dim:
+    if embeddings_CD.ndim != 2 or embeddings_CD.shape[0] == 0 or embeddings_CD.shape[1] != context_dim:
         raise ConfigError(
-            f"the context must be one or more rows of {model_dim} numbers, got shape {embeddings_CD.shape}; it was made by another model"
+            f"the context must be one or more rows of {context_dim} numbers, got shape {embeddings_CD.shape}; it was made by another model"
         )
     if not np.isfinite(embeddings_CD).all():
         raise ModelError("the context's embeddings must be finite, got some that are not; draw the context again")

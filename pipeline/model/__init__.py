@@ -1,12 +1,14 @@
 """Transformers and the layouts they read.
 
     embedded_weights ─┐
-    checkpoint ───────┴▶ backbone (bert) ──▶ hidden states ──▶ pooling ──▶ chunk embeddings
-    attention_temperature ┘                      ▲                              │
+    checkpoint ───────┴▶ backbone (transformer) ─▶ hidden states ─▶ pooling ─▶ chunk embeddings
+                                                 ▲                              │
     landmarks: texts ─▶ chunks ─▶ rows ──────────┤                     document_encoder (M2)
     context_encoder (M1): C raw embeddings ──────┘
 
-Families: ``bert``, ``modernbert``, ``nomic_bert``; the last two share ``weights``, ``rotary``, ``attention`` and ``gated_mlp``.
+One engine, ``transformer``, runs every family; ``bert``, ``modernbert`` and ``nomic_bert`` only read published
+configurations and weights into it. Its parts: ``weights``, ``feed_forward``, ``rotary``, and a ``pattern`` of who sees whom: ``rectangle``,
+over ``attention`` and ``block_local_attention``.
 ``matryoshka`` takes a model's first layers and a vector's first dimensions.
 ``static_embeddings`` is the cheap surrogate that clustering uses. Import from the modules; this package imports nothing by itself.
 """

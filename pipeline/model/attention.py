@@ -1,4 +1,4 @@
-"""softmax(q·k / √d + bias)·v on the kernel that is fastest where it runs; every choice gives the same numbers up to rounding.
+"""softmax(q·k / (τ √d) + bias)·v on the kernel that is fastest where it runs; every choice gives the same numbers up to rounding.
 
 That is torch's fused kernel, except on a CPU in bf16: there the processor's bf16 products outrun it at every length, so scores are made
 block by block, small enough to stay in the cache, with the softmax between the products in float32.
@@ -21,19 +21,32 @@ SCORES_PER_STEP: Final = 1 << 20
 
 def attend(
     query_BHQd: Float[torch.Tensor, "B H Q d"],
-    key_BHSd: Float[torch.Tensor, "B H S d"],
-    value_BHSd: Float[torch.Tensor, "B H S d"],
+    key_BGSd: Float[torch.Tensor, "B G S d"],
+    value_BGSd: Float[torch.Tensor, "B G S d"],
     bias: Float[torch.Tensor, "_B 1 _Q S"] | None,
     workspace: Workspace,
+    temperature: float = 1.0,
 ) -> Float[torch.Tensor, "B Q H d"]:
-    """Mix values; ``bias`` is 0 where a query sees a key and -inf elsewhere, and leaves every query at least one key."""
+    """Mix values; ``bias`` is 0 where a query sees a key and -inf elsewhere, and leaves every query at least one key.
+
+    ``temperature`` divides the logits (TempScale). Where there are fewer keys' heads than queries', each serves as many neighbouring ones.
+    """
+    scale = query_BHQd.shape[-1] ** -0.5 / temperature
+    num_shared = query_BHQd.shape[1] // key_BGSd.shape[1]
+    if num_shared > 1:
+        key_BGSd, value_BGSd = (x.repeat_interleave(num_shared, dim=1) for x in (key_BGSd, value_BGSd))
     if query_BHQd.device.type == "cpu" and query_BHQd.dtype == torch.bfloat16:
-        return _plain_attention(query_BHQd, key_BHSd, value_BHSd, bias, workspace)
-    return F.scaled_dot_product_attention(query_BHQd, key_BHSd, value_BHSd, attn_mask=bias).transpose(1, 2)
+        return _plain_attention(query_BHQd, key_BGSd, value_BGSd, bias, scale, workspace)
+    return F.scaled_dot_product_attention(query_BHQd, key_BGSd, value_BGSd, attn_mask=bias, scale=scale).transpose(1, 2)
 
 
 def _plain_attention(
-    query_BHQd: torch.Tensor, key_BHSd: torch.Tensor, value_BHSd: torch.Tensor, bias: torch.Tensor | None, workspace: Workspace
+    query_BHQd: torch.Tensor,
+    key_BHSd: torch.Tensor,
+    value_BHSd: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: float,
+    workspace: Workspace,
 ) -> torch.Tensor:
     num_rows, num_heads, num_queries, head_dim = query_BHQd.shape
     num_keys = key_BHSd.shape[2]
@@ -54,7 +67,7 @@ def _plain_attention(
                 queries = slice(first, first + queries_a_step)
                 step_bias = row_bias if row_bias is None or row_bias.shape[2] == 1 else row_bias[:, :, queries]
                 query = query_BHQd[part][:, :, queries].reshape(len(key), -1, head_dim)
-                mixed = _mix(query, key, value, step_bias, shape, workspace)
+                mixed = _mix(query, key, value, step_bias, scale, shape, workspace)
                 out[rows, queries, part[1]] = mixed.view(*shape, -1, head_dim).transpose(1, 2)
     return out
 
@@ -64,12 +77,13 @@ def _mix(
     key_PSd: torch.Tensor,
     value_PSd: torch.Tensor,
     bias: torch.Tensor | None,
+    scale: float,
     rows_and_heads: torch.Size,
     workspace: Workspace,
 ) -> torch.Tensor:
     size = (len(query_Pqd), query_Pqd.shape[1], key_PSd.shape[1])
     scores = workspace.take("scores", size, query_Pqd.dtype)
-    nothing, scale = query_Pqd.new_zeros(1), query_Pqd.shape[2] ** -0.5
+    nothing = query_Pqd.new_zeros(1)
     if len(query_Pqd) == 1:
         # A batch of one product is half as fast as the product itself.
         torch.addmm(nothing, query_Pqd[0], key_PSd[0].t(), beta=0, alpha=scale, out=scores[0])

@@ -54,18 +54,28 @@ class Backbone(Protocol):
         ...
 
     @property
+    def embedding_dim(self) -> int:
+        """Return the width of a chunk's embedding, after ``project``."""
+        ...
+
+    @property
+    def context_dim(self) -> int:
+        """Return the width of the context vectors it reads."""
+        ...
+
+    @property
+    def first_stage(self) -> Backbone:
+        """Return the backbone that embeds context documents: itself, unless the checkpoint holds one of its own (CDE §4.2)."""
+        ...
+
+    @property
     def max_positions(self) -> int:
         """Return the longest row of text the model reads."""
         ...
 
     @property
-    def temperature(self) -> float:
-        """Return τ, already in the weights."""
-        ...
-
-    @property
     def weights_fingerprint(self) -> str:
-        """Identify weights, tokenizer and configuration; τ is not part of it."""
+        """Identify weights, tokenizer and configuration."""
         ...
 
     @property
@@ -83,25 +93,33 @@ class Backbone(Protocol):
         ids_BT: Int64[np.ndarray, "B T"],
         lengths_B: Int64[np.ndarray, " B"],
         context_CD: Float32[np.ndarray, "C D"] | None = None,
+        temperature: float = 1.0,
     ) -> Float[torch.Tensor, "B T D"]:
         """Return the last hidden states of the text; positions at and after a row's length hold no meaning.
 
         With a context, its vectors stand before every row's text as input embeddings (CDE eq. 5 and 6): no position embedding and no
         rotation, so their order does not matter and text positions still start at 0; then token type 0 where the family has types, and the
         embedding norm, as for tokens. Where layers are local, only global ones show the context. Their own outputs are not returned.
+
+        ``temperature`` divides every attention logit (TempScale: softmax(QKᵀ / (τ √d)); Zhou et al., "Length-Induced Embedding Collapse"):
+        below 1 attention is sharper, against the collapse of long texts onto one direction. One τ serves all layers of a call.
         """
+        ...
+
+    def project(self, pooled_MD: Float32[torch.Tensor, "M D"]) -> Float32[torch.Tensor, "M E"]:
+        """Apply what a checkpoint has behind its pooling; most have nothing."""
         ...
 
 
 _FAMILIES: Final[Mapping[str, Callable[..., Backbone]]] = {
-    **dict.fromkeys(bert.FAMILIES, bert.BertBackbone),
-    **dict.fromkeys(modernbert.FAMILIES, modernbert.ModernBertBackbone),
-    **dict.fromkeys(nomic_bert.FAMILIES, nomic_bert.NomicBertBackbone),
+    **dict.fromkeys(bert.FAMILIES, bert.read_bert),
+    **dict.fromkeys(modernbert.FAMILIES, modernbert.read_modernbert),
+    **dict.fromkeys(nomic_bert.FAMILIES, nomic_bert.read_nomic_bert),
 }
 
 
 def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> Backbone:
-    """Load the model a configuration names, its first layers where told so, in its precision and with its attention temperature."""
+    """Load the model a configuration names, its first layers where told so, in its precision."""
     device = device or default_device()
     checkpoint = first_layers(read_checkpoint(model_folder(config.model)), config.num_layers)
     if config.model in MODEL_NAMES:
@@ -109,6 +127,4 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
     model_type = checkpoint.config.get("model_type")
     if model_type not in _FAMILIES:
         raise ModelError(f"model_type must be one of {', '.join(_FAMILIES)}, got {model_type!r}; choose a model of these families")
-    return _FAMILIES[model_type](
-        checkpoint, temperature=config.temperature, dtype=resolve_precision(config.precision, device), device=device
-    )
+    return _FAMILIES[model_type](checkpoint, dtype=resolve_precision(config.precision, device), device=device)

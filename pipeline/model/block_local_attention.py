@@ -64,12 +64,14 @@ class LocalWindow:
         queries_Gb = tags[radius : radius + self._num_blocks * self._block].view(-1, self._block)
         self._bias = bias_where(_seen(queries_Gb[:, :, None], keys_GK[:, None, :], radius, radius)[:, None], dtype)
 
-    def attend(self, qkv_N3Hd: Float[torch.Tensor, "N 3 H d"], workspace: Workspace) -> Float[torch.Tensor, "M D"]:
+    def attend(
+        self, qkv_N3Hd: Float[torch.Tensor, "N 3 H d"], workspace: Workspace, temperature: float = 1.0
+    ) -> Float[torch.Tensor, "M D"]:
         """Mix values inside the window; ``qkv`` has ``lead`` and ``trail`` rows around the tokens, the result has only the tokens."""
         num_heads, head_dim = qkv_N3Hd.shape[2:]
         if not self.is_blocked:
             query, key, value = qkv_N3Hd.view(-1, self._width, 3, num_heads, head_dim).permute(2, 0, 3, 1, 4)
-            return attend(query, key, value, self._bias, workspace).reshape(-1, num_heads * head_dim)
+            return attend(query, key, value, self._bias, workspace, temperature).reshape(-1, num_heads * head_dim)
         step = qkv_N3Hd.stride(0)
         num_inside = self._num_blocks * self._block
 
@@ -78,7 +80,7 @@ class LocalWindow:
             return source.as_strided((self._num_blocks, num_heads, length, head_dim), (self._block * step, head_dim, step, 1))
 
         query = blocks(0, self.lead, self._block)
-        mixed = attend(query, blocks(1, 0, self._num_keys), blocks(2, 0, self._num_keys), self._bias, workspace)
+        mixed = attend(query, blocks(1, 0, self._num_keys), blocks(2, 0, self._num_keys), self._bias, workspace, temperature)
         return mixed.reshape(num_inside, num_heads * head_dim)[: len(qkv_N3Hd) - self.lead - self.trail]
 
 

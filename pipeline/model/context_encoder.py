@@ -1,7 +1,8 @@
 """M1: context documents to the embeddings that later stand before every text (CDE §4.2).
 
-The same base backbone as the second stage, mean pooled over the first tokens of a document, one vector each, NOT normalised: the second
-stage takes them at the level of its input embeddings. Which documents these are is chosen elsewhere; they are embedded once and stored.
+The second stage's own backbone unless the checkpoint holds another for it, mean pooled over the first tokens of a document, one vector
+each, NOT normalised: the second stage takes them at the level of its input embeddings. Which documents these are is chosen elsewhere; they
+are embedded once and stored.
 """
 
 from __future__ import annotations
@@ -26,31 +27,32 @@ HEAD_CHARACTERS_PER_TOKEN: Final = 32
 class ContextEncoder:
     """The first stage: ``embed`` gives one raw embedding a text."""
 
-    def __init__(self, backbone: Backbone, max_tokens: int) -> None:
+    def __init__(self, backbone: Backbone, max_tokens: int, temperature: float = 1.0) -> None:
         if not 3 <= max_tokens <= backbone.max_positions:
             raise ConfigError(
                 f"max_document_tokens must lie between 3 and the model's {backbone.max_positions} positions, got {max_tokens}"
             )
         self._backbone = backbone
         self._max_tokens = max_tokens
-        self.embedding_dim = backbone.model_dim
+        self._temperature = temperature
+        self.embedding_dim = backbone.embedding_dim
         self.fingerprint = fingerprint(
             kind="context-encoder",
             format=1,
             weights=backbone.weights_fingerprint,
-            temperature=backbone.temperature,
+            temperature=float(temperature),
             max_tokens=max_tokens,
             pooling="mean",
         )
 
-    def embed(self, texts: Sequence[str]) -> Float32[np.ndarray, "C D"]:
+    def embed(self, texts: Sequence[str]) -> Float32[np.ndarray, "C E"]:
         """Embed texts in the order given, each cut after ``max_tokens`` tokens, [CLS] and [SEP] among them."""
         ids = [self._head_ids(text) for text in texts]
         token_offsets = np.concatenate([[0], np.cumsum([len(item) for item in ids], dtype=np.int64)])
         chunks = Chunks(token_offsets=token_offsets, chunk_offsets=np.arange(len(ids) + 1))
         flat = np.concatenate([np.zeros(0, np.int32), *(np.array(item, np.int32) for item in ids)])
         rows = chunk_rows(flat, chunks, cls_id=self._backbone.cls_id, landmark_id=self._backbone.landmark_id, pooling="mean")
-        return embed_chunks(self._backbone, rows, batch_tokens=BATCH_TOKENS)
+        return embed_chunks(self._backbone, rows, batch_tokens=BATCH_TOKENS, temperature=self._temperature)
 
     def _head_ids(self, text: str) -> list[int]:
         num_wanted = self._max_tokens - (1 if self._backbone.cls_id is None else 2)

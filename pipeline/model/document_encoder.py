@@ -23,32 +23,33 @@ def embed_chunks(
     rows: Rows,
     *,
     batch_tokens: int,
+    temperature: float = 1.0,
     context_CD: Float32[np.ndarray, "C D"] | None = None,
     on_chunks: Callable[[Int64[np.ndarray, " m"]], None] | None = None,
-) -> Float32[np.ndarray, "M D"]:
+) -> Float32[np.ndarray, "M E"]:
     """Embed every chunk of a layout, in the layout's order; ``on_chunks`` hears the indices of each batch's chunks when they are done."""
-    embeddings_MD = np.empty((len(rows.pooled_row), backbone.model_dim), np.float32)
+    embeddings_ME = np.empty((len(rows.pooled_row), backbone.embedding_dim), np.float32)
     lengths_R = np.diff(rows.row_offsets)
     chunks_by_row = np.argsort(rows.pooled_row, kind="stable")
     first_chunk_R1 = np.searchsorted(rows.pooled_row[chunks_by_row], np.arange(len(lengths_R) + 1))
 
     def run(batch_B: Int64[np.ndarray, " B"]) -> Int64[np.ndarray, " m"]:
         ids_BT, lengths_B = pad_rows(rows, batch_B, backbone.pad_id)
-        hidden_BTD = backbone.hidden_states(ids_BT, lengths_B, context_CD)
+        hidden_BTD = backbone.hidden_states(ids_BT, lengths_B, context_CD, temperature)
         num_chunks_B = first_chunk_R1[batch_B + 1] - first_chunk_R1[batch_B]
         place = np.arange(int(num_chunks_B.sum())) - np.repeat(np.cumsum(num_chunks_B) - num_chunks_B, num_chunks_B)
         chunk_M = chunks_by_row[np.repeat(first_chunk_R1[batch_B], num_chunks_B) + place]
         row_M = np.repeat(np.arange(len(batch_B)), num_chunks_B)
         with torch.inference_mode():
             spans = (torch.from_numpy(x).to(hidden_BTD.device) for x in (row_M, rows.pooled_start[chunk_M], rows.pooled_end[chunk_M]))
-            embeddings_MD[chunk_M] = pool_spans(hidden_BTD, *spans).cpu().numpy()
+            embeddings_ME[chunk_M] = backbone.project(pool_spans(hidden_BTD, *spans)).cpu().numpy()
         return chunk_M
 
     extra_tokens = 0 if context_CD is None else len(context_CD)
     for finished in run_in_batches(lengths_R, batch_tokens, run, backbone.device, extra_tokens=extra_tokens):
         if on_chunks is not None:
             on_chunks(finished)
-    return embeddings_MD
+    return embeddings_ME
 
 
 def pad_rows(rows: Rows, batch_B: Int64[np.ndarray, " B"], pad_id: int) -> tuple[Int64[np.ndarray, "B T"], Int64[np.ndarray, " B"]]:

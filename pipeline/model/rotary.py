@@ -44,13 +44,13 @@ class RotaryTable:
 
     def rotate_(
         self,
-        x_BSGHd: Float[torch.Tensor, "B S G H d"],
+        x_SPd: Float[torch.Tensor, "*B S P d"],
         angles: tuple[Float32[torch.Tensor, "S E"], Float32[torch.Tensor, "S E"]],
         workspace: Workspace,
     ) -> None:
-        """Turn queries and keys in place, in float32 whatever they are stored in."""
-        cos, sin = (table[:, None, None] for table in angles)
-        first, second = x_BSGHd[..., : self._rotary_dim].chunk(2, dim=-1)
+        """Turn the heads of queries and keys in place, in float32 whatever they are stored in."""
+        cos, sin = (table[:, None] for table in angles)
+        first, second = x_SPd[..., : self._rotary_dim].chunk(2, dim=-1)
         old_first, old_second = first.float(), second.float()
         new_first = workspace.take("rotated first", tuple(first.shape), torch.float32)
         new_second = workspace.take("rotated second", tuple(first.shape), torch.float32)

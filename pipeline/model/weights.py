@@ -1,23 +1,24 @@
-"""Tensors of a checkpoint by name, each checked against the shape its configuration promises.
+"""Tensors of a checkpoint by name, each checked against the shape its configuration promises, and what they make: projections and norms.
 
-Published files name the same tensors with or without a prefix (``model.``, ``nomic_bert.``); the prefix is found by one tensor that every
-file of the family holds. Biases are optional here: the rotary families are published without them.
+Published files name the same tensors with or without a prefix (``model.``, ``bert.``); the prefix is found by one tensor that every file of
+the family holds. Biases are optional: the rotary families are published without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name torch documents
 
 from pipeline.errors import ModelError
-from pipeline.model.attention_temperature import scale_queries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Linear:
-    """A projection or a norm; ``bias`` = None has none."""
+    """A projection; ``bias`` = None has none."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
@@ -30,9 +31,31 @@ class Linear:
 
     def add_projection(self, x_NE: torch.Tensor, residual_ND: torch.Tensor) -> None:
         """Add the projection to ``residual`` in place."""
-        residual_ND.addmm_(x_NE, self.weight.t())
         if self.bias is not None:
             residual_ND.add_(self.bias)
+        residual_ND.addmm_(x_NE, self.weight.t())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Norm:
+    """LayerNorm, or RMSNorm without a bias, over the last dimension."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    epsilon: float
+    kind: Literal["layer", "rms"] = "layer"
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the normed vectors as a new tensor."""
+        if self.kind == "rms":
+            return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+
+
+def stack_rows(linears: Sequence[Linear]) -> Linear:
+    """Lay projections of one input one below the other, as one product."""
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    return Linear(weight=torch.cat([linear.weight for linear in linears]), bias=torch.cat(biases) if biases else None)
 
 
 class WeightReader:
@@ -59,18 +82,14 @@ class WeightReader:
             raise ModelError(f"{name} must have the shape {shape}, got {tuple(tensor.shape)}; the file does not fit its config.json")
         return tensor.to(device=self._device, dtype=dtype)
 
-    def linear(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, *, bias: bool) -> Linear:
-        """Return ``name.weight``, and ``name.bias`` when there is one; a norm's shape is one number."""
+    def linear(self, name: str, shape: tuple[int, int], dtype: torch.dtype, *, bias: bool) -> Linear:
+        """Return ``name.weight``, and ``name.bias`` when there is one."""
         weight = self.read(f"{name}.weight", shape, dtype)
         return Linear(weight=weight, bias=self.read(f"{name}.bias", shape[:1], dtype) if bias else None)
 
-
-def with_temperature(qkv: Linear, temperature: float, dtype: torch.dtype) -> Linear:
-    """Divide the query third of a joint projection by τ (TempScale); a rotation is linear, so this is exact under RoPE too."""
-    width = qkv.weight.shape[0] // 3
-    bias = qkv.weight.new_zeros(3 * width) if qkv.bias is None else qkv.bias
-    query, query_bias = scale_queries(qkv.weight[:width], bias[:width], temperature)
-    return Linear(
-        weight=torch.cat([query, qkv.weight[width:]]).to(dtype),
-        bias=None if qkv.bias is None else torch.cat([query_bias, bias[width:]]).to(dtype),
-    )
+    def norm(
+        self, name: str, width: int, dtype: torch.dtype, *, epsilon: float, bias: bool = False, kind: Literal["layer", "rms"] = "layer"
+    ) -> Norm:
+        """Return the norm of a width."""
+        weight = self.read(f"{name}.weight", (width,), dtype)
+        return Norm(weight=weight, bias=self.read(f"{name}.bias", (width,), dtype) if bias else None, epsilon=epsilon, kind=kind)

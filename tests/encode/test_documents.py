@@ -258,9 +258,9 @@ def test_encode_prefix_is_in_every_row_and_in_no_pooled_span(config, backbone, a
     seen = []
 
     class Recording(_Broken):
-        def hidden_states(self, ids_BT, lengths_B, context_CD=None):
+        def hidden_states(self, ids_BT, lengths_B, context_CD=None, temperature=1.0):
             seen.extend(row[:length] for row, length in zip(ids_BT.tolist(), lengths_B.tolist(), strict=True))
-            hidden = self._backbone.hidden_states(ids_BT, lengths_B, context_CD).clone()
+            hidden = self._backbone.hidden_states(ids_BT, lengths_B, context_CD, temperature).clone()
             hidden[:, 1:4] = 1e6
             return hidden
 
@@ -301,10 +301,10 @@ class _Broken:
     def __getattr__(self, name):
         return getattr(self._backbone, name)
 
-    def hidden_states(self, ids_BT, lengths_B, context_CD=None):
+    def hidden_states(self, ids_BT, lengths_B, context_CD=None, temperature=1.0):
         if self._max_rows is not None and len(ids_BT) > self._max_rows:
             raise torch.OutOfMemoryError
-        hidden = self._backbone.hidden_states(ids_BT, lengths_B, context_CD).clone()
+        hidden = self._backbone.hidden_states(ids_BT, lengths_B, context_CD, temperature).clone()
         if self._nan_id is not None:
             hidden[torch.from_numpy((ids_BT == self._nan_id).any(1))] = float("nan")
         return hidden
@@ -373,7 +373,6 @@ def test_fingerprint_context_changes_it_only_when_used(config, backbone):
     ("change", "sentence"),
     [
         ({"use_context": True}, "use_context must come with a context"),
-        ({"temperature": 0.9}, "temperature 0.9, got 1.0"),
         ({"landmark_interval": 95, "max_window_tokens": 200}, "choose at most 94"),
         ({"attention": "full", "max_window_tokens": 97}, "max_window_tokens must be at most"),
         ({"truncate_dim": 33}, "must lie between 1 and the model's 32, got 33"),

@@ -8,7 +8,6 @@ import torch
 
 from pipeline.config import EncoderConfig
 from pipeline.errors import ModelError
-from pipeline.model import bert
 from pipeline.model.backbone import load_backbone
 
 LENGTHS = np.array([9, 4, 9, 1])
@@ -58,20 +57,14 @@ def test_hidden_states_roberta_equals_transformers(tiny_roberta_folder):
 
 
 def test_hidden_states_temperature_equals_logits_divided_by_it(tiny_model_folder):
-    backbone = load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="fp32", temperature=0.5))
+    backbone = load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="fp32"))
     model = _published(tiny_model_folder)
     for layer in model.encoder.layer:
         layer.attention.self.scaling /= 0.5
     ids = _ids(backbone)
-    assert _worst(backbone.hidden_states(ids, LENGTHS), _published_hidden(model, ids, LENGTHS), LENGTHS) <= 1e-5
-
-
-def test_hidden_states_temperature_moves_them(tiny_model_folder):
-    plain, sharp = (
-        load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="fp32", temperature=temperature)) for temperature in (1.0, 0.5)
-    )
-    ids = _ids(plain)
-    assert _worst(plain.hidden_states(ids, LENGTHS), sharp.hidden_states(ids, LENGTHS), LENGTHS) > 1e-2
+    sharp = backbone.hidden_states(ids, LENGTHS, temperature=0.5)
+    assert _worst(sharp, _published_hidden(model, ids, LENGTHS), LENGTHS) <= 1e-5
+    assert _worst(sharp, backbone.hidden_states(ids, LENGTHS), LENGTHS) > 1e-2
 
 
 @torch.inference_mode()
@@ -114,12 +107,12 @@ def test_hidden_states_context_moves_them(tiny_model_folder, context):
 
 
 @pytest.mark.parametrize("with_context", [False, True])
-def test_hidden_states_bf16_products_agree_with_the_fused_kernel(tiny_model_folder, context, monkeypatch, with_context):
-    backbone = load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="bf16"))
-    ids, given = _ids(backbone), context if with_context else None
-    plain = backbone.hidden_states(ids, LENGTHS, given).float()
-    monkeypatch.setattr(bert, "PLAIN_ATTENTION_MAX_KEYS", 0)
-    assert _worst(plain, backbone.hidden_states(ids, LENGTHS, given).float(), LENGTHS) <= 0.1
+def test_hidden_states_bf16_agree_in_direction(tiny_model_folder, context, with_context):
+    exact, rounded = (load_backbone(EncoderConfig(model=str(tiny_model_folder), precision=precision)) for precision in ("fp32", "bf16"))
+    ids, given = _ids(exact), context if with_context else None
+    ours, theirs = exact.hidden_states(ids, LENGTHS, given), rounded.hidden_states(ids, LENGTHS, given).float()
+    cosines = torch.cosine_similarity(ours, theirs, dim=-1)
+    assert min(float(cosines[row, :length].min()) for row, length in enumerate(LENGTHS.tolist())) >= 0.999
 
 
 def test_hidden_states_row_beyond_the_positions_is_refused(tiny_model_folder):

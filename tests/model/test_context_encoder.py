@@ -73,9 +73,10 @@ def test_fingerprint_number_of_tokens_changes_it(backbone, encoder):
     assert ContextEncoder(backbone, 21).fingerprint != encoder.fingerprint
 
 
-def test_fingerprint_temperature_changes_it(tiny_model_folder, encoder):
-    other = load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="fp32", temperature=0.9))
-    assert ContextEncoder(other, 20).fingerprint != encoder.fingerprint
+def test_temperature_changes_fingerprint_and_embeddings(backbone, encoder):
+    other = ContextEncoder(backbone, 20, temperature=0.5)
+    assert other.fingerprint != encoder.fingerprint
+    assert float(np.abs(other.embed(["the cat sat on the mat"]) - encoder.embed(["the cat sat on the mat"])).max()) > 1e-2
 
 
 def test_context_encoder_more_tokens_than_positions_is_refused(backbone):

@@ -13,7 +13,7 @@ def _table(rotary_dim=8, theta=100.0):
 
 
 def _vectors():
-    return torch.randn(2, 7, 2, 3, 8, generator=torch.Generator().manual_seed(0))
+    return torch.randn(2, 7, 6, 8, generator=torch.Generator().manual_seed(0))
 
 
 def _rotated(table, vectors, num_context=0):
@@ -27,7 +27,7 @@ def _naive(vectors, positions, rotary_dim=8, theta=100.0):
     half = rotary_dim // 2
     angles = torch.tensor(positions).double()[:, None] / theta ** (torch.arange(half).double() / half)
     pairs = torch.complex(vectors[..., :half].double(), vectors[..., half:rotary_dim].double())
-    pairs = pairs * torch.polar(torch.ones_like(angles), angles)[:, None, None]
+    pairs = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
     return torch.cat([pairs.real, pairs.imag, vectors[..., rotary_dim:].double()], dim=-1)
 
 
