@@ -8,9 +8,9 @@ LMK is SEP, else EOS; it counts within a window's tokens and always ends a row. 
 A landmark stands for the chunk on its left. Chunk attention is block-diagonal attention with positions restarting in each block, computed
 as rows of a batch, its fastest exact form.
 
-Source: LMK pooling, algorithm 1, fixed and sentence granularity; §5 for Mean@k and MultiCLS. Differs: a cut moves left to the start of a
-word; short sentences share a chunk, long ones are cut; k of Mean@k is the interval, each k-th token moved left with its cut. Variable
-granularity, which is for training, is not built; nothing is truncated.
+Source: LMK pooling, algorithm 1, fixed, variable (an interval drawn for each text, for training) and sentence granularity; §5 for Mean@k
+and MultiCLS. Differs: a cut moves left to the start of a word; short sentences share a chunk, long ones are cut; k of Mean@k is the
+interval, each k-th token moved left with its cut; nothing is truncated.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ NO_PREFIX: Final = np.zeros(0, np.int32)
 
 SENTENCE_START: Final = 3
 """Rank of the place before a token that opens a sentence, above the three ranks of words."""
+
+TRAINING_INTERVALS: Final = (32, 64, 128, 256)
+"""Tokens between landmarks that variable granularity draws from (LMK §5)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,49 +54,60 @@ class Rows:
     pooled_end: Int64[np.ndarray, " M"]
 
 
-def split_into_chunks(breaks_T: UInt8[np.ndarray, " T"], text_offsets_N1: Int64[np.ndarray, " N1"], interval: int) -> Chunks:
-    """Cut each text into chunks of at most ``interval`` tokens, greedily from the left.
+def draw_intervals(num_texts: int, generator: np.random.Generator) -> Int64[np.ndarray, " N"]:
+    """Draw one interval a text, uniformly: a model trained on them serves any of them (LMK §4, variable chunking)."""
+    return generator.choice(np.array(TRAINING_INTERVALS, np.int64), num_texts)
+
+
+def split_into_chunks(
+    breaks_T: UInt8[np.ndarray, " T"], text_offsets_N1: Int64[np.ndarray, " N1"], interval: int | Int64[np.ndarray, " N"]
+) -> Chunks:
+    """Cut each text into chunks of at most ``interval`` tokens, greedily from the left; texts may have an interval each.
 
     ``breaks`` ranks the place before each token: 3 a sentence (a text is one where it marks none), 2 a word after white space, 1 a word
     without, 0 inside a word. A cut stands at the last place of rank 3 that the interval allows; inside a sentence longer than the interval
     it may have rank 2, inside a run without white space longer than the interval rank 1, inside a word longer than the interval any rank.
     """
     lengths_N = np.diff(text_offsets_N1)
+    interval_N = np.broadcast_to(np.asarray(interval, np.int64), lengths_N.shape)
     num_chunks_N = np.ones(len(lengths_N), np.int64)
-    long_texts = np.flatnonzero(lengths_N > interval)
+    long_texts = np.flatnonzero(lengths_N > interval_N)
     starts: list[int] = []
     if len(long_texts):
         places = np.arange(len(breaks_T))
-        last_cut_T = np.maximum.accumulate(np.where(_cuts(breaks_T, text_offsets_N1, interval), places, 0))
+        last_cut_T = np.maximum.accumulate(np.where(_cuts(breaks_T, text_offsets_N1, interval_N), places, 0))
         for text in long_texts.tolist():
-            start, end = int(text_offsets_N1[text]), int(text_offsets_N1[text + 1])
+            start, end, reach = int(text_offsets_N1[text]), int(text_offsets_N1[text + 1]), int(interval_N[text])
             before = len(starts)
             starts.append(start)
-            while end - start > interval:
-                start = int(last_cut_T[start + interval])
+            while end - start > reach:
+                start = int(last_cut_T[start + reach])
                 starts.append(start)
             num_chunks_N[text] = len(starts) - before
     chunk_offsets = np.concatenate([[0], np.cumsum(num_chunks_N)])
     token_offsets = np.concatenate([np.repeat(text_offsets_N1[:-1], num_chunks_N), text_offsets_N1[-1:]])
-    token_offsets[:-1][np.repeat(lengths_N > interval, num_chunks_N)] = starts
+    token_offsets[:-1][np.repeat(lengths_N > interval_N, num_chunks_N)] = starts
     return Chunks(token_offsets=token_offsets, chunk_offsets=chunk_offsets)
 
 
-def _cuts(breaks_T: UInt8[np.ndarray, " T"], text_offsets_N1: Int64[np.ndarray, " N1"], interval: int) -> Bool[np.ndarray, " T"]:
-    """Mark the tokens a chunk may begin with, so that no two neighbours lie more than ``interval`` apart."""
+def _cuts(
+    breaks_T: UInt8[np.ndarray, " T"], text_offsets_N1: Int64[np.ndarray, " N1"], interval_N: Int64[np.ndarray, " N"]
+) -> Bool[np.ndarray, " T"]:
+    """Mark the tokens a chunk may begin with, so that no two neighbours lie more than the text's interval apart."""
+    interval_T = np.repeat(interval_N, np.diff(text_offsets_N1))
     is_text_start = np.zeros(len(breaks_T), np.bool_)
     is_text_start[text_offsets_N1[:-1][np.diff(text_offsets_N1) > 0]] = True
     is_cut = is_start = (breaks_T >= SENTENCE_START) | is_text_start
     for rank in range(SENTENCE_START - 1, -1, -1):
         is_finer = (breaks_T >= rank) | is_text_start
-        is_cut = is_cut | (is_finer & _in_long_group(is_start, interval))
+        is_cut = is_cut | (is_finer & _in_long_group(is_start, interval_T))
         is_start = is_finer
     return is_cut
 
 
-def _in_long_group(is_start_T: Bool[np.ndarray, " T"], interval: int) -> Bool[np.ndarray, " T"]:
+def _in_long_group(is_start_T: Bool[np.ndarray, " T"], interval_T: Int64[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
     group_T = np.cumsum(is_start_T) - 1
-    return (np.bincount(group_T) > interval)[group_T]
+    return np.bincount(group_T)[group_T] > interval_T
 
 
 def chunk_spans(

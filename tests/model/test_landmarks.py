@@ -6,13 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from pipeline.config import POOLINGS
 from pipeline.corpus.tokenization import tokenize
-from pipeline.model.landmarks import Chunks, chunk_rows, chunk_spans, split_into_chunks, window_rows
+from pipeline.model.document_encoder import pad_rows
+from pipeline.model.landmarks import TRAINING_INTERVALS, Chunks, chunk_rows, chunk_spans, draw_intervals, split_into_chunks, window_rows
 
 CLS, LMK = 101, 102
 
 
-def _split(breaks: list[list[int]], interval: int) -> Chunks:
+def _split(breaks: list[list[int]], interval: int | np.ndarray) -> Chunks:
     offsets = np.cumsum([0, *map(len, breaks)])
     return split_into_chunks(np.array([rank for text in breaks for rank in text], np.uint8), offsets, interval)
 
@@ -62,6 +64,33 @@ def test_split_ranked_sentences_equals_naive_packing(breaks, interval):
         own = starts[chunks.chunk_offsets[index] : chunks.chunk_offsets[index + 1]]
         assert (own - offset).tolist() == _naive_split(text, interval)
         offset += len(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    texts=st.lists(st.tuples(st.lists(st.sampled_from([0, 0, 1, 2, 2, 3]), max_size=60), st.integers(2, 9)), min_size=1, max_size=5),
+    opens_with_sentence=st.booleans(),
+)
+def test_split_an_interval_for_each_text_equals_splitting_each_alone(texts, opens_with_sentence):
+    breaks = [[3, *text] if opens_with_sentence else text for text, _ in texts]
+    chunks = _split(breaks, np.array([interval for _, interval in texts]))
+    offset = 0
+    for index, (text, (_, interval)) in enumerate(zip(breaks, texts, strict=True)):
+        own = chunks.token_offsets[:-1][chunks.chunk_offsets[index] : chunks.chunk_offsets[index + 1]]
+        assert (own - offset).tolist() == _split([text], interval).token_offsets[:-1].tolist()
+        offset += len(text)
+
+
+def test_draw_intervals_are_the_papers_about_equally_often():
+    drawn = draw_intervals(4_000, np.random.default_rng(0))
+    values, counts = np.unique(drawn, return_counts=True)
+    assert values.tolist() == list(TRAINING_INTERVALS) == [32, 64, 128, 256]
+    assert counts.min() > 900
+
+
+def test_draw_intervals_same_seed_draws_the_same():
+    first, second, other = (draw_intervals(64, np.random.default_rng(seed)).tolist() for seed in (7, 7, 8))
+    assert first == second != other
 
 
 def test_split_short_sentences_share_a_chunk_and_long_ones_are_cut_at_words():
@@ -268,3 +297,39 @@ def test_window_rows_chosen_window_equals_naive_best(sizes, window, overlap):
         last_token = int(chunks.token_offsets[chunk + 1])
         room = [min(row.index(last_token) + 1, len(row) - 2 - row.index(last_token)) if last_token in row else -1 for row in laid_out]
         assert chosen == room.index(max(room))
+
+
+LAYOUTS = [(attention, pooling) for attention, poolings in POOLINGS.items() for pooling in poolings]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    texts=st.lists(st.tuples(st.lists(st.sampled_from([0, 1, 2, 2]), max_size=40), st.integers(2, 7)), min_size=1, max_size=4),
+    granularity=st.sampled_from(["fixed", "variable", "sentence"]),
+    layout=st.sampled_from(LAYOUTS),
+    num_prefix=st.integers(0, 2),
+    pad_id=st.sampled_from([0, LMK]),
+)
+def test_rows_of_any_granularity_end_with_a_mark_and_are_padded_by_true_length(texts, granularity, layout, num_prefix, pad_id):
+    attention, pooling = layout
+    breaks = [[3 if granularity == "sentence" and place % 5 == 0 else rank for place, rank in enumerate(text)] for text, _ in texts]
+    chunks = _split(breaks, np.array([interval for _, interval in texts]) if granularity == "variable" else 5)
+    # A text may hold the landmark's own id: only its place makes a token a landmark.
+    ids = np.where(np.arange(chunks.token_offsets[-1]) % 4 == 3, LMK, 7).astype(np.int32)
+    prefix_ids = np.full(num_prefix, 8, np.int32)
+    special = {"cls_id": CLS, "landmark_id": LMK, "pooling": pooling, "prefix_ids": prefix_ids}
+    if attention == "chunk":
+        rows = chunk_rows(ids, chunks, **special)
+    else:
+        rows = window_rows(ids, chunks, max_window_tokens=16, overlap_tokens=4, **special)
+    laid_out = _rows(rows)
+    mark = CLS if pooling == "multi_cls" else LMK
+    assert all(row[0] == CLS and row[1 : 1 + num_prefix] == prefix_ids.tolist() and row[-1] == mark for row in laid_out)
+    last_chunks = chunks.chunk_offsets[1:] - 1
+    if pooling in ("lmk", "multi_cls"):
+        ends = [(laid_out[row], start) for row, start in zip(rows.pooled_row[last_chunks], rows.pooled_start[last_chunks], strict=True)]
+        assert all(start == len(row) - 1 for row, start in ends)
+    backwards = np.arange(len(laid_out))[::-1].copy()
+    ids_BT, lengths_B = pad_rows(rows, backwards, pad_id)
+    assert [row[:length] for row, length in zip(ids_BT.tolist(), lengths_B.tolist(), strict=True)] == laid_out[::-1]
+    assert all(set(row[length:]) <= {pad_id} for row, length in zip(ids_BT.tolist(), lengths_B.tolist(), strict=True))
