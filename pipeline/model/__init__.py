@@ -7,8 +7,8 @@
     context_encoder (M1): C raw embeddings ──────┘
 
 One engine, ``transformer``, runs every family; ``bert``, ``modernbert`` and ``nomic_bert`` only read published
-configurations and weights into it. Its parts: ``weights``, ``feed_forward``, ``rotary``, and a ``pattern`` of who sees whom: ``rectangle``,
-over ``attention`` and ``block_local_attention``.
+configurations and weights into it. Its parts: ``weights``, ``feed_forward``, ``rotary``, and a ``pattern`` of who sees whom: ``rectangle``
+or ``packed``, over ``attention`` and ``block_local_attention``.
 ``matryoshka`` takes a model's first layers and a vector's first dimensions.
 ``static_embeddings`` is the cheap surrogate that clustering uses. Import from the modules; this package imports nothing by itself.
 """

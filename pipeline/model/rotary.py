@@ -8,7 +8,7 @@ made once, for the positions the model has.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int64
 
 from pipeline.errors import ModelError
 from pipeline.model.workspace import Workspace
@@ -41,6 +41,10 @@ class RotaryTable:
             return cos_TE, sin_TE
         unturned = (num_context, cos_TE.shape[1])
         return torch.cat([cos_TE.new_ones(unturned), cos_TE]), torch.cat([sin_TE.new_zeros(unturned), sin_TE])
+
+    def at(self, position_N: Int64[torch.Tensor, " N"]) -> tuple[Float32[torch.Tensor, "N E"], Float32[torch.Tensor, "N E"]]:
+        """Return cosines and sines of positions, one each."""
+        return self._cos_PE[position_N], self._sin_PE[position_N]
 
     def rotate_(
         self,

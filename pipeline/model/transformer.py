@@ -28,6 +28,7 @@ from tokenizers import Tokenizer
 from pipeline.errors import ModelError
 from pipeline.model.checkpoint import Checkpoint
 from pipeline.model.feed_forward import GatedMlp, PlainMlp
+from pipeline.model.packed import Packed
 from pipeline.model.pattern import Batch, Pattern, Shape
 from pipeline.model.rectangle import Rectangle
 from pipeline.model.rotary import RotaryTable
@@ -93,6 +94,8 @@ class Transformer:
         self._shape = shape
         self._rotary = rotary
         self._workspace = Workspace(device)
+        # The flash kernels know half precision only.
+        self.pattern_type = Packed if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) else Rectangle
         self._last_global = max((index for index, layer in enumerate(layers) if not layer.is_local), default=-1)
 
     @property
@@ -167,7 +170,7 @@ class Transformer:
         if num_placed > self.max_positions:
             raise ModelError(f"a row must have at most {self.max_positions} positions, got {num_placed}; choose a smaller window")
         batch = Batch(lengths_B=lengths_B, num_tokens=x_BSD.shape[1] - num_lead, num_lead=num_lead, num_unplaced=num_unplaced)
-        pattern: Pattern = Rectangle(
+        pattern: Pattern = self.pattern_type(
             batch,
             self._shape,
             self._rotary,
