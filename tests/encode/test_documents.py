@@ -4,19 +4,15 @@ import dataclasses
 import shutil
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
 from pipeline.config import POOLINGS, EncoderConfig
-from pipeline.context.store import ContextSet
 from pipeline.corpus.tokenization import tokenize
-from pipeline.encode.documents import DocumentEncoder, encode_shard
+from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError, ModelError
-from pipeline.manifest import fingerprint
 from pipeline.model.backbone import load_backbone
 from pipeline.model.landmarks import split_into_chunks
-from pipeline.types import chunks_schema, documents_schema
 
 TEXTS = [
     "the cat sat on the mat.",
@@ -28,34 +24,6 @@ TEXTS = [
     "x" * 90 + " cat",
 ]
 MODES = [(attention, pooling) for attention, poolings in POOLINGS.items() for pooling in poolings]
-
-
-@pytest.fixture(scope="module")
-def config(tiny_model_folder):
-    return EncoderConfig(
-        model=str(tiny_model_folder),
-        precision="fp32",
-        landmark_interval=12,
-        max_window_tokens=40,
-        window_overlap_tokens=15,
-        batch_tokens=100,
-    )
-
-
-@pytest.fixture(scope="module")
-def backbone(config):
-    return load_backbone(config)
-
-
-def _context(num_documents=5, seed=0):
-    embeddings = np.random.default_rng(seed).normal(size=(num_documents, 32)).astype(np.float32)
-    return ContextSet(
-        doc_ids=tuple(f"c{index}" for index in range(num_documents)),
-        content_sha256s=("0" * 64,) * num_documents,
-        cluster_ids_C=np.zeros(num_documents, np.int32),
-        embeddings_CD=embeddings,
-        first_stage_fingerprint="first",
-    )
 
 
 def _naive_chunk_vectors(backbone, config, text, context=None):
@@ -117,14 +85,15 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
 
 @pytest.mark.parametrize("batch_tokens", [1, 200], ids=["one by one", "padded"])
 @pytest.mark.parametrize("prefix", ["", "old stone:"], ids=["bare", "prefixed"])
-@pytest.mark.parametrize("context", [None, _context()], ids=["alone", "context"])
+@pytest.mark.parametrize("use_context", [False, True], ids=["alone", "context"])
 @pytest.mark.parametrize(("attention", "pooling"), MODES)
-def test_encode_batch_equals_naive_loop_over_texts(config, backbone, attention, pooling, context, prefix, batch_tokens):
+def test_encode_batch_equals_naive_loop_over_texts(config, backbone, make_context, attention, pooling, use_context, prefix, batch_tokens):
+    context = make_context() if use_context else None
     config = dataclasses.replace(
         config,
         attention=attention,
         pooling=pooling,
-        use_context=context is not None,
+        use_context=use_context,
         document_prefix=prefix,
         batch_tokens=batch_tokens,
     )
@@ -220,10 +189,10 @@ def test_encode_truncated_vectors_are_the_heads_of_whole_ones_normalised_again(c
         np.testing.assert_allclose(encoded.document_vectors_NV[index], sum(heads) / np.linalg.norm(sum(heads)), atol=1e-6)
 
 
-def test_encode_truncated_leaves_the_context_whole(config, backbone):
+def test_encode_truncated_leaves_the_context_whole(config, backbone, make_context):
     contextual = dataclasses.replace(config, use_context=True)
-    whole = DocumentEncoder(contextual, _context(), backbone).encode(TEXTS[:1]).document_vectors_NV[0, :8]
-    truncated = DocumentEncoder(dataclasses.replace(contextual, truncate_dim=8), _context(), backbone).encode(TEXTS[:1])
+    whole = DocumentEncoder(contextual, make_context(), backbone).encode(TEXTS[:1]).document_vectors_NV[0, :8]
+    truncated = DocumentEncoder(dataclasses.replace(contextual, truncate_dim=8), make_context(), backbone).encode(TEXTS[:1])
     np.testing.assert_allclose(truncated.document_vectors_NV[0], whole / np.linalg.norm(whole), atol=1e-6)
 
 
@@ -320,125 +289,3 @@ def test_encode_out_of_memory_gives_the_same_vectors_in_smaller_batches(config, 
     expected = DocumentEncoder(config, None, backbone).encode(TEXTS)
     small = DocumentEncoder(config, None, _Broken(backbone, max_rows=2)).encode(TEXTS)
     np.testing.assert_allclose(small.chunk_vectors_MV, expected.chunk_vectors_MV, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"pooling": "lmk"},
-        {"attention": "full"},
-        {"landmark_interval": 13},
-        {"max_window_tokens": 41},
-        {"window_overlap_tokens": 14},
-        {"landmarks": "sentence"},
-        {"truncate_dim": 16},
-        {"num_layers": 1},
-        {"query_prefix": "query: "},
-        {"document_prefix": "passage: "},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_fingerprint_setting_that_moves_vectors_changes_it(config, backbone, change):
-    other = DocumentEncoder(dataclasses.replace(config, **change), None, backbone)
-    assert other.fingerprint != DocumentEncoder(config, None, backbone).fingerprint
-
-
-def test_fingerprint_of_settings_older_than_the_younger_ones_stays_as_it_was(config, backbone):
-    older = ("pooling", "attention", "landmark_interval", "max_window_tokens", "window_overlap_tokens", "temperature")
-    expected = fingerprint(
-        kind="encoder", format=1, weights=backbone.weights_fingerprint, context=None, **{name: getattr(config, name) for name in older}
-    )
-    assert DocumentEncoder(config, None, backbone).fingerprint == expected
-
-
-def test_fingerprint_temperature_changes_it(config, backbone):
-    other = DocumentEncoder(dataclasses.replace(config, temperature=0.9))
-    assert other.fingerprint != DocumentEncoder(config, None, backbone).fingerprint
-
-
-def test_fingerprint_precision_and_batch_size_leave_it_alone(config, backbone):
-    other = DocumentEncoder(dataclasses.replace(config, precision="bf16", batch_tokens=7))
-    assert other.fingerprint == DocumentEncoder(config, None, backbone).fingerprint
-
-
-def test_fingerprint_context_changes_it_only_when_used(config, backbone):
-    used = dataclasses.replace(config, use_context=True)
-    one, two = (DocumentEncoder(used, _context(seed=seed), backbone).fingerprint for seed in (0, 1))
-    alone = DocumentEncoder(config, None, backbone).fingerprint
-    assert len({one, two, alone}) == 3
-    assert DocumentEncoder(config, _context(), backbone).fingerprint == alone
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"use_context": True}, "use_context must come with a context"),
-        ({"landmark_interval": 95, "max_window_tokens": 200}, "choose at most 94"),
-        ({"attention": "full", "max_window_tokens": 97}, "max_window_tokens must be at most"),
-        ({"truncate_dim": 33}, "must lie between 1 and the model's 32, got 33"),
-        (
-            {"document_prefix": "a " * 27},
-            "document_prefix must leave a chunk of 12 tokens room .* may have 26, got 27",
-        ),
-        ({"query_prefix": "a " * 27}, "query_prefix must leave a chunk of 12 tokens room"),
-    ],
-)
-def test_encoder_setting_that_does_not_fit_is_refused(config, backbone, change, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        DocumentEncoder(dataclasses.replace(config, **change), None, backbone)
-
-
-def test_encoder_context_of_another_width_is_refused(config, backbone):
-    narrow = dataclasses.replace(_context(), embeddings_CD=np.ones((5, 16), np.float32))
-    with pytest.raises(ConfigError, match="rows of 32 numbers, got shape"):
-        DocumentEncoder(dataclasses.replace(config, use_context=True), narrow, backbone)
-
-
-@pytest.fixture
-def staged():
-    return pa.table(
-        {
-            "doc_id": pa.chunked_array([["b", "a"], ["c"]], pa.string()),
-            "title": pa.array(["B", None, "C"], pa.string()),
-            "text": pa.array(["old stone path " * 10, "cat", "the mat"], pa.large_string()),
-            "query": pa.array([None, "q", None], pa.string()),
-            "content_sha256": pa.array(["1", "2", "3"], pa.string()),
-            "source_file": pa.array(["f"] * 3, pa.string()),
-            "tags": pa.array([["x"], None, []], pa.list_(pa.string())),
-            "year": pa.array([1, None, 3], pa.int16()),
-        }
-    )
-
-
-@pytest.fixture
-def shard(config, backbone, staged):
-    return encode_shard(staged, DocumentEncoder(config, None, backbone), lambda table: np.arange(table.num_rows, dtype=np.int32) + 7)
-
-
-def test_encode_shard_tables_have_the_stored_schemas(shard, staged):
-    documents, chunks = shard
-    assert documents.schema.equals(documents_schema([staged.schema.field("tags"), staged.schema.field("year")], 32))
-    assert chunks.schema.equals(chunks_schema(32))
-
-
-def test_encode_shard_columns_pass_through_as_they_came(shard, staged):
-    kept = ["doc_id", "title", "text", "content_sha256", "source_file", "tags", "year"]
-    assert shard[0].select(kept).to_pylist() == staged.select(kept).to_pylist()
-
-
-def test_encode_shard_clusters_come_from_assign(shard):
-    assert shard[0].column("cluster_id").to_pylist() == [7, 8, 9]
-
-
-def test_encode_shard_chunks_follow_their_documents(shard):
-    documents, chunks = shard
-    assert documents.column("num_chunks").to_pylist() == [3, 1, 1]
-    assert chunks.column("chunk_id").to_pylist() == ["b#0", "b#1", "b#2", "a#0", "c#0"]
-    assert chunks.column("doc_id").to_pylist() == ["b", "b", "b", "a", "c"]
-    assert chunks.column("ordinal").to_pylist() == [0, 1, 2, 0, 0]
-
-
-def test_encode_shard_vectors_are_the_encoders(shard, config, backbone, staged):
-    encoded = DocumentEncoder(config, None, backbone).encode(staged.column("text").to_pylist())
-    stored = np.array(shard[1].column("vector").to_pylist(), np.float32)
-    np.testing.assert_array_equal(stored, encoded.chunk_vectors_MV)

@@ -1,0 +1,84 @@
+"""What of the document encoder's settings names its space, and which settings a model has no room for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pipeline.encode.documents import DocumentEncoder
+from pipeline.errors import ConfigError
+from pipeline.manifest import fingerprint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pooling": "lmk"},
+        {"attention": "full"},
+        {"landmark_interval": 13},
+        {"max_window_tokens": 41},
+        {"window_overlap_tokens": 14},
+        {"landmarks": "sentence"},
+        {"truncate_dim": 16},
+        {"num_layers": 1},
+        {"query_prefix": "query: "},
+        {"document_prefix": "passage: "},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_fingerprint_setting_that_moves_vectors_changes_it(config, backbone, change):
+    other = DocumentEncoder(dataclasses.replace(config, **change), None, backbone)
+    assert other.fingerprint != DocumentEncoder(config, None, backbone).fingerprint
+
+
+def test_fingerprint_of_settings_older_than_the_younger_ones_stays_as_it_was(config, backbone):
+    older = ("pooling", "attention", "landmark_interval", "max_window_tokens", "window_overlap_tokens", "temperature")
+    expected = fingerprint(
+        kind="encoder", format=1, weights=backbone.weights_fingerprint, context=None, **{name: getattr(config, name) for name in older}
+    )
+    assert DocumentEncoder(config, None, backbone).fingerprint == expected
+
+
+def test_fingerprint_temperature_changes_it(config, backbone):
+    other = DocumentEncoder(dataclasses.replace(config, temperature=0.9))
+    assert other.fingerprint != DocumentEncoder(config, None, backbone).fingerprint
+
+
+def test_fingerprint_precision_and_batch_size_leave_it_alone(config, backbone):
+    other = DocumentEncoder(dataclasses.replace(config, precision="bf16", batch_tokens=7))
+    assert other.fingerprint == DocumentEncoder(config, None, backbone).fingerprint
+
+
+def test_fingerprint_context_changes_it_only_when_used(config, backbone, make_context):
+    used = dataclasses.replace(config, use_context=True)
+    one, two = (DocumentEncoder(used, make_context(seed=seed), backbone).fingerprint for seed in (0, 1))
+    alone = DocumentEncoder(config, None, backbone).fingerprint
+    assert len({one, two, alone}) == 3
+    assert DocumentEncoder(config, make_context(), backbone).fingerprint == alone
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"use_context": True}, "use_context must come with a context"),
+        ({"landmark_interval": 95, "max_window_tokens": 200}, "choose at most 94"),
+        ({"attention": "full", "max_window_tokens": 97}, "max_window_tokens must be at most"),
+        ({"truncate_dim": 33}, "must lie between 1 and the model's 32, got 33"),
+        (
+            {"document_prefix": "a " * 27},
+            "document_prefix must leave a chunk of 12 tokens room .* may have 26, got 27",
+        ),
+        ({"query_prefix": "a " * 27}, "query_prefix must leave a chunk of 12 tokens room"),
+    ],
+)
+def test_encoder_setting_that_does_not_fit_is_refused(config, backbone, change, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        DocumentEncoder(dataclasses.replace(config, **change), None, backbone)
+
+
+def test_encoder_context_of_another_width_is_refused(config, backbone, make_context):
+    narrow = dataclasses.replace(make_context(), embeddings_CD=np.ones((5, 16), np.float32))
+    with pytest.raises(ConfigError, match="rows of 32 numbers, got shape"):
+        DocumentEncoder(dataclasses.replace(config, use_context=True), narrow, backbone)
