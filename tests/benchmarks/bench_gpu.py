@@ -1,0 +1,253 @@
+"""What a GPU makes of the encoder: checks first, then model FLOPs utilisation beside sentence-transformers on the same card.
+
+    python tests/benchmarks/bench_gpu.py --output tests/benchmarks/results/gpu.json
+
+Random weights of ModernBERT-base's size, bf16, rows of 512 and of 8,192 tokens. Both sides read the same texts and give one mean-pooled
+vector a text; tokenising is counted for both. Under eight minutes on one card; writes card, versions, date and every figure as JSON.
+
+FLOPs of a token: 2 a weight of its products, and 4 D a key it sees, in global layers the whole row, in local ones the window.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from pipeline.config import EncoderConfig
+from pipeline.encode.documents import DocumentEncoder
+from pipeline.model.backbone import load_backbone
+from pipeline.model.batching import CUDA_BATCH_FACTOR
+
+WARM_UPS, REPEATS = 2, 3
+LEAST_COSINE = 0.999
+MATMUL_SIZE = 8_192
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A ModernBERT by its numbers, and how much of it to time."""
+
+    width: int = 768
+    layers: int = 22
+    heads: int = 12
+    inner: int = 1_152
+    window: int = 128
+    vocabulary: int = 50_368
+    lengths: tuple[int, ...] = (512, 8_192)
+    tokens_timed: int = 1 << 21
+
+    def flops_a_token(self, length: int) -> float:
+        products = 2 * (self.width * 3 * self.width + self.width**2 + self.width * 2 * self.inner + self.inner * self.width) * self.layers
+        num_global = -(-self.layers // 3)
+        keys = num_global * length + (self.layers - num_global) * min(length, self.window + 1)
+        return products + 4 * self.width * keys
+
+
+BASE = Size()
+SMALL = Size(width=64, layers=4, heads=4, inner=96, window=16, vocabulary=512, lengths=(64, 256), tokens_timed=2_048)
+"""For the test that this script still runs, on any machine."""
+
+
+def write_model(folder: Path, size: Size) -> Path:
+    """Write random weights in the published layout, as a folder both sides load."""
+    folder.mkdir(parents=True)
+    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3} | {f"w{index}": index for index in range(4, size.vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **special}))
+    config = {
+        "model_type": "modernbert",
+        "architectures": ["ModernBertModel"],
+        "hidden_size": size.width,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "intermediate_size": size.inner,
+        "hidden_activation": "gelu",
+        "max_position_embeddings": max(size.lengths),
+        "global_attn_every_n_layers": 3,
+        "local_attention": size.window,
+        "global_rope_theta": 160_000.0,
+        "local_rope_theta": 10_000.0,
+        "vocab_size": size.vocabulary,
+        "norm_eps": 1e-5,
+        "norm_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "pad_token_id": 0,
+        "cls_token_id": 2,
+        "sep_token_id": 3,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(0)
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) * 0.02
+
+    tensors = {"embeddings.tok_embeddings.weight": matrix(size.vocabulary, size.width)}
+    tensors |= {name: torch.ones(size.width) for name in ("embeddings.norm.weight", "final_norm.weight")}
+    for index in range(size.layers):
+        if index:
+            tensors[f"layers.{index}.attn_norm.weight"] = torch.ones(size.width)
+        tensors[f"layers.{index}.mlp_norm.weight"] = torch.ones(size.width)
+        tensors[f"layers.{index}.attn.Wqkv.weight"] = matrix(3 * size.width, size.width)
+        tensors[f"layers.{index}.attn.Wo.weight"] = matrix(size.width, size.width)
+        tensors[f"layers.{index}.mlp.Wi.weight"] = matrix(2 * size.inner, size.width)
+        tensors[f"layers.{index}.mlp.Wo.weight"] = matrix(size.width, size.inner)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def random_texts(size: Size, length: int, count: int, seed: int = 0) -> list[str]:
+    """Return texts that fill rows of ``length`` tokens, [CLS] and [SEP] among them."""
+    ids = np.random.default_rng(seed).integers(4, size.vocabulary, (count, length - 2))
+    return [" ".join(f"w{index}" for index in row) for row in ids.tolist()]
+
+
+def encoder_of(folder: Path, device: torch.device, length: int, precision: str) -> DocumentEncoder:
+    """Return our encoder with one chunk, its own tokens and [CLS] and [SEP], a text."""
+    config = EncoderConfig(
+        model=str(folder), landmark_interval=length - 2, max_window_tokens=length, window_overlap_tokens=0, precision=precision
+    )
+    return DocumentEncoder(config, None, load_backbone(config, device))
+
+
+def check_vectors(folder: Path, size: Size, device: torch.device) -> dict[str, float]:
+    """Return the least cosine between the card in bf16, texts of many lengths in one batch, and the CPU in float32."""
+    texts = [text for length in (8, 40, 130, 512) for text in random_texts(size, min(length, max(size.lengths)), 3, seed=length)]
+    length = min(512, max(size.lengths))
+    ours = encoder_of(folder, device, length, "bf16").encode(texts).document_vectors_NV
+    exact = encoder_of(folder, torch.device("cpu"), length, "fp32").encode(texts).document_vectors_NV
+    least = float((ours * exact).sum(axis=1).min())
+    assert least >= LEAST_COSINE, f"the card's vectors must agree with the CPU's, got a cosine of {least}"
+    return {"least_cosine_to_cpu_fp32": least}
+
+
+def check_out_of_memory(folder: Path, size: Size, device: torch.device) -> dict[str, Any]:
+    """Encode with most of the card's memory taken away: batches are halved until they fit, and vectors stay."""
+    length = min(512, max(size.lengths))
+    encoder, texts = encoder_of(folder, device, length, "bf16"), random_texts(size, length, 2 * CUDA_BATCH_FACTOR)
+    roomy = encoder.encode(texts).document_vectors_NV
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + (256 << 20)) / total, device)
+    try:
+        tight = encoder.encode(texts).document_vectors_NV
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    least = float((roomy * tight).sum(axis=1).min())
+    assert least >= LEAST_COSINE, f"a smaller batch must give the same vectors, got a cosine of {least}"
+    return {"least_cosine_after_out_of_memory": least}
+
+
+def matmul_tflops(device: torch.device, size: int = MATMUL_SIZE) -> float:
+    """Return what one large bf16 product of random numbers reaches: the card's practical peak."""
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    seconds = timed(lambda: [a @ b for _ in range(10)], device) / 10
+    return 2 * size**3 / seconds / 1e12
+
+
+def timed(action: Callable[[], Any], device: torch.device) -> float:
+    """Return the median seconds of an action, after warm-ups."""
+    seconds: list[float] = []
+    for number in range(WARM_UPS + REPEATS):
+        synchronise(device)
+        started = time.perf_counter()
+        action()
+        synchronise(device)
+        if number >= WARM_UPS:
+            seconds.append(time.perf_counter() - started)
+    return sorted(seconds)[len(seconds) // 2]
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the card."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def time_length(folder: Path, size: Size, length: int, device: torch.device, peak_tflops: float) -> dict[str, float]:
+    """Time both sides on rows of one length, from texts to vectors; ours also without the tokenizer."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    count = max(2, size.tokens_timed // length)
+    texts, tokens = random_texts(size, length, count), count * length
+    encoder = encoder_of(folder, device, length, "bf16")
+    our_seconds = timed(lambda: encoder.encode(texts), device)
+    ids = np.random.default_rng(0).integers(4, size.vocabulary, (max(1, CUDA_BATCH_FACTOR * 1_024 // length), length))
+    lengths = np.full(len(ids), length)
+    pass_seconds = timed(lambda: encoder.backbone.hidden_states(ids, lengths), device)
+    body = Transformer(str(folder), max_seq_length=length, model_kwargs={"dtype": torch.bfloat16, "attn_implementation": "sdpa"})
+    published = SentenceTransformer(modules=[body, Pooling(size.width, "mean")], device=str(device))
+    their_seconds = min(
+        timed(lambda batch=batch: published.encode(texts, batch_size=batch, show_progress_bar=False), device)
+        for batch in sorted({max(1, 16_384 // length), max(1, 65_536 // length)})
+    )
+    flops = size.flops_a_token(length)
+    pass_tokens_a_second = ids.size / pass_seconds
+    return {
+        "tokens_a_second": tokens / our_seconds,
+        "tokens_a_second_of_the_pass": pass_tokens_a_second,
+        "mega_flops_a_token": flops / 1e6,
+        "mfu_of_practical_peak": pass_tokens_a_second * flops / 1e12 / peak_tflops,
+        "sentence_transformers_tokens_a_second": tokens / their_seconds,
+        "ratio_to_sentence_transformers": their_seconds / our_seconds,
+    }
+
+
+def measure(size: Size, device: torch.device) -> dict[str, Any]:
+    """Check and time everything; return the report."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_model(Path(folder) / "model", size)
+        checks: dict[str, Any] = check_vectors(model, size, device)
+        if device.type == "cuda":
+            checks |= check_out_of_memory(model, size, device)
+        peak_tflops = matmul_tflops(device, MATMUL_SIZE if device.type == "cuda" else 512)
+        lengths = {str(length): time_length(model, size, length, device, peak_tflops) for length in size.lengths}
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "practical_peak_tflops": peak_tflops,
+        "checks": checks,
+        "by_row_length": lengths,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Parse, measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="where to write the report as JSON")
+    parser.add_argument("--device", default="cuda", help="the device to measure")
+    parser.add_argument("--small", action="store_true", help="a tiny model: shows that the script runs, measures nothing")
+    given = parser.parse_args(arguments)
+    report = measure(SMALL if given.small else BASE, torch.device(given.device))
+    text = json.dumps(report, indent=2)
+    print(text)
+    if given.output is not None:
+        given.output.parent.mkdir(parents=True, exist_ok=True)
+        given.output.write_text(text + "\n")
+    return report
+
+
+if __name__ == "__main__":
+    main()
