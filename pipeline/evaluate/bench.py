@@ -1,0 +1,144 @@
+"""Score systems on a set: each encoding once, every system on it, then the next.
+
+What is held of an encoding is dropped before the next one begins, so that memory is that of one. BM25 over documents is asked once a set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64
+
+from pipeline.config import ContextConfig
+from pipeline.evaluate.encodings import EncodedSet, Encoding, encode_set
+from pipeline.evaluate.evidence import BUDGETS, Spans, ceiling, evidence_by_query, evidence_recall
+from pipeline.evaluate.lexical import LexicalHits, search_bm25
+from pipeline.evaluate.measures import NDCG, RankedDocuments, document_measures
+from pipeline.evaluate.ranking import NUM_CANDIDATES, Answer, SetRanker
+from pipeline.evaluate.retrieval_set import RetrievalSet
+from pipeline.evaluate.systems import System
+from pipeline.types import ProgressListener, silent_progress
+
+EVIDENCE_MEASURES = tuple(f"evidence@{budget}" for budget in BUDGETS)
+CUT_MEASURES = tuple(f"evidence@{budget}-cut" for budget in BUDGETS)
+MAIN_EVIDENCE = EVIDENCE_MEASURES[1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What a system takes: the encoder's time for the documents, the bytes its vectors and its BM25 index hold, a query's encoding.
+
+    Vectors count as float32; a quantised index of a collection holds less.
+    """
+
+    encode_seconds: float
+    tokens: int
+    vectors: int
+    index_bytes: int
+    query_milliseconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SystemResult:
+    """One system on one set: every measure of every query (NaN where a query has no evidence), the run, and the cost."""
+
+    set_name: str
+    system: System
+    values: Mapping[str, Float64[np.ndarray, " Q"]]
+    run: Sequence[RankedDocuments]
+    cost: Cost
+
+    def means(self) -> dict[str, float]:
+        """Return the mean of every measure over the queries that have it."""
+        return {name: float(np.nanmean(values_Q)) for name, values_Q in self.values.items()}
+
+
+def run_bench(
+    judged: RetrievalSet,
+    systems: Sequence[System],
+    context_config: ContextConfig | None = None,
+    progress: ProgressListener = silent_progress,
+) -> Iterator[SystemResult]:
+    """Yield every system's result, those of one encoding together, in the order the systems name their encodings."""
+    evidence = evidence_by_query(judged.judgements, len(judged.query_ids))
+    needs_bm25 = any(system.needs_document_bm25 for system in systems)
+    document_bm25 = search_bm25(judged.texts, judged.queries, NUM_CANDIDATES, progress) if needs_bm25 else None
+    for encoding in dict.fromkeys(system.encoding for system in systems):
+        sharing = [system for system in systems if system.encoding == encoding]
+        encoded = _encode(judged, encoding, sharing, context_config or ContextConfig(), progress)
+        chunk_bm25 = _chunk_bm25(judged, encoded, sharing, progress)
+        ranker = SetRanker(judged.doc_ids, encoded, document_bm25, chunk_bm25)
+        for number, system in enumerate(sharing, start=1):
+            answers = ranker.rank(system, np.array([bool(len(own.start_S)) for own in evidence]))
+            progress("rank", number, len(sharing), "systems")
+            run = [answer.documents for answer in answers]
+            yield SystemResult(
+                set_name=judged.name,
+                system=system,
+                values={**document_measures(judged, run), **_evidence_values(answers, evidence)},
+                run=run,
+                cost=_cost(system, encoded, document_bm25, chunk_bm25),
+            )
+
+
+def evidence_ceiling(judged: RetrievalSet) -> dict[str, float]:
+    """Return what a reader of nothing but evidence would reach at each budget; empty for a set without evidence."""
+    own = [ceiling(spans) for spans in evidence_by_query(judged.judgements, len(judged.query_ids)) if len(spans.start_S)]
+    return dict(zip(EVIDENCE_MEASURES, np.mean(own, axis=0).tolist(), strict=True)) if own else {}
+
+
+def primary_measures(values: Mapping[str, object]) -> list[str]:
+    """Return the measures a choice is made by: nDCG@10, and evidence recall at the middle budget where there is evidence."""
+    return [name for name in (NDCG, MAIN_EVIDENCE) if name in values]
+
+
+def _encode(
+    judged: RetrievalSet, encoding: Encoding, sharing: Sequence[System], context_config: ContextConfig, progress: ProgressListener
+) -> EncodedSet:
+    # The stage is named by the systems' common part, so that a bar says what it is busy with.
+    name = sharing[0].name.rpartition("/")[0] or sharing[0].name
+
+    def listen(stage: str, done: int, total: int | None, unit: str) -> None:
+        progress(f"{stage} {name}", done, total, unit)
+
+    return encode_set(judged, encoding, context_config, listen)
+
+
+def _chunk_bm25(judged: RetrievalSet, encoded: EncodedSet, sharing: Sequence[System], progress: ProgressListener) -> LexicalHits | None:
+    if not judged.has_evidence or not any(system.needs_chunk_bm25 for system in sharing):
+        return None
+    spans = zip(encoded.chunk_document.tolist(), encoded.start_char.tolist(), encoded.end_char.tolist(), strict=True)
+    return search_bm25([judged.texts[d][s:e] for d, s, e in spans], judged.queries, NUM_CANDIDATES, progress)
+
+
+def _evidence_values(answers: Sequence[Answer], evidence: Sequence[Spans]) -> dict[str, Float64[np.ndarray, " Q"]]:
+    if not any(answer.passages is not None for answer in answers):
+        return {}
+    whole_QB, cut_QB = np.full((2, len(answers), len(BUDGETS)), np.nan)
+    for query, (answer, own) in enumerate(zip(answers, evidence, strict=True)):
+        if answer.passages is not None:
+            whole_QB[query] = evidence_recall(answer.passages, own)
+            cut_QB[query] = evidence_recall(answer.passages, own, cut=True)
+    return dict(zip((*EVIDENCE_MEASURES, *CUT_MEASURES), np.concatenate([whole_QB, cut_QB], axis=1).T, strict=True))
+
+
+def _cost(system: System, encoded: EncodedSet, document_bm25: LexicalHits | None, chunk_bm25: LexicalHits | None) -> Cost:
+    document_vectors, chunk_vectors = len(encoded.document_vectors_NV), len(encoded.chunk_vectors_MV)
+    vectors = {"bm25": 0, "document": document_vectors, "chunk": chunk_vectors, "rrf": chunk_vectors}.get(
+        system.ranking, document_vectors + chunk_vectors
+    )
+    lexical_bytes = 0
+    if system.needs_document_bm25 and document_bm25 is not None:
+        lexical_bytes += document_bm25.index_bytes
+    if system.needs_chunk_bm25 and chunk_bm25 is not None:
+        lexical_bytes += chunk_bm25.index_bytes
+    encodes = system.ranking != "bm25"
+    return Cost(
+        encode_seconds=encoded.encode_seconds if encodes else 0.0,
+        tokens=encoded.tokens if encodes else 0,
+        vectors=vectors,
+        index_bytes=vectors * encoded.document_vectors_NV.shape[1] * 4 + lexical_bytes,
+        query_milliseconds=1_000 * encoded.query_seconds / len(encoded.query_vectors_QV) if encodes else 0.0,
+    )

@@ -1,0 +1,64 @@
+"""The contexts an encoder is evaluated with: the corpus's own, as an ingest draws it, and one that says nothing.
+
+A random context is as many documents of random words of the vocabulary, embedded like any other (Morris & Rush 2024 compare with random
+strings): what is gained beyond it comes from the corpus and not from having read something.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.cluster.assignment import assign
+from pipeline.cluster.asymmetric_kmeans import train_clusters
+from pipeline.cluster.queries import query_side
+from pipeline.config import ClusterConfig, ContextConfig
+from pipeline.context.store import ContextSet, build_context
+from pipeline.evaluate.retrieval_set import RetrievalSet
+from pipeline.model.backbone import Backbone
+from pipeline.model.context_encoder import ContextEncoder
+from pipeline.model.static_embeddings import StaticEmbedder
+
+RANDOM_TOKENS: Final = 64
+"""Length of a random document: that of a chunk."""
+
+
+def corpus_context(judged: RetrievalSet, config: ContextConfig, backbone: Backbone, temperature: float = 1.0) -> ContextSet:
+    """Cluster the documents and draw the context from them; queries of the set play no part."""
+    texts = judged.texts
+    embedder, state = StaticEmbedder.fitted_to(backbone.token_embeddings, backbone.tokenizer, texts)
+    phi_NV = embedder.embed(texts)
+    psi_NV = embedder.embed(query_side(judged.titles, [None] * len(texts), texts))
+    clusters = train_clusters(
+        phi_NV, psi_NV, ClusterConfig(), surrogate_fingerprint=embedder.fingerprint, surrogate_state=state.to_arrays()
+    )
+    return _build(judged.doc_ids, texts, assign(clusters, phi_NV, psi_NV), config, backbone, temperature)
+
+
+def random_context(judged: RetrievalSet, config: ContextConfig, backbone: Backbone, temperature: float = 1.0) -> ContextSet:
+    """Make as many documents of random words as the corpus's context has."""
+    generator = np.random.default_rng(config.seed)
+    num_documents = min(config.num_documents, len(judged.doc_ids))
+    ids = generator.integers(0, backbone.tokenizer.get_vocab_size(), (num_documents, RANDOM_TOKENS)).tolist()
+    texts = [backbone.tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+    return _build(
+        [f"random-{number}" for number in range(num_documents)], texts, np.zeros(num_documents, np.int32), config, backbone, temperature
+    )
+
+
+def _build(
+    doc_ids: Sequence[str], texts: Sequence[str], assignments_N: np.ndarray, config: ContextConfig, backbone: Backbone, temperature: float
+) -> ContextSet:
+    first_stage = ContextEncoder(backbone.first_stage, min(config.max_document_tokens, backbone.first_stage.max_positions), temperature)
+    sample = pa.table(
+        {
+            "doc_id": pa.array(doc_ids, pa.string()),
+            "text": pa.array(texts, pa.large_string()),
+            "content_sha256": [hashlib.sha256(text.encode()).hexdigest() for text in texts],
+        }
+    )
+    return build_context(sample, assignments_N, config, first_stage.embed, first_stage.fingerprint)

@@ -1,0 +1,152 @@
+"""A retrieval set under one encoder: the record that says how, and the vectors that come of it, with what they cost.
+
+    encoding = encoder settings + context (none, random, corpus) + titles in front of chunks? + documents cut after so many tokens?
+
+Two systems with the same encoding share one pass of the encoder. Titles in front are what a RAG pipeline does to give a chunk its
+document: every chunk of the text is encoded as a text of its own, title and line break first; its span stays that of the chunk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from pipeline.config import ContextConfig, EncoderConfig
+from pipeline.context.store import ContextSet
+from pipeline.corpus.tokenization import tokenize
+from pipeline.encode.documents import DocumentEncoder
+from pipeline.evaluate.contexts import corpus_context, random_context
+from pipeline.evaluate.retrieval_set import RetrievalSet
+from pipeline.model.backbone import Backbone, load_backbone
+from pipeline.model.landmarks import chunk_spans, split_into_chunks
+from pipeline.types import ProgressListener
+
+ContextKind = Literal["none", "random", "corpus"]
+
+CHARACTERS_PER_TOKEN: Final = 32
+"""How much of a text is tokenised at first for each token wanted of its head."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoding:
+    """How a corpus is encoded; two equal ones are encoded once. ``encoder.use_context`` is set from ``context``."""
+
+    encoder: EncoderConfig
+    context: ContextKind = "none"
+    has_titles: bool = False
+    max_document_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EncodedSet:
+    """Vectors of N documents, their M chunks and Q queries, L2-normalised; spans are characters of the text.
+
+    ``encode_seconds`` is the encoder's time for the documents, context included; ``tokens`` are those it read.
+    """
+
+    document_vectors_NV: Float32[np.ndarray, "N V"]
+    chunk_vectors_MV: Float32[np.ndarray, "M V"]
+    query_vectors_QV: Float32[np.ndarray, "Q V"]
+    chunk_offsets: Int64[np.ndarray, " N1"]
+    start_char: Int64[np.ndarray, " M"]
+    end_char: Int64[np.ndarray, " M"]
+    tokens: int
+    encode_seconds: float
+    query_seconds: float
+
+    @property
+    def chunk_document(self) -> Int64[np.ndarray, " M"]:
+        """Return the document each chunk belongs to."""
+        return np.repeat(np.arange(len(self.chunk_offsets) - 1), np.diff(self.chunk_offsets))
+
+
+def encode_set(judged: RetrievalSet, encoding: Encoding, context_config: ContextConfig, progress: ProgressListener) -> EncodedSet:
+    """Encode documents and queries of a set."""
+    config = replace(encoding.encoder, use_context=encoding.context != "none")
+    backbone = load_backbone(config)
+    started = time.monotonic()
+    context = _context(judged, encoding.context, context_config, backbone, config.temperature)
+    encoder = DocumentEncoder(config, context, backbone)
+    meter = _Meter(progress)
+    texts = judged.texts if encoding.max_document_tokens is None else _heads(backbone, judged.texts, encoding.max_document_tokens)
+    if encoding.has_titles:
+        document_NV, chunk_MV, offsets, start, end = _encode_titled(encoder, judged.titles, texts, meter.add)
+    else:
+        encoded = encoder.encode(texts, meter.add)
+        document_NV, chunk_MV = encoded.document_vectors_NV, encoded.chunk_vectors_MV
+        offsets, start, end = encoded.chunk_offsets, encoded.start_char, encoded.end_char
+    encoded_at = time.monotonic()
+    queries_QV = encoder.encode_queries(judged.queries)
+    return EncodedSet(
+        document_vectors_NV=document_NV,
+        chunk_vectors_MV=chunk_MV,
+        query_vectors_QV=queries_QV,
+        chunk_offsets=offsets,
+        start_char=start,
+        end_char=end,
+        tokens=meter.tokens,
+        encode_seconds=encoded_at - started,
+        query_seconds=time.monotonic() - encoded_at,
+    )
+
+
+class _Meter:
+    def __init__(self, progress: ProgressListener) -> None:
+        self.tokens = 0
+        self._progress = progress
+
+    def add(self, tokens: int) -> None:
+        self.tokens += tokens
+        self._progress("encode", self.tokens, None, "tokens")
+
+
+def _context(
+    judged: RetrievalSet, kind: ContextKind, context_config: ContextConfig, backbone: Backbone, temperature: float
+) -> ContextSet | None:
+    if kind == "none":
+        return None
+    return (corpus_context if kind == "corpus" else random_context)(judged, context_config, backbone, temperature)
+
+
+def _heads(backbone: Backbone, texts: Sequence[str], max_tokens: int) -> list[str]:
+    """Cut every text after its first ``max_tokens`` tokens."""
+    heads: list[str] = []
+    for text in texts:
+        head = text[: CHARACTERS_PER_TOKEN * max_tokens]
+        tokens = tokenize(backbone.tokenizer, [head])
+        if len(tokens.ids) < max_tokens and len(head) < len(text):
+            head = text
+            tokens = tokenize(backbone.tokenizer, [head])
+        heads.append(head[: int(tokens.end_char[max_tokens - 1])] if len(tokens.ids) > max_tokens else head)
+    return heads
+
+
+def _encode_titled(
+    encoder: DocumentEncoder, titles: Sequence[str], texts: Sequence[str], on_tokens: Callable[[int], None]
+) -> tuple[
+    Float32[np.ndarray, "N V"], Float32[np.ndarray, "M V"], Int64[np.ndarray, " N1"], Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]
+]:
+    tokens = tokenize(encoder.backbone.tokenizer, texts)
+    chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, encoder.config.landmark_interval)
+    start, end = chunk_spans(chunks, tokens.start_char, np.fromiter(map(len, texts), np.int64, len(texts)))
+    document = np.repeat(np.arange(len(texts)), np.diff(chunks.chunk_offsets)).tolist()
+    pieces = [
+        f"{titles[d]}\n{texts[d][s:e]}" if titles[d] else texts[d][s:e]
+        for d, s, e in zip(document, start.tolist(), end.tolist(), strict=True)
+    ]
+    # Room for the longest title a row can hold; a piece that is longer still becomes the mean of two rows.
+    room = min(encoder.config.max_window_tokens, encoder.backbone.max_positions) - 2
+    chunk_MV = (
+        DocumentEncoder(replace(encoder.config, landmark_interval=room), None, encoder.backbone)
+        .encode(pieces, on_tokens)
+        .document_vectors_NV
+    )
+    sums_NV = np.add.reduceat(chunk_MV, chunks.chunk_offsets[:-1], axis=0)
+    norms_N1 = np.linalg.norm(sums_NV, axis=1, keepdims=True)
+    document_NV = sums_NV / np.maximum(norms_N1, np.finfo(np.float32).tiny)
+    return document_NV, chunk_MV, chunks.chunk_offsets, start, end

@@ -1,0 +1,193 @@
+"""Rank every document, and the passages, of an encoded set for its queries: exactly, and otherwise as a search does it.
+
+    document     cosine of the document vector                 passages: those of the best document first, by their own cosine
+    chunk        cosine of the best chunk                      passages: by their cosine
+    fused        weighted mean of both                         passages: their cosine in place of the best chunk's
+    fused+bm25   fused and BM25, each scaled over candidates   passages: the same, with BM25 of their document
+    bm25         BM25 of the document                          passages: BM25 of the chunk
+    rrf          Σ 1 / (60 + rank) of BM25 and of best chunks  passages: the same over chunks
+
+A passage scores as its document would if that passage were its best one. Candidates, weights and fusion are those of
+``pipeline.search``. Reciprocal rank fusion: Cormack, Clarke & Büttcher 2009.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Float32, Float64, Int64
+
+from pipeline.evaluate.encodings import EncodedSet
+from pipeline.evaluate.evidence import BUDGETS, Spans
+from pipeline.evaluate.lexical import LexicalHits
+from pipeline.evaluate.measures import RUN_DEPTH, RankedDocuments
+from pipeline.evaluate.passages import Passages, best_passages, window_passages
+from pipeline.evaluate.systems import System
+from pipeline.search.fusion import fuse_hybrid, weighted_mean
+from pipeline.search.options import SearchOptions
+
+RRF_K = 60
+NUM_CANDIDATES = SearchOptions(top_k=RUN_DEPTH).num_candidates
+"""Length of each list that feeds a fusion: that of a search for as many documents as a run holds."""
+BLOCK_QUERIES = 32
+"""Queries scored at once: 15 MB at 120,000 chunks."""
+
+_COSINE_RANGE = 4.0
+"""More than two cosines can differ by: sets whole documents apart, passages inside one close."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Answer:
+    """One query's ranking and, where asked for, the passages a reader meets, best first."""
+
+    documents: RankedDocuments
+    passages: Spans | None
+
+
+class SetRanker:
+    """Ranks with one encoding; BM25's answers arrive as lists, None where no system needs them."""
+
+    def __init__(
+        self, doc_ids: Sequence[str], encoded: EncodedSet, document_bm25: LexicalHits | None, chunk_bm25: LexicalHits | None
+    ) -> None:
+        # Ties go to the lower id, as in a search.
+        self._id_rank_N = np.empty(len(doc_ids), np.int64)
+        self._id_rank_N[np.argsort(np.array(doc_ids, dtype=object), kind="stable")] = np.arange(len(doc_ids))
+        self._encoded = encoded
+        self._document_bm25 = document_bm25
+        self._chunk_bm25 = chunk_bm25
+
+    def rank(self, system: System, wants_passages_Q: Bool[np.ndarray, " Q"]) -> list[Answer]:
+        """Answer every query; passages only where they are wanted."""
+        passages = window_passages(self._encoded, system.window_chunks)
+        answers: list[Answer] = []
+        for start in range(0, len(wants_passages_Q), BLOCK_QUERIES):
+            queries_BV = self._encoded.query_vectors_QV[start : start + BLOCK_QUERIES]
+            document_BN = queries_BV @ self._encoded.document_vectors_NV.T
+            chunk_BM = queries_BV @ self._encoded.chunk_vectors_MV.T
+            best_BN = np.maximum.reduceat(chunk_BM, self._encoded.chunk_offsets[:-1], axis=1)
+            passage_BP = chunk_BM if system.window_chunks == 1 else queries_BV @ passages.vectors_PV.T
+            for query, *cosines in zip(range(start, start + len(queries_BV)), document_BN, best_BN, passage_BP, strict=True):
+                own = _Cosines(document_N=cosines[0], best_N=cosines[1], passage_P=cosines[2])
+                answers += [self._answer(system, query, own, passages if wants_passages_Q[query] else None)]
+        return answers
+
+    def _answer(self, system: System, query: int, cosines: _Cosines, passages: Passages | None) -> Answer:
+        scores_N = self._document_scores(system, query, cosines)
+        ranked = self._best(scores_N, RUN_DEPTH)
+        if passages is None:
+            return Answer(documents=ranked, passages=None)
+        scores_P = self._passage_scores(system, query, cosines, scores_N, passages)
+        return Answer(documents=ranked, passages=best_passages(scores_P, passages, max(BUDGETS)))
+
+    def _document_scores(self, system: System, query: int, cosines: _Cosines) -> Float64[np.ndarray, " N"]:
+        """Score every document; minus infinity where a document is no candidate."""
+        if system.ranking == "document":
+            return cosines.document_N.astype(np.float64)
+        if system.ranking == "chunk":
+            return cosines.best_N.astype(np.float64)
+        dense_N = _dense(cosines.document_N, cosines.best_N)
+        if system.ranking == "fused":
+            return dense_N
+        found, bm25 = _hits(self._document_bm25, query)
+        if system.ranking == "bm25":
+            return _spread(found, bm25, len(dense_N))
+        if system.ranking == "rrf":
+            dense_list = self._best(cosines.best_N, NUM_CANDIDATES).positions
+            return _rrf([found[:NUM_CANDIDATES], dense_list], len(dense_N))
+        candidates = self._candidates(query, cosines)
+        scores_N = np.full(len(dense_N), -np.inf)
+        scores_N[candidates] = _fuse(
+            dense_N[candidates], _spread(found[:NUM_CANDIDATES], bm25[:NUM_CANDIDATES], len(dense_N), 0.0)[candidates]
+        )
+        return scores_N
+
+    def _candidates(self, query: int, cosines: _Cosines) -> Int64[np.ndarray, " C"]:
+        found, _ = _hits(self._document_bm25, query)
+        by_vector = (self._best(scores, NUM_CANDIDATES).positions for scores in (cosines.document_N, cosines.best_N))
+        return np.unique(np.concatenate([found[:NUM_CANDIDATES], *by_vector]))
+
+    def _passage_scores(
+        self, system: System, query: int, cosines: _Cosines, scores_N: Float64[np.ndarray, " N"], passages: Passages
+    ) -> Float64[np.ndarray, " P"]:
+        own_P = passages.document_P
+        if system.ranking == "document":
+            rank_N = np.empty(len(scores_N))
+            rank_N[np.lexsort((self._id_rank_N, -scores_N))] = np.arange(len(scores_N))
+            return cosines.passage_P - _COSINE_RANGE * rank_N[own_P]
+        if system.ranking == "chunk":
+            return cosines.passage_P.astype(np.float64)
+        dense_P = _dense(cosines.document_N[own_P], cosines.passage_P)
+        if system.ranking == "fused":
+            return dense_P
+        if system.needs_chunk_bm25:
+            found, bm25 = _hits(self._chunk_bm25, query)
+            if system.ranking == "bm25":
+                return _spread(found, bm25, len(dense_P))
+            return _rrf([found[:NUM_CANDIDATES], _top(cosines.passage_P, NUM_CANDIDATES)], len(dense_P))
+        found, bm25 = _hits(self._document_bm25, query)
+        bm25_N = _spread(found[:NUM_CANDIDATES], bm25[:NUM_CANDIDATES], len(scores_N), 0.0)
+        is_candidate_P = scores_N[own_P] > -np.inf
+        scores_P = np.full(len(dense_P), -np.inf)
+        scores_P[is_candidate_P] = _fuse(dense_P[is_candidate_P], bm25_N[own_P][is_candidate_P])
+        return scores_P
+
+    def _best(self, scores_N: Float[np.ndarray, " N"], limit: int) -> RankedDocuments:
+        """Return the best documents, ties by id; what is no candidate is never among them."""
+        few = np.arange(len(scores_N)) if len(scores_N) <= limit else np.flatnonzero(scores_N >= _nth_best(scores_N, limit))
+        few = few[scores_N[few] > -np.inf]
+        order = few[np.lexsort((self._id_rank_N[few], -scores_N[few]))][:limit]
+        return RankedDocuments.of(order, scores_N[order])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Cosines:
+    """One query against every document vector, every document's best chunk and every passage."""
+
+    document_N: Float32[np.ndarray, " N"]
+    best_N: Float32[np.ndarray, " N"]
+    passage_P: Float32[np.ndarray, " P"]
+
+
+def _dense(document: Float[np.ndarray, " X"], chunk: Float[np.ndarray, " X"]) -> Float64[np.ndarray, " X"]:
+    options = SearchOptions()
+    return weighted_mean([document, chunk], [options.weight("document"), options.weight("chunk")])
+
+
+def _fuse(dense: Float64[np.ndarray, " X"], bm25: Float64[np.ndarray, " X"]) -> Float64[np.ndarray, " X"]:
+    """Fuse as a search does: without a single hit of BM25 the dense score stands alone."""
+    if not bm25.any():
+        return dense
+    options = SearchOptions()
+    return fuse_hybrid(dense, bm25, options.weight("document") + options.weight("chunk"), options.weight("bm25"))
+
+
+def _hits(hits: LexicalHits | None, query: int) -> tuple[Int64[np.ndarray, " A"], Float32[np.ndarray, " A"]]:
+    assert hits is not None, "a system that ranks with BM25 was given none"
+    return hits.positions[query], hits.scores[query]
+
+
+def _spread(
+    found: Int64[np.ndarray, " A"], scores: Float32[np.ndarray, " A"], count: int, missing: float = -np.inf
+) -> Float64[np.ndarray, " X"]:
+    spread = np.full(count, missing)
+    spread[found] = scores
+    return spread
+
+
+def _rrf(rankings: Sequence[Int64[np.ndarray, " _"]], count: int) -> Float64[np.ndarray, " X"]:
+    scores = np.zeros(count)
+    for ranking in rankings:
+        scores[ranking] += 1.0 / (RRF_K + 1 + np.arange(len(ranking)))
+    return np.where(scores > 0.0, scores, -np.inf)
+
+
+def _top(scores: Float[np.ndarray, " X"], limit: int) -> Int64[np.ndarray, " K"]:
+    few = np.arange(len(scores)) if len(scores) <= limit else np.flatnonzero(scores >= _nth_best(scores, limit))
+    return few[np.argsort(-scores[few], kind="stable")][:limit]
+
+
+def _nth_best(scores: Float[np.ndarray, " X"], limit: int) -> float:
+    return float(np.partition(scores, len(scores) - limit)[len(scores) - limit])

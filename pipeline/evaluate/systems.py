@@ -1,0 +1,118 @@
+"""The systems of the table, as records: what a RAG pipeline builds from a base model today, and what Cairn builds from the same one.
+
+    baselines   bm25 · chunks-128/256 · titled-128/256 · late-128 · document-N · rrf-128/256
+    ours        {cls, mean, late, landmarks} / {none, random, corpus context} / {document, chunk, fused, fused+bm25}
+
+A new encoder is one more entry of :data:`ENCODERS` (or another base configuration), a new way to rank one more :data:`Ranking`.
+Chunk sizes are in tokens of the base model. A system whose chunks the model has no room for is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, Final, Literal
+
+from pipeline.config import EncoderConfig
+from pipeline.errors import ConfigError
+from pipeline.evaluate.encodings import ContextKind, Encoding
+
+Ranking = Literal["document", "chunk", "fused", "fused+bm25", "bm25", "rrf"]
+"""By document vector, by best chunk, by both; both with BM25 as a search fuses them; BM25 alone; BM25 and chunks by reciprocal rank."""
+
+BASELINE_TOKENS: Final = (128, 256)
+PASSAGE_TOKENS: Final = 128
+"""Length of our passages: windows of so many tokens slide over the landmarks, as in a search."""
+
+ENCODERS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "cls": {"pooling": "cls", "attention": "chunk"},
+    "mean": {"pooling": "mean", "attention": "chunk"},
+    "late": {"pooling": "mean", "attention": "full"},
+    "landmarks": {"pooling": "lmk", "attention": "full"},
+}
+"""Our encoders by name: what differs from the base configuration."""
+
+OUR_RANKINGS: Final[tuple[Ranking, ...]] = ("document", "chunk", "fused", "fused+bm25")
+CONTEXTS: Final[tuple[ContextKind, ...]] = ("none", "random", "corpus")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class System:
+    """One row of the table: an encoding and a way to rank with it; ``window_chunks`` neighbouring chunks make a passage."""
+
+    name: str
+    encoding: Encoding
+    ranking: Ranking
+    window_chunks: int = 1
+    is_baseline: bool = False
+
+    @property
+    def needs_document_bm25(self) -> bool:
+        """Whether documents are ranked with BM25."""
+        return self.ranking in ("bm25", "rrf", "fused+bm25")
+
+    @property
+    def needs_chunk_bm25(self) -> bool:
+        """Whether passages are ranked with BM25 of their own."""
+        return self.ranking in ("bm25", "rrf")
+
+
+def baseline_systems(base: EncoderConfig, max_positions: int) -> list[System]:
+    """Return what a RAG pipeline builds from the base model, each chunk encoded by itself but for late chunking."""
+    plain = replace(base, pooling="mean", attention="chunk", landmarks="fixed")
+    room = _room(base, max_positions)
+    systems = [_baseline("bm25", Encoding(encoder=replace(plain, landmark_interval=min(BASELINE_TOKENS[0], room))), "bm25")]
+    sizes = [size for size in BASELINE_TOKENS if size <= room]
+    encoders = {size: replace(plain, landmark_interval=size) for size in sizes}
+    systems += [_baseline(f"chunks-{size}", Encoding(encoder=encoders[size]), "chunk") for size in sizes]
+    systems += [_baseline(f"rrf-{size}", Encoding(encoder=encoders[size]), "rrf") for size in sizes]
+    systems += [_baseline(f"titled-{size}", Encoding(encoder=encoders[size], has_titles=True), "chunk") for size in sizes]
+    systems += [_baseline(f"late-{size}", Encoding(encoder=replace(encoders[size], attention="full")), "chunk") for size in sizes[:1]]
+    systems += [
+        _baseline(f"document-{size}", Encoding(encoder=replace(plain, landmark_interval=size), max_document_tokens=size), "document")
+        for size in dict.fromkeys(min(room, size) for size in (256, room))
+    ]
+    return systems
+
+
+def our_systems(base: EncoderConfig, contexts: Iterable[ContextKind] = CONTEXTS, encoders: Iterable[str] = tuple(ENCODERS)) -> list[System]:
+    """Return Cairn's own systems on the base configuration's landmark interval."""
+    window = max(1, PASSAGE_TOKENS // base.landmark_interval)
+    return [
+        System(
+            name=f"{encoder}/{context}/{ranking}",
+            encoding=Encoding(encoder=replace(base, **ENCODERS[encoder]), context=context),
+            ranking=ranking,
+            window_chunks=window,
+        )
+        for context in contexts
+        for encoder in encoders
+        for ranking in OUR_RANKINGS
+    ]
+
+
+def configured_systems(base: EncoderConfig) -> list[System]:
+    """Return the ways to rank with the base configuration exactly as it is: what an ingest with these settings gives."""
+    context: ContextKind = "corpus" if base.use_context else "none"
+    window = max(1, PASSAGE_TOKENS // base.landmark_interval)
+    encoding = Encoding(encoder=base, context=context)
+    return [System(name=f"cairn/{ranking}", encoding=encoding, ranking=ranking, window_chunks=window) for ranking in OUR_RANKINGS]
+
+
+def select_systems(systems: Sequence[System], patterns: Sequence[str]) -> list[System]:
+    """Keep the systems whose name matches one of the patterns (``*``, ``?``), all without any; a pattern that matches none is refused."""
+    for pattern in patterns:
+        if not any(fnmatchcase(system.name, pattern) for system in systems):
+            names = ", ".join(system.name for system in systems)
+            raise ConfigError(f"a pattern of systems must match one of {names}; got {pattern!r}")
+    return [system for system in systems if not patterns or any(fnmatchcase(system.name, pattern) for pattern in patterns)]
+
+
+def _baseline(name: str, encoding: Encoding, ranking: Ranking) -> System:
+    return System(name=name, encoding=encoding, ranking=ranking, is_baseline=True)
+
+
+def _room(base: EncoderConfig, max_positions: int) -> int:
+    """Return how many tokens of a text one row holds beside [CLS] and its end."""
+    return min(base.max_window_tokens, max_positions) - 2

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.config import ContextConfig
+from pipeline.evaluate.contexts import corpus_context, random_context
+from pipeline.evaluate.retrieval_set import RetrievalSet
+from pipeline.model.backbone import load_backbone
+
+
+def test_corpus_context_holds_documents_of_the_corpus(judged, tiny_config):
+    context = corpus_context(judged, ContextConfig(num_documents=3), load_backbone(tiny_config))
+
+    assert len(context.doc_ids) == 3
+    assert set(context.doc_ids) <= set(judged.doc_ids)
+
+
+def test_corpus_context_does_not_read_queries_or_judgements(judged, tiny_config):
+    backbone = load_backbone(tiny_config)
+    others = RetrievalSet(
+        name="other",
+        doc_ids=judged.doc_ids,
+        titles=judged.titles,
+        texts=judged.texts,
+        query_ids=("z",),
+        queries=("something else",),
+        judgements=judged.judgements.take(np.zeros(len(judged.judgements.query_J), np.bool_)),
+    )
+    first, second = (corpus_context(a_set, ContextConfig(num_documents=2), backbone) for a_set in (judged, others))
+
+    assert first.fingerprint == second.fingerprint
+
+
+def test_random_context_is_as_large_as_the_corpus_allows(judged, tiny_config):
+    context = random_context(judged, ContextConfig(num_documents=512), load_backbone(tiny_config))
+
+    assert len(context.doc_ids) == len(judged.doc_ids)
+    assert not set(context.doc_ids) & set(judged.doc_ids)
+
+
+def test_random_contexts_of_two_seeds_differ(judged, tiny_config):
+    backbone = load_backbone(tiny_config)
+    first, second = (random_context(judged, ContextConfig(seed=seed), backbone) for seed in (0, 1))
+
+    assert not np.allclose(first.embeddings_CD, second.embeddings_CD)

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.build_index import build_index
+from pipeline.collection import open_collection
+from pipeline.config import ContextConfig, EncoderConfig, IngestConfig
+from pipeline.evaluate.encodings import EncodedSet, Encoding, encode_set
+from pipeline.evaluate.lexical import LexicalHits, search_bm25
+from pipeline.evaluate.ranking import NUM_CANDIDATES, SetRanker
+from pipeline.evaluate.retrieval_set import Judgements, RetrievalSet
+from pipeline.evaluate.systems import Ranking, System
+from pipeline.types import silent_progress
+
+ENCODING = Encoding(encoder=EncoderConfig())
+DOC_IDS = [f"doc{index:02d}" for index in range(12)]
+
+
+def system(ranking: Ranking, window_chunks: int = 1) -> System:
+    return System(name=ranking, encoding=ENCODING, ranking=ranking, window_chunks=window_chunks)
+
+
+def hits(*rows: list[tuple[int, float]]) -> LexicalHits:
+    return LexicalHits(
+        positions=[np.array([position for position, _ in row], np.int64) for row in rows],
+        scores=[np.array([score for _, score in row], np.float32) for row in rows],
+        index_bytes=0,
+    )
+
+
+@pytest.fixture
+def ranker(encoded: EncodedSet) -> SetRanker:
+    documents = hits(*[[(query, 4.0), (query + 3, 2.0), (11, 0.5)] for query in range(6)])
+    chunks = hits(*[[(2 * query, 4.0), (1, 2.0)] if query else [(7, 1.0)] for query in range(6)])
+    return SetRanker(DOC_IDS, encoded, documents, chunks)
+
+
+def cosines(encoded: EncodedSet, query: int) -> tuple[list[float], list[float], list[float]]:
+    """Return a query's cosine with every document, every document's best chunk, and every chunk."""
+    vector = encoded.query_vectors_QV[query]
+    chunk = (encoded.chunk_vectors_MV @ vector).tolist()
+    bounds = zip(encoded.chunk_offsets[:-1].tolist(), encoded.chunk_offsets[1:].tolist(), strict=True)
+    return (encoded.document_vectors_NV @ vector).tolist(), [max(chunk[a:b]) for a, b in bounds], chunk
+
+
+def order(scores: dict[int, float]) -> list[int]:
+    return sorted(scores, key=lambda index: (-scores[index], index))
+
+
+def read(encoded: EncodedSet, answer) -> list[int]:
+    """Return the chunks of an answer's passages of one chunk."""
+    chunk_of = {key: index for index, key in enumerate(zip(encoded.chunk_document.tolist(), encoded.start_char.tolist(), strict=True))}
+    return [chunk_of[key] for key in zip(answer.passages.document_S.tolist(), answer.passages.start_S.tolist(), strict=True)]
+
+
+ALL = np.ones(6, np.bool_)
+
+
+def test_document_ranking_is_by_the_document_vector(encoded, ranker):
+    for query, answer in enumerate(ranker.rank(system("document"), ALL)):
+        document, _, chunk = cosines(encoded, query)
+        ranked = order(dict(enumerate(document)))
+        own = [sorted(np.flatnonzero(encoded.chunk_document == d).tolist(), key=lambda m: -chunk[m]) for d in ranked]
+
+        assert answer.documents.positions.tolist() == ranked
+        assert read(encoded, answer) == [m for chunks in own for m in chunks]
+
+
+def test_chunk_ranking_is_by_the_best_chunk(encoded, ranker):
+    for query, answer in enumerate(ranker.rank(system("chunk"), ALL)):
+        _, best, chunk = cosines(encoded, query)
+
+        assert answer.documents.positions.tolist() == order(dict(enumerate(best)))
+        assert read(encoded, answer) == order(dict(enumerate(chunk)))
+
+
+def test_fused_ranking_is_by_the_mean_of_both(encoded, ranker):
+    for query, answer in enumerate(ranker.rank(system("fused"), ALL)):
+        document, best, chunk = cosines(encoded, query)
+
+        assert answer.documents.positions.tolist() == order({n: (document[n] + best[n]) / 2 for n in range(12)})
+        assert read(encoded, answer) == order({m: (document[d] + chunk[m]) / 2 for m, d in enumerate(encoded.chunk_document.tolist())})
+
+
+def test_bm25_ranking_holds_what_bm25_found(encoded, ranker):
+    answers = ranker.rank(system("bm25"), ALL)
+
+    assert [answer.documents.positions.tolist() for answer in answers] == [[query, query + 3, 11] for query in range(6)]
+    assert read(encoded, answers[0]) == [7]
+    assert read(encoded, answers[3]) == [6, 1]
+
+
+def test_rrf_ranking_adds_reciprocal_ranks(encoded, ranker):
+    for query, answer in enumerate(ranker.rank(system("rrf"), ALL)):
+        _, best, chunk = cosines(encoded, query)
+        scores = {n: 1 / (61 + rank) for rank, n in enumerate(order(dict(enumerate(best))))}
+        for rank, n in enumerate([query, query + 3, 11]):
+            scores[n] += 1 / (61 + rank)
+        chunk_scores = {m: 1 / (61 + rank) for rank, m in enumerate(order(dict(enumerate(chunk))))}
+        for rank, m in enumerate([2 * query, 1] if query else [7]):
+            chunk_scores[m] += 1 / (61 + rank)
+
+        assert answer.documents.positions.tolist() == order(scores)
+        assert read(encoded, answer)[:5] == order(chunk_scores)[:5]
+
+
+def test_fused_bm25_without_a_hit_is_the_fused_ranking(encoded):
+    nothing = hits(*[[] for _ in range(6)])
+    ranker = SetRanker(DOC_IDS, encoded, nothing, None)
+    with_bm25, without = (ranker.rank(system(name), ALL) for name in ("fused+bm25", "fused"))
+
+    assert [a.documents.positions.tolist() for a in with_bm25] == [a.documents.positions.tolist() for a in without]
+    assert [read(encoded, a) for a in with_bm25] == [read(encoded, a) for a in without]
+
+
+def test_passages_come_only_where_they_are_wanted(ranker):
+    wanted = np.array([True, False, True, False, False, True])
+
+    assert [answer.passages is not None for answer in ranker.rank(system("chunk"), wanted)] == wanted.tolist()
+
+
+def test_ranking_does_not_depend_on_how_many_queries_are_scored_at_once(encoded, ranker, monkeypatch):
+    whole = ranker.rank(system("fused", 2), ALL)
+    monkeypatch.setattr("pipeline.evaluate.ranking.BLOCK_QUERIES", 2)
+
+    assert [a.documents.positions.tolist() for a in ranker.rank(system("fused", 2), ALL)] == [a.documents.positions.tolist() for a in whole]
+
+
+def test_equal_scores_are_ranked_by_id(encoded):
+    same = np.tile(np.eye(16, dtype=np.float32)[:1], (12, 1))  # products with it are exact
+    tied = EncodedSet(
+        document_vectors_NV=same,
+        chunk_vectors_MV=encoded.chunk_vectors_MV,
+        query_vectors_QV=encoded.query_vectors_QV,
+        chunk_offsets=encoded.chunk_offsets,
+        start_char=encoded.start_char,
+        end_char=encoded.end_char,
+        tokens=0,
+        encode_seconds=0.0,
+        query_seconds=0.0,
+    )
+    answers = SetRanker(DOC_IDS[::-1], tied, None, None).rank(system("document"), ALL)
+
+    assert answers[0].documents.positions.tolist() == list(range(12))[::-1]
+
+
+WORDS = ["stone", "path", "way", "mark", "river", "mountain", "walk", "old", "cat", "mat", "sat", "on", "the", "a"]
+
+
+@pytest.mark.parametrize(("ranking", "options"), [
+    ("document", {"granularity": "document", "hybrid": False}),
+    ("chunk", {"granularity": "chunk", "hybrid": False}),
+    ("fused", {"granularity": "both", "hybrid": False}),
+    ("fused+bm25", {"granularity": "both", "hybrid": True}),
+])  # fmt: skip
+def test_documents_are_ranked_as_a_search_of_the_collection_ranks_them(tmp_path: Path, tiny_config, ranking, options):
+    generator = np.random.default_rng(5)
+    texts = [" ".join(generator.choice(WORDS, size)) for size in generator.integers(5, 60, 40)]
+    queries = [" ".join(generator.choice(WORDS, 4)) for _ in range(5)]
+    ids = [f"d{index:02d}" for index in range(len(texts))]
+    pq.write_table(pa.table({"id": ids, "text": texts}), tmp_path / "corpus.parquet")
+    build_index([str(tmp_path / "corpus.parquet")], tmp_path / "root", "c", IngestConfig(encoder=tiny_config))
+    none = np.zeros(0, np.int64)
+    judged = RetrievalSet(
+        name="c",
+        doc_ids=tuple(ids),
+        titles=("",) * len(ids),
+        texts=tuple(texts),
+        query_ids=("a", "b", "c", "d", "e"),
+        queries=tuple(queries),
+        judgements=Judgements(query_J=none, document_J=none, gain_J=none, start_J=none, end_J=none),
+    )
+    encoding = Encoding(encoder=tiny_config)
+    encoded = encode_set(judged, encoding, ContextConfig(), silent_progress)
+    bm25 = search_bm25(texts, queries, NUM_CANDIDATES, silent_progress)
+    evaluated = System(name="x", encoding=encoding, ranking=ranking)
+
+    answers = SetRanker(ids, encoded, bm25, None).rank(evaluated, np.zeros(5, np.bool_))
+    searched = open_collection("c", root=tmp_path / "root").search_batch(queries, top_k=100, passages=0, **options)
+
+    for answer, result in zip(answers, searched, strict=True):
+        assert [ids[position] for position in answer.documents.positions.tolist()] == [hit.doc_id for hit in result.hits]
+        assert answer.documents.scores.tolist() == pytest.approx([hit.score for hit in result.hits], abs=1e-5)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from pipeline.config import EncoderConfig
+from pipeline.errors import ConfigError
+from pipeline.evaluate.encodings import Encoding
+from pipeline.evaluate.systems import baseline_systems, configured_systems, our_systems, select_systems
+
+BASE = EncoderConfig()
+
+
+def test_table_names_every_system_once():
+    names = [system.name for system in baseline_systems(BASE, 512) + our_systems(BASE)]
+
+    assert len(names) == len(set(names)) == 10 + 3 * 4 * 4
+
+
+def test_baselines_are_those_of_a_rag_pipeline():
+    assert [system.name for system in baseline_systems(BASE, 512)] == [
+        *("bm25", "chunks-128", "chunks-256", "rrf-128", "rrf-256", "titled-128", "titled-256", "late-128", "document-256", "document-510"),
+    ]
+
+
+def test_baselines_without_titles_share_one_encoding_a_chunk_size():
+    plain = {system.encoding for system in baseline_systems(BASE, 512) if system.name.startswith(("bm25", "chunks", "rrf"))}
+
+    assert len(plain) == 2
+
+
+def test_baselines_do_not_depend_on_how_the_base_configuration_chunks():
+    other = EncoderConfig(pooling="lmk", attention="full", landmark_interval=32, landmarks="sentence")
+
+    assert baseline_systems(other, 512) == baseline_systems(BASE, 512)
+
+
+def test_baselines_a_small_model_has_no_room_for_are_left_out():
+    assert [system.name for system in baseline_systems(BASE, 96)] == ["bm25", "document-94"]
+
+
+def test_our_systems_of_one_encoder_and_context_share_one_encoding():
+    assert len({system.encoding for system in our_systems(BASE)}) == 12
+
+
+@pytest.mark.parametrize(("interval", "window"), [(32, 4), (64, 2), (128, 1), (256, 1)])
+def test_our_passages_are_windows_of_128_tokens(interval, window):
+    assert {system.window_chunks for system in our_systems(EncoderConfig(landmark_interval=interval))} == {window}
+
+
+def test_configured_systems_take_the_configuration_as_it_is():
+    systems = configured_systems(EncoderConfig(use_context=True))
+
+    assert {system.encoding for system in systems} == {Encoding(encoder=EncoderConfig(use_context=True), context="corpus")}
+    assert [system.name for system in systems] == ["cairn/document", "cairn/chunk", "cairn/fused", "cairn/fused+bm25"]
+
+
+def test_selection_keeps_the_order_of_the_table():
+    systems = baseline_systems(BASE, 512)
+
+    assert [system.name for system in select_systems(systems, ["late-*", "chunks-???"])] == ["chunks-128", "chunks-256", "late-128"]
+    assert select_systems(systems, []) == systems
+
+
+def test_pattern_that_matches_no_system_is_refused():
+    with pytest.raises(ConfigError, match="got 'chunk'"):
+        select_systems(baseline_systems(BASE, 512), ["chunk"])
