@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import click
 
-from cli.settings import given, json_option, resolve_ingest_config, root_option
+from cli.settings import TemperatureSteps, given, json_option, resolve_ingest_config, root_option
 from cli.terminal import ProgressBars, duration, table, thousands
 from pipeline.config import Landmarks, Pooling
 from pipeline.types import IngestReport
@@ -20,7 +20,8 @@ _STAGE_OF = {
     "cluster": ("num_clusters", "surrogate"),
     "context": ("context_documents",),
     "encoder": (
-        *("model", "pooling", "attention", "landmarks", "landmark_interval", "temperature", "dims", "layers"),
+        *("model", "pooling", "attention", "landmarks", "landmark_interval", "temperature", "query_temperature"),
+        *("temperature_by_length", "dims", "layers"),
         *("query_prefix", "document_prefix", "use_context", "precision"),
     ),
     "index": ("index_kind",),
@@ -43,6 +44,8 @@ _FIELD_OF = {"context_documents": "num_documents", "index_kind": "kind", "dims":
 @click.option("--landmarks", type=click.Choice(get_args(Landmarks)), help="Where chunks end: at words, or sentences.  [default: fixed]")
 @click.option("--landmark-interval", type=int, help="Tokens of a chunk between two landmarks, at most.  [default: 64]")
 @click.option("--temperature", type=float, help="Divide attention logits by this (TempScale).  [default: 1.0]")
+@click.option("--query-temperature", type=float, help="The same for queries alone.  [default: as documents]")
+@click.option("--temperature-by-length", type=TemperatureSteps(), help="The same for rows of so many tokens on: 128:0.95,512:0.9.")
 @click.option("--dims", type=int, help="Keep the first so many dimensions of every vector (Matryoshka).  [default: all]")
 @click.option("--layers", type=int, help="Run the first so many layers of the model (Matryoshka).  [default: all]")
 @click.option("--query-prefix", help="Text before every query, such as 'query: '; read, never pooled.  [default: none]")

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
+from typing_extensions import override
 
 from pipeline.config import ClusterConfig, ContextConfig, CorpusConfig, EncoderConfig, IndexConfig, IngestConfig
 from pipeline.errors import ConfigError
@@ -81,6 +82,23 @@ def root_option(function: _Function) -> _Function:
 def json_option(function: _Function) -> _Function:
     """Add ``--json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")(function)
+
+
+class TemperatureSteps(click.ParamType):
+    """``128:0.95,512:0.9`` or, in ``cairn.toml``, ``[[128, 0.95], [512, 0.9]]``: row lengths in tokens, each with a temperature."""
+
+    name = "tokens:temperature,…"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[tuple[int, float], ...]:
+        """Return the pairs; their order and limits are the configuration's business."""
+        steps = [step.split(":") for step in value.split(",")] if isinstance(value, str) else value
+        try:
+            return tuple((int(length), float(temperature)) for length, temperature in steps)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"temperature_by_length must be pairs of a number of tokens and a temperature, got {value!r}; write 128:0.95,512:0.9"
+            ) from None
 
 
 def given(ctx: click.Context) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, Final, Literal, get_args
 
 from pipeline.errors import ConfigError
@@ -97,7 +98,9 @@ class EncoderConfig:
 
     ``landmark_interval`` counts a chunk's own tokens; its landmark comes on top and counts within the window.
     With ``landmarks`` = sentence it is the most a chunk of whole sentences may hold; it is the k of ``mean_at_k``.
-    ``temperature`` divides every attention logit (TempScale); 1.0 leaves the model as it was trained.
+    ``temperature`` divides every attention logit (TempScale); 1.0 leaves the model as it was trained. ``temperature_by_length`` gives rows
+    of so many tokens and more another one, (128, 0.95), (512, 0.9), shorter rows keeping ``temperature``; ``query_temperature`` serves
+    queries of any length, None encodes them as documents.
     ``truncate_dim`` keeps the first dimensions of every vector, ``num_layers`` runs the first layers (Matryoshka); None takes all.
     ``query_prefix`` and ``document_prefix`` stand before every query and every row of a document, and are pooled from nowhere.
     """
@@ -109,6 +112,8 @@ class EncoderConfig:
     max_window_tokens: int = 512
     window_overlap_tokens: int = 128
     temperature: float = 1.0
+    query_temperature: float | None = None
+    temperature_by_length: tuple[tuple[int, float], ...] = ()
     use_context: bool = False
     landmarks: Landmarks = "fixed"
     truncate_dim: int | None = None
@@ -139,7 +144,20 @@ class EncoderConfig:
             f"window_overlap_tokens must lie between 0 and half the window of {self.max_window_tokens} tokens, "
             f"got {self.window_overlap_tokens}",
         )
-        _require(0.0 < self.temperature < float("inf"), f"temperature must be a positive number, got {self.temperature}")
+        _require(_is_temperature(self.temperature), f"temperature must be a positive number, got {self.temperature}")
+        _require(
+            self.query_temperature is None or _is_temperature(self.query_temperature),
+            f"query_temperature must be a positive number, got {self.query_temperature}; leave it out to take the documents'",
+        )
+        # Lists when read from JSON.
+        object.__setattr__(self, "temperature_by_length", tuple((length, step) for length, step in self.temperature_by_length))
+        lengths = [length for length, _ in self.temperature_by_length]
+        _require(
+            all(_is_temperature(step) for _, step in self.temperature_by_length)
+            and all(low < high for low, high in pairwise([0, *lengths])),
+            "temperature_by_length must be positive numbers of tokens in ascending order with a positive temperature each, "
+            f"got {', '.join(f'{length}:{step}' for length, step in self.temperature_by_length)}; write 128:0.95,512:0.9",
+        )
         _require(
             self.truncate_dim is None or self.truncate_dim > 0,
             f"dims (truncate_dim) must lie between 1 and the model's dimensions, got {self.truncate_dim}; leave it out to keep all",
@@ -149,6 +167,10 @@ class EncoderConfig:
             f"layers (num_layers) must lie between 1 and the model's layers, got {self.num_layers}; leave it out to run all",
         )
         _require(self.batch_tokens > 0, f"batch_tokens must be positive, got {self.batch_tokens}")
+
+
+def _is_temperature(value: float) -> bool:
+    return 0.0 < value < float("inf")
 
 
 def _other(attention: Attention) -> Attention:
@@ -187,5 +209,11 @@ class IngestConfig:
         _require(self.shard_characters > 0, f"shard_characters must be positive, got {self.shard_characters}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain JSON values."""
-        return asdict(self)
+        """Return the settings as plain JSON values, equal to what a manifest gives back."""
+        return {name: _as_json(value) for name, value in asdict(self).items()}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _as_json(item) for name, item in value.items()}
+    return [_as_json(item) for item in value] if isinstance(value, tuple) else value

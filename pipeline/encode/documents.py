@@ -25,6 +25,7 @@ from pipeline.encode.prefixes import Prefix, tokenize_after
 from pipeline.encode.sentences import rank_sentences
 from pipeline.errors import ConfigError, ModelError
 from pipeline.manifest import fingerprint
+from pipeline.model.attention_temperature import row_temperatures
 from pipeline.model.backbone import Backbone, load_backbone
 from pipeline.model.document_encoder import embed_chunks
 from pipeline.model.landmarks import Chunks, Rows, chunk_rows, chunk_spans, split_into_chunks, window_rows
@@ -76,13 +77,22 @@ class DocumentEncoder:
 
     def encode(self, texts: Sequence[str], on_tokens: Callable[[int], None] | None = None) -> EncodedDocuments:
         """Encode texts in the order given; ``on_tokens`` hears how many of their tokens each batch has finished, each token once."""
-        return self._encode(texts, self._document_prefix, on_tokens)
+        return self._encode(texts, self._document_prefix, self.config.temperature, self.config.temperature_by_length, on_tokens)
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
-        """Encode texts as documents are, after the queries' prefix; returns the documents' vectors."""
-        return self._encode(texts, self._query_prefix, None).document_vectors_NV
+        """Encode texts as documents are, but for the queries' prefix and temperature; returns the documents' vectors."""
+        own = self.config.query_temperature
+        temperature, by_length = (self.config.temperature, self.config.temperature_by_length) if own is None else (own, ())
+        return self._encode(texts, self._query_prefix, temperature, by_length, None).document_vectors_NV
 
-    def _encode(self, texts: Sequence[str], prefix: Prefix, on_tokens: Callable[[int], None] | None) -> EncodedDocuments:
+    def _encode(
+        self,
+        texts: Sequence[str],
+        prefix: Prefix,
+        temperature: float,
+        temperature_by_length: Sequence[tuple[int, float]],
+        on_tokens: Callable[[int], None] | None,
+    ) -> EncodedDocuments:
         tokens = tokenize_after(prefix, self.backbone.tokenizer, texts)
         if self.config.landmarks == "sentence":
             rank_sentences(tokens, texts)
@@ -94,11 +104,12 @@ class DocumentEncoder:
             if on_tokens is not None:
                 on_tokens(int(chunk_tokens[finished].sum()))
 
+        rows = self._rows(tokens.ids, chunks, prefix)
         embeddings_MD = embed_chunks(
             self.backbone,
-            self._rows(tokens.ids, chunks, prefix),
+            rows,
             batch_tokens=self.config.batch_tokens,
-            temperature=self.config.temperature,
+            temperature=row_temperatures(np.diff(rows.row_offsets), temperature, temperature_by_length),
             context_CD=self._context_CD,
             on_chunks=report,
         )
@@ -218,6 +229,14 @@ def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
                 f"{name} must leave a chunk of {config.landmark_interval} tokens room in its row, for which it may have {room}, "
                 f"got {len(prefix.ids)}; shorten it, or choose a smaller landmark_interval"
             )
+    longest_row = config.max_window_tokens
+    if config.attention == "chunk":
+        longest_row = config.landmark_interval + num_special + max(len(prefix.ids) for prefix in _prefixes(config, backbone))
+    if config.temperature_by_length and config.temperature_by_length[-1][0] > longest_row:
+        raise ConfigError(
+            f"temperature_by_length must name lengths that rows reach, at most {longest_row} tokens with attention {config.attention}, "
+            f"got {config.temperature_by_length[-1][0]}; leave the longer ones out"
+        )
     return require_dims(config.truncate_dim, backbone.embedding_dim)
 
 
@@ -227,7 +246,7 @@ def _prefixes(config: EncoderConfig, backbone: Backbone) -> tuple[Prefix, Prefix
 
 def _younger_settings(config: EncoderConfig) -> dict[str, Any]:
     """Return the settings that joined after the first collections were built, but for those at their default, which change no vector."""
-    younger = ("landmarks", "truncate_dim", "num_layers", "query_prefix", "document_prefix")
+    younger = ("landmarks", "truncate_dim", "num_layers", "query_prefix", "document_prefix", "query_temperature", "temperature_by_length")
     default = EncoderConfig()
     return {name: getattr(config, name) for name in younger if getattr(config, name) != getattr(default, name)}
 

@@ -1,7 +1,7 @@
 """M2: rows of token ids to one embedding a chunk, with the context of the corpus in front when there is one (CDE §4.2, eq. 5 and 6).
 
-Pure: it takes a layout and gives arrays, knowing no text, file or table. Rows are batched by length and every result is put back in its
-chunk's place. Embeddings are float32 and not normalised.
+Pure: it takes a layout and gives arrays, knowing no text, file or table. Rows of one attention temperature are batched by length, and every
+result is put back in its chunk's place. Embeddings are float32 and not normalised.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Float64, Int64
 
 from pipeline.model.backbone import Backbone
 from pipeline.model.batching import run_in_batches
@@ -23,19 +23,24 @@ def embed_chunks(
     rows: Rows,
     *,
     batch_tokens: int,
-    temperature: float = 1.0,
+    temperature: float | Float64[np.ndarray, " R"] = 1.0,
     context_CD: Float32[np.ndarray, "C D"] | None = None,
     on_chunks: Callable[[Int64[np.ndarray, " m"]], None] | None = None,
 ) -> Float32[np.ndarray, "M E"]:
-    """Embed every chunk of a layout, in the layout's order; ``on_chunks`` hears the indices of each batch's chunks when they are done."""
+    """Embed every chunk of a layout, in the layout's order; ``on_chunks`` hears the indices of each batch's chunks when they are done.
+
+    ``temperature`` divides attention logits (TempScale), in all rows alike or in each row by its own.
+    """
     embeddings_ME = np.empty((len(rows.pooled_row), backbone.embedding_dim), np.float32)
     lengths_R = np.diff(rows.row_offsets)
     chunks_by_row = np.argsort(rows.pooled_row, kind="stable")
     first_chunk_R1 = np.searchsorted(rows.pooled_row[chunks_by_row], np.arange(len(lengths_R) + 1))
 
+    temperature_R = np.broadcast_to(np.asarray(temperature, np.float64), lengths_R.shape)
+
     def run(batch_B: Int64[np.ndarray, " B"]) -> Int64[np.ndarray, " m"]:
         ids_BT, lengths_B = pad_rows(rows, batch_B, backbone.pad_id)
-        hidden_BTD = backbone.hidden_states(ids_BT, lengths_B, context_CD, temperature)
+        hidden_BTD = backbone.hidden_states(ids_BT, lengths_B, context_CD, float(temperature_R[batch_B[0]]))
         num_chunks_B = first_chunk_R1[batch_B + 1] - first_chunk_R1[batch_B]
         place = np.arange(int(num_chunks_B.sum())) - np.repeat(np.cumsum(num_chunks_B) - num_chunks_B, num_chunks_B)
         chunk_M = chunks_by_row[np.repeat(first_chunk_R1[batch_B], num_chunks_B) + place]
@@ -46,9 +51,13 @@ def embed_chunks(
         return chunk_M
 
     extra_tokens = 0 if context_CD is None else len(context_CD)
-    for finished in run_in_batches(lengths_R, batch_tokens, run, backbone.device, extra_tokens=extra_tokens):
-        if on_chunks is not None:
-            on_chunks(finished)
+    for one_temperature in np.unique(temperature_R):
+        rows_G = np.flatnonzero(temperature_R == one_temperature)
+        for finished in run_in_batches(
+            lengths_R[rows_G], batch_tokens, lambda batch_B, rows_G=rows_G: run(rows_G[batch_B]), backbone.device, extra_tokens=extra_tokens
+        ):
+            if on_chunks is not None:
+                on_chunks(finished)
     return embeddings_ME
 
 

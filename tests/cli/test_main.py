@@ -67,6 +67,7 @@ def test_ingest_then_search_and_status_answer_in_json(call: Any, corpus: str, in
 def test_ingest_with_every_encoder_option_is_searchable(call: Any, corpus: str, ingest_options: list[str], tmp_path: Path) -> None:
     options = [
         *("--dims", "16", "--layers", "1", "--landmarks", "sentence", "--pooling", "mean_at_k", "--temperature", "0.9"),
+        *("--query-temperature", "0.8", "--temperature-by-length", "8:0.95,16:0.9"),
         *("--query-prefix", "walk: ", "--document-prefix", "mat: "),
     ]
     assert call("ingest", corpus, *ingest_options, *options, "--quiet")[0] == 0
@@ -76,6 +77,9 @@ def test_ingest_with_every_encoder_option_is_searchable(call: Any, corpus: str, 
     chosen = ("truncate_dim", "num_layers", "landmarks", "pooling", "query_prefix", "document_prefix")
     assert manifest["vector_dim"] == 16
     assert [manifest["settings"]["encoder"][name] for name in chosen] == [16, 1, "sentence", "mean_at_k", "walk: ", "mat: "]
+    assert manifest["settings"]["encoder"]["temperature_by_length"] == [[8, 0.95], [16, 0.9]]
+    code, out, _ = call("ingest", corpus, *ingest_options, *options, "--json", "--quiet")
+    assert (code, json.loads(out)["unchanged"]) == (0, 3)
 
 
 def test_search_for_people_shows_titles_and_passages(call: Any, corpus: str, ingest_options: list[str]) -> None:
@@ -140,6 +144,9 @@ def test_dry_run_prints_counts_tokens_and_time_and_writes_nothing(
         (("ingest", "corpus.parquet", "--collection", "../up"), "name must match"),
         (("ingest", "corpus.parquet", "--collection", "c", "--model", "no-such-model"), "no-such-model"),
         (("ingest", "corpus.parquet", "--collection", "c", "--temperature", "0"), "temperature"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--query-temperature", "-1"), "query_temperature must be a positive"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--temperature-by-length", "64"), "pairs of a number of tokens and a"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--temperature-by-length", "64:.9,32:.8"), "ascending order"),
         (("ingest", "corpus.parquet", "--collection", "c", "--layers", "0"), "between 1 and the model's layers, got 0"),
         (("ingest", "corpus.parquet", "--collection", "c", "--pooling", "multi_cls"), "must go with attention full, got chunk"),
         (("ingest", "corpus.parquet", "--collection", "c", "--root", "s3://bucket/x"), "local folder"),
@@ -243,6 +250,13 @@ def test_settings_come_from_flag_then_environment_then_file(
     assert (tmp_path / "from-environment" / "c" / "CURRENT").exists()
     call("ingest", corpus, *ingest_options, "--quiet", "--root", "from-flag")
     assert (tmp_path / "from-flag" / "c" / "CURRENT").exists()
+
+
+def test_temperature_by_length_in_the_file_is_a_list_of_pairs(call: Any, corpus: str, ingest_options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "cairn.toml").write_text("[ingest]\ntemperature-by-length = [[8, 0.95], [16, 0.9]]\n")
+    assert call("ingest", corpus, *ingest_options, "--quiet")[0] == 0
+    manifest = json.loads((tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text())
+    assert manifest["settings"]["encoder"]["temperature_by_length"] == [[8, 0.95], [16, 0.9]]
 
 
 def test_misspelt_setting_in_the_file_is_refused(call: Any, corpus: str, tmp_path: Path) -> None:

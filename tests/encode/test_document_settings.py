@@ -25,6 +25,9 @@ from pipeline.manifest import fingerprint
         {"num_layers": 1},
         {"query_prefix": "query: "},
         {"document_prefix": "passage: "},
+        {"temperature": 0.9},
+        {"query_temperature": 0.9},
+        {"temperature_by_length": ((8, 0.9),)},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -39,11 +42,6 @@ def test_fingerprint_of_settings_older_than_the_younger_ones_stays_as_it_was(con
         kind="encoder", format=1, weights=backbone.weights_fingerprint, context=None, **{name: getattr(config, name) for name in older}
     )
     assert DocumentEncoder(config, None, backbone).fingerprint == expected
-
-
-def test_fingerprint_temperature_changes_it(config, backbone):
-    other = DocumentEncoder(dataclasses.replace(config, temperature=0.9))
-    assert other.fingerprint != DocumentEncoder(config, None, backbone).fingerprint
 
 
 def test_fingerprint_precision_and_batch_size_leave_it_alone(config, backbone):
@@ -70,6 +68,8 @@ def test_fingerprint_context_changes_it_only_when_used(config, backbone, make_co
             {"document_prefix": "a " * 27},
             "document_prefix must leave a chunk of 12 tokens room .* may have 26, got 27",
         ),
+        ({"temperature_by_length": ((8, 0.9), (15, 0.8))}, "lengths that rows reach, at most 14 tokens with attention chunk, got 15"),
+        ({"temperature_by_length": ((41, 0.8),), "attention": "full"}, "at most 40 tokens with attention full, got 41"),
         ({"query_prefix": "a " * 27}, "query_prefix must leave a chunk of 12 tokens room"),
     ],
 )

@@ -38,7 +38,9 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
     tail = [landmark] if config.pooling == "mean_at_k" else []
 
     def hidden(row):
-        return backbone.hidden_states(np.array([row]), np.array([len(row)]), context)[0].numpy()
+        reached = [step for length, step in config.temperature_by_length if len(row) >= length]
+        temperature = [config.temperature, *reached][-1]
+        return backbone.hidden_states(np.array([row]), np.array([len(row)]), context, temperature)[0].numpy()
 
     def pooled_row(state, piece):
         """The rule of each pooling for a row that is one chunk."""
@@ -137,6 +139,34 @@ def test_encode_without_a_cls_token_has_room_for_one_more(config, headless, back
     assert DocumentEncoder(longest, None, headless).encode([text]).chunk_offsets.tolist() == [0, 1]
     with pytest.raises(ConfigError, match="choose at most 94"):
         DocumentEncoder(longest, None, backbone)
+
+
+@pytest.mark.parametrize("use_context", [False, True], ids=["alone", "context"])
+@pytest.mark.parametrize("steps", [(), ((8, 0.7), (13, 0.4))], ids=["one", "by length"])
+@pytest.mark.parametrize(("attention", "pooling"), [("chunk", "mean"), ("full", "lmk")])
+def test_encode_temperatures_equal_naive_loop_with_one_for_each_row(config, backbone, make_context, attention, pooling, steps, use_context):
+    context = make_context() if use_context else None
+    config = dataclasses.replace(
+        config, attention=attention, pooling=pooling, temperature=0.9, temperature_by_length=steps, use_context=use_context
+    )
+    encoded = DocumentEncoder(config, context, backbone).encode(TEXTS)
+    plain = DocumentEncoder(dataclasses.replace(config, temperature_by_length=()), context, backbone).encode(TEXTS)
+    assert bool(steps) != np.allclose(encoded.chunk_vectors_MV, plain.chunk_vectors_MV, atol=1e-3)
+    for index, text in enumerate(TEXTS):
+        own = encoded.chunk_vectors_MV[slice(*encoded.chunk_offsets[index : index + 2])]
+        naive = _naive_chunk_vectors(backbone, config, text, None if context is None else context.embeddings_CD)
+        np.testing.assert_allclose(own, naive, atol=1e-5)
+
+
+def test_encode_queries_with_a_temperature_of_their_own_use_it_at_any_length(config, backbone):
+    config = dataclasses.replace(config, temperature=0.9, temperature_by_length=((8, 0.7),))
+    encoder = DocumentEncoder(dataclasses.replace(config, query_temperature=0.5), None, backbone)
+    sharp = DocumentEncoder(dataclasses.replace(config, temperature=0.5, temperature_by_length=()), None, backbone).encode(TEXTS)
+    np.testing.assert_allclose(encoder.encode_queries(TEXTS), sharp.document_vectors_NV, atol=1e-6)
+    as_documents = DocumentEncoder(config, None, backbone)
+    np.testing.assert_allclose(encoder.encode(TEXTS).document_vectors_NV, as_documents.encode(TEXTS).document_vectors_NV, atol=1e-6)
+    np.testing.assert_allclose(as_documents.encode_queries(TEXTS), as_documents.encode(TEXTS).document_vectors_NV, atol=1e-6)
+    assert not np.allclose(encoder.encode_queries(TEXTS), as_documents.encode_queries(TEXTS), atol=1e-3)
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 64, 10_000])
