@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # Before torch, FAISS or tokenizers are imported: they read these once.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -129,3 +132,125 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_roberta_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a random RoBERTa, whose positions start after the padding id."""
     return make_tiny_model(tmp_path_factory.mktemp("tiny-roberta"), model_type="roberta", seed=1)
+
+
+CDE_CONTEXT = 6
+"""J of the tiny CDE models; with 8 soft prompts and texts of up to 40 tokens before it, fewer than their backbones' positions."""
+
+
+@pytest.fixture(scope="session")
+def make_cde(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a writer of random CDE checkpoints in the published layout: ``make(version, **settings)``, settings as in config.json.
+
+    v1 has its backbone's configuration in its folder, v2 beside it.
+    """
+
+    def make(version: int, seed: int = 0, **settings: Any) -> Path:
+        import torch
+        from safetensors.torch import save_file
+
+        vocab_size = json.loads((tiny_model_folder / "config.json").read_text())["vocab_size"]
+        generator = torch.Generator().manual_seed(100 * version + seed)
+
+        def matrix(name: str, rows: int, columns: int, *, bias: bool = False, scale: float = 0.2) -> dict[str, torch.Tensor]:
+            found = {f"{name}.weight": torch.randn(rows, columns, generator=generator) * scale}
+            return found | ({f"{name}.bias": torch.randn(rows, generator=generator) * 0.1} if bias else {})
+
+        def norm(name: str, *, bias: bool) -> dict[str, torch.Tensor]:
+            found = {f"{name}.weight": 1 + torch.randn(TINY_DIM, generator=generator) * 0.1}
+            return found | ({f"{name}.bias": torch.randn(TINY_DIM, generator=generator) * 0.1} if bias else {})
+
+        def backbone(prefix: str, num_layers: int) -> dict[str, torch.Tensor]:
+            tensors = {}
+            if version == 1:
+                tensors |= matrix(f"{prefix}.embeddings.word_embeddings", vocab_size, TINY_DIM, scale=1.0)
+                tensors |= matrix(f"{prefix}.embeddings.token_type_embeddings", 2, TINY_DIM) | norm(f"{prefix}.emb_ln", bias=True)
+                for layer in (f"{prefix}.encoder.layers.{index}" for index in range(num_layers)):
+                    tensors |= matrix(f"{layer}.attn.Wqkv", 3 * TINY_DIM, TINY_DIM) | matrix(f"{layer}.attn.out_proj", TINY_DIM, TINY_DIM)
+                    tensors |= matrix(f"{layer}.mlp.fc11", TINY_INNER, TINY_DIM) | matrix(f"{layer}.mlp.fc12", TINY_INNER, TINY_DIM)
+                    tensors |= matrix(f"{layer}.mlp.fc2", TINY_DIM, TINY_INNER)
+                    tensors |= norm(f"{layer}.norm1", bias=True) | norm(f"{layer}.norm2", bias=True)
+                return tensors
+            tensors |= matrix(f"{prefix}.embeddings.tok_embeddings", vocab_size, TINY_DIM, scale=1.0)
+            tensors |= norm(f"{prefix}.embeddings.norm", bias=False) | norm(f"{prefix}.final_norm", bias=False)
+            for index in range(num_layers):
+                layer = f"{prefix}.layers.{index}"
+                tensors |= norm(f"{layer}.attn_norm", bias=False) if index else {}
+                tensors |= matrix(f"{layer}.attn.Wqkv", 3 * TINY_DIM, TINY_DIM) | matrix(f"{layer}.attn.Wo", TINY_DIM, TINY_DIM)
+                tensors |= norm(f"{layer}.mlp_norm", bias=False)
+                tensors |= matrix(f"{layer}.mlp.Wi", 2 * TINY_INNER, TINY_DIM) | matrix(f"{layer}.mlp.Wo", TINY_DIM, TINY_INNER)
+            return tensors
+
+        config = {
+            "architecture": "transductive",
+            "architectures": ["DatasetTransformer" if version == 1 else "ContextualDocumentEmbeddingTransformer"],
+            "autoregressive_backbone": False,
+            "dataset_backbone": None,
+            "disable_dropout": True,
+            "disable_transductive_rotary_embedding": True,
+            "embedder": "nomic-ai/nomic-bert-2048" if version == 1 else "answerdotai/ModernBERT-base",
+            "embedding_output_dim": None,
+            "limit_layers": None,
+            "limit_layers_first_stage": None,
+            "logit_scale": 50.0,
+            "max_seq_length": 40,
+            "torch_dtype": "float32",
+            "transductive_corpus_size": CDE_CONTEXT,
+            "transductive_sequence_dropout_prob": 0.0,
+            "transductive_tie_token_embeddings": False,
+            "transductive_tokens_per_document": 1,
+        }
+        if version == 2:
+            config |= {"pool_ignore_contextual_tokens": True, "pool_ignore_instruction_tokens": True, "pooling_strategy": "mean"}
+        config |= settings
+        num_layers = 2 if version == 1 else 4
+        output_dim = config["embedding_output_dim"] or TINY_DIM
+        first, second = "first_stage_model", "second_stage_model"
+        tensors = backbone(f"{first}.embedder", config["limit_layers_first_stage"] or num_layers)
+        tensors |= backbone(f"{second}.backbone", config["limit_layers"] or num_layers)
+        tensors |= matrix(f"{first}.mlp.0", TINY_DIM, TINY_DIM, bias=True) | matrix(f"{first}.mlp.2", TINY_DIM, TINY_DIM, bias=True)
+        tensors |= matrix(f"{second}.prompt_projection.0", TINY_DIM, TINY_DIM, bias=True)
+        tensors |= matrix(f"{second}.prompt_projection.2", 8 * TINY_DIM, TINY_DIM, bias=True)
+        tensors |= matrix(f"{second}.output_projection.0", TINY_DIM, TINY_DIM, bias=True)
+        tensors |= matrix(f"{second}.output_projection.2", output_dim, TINY_DIM, bias=True)
+        if config["transductive_sequence_dropout_prob"]:
+            tensors[f"{second}.sequence_dropout_null_embedding"] = torch.randn(TINY_DIM, generator=generator)
+
+        folder = tmp_path_factory.mktemp("cde") / "model"
+        folder.mkdir()
+        shutil.copy(tiny_model_folder / "tokenizer.json", folder)
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file(tensors, folder / "model.safetensors")
+        sizes = {
+            1: {
+                "model_type": "nomic_bert",
+                "n_embd": TINY_DIM,
+                "n_head": 4,
+                "n_inner": TINY_INNER,
+                "n_layer": num_layers,
+                "n_positions": TINY_POSITIONS,
+                "rotary_emb_base": 1000,
+                "vocab_size": vocab_size,
+            },
+            2: {
+                "model_type": "modernbert",
+                "hidden_size": TINY_DIM,
+                "num_attention_heads": 4,
+                "intermediate_size": TINY_INNER,
+                "num_hidden_layers": num_layers,
+                "max_position_embeddings": TINY_POSITIONS,
+                "global_attn_every_n_layers": 3,
+                "global_rope_theta": 160000.0,
+                "local_rope_theta": 10000.0,
+                "local_attention": 8,
+                "vocab_size": vocab_size,
+            },
+        }[version]
+        if version == 1:
+            (folder / "nomic-bert-2048.json").write_text(json.dumps(sizes))
+        else:
+            (folder.parent / "ModernBERT-base").mkdir()
+            (folder.parent / "ModernBERT-base" / "config.json").write_text(json.dumps(sizes))
+        return folder
+
+    return make

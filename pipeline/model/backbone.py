@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 from pipeline.config import EncoderConfig
 from pipeline.errors import ModelError
 from pipeline.model import bert, modernbert, nomic_bert
+from pipeline.model.cde import read_cde
+from pipeline.model.cde_checkpoint import is_cde
 from pipeline.model.checkpoint import read_checkpoint
 from pipeline.model.embedded_weights import MODEL_NAMES, require_official_weights
 from pipeline.model.matryoshka import first_layers
@@ -121,10 +123,14 @@ _FAMILIES: Final[Mapping[str, Callable[..., Backbone]]] = {
 def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> Backbone:
     """Load the model a configuration names, its first layers where told so, in its precision."""
     device = device or default_device()
-    checkpoint = first_layers(read_checkpoint(model_folder(config.model)), config.num_layers)
+    dtype = resolve_precision(config.precision, device)
+    checkpoint = read_checkpoint(model_folder(config.model))
     if config.model in MODEL_NAMES:
         require_official_weights(checkpoint.weights_sha256)
+    if is_cde(checkpoint.config):
+        return read_cde(checkpoint, dtype=dtype, device=device, num_layers=config.num_layers)
+    checkpoint = first_layers(checkpoint, config.num_layers)
     model_type = checkpoint.config.get("model_type")
     if model_type not in _FAMILIES:
         raise ModelError(f"model_type must be one of {', '.join(_FAMILIES)}, got {model_type!r}; choose a model of these families")
-    return _FAMILIES[model_type](checkpoint, dtype=resolve_precision(config.precision, device), device=device)
+    return _FAMILIES[model_type](checkpoint, dtype=dtype, device=device)

@@ -49,12 +49,13 @@ class Packed:
         place_N = kept_N % batch.width
         self._kept_N = kept_N.to(device)
         self._text_M = (place_N >= batch.num_lead).nonzero()[:, 0].to(device)
-        self._placed_M = (place_N >= batch.num_unplaced).nonzero()[:, 0].to(device)
+        is_placed_N = place_N >= batch.num_unplaced
+        self._placed_M = is_placed_N.nonzero()[:, 0].to(device)
         self._all, self._texts, self._placed = (
             _Rows(lengths_B + extra, device) for extra in (batch.num_lead, 0, batch.num_lead - batch.num_unplaced)
         )
         # The angle of position 0 is 0, which is no rotation: what vectors without a position get.
-        position_N = (place_N - batch.num_unplaced).clamp(min=0).to(device)
+        position_N = torch.where(is_placed_N, place_N - batch.num_unplaced + batch.first_position, 0).to(device)
         self._angles = {kind: table.at(position_N) for kind, table in (rotary or {}).items()}
 
     def pack(self, x_BSD: Float[torch.Tensor, "B S D"]) -> Float[torch.Tensor, "N D"]:
@@ -103,7 +104,7 @@ class Packed:
     def without_lead(self) -> Pattern:
         """See :class:`pipeline.model.pattern.Pattern`."""
         return Packed(
-            Batch(lengths_B=self._batch.lengths_B, num_tokens=self._batch.num_tokens),
+            self._batch.without_lead(),
             self._shape,
             self._rotary,
             temperature=self._temperature,

@@ -33,12 +33,16 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """B rows: the lengths of their texts, the width T of the longest, and what stands before every text."""
+    """B rows: the lengths of their texts, the width T of the longest, and what stands before every text.
+
+    ``first_position`` is that of the first vector with a position.
+    """
 
     lengths_B: Int64[np.ndarray, " B"]
     num_tokens: int
     num_lead: int = 0
     num_unplaced: int = 0
+    first_position: int = 0
 
     @property
     def width(self) -> int:
@@ -49,6 +53,10 @@ class Batch:
     def num_placed(self) -> int:
         """Return how many vectors of the lead have a position."""
         return self.num_lead - self.num_unplaced
+
+    def without_lead(self) -> Batch:
+        """Return the texts alone, at the positions they have behind their lead."""
+        return Batch(lengths_B=self.lengths_B, num_tokens=self.num_tokens, first_position=self.first_position + self.num_placed)
 
 
 @runtime_checkable

@@ -36,7 +36,9 @@ class Rectangle:
         self._workspace = workspace
         self._device = device
         width_placed = batch.width - batch.num_unplaced
-        self._angles = {kind: table.angles(batch.num_unplaced, width_placed) for kind, table in (rotary or {}).items()}
+        self._angles = {
+            kind: table.angles(batch.num_unplaced, width_placed, batch.first_position) for kind, table in (rotary or {}).items()
+        }
         self._bias = self._global_bias()
         self._window: LocalWindow | None = None
         if shape.local_radius is not None:
@@ -56,6 +58,10 @@ class Rectangle:
     def unpack(self, x_MD: Float[torch.Tensor, "M D"]) -> Float[torch.Tensor, "B T D"]:
         """See :class:`Pattern`."""
         return x_MD.view(len(self._batch.lengths_B), self._batch.num_tokens, -1)
+
+    def rows(self, x_ND: Float[torch.Tensor, "N D"]) -> Float[torch.Tensor, "B S D"]:
+        """Return the vectors of lead and text in rows."""
+        return x_ND.view(len(self._batch.lengths_B), self._batch.width, -1)
 
     def margins(self, *, is_local: bool) -> tuple[int, int]:
         """See :class:`Pattern`."""
@@ -88,9 +94,8 @@ class Rectangle:
 
     def without_lead(self) -> Pattern:
         """See :class:`Pattern`; only a lead without positions can be dropped before the last layer, so the text's own stay."""
-        batch = Batch(lengths_B=self._batch.lengths_B, num_tokens=self._batch.num_tokens)
         return Rectangle(
-            batch,
+            self._batch.without_lead(),
             self._shape,
             self._rotary,
             temperature=self._temperature,

@@ -1,8 +1,8 @@
 """Rotary positions (RoPE): queries and keys turned by an angle that grows with the position.
 
-Halves are paired, dimension i with i + d/2, as all published encoders here have it. Text positions start at 0. Context vectors in front of
-the text have no position: their queries and keys are not turned, so their order does not matter (CDE §10.4). Tables are in float32 and
-made once, for the positions the model has.
+Halves are paired, dimension i with i + d/2, as all published encoders here have it. Text positions start at 0 unless told otherwise.
+Context vectors in front of the text have no position: their queries and keys are not turned, so their order does not matter (CDE §10.4).
+Tables are in float32 and made once, for the positions the model has.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ class RotaryTable:
         self._cos_PE = angles_PE.cos().to(device)
         self._sin_PE = angles_PE.sin().to(device)
 
-    def angles(self, num_context: int, num_tokens: int) -> tuple[Float32[torch.Tensor, "S E"], Float32[torch.Tensor, "S E"]]:
-        """Return cosines and sines of a row: angle 0 for the context, positions from 0 for the text."""
-        cos_TE, sin_TE = self._cos_PE[:num_tokens], self._sin_PE[:num_tokens]
+    def angles(
+        self, num_context: int, num_tokens: int, first_position: int = 0
+    ) -> tuple[Float32[torch.Tensor, "S E"], Float32[torch.Tensor, "S E"]]:
+        """Return cosines and sines of a row: angle 0 for the context, positions from ``first_position`` on for the text."""
+        text = slice(first_position, first_position + num_tokens)
+        cos_TE, sin_TE = self._cos_PE[text], self._sin_PE[text]
         if num_context == 0:
             return cos_TE, sin_TE
         unturned = (num_context, cos_TE.shape[1])

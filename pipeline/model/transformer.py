@@ -16,8 +16,9 @@ text only the text goes on. No dropout, no gradients, no token types but 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +35,8 @@ from pipeline.model.rectangle import Rectangle
 from pipeline.model.rotary import RotaryTable
 from pipeline.model.weights import Linear, Norm
 from pipeline.model.workspace import Workspace
+
+_Layout = TypeVar("_Layout")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,20 +160,41 @@ class Transformer:
         *,
         num_lead: int,
         num_unplaced: int,
+        first_position: int = 0,
         temperature: float = 1.0,
     ) -> Float[torch.Tensor, "B T D"]:
         """Run the layers over input embeddings and return the states of the text.
 
         ``num_lead`` vectors stand before every row's text; the first ``num_unplaced`` of them have no position, so their order does not
-        matter and local layers do not show them to the text; positions of the others and the text count from 0.
+        matter and local layers do not show them to the text; positions of the others and the text count from ``first_position``.
         """
-        if num_unplaced and self._last_global < 0:
+        num_tokens = x_BSD.shape[1] - num_lead
+        batch = Batch(
+            lengths_B=lengths_B, num_tokens=num_tokens, num_lead=num_lead, num_unplaced=num_unplaced, first_position=first_position
+        )
+        pattern: Pattern = self._lay_out(batch, temperature, self.pattern_type)
+        # A lead with positions is in the windows of local layers too.
+        last_read = self._last_global if num_unplaced == num_lead else len(self._layers) - 1
+        x_ND = pattern.pack(self.norm_embeddings(x_BSD).to(self.dtype))
+        x_ND = self.run_layers(x_ND, pattern, drop_lead_at=last_read if num_lead else None)
+        return pattern.unpack(x_ND if self._final_norm is None else self._final_norm(x_ND))
+
+    @torch.inference_mode()
+    def encode_with_lead(
+        self, x_BSD: Float32[torch.Tensor, "B S D"], batch: Batch, temperature: float = 1.0
+    ) -> Float[torch.Tensor, "B S D"]:
+        """Run the layers as ``encode_embedded`` does, and return the states of lead and text."""
+        rectangle = self._lay_out(batch, temperature, Rectangle)
+        x_ND = self.run_layers(rectangle.pack(self.norm_embeddings(x_BSD).to(self.dtype)), rectangle, drop_lead_at=None)
+        return rectangle.rows(x_ND if self._final_norm is None else self._final_norm(x_ND))
+
+    def _lay_out(self, batch: Batch, temperature: float, pattern_type: Callable[..., _Layout]) -> _Layout:
+        if batch.num_unplaced and self._last_global < 0:
             raise ModelError("a model that reads context must have a global layer, got local ones only; go on without context")
-        num_placed = x_BSD.shape[1] - num_unplaced
-        if num_placed > self.max_positions:
-            raise ModelError(f"a row must have at most {self.max_positions} positions, got {num_placed}; choose a smaller window")
-        batch = Batch(lengths_B=lengths_B, num_tokens=x_BSD.shape[1] - num_lead, num_lead=num_lead, num_unplaced=num_unplaced)
-        pattern: Pattern = self.pattern_type(
+        num_positions = batch.first_position + batch.width - batch.num_unplaced
+        if num_positions > self.max_positions:
+            raise ModelError(f"a row must have at most {self.max_positions} positions, got {num_positions}; choose a smaller window")
+        return pattern_type(
             batch,
             self._shape,
             self._rotary,
@@ -179,11 +203,6 @@ class Transformer:
             workspace=self._workspace,
             device=self.device,
         )
-        # A lead with positions is in the windows of local layers too.
-        last_read = self._last_global if num_unplaced == num_lead else len(self._layers) - 1
-        x_ND = pattern.pack(self.norm_embeddings(x_BSD).to(self.dtype))
-        x_ND = self.run_layers(x_ND, pattern, drop_lead_at=last_read if num_lead else None)
-        return pattern.unpack(x_ND if self._final_norm is None else self._final_norm(x_ND))
 
     def run_layers(self, x_ND: Float[torch.Tensor, "N D"], pattern: Pattern, *, drop_lead_at: int | None) -> Float[torch.Tensor, "M D"]:
         """Pass tokens through all layers, without the final norm; ``x`` may be overwritten."""

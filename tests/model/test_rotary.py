@@ -49,3 +49,10 @@ def test_rotate_fraction_leaves_the_other_dimensions():
 def test_rotate_bf16_is_the_rounded_float32():
     vectors = _vectors().bfloat16()
     assert torch.equal(_rotated(_table(), vectors), _rotated(_table(), vectors.float()).bfloat16())
+
+
+def test_rotate_from_a_first_position_on_turns_by_it():
+    vectors, turned, table = _vectors(), _vectors(), _table()
+    table.rotate_(turned, table.angles(2, 5, 9), Workspace(CPU))
+    assert torch.equal(turned[:, :2], vectors[:, :2])
+    assert float((turned[:, 2:] - _naive(vectors[:, 2:], range(9, 14))).abs().max()) <= 1e-6
