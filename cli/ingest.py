@@ -21,7 +21,7 @@ _STAGE_OF = {
     "context": ("context_documents",),
     "encoder": (
         *("model", "pooling", "attention", "landmarks", "landmark_interval", "temperature", "query_temperature"),
-        *("temperature_by_length", "dims", "layers"),
+        *("temperature_by_length", "dims", "layers", "causal"),
         *("query_prefix", "document_prefix", "use_context", "precision"),
     ),
     "index": ("index_kind",),
@@ -48,6 +48,7 @@ _FIELD_OF = {"context_documents": "num_documents", "index_kind": "kind", "dims":
 @click.option("--temperature-by-length", type=TemperatureSteps(), help="The same for rows of so many tokens on: 128:0.95,512:0.9.")
 @click.option("--dims", type=int, help="Keep the first so many dimensions of every vector (Matryoshka).  [default: all]")
 @click.option("--layers", type=int, help="Run the first so many layers of the model (Matryoshka).  [default: all]")
+@click.option("--causal/--bidirectional", default=None, help="What tokens of a decoder see: the past, or all.  [default: bidirectional]")
 @click.option("--query-prefix", help="Text before every query, such as 'query: '; read, never pooled.  [default: none]")
 @click.option("--document-prefix", help="Text before every row of a document; read, never pooled.  [default: none]")
 @click.option("--use-context/--no-context", default=None, help="Let the encoder read the stored context.  [default: no-context]")

@@ -102,6 +102,7 @@ class EncoderConfig:
     of so many tokens and more another one, (128, 0.95), (512, 0.9), shorter rows keeping ``temperature``; ``query_temperature`` serves
     queries of any length, None encodes them as documents.
     ``truncate_dim`` keeps the first dimensions of every vector, ``num_layers`` runs the first layers (Matryoshka); None takes all.
+    ``causal`` keeps a decoder's causal mask, for those trained with it; False lets every token see the whole row (NV-Embed §3.1).
     ``query_prefix`` and ``document_prefix`` stand before every query and every row of a document, and are pooled from nowhere.
     """
 
@@ -118,6 +119,7 @@ class EncoderConfig:
     landmarks: Landmarks = "fixed"
     truncate_dim: int | None = None
     num_layers: int | None = None
+    causal: bool = False
     query_prefix: str = ""
     document_prefix: str = ""
     precision: Precision = "auto"

@@ -246,7 +246,10 @@ def _prefixes(config: EncoderConfig, backbone: Backbone) -> tuple[Prefix, Prefix
 
 def _younger_settings(config: EncoderConfig) -> dict[str, Any]:
     """Return the settings that joined after the first collections were built, but for those at their default, which change no vector."""
-    younger = ("landmarks", "truncate_dim", "num_layers", "query_prefix", "document_prefix", "query_temperature", "temperature_by_length")
+    younger = (
+        *("landmarks", "truncate_dim", "num_layers", "causal", "query_prefix", "document_prefix"),
+        *("query_temperature", "temperature_by_length"),
+    )
     default = EncoderConfig()
     return {name: getattr(config, name) for name in younger if getattr(config, name) != getattr(default, name)}
 

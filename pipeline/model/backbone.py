@@ -15,8 +15,8 @@ from jaxtyping import Float, Float32, Int64
 from tokenizers import Tokenizer
 
 from pipeline.config import EncoderConfig
-from pipeline.errors import ModelError
-from pipeline.model import bert, modernbert, nomic_bert
+from pipeline.errors import ConfigError, ModelError
+from pipeline.model import bert, decoder, gte, modernbert, nomic_bert
 from pipeline.model.cde import read_cde
 from pipeline.model.cde_checkpoint import is_cde
 from pipeline.model.checkpoint import read_checkpoint
@@ -117,20 +117,28 @@ _FAMILIES: Final[Mapping[str, Callable[..., Backbone]]] = {
     **dict.fromkeys(bert.FAMILIES, bert.read_bert),
     **dict.fromkeys(modernbert.FAMILIES, modernbert.read_modernbert),
     **dict.fromkeys(nomic_bert.FAMILIES, nomic_bert.read_nomic_bert),
+    **dict.fromkeys(gte.FAMILIES, gte.read_gte),
+    **dict.fromkeys(decoder.FAMILIES, decoder.read_decoder),
 }
 
 
 def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> Backbone:
-    """Load the model a configuration names, its first layers where told so, in its precision."""
+    """Load the model a configuration names, its first layers or with its causal mask where told so, in its precision."""
     device = device or default_device()
     dtype = resolve_precision(config.precision, device)
     checkpoint = read_checkpoint(model_folder(config.model))
     if config.model in MODEL_NAMES:
         require_official_weights(checkpoint.weights_sha256)
+    model_type = checkpoint.config.get("model_type")
+    if config.causal and model_type not in decoder.CAUSAL_FAMILIES:
+        raise ConfigError(
+            f"causal must go with a decoder ({', '.join(decoder.CAUSAL_FAMILIES)}), got a model of type {model_type}; "
+            "leave it out: encoders see the whole text"
+        )
     if is_cde(checkpoint.config):
         return read_cde(checkpoint, dtype=dtype, device=device, num_layers=config.num_layers)
     checkpoint = first_layers(checkpoint, config.num_layers)
-    model_type = checkpoint.config.get("model_type")
     if model_type not in _FAMILIES:
         raise ModelError(f"model_type must be one of {', '.join(_FAMILIES)}, got {model_type!r}; choose a model of these families")
-    return _FAMILIES[model_type](checkpoint, dtype=dtype, device=device)
+    settings = {"is_causal": True} if config.causal else {}
+    return _FAMILIES[model_type](checkpoint, dtype=dtype, device=device, **settings)

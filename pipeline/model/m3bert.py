@@ -1,11 +1,11 @@
-"""m³BERT's architecture as a differentiable model, to be pretrained.
+"""m³BERT's architecture as a differentiable model, to be pretrained and then loaded as a backbone.
 
     ids ─▶ embed_tokens ─▶ layer 1 ─▶ … ─▶ layer l ─▶ … ─▶ layer N        layer: x + attention(norm x), then x + SwiGLU(norm x)
                                              │
                                            norm ─▶ h^l ─▶ h^l[:d] W[:d] + b        one MLM head for every layer l and width d
 
 BERT with what language models have taught since: RMSNorm before each part, SwiGLU, no biases, no dropout, fused attention. The weights are
-named as decoder LLMs name theirs.
+named as decoder LLMs name theirs, so :mod:`pipeline.model.decoder` reads the saved folder and the engine runs it.
 
 Source: m³BERT §2.1 (the layers L, the dimensions D, the shared head, L_total) and §2.2. The paper leaves open, and here is: positions by
 rotation; one final norm shared by all exits, so that the first l layers are a model of their own; W not tied to the input table; a

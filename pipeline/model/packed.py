@@ -51,6 +51,7 @@ class Packed:
         self._text_M = (place_N >= batch.num_lead).nonzero()[:, 0].to(device)
         is_placed_N = place_N >= batch.num_unplaced
         self._placed_M = is_placed_N.nonzero()[:, 0].to(device)
+        self._unplaced_U = (~is_placed_N).nonzero()[:, 0].to(device)
         self._all, self._texts, self._placed = (
             _Rows(lengths_B + extra, device) for extra in (batch.num_lead, 0, batch.num_lead - batch.num_unplaced)
         )
@@ -83,6 +84,8 @@ class Packed:
         """See :class:`pipeline.model.pattern.Pattern`."""
         shape = self._shape
         query, key, value = padded_NPd.split([shape.num_heads, shape.num_key_value_heads, shape.num_key_value_heads], dim=1)
+        if shape.is_causal and self._batch.num_unplaced and not drop_lead:
+            return self._mix_causal(query, key, value).flatten(1)
         if not is_local or shape.local_radius is None:
             queries, rows = (query[self._text_M], self._texts) if drop_lead else (query, self._all)
             window = (-1, 0) if shape.is_causal else (-1, -1)
@@ -96,6 +99,14 @@ class Packed:
             query_MHd, key_MHd, value_MHd = (x[self._placed_M] for x in (query, key, value))
             mixed_NHd[self._placed_M] = self._mix(query_MHd, key_MHd, value_MHd, self._placed, self._placed, window)
         return self.text(mixed_NHd.flatten(1)) if drop_lead else mixed_NHd.flatten(1)
+
+    def _mix_causal(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Float[torch.Tensor, "N H d"]:
+        """Let what has no position see all of its kind, as nobody's future, and the rest of a row what stands before it."""
+        mixed_NHd = torch.empty_like(query)
+        mixed_NHd[self._placed_M] = self._mix(query[self._placed_M], key, value, self._placed, self._all, (-1, 0))
+        unplaced_U, rows = self._unplaced_U, _Rows(torch.full((len(self._batch.lengths_B),), self._batch.num_unplaced), self._device)
+        mixed_NHd[unplaced_U] = self._mix(query[unplaced_U], key[unplaced_U], value[unplaced_U], rows, rows, (-1, -1))
+        return mixed_NHd
 
     def text(self, x_ND: Float[torch.Tensor, "N D"]) -> Float[torch.Tensor, "M D"]:
         """See :class:`pipeline.model.pattern.Pattern`."""

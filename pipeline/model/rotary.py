@@ -7,6 +7,8 @@ Tables are in float32 and made once, for the positions the model has.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Float32, Int64
 
@@ -24,11 +26,17 @@ def even_head_dim(width: int, num_heads: int) -> int:
     return width // num_heads
 
 
+Stretch = Callable[[Float32[torch.Tensor, " E"]], Float32[torch.Tensor, " E"]]
+"""From the plain frequencies of a head's E pairs to those for texts longer than were trained on."""
+
+
 class RotaryTable:
     """Cosines and sines of every position, for ``rotary_dim`` of a head's dimensions."""
 
-    def __init__(self, *, rotary_dim: int, theta: float, num_positions: int, device: torch.device) -> None:
+    def __init__(self, *, rotary_dim: int, theta: float, num_positions: int, device: torch.device, stretch: Stretch | None = None) -> None:
         frequencies_E = 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
+        if stretch is not None:
+            frequencies_E = stretch(frequencies_E)
         angles_PE = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies_E
         self._rotary_dim = rotary_dim
         self._cos_PE = angles_PE.cos().to(device)

@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,28 @@ def test_ingest_with_every_encoder_option_is_searchable(call: Any, corpus: str, 
     assert manifest["settings"]["encoder"]["temperature_by_length"] == [[8, 0.95], [16, 0.9]]
     code, out, _ = call("ingest", corpus, *ingest_options, *options, "--json", "--quiet")
     assert (code, json.loads(out)["unchanged"]) == (0, 3)
+
+
+def test_ingest_with_a_causal_decoder_pooled_at_its_last_token_is_searchable(
+    call: Any, corpus: str, ingest_options: list[str], tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    from transformers import Qwen3Config, Qwen3Model
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = Qwen3Model(Qwen3Config(vocab_size=200, head_dim=8, max_position_embeddings=96, **sizes))
+    model.save_pretrained(tmp_path / "decoder")
+    shutil.copy(tiny_model_folder / "tokenizer.json", tmp_path / "decoder")
+    options = ("--model", str(tmp_path / "decoder"), "--causal", "--pooling", "last", "--quiet")
+    assert call("ingest", corpus, *ingest_options, *options)[0] == 0
+    code, out, _ = call("search", "the river runs past the old stone mill", "--collection", "c", "--json", "--no-hybrid")
+    assert (code, json.loads(out)["hits"][0]["doc_id"]) == (0, "b")
+    code, _, err = call("ingest", corpus, *ingest_options, *options, "--bidirectional")
+    assert (code, "encoder.causal is True, got False" in err) == (2, True)
+
+
+def test_ingest_causal_encoder_is_refused(call: Any, corpus: str, ingest_options: list[str]) -> None:
+    code, _, err = call("ingest", corpus, *ingest_options, "--causal", "--quiet")
+    assert (code, "causal must go with a decoder" in err, err.count("\n")) == (2, True, 1)
 
 
 def test_search_for_people_shows_titles_and_passages(call: Any, corpus: str, ingest_options: list[str]) -> None:

@@ -243,7 +243,7 @@ def test_collection_older_than_a_setting_opens_and_is_ingested_again(root: Path,
     build_index([source], root, "c", config)
     path = root / "c" / "generations" / "00000001" / "MANIFEST.json"
     manifest = json.loads(path.read_text())
-    for younger in ("landmarks", "truncate_dim", "num_layers", "query_prefix", "document_prefix"):
+    for younger in ("landmarks", "truncate_dim", "num_layers", "causal", "query_prefix", "document_prefix"):
         del manifest["settings"]["encoder"][younger]
     path.write_text(json.dumps(manifest))
     assert open_collection("c", root=root).search(document(3)["text"], hybrid=False).hits[0].doc_id == "doc-003"

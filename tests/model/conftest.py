@@ -22,13 +22,15 @@ class Weights:
         self._generator = torch.Generator().manual_seed(seed)
         self.tensors: dict[str, torch.Tensor] = {}
 
-    def matrix(self, name: str, rows: int, columns: int, scale: float = 0.15) -> None:
+    def matrix(self, name: str, rows: int, columns: int, scale: float = 0.15, *, bias: bool = False) -> None:
         self.tensors[f"{name}.weight"] = torch.randn(rows, columns, generator=self._generator) * scale
-
-    def norm(self, name: str, *, bias: bool) -> None:
-        self.tensors[f"{name}.weight"] = 1 + torch.randn(DIM, generator=self._generator) * 0.1
         if bias:
-            self.tensors[f"{name}.bias"] = torch.randn(DIM, generator=self._generator) * 0.1
+            self.tensors[f"{name}.bias"] = torch.randn(rows, generator=self._generator) * 0.3
+
+    def norm(self, name: str, *, bias: bool, width: int = DIM) -> None:
+        self.tensors[f"{name}.weight"] = 1 + torch.randn(width, generator=self._generator) * 0.1
+        if bias:
+            self.tensors[f"{name}.bias"] = torch.randn(width, generator=self._generator) * 0.1
 
 
 def _write(folder: Path, tokenizer: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
@@ -137,6 +139,105 @@ def make_nomic_bert(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFa
             weights.norm(f"{layer}.norm2", bias=True)
         tensors = {prefix + name: tensor for name, tensor in weights.tensors.items()}
         return _write(tmp_path_factory.mktemp("nomic") / "model", tiny_model_folder, config, tensors)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_decoder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a writer of decoders of two layers and two shared heads; settings may be changed or, as None, left out."""
+
+    def make(model_type: str, prefix: str = "model.", **changes: Any) -> Path:
+        vocab_size = _vocab_size(tiny_model_folder)
+        config = {
+            "model_type": model_type,
+            "hidden_size": DIM,
+            "num_hidden_layers": 2,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": 2,
+            "head_dim": DIM // HEADS if model_type == "qwen2" else 12,
+            "intermediate_size": INNER,
+            "hidden_act": "silu",
+            "max_position_embeddings": POSITIONS,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000.0,
+            "vocab_size": vocab_size,
+            "tie_word_embeddings": False,
+            "attention_bias": None,
+            "bos_token_id": 2,
+            "eos_token_id": 3,
+        } | changes
+        of_queries, of_keys = HEADS * config["head_dim"], config["num_key_value_heads"] * config["head_dim"]
+        weights = Weights(seed=4)
+        weights.matrix("embed_tokens", vocab_size, DIM, 1.0)
+        for index in range(2):
+            layer = f"layers.{index}"
+            weights.norm(f"{layer}.input_layernorm", bias=False)
+            weights.norm(f"{layer}.post_attention_layernorm", bias=False)
+            for name, rows in (("q", of_queries), ("k", of_keys), ("v", of_keys)):
+                weights.matrix(f"{layer}.self_attn.{name}_proj", rows, DIM, bias=model_type == "qwen2" or bool(config["attention_bias"]))
+            weights.matrix(f"{layer}.self_attn.o_proj", DIM, of_queries, bias=bool(config["attention_bias"]))
+            if model_type == "qwen3":
+                for name in ("q_norm", "k_norm"):
+                    weights.norm(f"{layer}.self_attn.{name}", bias=False, width=config["head_dim"])
+            for name, rows, columns in (("gate", INNER, DIM), ("up", INNER, DIM), ("down", DIM, INNER)):
+                weights.matrix(f"{layer}.mlp.{name}_proj", rows, columns, bias=bool(config.get("mlp_bias")))
+        weights.norm("norm", bias=False)
+        tensors = {prefix + name: tensor for name, tensor in weights.tensors.items()}
+        if prefix:
+            tensors["lm_head.weight"] = torch.zeros(vocab_size, DIM)
+        config = {name: value for name, value in config.items() if value is not None}
+        return _write(tmp_path_factory.mktemp(model_type) / "model", tiny_model_folder, config, tensors)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_gte(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a writer of GTEs of two layers in the published layout; settings may be changed or, as None, left out."""
+
+    def make(prefix: str = "", **changes: Any) -> Path:
+        vocab_size = _vocab_size(tiny_model_folder)
+        config = {
+            "model_type": "new",
+            "hidden_size": DIM,
+            "num_hidden_layers": 2,
+            "num_attention_heads": HEADS,
+            "intermediate_size": INNER,
+            "hidden_act": "gelu",
+            "max_position_embeddings": POSITIONS,
+            "layer_norm_eps": 1e-12,
+            "layer_norm_type": "layer_norm",
+            "position_embedding_type": "rope",
+            "rope_theta": 500.0,
+            "rope_scaling": {"type": "ntk", "factor": 2.0},
+            "logn_attention_scale": False,
+            "pack_qkv": True,
+            "type_vocab_size": 2,
+            "vocab_size": vocab_size,
+        } | changes
+        weights = Weights(seed=5)
+        weights.matrix("embeddings.word_embeddings", vocab_size, DIM, 1.0)
+        if config["type_vocab_size"]:
+            weights.matrix("embeddings.token_type_embeddings", config["type_vocab_size"], DIM)
+        weights.norm("embeddings.LayerNorm", bias=True)
+        for index in range(2):
+            layer = f"encoder.layer.{index}"
+            if config["pack_qkv"]:
+                weights.matrix(f"{layer}.attention.qkv_proj", 3 * DIM, DIM, bias=True)
+            else:
+                for name in "qkv":
+                    weights.matrix(f"{layer}.attention.{name}_proj", DIM, DIM, bias=True)
+            weights.matrix(f"{layer}.attention.o_proj", DIM, DIM, bias=True)
+            weights.norm(f"{layer}.attn_ln", bias=True)
+            weights.matrix(f"{layer}.mlp.up_gate_proj", 2 * INNER, DIM)
+            weights.matrix(f"{layer}.mlp.down_proj", DIM, INNER, bias=True)
+            weights.norm(f"{layer}.mlp_ln", bias=True)
+        tensors = {prefix + name: tensor for name, tensor in weights.tensors.items()}
+        if prefix:
+            tensors["lm_head.decoder.bias"] = torch.zeros(vocab_size)
+        config = {name: value for name, value in config.items() if value is not None}
+        return _write(tmp_path_factory.mktemp("gte") / "model", tiny_model_folder, config, tensors)
 
     return make
 
