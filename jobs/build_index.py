@@ -32,17 +32,22 @@ def build_index(
 ) -> IngestReport:
     """Bring a collection up to date with its sources and return what was done.
 
-    Sources, columns and settings are checked before anything is written. A row is counted once: ``rows == indexed + unchanged +
-    quarantined``.
+    Sources, columns and settings are checked before anything is written; a first ingest, which needs the model anyhow, loads it for that.
+    A row is counted once: ``rows == indexed + unchanged + quarantined``.
     """
     watch = StageWatch(progress)
     layout = CollectionLayout(Path(root), collection)
     model_folder(config.encoder.model)
     scan = scan_sources(sources, config.corpus)
+    stages = None
+    if not layout.exists():
+        from jobs.encode_corpus import load_stages  # torch comes in here: a run without changes never loads it
+
+        stages = load_stages(config)
     with layout.writer_lock():
         published = prepare_writer(layout)
         require_same_settings(published, config)
-        run = Run(run_id=new_run_id(), layout=layout, scan=scan, config=config, published=published, progress=watch)
+        run = Run(run_id=new_run_id(), layout=layout, scan=scan, config=config, published=published, progress=watch, stages=stages)
         report = _execute(run)
         record_run(run, report)
     return report
@@ -67,7 +72,7 @@ def _execute(run: Run) -> IngestReport:
         encoded = 0
         manifest = published
         if staged.indexed or deleted:
-            from jobs.write_index import encode_and_publish  # torch comes in here: a run without changes never loads it
+            from jobs.write_index import encode_and_publish  # torch comes in here, too
 
             manifest, encoded = encode_and_publish(run, staged, ledger, delete_vanished=deletes)
     pending.discard(layout)

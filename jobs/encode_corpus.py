@@ -27,6 +27,7 @@ from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet, build_context
 from pipeline.encode.documents import DocumentEncoder, encode_shard, require_fit
 from pipeline.encode.shards import finished_shards, write_encoded_shard
+from pipeline.errors import FingerprintMismatchError
 from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW, CollectionLayout
 from pipeline.manifest import Manifest
 from pipeline.model.backbone import Backbone, load_backbone
@@ -39,6 +40,14 @@ SAMPLE_TEXT_CHARACTERS = 2_048
 
 TYPICAL_TOKENS_A_CHARACTER = 0.25
 """English prose in WordPiece; stands in until the first shard has been counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stages:
+    """Both stages of the encoder in memory, found to fit the settings."""
+
+    backbone: Backbone
+    first_stage: ContextEncoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +72,14 @@ class EncodedCorpus:
     seconds: float
 
 
+def load_stages(config: IngestConfig) -> Stages:
+    """Load the model; raise :class:`ConfigError` for dimensions, layers, lengths or prefixes that it has no room for."""
+    backbone = load_backbone(config.encoder)
+    require_fit(config.encoder, backbone)
+    max_tokens = min(config.context.max_document_tokens, backbone.first_stage.max_positions)
+    return Stages(backbone=backbone, first_stage=ContextEncoder(backbone.first_stage, max_tokens, config.encoder.temperature))
+
+
 def encode_corpus(
     layout: CollectionLayout,
     published: Manifest | None,
@@ -70,14 +87,20 @@ def encode_corpus(
     staged_characters: int,
     config: IngestConfig,
     progress: ProgressListener,
+    stages: Stages | None = None,
 ) -> EncodedCorpus:
-    """Run the stages that need a model over the staged shards; returns when every one is in ``pending/encoded``."""
-    backbone = load_backbone(config.encoder)
-    require_fit(config.encoder, backbone)
-    max_tokens = min(config.context.max_document_tokens, backbone.first_stage.max_positions)
-    first_stage = ContextEncoder(backbone.first_stage, max_tokens, config.encoder.temperature)
-    view, embedder, known = _corpus_view(layout, published, staged, config, backbone, first_stage, progress)
-    encoder = DocumentEncoder(config.encoder, view.context, backbone)
+    """Run the stages that need a model over the staged shards; returns when every one is in ``pending/encoded``.
+
+    ``stages`` = None loads them. Raises :class:`FingerprintMismatchError` before any shard for another model than the collection's.
+    """
+    stages = stages or load_stages(config)
+    view, embedder, known = _corpus_view(layout, published, staged, config, stages, progress)
+    encoder = DocumentEncoder(config.encoder, view.context, stages.backbone)
+    if published and published.fingerprints["encoder"] != encoder.fingerprint:
+        raise FingerprintMismatchError(
+            f"collection {layout.name!r} must keep the model it was built with, got other weights, tokenizer or context; "
+            "restore them, or use a new collection"
+        )
     assign_rows = _assigning(ClusterAssigner(view.clusters, embedder), known)
     first = max(finished_shards(layout.encoded_folder), default=-1) + 1
     meter = _TokenMeter(staged_characters, progress)
@@ -130,23 +153,21 @@ def _corpus_view(
     published: Manifest | None,
     staged: Sequence[Path],
     config: IngestConfig,
-    backbone: Backbone,
-    first_stage: ContextEncoder,
+    stages: Stages,
     progress: ProgressListener,
 ) -> tuple[CorpusView, TextEmbedder, dict[str, int]]:
     folder = layout.generation_folder(published.generation) if published else layout.pending_folder
     if published or layout.pending_context_path.exists():
         view = CorpusView(clusters=Clusters.read(folder / CLUSTERS_ARROW), context=ContextSet.read(folder / CONTEXT_ARROW), folder=folder)
-        return view, _stored_embedder(view.clusters, config, backbone, first_stage), {}
-    return _draw_corpus_view(layout, staged, config, backbone, first_stage, progress)
+        return view, _stored_embedder(view.clusters, config, stages), {}
+    return _draw_corpus_view(layout, staged, config, stages, progress)
 
 
 def _draw_corpus_view(
     layout: CollectionLayout,
     staged: Sequence[Path],
     config: IngestConfig,
-    backbone: Backbone,
-    first_stage: ContextEncoder,
+    stages: Stages,
     progress: ProgressListener,
 ) -> tuple[CorpusView, TextEmbedder, dict[str, int]]:
     progress("cluster", 0, None, "documents")
@@ -154,7 +175,7 @@ def _draw_corpus_view(
         map(pq.read_table, staged), config.cluster.max_sample_documents, config.cluster.seed, max_text_characters=SAMPLE_TEXT_CHARACTERS
     )
     texts: list[str] = sample.column("text").to_pylist()
-    embedder, state = _new_embedder(texts, config, backbone, first_stage)
+    embedder, state = _new_embedder(texts, config, stages)
     queries = query_side(sample.column("title").to_pylist(), sample.column("query").to_pylist(), texts)
     phi_NV, psi_NV = embedder.embed(texts), embedder.embed(queries)
     clusters = train_clusters(phi_NV, psi_NV, config.cluster, surrogate_fingerprint=embedder.fingerprint, surrogate_state=state)
@@ -162,7 +183,7 @@ def _draw_corpus_view(
     progress("cluster", sample.num_rows, sample.num_rows, "documents")
     drawn = min(config.context.num_documents, sample.num_rows)
     progress("context", 0, drawn, "documents")
-    context = build_context(sample, assignments_N, config.context, first_stage.embed, first_stage.fingerprint)
+    context = build_context(sample, assignments_N, config.context, stages.first_stage.embed, stages.first_stage.fingerprint)
     progress("context", drawn, drawn, "documents")
     # The context is written last: where it stands, both are whole.
     clusters.write(layout.pending_clusters_path)
@@ -186,19 +207,17 @@ def _assigning(assigner: ClusterAssigner, known: Mapping[str, int]) -> Callable[
     return assign_rows
 
 
-def _new_embedder(
-    texts: Sequence[str], config: IngestConfig, backbone: Backbone, first_stage: ContextEncoder
-) -> tuple[TextEmbedder, dict[str, np.ndarray]]:
+def _new_embedder(texts: Sequence[str], config: IngestConfig, stages: Stages) -> tuple[TextEmbedder, dict[str, np.ndarray]]:
     if config.cluster.surrogate == "encoder":
-        return _NormalisedFirstStage(first_stage), {}
-    embedder, fit = StaticEmbedder.fitted_to(backbone.token_embeddings, backbone.tokenizer, texts)
+        return _NormalisedFirstStage(stages.first_stage), {}
+    embedder, fit = StaticEmbedder.fitted_to(stages.backbone.token_embeddings, stages.backbone.tokenizer, texts)
     return embedder, fit.to_arrays()
 
 
-def _stored_embedder(clusters: Clusters, config: IngestConfig, backbone: Backbone, first_stage: ContextEncoder) -> TextEmbedder:
+def _stored_embedder(clusters: Clusters, config: IngestConfig, stages: Stages) -> TextEmbedder:
     if config.cluster.surrogate == "encoder":
-        return _NormalisedFirstStage(first_stage)
-    return StaticEmbedder(backbone.token_embeddings, backbone.tokenizer, StaticFit.from_arrays(clusters.surrogate_state))
+        return _NormalisedFirstStage(stages.first_stage)
+    return StaticEmbedder(stages.backbone.token_embeddings, stages.backbone.tokenizer, StaticFit.from_arrays(clusters.surrogate_state))
 
 
 class _NormalisedFirstStage:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline import durable
 from pipeline.config import IngestConfig
@@ -18,13 +18,16 @@ from pipeline.index.layout import CollectionLayout
 from pipeline.manifest import Manifest
 from pipeline.types import IngestReport, ProgressListener
 
+if TYPE_CHECKING:
+    from jobs.encode_corpus import Stages
+
 SPEED_ONLY = frozenset({"precision", "batch_tokens"})
 """Encoder settings that move no vector beyond rounding: they may differ from run to run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One ingest under the writer lock: what it reads, what it stands on, and who listens."""
+    """One ingest under the writer lock: what it reads, what it stands on, and who listens; ``stages`` where they are loaded already."""
 
     run_id: str
     layout: CollectionLayout
@@ -32,6 +35,7 @@ class Run:
     config: IngestConfig
     published: Manifest | None
     progress: StageWatch
+    stages: Stages | None = None
 
     def warnings(self, staged: Staged) -> tuple[str, ...]:
         """Return what the user should know although the run went through."""

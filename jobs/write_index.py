@@ -14,7 +14,6 @@ from jobs.encode_corpus import EncodedCorpus, encode_corpus
 from jobs.run import Run, source_names
 from pipeline.corpus.ledger import Ledger
 from pipeline.corpus.staging import Staged
-from pipeline.errors import FingerprintMismatchError
 from pipeline.index.lance_index import LanceTables, Versions
 from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW
 from pipeline.index.publish import GenerationFacts, next_generation_number, publish_generation
@@ -26,12 +25,7 @@ def encode_and_publish(run: Run, staged: Staged, ledger: Ledger, *, delete_vanis
 
     Returns the manifest and how many documents passed through the encoder.
     """
-    corpus = encode_corpus(run.layout, run.published, staged.shards, staged.characters, run.config, run.progress)
-    if run.published and run.published.fingerprints["encoder"] != corpus.encoder_fingerprint:
-        raise FingerprintMismatchError(
-            f"collection {run.layout.name!r} must keep the model it was built with, got other weights, tokenizer or context; "
-            "restore them, or use a new collection"
-        )
+    corpus = encode_corpus(run.layout, run.published, staged.shards, staged.characters, run.config, run.progress, run.stages)
     tables = LanceTables.open_or_create(run.layout, run.scan.metadata_fields, corpus.vector_dim)
     if not run.published:
         tables.roll_back(None)

@@ -266,13 +266,42 @@ def test_setting_younger_than_the_collection_is_refused_when_it_is_not_the_defau
         build_index([source], root, "c", other)
 
 
-def test_dims_the_model_does_not_have_are_refused_before_clusters_are_drawn(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"truncate_dim": 33}, "between 1 and the model's 32, got 33"),
+        ({"num_layers": 3}, "between 1 and the model's 2, got 3"),
+        ({"landmark_interval": 95, "max_window_tokens": 200}, "choose at most 94"),
+        ({"attention": "full", "max_window_tokens": 97}, "at most the model's 96 positions, got 97"),
+        ({"document_prefix": "a " * 90}, "document_prefix must leave a chunk"),
+        ({"temperature_by_length": ((400, 0.9),)}, "lengths that rows reach"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_setting_the_model_has_no_room_for_is_refused_before_anything_is_written(
+    root: Path, tmp_path: Path, config: IngestConfig, changes: dict[str, Any], sentence: str
+) -> None:
     from dataclasses import replace
 
     source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
-    with pytest.raises(ConfigError, match="between 1 and the model's 32, got 33"):
-        build_index([source], root, "c", replace(config, encoder=replace(config.encoder, truncate_dim=33)))
-    assert not CollectionLayout(root, "c").pending_clusters_path.exists()
+    with pytest.raises(ConfigError, match=sentence):
+        build_index([source], root, "c", replace(config, encoder=replace(config.encoder, **changes)))
+    assert not root.exists() or list(root.iterdir()) == []
+
+
+def test_ingest_without_changes_loads_no_model(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+    import subprocess
+    import sys
+
+    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
+    build_index([source], root, "c", config)
+    program = (
+        "import sys; from cli.main import cairn, run; "
+        f"code = run(cairn, ['ingest', {source!r}, '--collection', 'c', '--root', {str(root)!r}, '--quiet'], 'cairn'); "
+        "print(code, 'torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "0 False"
 
 
 def test_ingest_with_changed_weights_is_refused_and_keeps_the_published(
@@ -292,7 +321,9 @@ def test_ingest_with_changed_weights_is_refused_and_keeps_the_published(
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(FingerprintMismatchError):
         build_index([write_corpus(tmp_path / "b.parquet", [document(9)])], root, "c", config)
-    assert CollectionLayout(root, "c").current_generation_number() == 1
+    layout = CollectionLayout(root, "c")
+    assert layout.current_generation_number() == 1
+    assert not list(layout.encoded_folder.glob("*.parquet"))
 
 
 def test_ingest_with_other_metadata_columns_is_refused(root: Path, tmp_path: Path, config: IngestConfig) -> None:
