@@ -21,6 +21,7 @@ _VERBS = {
     "ingest": "Index a Parquet corpus, or what changed in it since the last time.",
     "search": "Search a collection; answers are documents with their best passages.",
     "status": "Show what a collection holds and how it was built.",
+    "evaluate": "Score systems on judged corpora, and say which configuration to use.",
     "sample": "Write a sample corpus made from Python's own documentation.",
     "verify": "Check every stored file of a collection against its hashes.",
     "repair": "Bring a damaged collection back to its last good state.",

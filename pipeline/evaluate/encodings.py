@@ -34,7 +34,7 @@ CHARACTERS_PER_TOKEN: Final = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoding:
-    """How a corpus is encoded; two equal ones are encoded once. ``encoder.use_context`` is set from ``context``."""
+    """How a corpus is encoded; two equal ones are encoded once. ``context`` says what ``encoder.use_context`` is, whatever stands there."""
 
     encoder: EncoderConfig
     context: ContextKind = "none"

@@ -58,6 +58,13 @@ class System:
         return self.ranking in ("bm25", "rrf")
 
 
+def fitted_to(base: EncoderConfig, max_positions: int) -> EncoderConfig:
+    """Return the configuration with windows no longer than the model reads, and what hangs on their length."""
+    if base.max_window_tokens <= max_positions:
+        return base
+    return replace(base, max_window_tokens=max_positions, window_overlap_tokens=min(base.window_overlap_tokens, max_positions // 2))
+
+
 def baseline_systems(base: EncoderConfig, max_positions: int) -> list[System]:
     """Return what a RAG pipeline builds from the base model, each chunk encoded by itself but for late chunking."""
     plain = replace(base, pooling="mean", attention="chunk", landmarks="fixed")
@@ -96,7 +103,7 @@ def configured_systems(base: EncoderConfig) -> list[System]:
     """Return the ways to rank with the base configuration exactly as it is: what an ingest with these settings gives."""
     context: ContextKind = "corpus" if base.use_context else "none"
     window = max(1, PASSAGE_TOKENS // base.landmark_interval)
-    encoding = Encoding(encoder=base, context=context)
+    encoding = Encoding(encoder=replace(base, use_context=False), context=context)
     return [System(name=f"cairn/{ranking}", encoding=encoding, ranking=ranking, window_chunks=window) for ranking in OUR_RANKINGS]
 
 

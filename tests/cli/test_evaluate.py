@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cli.main import cairn, run
+
+TEXTS = {
+    "mat": "the cat sat on the mat. the old cat walks on the path. the mat marks the way.",
+    "river": "the river walks past the mountain. stones mark the river. the path follows the river.",
+    "stone": "old stones mark a way. a stone sat on the mountain.",
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("CAIRN_CONFIG", "CAIRN_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], tiny_model_folder: Path) -> Any:
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        options = ["--model", str(tiny_model_folder), "--landmark-interval", "8", "--context-documents", "2", "--quiet"]
+        code = run(cairn, ["evaluate", *arguments, *options], "cairn")
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return invoke
+
+
+def write_set(folder: Path) -> str:
+    folder.mkdir()
+    pq.write_table(pa.table({"id": list(TEXTS), "text": list(TEXTS.values())}), folder / "corpus.parquet")
+    pq.write_table(pa.table({"id": ["p", "q"], "text": ["where sat the cat", "what marks the way"]}), folder / "queries.parquet")
+    qrels = {"query_id": ["p", "q", "x"], "doc_id": ["mat", "stone", "mat"], "score": [1, 1, 1], "start": [0, 0, 0], "end": [23, 22, 3]}
+    pq.write_table(pa.table(qrels), folder / "qrels.parquet")
+    return str(folder)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return write_set(tmp_path / "walks")
+
+
+def test_evaluate_prints_the_table_the_differences_and_the_advice(call: Any, folder: str) -> None:
+    code, out, _ = call(folder)
+
+    assert code == 0
+    assert "walks: 3 documents, 2 queries" in out
+    assert "left out: 1 judgements of unknown queries" in out
+    assert "nDCG@10" in out
+    assert "evidence@2000" in out
+    assert "(best possible)" in out
+    assert "difference from " in out
+    assert "use: " in out
+    assert "ingest … --model" in out
+
+
+def test_evaluate_in_json_holds_every_system_and_the_advice(call: Any, folder: str) -> None:
+    code, out, _ = call(folder, "--json")
+    read = json.loads(out)
+
+    assert code == 0
+    assert set(read["systems"]) == {"bm25", "document-94", "cairn/document", "cairn/chunk", "cairn/fused", "cairn/fused+bm25"}
+    assert read["sets"]["walks"] == {
+        "documents": 3,
+        "queries": 2,
+        "skipped": {"judgements of unknown queries": 1},
+        "ceiling": {"evidence@1000": 1.0, "evidence@2000": 1.0, "evidence@4000": 1.0},
+    }
+    assert read["reference"] in ("bm25", "document-94")
+    assert read["advice"][0]["ingest_flags"].endswith("--landmark-interval 8")
+
+
+def test_ablate_scores_every_encoder_and_context(call: Any, folder: str) -> None:
+    code, out, _ = call(folder, "--ablate", "--json", "--systems", "mean/*", "--systems", "*/corpus/chunk")
+    systems = json.loads(out)["systems"]
+
+    assert code == 0
+    assert len(systems) == 3 * 4 + 3
+    assert "landmarks/corpus/chunk" in systems
+
+
+def test_average_stands_under_several_sets(call: Any, folder: str, tmp_path: Path) -> None:
+    code, out, _ = call(folder, write_set(tmp_path / "hills"), "--systems", "bm25", "--systems", "cairn/chunk")
+
+    assert code == 0
+    assert "average of 2 sets" in out
+
+
+def test_runs_written_compare_as_they_were_measured(call: Any, folder: str, tmp_path: Path) -> None:
+    _, out, _ = call(folder, "--json", "--runs", str(tmp_path / "runs"), "--against", "bm25")
+    measured = json.loads(out)["comparisons"]["cairn/chunk"]["nDCG@10"]["walks"]
+    runs = [str(tmp_path / "runs" / "walks" / name) for name in ("cairn-chunk.trec", "bm25.trec")]
+    code, out, _ = call(folder, "--compare", *runs, "--json")
+
+    assert code == 0
+    assert json.loads(out)["nDCG@10"] == measured
+
+
+def test_compare_prints_a_line_a_measure(call: Any, folder: str, tmp_path: Path) -> None:
+    call(folder, "--runs", str(tmp_path / "runs"), "--systems", "bm25")
+    run_file = str(tmp_path / "runs" / "walks" / "bm25.trec")
+    code, out, _ = call(folder, "--compare", run_file, run_file)
+
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["nDCG@10", "R@100", "MRR@10"]
+    assert "1.0000" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere"], "must be a folder"),
+        (["walks", "--against", "chunks-1"], "--against must name one of bm25"),
+        (["walks", "--systems", "none*"], "a pattern of systems must match"),
+        (["walks", "../walks/../walks"], "must have names of their own"),
+        (["walks", "--compare", "a", "b"], "must be a readable text file"),
+        (["walks", "--pooling", "best"], "pooling must be one of"),
+    ],
+)
+def test_mistakes_end_in_one_sentence_and_code_2(call: Any, folder: str, arguments: list[str], sentence: str) -> None:
+    code, _, error = call(*[argument.replace("../walks/../walks", folder) for argument in arguments])
+
+    assert code == 2
+    assert error.startswith("error: ")
+    assert sentence in error
+    assert error.count("\n") == 1

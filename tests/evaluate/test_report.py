@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeline.config import EncoderConfig
+from pipeline.evaluate.bench import MAIN_EVIDENCE, Cost, SystemResult
+from pipeline.evaluate.encodings import Encoding
+from pipeline.evaluate.measures import NDCG
+from pipeline.evaluate.report import Report, ingest_flags, is_buildable
+from pipeline.evaluate.systems import System, baseline_systems, our_systems
+
+BASE = EncoderConfig()
+COST = Cost(encode_seconds=10.0, tokens=1_000, vectors=10, index_bytes=1_000, query_milliseconds=1.0)
+NOISE = np.random.default_rng(0).normal(0.0, 0.05, 100)
+
+
+def result(name: str, level: float, *, cost: Cost = COST, set_name: str = "a", is_baseline: bool = False, evidence: float | None = None):
+    values = {NDCG: level + NOISE * (1 + len(name) % 3)}
+    if evidence is not None:
+        values[MAIN_EVIDENCE] = np.where(np.arange(100) % 2, np.nan, evidence)
+    system = System(name=name, encoding=Encoding(encoder=BASE), ranking="chunk", is_baseline=is_baseline)
+    return SystemResult(set_name=set_name, system=system, values=values, run=[], cost=cost)
+
+
+def test_averages_are_over_the_sets_that_have_a_measure():
+    report = Report([result("x", 0.4, evidence=0.2), result("x", 0.6, set_name="b")])
+
+    assert report.averages()["x"] == {NDCG: pytest.approx(0.5 + (NOISE * 2).mean()), MAIN_EVIDENCE: pytest.approx(0.2)}
+
+
+def test_quality_is_the_mean_of_the_primary_measures_of_each_set():
+    report = Report([result("x", 0.4, evidence=0.2), result("x", 0.6, set_name="b")])
+    mean = (NOISE * 2).mean()
+
+    assert report.quality("x") == pytest.approx(((0.4 + mean + 0.2) / 2 + 0.6 + mean) / 2)
+
+
+def test_best_baseline_is_never_one_of_ours():
+    report = Report([result("ours", 0.9), result("low", 0.3, is_baseline=True), result("high", 0.5, is_baseline=True)])
+
+    assert report.best_baseline() == "high"
+    assert Report([result("ours", 0.9)]).best_baseline() is None
+
+
+def test_comparison_is_made_set_by_set():
+    report = Report([result("x", 0.5), result("x", 0.5, set_name="b"), result("y", 0.4), result("y", 0.7, set_name="b")])
+    differences = {name: comparison.difference for name, comparison in report.compare("x", "y", NDCG, seed=0)}
+
+    assert differences == {"a": pytest.approx(0.1), "b": pytest.approx(-0.2)}
+
+
+def test_advice_names_the_best_and_a_cheaper_one_that_is_as_good():
+    cheap = replace(COST, encode_seconds=2.0)
+    report = Report(
+        [result("best", 0.5), result("cheapo", 0.499, cost=cheap), result("worse", 0.3, cost=replace(COST, encode_seconds=1.0))]
+    )
+
+    assert [advice.system for advice in report.advise(seed=0)] == ["best", "cheapo"]
+
+
+def test_advice_names_no_other_one_that_costs_as_much():
+    report = Report([result("best", 0.5), result("same", 0.499, cost=replace(COST, encode_seconds=8.0))])
+
+    assert [advice.system for advice in report.advise(seed=0)] == ["best"]
+
+
+def test_advice_leaves_out_what_no_ingest_builds():
+    rrf = result("rrf", 0.9)
+    unbuildable = SystemResult(set_name="a", system=replace(rrf.system, ranking="rrf"), values=rrf.values, run=[], cost=COST)
+    report = Report([unbuildable, result("ours", 0.5)])
+
+    assert [advice.system for advice in report.advise(seed=0)] == ["ours"]
+
+
+def test_advice_adds_up_the_costs_of_all_sets():
+    advice = Report([result("x", 0.5), result("x", 0.5, set_name="b")]).advise(seed=0)[0]
+
+    assert (advice.encode_seconds, advice.tokens, advice.index_bytes, advice.query_milliseconds) == (20.0, 2_000, 2_000, 1.0)
+
+
+def test_buildable_are_chunks_and_late_chunks_and_ours_without_random_context():
+    baselines = {system.name for system in baseline_systems(BASE, 512) if is_buildable(system)}
+    ours = {system.name.split("/")[1] for system in our_systems(BASE) if is_buildable(system)}
+
+    assert baselines == {"chunks-128", "chunks-256", "late-128"}
+    assert ours == {"none", "corpus"}
+
+
+def test_full_attention_in_another_window_is_not_buildable():
+    systems = our_systems(EncoderConfig(max_window_tokens=256), ["none"], ["mean", "late"])
+
+    assert [is_buildable(system) for system in systems] == [True] * 4 + [False] * 4
+
+
+def test_ingest_flags_name_what_differs_from_the_defaults():
+    by_name = {system.name: system for system in (*our_systems(BASE), *baseline_systems(BASE, 512))}
+
+    assert ingest_flags(by_name["mean/none/fused"]) == ""
+    assert ingest_flags(by_name["late-128"]) == "--attention full --landmark-interval 128"
+    assert ingest_flags(by_name["landmarks/corpus/chunk"]) == "--pooling lmk --attention full --use-context"
+    assert ingest_flags(our_systems(EncoderConfig(query_prefix="query: "), ["none"], ["mean"])[0]) == "--query-prefix 'query: '"
+
+
+def test_report_as_json_has_means_costs_comparisons_and_advice():
+    report = Report([result("x", 0.5), result("low", 0.3, is_baseline=True)])
+    read = json.loads(json.dumps(report.to_dict("low", seed=0)))
+
+    assert read["systems"]["x"]["a"]["cost"]["encode_seconds"] == 10.0
+    assert read["comparisons"]["x"][NDCG]["a"]["difference"] == pytest.approx(report.averages()["x"][NDCG] - report.averages()["low"][NDCG])
+    assert read["advice"][0]["system"] == "x"
