@@ -137,7 +137,7 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
         )
     if is_cde(checkpoint.config):
         return read_cde(checkpoint, dtype=dtype, device=device, num_layers=config.num_layers)
-    checkpoint = first_layers(checkpoint, config.num_layers)
+    checkpoint = first_layers(decoder.language_model(checkpoint), config.num_layers)
     if model_type not in _FAMILIES:
         raise ModelError(f"model_type must be one of {', '.join(_FAMILIES)}, got {model_type!r}; choose a model of these families")
     settings = {"is_causal": True} if config.causal else {}

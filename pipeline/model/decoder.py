@@ -6,7 +6,7 @@ trained. ``is_causal`` keeps the mask for checkpoints trained with it and pooled
 Fewer heads of keys and values than of queries, Qwen2's biases on the three projections, Qwen3's norms of queries and keys and a head width
 of its own are read as published. A sliding window belongs to causal text: without the mask it is left out, as NV-Embed leaves it; with the
 mask rows must fit the window, where it hides nothing. Context stands before the text without position, not rotated; the text's positions
-start at 0; with the mask every token of the text sees all of it.
+start at 0; with the mask every token of the text sees all of it. NV-Embed's checkpoint holds a Mistral, described by ``text_config``.
 
 No language-model head, no quantised weights, no mixture of experts.
 """
@@ -14,7 +14,7 @@ No language-model head, no quantised weights, no mixture of experts.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -28,10 +28,20 @@ from pipeline.model.rotary import RotaryTable
 from pipeline.model.transformer import Embedding, Layer, Transformer
 from pipeline.model.weights import Norm, WeightReader, stack_rows
 
-FAMILIES: Final = ("mistral", "qwen2", "qwen3", "llama", "m3bert")
+FAMILIES: Final = ("mistral", "qwen2", "qwen3", "llama", "nvembed", "m3bert")
 
 CAUSAL_FAMILIES: Final = ("mistral", "qwen2", "qwen3", "llama")
 """Those that have a causal mask to keep."""
+
+
+def language_model(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint of the language model that NV-Embed's configuration describes inside its own, any other as it is."""
+    if checkpoint.config.get("model_type") != "nvembed":
+        return checkpoint
+    inner: Any = checkpoint.config.get("text_config")
+    if not isinstance(inner, dict) or inner.get("model_type") != "bidir_mistral":
+        raise ModelError("text_config of an NV-Embed must describe a model of type bidir_mistral, got another; fetch config.json again")
+    return replace(checkpoint, config={**inner, "model_type": "mistral"})
 
 
 def read_decoder(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, is_causal: bool = False) -> Transformer:

@@ -41,7 +41,7 @@ def _context():
 def test_load_unknown_family_names_the_known_ones(tiny_model_folder, tmp_path):
     folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
     (folder / "config.json").write_text(json.dumps({"model_type": "t5"}))
-    known = "bert, roberta, xlm-roberta, camembert, modernbert, nomic_bert, new, gte, mistral, qwen2, qwen3, llama, m3bert"
+    known = "bert, roberta, xlm-roberta, camembert, modernbert, nomic_bert, new, gte, mistral, qwen2, qwen3, llama, nvembed, m3bert"
     with pytest.raises(ModelError, match=rf"^model_type must be one of {known}, got 't5'; choose a model of these families$"):
         load_backbone(EncoderConfig(model=str(folder)))
 

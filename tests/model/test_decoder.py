@@ -266,6 +266,51 @@ def test_load_weights_are_found_below_any_prefix(make_decoder, prefix):
     assert torch.equal(bare.hidden_states(ids, LENGTHS), prefixed.hidden_states(ids, LENGTHS))
 
 
+@pytest.fixture
+def nv_embed_folder(make_decoder):
+    """A Mistral as NV-Embed publishes it: below a prefix, its configuration inside another."""
+    folder = make_decoder("mistral", prefix="embedding_model.")
+    inner = json.loads((folder / "config.json").read_text()) | {"model_type": "bidir_mistral"}
+    outer = {"model_type": "nvembed", "text_config": inner, "latent_attention_config": {"model_type": "latent_attention"}}
+    (folder / "config.json").write_text(json.dumps(outer))
+    return folder
+
+
+@pytest.mark.parametrize("num_layers", [None, 1])
+def test_nv_embed_is_the_mistral_it_holds(nv_embed_folder, make_decoder, num_layers):
+    outer, inner = _load(nv_embed_folder, num_layers=num_layers), _load(make_decoder("mistral"), num_layers=num_layers)
+    ids = _ids(outer)
+    assert torch.equal(outer.hidden_states(ids, LENGTHS), inner.hidden_states(ids, LENGTHS))
+
+
+def test_nv_embed_causal_is_refused(nv_embed_folder):
+    with pytest.raises(ConfigError, match="got a model of type nvembed"):
+        _load(nv_embed_folder, causal=True)
+
+
+@pytest.mark.parametrize("inner", [None, [], {"model_type": "gemma"}])
+def test_nv_embed_without_its_language_model_is_refused(nv_embed_folder, inner):
+    (nv_embed_folder / "config.json").write_text(json.dumps({"model_type": "nvembed", "text_config": inner}))
+    with pytest.raises(ModelError, match="text_config of an NV-Embed must describe a model of type bidir_mistral"):
+        _load(nv_embed_folder)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("with_context", [False, True], ids=["alone", "context"])
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_packed_kernels_on_a_gpu_agree_with_the_cpu(make_decoder, context, model_type, with_context, is_causal):
+    folder, given = make_decoder(model_type, head_dim=8), context if with_context else None
+    exact = _load(folder, causal=is_causal)
+    rounded = load_backbone(EncoderConfig(model=str(folder), precision="bf16", causal=is_causal), torch.device("cuda"))
+    assert rounded.pattern_type is Packed
+    ids = _ids(exact)
+    cosines = torch.cosine_similarity(
+        rounded.hidden_states(ids, LENGTHS, given).float().cpu(), exact.hidden_states(ids, LENGTHS, given), dim=-1
+    )
+    assert min(float(cosines[row, :length].min()) for row, length in enumerate(LENGTHS.tolist())) >= 0.999
+
+
 @pytest.mark.parametrize(
     ("model_type", "changes", "sentence"),
     [
