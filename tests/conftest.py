@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from jaxtyping import install_import_hook
 
-install_import_hook(["pipeline.model", "pipeline.encode", "pipeline.corpus.tokenization"], "beartype.beartype")
+install_import_hook(["pipeline.model", "pipeline.train", "pipeline.encode", "pipeline.corpus.tokenization"], "beartype.beartype")
 
 TINY_WORDS = (
     "the",
