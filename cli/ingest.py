@@ -22,7 +22,7 @@ _STAGE_OF = {
     "encoder": (
         *("model", "pooling", "attention", "landmarks", "landmark_interval", "temperature", "query_temperature"),
         *("temperature_by_length", "dims", "layers", "causal"),
-        *("query_prefix", "document_prefix", "use_context", "precision"),
+        *("query_prefix", "document_prefix", "pool_prefix", "use_context", "precision"),
     ),
     "index": ("index_kind",),
 }
@@ -51,6 +51,7 @@ _FIELD_OF = {"context_documents": "num_documents", "index_kind": "kind", "dims":
 @click.option("--causal/--bidirectional", default=None, help="What tokens of a decoder see: the past, or all.  [default: bidirectional]")
 @click.option("--query-prefix", help="Text before every query, such as 'query: '; read, never pooled.  [default: none]")
 @click.option("--document-prefix", help="Text before every row of a document; read, never pooled.  [default: none]")
+@click.option("--pool-prefix/--no-pool-prefix", default=None, help="Take prefixes into the mean.  [default: as the model's folder says]")
 @click.option("--use-context/--no-context", default=None, help="Let the encoder read the stored context.  [default: no-context]")
 @click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), help="Arithmetic of the encoder.  [default: auto]")
 @click.option("--num-clusters", type=int, help="Clusters of the corpus.  [default: from its size]")

@@ -1,5 +1,7 @@
 """Where a setting comes from: flag > CAIRN_* environment > cairn.toml > what the collection was built with > default.
 
+A new collection takes what its model's folder brings (``pipeline.model.model_defaults``) before the default.
+
 ``cairn.toml`` in the working folder (or the file ``CAIRN_CONFIG`` names) has one table a verb, with the long option names as keys::
 
     [ingest]
@@ -24,6 +26,7 @@ from typing_extensions import override
 
 from pipeline.config import ClusterConfig, ContextConfig, CorpusConfig, EncoderConfig, IndexConfig, IngestConfig
 from pipeline.errors import ConfigError
+from pipeline.model.model_defaults import model_defaults
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -119,7 +122,9 @@ def resolve_ingest_config(chosen: Mapping[str, Any], stored: Mapping[str, Any] |
     for stage, kind in _STORED.items():
         names = {item.name for item in fields(kind)}
         kept = {name: _as_field(value) for name, value in (stored or {}).get(stage, {}).items() if name in names}
-        stages[stage] = kind(**{**kept, **chosen.get(stage, {})})
+        # A collection has all its settings stored: what its model's folder brings counts for a new one only.
+        brought = model_defaults(chosen.get(stage, {})) if stage == "encoder" and stored is None else {}
+        stages[stage] = kind(**{**brought, **kept, **chosen.get(stage, {})})
     config = IngestConfig(**stages)
     return replace(config, **{key: value for key, value in chosen.items() if key not in _STORED})
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, get_args
 
 from pipeline.errors import ConfigError
 
-Pooling = Literal["mean", "lmk", "cls", "last", "mean_at_k", "multi_cls"]
+Pooling = Literal["mean", "lmk", "cls", "last", "mean_at_k", "multi_cls", "latent"]
 Attention = Literal["chunk", "full"]
 Landmarks = Literal["fixed", "sentence"]
 Precision = Literal["auto", "fp32", "bf16"]
@@ -23,10 +23,13 @@ Surrogate = Literal["static", "encoder"]
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 
 POOLINGS: Final[Mapping[Attention, tuple[Pooling, ...]]] = {
-    "chunk": ("mean", "lmk", "cls", "last", "mean_at_k"),
-    "full": ("mean", "lmk", "mean_at_k", "multi_cls"),
+    "chunk": ("mean", "lmk", "cls", "last", "mean_at_k", "latent"),
+    "full": ("mean", "lmk", "mean_at_k", "multi_cls", "latent"),
 }
 """What goes together: a row of chunk attention has a first and a last token for each chunk, a window has them once for many chunks."""
+
+PREFIX_POOLINGS: Final[tuple[Pooling, ...]] = ("mean", "latent")
+"""Poolings over many tokens, which can take those of a prefix in."""
 
 
 def _require(condition: bool, sentence: str) -> None:
@@ -103,7 +106,8 @@ class EncoderConfig:
     queries of any length, None encodes them as documents.
     ``truncate_dim`` keeps the first dimensions of every vector, ``num_layers`` runs the first layers (Matryoshka); None takes all.
     ``causal`` keeps a decoder's causal mask, for those trained with it; False lets every token see the whole row (NV-Embed §3.1).
-    ``query_prefix`` and ``document_prefix`` stand before every query and every row of a document, and are pooled from nowhere.
+    ``query_prefix`` and ``document_prefix`` stand before every query and every row of a document, and are pooled from nowhere, unless
+    ``pool_prefix`` takes them into the mean, as models trained by Sentence-Transformers expect.
     """
 
     model: str = DEFAULT_MODEL
@@ -122,6 +126,7 @@ class EncoderConfig:
     causal: bool = False
     query_prefix: str = ""
     document_prefix: str = ""
+    pool_prefix: bool = False
     precision: Precision = "auto"
     batch_tokens: int = 1_024
 
@@ -167,6 +172,11 @@ class EncoderConfig:
         _require(
             self.num_layers is None or self.num_layers > 0,
             f"layers (num_layers) must lie between 1 and the model's layers, got {self.num_layers}; leave it out to run all",
+        )
+        _require(
+            not self.pool_prefix or (self.attention == "chunk" and self.pooling in PREFIX_POOLINGS),
+            f"pool_prefix must go with attention chunk and pooling {' or '.join(PREFIX_POOLINGS)}, "
+            f"got attention {self.attention} and pooling {self.pooling}; leave it out",
         )
         _require(self.batch_tokens > 0, f"batch_tokens must be positive, got {self.batch_tokens}")
 

@@ -122,6 +122,47 @@ def _write_tiny_tokenizer(folder: Path) -> int:
     return len(vocab)
 
 
+def make_latent_block(width: int, heads: int, head_dim: int, *, latents: int = 5, inner: int = 20, seed: int = 0) -> dict[str, Any]:
+    """Return the tensors of a random latent attention block in the names NV-Embed-v2 publishes."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * 0.4
+
+    attention, mlp = (f"latent_attention_model.cross_attend_blocks.{index}" for index in range(2))
+    norms = (f"{attention}.norm", f"{attention}.norm_context", f"{mlp}.norm")
+    return {
+        "latent_attention_model.latents": randn(latents, width),
+        **{f"{name}.weight": 1 + randn(width) for name in norms},
+        **{f"{name}.bias": randn(width) for name in norms},
+        f"{attention}.fn.to_q.weight": randn(heads * head_dim, width),
+        f"{attention}.fn.to_kv.weight": randn(2 * heads * head_dim, width),
+        f"{attention}.fn.to_out.weight": randn(width, heads * head_dim),
+        f"{mlp}.fn.net.0.weight": randn(2 * inner, width),
+        f"{mlp}.fn.net.0.bias": randn(2 * inner),
+        f"{mlp}.fn.net.2.weight": randn(width, inner),
+        f"{mlp}.fn.net.2.bias": randn(width),
+    }
+
+
+@pytest.fixture(scope="session")
+def latent_block() -> Callable[..., dict[str, Any]]:
+    """Return :func:`make_latent_block`."""
+    return make_latent_block
+
+
+@pytest.fixture(scope="session")
+def tiny_latent_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the tiny BERT's folder with a latent attention block beside its weights."""
+    from safetensors.torch import save_file
+
+    folder = shutil.copytree(tiny_model_folder, tmp_path_factory.mktemp("tiny-latent") / "model")
+    save_file(make_latent_block(TINY_DIM, 8, 6), folder / "cairn_extra.safetensors")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a random BERT of 2 layers, 32 dimensions and 96 positions."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -29,11 +29,18 @@ from pipeline.model.attention_temperature import row_temperatures
 from pipeline.model.backbone import Backbone, load_backbone
 from pipeline.model.document_encoder import embed_chunks
 from pipeline.model.landmarks import Chunks, Rows, chunk_rows, chunk_spans, split_into_chunks, window_rows
+from pipeline.model.latent_attention import require_latent_attention
 from pipeline.model.matryoshka import first_dims, require_dims
 from pipeline.types import chunks_schema, documents_schema, staged_schema
 
 ENCODER_FORMAT_VERSION = 1
 """Raised when the same settings begin to give other vectors."""
+
+YOUNGER_SETTINGS: Final = (
+    *("landmarks", "truncate_dim", "num_layers", "causal", "query_prefix", "document_prefix", "pool_prefix"),
+    *("query_temperature", "temperature_by_length"),
+)
+"""Settings that joined after the first collections were built."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +67,7 @@ class DocumentEncoder:
         self.backbone = load_backbone(config) if backbone is None else backbone
         self.vector_dim = require_fit(config, self.backbone)
         self._document_prefix, self._query_prefix = _prefixes(config, self.backbone)
+        self._token_head = require_latent_attention(self.backbone) if config.pooling == "latent" else None
         self._context_CD = _usable_context(config, context, self.backbone.context_dim)
         self.fingerprint = fingerprint(
             kind="encoder",
@@ -111,6 +119,7 @@ class DocumentEncoder:
             batch_tokens=self.config.batch_tokens,
             temperature=row_temperatures(np.diff(rows.row_offsets), temperature, temperature_by_length),
             context_CD=self._context_CD,
+            token_head=self._token_head,
             on_chunks=report,
         )
         chunk_vectors_MV = first_dims(embeddings_MD, self.vector_dim)
@@ -127,7 +136,15 @@ class DocumentEncoder:
     def _rows(self, ids_T: Int32[np.ndarray, " T"], chunks: Chunks, prefix: Prefix) -> Rows:
         cls_id, landmark_id, pooling = self.backbone.cls_id, self.backbone.landmark_id, self.config.pooling
         if self.config.attention == "chunk":
-            return chunk_rows(ids_T, chunks, cls_id=cls_id, landmark_id=landmark_id, pooling=pooling, prefix_ids=prefix.ids)
+            return chunk_rows(
+                ids_T,
+                chunks,
+                cls_id=cls_id,
+                landmark_id=landmark_id,
+                pooling=pooling,
+                prefix_ids=prefix.ids,
+                pool_prefix=self.config.pool_prefix,
+            )
         return window_rows(
             ids_T,
             chunks,
@@ -237,6 +254,8 @@ def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
             f"temperature_by_length must name lengths that rows reach, at most {longest_row} tokens with attention {config.attention}, "
             f"got {config.temperature_by_length[-1][0]}; leave the longer ones out"
         )
+    if config.pooling == "latent":
+        require_latent_attention(backbone)
     return require_dims(config.truncate_dim, backbone.embedding_dim)
 
 
@@ -245,13 +264,9 @@ def _prefixes(config: EncoderConfig, backbone: Backbone) -> tuple[Prefix, Prefix
 
 
 def _younger_settings(config: EncoderConfig) -> dict[str, Any]:
-    """Return the settings that joined after the first collections were built, but for those at their default, which change no vector."""
-    younger = (
-        *("landmarks", "truncate_dim", "num_layers", "causal", "query_prefix", "document_prefix"),
-        *("query_temperature", "temperature_by_length"),
-    )
+    """Return the younger settings but for those at their default, which change no vector."""
     default = EncoderConfig()
-    return {name: getattr(config, name) for name in younger if getattr(config, name) != getattr(default, name)}
+    return {name: getattr(config, name) for name in YOUNGER_SETTINGS if getattr(config, name) != getattr(default, name)}
 
 
 def _usable_context(config: EncoderConfig, context: ContextSet | None, context_dim: int) -> Float32[np.ndarray, "C D"] | None:

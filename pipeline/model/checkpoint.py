@@ -2,15 +2,12 @@
 
 Knows the two published layouts: Hugging Face (config.json, model.safetensors, tokenizer.json in one folder; large models split their
 weights over several files that model.safetensors.index.json names) and sentence-transformers (modules.json naming the folder of the
-transformer). It says what lies there; what to make of the tensors is the backbone's business. Only the transformer is read: a pooling
-other than the mean draws a warning, a further trained module is refused, as vectors without it mean
-nothing.
+transformer and the modules behind it). It says what lies there; what to make of the tensors is the backbone's business, and which settings
+follow from a folder that of ``model_defaults``.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +16,24 @@ from typing import Any, Final
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from pipeline import durable
 from pipeline.errors import ModelError
 from pipeline.manifest import fingerprint
-
-logger = logging.getLogger(__name__)
+from pipeline.model.projection import steps_fingerprint
+from pipeline.model.sentence_transformers_folder import (
+    SentenceTransformersFolder,
+    Step,
+    read_json,
+    read_sentence_transformers_folder,
+)
 
 WEIGHTS_NAME: Final = "model.safetensors"
 WEIGHTS_INDEX_NAME: Final = "model.safetensors.index.json"
-_MODULES_READ: Final = frozenset({"Transformer", "Pooling", "Normalize"})
+EXTRA_NAME: Final = "cairn_extra.safetensors"
+"""Tensors of ours beside a stock model's: a latent attention, landmark gates."""
+
 _TOKEN_NAMES: Final = {
     "cls": (("cls_token", "bos_token"), ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>")),
     "landmark": (("sep_token", "eos_token"), ("[SEP]", "</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>")),
@@ -51,6 +55,7 @@ class Checkpoint:
     cls_id: int | None
     landmark_id: int
     pad_id: int
+    steps: tuple[Step, ...] = ()
     weights_sha256: str
     fingerprint: str
 
@@ -68,15 +73,25 @@ class Checkpoint:
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read a model folder; raise :class:`ModelError` for one that is incomplete, damaged or not fit to be read safely."""
-    folder = _transformer_folder(folder)
-    config = _read_json(folder / "config.json")
+    modules = read_sentence_transformers_folder(folder) or SentenceTransformersFolder(transformer=folder)
+    extra_path = folder / EXTRA_NAME
+    folder = modules.transformer
+    config = read_json(folder / "config.json")
     tokenizer_path, weights_paths = _require(folder / "tokenizer.json"), _weights_paths(folder)
-    tokenizer = _read_tokenizer(tokenizer_path)
+    tokenizer = _read_tokenizer(tokenizer_path, lowercases=modules.lowercases)
     hashes = {path.name: durable.sha256_of_file(path) for path in weights_paths}
     weights_sha256 = hashes[WEIGHTS_NAME] if WEIGHTS_NAME in hashes else fingerprint(shards=hashes)
     tensors: dict[str, torch.Tensor] = {}
     for path in weights_paths:
         tensors |= _read_tensors(path)
+    added: dict[str, Any] = {}
+    if extra_path.is_file():
+        tensors |= _read_tensors(extra_path)
+        added["extra"] = durable.sha256_of_file(extra_path)
+    if modules.steps:
+        added["steps"] = steps_fingerprint(modules.steps)
+    if modules.lowercases:
+        added["lowercases"] = True
     cls_id, landmark_id, pad_id = _special_tokens(folder, tokenizer)
     special = {"cls": cls_id, "landmark": landmark_id, "pad": pad_id}
     return Checkpoint(
@@ -87,9 +102,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         cls_id=cls_id,
         landmark_id=landmark_id,
         pad_id=pad_id,
+        steps=modules.steps,
         weights_sha256=weights_sha256,
         fingerprint=fingerprint(
-            weights=weights_sha256, tokenizer=durable.sha256_of_file(tokenizer_path), config=dict(sorted(config.items())), special=special
+            weights=weights_sha256,
+            tokenizer=durable.sha256_of_file(tokenizer_path),
+            config=dict(sorted(config.items())),
+            special=special,
+            **added,
         ),
     )
 
@@ -98,8 +118,8 @@ def _weights_paths(folder: Path) -> list[Path]:
     """Return the one file of weights, else all that the index names."""
     if (folder / WEIGHTS_NAME).is_file() or not (folder / WEIGHTS_INDEX_NAME).is_file():
         return [_require(folder / WEIGHTS_NAME)]
-    index = _read_json(folder / WEIGHTS_INDEX_NAME)
-    files: Any = index.get("weight_map") if isinstance(index, dict) else None
+    index = read_json(folder / WEIGHTS_INDEX_NAME)
+    files: Any = index.get("weight_map")
     names = set(files.values()) if isinstance(files, dict) else set[Any]()
     # A name is believed only when it lies in this very folder.
     if not names or not all(isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors") for name in names):
@@ -116,31 +136,6 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def _transformer_folder(folder: Path) -> Path:
-    modules_path = folder / "modules.json"
-    if not modules_path.is_file():
-        return folder
-    modules: Any = _read_json(modules_path)
-    transformer = folder
-    for module in modules:
-        kind = str(module.get("type", "")).rpartition(".")[2]
-        if kind not in _MODULES_READ:
-            raise ModelError(
-                f"a model folder must hold a transformer with pooling and normalisation only, got the module {kind!r}; choose another model"
-            )
-        path = folder / str(module.get("path", ""))
-        if kind == "Transformer":
-            transformer = path
-        if kind == "Pooling" and not _is_mean_pooling(path / "config.json"):
-            logger.warning("the model was trained with a pooling other than the mean; its pooling setting is ignored")
-    return transformer
-
-
-def _is_mean_pooling(path: Path) -> bool:
-    config = _read_json(path)
-    return bool(config.get("pooling_mode_mean_tokens", config.get("pooling_mode") == "mean"))
-
-
 def _require(path: Path) -> Path:
     if not path.is_file():
         hint = "save the model's fast tokenizer beside it"
@@ -150,16 +145,7 @@ def _require(path: Path) -> Path:
     return path
 
 
-def _read_json(path: Path) -> Any:
-    if not path.is_file():
-        raise ModelError(f"a model folder must hold {path.name}, got none; give a folder in Hugging Face or sentence-transformers layout")
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path.name} of the model must be JSON, got an unreadable file; fetch the model again") from error
-
-
-def _read_tokenizer(path: Path) -> Tokenizer:
+def _read_tokenizer(path: Path, *, lowercases: bool) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     # The Rust side raises bare Exception.
@@ -170,6 +156,9 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     # Published files carry a padding and a truncation of their own, which would cut texts silently.
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    if lowercases:
+        own: Any = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
     return tokenizer
 
 
@@ -181,7 +170,7 @@ def _special_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int | None, int
     named: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
-            named = _read_json(folder / name) | named
+            named = read_json(folder / name) | named
     ids = {role: _named_token(tokenizer, named, keys, defaults) for role, (keys, defaults) in _TOKEN_NAMES.items()}
     landmark_id = _own_ending(tokenizer)
     landmark_id = ids["landmark"] if landmark_id is None else landmark_id

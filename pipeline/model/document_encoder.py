@@ -25,11 +25,13 @@ def embed_chunks(
     batch_tokens: int,
     temperature: float | Float64[np.ndarray, " R"] = 1.0,
     context_CD: Float32[np.ndarray, "C D"] | None = None,
+    token_head: Callable[[torch.Tensor], torch.Tensor] | None = None,
     on_chunks: Callable[[Int64[np.ndarray, " m"]], None] | None = None,
 ) -> Float32[np.ndarray, "M E"]:
     """Embed every chunk of a layout, in the layout's order; ``on_chunks`` hears the indices of each batch's chunks when they are done.
 
     ``temperature`` divides attention logits (TempScale), in all rows alike or in each row by its own.
+    ``token_head`` rewrites hidden states, position by position, before they are pooled (latent attention).
     """
     embeddings_ME = np.empty((len(rows.pooled_row), backbone.embedding_dim), np.float32)
     lengths_R = np.diff(rows.row_offsets)
@@ -47,6 +49,8 @@ def embed_chunks(
         row_M = np.repeat(np.arange(len(batch_B)), num_chunks_B)
         with torch.inference_mode():
             spans = (torch.from_numpy(x).to(hidden_BTD.device) for x in (row_M, rows.pooled_start[chunk_M], rows.pooled_end[chunk_M]))
+            if token_head is not None:
+                hidden_BTD = token_head(hidden_BTD)
             embeddings_ME[chunk_M] = backbone.project(pool_spans(hidden_BTD, *spans)).cpu().numpy()
         return chunk_M
 

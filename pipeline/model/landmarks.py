@@ -132,10 +132,12 @@ def chunk_rows(
     landmark_id: int,
     pooling: Pooling,
     prefix_ids: Int32[np.ndarray, " P"] = NO_PREFIX,
+    pool_prefix: bool = False,
 ) -> Rows:
     """Lay every chunk out as a row of its own, ``[CLS] prefix z [LMK]``.
 
-    Pooled are: ``mean`` the whole row, as sentence-transformers takes it, and with a prefix what stands after it; ``cls`` the first token;
+    Pooled are: ``mean`` and ``latent`` the whole row, as sentence-transformers takes it, and with a prefix what stands after it, unless
+    ``pool_prefix`` keeps the whole row; ``cls`` the first token;
     ``lmk`` and ``last`` the last; ``mean_at_k`` the chunk's own last token, or the landmark of an empty chunk.
     """
     opening_ids = _opening_ids(cls_id, prefix_ids)
@@ -148,8 +150,10 @@ def chunk_rows(
     ids[is_text] = ids_T
     ids[_heads(row_offsets, head)] = opening_ids
     ids[row_offsets[1:] - 1] = landmark_id
+    first_pooled = head if len(prefix_ids) and not pool_prefix else 0
     start, end = {
-        "mean": (np.full_like(row_lengths, head if len(prefix_ids) else 0), row_lengths),
+        "mean": (mean_span := (np.full_like(row_lengths, first_pooled), row_lengths)),
+        "latent": mean_span,
         "cls": (np.zeros_like(row_lengths), np.ones_like(row_lengths)),
         "mean_at_k": _one(row_lengths - 1 - (num_own > 0)),
     }.get(pooling, _one(row_lengths - 1))
@@ -171,9 +175,9 @@ def window_rows(
 
     Each window after the first begins with the last whole chunks of the one before that, with their landmarks, fit ``overlap_tokens`` and
     leave room for one more chunk. A chunk in several windows is pooled in the one where its end has the most tokens on its scarcer side;
-    ties go to the earlier window. ``mean`` is over the chunk's tokens and its landmark, without [CLS], which belongs to no chunk (late
-    chunking); ``multi_cls`` puts [CLS] where the landmarks stand; ``mean_at_k`` has no landmarks, ``[CLS] prefix z1 z2 … zn [LMK]``, and
-    takes each chunk's last token (an empty text's landmark).
+    ties go to the earlier window. ``mean`` and ``latent`` are over the chunk's tokens and its landmark, without [CLS], which belongs to no
+    chunk (late chunking); ``multi_cls`` puts [CLS] where the landmarks stand; ``mean_at_k`` has no landmarks,
+    ``[CLS] prefix z1 z2 … zn [LMK]``, and takes each chunk's last token (an empty text's landmark).
     """
     assert pooling != "multi_cls" or cls_id is not None, "a layout of [CLS] tokens is asked of a model that has none"
     opening_ids = _opening_ids(cls_id, prefix_ids)
@@ -196,7 +200,7 @@ def window_rows(
     window_M = _roomiest_window(first_W, end_W, marked_offsets, body_lengths)
     shift_M = head - marked_offsets[first_W][window_M]
     pooled_end = marked_offsets[1:] + shift_M
-    if pooling == "mean":
+    if pooling in ("mean", "latent"):
         pooled_start = marked_offsets[:-1] + shift_M
     else:
         pooled_start, pooled_end = _one(pooled_end - ((num_own > 0) | (num_marks > 0)))

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch.nn import functional
 
-from pipeline.errors import ModelError
+from pipeline.errors import ConfigError, ModelError
 from pipeline.model.weights import WeightReader
 
 PREFIX: Final = "latent_attention_model."
@@ -108,6 +108,16 @@ def read_latent_attention(
         down_weight_DF=read(f"{_MLP}.fn.net.2.weight", model_dim, num_inner).to(dtype),
         down_bias_D=read(f"{_MLP}.fn.net.2.bias", model_dim).to(dtype),
     )
+
+
+def require_latent_attention(backbone: object) -> LatentAttention:
+    """Return a backbone's block; raise :class:`ConfigError` for one that has none, as those have that nobody trained with it."""
+    block = getattr(backbone, "latent_attention", None)
+    if not isinstance(block, LatentAttention):
+        raise ConfigError(
+            f"pooling latent must go with a model that holds {PREFIX}latents, got one without; choose another pooling, such as mean"
+        )
+    return block
 
 
 def _size(tensors: Mapping[str, torch.Tensor], name: str, axis: int) -> int:

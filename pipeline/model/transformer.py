@@ -17,6 +17,7 @@ text only the text goes on. No dropout, no gradients, no token types but 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,8 +30,10 @@ from tokenizers import Tokenizer
 from pipeline.errors import ModelError
 from pipeline.model.checkpoint import Checkpoint
 from pipeline.model.feed_forward import GatedMlp, PlainMlp
+from pipeline.model.latent_attention import read_latent_attention
 from pipeline.model.packed import Packed
 from pipeline.model.pattern import Batch, Pattern, Shape
+from pipeline.model.projection import read_projection
 from pipeline.model.rectangle import Rectangle
 from pipeline.model.rotary import RotaryTable
 from pipeline.model.weights import Linear, Norm
@@ -89,7 +92,12 @@ class Transformer:
         self.weights_fingerprint = checkpoint.fingerprint
         self.device = device
         self.dtype = dtype
-        self.model_dim = self.embedding_dim = self.context_dim = int(embedding.tokens_VD.shape[1])
+        self.model_dim = self.context_dim = int(embedding.tokens_VD.shape[1])
+        self.latent_attention = read_latent_attention(
+            checkpoint.tensors, checkpoint.config, model_dim=self.model_dim, dtype=dtype, device=device
+        )
+        self._projection = read_projection(checkpoint.steps, self.model_dim, device)
+        self.embedding_dim = self.model_dim if self._projection is None else self._projection.output_dim
         self.max_positions = shape.max_positions
         self._embedding = embedding
         self._layers = tuple(layers)
@@ -103,8 +111,12 @@ class Transformer:
 
     @property
     def first_stage(self) -> Transformer:
-        """Return the backbone itself: it embeds its own context."""
-        return self
+        """Return the backbone itself, which embeds its own context, without what projects its embeddings elsewhere."""
+        if self._projection is None:
+            return self
+        unprojected = copy(self)
+        unprojected._projection, unprojected.embedding_dim = None, self.model_dim
+        return unprojected
 
     @property
     def token_embeddings(self) -> Float32[np.ndarray, "vocabulary D"]:
@@ -112,8 +124,8 @@ class Transformer:
         return self._embedding.tokens_VD.cpu().numpy()
 
     def project(self, pooled_MD: Float32[torch.Tensor, "M D"]) -> Float32[torch.Tensor, "M E"]:
-        """Return pooled embeddings as they are."""
-        return pooled_MD
+        """Apply the modules that the checkpoint's folder lists behind its pooling; most list none."""
+        return pooled_MD if self._projection is None else self._projection(pooled_MD)
 
     @torch.inference_mode()
     def hidden_states(

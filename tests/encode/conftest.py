@@ -14,10 +14,10 @@ from pipeline.model.backbone import Backbone, load_backbone
 
 
 @pytest.fixture(scope="session")
-def config(tiny_model_folder: Path) -> EncoderConfig:
-    """Return settings small enough for windows to overlap in short texts."""
+def config(tiny_latent_folder: Path) -> EncoderConfig:
+    """Return settings of a model that every pooling fits, small enough for windows to overlap in short texts."""
     return EncoderConfig(
-        model=str(tiny_model_folder),
+        model=str(tiny_latent_folder),
         precision="fp32",
         landmark_interval=12,
         max_window_tokens=40,

@@ -40,19 +40,20 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
     def hidden(row):
         reached = [step for length, step in config.temperature_by_length if len(row) >= length]
         temperature = [config.temperature, *reached][-1]
-        return backbone.hidden_states(np.array([row]), np.array([len(row)]), context, temperature)[0].numpy()
+        state = backbone.hidden_states(np.array([row]), np.array([len(row)]), context, temperature)
+        return (backbone.latent_attention(state) if config.pooling == "latent" else state)[0].numpy()
 
     def pooled_row(state, piece):
         """The rule of each pooling for a row that is one chunk."""
         mean = state[len(opening) + len(prefix) :].mean(0) if prefix else state.mean(0)
         of_last = state[-2] if piece else state[-1]
-        return {"mean": mean, "lmk": state[-1], "last": state[-1], "cls": state[0], "mean_at_k": of_last}[config.pooling]
+        return {"mean": mean, "latent": mean, "lmk": state[-1], "last": state[-1], "cls": state[0], "mean_at_k": of_last}[config.pooling]
 
     def pooled_span(state, start, stop):
         """The same for a chunk whose own tokens stand at ``start:stop`` of a window."""
         if config.pooling == "mean_at_k":
             return state[stop - 1] if stop > start else state[-1]
-        return state[start : stop + 1].mean(0) if config.pooling == "mean" else state[stop]
+        return state[start : stop + 1].mean(0) if config.pooling in ("mean", "latent") else state[stop]
 
     if config.attention == "chunk":
         vectors = [pooled_row(hidden([*opening, *prefix, *piece, landmark]), piece) for piece in pieces]
@@ -106,10 +107,20 @@ def test_encode_batch_equals_naive_loop_over_texts(config, backbone, make_contex
         np.testing.assert_allclose(own, naive, atol=1e-5)
 
 
+def test_encode_latent_of_a_model_without_latents_is_refused(tiny_model_folder):
+    with pytest.raises(ConfigError, match=r"pooling latent must go with a model that holds latent_attention_model\.latents"):
+        DocumentEncoder(EncoderConfig(model=str(tiny_model_folder), pooling="latent"))
+
+
+def test_fingerprint_of_settings_with_pool_prefix_is_their_own(config, backbone):
+    plain, pooled = (DocumentEncoder(dataclasses.replace(config, pool_prefix=value), backbone=backbone) for value in (False, True))
+    assert plain.fingerprint != pooled.fingerprint
+
+
 @pytest.fixture(scope="module")
-def headless(tiny_model_folder, tmp_path_factory):
+def headless(tiny_latent_folder, tmp_path_factory):
     """A model whose tokenizer has no [CLS]."""
-    folder = shutil.copytree(tiny_model_folder, tmp_path_factory.mktemp("headless") / "model")
+    folder = shutil.copytree(tiny_latent_folder, tmp_path_factory.mktemp("headless") / "model")
     tokenizer = (folder / "tokenizer.json").read_text()
     (folder / "tokenizer.json").write_text(tokenizer.replace("[CLS]", "[NONE]"))
     backbone = load_backbone(EncoderConfig(model=str(folder), precision="fp32"))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 
 import pytest
@@ -91,21 +90,6 @@ def test_read_sentence_transformers_layout_finds_the_transformers_folder(folder,
     shutil.copytree(folder, outer / "0_Transformer")
     _as_sentence_transformers(outer, ("0_Transformer", "sentence_transformers.models.Transformer"))
     assert read_checkpoint(outer).fingerprint == read_checkpoint(folder).fingerprint
-
-
-def test_read_pooling_other_than_the_mean_warns(folder, caplog):
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}))
-    _as_sentence_transformers(folder, ("", "a.Transformer"), ("1_Pooling", "a.Pooling"))
-    with caplog.at_level(logging.WARNING):
-        read_checkpoint(folder)
-    assert "pooling other than the mean" in caplog.text
-
-
-def test_read_further_trained_module_is_refused(folder):
-    _as_sentence_transformers(folder, ("", "a.Transformer"), ("2_Dense", "sentence_transformers.models.Dense"))
-    with pytest.raises(ModelError, match="got the module 'Dense'"):
-        read_checkpoint(folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])

@@ -12,30 +12,20 @@ from pipeline.model.latent_attention import read_latent_attention
 
 DIM, LATENTS, HEADS, HEAD_DIM, INNER = 16, 5, 4, 6, 20
 CPU = torch.device("cpu")
+NAMES = [
+    "latent_attention_model.latents",
+    *(f"latent_attention_model.cross_attend_blocks.{name}" for name in ("0.norm.weight", "0.norm.bias")),
+    *(f"latent_attention_model.cross_attend_blocks.0.norm_context.{name}" for name in ("weight", "bias")),
+    *(f"latent_attention_model.cross_attend_blocks.0.fn.{name}.weight" for name in ("to_q", "to_kv", "to_out")),
+    *(f"latent_attention_model.cross_attend_blocks.1.norm.{name}" for name in ("weight", "bias")),
+    *(f"latent_attention_model.cross_attend_blocks.1.fn.net.{name}" for name in ("0.weight", "0.bias", "2.weight", "2.bias")),
+]
 CONFIG = {"latent_attention_config": {"model_type": "latent_attention", "num_cross_heads": HEADS}}
 
 
-def published_block(prefix="latent_attention_model.", heads=HEADS, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def randn(*shape):
-        return torch.randn(*shape, generator=generator) * 0.4
-
-    attention, mlp = f"{prefix}cross_attend_blocks.0", f"{prefix}cross_attend_blocks.1"
-    inner = heads * HEAD_DIM
-    norms = {f"{attention}.norm": DIM, f"{attention}.norm_context": DIM, f"{mlp}.norm": DIM}
-    return {
-        f"{prefix}latents": randn(LATENTS, DIM),
-        **{f"{name}.weight": 1 + randn(size) for name, size in norms.items()},
-        **{f"{name}.bias": randn(size) for name, size in norms.items()},
-        f"{attention}.fn.to_q.weight": randn(inner, DIM),
-        f"{attention}.fn.to_kv.weight": randn(2 * inner, DIM),
-        f"{attention}.fn.to_out.weight": randn(DIM, inner),
-        f"{mlp}.fn.net.0.weight": randn(2 * INNER, DIM),
-        f"{mlp}.fn.net.0.bias": randn(2 * INNER),
-        f"{mlp}.fn.net.2.weight": randn(DIM, INNER),
-        f"{mlp}.fn.net.2.bias": randn(DIM),
-    }
+@pytest.fixture
+def tensors(latent_block):
+    return latent_block(DIM, HEADS, HEAD_DIM, latents=LATENTS, inner=INNER)
 
 
 def naive(tensors, hidden, heads=HEADS, prefix="latent_attention_model."):
@@ -74,41 +64,38 @@ def hidden():
     return torch.randn(3, 7, DIM, generator=torch.Generator().manual_seed(9)) * 2
 
 
-def test_latent_attention_equals_the_naive_reading(hidden):
-    tensors = published_block()
+def test_latent_attention_equals_the_naive_reading(tensors, hidden):
     torch.testing.assert_close(_read(tensors)(hidden), naive(tensors, hidden), atol=1e-5, rtol=1e-5)
 
 
-def test_latent_attention_without_a_number_of_heads_has_the_published_eight(hidden):
-    tensors = published_block(heads=8)
+def test_latent_attention_without_a_number_of_heads_has_the_published_eight(latent_block, hidden):
+    tensors = latent_block(DIM, 8, HEAD_DIM, inner=INNER)
     found = _read(tensors, {"latent_attention_config": {"model_type": "latent_attention"}})
     torch.testing.assert_close(found(hidden), naive(tensors, hidden, heads=8), atol=1e-5, rtol=1e-5)
 
 
-def test_latent_attention_of_permuted_latents_is_the_same(hidden):
-    tensors = published_block()
+def test_latent_attention_of_permuted_latents_is_the_same(tensors, hidden):
     permuted = tensors | {"latent_attention_model.latents": tensors["latent_attention_model.latents"].flip(0)}
     torch.testing.assert_close(_read(permuted)(hidden), _read(tensors)(hidden), atol=1e-5, rtol=1e-5)
 
 
-def test_latent_attention_of_a_token_depends_on_that_token_alone(hidden):
-    block = _read(published_block())
+def test_latent_attention_of_a_token_depends_on_that_token_alone(tensors, hidden):
+    block = _read(tensors)
     torch.testing.assert_close(block(hidden)[1:2, 3:4], block(hidden[1:2, 3:4]), atol=1e-6, rtol=1e-5)
 
 
-def test_latent_attention_in_bf16_stays_within_cosine_0_999(hidden):
-    tensors = published_block()
+def test_latent_attention_in_bf16_stays_within_cosine_0_999(tensors, hidden):
     found = _read(tensors, dtype=torch.bfloat16)(hidden.bfloat16()).float()
     assert torch.cosine_similarity(found, naive(tensors, hidden), dim=-1).min() >= 0.999
 
 
-def test_latent_attention_below_another_prefix_is_found(hidden):
-    tensors = {f"model.{name}": tensor for name, tensor in published_block().items()}
-    torch.testing.assert_close(_read(tensors)(hidden), _read(published_block())(hidden))
+def test_latent_attention_below_another_prefix_is_found(tensors, hidden):
+    prefixed = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    torch.testing.assert_close(_read(prefixed)(hidden), _read(tensors)(hidden))
 
 
-def test_latent_attention_passes_gradients_to_every_tensor(hidden):
-    tensors = {name: tensor.requires_grad_() for name, tensor in published_block().items()}
+def test_latent_attention_passes_gradients_to_every_tensor(tensors, hidden):
+    tensors = {name: tensor.requires_grad_() for name, tensor in tensors.items()}
     _read(tensors)(hidden).sin().sum().backward()
     assert all(tensor.grad is not None and bool(tensor.grad.abs().sum() > 0) for tensor in tensors.values())
 
@@ -117,23 +104,21 @@ def test_latent_attention_of_a_checkpoint_without_latents_is_none():
     assert _read({"encoder.layer.0.weight": torch.zeros(2, 2)}) is None
 
 
-@pytest.mark.parametrize("name", sorted(published_block()))
-def test_latent_attention_with_a_tensor_of_another_shape_is_refused(name):
-    tensors = published_block()
+@pytest.mark.parametrize("name", NAMES)
+def test_latent_attention_with_a_tensor_of_another_shape_is_refused(tensors, name):
     tensors[name] = tensors[name].repeat(*[2] * tensors[name].ndim)
     with pytest.raises(ModelError, match=r"must have the shape|must give num_cross_heads|as a matrix"):
         _read(tensors)
 
 
-@pytest.mark.parametrize("name", sorted(set(published_block()) - {"latent_attention_model.latents"}))
-def test_latent_attention_without_one_of_its_tensors_is_refused(name):
-    tensors = published_block()
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_latent_attention_without_one_of_its_tensors_is_refused(tensors, name):
     del tensors[name]
     with pytest.raises(ModelError, match=f"must hold {name}"):
         _read(tensors)
 
 
 @pytest.mark.parametrize("heads", [0, 5, True, "4", None])
-def test_latent_attention_of_heads_that_do_not_divide_is_refused(heads):
+def test_latent_attention_of_heads_that_do_not_divide_is_refused(tensors, heads):
     with pytest.raises(ModelError, match="num_cross_heads as a divisor of the 24 rows"):
-        _read(published_block(), {"latent_attention_config": {"num_cross_heads": heads}})
+        _read(tensors, {"latent_attention_config": {"num_cross_heads": heads}})
