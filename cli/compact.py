@@ -6,13 +6,12 @@ from pathlib import Path
 
 import click
 
-from cli.settings import root_option
+from cli.settings import collection_argument
 from cli.terminal import ProgressBars
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("collection", metavar="NAME")
-@root_option
+@collection_argument
 def compact(*, collection: str, root: str) -> int:
     """Merge small files of collection NAME and drop what no kept generation needs."""
     from pipeline.index.layout import CollectionLayout

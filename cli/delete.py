@@ -6,16 +6,15 @@ from pathlib import Path
 
 import click
 
-from cli.settings import root_option
+from cli.settings import collection_argument
 from cli.terminal import ProgressBars
 
 _NOTHING_DELETED = 2
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("collection", metavar="NAME")
+@collection_argument
 @click.argument("doc_ids", nargs=-1, required=True, metavar="DOC_ID...")
-@root_option
 def delete(*, collection: str, doc_ids: tuple[str, ...], root: str) -> int:
     """Delete documents of collection NAME by id; unknown ids are listed, and exit 2 says that none was known."""
     from pipeline.index.layout import CollectionLayout

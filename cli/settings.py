@@ -24,13 +24,12 @@ import click
 from click.core import ParameterSource
 from typing_extensions import override
 
-from pipeline.config import ClusterConfig, ContextConfig, CorpusConfig, EncoderConfig, IndexConfig, IngestConfig
+from pipeline.config import DEFAULT_ROOT, ClusterConfig, ContextConfig, CorpusConfig, EncoderConfig, IndexConfig, IngestConfig
 from pipeline.errors import ConfigError
 from pipeline.model.model_defaults import model_defaults
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-DEFAULT_ROOT = "cairn-data"
 _SHARED = ("root", "collection")
 _EVERYWHERE = ("ingest", "search", "status", "verify", "repair", "compact", "delete")
 _STORED = {"corpus": CorpusConfig, "cluster": ClusterConfig, "context": ContextConfig, "encoder": EncoderConfig, "index": IndexConfig}
@@ -80,6 +79,11 @@ def root_option(function: _Function) -> _Function:
         show_default=True,
         help="Folder the collections live under.",
     )(function)
+
+
+def collection_argument(function: _Function) -> _Function:
+    """Add ``NAME`` and ``--root``: the collection a verb works on."""
+    return click.argument("collection", metavar="NAME")(root_option(function))
 
 
 def json_option(function: _Function) -> _Function:

@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.settings import json_option, root_option
+from cli.settings import collection_argument, json_option
 
 if TYPE_CHECKING:
     from pipeline.index.maintenance import Problem
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("collection", metavar="NAME")
-@root_option
+@collection_argument
 @json_option
 def verify(*, collection: str, root: str, as_json: bool) -> int:
     """Check every stored file of collection NAME against its hashes; exit 1 when something is wrong."""
     from pipeline.index.layout import CollectionLayout
     from pipeline.index.maintenance import verify_collection
 
-    problems = verify_collection(CollectionLayout(Path(root), collection))
+    layout = CollectionLayout(Path(root), collection)
+    problems = verify_collection(layout)
     if as_json:
         click.echo(json.dumps({"collection": collection, "problems": [asdict(problem) for problem in problems]}, default=str))
     else:
         click.echo("\n".join(_line(problem) for problem in problems) or f"{collection}: every file matches its hash")
     if problems and not as_json:
-        click.echo(f"{len(problems)} problem(s); run `cairn repair {collection}`", err=True)
+        click.echo(f"{len(problems)} problem(s); run `{layout.command('repair')}`", err=True)
     return 1 if problems else 0
 
 

@@ -158,7 +158,9 @@ def _corpus_view(
 ) -> tuple[CorpusView, TextEmbedder, dict[str, int]]:
     folder = layout.generation_folder(published.generation) if published else layout.pending_folder
     if published or layout.pending_context_path.exists():
-        view = CorpusView(clusters=Clusters.read(folder / CLUSTERS_ARROW), context=ContextSet.read(folder / CONTEXT_ARROW), folder=folder)
+        with layout.naming_damage():
+            clusters, context = Clusters.read(folder / CLUSTERS_ARROW), ContextSet.read(folder / CONTEXT_ARROW)
+        view = CorpusView(clusters=clusters, context=context, folder=folder)
         return view, _stored_embedder(view.clusters, config, stages), {}
     return _draw_corpus_view(layout, staged, config, stages, progress)
 

@@ -5,8 +5,7 @@
     handbook.search("how do I reset a password", granularity="both")
 
 Ties the searcher, which knows vectors only, to the query encoder the collection's manifest describes. The encoder is loaded at the first
-search, so that looking
-at a collection's state needs no model.
+search, so that looking at a collection's state needs no model.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import EncoderConfig
+from pipeline.config import DEFAULT_ROOT, EncoderConfig
 from pipeline.context.drift import measure_drift
 from pipeline.context.store import ContextSet
 from pipeline.errors import CollectionNotFoundError, FingerprintMismatchError
@@ -26,8 +25,6 @@ from pipeline.index.maintenance import collection_status
 from pipeline.search.filters import parse_filter
 from pipeline.search.searcher import Searcher
 from pipeline.types import Granularity, QueryEncoder, SearchResult
-
-DEFAULT_ROOT = "cairn-data"
 
 _UNTRAINED_NOTE = (
     "all-MiniLM-L6-v2 is trained neither for landmarks nor for context: chunks are pooled as it was trained, "
@@ -138,7 +135,8 @@ def load_query_encoder(generation: Generation) -> QueryEncoder:
     from pipeline.encode.queries import TextQueryEncoder  # torch comes in here, and only here
 
     config = EncoderConfig(**generation.manifest.settings["encoder"])
-    context = ContextSet.read(generation.folder / "context.arrow") if config.use_context else None
+    with generation.layout.naming_damage():
+        context = ContextSet.read(generation.folder / "context.arrow") if config.use_context else None
     return TextQueryEncoder(config, context)
 
 

@@ -20,6 +20,9 @@ Precision = Literal["auto", "fp32", "bf16"]
 IndexKind = Literal["auto", "flat", "ivf_sq8", "ivf_rabitq"]
 Surrogate = Literal["static", "encoder"]
 
+DEFAULT_ROOT = "cairn-data"
+"""Folder that collections live under where nobody says otherwise, in the working folder."""
+
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 
 POOLINGS: Final[Mapping[Attention, tuple[Pooling, ...]]] = {

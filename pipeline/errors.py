@@ -10,6 +10,7 @@
     │   └── FingerprintMismatchError     model, context or settings differ from the collection's
     ├── ModelError                   1   weights are missing, damaged or do not fit
     ├── IntegrityError               1   stored files do not match their manifest
+    │   └── DamageError                  what is stored is not what was written; verify or repair the collection
     ├── StorageError                 1   the disk refused a read or a write
     └── TryAgainError               75   nothing is wrong; the same call may work later
         ├── CollectionBusyError          another writer holds the collection
@@ -20,11 +21,20 @@ A message reads ``<what> must <contract>, got <value>; <what to do>``.
 
 from __future__ import annotations
 
+from typing import Literal
+
+from typing_extensions import override
+
 
 class CairnError(Exception):
     """Anything Cairn reports in one sentence instead of a traceback."""
 
     exit_code = 1
+
+    @property
+    def fault(self) -> str:
+        """Return what is wrong, without a command to run against it."""
+        return str(self)
 
 
 class UsageError(CairnError, ValueError):
@@ -63,6 +73,27 @@ class ModelError(CairnError):
 
 class IntegrityError(CairnError):
     """Stored files do not match their manifest."""
+
+
+class DamageError(IntegrityError):
+    """What is stored is not what was written.
+
+    Most who find damage know a file and not where its collection lies: ``command`` is completed by the first on the way up who does.
+    """
+
+    def __init__(self, fault: str, *, verb: Literal["repair", "verify"] = "repair") -> None:
+        super().__init__(fault)
+        self.verb: Literal["repair", "verify"] = verb
+        self.command: str | None = None
+
+    @property
+    @override
+    def fault(self) -> str:
+        return str(self.args[0])
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.fault}; run `{self.command or f'cairn {self.verb}'}`"
 
 
 class StorageError(CairnError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import durable
-from pipeline.errors import IntegrityError
+from pipeline.errors import DamageError, IntegrityError
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "MANIFEST.json"
@@ -81,23 +81,22 @@ class Manifest:
         try:
             raw = json.loads(path.read_bytes())
         except FileNotFoundError:
-            raise IntegrityError(f"generation {folder.name} has no {MANIFEST_NAME}; run `cairn repair`") from None
+            raise DamageError(f"generation {folder.name} has no {MANIFEST_NAME}") from None
         except (OSError, ValueError) as error:
-            raise IntegrityError(f"{MANIFEST_NAME} of generation {folder.name} cannot be read; run `cairn repair`") from error
+            raise DamageError(f"{MANIFEST_NAME} of generation {folder.name} cannot be read") from error
         if not isinstance(raw, dict) or raw.get("format_version") != FORMAT_VERSION:
             raise IntegrityError(
                 f"{MANIFEST_NAME} of generation {folder.name} must have format_version {FORMAT_VERSION}; it was written by another release"
             )
         names = {item.name for item in fields(cls)}
         if set(raw) != names:
-            raise IntegrityError(
-                f"{MANIFEST_NAME} of generation {folder.name} has missing or unknown fields: "
-                f"{', '.join(sorted(set(raw) ^ names))}; run `cairn repair`"
+            raise DamageError(
+                f"{MANIFEST_NAME} of generation {folder.name} has missing or unknown fields: {', '.join(sorted(set(raw) ^ names))}"
             )
         try:
             raw["files"] = {name: FileRecord(**record) for name, record in raw["files"].items()}
             raw["context_cluster_sizes"] = tuple(raw["context_cluster_sizes"])
             raw["sources"] = tuple(raw["sources"])
         except (TypeError, AttributeError) as error:
-            raise IntegrityError(f"{MANIFEST_NAME} of generation {folder.name} is malformed; run `cairn repair`") from error
+            raise DamageError(f"{MANIFEST_NAME} of generation {folder.name} is malformed") from error
         return cls(**raw)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from pipeline import durable
-from pipeline.errors import IntegrityError
+from pipeline.errors import DamageError
 
 _HEADER_KEY = b"cairn"
 
@@ -35,7 +35,7 @@ def read_arrow_file(path: Path, *, kind: str, schema: pa.Schema | None = None) -
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise IntegrityError(f"{path.name} must exist, got nothing; run `cairn repair`") from None
+        raise DamageError(f"{path.name} must exist, got nothing") from None
     except OSError as error:
         durable.raise_storage_error(error, f"reading {path.name}")
     try:
@@ -45,7 +45,7 @@ def read_arrow_file(path: Path, *, kind: str, schema: pa.Schema | None = None) -
         header = json.loads((table.schema.metadata or {})[_HEADER_KEY])
         is_ours = header.pop("kind") == kind and (schema is None or table.schema.equals(schema))
     except (pa.ArrowException, OSError, MemoryError, KeyError, ValueError, AttributeError, TypeError) as error:
-        raise IntegrityError(f"{path.name} must be a whole Arrow file of kind {kind}, got a damaged one; run `cairn repair`") from error
+        raise DamageError(f"{path.name} must be a whole Arrow file of kind {kind}, got a damaged one") from error
     if not is_ours:
-        raise IntegrityError(f"{path.name} must be of kind {kind}, got another table; run `cairn repair`")
+        raise DamageError(f"{path.name} must be of kind {kind}, got another table")
     return table, header

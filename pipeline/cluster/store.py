@@ -17,7 +17,7 @@ import pyarrow as pa
 from jaxtyping import Float32, Float64, Int64
 
 from pipeline.cluster.arrow_file import read_arrow_file, write_arrow_file
-from pipeline.errors import IntegrityError
+from pipeline.errors import DamageError
 from pipeline.manifest import fingerprint
 
 _KIND = "cairn.clusters"
@@ -95,9 +95,9 @@ class Clusters:
             )
             is_intact = clusters.fingerprint == header["fingerprint"]
         except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(f"{path.name} must hold clusters, got other arrays; run `cairn repair`") from error
+            raise DamageError(f"{path.name} must hold clusters, got other arrays") from error
         if not is_intact:
-            raise IntegrityError(f"{path.name} must match its own fingerprint, got other content; run `cairn repair`")
+            raise DamageError(f"{path.name} must match its own fingerprint, got other content")
         return clusters
 
     def _arrays(self) -> dict[str, np.ndarray]:

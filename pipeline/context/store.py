@@ -23,7 +23,7 @@ from jaxtyping import Float32, Int32, Int64
 from pipeline.cluster.arrow_file import read_arrow_file, write_arrow_file
 from pipeline.config import ContextConfig
 from pipeline.context.sampling import draw_context
-from pipeline.errors import IntegrityError, ModelError, SourceError
+from pipeline.errors import DamageError, ModelError, SourceError
 from pipeline.manifest import fingerprint
 
 _KIND = "cairn.context"
@@ -82,7 +82,7 @@ class ContextSet:
         try:
             embeddings = table.column("embedding").combine_chunks()
             if not table.schema.equals(_schema(embeddings.type.list_size)):
-                raise IntegrityError(f"{path.name} must have the columns of a context, got {table.schema.names}; run `cairn repair`")
+                raise DamageError(f"{path.name} must have the columns of a context, got {table.schema.names}")
             context = cls(
                 doc_ids=tuple(table.column("doc_id").to_pylist()),
                 content_sha256s=tuple(table.column("content_sha256").to_pylist()),
@@ -92,9 +92,9 @@ class ContextSet:
             )
             is_intact = context.fingerprint == header["fingerprint"]
         except (KeyError, AttributeError, TypeError, ValueError, ModelError, pa.ArrowException) as error:
-            raise IntegrityError(f"{path.name} must hold a context, got other columns; run `cairn repair`") from error
+            raise DamageError(f"{path.name} must hold a context, got other columns") from error
         if not is_intact:
-            raise IntegrityError(f"{path.name} must match its own fingerprint, got other content; run `cairn repair`")
+            raise DamageError(f"{path.name} must match its own fingerprint, got other content")
         return context
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from pipeline.config import IndexConfig
-from pipeline.errors import IntegrityError
+from pipeline.errors import DamageError
 from pipeline.index.exact_index import top_k_of
 from pipeline.index.protocol import NO_POSITION
 
@@ -69,7 +69,7 @@ def open_faiss_index(path: Path, description: Mapping[str, Any]) -> FaissIndex:
             refine = _read(path.with_name(path.name + REFINE_SUFFIX), faiss.IO_FLAG_MMAP_IFC)
     opened = FaissIndex(index=index, refine=refine, description=description)
     if (opened.num_vectors, opened.vector_dim) != (description["num_vectors"], description["vector_dim"]):
-        raise IntegrityError(
+        raise DamageError(
             f"{path.name} must hold {description['num_vectors']} vectors of {description['vector_dim']} dimensions, "
             f"got {opened.num_vectors} of {opened.vector_dim}"
         )
@@ -82,7 +82,7 @@ def _read(path: Path, flags: int) -> Any:
         try:
             return faiss.read_index(str(path), flags)
         except RuntimeError as error:
-            raise IntegrityError(f"{path.name} cannot be read as a FAISS index; run `cairn repair`") from error
+            raise DamageError(f"{path.name} cannot be read as a FAISS index") from error
 
 
 class FaissIndex:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from jaxtyping import Int32, Int64, UInt64
 
 from pipeline.durable import sha256_of_file, storage_errors
-from pipeline.errors import IntegrityError
+from pipeline.errors import DamageError, IntegrityError
 from pipeline.index.faiss_index import open_faiss_index
 from pipeline.index.lance_files import damaged_lance_files, read_lance_files
 from pipeline.index.lance_index import DOCUMENTS, TABLES, open_pinned_table
@@ -118,9 +118,7 @@ class Generation:
         wanted = np.asarray(row_ids, dtype=np.uint64)
         found = np.searchsorted(self._sorted_row_ids, wanted)
         if np.any(found >= self.num_documents) or np.any(self._sorted_row_ids[np.minimum(found, self.num_documents - 1)] != wanted):
-            raise IntegrityError(
-                f"row ids must belong to generation {self.number} of {self.layout.name!r}; run `cairn verify {self.layout.name}`"
-            )
+            raise self.layout.damaged(f"row ids must belong to generation {self.number} of {self.layout.name!r}", "verify")
         return self._row_order[found]
 
     def fetch_documents(self, positions: Sequence[int] | np.ndarray, columns: Sequence[str]) -> pa.Table:
@@ -130,9 +128,8 @@ class Generation:
         rows = self._dataset.take(unique.tolist(), columns=asked)
         # A position is a row's place in the scan: should Lance ever count otherwise, no document may pass for another.
         if rows.column("doc_id").to_pylist() != self.doc_ids.take(pa.array(unique)).to_pylist():
-            raise IntegrityError(
-                f"table `documents` of {self.layout.name!r} must hold generation {self.number} in its order; "
-                f"run `cairn verify {self.layout.name}`"
+            raise self.layout.damaged(
+                f"table `documents` of {self.layout.name!r} must hold generation {self.number} in its order", "verify"
             )
         return rows.take(pa.array(inverse)).select(list(columns))
 
@@ -202,29 +199,30 @@ def check_generation_files(layout: CollectionLayout, manifest: Manifest, check_h
 
 def read_manifest(layout: CollectionLayout, number: int) -> Manifest:
     """Read a generation's manifest; one that speaks of another collection or number raises :class:`IntegrityError`."""
-    manifest = Manifest.read(layout.generation_folder(number))
+    with layout.naming_damage():
+        manifest = Manifest.read(layout.generation_folder(number))
     if manifest.generation != number or set(manifest.lance_versions) != set(TABLES):
-        raise IntegrityError(
-            f"the manifest of generation {number} must describe it and the tables {', '.join(TABLES)}; run `cairn repair {layout.name}`"
-        )
+        raise layout.damaged(f"the manifest of generation {number} must describe it and the tables {', '.join(TABLES)}")
     return manifest
 
 
 def _open(layout: CollectionLayout, number: int, check_hashes: bool) -> Generation:
+    with layout.naming_damage():
+        return _open_files(layout, number, check_hashes)
+
+
+def _open_files(layout: CollectionLayout, number: int, check_hashes: bool) -> Generation:
     manifest = read_manifest(layout, number)
     folder = layout.generation_folder(number)
     for name, problem in check_generation_files(layout, manifest, check_hashes):
-        raise IntegrityError(f"{name} of generation {number} {problem}; run `cairn repair {layout.name}`")
+        raise DamageError(f"{name} of generation {number} {problem}")
     for name, problem in damaged_lance_files(layout, read_lance_files(folder), manifests_only=True):
-        raise IntegrityError(f"{name} of generation {number} {problem}; run `cairn repair {layout.name}`")
+        raise DamageError(f"{name} of generation {number} {problem}")
     positions = open_positions(folder / DOCUMENTS_ARROW, DOCUMENT_POSITIONS_SCHEMA)
     spans = open_positions(folder / CHUNKS_ARROW, CHUNK_POSITIONS_SCHEMA)
     counts = {"documents": positions.num_rows, "chunks": spans.num_rows}
     if counts != {"documents": manifest.documents, "chunks": manifest.chunks}:
-        raise IntegrityError(
-            f"generation {number} must hold {manifest.documents} documents and {manifest.chunks} chunks, got {counts}; "
-            f"run `cairn repair {layout.name}`"
-        )
+        raise DamageError(f"generation {number} must hold {manifest.documents} documents and {manifest.chunks} chunks, got {counts}")
     return Generation(
         layout=layout,
         manifest=manifest,

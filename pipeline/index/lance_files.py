@@ -14,7 +14,7 @@ from pathlib import Path
 import lance
 
 from pipeline.durable import fsync_file, fsync_folder, storage_errors, write_json
-from pipeline.errors import IntegrityError
+from pipeline.errors import DamageError
 from pipeline.index.layout import LANCE_FILES, CollectionLayout
 from pipeline.manifest import FileRecord, record_file
 
@@ -60,12 +60,12 @@ def write_lance_files(folder: Path, records: Mapping[str, FileRecord]) -> None:
 
 
 def read_lance_files(folder: Path) -> LanceFiles:
-    """Read the records of a generation; a damaged list raises :class:`IntegrityError`."""
+    """Read the records of a generation; a damaged list raises :class:`DamageError`."""
     try:
         raw = json.loads((folder / LANCE_FILES).read_bytes())
         return {name: FileRecord(**record) for name, record in raw.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise IntegrityError(f"{LANCE_FILES} of generation {folder.name} cannot be read; run `cairn repair`") from error
+        raise DamageError(f"{LANCE_FILES} of generation {folder.name} cannot be read") from error
 
 
 def damaged_lance_files(

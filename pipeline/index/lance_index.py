@@ -27,7 +27,7 @@ from lancedb.expr import col
 from lancedb.index import FTS
 
 from pipeline.durable import commit_point, raise_storage_error
-from pipeline.errors import CairnError, IntegrityError, SchemaError, StorageError
+from pipeline.errors import CairnError, DamageError, IntegrityError, SchemaError, StorageError
 from pipeline.index.allocator import returning_freed_memory
 from pipeline.index.layout import CollectionLayout, generation_tag
 from pipeline.types import chunks_schema, documents_schema
@@ -69,10 +69,7 @@ class LanceTables:
         database = lancedb.connect(str(layout.lance_folder))
         missing = [name for name in TABLES if name not in _table_names(database)]
         if missing:
-            raise IntegrityError(
-                f"collection {layout.name!r} must have the tables {', '.join(TABLES)}, missing: {', '.join(missing)}; "
-                f"run `cairn repair {layout.name}`"
-            )
+            raise layout.damaged(f"collection {layout.name!r} must have the tables {', '.join(TABLES)}, missing: {', '.join(missing)}")
         with lance_errors("opening the tables"):
             schema = database.open_table(DOCUMENTS).schema
         owned = set(documents_schema((), 1).names)
@@ -122,9 +119,7 @@ class LanceTables:
                 table.checkout(versions[name])
                 table.restore()
             except (ValueError, RuntimeError, OSError) as error:
-                raise IntegrityError(
-                    f"version {versions[name]} of table `{name}` cannot be opened; run `cairn repair {self.layout.name}`"
-                ) from error
+                raise self.layout.damaged(f"version {versions[name]} of table `{name}` cannot be opened") from error
         commit_point("lance-rolled-back")
 
     @returning_freed_memory()
@@ -305,7 +300,7 @@ def open_pinned_table(layout: CollectionLayout, name: str, version: int) -> lanc
         table = lancedb.connect(str(layout.lance_folder)).open_table(name)
         table.checkout(version)
     except (ValueError, RuntimeError, OSError) as error:
-        raise IntegrityError(f"version {version} of table `{name}` cannot be opened; run `cairn repair {layout.name}`") from error
+        raise layout.damaged(f"version {version} of table `{name}` cannot be opened") from error
     return table
 
 
@@ -360,9 +355,7 @@ def lance_errors(action: str, *, damaged: bool = False) -> Generator[None]:
         if code is not None:
             raise_storage_error(OSError(int(code.group(1)), os.strerror(int(code.group(1)))), action)
         if damaged:
-            raise IntegrityError(
-                f"{action} failed: the stored files do not fit together; run `cairn verify`, then `cairn repair`"
-            ) from error
+            raise DamageError(f"{action} failed: the stored files do not fit together") from error
         raise StorageError(f"{action} failed inside LanceDB: {_first_line(error)}") from error
 
 

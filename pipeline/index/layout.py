@@ -11,12 +11,15 @@ import contextlib
 import fcntl
 import os
 import re
+import shlex
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from pipeline.config import DEFAULT_ROOT
 from pipeline.durable import storage_errors
-from pipeline.errors import CollectionBusyError, CollectionNotFoundError, ConfigError, IntegrityError
+from pipeline.errors import CollectionBusyError, CollectionNotFoundError, ConfigError, DamageError
 
 COLLECTION_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 GENERATION_FOLDER = re.compile(r"[0-9]{8}")
@@ -161,20 +164,38 @@ class CollectionLayout:
     def current_generation_number(self) -> int | None:
         """Read ``CURRENT``; None where nothing was ever published.
 
-        Generations without a readable ``CURRENT`` raise :class:`IntegrityError`.
+        Generations without a readable ``CURRENT`` raise :class:`DamageError`.
         """
         try:
             content = self.current_path.read_bytes()
         except FileNotFoundError:
             if self.generation_numbers():
-                raise IntegrityError(f"collection {self.name!r} has generations but no CURRENT; run `cairn repair {self.name}`") from None
+                raise self.damaged(f"collection {self.name!r} has generations but no CURRENT") from None
             return None
         name = content.decode("ascii", errors="replace").strip()
         if not GENERATION_FOLDER.fullmatch(name):
-            raise IntegrityError(
-                f"CURRENT of collection {self.name!r} must name a generation, got {name[:40]!r}; run `cairn repair {self.name}`"
-            )
+            raise self.damaged(f"CURRENT of collection {self.name!r} must name a generation, got {name[:40]!r}")
         return int(name)
+
+    def command(self, verb: str) -> str:
+        """Return the command line of a verb on this collection, for advice that works as it stands."""
+        root = () if self.root == resolve_root(DEFAULT_ROOT) else ("--root", str(self.root))
+        return shlex.join(["cairn", verb, self.name, *root])
+
+    def damaged(self, fault: str, verb: Literal["repair", "verify"] = "repair") -> DamageError:
+        """Return the error of damage found in this collection."""
+        error = DamageError(fault, verb=verb)
+        error.command = self.command(verb)
+        return error
+
+    @contextlib.contextmanager
+    def naming_damage(self) -> Generator[None]:
+        """Let damage that the block finds say which collection it is in."""
+        try:
+            yield
+        except DamageError as error:
+            error.command = error.command or self.command(error.verb)
+            raise
 
     @contextlib.contextmanager
     def writer_lock(self) -> Generator[None]:

@@ -64,7 +64,7 @@ def delete_documents(layout: CollectionLayout, doc_ids: Sequence[str], progress:
     with layout.writer_lock():
         manifest = _served(layout)
         wanted = list(dict.fromkeys(doc_ids))
-        positions = open_positions(layout.generation_folder(manifest.generation) / DOCUMENTS_ARROW, DOCUMENT_POSITIONS_SCHEMA)
+        positions = _document_positions(layout, manifest.generation)
         is_there = pc.is_in(pa.array(wanted, pa.large_string()), value_set=positions.column("doc_id")).to_pylist()
         present = [doc_id for doc_id, there in zip(wanted, is_there, strict=True) if there]
         missing = tuple(doc_id for doc_id, there in zip(wanted, is_there, strict=True) if not there)
@@ -80,7 +80,7 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
     if served is None:
         raise CollectionNotFoundError(f"collection {layout.name!r} must have a published generation; run an ingest")
     manifest = read_manifest(layout, served)
-    positions = open_positions(layout.generation_folder(served) / DOCUMENTS_ARROW, DOCUMENT_POSITIONS_SCHEMA)
+    positions = _document_positions(layout, served)
     cluster_ids = positions.column("cluster_id").to_numpy()
     return {
         "collection": layout.name,
@@ -107,6 +107,11 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
         "encode_tokens_per_second": manifest.encode_tokens_per_second,
         "sources": list(manifest.sources),
     }
+
+
+def _document_positions(layout: CollectionLayout, number: int) -> pa.RecordBatch:
+    with layout.naming_damage():
+        return open_positions(layout.generation_folder(number) / DOCUMENTS_ARROW, DOCUMENT_POSITIONS_SCHEMA)
 
 
 def _served(layout: CollectionLayout) -> Manifest:

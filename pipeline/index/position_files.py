@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.errors import IntegrityError
+from pipeline.errors import DamageError, IntegrityError
 
 DOCUMENT_POSITIONS_SCHEMA = pa.schema(
     [
@@ -105,14 +105,14 @@ def _mapped(stream: IO[bytes]) -> pa.Buffer:
 
 
 def open_positions(path: Path, schema: pa.Schema) -> pa.RecordBatch:
-    """Map a position file; anything but one batch of the right schema raises :class:`IntegrityError`."""
+    """Map a position file; anything but one batch of the right schema raises :class:`DamageError`."""
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
         if reader.num_record_batches == 1 and reader.schema.equals(schema):
             return reader.get_batch(0)
     except (pa.ArrowInvalid, OSError) as error:
-        raise IntegrityError(f"{path.name} cannot be read; run `cairn repair`") from error
-    raise IntegrityError(f"{path.name} must hold one batch of {', '.join(schema.names)}; run `cairn repair`")
+        raise DamageError(f"{path.name} cannot be read") from error
+    raise DamageError(f"{path.name} must hold one batch of {', '.join(schema.names)}")
 
 
 def write_document_positions(rows: Iterator[pa.RecordBatch], path: Path) -> pa.RecordBatch:

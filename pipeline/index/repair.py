@@ -71,21 +71,16 @@ def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairRepor
         if all(problem.part == "derived" for problem in found[number]):
             return _return_to(layout, number, found[number], problems, progress)
     raise IntegrityError(
-        f"collection {layout.name!r} has no generation that is whole: {'; '.join(map(_without_advice, problems[:3]))}; "
+        f"collection {layout.name!r} has no generation that is whole: {'; '.join(problem.sentence for problem in problems[:3])}; "
         "move its folder away and ingest the sources again"
     )
-
-
-def _without_advice(problem: Problem) -> str:
-    """Leave out the advice to run what is running."""
-    return problem.sentence.split("; run `cairn repair")[0]
 
 
 def _served(layout: CollectionLayout) -> tuple[int | None, list[Problem]]:
     try:
         served = layout.current_generation_number()
     except IntegrityError as error:
-        return None, [Problem(generation=None, part="current", file="CURRENT", sentence=str(error))]
+        return None, [Problem(generation=None, part="current", file="CURRENT", sentence=error.fault)]
     if served in layout.generation_numbers():
         return served, []
     return None, [

@@ -32,7 +32,7 @@ Part = Literal["current", "manifest", "derived", "side", "lance", "rows"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One fault: where it is, and a sentence about it; ``generation`` is None when ``CURRENT`` itself is at fault."""
+    """One fault: where it is, and a sentence about it without advice; ``generation`` is None when ``CURRENT`` itself is at fault."""
 
     generation: int | None
     part: Part
@@ -47,7 +47,7 @@ def verify_collection(layout: CollectionLayout, progress: ProgressListener = sil
     try:
         served = layout.current_generation_number()
     except IntegrityError as error:
-        problems.append(Problem(generation=None, part="current", file="CURRENT", sentence=str(error)))
+        problems.append(Problem(generation=None, part="current", file="CURRENT", sentence=error.fault))
         served = None
     if served is not None and served not in layout.generation_numbers():
         problems.append(
@@ -55,7 +55,7 @@ def verify_collection(layout: CollectionLayout, progress: ProgressListener = sil
                 generation=None,
                 part="current",
                 file="CURRENT",
-                sentence=f"CURRENT must name a generation that stands, got {served}; run `cairn repair {layout.name}`",
+                sentence=f"CURRENT must name a generation that stands, got {served}",
             )
         )
     numbers = sorted(layout.generation_numbers(), key=lambda number: (number != served, -number))
@@ -72,7 +72,7 @@ def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool
     try:
         manifest = read_manifest(layout, number)
     except IntegrityError as error:
-        return [Problem(generation=number, part="manifest", file=MANIFEST_NAME, sentence=str(error))]
+        return [Problem(generation=number, part="manifest", file=MANIFEST_NAME, sentence=error.fault)]
     problems = [
         Problem(
             generation=number,
@@ -90,7 +90,7 @@ def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool
                 Problem(generation=number, part="rows", file=table, sentence=sentence) for table, sentence in _row_problems(layout, number)
             ]
         except CairnError as error:
-            problems.append(Problem(generation=number, part="rows", file="lance", sentence=str(error)))
+            problems.append(Problem(generation=number, part="rows", file="lance", sentence=error.fault))
     return problems
 
 
@@ -119,7 +119,7 @@ def _lance_problems(layout: CollectionLayout, manifest: Manifest, records: Lance
                     sentence=f"table `{name}` must hold {expected} rows at version {version}, got {num_rows}",
                 )
     except CairnError as error:
-        yield Problem(generation=number, part="lance", file="lance", sentence=str(error))
+        yield Problem(generation=number, part="lance", file="lance", sentence=error.fault)
 
 
 def _row_problems(layout: CollectionLayout, number: int) -> Iterator[tuple[str, str]]:

@@ -53,7 +53,7 @@ def _best_passages(plan: Plan, position: int, scores_W: Float32[np.ndarray, " W"
 
 
 def _read_rows(plan: Plan, positions: np.ndarray, columns: Sequence[str]) -> list[dict[str, Any]]:
-    with lance_errors("reading the answer's documents"):
+    with lance_errors("reading the answer's documents", plan.generation.layout):
         rows = plan.generation.fetch_documents(positions, columns)
     for index, field in enumerate(rows.schema):
         if pa.types.is_timestamp(field.type) and field.type.unit == "ns":

@@ -1,7 +1,7 @@
 """BM25 and filters as LanceDB answers them, translated from row ids to document positions.
 
 The query is a match-query object: quotes, operators and boolean words in a user's text are words or nothing, never syntax.
-Everything reads the table pinned by the generation. Errors of Lance carry paths; none of their text is passed on.
+Everything reads the table pinned by the generation. Errors of Lance carry paths of their own files; none of their text is passed on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lancedb.query import FullTextOperator, MatchQuery
 
 from pipeline.errors import StorageError, TryAgainError
 from pipeline.index.generation import Generation
+from pipeline.index.layout import CollectionLayout
 
 MAX_WORDS = 128
 """Words of a query that reach BM25; its cost grows with them (7 ms at 128, 70 ms at 1,000, on 20,000 documents)."""
@@ -28,8 +29,8 @@ ROW_ID, SCORE = "_rowid", "_score"
 
 
 @contextlib.contextmanager
-def lance_errors(action: str) -> Generator[None]:
-    """Report what Lance raises in the block in a sentence without paths; ``action`` reads like "reading the answer's documents"."""
+def lance_errors(action: str, layout: CollectionLayout | None = None) -> Generator[None]:
+    """Report what Lance raises in the block in one sentence; ``action`` reads like "reading the answer's documents"."""
     try:
         yield
     except (RuntimeError, OSError, ValueError) as error:
@@ -37,7 +38,7 @@ def lance_errors(action: str) -> Generator[None]:
             raise
         if "timeout" in str(error).lower():
             raise TryAgainError(f"{action} did not finish in time; try again, or ask for less") from error
-        raise StorageError(f"{action} failed; run `cairn verify`") from error
+        raise StorageError(f"{action} failed" + (f"; run `{layout.command('verify')}`" if layout else "")) from error
 
 
 def bounded_words(query: str) -> str:
@@ -69,7 +70,7 @@ def bm25_documents(
     search = generation.document_table.search(match, query_type="fts")
     if where is not None:
         search = search.where(where, prefilter=True)
-    with lance_errors("the BM25 search"):
+    with lance_errors("the BM25 search", generation.layout):
         found = search.with_row_id(True).select([ROW_ID, SCORE]).limit(limit).to_arrow(timeout=timeout)
     return generation.position_of_row_ids(found.column(ROW_ID).to_numpy()), found.column(SCORE).to_numpy()
 
@@ -79,6 +80,6 @@ def allowed_documents(generation: Generation, where: Expr, timeout: dt.timedelta
     if not generation.num_documents:
         return np.empty(0, dtype=np.int64)
     search = generation.document_table.search().where(where)
-    with lance_errors("reading the filter's documents"):
+    with lance_errors("reading the filter's documents", generation.layout):
         found = search.with_row_id(True).select([ROW_ID]).limit(generation.num_documents).to_arrow(timeout=timeout)
     return np.sort(generation.position_of_row_ids(found.column(ROW_ID).to_numpy()))

@@ -1,4 +1,5 @@
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -250,6 +251,23 @@ def test_verify_finds_a_flipped_bit_and_repair_mends_it(call: Any, corpus: str, 
     assert call("repair", "c")[0] == 0
     assert call("verify", "c")[0] == 0
     assert call("search", "stone", "--collection", "c")[0] == 0
+
+
+@pytest.mark.parametrize("damaged", ["documents.arrow", "MANIFEST.json"])
+def test_advice_after_damage_is_a_command_that_mends_it(
+    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path, damaged: str
+) -> None:
+    at_root = ("--root", str(tmp_path.resolve() / "my data"))
+    call("ingest", corpus, *ingest_options, "--quiet", *at_root)
+    call("compact", "c", *at_root)
+    folder = tmp_path / "my data" / "c"
+    (folder / "generations" / (folder / "CURRENT").read_text().strip() / damaged).write_bytes(b"no such thing")
+    code, _, err = call("status", "c", *at_root)
+    assert code == 1
+    advised = err.splitlines()[-1].partition("run `")[2].removesuffix("`")
+    assert shlex.split(advised) == ["cairn", "repair", "c", *at_root]
+    assert call(*shlex.split(advised)[1:])[0] == 0
+    assert call("status", "c", *at_root)[0] == 0
 
 
 def test_compact_and_delete_publish_generations(call: Any, corpus: str, ingest_options: list[str]) -> None:

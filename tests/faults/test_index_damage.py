@@ -69,7 +69,7 @@ def served_ids(layout: CollectionLayout) -> list[str]:
 @pytest.mark.parametrize("name", [*DERIVED, *SIDE])
 def test_flipped_bit_in_a_generation_file_is_refused_and_the_old_generation_served(layout: CollectionLayout, name: str) -> None:
     flip_bit(layout.generation_folder(2) / name)
-    with pytest.raises(IntegrityError, match=f"{name} of generation 2 does not match its SHA-256; run `cairn repair stones`"):
+    with pytest.raises(IntegrityError, match=f"{name} of generation 2 does not match its SHA-256; run `cairn repair stones --root "):
         open_generation(layout)
     fallback = open_latest_intact_generation(layout)
     assert fallback.number == 1

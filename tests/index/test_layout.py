@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pipeline.errors import CollectionBusyError, CollectionNotFoundError, ConfigError, IntegrityError
+from pipeline.errors import CollectionBusyError, CollectionNotFoundError, ConfigError, DamageError, IntegrityError
 from pipeline.index.layout import CollectionLayout, list_collections
 
 
@@ -59,8 +60,22 @@ def test_current_generation_number_without_any_generation_is_none(layout: Collec
 @pytest.mark.parametrize("content", [b"", b"0000", b"../../etc", b"\xff\xfe"])
 def test_current_generation_number_of_a_damaged_file_is_refused(published: CollectionLayout, content: bytes) -> None:
     published.current_path.write_bytes(content)
-    with pytest.raises(IntegrityError, match="run `cairn repair stones`"):
+    with pytest.raises(IntegrityError, match="run `cairn repair stones --root "):
         published.current_generation_number()
+
+
+def test_command_names_a_root_that_is_not_the_default_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CollectionLayout(tmp_path / "cairn-data", "stones").command("verify") == "cairn verify stones"
+    elsewhere = CollectionLayout(tmp_path / "my data", "stones").command("repair")
+    assert shlex.split(elsewhere) == ["cairn", "repair", "stones", "--root", str(tmp_path.resolve() / "my data")]
+
+
+def test_naming_damage_completes_the_advice_of_who_knew_only_a_file(layout: CollectionLayout) -> None:
+    with pytest.raises(DamageError) as caught, layout.naming_damage():
+        raise DamageError("chunks.arrow cannot be read")
+    assert caught.value.fault == "chunks.arrow cannot be read"
+    assert str(caught.value) == f"chunks.arrow cannot be read; run `{layout.command('repair')}`"
 
 
 def test_current_generation_number_beside_generations_without_current_is_refused(published: CollectionLayout) -> None:
