@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.settings import given, json_option
+from cli.settings import TemperatureSteps, given, json_option
 from cli.terminal import ProgressBars, duration, size, table, thousands
 
 if TYPE_CHECKING:
     from pipeline.config import EncoderConfig
     from pipeline.evaluate.bench import Cost, SystemResult
+    from pipeline.evaluate.length_collapse import LengthCollapse
     from pipeline.evaluate.report import Advice, Report
     from pipeline.evaluate.retrieval_set import RetrievalSet
     from pipeline.evaluate.significance import Comparison
     from pipeline.evaluate.systems import System
 
 _ENCODER_FIELDS = {
-    **{name: name for name in ("model", "pooling", "attention", "landmark_interval", "temperature", "query_prefix", "document_prefix")},
+    **{name: name for name in ("model", "pooling", "attention", "landmark_interval", "query_prefix", "document_prefix")},
+    **{name: name for name in ("temperature", "query_temperature", "temperature_by_length", "causal")},
     "dims": "truncate_dim",
     "layers": "num_layers",
     "use_context": "use_context",
@@ -39,8 +41,11 @@ _ENCODER_FIELDS = {
 @click.option("--attention", type=click.Choice(["chunk", "full"]), help="Of cairn/…, as for ingest.  [default: chunk]")
 @click.option("--landmark-interval", type=int, help="Tokens between two landmarks of our own systems.  [default: 64]")
 @click.option("--temperature", type=float, help="Divide attention logits by this (TempScale).  [default: 1.0]")
+@click.option("--query-temperature", type=float, help="The same for queries alone.  [default: as documents]")
+@click.option("--temperature-by-length", type=TemperatureSteps(), help="The same for rows of so many tokens on: 128:0.95,512:0.9.")
 @click.option("--dims", type=int, help="Keep the first so many dimensions (Matryoshka).  [default: all]")
 @click.option("--layers", type=int, help="Run the first so many layers (Matryoshka).  [default: all]")
+@click.option("--causal/--bidirectional", default=None, help="What tokens of a decoder see.  [default: bidirectional]")
 @click.option("--query-prefix", help="Text before every query.  [default: none]")
 @click.option("--document-prefix", help="Text before every row of a document.  [default: none]")
 @click.option("--use-context/--no-context", default=None, help="Whether cairn/… reads the corpus's context.  [default: no-context]")
@@ -51,6 +56,7 @@ _ENCODER_FIELDS = {
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of everything drawn: samples, contexts, tests.")
 @click.option("--runs", type=click.Path(path_type=Path), help="Write a TREC run file of every system under this folder.")
 @click.option("--compare", nargs=2, type=click.Path(path_type=Path), metavar="RUN RUN", help="Only compare two TREC run files on one set.")
+@click.option("--length-report", is_flag=True, help="Only measure whether longer texts get embeddings that are more alike.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 @click.pass_context
@@ -67,6 +73,7 @@ def evaluate(
     seed: int,
     runs: Path | None,
     compare: tuple[Path, Path] | None,
+    length_report: bool,
     quiet: bool,
     as_json: bool,
     **_: Any,
@@ -82,6 +89,8 @@ def evaluate(
     _require_distinct_names(sets)
     if compare:
         return _compare_runs(sets, compare, seed, as_json=as_json)
+    if length_report:
+        return _report_lengths(sets, _base(given(ctx)), seed, quiet=quiet, as_json=as_json)
     systems = _systems(_base(given(ctx)), patterns, ablate=ablate)
     _require_known(against, systems)
     with ProgressBars(quiet=quiet) as progress:
@@ -161,6 +170,37 @@ def _compare_runs(sets: Sequence[RetrievalSet], paths: tuple[Path, Path], seed: 
     ]
     click.echo(table([("", *(path.name for path in paths), "difference", "95 % interval", "p"), *rows]))
     return 0
+
+
+def _report_lengths(sets: Sequence[RetrievalSet], base: EncoderConfig, seed: int, *, quiet: bool, as_json: bool) -> int:
+    from dataclasses import asdict
+
+    from pipeline.evaluate.length_collapse import TEMPERATURES, measure_length_collapse
+
+    temperatures = sorted({*TEMPERATURES, base.temperature}, reverse=True)
+    with ProgressBars(quiet=quiet) as progress:
+        measured = {
+            judged.name: measure_length_collapse(judged.texts, base, temperatures=temperatures, seed=seed, progress=progress)
+            for judged in sets
+        }
+    if as_json:
+        click.echo(json.dumps({name: [asdict(row) for row in rows] for name, rows in measured.items()}))
+        return 0
+    for name, rows in measured.items():
+        click.echo(f"\n{name}: mean cosine of pieces of different documents, and sigma_a of the last layer's attention, by τ")
+        click.echo(_length_table(rows, temperatures))
+    return 0
+
+
+def _length_table(rows: Sequence[LengthCollapse], temperatures: Sequence[float]) -> str:
+    lines: list[Sequence[object]] = [
+        ("tokens", "pieces", *(f"cosine τ={value:g}" for value in temperatures), *(f"sigma_a τ={value:g}" for value in temperatures))
+    ]
+    for tokens in dict.fromkeys(row.tokens for row in rows):
+        own = [row for row in rows if row.tokens == tokens]
+        sigmas = ["" if row.sigma_a is None else f"{row.sigma_a:.3f}" for row in own]
+        lines.append((tokens, own[0].pieces, *(f"{row.cosine:.3f}" for row in own), *sigmas))
+    return table(lines)
 
 
 def _show(sets: Sequence[RetrievalSet], results: Sequence[SystemResult], against: str | None, seed: int, *, as_json: bool) -> None:

@@ -32,6 +32,9 @@ _INGEST_FLAGS = {
     "landmarks": "--landmarks",
     "landmark_interval": "--landmark-interval",
     "temperature": "--temperature",
+    "query_temperature": "--query-temperature",
+    "temperature_by_length": "--temperature-by-length",
+    "causal": "--causal",
     "truncate_dim": "--dims",
     "num_layers": "--layers",
     "query_prefix": "--query-prefix",
@@ -184,7 +187,7 @@ def ingest_flags(system: System) -> str:
     config, default = system.encoding.encoder, EncoderConfig()
     changed = {field.name: getattr(config, field.name) for field in fields(config)}
     given = [
-        f"{flag} {_quoted(changed[name])}"
+        f"{flag} {_quoted(changed[name])}".rstrip()
         for name, flag in _INGEST_FLAGS.items()
         if changed[name] is not None and changed[name] != getattr(default, name)
     ]
@@ -194,8 +197,10 @@ def ingest_flags(system: System) -> str:
     return " ".join(given)
 
 
-def _quoted(value: object) -> str:
-    text = str(value)
+def _quoted(value: Any) -> str:
+    if value is True:
+        return ""
+    text = ",".join(f"{length}:{step:g}" for length, step in value) if isinstance(value, tuple) else str(value)
     return f"'{text}'" if not text or any(map(str.isspace, text)) else text
 
 

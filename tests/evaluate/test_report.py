@@ -105,6 +105,12 @@ def test_ingest_flags_name_what_differs_from_the_defaults():
     assert ingest_flags(our_systems(EncoderConfig(query_prefix="query: "), ["none"], ["mean"])[0]) == "--query-prefix 'query: '"
 
 
+def test_ingest_flags_are_written_as_ingest_reads_them():
+    config = EncoderConfig(temperature_by_length=((128, 0.95), (512, 0.9)), causal=True)
+
+    assert ingest_flags(our_systems(config, ["none"], ["mean"])[0]) == "--temperature-by-length 128:0.95,512:0.9 --causal"
+
+
 def test_report_as_json_has_means_costs_comparisons_and_advice():
     report = Report([result("x", 0.5), result("low", 0.3, is_baseline=True)])
     read = json.loads(json.dumps(report.to_dict("low", seed=0)))
