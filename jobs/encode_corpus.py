@@ -25,7 +25,7 @@ from pipeline.cluster.sampling import sample_rows
 from pipeline.cluster.store import Clusters
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet, build_context
-from pipeline.encode.documents import DocumentEncoder, encode_shard, require_fit
+from pipeline.encode.documents import DocumentEncoder, encode_shard, require_context_fit, require_fit
 from pipeline.encode.shards import finished_shards, write_encoded_shard
 from pipeline.errors import FingerprintMismatchError
 from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW, CollectionLayout
@@ -76,8 +76,8 @@ def load_stages(config: IngestConfig) -> Stages:
     """Load the model; raise :class:`ConfigError` for dimensions, layers, lengths or prefixes that it has no room for."""
     backbone = load_backbone(config.encoder)
     require_fit(config.encoder, backbone)
-    max_tokens = min(config.context.max_document_tokens, backbone.first_stage.max_positions)
-    return Stages(backbone=backbone, first_stage=ContextEncoder(backbone.first_stage, max_tokens, config.encoder.temperature))
+    require_context_fit(config, backbone)
+    return Stages(backbone=backbone, first_stage=ContextEncoder.of(backbone, config.encoder, config.context))
 
 
 def encode_corpus(
@@ -161,8 +161,19 @@ def _corpus_view(
         with layout.naming_damage():
             clusters, context = Clusters.read(folder / CLUSTERS_ARROW), ContextSet.read(folder / CONTEXT_ARROW)
         view = CorpusView(clusters=clusters, context=context, folder=folder)
+        if not published:
+            _require_own_context(layout, view.context, stages.first_stage)
         return view, _stored_embedder(view.clusters, config, stages), {}
     return _draw_corpus_view(layout, staged, config, stages, progress)
+
+
+def _require_own_context(layout: CollectionLayout, context: ContextSet, first_stage: ContextEncoder) -> None:
+    """Raise :class:`FingerprintMismatchError` where a run to be resumed drew its context with another model."""
+    if context.first_stage_fingerprint != first_stage.fingerprint:
+        raise FingerprintMismatchError(
+            f"an ingest of {layout.name!r} that was interrupted must go on with the model it began with, got other weights; "
+            f"restore them, or remove {layout.pending_folder} to begin anew"
+        )
 
 
 def _draw_corpus_view(

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Int32, Int64
 
-from pipeline.config import EncoderConfig
+from pipeline.config import EncoderConfig, IngestConfig
 from pipeline.context.store import ContextSet
 from pipeline.encode.prefixes import Prefix, tokenize_after
 from pipeline.encode.sentences import rank_sentences
@@ -68,7 +68,7 @@ class DocumentEncoder:
         self.vector_dim = require_fit(config, self.backbone)
         self._document_prefix, self._query_prefix = _prefixes(config, self.backbone)
         self._token_head = require_latent_attention(self.backbone) if config.pooling == "latent" else None
-        self._context_CD = _usable_context(config, context, self.backbone.context_dim)
+        self._context_CD = _usable_context(config, context, self.backbone)
         self.fingerprint = fingerprint(
             kind="encoder",
             format=ENCODER_FORMAT_VERSION,
@@ -259,6 +259,16 @@ def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
     return require_dims(config.truncate_dim, backbone.embedding_dim)
 
 
+def require_context_fit(config: IngestConfig, backbone: Backbone) -> None:
+    """Raise :class:`ConfigError` for a context of more documents than the model reads."""
+    most = backbone.max_context
+    if config.encoder.use_context and most is not None and config.context.num_documents > most:
+        raise ConfigError(
+            f"the number of context documents must be at most the model's {most}, got {config.context.num_documents}; "
+            f"choose {most}, or go on without context"
+        )
+
+
 def _prefixes(config: EncoderConfig, backbone: Backbone) -> tuple[Prefix, Prefix]:
     return Prefix.of(config.document_prefix, backbone.tokenizer), Prefix.of(config.query_prefix, backbone.tokenizer)
 
@@ -269,15 +279,21 @@ def _younger_settings(config: EncoderConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in YOUNGER_SETTINGS if getattr(config, name) != getattr(default, name)}
 
 
-def _usable_context(config: EncoderConfig, context: ContextSet | None, context_dim: int) -> Float32[np.ndarray, "C D"] | None:
+def _usable_context(config: EncoderConfig, context: ContextSet | None, backbone: Backbone) -> Float32[np.ndarray, "C D"] | None:
     if not config.use_context:
         return None
     if context is None:
         raise ConfigError("use_context must come with a context, got none; draw one first, or set use_context to false")
     embeddings_CD = np.array(context.embeddings_CD, np.float32, order="C")  # a copy: a mapped file is read-only, which torch refuses
-    if embeddings_CD.ndim != 2 or embeddings_CD.shape[0] == 0 or embeddings_CD.shape[1] != context_dim:
+    if embeddings_CD.ndim != 2 or embeddings_CD.shape[0] == 0 or embeddings_CD.shape[1] != backbone.context_dim:
         raise ConfigError(
-            f"the context must be one or more rows of {context_dim} numbers, got shape {embeddings_CD.shape}; it was made by another model"
+            f"the context must be one or more rows of {backbone.context_dim} numbers, got shape {embeddings_CD.shape}; "
+            "it was made by another model"
+        )
+    if backbone.max_context is not None and len(embeddings_CD) > backbone.max_context:
+        raise ConfigError(
+            f"the context must have at most the {backbone.max_context} vectors the model reads, got {len(embeddings_CD)}; "
+            "draw one of fewer documents"
         )
     if not np.isfinite(embeddings_CD).all():
         raise ModelError("the context's embeddings must be finite, got some that are not; draw the context again")

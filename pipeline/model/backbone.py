@@ -66,6 +66,11 @@ class Backbone(Protocol):
         ...
 
     @property
+    def max_context(self) -> int | None:
+        """Return how many context vectors it reads at most; None for any number."""
+        ...
+
+    @property
     def first_stage(self) -> Backbone:
         """Return the backbone that embeds context documents: itself, unless the checkpoint holds one of its own (CDE §4.2)."""
         ...

@@ -16,7 +16,7 @@ dropout); so without any context a text stands behind J null tokens, else behind
 
 The published sources disagree on two points, so both are settings of config.json, off unless it says otherwise: a residual around the
 output projection (``output_projection_residual``, a name of ours) and a mean over lead and text (``pool_ignore_contextual_tokens`` =
-false). With ``pool_ignore_instruction_tokens`` a prefix is left out of that mean, without it is in it.
+false). ``pool_ignore_instruction_tokens`` is a matter of the layout, as for every model.
 
 Source: Morris & Rush 2024 (CDE), §4.2 and §10.4, and the public checkpoints. Differs: one token per context document; no decoders as M2.
 """
@@ -76,6 +76,7 @@ class _Stage:
         self.device = backbone.device
         self.model_dim = backbone.model_dim
         self.embedding_dim = embedding_dim
+        self.max_context: int | None = None
         self.max_positions = max_positions
 
     @property
@@ -128,8 +129,8 @@ class CdeBackbone(_Stage):
         output_projection: _Head,
         null_D: torch.Tensor | None,
     ) -> None:
-        self._context_size = checkpoint.integer("transductive_corpus_size")
-        num_lead = self._context_size + len(soft_prompts_LD)
+        context_size = checkpoint.integer("transductive_corpus_size")
+        num_lead = context_size + len(soft_prompts_LD)
         room = backbone.max_positions - num_lead
         if room < 1:
             raise ModelError(
@@ -139,8 +140,8 @@ class CdeBackbone(_Stage):
         super().__init__(backbone, min(_max_seq_length(checkpoint), room), int(output_projection.second.weight.shape[0]))
         config = checkpoint.config
         self.first_stage = first_stage
+        self.max_context = self._context_size = context_size
         self.context_dim = first_stage.embedding_dim
-        self.pools_prefix = not config.get("pool_ignore_instruction_tokens", False)
         self._pools_lead = not config.get("pool_ignore_contextual_tokens", True)
         self._has_residual = bool(config.get("output_projection_residual", False))
         self._is_nomic = is_nomic
@@ -158,7 +159,7 @@ class CdeBackbone(_Stage):
                 f"output_projection_residual must be off where embedding_output_dim differs from the model's {self.model_dim}, "
                 f"got {self.embedding_dim}; set it to false"
             )
-        if self._pools_lead and not self.pools_prefix:
+        if self._pools_lead and config.get("pool_ignore_instruction_tokens", False):
             raise ModelError(
                 "pool_ignore_contextual_tokens of a CDE model must be true where pool_ignore_instruction_tokens is, got false; "
                 "set both to false"

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float32
 
+from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.manifest import fingerprint
 from pipeline.model.backbone import Backbone
@@ -27,7 +28,7 @@ HEAD_CHARACTERS_PER_TOKEN: Final = 32
 class ContextEncoder:
     """The first stage: ``embed`` gives one raw embedding a text."""
 
-    def __init__(self, backbone: Backbone, max_tokens: int, temperature: float = 1.0) -> None:
+    def __init__(self, backbone: Backbone, max_tokens: int, temperature: float = 1.0, prefix: str = "") -> None:
         if not 3 <= max_tokens <= backbone.max_positions:
             raise ConfigError(
                 f"max_document_tokens must lie between 3 and the model's {backbone.max_positions} positions, got {max_tokens}"
@@ -35,6 +36,7 @@ class ContextEncoder:
         self._backbone = backbone
         self._max_tokens = max_tokens
         self._temperature = temperature
+        self._prefix = prefix
         self.embedding_dim = backbone.embedding_dim
         self.fingerprint = fingerprint(
             kind="context-encoder",
@@ -43,11 +45,23 @@ class ContextEncoder:
             temperature=float(temperature),
             max_tokens=max_tokens,
             pooling="mean",
+            **({"prefix": prefix} if prefix else {}),
         )
+
+    @classmethod
+    def of(cls, backbone: Backbone, encoder: EncoderConfig, context: ContextConfig) -> ContextEncoder:
+        """Return the first stage of a second stage with its settings.
+
+        One with weights of its own was trained behind the documents' prefix, and pools it with the text (CDE).
+        """
+        first_stage = backbone.first_stage
+        has_own_weights = first_stage.weights_fingerprint != backbone.weights_fingerprint
+        prefix = encoder.document_prefix if has_own_weights else ""
+        return cls(first_stage, min(context.max_document_tokens, first_stage.max_positions), encoder.temperature, prefix)
 
     def embed(self, texts: Sequence[str]) -> Float32[np.ndarray, "C E"]:
         """Embed texts in the order given, each cut after ``max_tokens`` tokens, [CLS] and [SEP] among them."""
-        ids = [self._head_ids(text) for text in texts]
+        ids = [self._head_ids(self._prefix + text) for text in texts]
         token_offsets = np.concatenate([[0], np.cumsum([len(item) for item in ids], dtype=np.int64)])
         chunks = Chunks(token_offsets=token_offsets, chunk_offsets=np.arange(len(ids) + 1))
         flat = np.concatenate([np.zeros(0, np.int32), *(np.array(item, np.int32) for item in ids)])

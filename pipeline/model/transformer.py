@@ -99,6 +99,7 @@ class Transformer:
         self._projection = read_projection(checkpoint.steps, self.model_dim, device)
         self.embedding_dim = self.model_dim if self._projection is None else self._projection.output_dim
         self.max_positions = shape.max_positions
+        self.max_context: int | None = None
         self._embedding = embedding
         self._layers = tuple(layers)
         self._final_norm = final_norm

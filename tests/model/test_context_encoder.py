@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config import EncoderConfig
+from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.model.backbone import load_backbone
 from pipeline.model.context_encoder import ContextEncoder
@@ -82,3 +82,29 @@ def test_temperature_changes_fingerprint_and_embeddings(backbone, encoder):
 def test_context_encoder_more_tokens_than_positions_is_refused(backbone):
     with pytest.raises(ConfigError, match="96 positions, got 97"):
         ContextEncoder(backbone, 97)
+
+
+def test_embed_behind_a_prefix_pools_it_with_the_text(backbone):
+    behind = ContextEncoder(backbone, 20, prefix="old: ").embed(TEXTS[:1])
+    written = ContextEncoder(backbone, 20).embed([f"old: {TEXTS[0]}"])
+    assert np.array_equal(behind, written)
+
+
+def test_fingerprint_prefix_changes_it(backbone, encoder):
+    assert ContextEncoder(backbone, 20, prefix="old: ").fingerprint != encoder.fingerprint
+    assert ContextEncoder(backbone, 20, prefix="").fingerprint == encoder.fingerprint
+
+
+def test_context_encoder_of_a_backbone_that_is_its_own_first_stage_has_no_prefix(tiny_model_folder, backbone):
+    config = EncoderConfig(model=str(tiny_model_folder), document_prefix="old: ")
+    made = ContextEncoder.of(backbone, config, ContextConfig(max_document_tokens=20))
+    assert made.fingerprint == ContextEncoder(backbone, 20).fingerprint
+
+
+def test_context_encoder_of_a_checkpoint_with_a_first_stage_stands_behind_the_documents_prefix(make_cde):
+    config = EncoderConfig(model=str(make_cde(1)), precision="fp32", document_prefix="old: ", temperature=0.9)
+    loaded = load_backbone(config)
+    made = ContextEncoder.of(loaded, config, ContextConfig(max_document_tokens=256))
+    expected = ContextEncoder(loaded.first_stage, 40, temperature=0.9, prefix="old: ")
+    assert made.fingerprint == expected.fingerprint
+    assert np.array_equal(made.embed(TEXTS), expected.embed(TEXTS))
