@@ -7,8 +7,20 @@ Clusters spread the context over the corpus, order the batches of encoding and t
 
 from pipeline.cluster.assignment import ClusterAssigner, assign
 from pipeline.cluster.asymmetric_kmeans import choose_num_clusters, pair_points, train_clusters
+from pipeline.cluster.packing import PackedBatches, pack
 from pipeline.cluster.queries import query_side
 from pipeline.cluster.sampling import sample_rows
 from pipeline.cluster.store import Clusters
 
-__all__ = ["ClusterAssigner", "Clusters", "assign", "choose_num_clusters", "pair_points", "query_side", "sample_rows", "train_clusters"]
+__all__ = [
+    "ClusterAssigner",
+    "Clusters",
+    "PackedBatches",
+    "assign",
+    "choose_num_clusters",
+    "pack",
+    "pair_points",
+    "query_side",
+    "sample_rows",
+    "train_clusters",
+]

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import SchemaError, SourceError
+from pipeline.train.pairs import read_pairs, text_numbers
+
+
+def write_parquet(path: Path, **columns: list[object]) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def write_lines(path: Path, *records: object) -> Path:
+    path.write_text("\n".join(json.dumps(record) for record in records) + "\n")
+    return path
+
+
+def test_read_pairs_parquet_and_lines_give_the_same_pairs(tmp_path: Path):
+    columns = {"query": ["a", "b"], "document": ["x", "y"], "title": ["t", None], "source": ["s", "s"]}
+    (tmp_path / "one").mkdir()
+    parquet = read_pairs([write_parquet(tmp_path / "one" / "pairs.parquet", **columns)])
+    records = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    lines = read_pairs([write_lines(tmp_path / "pairs.jsonl", *records)])
+    for pairs in (parquet, lines):
+        assert (pairs.queries, pairs.documents, pairs.titles, pairs.sources) == (("a", "b"), ("x", "y"), ("t", ""), ("s", "s"))
+
+
+def test_read_pairs_without_source_takes_the_name_of_the_file(tmp_path: Path):
+    assert read_pairs([write_parquet(tmp_path / "manuals.parquet", query=["a"], document=["x"])]).sources == ("manuals",)
+
+
+def test_read_pairs_folder_is_read_in_the_order_of_names(tmp_path: Path):
+    (tmp_path / "deep").mkdir()
+    write_parquet(tmp_path / "b.parquet", query=["b"], document=["y"])
+    write_lines(tmp_path / "a.jsonl", {"query": "a", "document": "x"})
+    write_lines(tmp_path / "deep" / "c.jsonl", {"query": "c", "document": "z"})
+    assert read_pairs([tmp_path]).queries == ("a", "b", "c")
+
+
+def test_read_pairs_empty_sides_and_repetitions_are_counted(tmp_path: Path):
+    path = write_parquet(tmp_path / "p.parquet", query=["a", " ", "b", "a", None], document=["x", "y", "", "x", "z"])
+    pairs = read_pairs([path])
+    assert pairs.queries == ("a",)
+    assert pairs.skipped == {"empty query": 2, "empty document": 1, "repeated pair": 1}
+
+
+def test_take_counts_what_it_leaves_out(tmp_path: Path):
+    pairs = read_pairs([write_parquet(tmp_path / "p.parquet", query=["a", "b", "c"], document=["x", "y", "z"])])
+    kept = pairs.take([0, 2], "not wanted")
+    assert (kept.queries, kept.documents, kept.skipped) == (("a", "c"), ("x", "z"), {"not wanted": 1})
+
+
+def test_text_numbers_equal_texts_share_a_number():
+    assert np.array_equal(text_numbers(["x", "y", "x", "z", "y"]), [0, 1, 0, 2, 1])
+
+
+def test_read_pairs_missing_column_is_named(tmp_path: Path):
+    with pytest.raises(SchemaError, match=r"p\.parquet must have the columns query and document, got question, document"):
+        read_pairs([write_parquet(tmp_path / "p.parquet", question=["a"], document=["x"])])
+    with pytest.raises(SchemaError, match=r"line 2 of p\.jsonl"):
+        read_pairs([write_lines(tmp_path / "p.jsonl", {"query": "a", "document": "x"}, {"query": "b"})])
+
+
+def test_read_pairs_mistyped_column_is_named(tmp_path: Path):
+    with pytest.raises(SchemaError, match=r"column query of p\.parquet must be text, got int64"):
+        read_pairs([write_parquet(tmp_path / "p.parquet", query=[1], document=["x"])])
+    with pytest.raises(SchemaError, match=r"document in line 1 of p\.jsonl must be text, got 7"):
+        read_pairs([write_lines(tmp_path / "p.jsonl", {"query": "a", "document": 7})])
+
+
+def test_read_pairs_damaged_files_are_named(tmp_path: Path):
+    (tmp_path / "p.parquet").write_bytes(b"not parquet")
+    with pytest.raises(SourceError, match=r"p\.parquet must be a Parquet file"):
+        read_pairs([tmp_path / "p.parquet"])
+    (tmp_path / "p.jsonl").write_bytes(b'{"query": "a", \n')
+    with pytest.raises(SourceError, match=r"line 1 of p\.jsonl must be a JSON object"):
+        read_pairs([tmp_path / "p.jsonl"])
+
+
+def test_read_pairs_nothing_to_train_on_says_why(tmp_path: Path):
+    with pytest.raises(SourceError, match="1 with empty query"):
+        read_pairs([write_parquet(tmp_path / "p.parquet", query=[""], document=["x"])])
+    with pytest.raises(SourceError, match="does not exist"):
+        read_pairs([tmp_path / "absent"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match="got none"):
+        read_pairs([tmp_path / "empty"])
+    (tmp_path / "pairs.csv").write_text("query,document")
+    with pytest.raises(SourceError, match=r"must end in \.parquet or \.jsonl"):
+        read_pairs([tmp_path / "pairs.csv"])
