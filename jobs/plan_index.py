@@ -1,7 +1,8 @@
 """What an ingest would do and how long it would take, without doing it.
 
 Counts are exact: the whole corpus passes the same checks and the same ledger. Tokens and time are estimates from the corpus's first
-documents, tokenised and, where the collection has not measured the encoder yet, timed.
+documents, tokenised and, where the collection has not measured the encoder yet, timed: what the first stage embeds for the context, and
+the encoding with a context of that size where one is read.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float32
+
 from jobs.run import describe_reasons, require_same_settings
 from pipeline.config import IngestConfig
+from pipeline.context.store import ContextSet
 from pipeline.corpus.ledger import Ledger
 from pipeline.corpus.parquet import Scan, read_checked, scan_sources
 from pipeline.corpus.staging import plan_changes
@@ -28,6 +33,8 @@ from pipeline.types import ProgressListener, silent_progress
 SAMPLE_DOCUMENTS = 256
 SAMPLE_CHARACTERS = 40_000
 """Some 10,000 tokens: a second or two of encoding."""
+CONTEXT_SHARE = 4
+"""How many times fewer are sampled for an encoder that reads a context, and is slower by about as much or more."""
 
 
 def stored_manifest(layout: CollectionLayout) -> Manifest | None:
@@ -57,7 +64,7 @@ def plan_index(
             ledger.load_published((batch.column("doc_id").to_pylist(), batch.column("content_sha256").to_pylist()) for batch in hashes)
         planned = plan_changes(scan, config.corpus, ledger, progress=progress)
         deleted = sum(map(len, ledger.vanished_ids())) if config.sync and planned.is_complete else 0
-    tokens, seconds = _estimate(scan, config, planned.characters, published) if planned.characters else (0, 0.0)
+    estimate = _estimate(scan, config, planned.indexed, planned.characters, published) if planned.characters else _Estimate()
     return {
         "rows": planned.rows,
         "indexed": planned.indexed,
@@ -67,29 +74,69 @@ def plan_index(
         "quarantined": planned.quarantined,
         "quarantine_reasons": describe_reasons(planned.quarantine_reasons) or "none",
         "deleted": deleted,
-        "estimated_tokens": tokens,
-        "estimated_encode_seconds": seconds,
+        "estimated_tokens": estimate.tokens,
+        "estimated_context_seconds": estimate.context_seconds,
+        "estimated_encode_seconds": estimate.encode_seconds,
     }
 
 
-def _estimate(scan: Scan, config: IngestConfig, characters: int, published: Manifest | None) -> tuple[int, float]:
-    from pipeline.encode.documents import DocumentEncoder  # torch comes in here
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Estimate:
+    """What is left to the model: tokens of the texts, seconds to encode them, and seconds to embed what a first ingest draws beforehand."""
 
+    tokens: int = 0
+    encode_seconds: float = 0.0
+    context_seconds: float = 0.0
+
+
+def _estimate(scan: Scan, config: IngestConfig, documents: int, characters: int, published: Manifest | None) -> _Estimate:
+    from jobs.encode_corpus import SAMPLE_TEXT_CHARACTERS, load_stages  # torch comes in here
+    from pipeline.encode.documents import DocumentEncoder
+
+    sample = _sample(scan, config)
+    stages = load_stages(config)
+    encoder = DocumentEncoder(replace(config.encoder, use_context=False), backbone=stages.backbone)
+    tokens = int(encoder.encode(sample).num_tokens.sum())  # warms up, too
+    total = round(characters * tokens / max(1, sum(map(len, sample))))
+    if published and published.encode_tokens_per_second:
+        return _Estimate(tokens=total, encode_seconds=total / published.encode_tokens_per_second)
+    started = time.monotonic()
+    embeddings_SD = stages.first_stage.embed([text[:SAMPLE_TEXT_CHARACTERS] for text in sample])
+    document_seconds = (time.monotonic() - started) / len(sample)
+    num_context = num_embedded = min(config.context.num_documents, documents)
+    if config.cluster.surrogate == "encoder":
+        num_embedded += 2 * min(config.cluster.max_sample_documents, documents)  # as documents, and as their queries
+    if config.encoder.use_context:
+        # Only the shape of a context costs time: the sample's embeddings, repeated, stand in for those to be drawn.
+        stand_in = _context_of(np.resize(embeddings_SD, (num_context, embeddings_SD.shape[1])))
+        encoder = DocumentEncoder(config.encoder, stand_in, stages.backbone)
+    started = time.monotonic()
+    encoder.encode(sample)
+    return _Estimate(
+        tokens=total,
+        encode_seconds=(time.monotonic() - started) * total / max(1, tokens),
+        context_seconds=0.0 if published else num_embedded * document_seconds,
+    )
+
+
+def _sample(scan: Scan, config: IngestConfig) -> list[str]:
     rows = (text for batch in read_checked(scan, config.corpus) for text in batch.rows.column("text").to_pylist())
-    sample = [text[:SAMPLE_CHARACTERS] for text in islice(rows, SAMPLE_DOCUMENTS)]
+    budget = SAMPLE_CHARACTERS // (CONTEXT_SHARE if config.encoder.use_context else 1)
     kept: list[str] = []
-    budget = SAMPLE_CHARACTERS
-    for text in sample:
+    for text in islice(rows, SAMPLE_DOCUMENTS):
         kept.append(text[:budget])
         budget -= len(kept[-1])
         if budget <= 0:
             break
-    # Context moves vectors, not time enough to matter here; there may be none yet.
-    encoder = DocumentEncoder(replace(config.encoder, use_context=False))
-    encoder.encode(kept[:1])
-    started = time.monotonic()
-    tokens = int(encoder.encode(kept).num_tokens.sum())
-    measured = tokens / (time.monotonic() - started)
-    total = round(characters * tokens / max(1, sum(map(len, kept))))
-    speed = published.encode_tokens_per_second if published and published.encode_tokens_per_second else measured
-    return total, total / speed
+    return kept
+
+
+def _context_of(embeddings_CD: Float32[np.ndarray, "C D"]) -> ContextSet:
+    num_documents = len(embeddings_CD)
+    return ContextSet(
+        doc_ids=("",) * num_documents,
+        content_sha256s=("",) * num_documents,
+        cluster_ids_C=np.zeros(num_documents, np.int32),
+        embeddings_CD=embeddings_CD,
+        first_stage_fingerprint="",
+    )

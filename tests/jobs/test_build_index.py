@@ -1,4 +1,5 @@
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -359,4 +360,55 @@ def test_plan_counts_what_the_ingest_then_does_and_writes_nothing(root: Path, tm
     assert (plan["rows"], plan["indexed"], plan["quarantined"]) == (report.rows, report.indexed, report.quarantined)
     assert plan["estimated_tokens"] == report.tokens
     assert plan["estimated_encode_seconds"] > 0
+    assert plan["estimated_context_seconds"] > 0
     assert plan_index([source], root, "c", config)["unchanged"] == 9
+
+
+def test_plan_of_new_documents_leaves_out_the_context_that_is_drawn_already(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+    build_index([write_corpus(tmp_path / "a.parquet", [document(number) for number in range(9)])], root, "c", config)
+    plan = plan_index([write_corpus(tmp_path / "b.parquet", [document(number) for number in range(9, 12)])], root, "c", config)
+    assert plan["estimated_tokens"] > 0
+    assert plan["estimated_encode_seconds"] > 0
+    assert plan["estimated_context_seconds"] == 0
+
+
+def test_plan_times_the_first_stage_over_the_documents_it_is_to_embed(
+    root: Path, tmp_path: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from pipeline.model.context_encoder import ContextEncoder
+
+    embed = ContextEncoder.embed
+
+    def slow(self: ContextEncoder, texts: Any) -> Any:
+        time.sleep(0.1 * len(texts))
+        return embed(self, texts)
+
+    monkeypatch.setattr(ContextEncoder, "embed", slow)
+    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(6)])
+    one = plan_index([source], root, "c", replace(config, context=replace(config.context, num_documents=1)))
+    all_six = plan_index([source], root, "c", config)
+    surrogate = plan_index([source], root, "c", replace(config, cluster=replace(config.cluster, surrogate="encoder")))
+    assert config.context.num_documents >= 6
+    assert [round(plan["estimated_context_seconds"] / 0.1) for plan in (one, all_six, surrogate)] == [1, 6, 18]
+
+
+def test_plan_with_context_encodes_the_sample_behind_as_many_vectors_as_will_be_drawn(
+    root: Path, tmp_path: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from pipeline.model.transformer import Transformer
+
+    seen: set[int] = set()
+    hidden_states = Transformer.hidden_states
+
+    def recording(self: Any, ids: Any, lengths: Any, context: Any = None, *rest: Any) -> Any:
+        seen.add(0 if context is None else len(context))
+        return hidden_states(self, ids, lengths, context, *rest)
+
+    monkeypatch.setattr(Transformer, "hidden_states", recording)
+    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(6)])
+    plan_index([source], root, "c", replace(config, encoder=replace(config.encoder, use_context=True)))
+    assert seen == {0, 6}
