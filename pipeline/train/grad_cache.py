@@ -1,0 +1,70 @@
+"""The gradient of a loss over a whole batch in the memory of a micro-batch, through both stages.
+
+    1  every micro-batch of M1, then of M2, without a graph           ─▶ context vectors, embeddings
+    2  the loss of all embeddings                                      ─▶ a gradient for each embedding
+    3  every micro-batch of M2 once more, with a graph                 ─▶ gradients of M2, and of the context vectors, summed
+    4  every micro-batch of M1 once more, with a graph                 ─▶ gradients of M1
+
+Costs one more forward pass; the gradient is the plain one. The context is shared by all micro-batches of M2, as the batch's documents share
+it. A micro-batch is computed twice and must come out the same, so what it draws at random it draws from a seed of its own.
+
+Source: Gao et al. 2021 (GradCache); Morris & Rush 2024 (CDE), §4.2, two stages. ``plain_backward`` is the oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, Float32
+
+FirstStage = Callable[[], Float[torch.Tensor, "c D"]]
+"""Embeds the context documents of one micro-batch."""
+
+SecondStage = Callable[[Float[torch.Tensor, "C D"] | None], Float[torch.Tensor, "m E"]]
+"""Embeds the texts of one micro-batch behind the whole context, None without one."""
+
+Loss = Callable[[Float[torch.Tensor, "M E"]], Float32[torch.Tensor, ""]]
+"""Takes the embeddings of all micro-batches, in their order."""
+
+
+def cached_backward(first: Sequence[FirstStage], second: Sequence[SecondStage], loss: Loss) -> Float32[torch.Tensor, ""]:
+    """Add the loss's gradient to all parameters, one micro-batch at a time, and return the loss without a graph.
+
+    Without micro-batches of the first stage there is no context. A single micro-batch in all is computed once, with its graph.
+    """
+    if len(second) == 1 and len(first) <= 1:
+        return plain_backward(first, second, loss)
+    with torch.no_grad():
+        context_CD = torch.cat([embed() for embed in first]) if first else None
+        embedded = [embed(context_CD) for embed in second]
+    embeddings_ME = torch.cat(embedded).requires_grad_()
+    value = loss(embeddings_ME)
+    value.backward()
+    gradient_ME = embeddings_ME.grad
+    assert gradient_ME is not None
+    if context_CD is not None:
+        context_CD.requires_grad_()
+    for embed, gradient in zip(second, gradient_ME.split([len(part) for part in embedded]), strict=True):
+        _backward(embed(context_CD), gradient)
+    if context_CD is not None and context_CD.grad is not None:
+        done = 0
+        for embed in first:
+            part_cD = embed()
+            _backward(part_cD, context_CD.grad[done : done + len(part_cD)])
+            done += len(part_cD)
+    return value.detach()
+
+
+def _backward(output: torch.Tensor, gradient: torch.Tensor) -> None:
+    # A micro-batch of frozen parameters alone has nothing to hand on.
+    if output.requires_grad:
+        output.backward(gradient)
+
+
+def plain_backward(first: Sequence[FirstStage], second: Sequence[SecondStage], loss: Loss) -> Float32[torch.Tensor, ""]:
+    """Do the same with one graph over everything."""
+    context_CD = torch.cat([embed() for embed in first]) if first else None
+    value = loss(torch.cat([embed(context_CD) for embed in second]))
+    value.backward()
+    return value.detach()
