@@ -52,7 +52,7 @@ _FIELD_OF = {"context_documents": "num_documents", "index_kind": "kind", "dims":
 @click.option("--query-prefix", help="Text before every query, such as 'query: '; read, never pooled.  [default: none]")
 @click.option("--document-prefix", help="Text before every row of a document; read, never pooled.  [default: none]")
 @click.option("--pool-prefix/--no-pool-prefix", default=None, help="Take prefixes into the mean.  [default: as the model's folder says]")
-@click.option("--use-context/--no-context", default=None, help="Let the encoder read the stored context.  [default: no-context]")
+@click.option("--use-context/--no-context", default=None, help="Let the encoder read the stored context.  [default: as the model says]")
 @click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), help="Arithmetic of the encoder.  [default: auto]")
 @click.option("--num-clusters", type=int, help="Clusters of the corpus.  [default: from its size]")
 @click.option("--surrogate", type=click.Choice(["static", "encoder"]), help="What clustering embeds with.  [default: static]")

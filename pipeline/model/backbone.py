@@ -18,7 +18,7 @@ from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model import bert, decoder, gte, modernbert, nomic_bert
 from pipeline.model.cde import read_cde
-from pipeline.model.cde_checkpoint import is_cde
+from pipeline.model.cde_settings import is_cde
 from pipeline.model.checkpoint import read_checkpoint
 from pipeline.model.embedded_weights import MODEL_NAMES, require_official_weights
 from pipeline.model.matryoshka import first_layers

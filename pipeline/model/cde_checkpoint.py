@@ -30,8 +30,6 @@ from pipeline.model.names import model_folder
 FIRST_STAGE: Final = "first_stage_model.embedder."
 SECOND_STAGE: Final = "second_stage_model.backbone."
 
-_ARCHITECTURE: Final = "transductive"
-_CLASSES: Final = frozenset({"DatasetTransformer", "ContextualDocumentEmbeddingTransformer"})
 _LAYER_COUNTS: Final = {"nomic_bert": "n_layer", "modernbert": "num_hidden_layers"}
 _TOKEN_TABLES: Final = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
 _MOST_NAMED: Final = 3
@@ -79,11 +77,6 @@ _PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     }
 )
 """Sizes of the backbones of cde-small-v1 and cde-small-v2, as their authors publish them."""
-
-
-def is_cde(config: Mapping[str, Any]) -> bool:
-    """Say whether a config.json is that of a two-stage CDE model; it has no ``model_type``."""
-    return config.get("architecture") == _ARCHITECTURE or bool(_CLASSES & set(config.get("architectures") or ()))
 
 
 class StagedCheckpoint:

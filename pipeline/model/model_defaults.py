@@ -4,7 +4,8 @@
 
 They hold where nobody chose otherwise and the collection is new; the manifest stores the values they come to, so that a folder which
 changes later changes no collection. A folder Cairn saved brings all its encoder's settings, a Sentence-Transformers folder its pooling,
-prompts and truncation, a plain transformer nothing, the embedded model nothing. Reads JSON only: no torch.
+prompts and truncation, a CDE checkpoint its context and prefixes, a plain transformer and the embedded model nothing. Reads JSON only: no
+torch.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Any, Final
 
 from pipeline.config import DEFAULT_MODEL, PREFIX_POOLINGS, EncoderConfig
 from pipeline.errors import ModelError
+from pipeline.model.cde_settings import cde_settings, is_cde
 from pipeline.model.embedded_weights import MODEL_NAMES
 from pipeline.model.names import model_folder
 from pipeline.model.sentence_transformers_folder import (
     SentenceTransformersFolder,
     read_json,
+    read_json_if_any,
     read_sentence_transformers_folder,
 )
 
@@ -51,6 +54,9 @@ def model_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     else:
         described = read_sentence_transformers_folder(folder)
         brought = {} if described is None else _of_description(described, chosen)
+        config = read_json_if_any((folder if described is None else described.transformer) / "config.json")
+        if is_cde(config):
+            brought = _of_cde(config, brought, chosen)
     return {name: value for name, value in brought.items() if name not in chosen}
 
 
@@ -86,12 +92,23 @@ def _of_description(described: SentenceTransformersFolder, chosen: Mapping[str, 
         brought["document_prefix"] = described.document_prompt
     if described.truncate_dim is not None:
         brought["truncate_dim"] = described.truncate_dim
-    resolved = {**brought, **chosen}
-    has_prefix = resolved.get("query_prefix") or resolved.get("document_prefix")
-    is_pooled = resolved.get("pooling", "mean") in PREFIX_POOLINGS and resolved.get("attention", "chunk") == "chunk"
-    if described.pools_prompt and has_prefix and is_pooled:
+    if described.pools_prompt and _pools_prefix({**brought, **chosen}):
         brought["pool_prefix"] = True
     return brought
+
+
+def _of_cde(config: Mapping[str, Any], brought: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a CDE checkpoint brings: its prompts as its folder has them, the rest by its configuration."""
+    of_config = cde_settings(config)
+    found = {**of_config, **brought, "pool_prefix": of_config["pool_prefix"]}
+    if not (found["pool_prefix"] and _pools_prefix({**found, **chosen})):
+        del found["pool_prefix"]
+    return found
+
+
+def _pools_prefix(resolved: Mapping[str, Any]) -> bool:
+    has_prefix = resolved.get("query_prefix") or resolved.get("document_prefix")
+    return bool(has_prefix) and resolved.get("pooling", "mean") in PREFIX_POOLINGS and resolved.get("attention", "chunk") == "chunk"
 
 
 def _pooling(described: SentenceTransformersFolder) -> str:

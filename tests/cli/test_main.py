@@ -106,6 +106,30 @@ def test_ingest_causal_encoder_is_refused(call: Any, corpus: str, ingest_options
     assert (code, "causal must go with a decoder" in err, err.count("\n")) == (2, True, 1)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_ingest_with_a_cde_checkpoint_reads_context_behind_its_prefixes_and_is_searchable(
+    call: Any, corpus: str, make_cde: Any, version: int
+) -> None:
+    options = ["--collection", "c", "--model", str(make_cde(version)), "--landmark-interval", "16", "--context-documents", "6"]
+    code, out, error = call("ingest", corpus, *options, "--json", "--quiet")
+    assert (code, json.loads(out)["indexed"], error) == (0, 3, "")
+    encoder = json.loads(call("status", "c", "--json")[1])["settings"]["encoder"]
+    assert (encoder["use_context"], encoder["pool_prefix"]) == (True, version == 1)
+    assert (encoder["query_prefix"], encoder["document_prefix"]) == ("search_query: ", "search_document: ")
+    code, out, _ = call("search", "the old stone mill", "--collection", "c", "--json", "--no-hybrid")
+    assert (code, {hit["doc_id"] for hit in json.loads(out)["hits"]}) == (0, {"a", "b", "c"})
+
+
+def test_ingest_with_more_context_documents_than_a_cde_checkpoint_reads_is_one_sentence(
+    call: Any, corpus: str, make_cde: Any, tmp_path: Path
+) -> None:
+    options = ["--collection", "c", "--model", str(make_cde(1)), "--landmark-interval", "16"]
+    code, _, error = call("ingest", corpus, *options)
+    assert code == 2
+    assert one_line(error)
+    assert "must be at most the model's 6, got 512; choose 6" in error
+
+
 def test_search_for_people_shows_titles_and_passages(call: Any, corpus: str, ingest_options: list[str]) -> None:
     call("ingest", corpus, *ingest_options, "--quiet")
     code, out, _ = call("search", "old stone mill", "--collection", "c")

@@ -14,7 +14,7 @@ from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.backbone import load_backbone
 from pipeline.model.cde import read_cde
-from pipeline.model.cde_checkpoint import StagedCheckpoint, is_cde
+from pipeline.model.cde_checkpoint import StagedCheckpoint
 from pipeline.model.checkpoint import read_checkpoint
 
 VERSIONS = pytest.mark.parametrize("version", [1, 2])
@@ -250,21 +250,6 @@ def modernbert_shapes() -> dict[str, tuple[int, ...]]:
         shapes |= {f"{layer}.attn.Wqkv.weight": (2304, 768), f"{layer}.attn.Wo.weight": (768, 768), f"{layer}.mlp_norm.weight": (768,)}
         shapes |= {f"{layer}.mlp.Wi.weight": (2304, 768), f"{layer}.mlp.Wo.weight": (768, 1152)}
     return shapes
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"architecture": "transductive"}, True),
-        ({"architectures": ["DatasetTransformer"]}, True),
-        ({"architectures": ["ContextualDocumentEmbeddingTransformer"], "model_type": "modernbert"}, True),
-        ({"architectures": ["BertModel"], "model_type": "bert"}, False),
-        ({"architectures": None}, False),
-        ({}, False),
-    ],
-)
-def test_is_cde_knows_the_published_names(config, expected):
-    assert is_cde(config) is expected
 
 
 @VERSIONS
