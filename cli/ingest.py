@@ -11,7 +11,7 @@ import click
 
 from cli.settings import TemperatureSteps, given, json_option, resolve_ingest_config, root_option
 from cli.terminal import ProgressBars, duration, table, thousands
-from pipeline.config import Landmarks, Pooling
+from pipeline.config import Backend, Landmarks, Pooling
 from pipeline.types import IngestReport
 
 _QUARANTINED_EXIT = 3
@@ -22,7 +22,7 @@ _STAGE_OF = {
     "encoder": (
         *("model", "pooling", "attention", "landmarks", "landmark_interval", "temperature", "query_temperature"),
         *("temperature_by_length", "dims", "layers", "causal"),
-        *("query_prefix", "document_prefix", "pool_prefix", "use_context", "precision"),
+        *("query_prefix", "document_prefix", "pool_prefix", "use_context", "precision", "backend"),
     ),
     "index": ("index_kind",),
 }
@@ -54,6 +54,7 @@ _FIELD_OF = {"context_documents": "num_documents", "index_kind": "kind", "dims":
 @click.option("--pool-prefix/--no-pool-prefix", default=None, help="Take prefixes into the mean.  [default: as the model's folder says]")
 @click.option("--use-context/--no-context", default=None, help="Let the encoder read the stored context.  [default: as the model says]")
 @click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), help="Arithmetic of the encoder.  [default: auto]")
+@click.option("--backend", type=click.Choice(get_args(Backend)), help="What runs the encoder; openvino is an extra.  [default: torch]")
 @click.option("--num-clusters", type=int, help="Clusters of the corpus.  [default: from its size]")
 @click.option("--surrogate", type=click.Choice(["static", "encoder"]), help="What clustering embeds with.  [default: static]")
 @click.option("--context-documents", type=int, help="Documents in the stored context.  [default: 512]")

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
 
+from jobs.run import SPEED_ONLY
 from pipeline import durable
 from pipeline.config import IngestConfig
 from pipeline.corpus.ledger import Ledger
@@ -29,7 +30,7 @@ pc: Any = arrow_compute  # its functions are made at import time, unseen by type
 def work_key(config: IngestConfig, schema_fingerprint: str, base_generation: int | None) -> str:
     """Name the work that ``config`` asks for; equal keys mean that encoded shards can be taken over."""
     settings = config.to_dict()
-    encoder = {name: value for name, value in settings["encoder"].items() if name not in ("precision", "batch_tokens")}
+    encoder = {name: value for name, value in settings["encoder"].items() if name not in SPEED_ONLY}
     return fingerprint(
         encoder=encoder, cluster=settings["cluster"], context=settings["context"], schema=schema_fingerprint, base=base_generation
     )

@@ -21,7 +21,7 @@ from pipeline.types import IngestReport, ProgressListener
 if TYPE_CHECKING:
     from jobs.encode_corpus import Stages
 
-SPEED_ONLY = frozenset({"precision", "batch_tokens"})
+SPEED_ONLY = frozenset({"precision", "backend", "batch_tokens"})
 """Encoder settings that move no vector beyond rounding: they may differ from run to run."""
 
 

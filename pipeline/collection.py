@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,8 @@ def load_query_encoder(generation: Generation) -> QueryEncoder:
     """Build the encoder a generation's manifest describes, with the context it stores when the encoder reads one."""
     from pipeline.encode.queries import TextQueryEncoder  # torch comes in here, and only here
 
-    config = EncoderConfig(**generation.manifest.settings["encoder"])
+    # A search encodes one short row, for which no other backend is worth its compilation or being installed.
+    config = replace(EncoderConfig(**generation.manifest.settings["encoder"]), backend="torch")
     with generation.layout.naming_damage():
         context = ContextSet.read(generation.folder / "context.arrow") if config.use_context else None
     return TextQueryEncoder(config, context)

@@ -17,6 +17,7 @@ Pooling = Literal["mean", "lmk", "cls", "last", "mean_at_k", "multi_cls", "laten
 Attention = Literal["chunk", "full"]
 Landmarks = Literal["fixed", "sentence"]
 Precision = Literal["auto", "fp32", "bf16"]
+Backend = Literal["torch", "openvino"]
 IndexKind = Literal["auto", "flat", "ivf_sq8", "ivf_rabitq"]
 Surrogate = Literal["static", "encoder"]
 
@@ -100,7 +101,7 @@ class ContextConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderConfig:
-    """The second stage: everything here but ``precision`` and ``batch_tokens`` moves vectors and is part of the encoder's fingerprint.
+    """The second stage: everything here but ``precision``, ``backend`` and ``batch_tokens`` moves vectors and is in its fingerprint.
 
     ``landmark_interval`` counts a chunk's own tokens; its landmark comes on top and counts within the window.
     With ``landmarks`` = sentence it is the most a chunk of whole sentences may hold; it is the k of ``mean_at_k``.
@@ -131,6 +132,7 @@ class EncoderConfig:
     document_prefix: str = ""
     pool_prefix: bool = False
     precision: Precision = "auto"
+    backend: Backend = "torch"
     batch_tokens: int = 1_024
 
     def __post_init__(self) -> None:
@@ -138,6 +140,7 @@ class EncoderConfig:
         _require_one_of("attention", self.attention, get_args(Attention))
         _require_one_of("landmarks", self.landmarks, get_args(Landmarks))
         _require_one_of("precision", self.precision, ("auto", "fp32", "bf16"))
+        _require_one_of("backend", self.backend, get_args(Backend))
         _require(
             self.pooling in POOLINGS[self.attention],
             f"pooling {self.pooling} must go with attention {_other(self.attention)}, got {self.attention}; "

@@ -7,6 +7,7 @@ implementation reads the weights. Nothing is downloaded: a model is the embedded
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -24,6 +25,7 @@ from pipeline.model.embedded_weights import MODEL_NAMES, require_official_weight
 from pipeline.model.matryoshka import first_layers
 from pipeline.model.names import model_folder
 from pipeline.model.precision import default_device, resolve_precision
+from pipeline.model.transformer import Transformer
 
 
 @runtime_checkable
@@ -118,7 +120,7 @@ class Backbone(Protocol):
         ...
 
 
-_FAMILIES: Final[Mapping[str, Callable[..., Backbone]]] = {
+_FAMILIES: Final[Mapping[str, Callable[..., Transformer]]] = {
     **dict.fromkeys(bert.FAMILIES, bert.read_bert),
     **dict.fromkeys(modernbert.FAMILIES, modernbert.read_modernbert),
     **dict.fromkeys(nomic_bert.FAMILIES, nomic_bert.read_nomic_bert),
@@ -128,8 +130,11 @@ _FAMILIES: Final[Mapping[str, Callable[..., Backbone]]] = {
 
 
 def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> Backbone:
-    """Load the model a configuration names, its first layers or with its causal mask where told so, in its precision."""
-    device = device or default_device()
+    """Load the model a configuration names, its first layers or with its causal mask where told so, in its precision and on its backend."""
+    on_openvino = config.backend == "openvino"
+    device = device or (torch.device("cpu") if on_openvino else default_device())
+    if on_openvino:
+        _require_openvino(device)
     dtype = resolve_precision(config.precision, device)
     checkpoint = read_checkpoint(model_folder(config.model))
     if config.model in MODEL_NAMES:
@@ -141,9 +146,25 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
             "leave it out: encoders see the whole text"
         )
     if is_cde(checkpoint.config):
+        if on_openvino:
+            raise ConfigError("backend openvino must be given a model of one stage, got a CDE model; choose backend torch")
         return read_cde(checkpoint, dtype=dtype, device=device, num_layers=config.num_layers)
     checkpoint = first_layers(decoder.language_model(checkpoint), config.num_layers)
     if model_type not in _FAMILIES:
         raise ModelError(f"model_type must be one of {', '.join(_FAMILIES)}, got {model_type!r}; choose a model of these families")
     settings = {"is_causal": True} if config.causal else {}
-    return _FAMILIES[model_type](checkpoint, dtype=dtype, device=device, **settings)
+    if not on_openvino:
+        return _FAMILIES[model_type](checkpoint, dtype=dtype, device=device, **settings)
+    from pipeline.model.openvino_backbone import OpenVinoTransformer  # an extra
+
+    return OpenVinoTransformer(checkpoint, _FAMILIES[model_type](checkpoint, dtype=torch.float32, device=device, **settings), dtype)
+
+
+def _require_openvino(device: torch.device) -> None:
+    if device.type != "cpu":
+        raise ConfigError(f"backend openvino must run on the CPU, got {device}; choose backend torch")
+    if find_spec("openvino") is None:
+        raise ConfigError(
+            "backend openvino must have the package openvino, got none; install it with `pip install 'cairn-retrieval[openvino]'`, "
+            "or choose backend torch"
+        )

@@ -45,24 +45,24 @@ class LocalWindow:
         num_rows, width = len(lengths_B), num_context + num_tokens
         is_padded = int(lengths_B.min(initial=num_tokens)) < num_tokens
         self._width = width
-        self._block = max(radius, MIN_BLOCK)
-        self._num_keys = self._block + 2 * radius
-        self.is_blocked = width > self._num_keys
+        self.block = max(radius, MIN_BLOCK)
+        self.num_keys = self.block + 2 * radius
+        self.is_blocked = width > self.num_keys
         if not self.is_blocked:
             self.lead = self.trail = 0
             # Rows of one length share one mask.
             tags_BS = _row_tags(lengths_B if is_padded else lengths_B[:1], num_tokens, num_context, device)
-            self._bias = bias_where(_seen(tags_BS[:, :, None], tags_BS[:, None, :], 0, radius)[:, None], dtype)
+            self.bias = bias_where(_seen(tags_BS[:, :, None], tags_BS[:, None, :], 0, radius)[:, None], dtype)
             return
         tags_BS = _row_tags(lengths_B, num_tokens, num_context, device)
         num_all = num_rows * width
-        self._num_blocks = -(-num_all // self._block)
-        self.lead, self.trail = radius, self._num_blocks * self._block - num_all + radius
+        self.num_blocks = -(-num_all // self.block)
+        self.lead, self.trail = radius, self.num_blocks * self.block - num_all + radius
         tags = torch.full((self.lead + num_all + self.trail,), -1, device=device)
         tags[radius : radius + num_all] = tags_BS.reshape(-1)
-        keys_GK = tags.unfold(0, self._num_keys, self._block)
-        queries_Gb = tags[radius : radius + self._num_blocks * self._block].view(-1, self._block)
-        self._bias = bias_where(_seen(queries_Gb[:, :, None], keys_GK[:, None, :], radius, radius)[:, None], dtype)
+        keys_GK = tags.unfold(0, self.num_keys, self.block)
+        queries_Gb = tags[radius : radius + self.num_blocks * self.block].view(-1, self.block)
+        self.bias = bias_where(_seen(queries_Gb[:, :, None], keys_GK[:, None, :], radius, radius)[:, None], dtype)
 
     def attend(
         self, qkv_N3Hd: Float[torch.Tensor, "N 3 H d"], workspace: Workspace, temperature: float = 1.0
@@ -71,16 +71,16 @@ class LocalWindow:
         num_heads, head_dim = qkv_N3Hd.shape[2:]
         if not self.is_blocked:
             query, key, value = qkv_N3Hd.view(-1, self._width, 3, num_heads, head_dim).permute(2, 0, 3, 1, 4)
-            return attend(query, key, value, self._bias, workspace, temperature).reshape(-1, num_heads * head_dim)
+            return attend(query, key, value, self.bias, workspace, temperature).reshape(-1, num_heads * head_dim)
         step = qkv_N3Hd.stride(0)
-        num_inside = self._num_blocks * self._block
+        num_inside = self.num_blocks * self.block
 
         def blocks(part: int, first: int, length: int) -> torch.Tensor:
             source = qkv_N3Hd[first:, part]
-            return source.as_strided((self._num_blocks, num_heads, length, head_dim), (self._block * step, head_dim, step, 1))
+            return source.as_strided((self.num_blocks, num_heads, length, head_dim), (self.block * step, head_dim, step, 1))
 
-        query = blocks(0, self.lead, self._block)
-        mixed = attend(query, blocks(1, 0, self._num_keys), blocks(2, 0, self._num_keys), self._bias, workspace, temperature)
+        query = blocks(0, self.lead, self.block)
+        mixed = attend(query, blocks(1, 0, self.num_keys), blocks(2, 0, self.num_keys), self.bias, workspace, temperature)
         return mixed.reshape(num_inside, num_heads * head_dim)[: len(qkv_N3Hd) - self.lead - self.trail]
 
 
