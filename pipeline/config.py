@@ -32,6 +32,9 @@ POOLINGS: Final[Mapping[Attention, tuple[Pooling, ...]]] = {
 }
 """What goes together: a row of chunk attention has a first and a last token for each chunk, a window has them once for many chunks."""
 
+CAUSAL_FAMILIES: Final = ("mistral", "qwen2", "qwen3", "llama")
+"""Model types that have a causal mask to keep."""
+
 PREFIX_POOLINGS: Final[tuple[Pooling, ...]] = ("mean", "latent")
 """Poolings over many tokens, which can take those of a prefix in."""
 

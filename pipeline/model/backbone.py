@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from tokenizers import Tokenizer
 
-from pipeline.config import EncoderConfig
+from pipeline.config import CAUSAL_FAMILIES, EncoderConfig
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model import bert, decoder, gte, modernbert, nomic_bert
 from pipeline.model.cde import read_cde
@@ -140,9 +140,9 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
     if config.model in MODEL_NAMES:
         require_official_weights(checkpoint.weights_sha256)
     model_type = checkpoint.config.get("model_type")
-    if config.causal and model_type not in decoder.CAUSAL_FAMILIES:
+    if config.causal and model_type not in CAUSAL_FAMILIES:
         raise ConfigError(
-            f"causal must go with a decoder ({', '.join(decoder.CAUSAL_FAMILIES)}), got a model of type {model_type}; "
+            f"causal must go with a decoder ({', '.join(CAUSAL_FAMILIES)}), got a model of type {model_type}; "
             "leave it out: encoders see the whole text"
         )
     if is_cde(checkpoint.config):

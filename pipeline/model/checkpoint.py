@@ -165,18 +165,20 @@ def _read_tokenizer(path: Path, *, lowercases: bool) -> Tokenizer:
 def _special_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int | None, int, int]:
     """Return the ids of [CLS] (else BOS, else None), of the landmark (SEP, else EOS) and of padding.
 
-    The tokenizer's own ending of a text goes before a name: Qwen3-Embedding was trained to end in another token than its ``eos_token``.
+    A tokenizer that ends texts itself goes before names: Qwen3-Embedding was trained to end in another token than its ``eos_token``, and
+    opens with none.
     """
     named: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             named = read_json(folder / name) | named
     ids = {role: _named_token(tokenizer, named, keys, defaults) for role, (keys, defaults) in _TOKEN_NAMES.items()}
-    landmark_id = _own_ending(tokenizer)
-    landmark_id = ids["landmark"] if landmark_id is None else landmark_id
+    cls_id, landmark_id = _own_ends(tokenizer)
+    if landmark_id is None:
+        cls_id, landmark_id = ids["cls"], ids["landmark"]
     if landmark_id is None:
         raise ModelError("the model's tokenizer must have a landmark token (sep_token or eos_token), got none; choose another model")
-    return ids["cls"], landmark_id, ids["pad"] or 0
+    return cls_id, landmark_id, ids["pad"] or 0
 
 
 def _named_token(tokenizer: Tokenizer, named: Mapping[str, Any], keys: tuple[str, ...], defaults: tuple[str, ...]) -> int | None:
@@ -186,7 +188,10 @@ def _named_token(tokenizer: Tokenizer, named: Mapping[str, Any], keys: tuple[str
     return next((token_id for token_id in found if token_id is not None), None)
 
 
-def _own_ending(tokenizer: Tokenizer) -> int | None:
-    """Return the special token that the tokenizer itself puts after a text."""
+def _own_ends(tokenizer: Tokenizer) -> tuple[int | None, int | None]:
+    """Return the special tokens that the tokenizer itself puts before and after a text."""
     encoding = tokenizer.encode("a")
-    return encoding.ids[-1] if len(encoding) > 1 and encoding.special_tokens_mask[-1] else None
+    is_special = [bool(mark) for mark in encoding.special_tokens_mask]
+    if len(encoding) < 2:
+        return None, None
+    return encoding.ids[0] if is_special[0] else None, encoding.ids[-1] if is_special[-1] else None

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 
+from pipeline.config import CAUSAL_FAMILIES
 from pipeline.errors import ModelError
 from pipeline.manifest import fingerprint
 from pipeline.model.checkpoint import Checkpoint
@@ -28,10 +29,7 @@ from pipeline.model.rotary import RotaryTable
 from pipeline.model.transformer import Embedding, Layer, Transformer
 from pipeline.model.weights import Norm, WeightReader, stack_rows
 
-FAMILIES: Final = ("mistral", "qwen2", "qwen3", "llama", "nvembed", "m3bert")
-
-CAUSAL_FAMILIES: Final = ("mistral", "qwen2", "qwen3", "llama")
-"""Those that have a causal mask to keep."""
+FAMILIES: Final = (*CAUSAL_FAMILIES, "nvembed", "m3bert")
 
 
 def language_model(checkpoint: Checkpoint) -> Checkpoint:

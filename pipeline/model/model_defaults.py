@@ -4,8 +4,8 @@
 
 They hold where nobody chose otherwise and the collection is new; the manifest stores the values they come to, so that a folder which
 changes later changes no collection. A folder Cairn saved brings all its encoder's settings, a Sentence-Transformers folder its pooling,
-prompts and truncation, a CDE checkpoint its context and prefixes, a plain transformer and the embedded model nothing. Reads JSON only: no
-torch.
+prompts and truncation, around a decoder the causal mask too unless its ``is_causal`` is false; a CDE checkpoint brings its context and
+prefixes, NV-Embed its latent attention; another transformer and the embedded model nothing. Reads JSON only: no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.config import DEFAULT_MODEL, PREFIX_POOLINGS, EncoderConfig
+from pipeline.config import CAUSAL_FAMILIES, DEFAULT_MODEL, PREFIX_POOLINGS, EncoderConfig
 from pipeline.errors import ModelError
 from pipeline.model.cde_settings import cde_settings, is_cde
 from pipeline.model.embedded_weights import MODEL_NAMES
@@ -53,8 +53,10 @@ def model_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
         brought = _of_cairn(folder / CAIRN_SETTINGS_NAME)
     else:
         described = read_sentence_transformers_folder(folder)
-        brought = {} if described is None else _of_description(described, chosen)
         config = read_json_if_any((folder if described is None else described.transformer) / "config.json")
+        brought = _of_language_model(config, described)
+        if described is not None:
+            brought = {**_of_description(described, {**brought, **chosen}), **brought}
         if is_cde(config):
             brought = _of_cde(config, brought, chosen)
     return {name: value for name, value in brought.items() if name not in chosen}
@@ -80,6 +82,14 @@ def _of_cairn(path: Path) -> dict[str, Any]:
 def settings_of_a_folder(config: EncoderConfig) -> dict[str, Any]:
     """Return what ``cairn_config.json`` holds of these settings."""
     return {"format": CAIRN_FORMAT, "encoder": {name: value for name, value in asdict(config).items() if name not in OF_THE_PLACE}}
+
+
+def _of_language_model(config: Mapping[str, Any], described: SentenceTransformersFolder | None) -> dict[str, Any]:
+    """Return latent attention for NV-Embed, and the mask of a decoder that Sentence-Transformers runs with it."""
+    if config.get("model_type") == "nvembed":
+        return {"pooling": "latent"}
+    is_masked = config.get("model_type") in CAUSAL_FAMILIES and config.get("is_causal") is not False
+    return {"causal": True} if is_masked and described is not None else {}
 
 
 def _of_description(described: SentenceTransformersFolder, chosen: Mapping[str, Any]) -> dict[str, Any]:

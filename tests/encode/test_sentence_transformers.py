@@ -117,6 +117,37 @@ def test_vectors_of_each_pooling_equal_sentence_transformers(make_folder, poolin
     assert_equal_vectors(make_folder(pooling, [("2_Normalize", "Normalize")], transformer=transformer))
 
 
+@pytest.fixture
+def make_decoder_folder(make_folder):
+    """Return a writer of such folders around a tiny Qwen3, whose tokenizer ends texts and opens none."""
+
+    def make(pooling, **config):
+        from transformers import Qwen3Config, Qwen3Model
+
+        folder = make_folder(pooling, [("2_Normalize", "Normalize")])
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).unlink()
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.post_processor = TemplateProcessing(single="$A [MASK]", special_tokens=[("[MASK]", 4)])
+        tokenizer.save(str(folder / "tokenizer.json"))
+        names = {"eos_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]", "tokenizer_class": "PreTrainedTokenizerFast"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(names))
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+        scale = {"initializer_range": 0.3, "head_dim": 8, "max_position_embeddings": 96}
+        Qwen3Model(Qwen3Config(vocab_size=tokenizer.get_vocab_size(), **sizes, **scale, **config)).save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("pooling", [{"pooling_mode_lasttoken": True}, MEAN], ids=["last", "mean"])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_vectors_of_a_decoder_equal_sentence_transformers(make_decoder_folder, pooling, is_causal):
+    encoder = assert_equal_vectors(make_decoder_folder(pooling, **({} if is_causal else {"is_causal": False})), landmark_interval=90)
+    assert encoder.config.causal is is_causal
+
+
 @pytest.mark.parametrize("pools_prompt", [True, False])
 @pytest.mark.parametrize(
     "prompts",

@@ -68,7 +68,8 @@ def test_read_ending_that_the_tokenizer_adds_itself_wins_over_names(folder):
     tokenizer.post_processor = TemplateProcessing(single="$A [MASK]", special_tokens=[("[MASK]", mask)])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[SEP]"}))
-    assert read_checkpoint(folder).landmark_id == mask
+    checkpoint = read_checkpoint(folder)
+    assert (checkpoint.cls_id, checkpoint.landmark_id) == (None, mask)
 
 
 def test_read_beginning_that_the_tokenizer_adds_itself_is_no_landmark(folder):
