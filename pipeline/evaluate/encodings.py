@@ -67,8 +67,23 @@ class EncodedSet:
 
 def encode_set(judged: RetrievalSet, encoding: Encoding, context_config: ContextConfig, progress: ProgressListener) -> EncodedSet:
     """Encode documents and queries of a set."""
+    encoder, encoded = encode_documents(judged, encoding, context_config, progress)
+    return encode_queries(encoder, encoded, judged.queries)
+
+
+def encode_queries(encoder: DocumentEncoder, encoded: EncodedSet, queries: Sequence[str]) -> EncodedSet:
+    """Return encoded documents with these queries."""
+    started = time.monotonic()
+    queries_QV = encoder.encode_queries(queries)
+    return replace(encoded, query_vectors_QV=queries_QV, query_seconds=time.monotonic() - started)
+
+
+def encode_documents(
+    judged: RetrievalSet, encoding: Encoding, context_config: ContextConfig, progress: ProgressListener, backbone: Backbone | None = None
+) -> tuple[DocumentEncoder, EncodedSet]:
+    """Encode the documents of a set, without queries yet; ``backbone`` saves loading the encoding's own once more."""
     config = replace(encoding.encoder, use_context=encoding.context != "none")
-    backbone = load_backbone(config)
+    backbone = backbone or load_backbone(config)
     started = time.monotonic()
     context = _context(judged, encoding.context, context_config, backbone, config.temperature)
     encoder = DocumentEncoder(config, context, backbone)
@@ -80,18 +95,16 @@ def encode_set(judged: RetrievalSet, encoding: Encoding, context_config: Context
         encoded = encoder.encode(texts, meter.add)
         document_NV, chunk_MV = encoded.document_vectors_NV, encoded.chunk_vectors_MV
         offsets, start, end = encoded.chunk_offsets, encoded.start_char, encoded.end_char
-    encoded_at = time.monotonic()
-    queries_QV = encoder.encode_queries(judged.queries)
-    return EncodedSet(
+    return encoder, EncodedSet(
         document_vectors_NV=document_NV,
         chunk_vectors_MV=chunk_MV,
-        query_vectors_QV=queries_QV,
+        query_vectors_QV=np.zeros((0, document_NV.shape[1]), np.float32),
         chunk_offsets=offsets,
         start_char=start,
         end_char=end,
         tokens=meter.tokens,
-        encode_seconds=encoded_at - started,
-        query_seconds=time.monotonic() - encoded_at,
+        encode_seconds=time.monotonic() - started,
+        query_seconds=0.0,
     )
 
 

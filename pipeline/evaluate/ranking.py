@@ -59,8 +59,8 @@ class SetRanker:
         self._document_bm25 = document_bm25
         self._chunk_bm25 = chunk_bm25
 
-    def rank(self, system: System, wants_passages_Q: Bool[np.ndarray, " Q"]) -> list[Answer]:
-        """Answer every query; passages only where they are wanted."""
+    def rank(self, system: System, wants_passages_Q: Bool[np.ndarray, " Q"], depth: int = RUN_DEPTH) -> list[Answer]:
+        """Answer every query with at most ``depth`` documents; passages only where they are wanted."""
         passages = window_passages(self._encoded, system.window_chunks)
         answers: list[Answer] = []
         for start in range(0, len(wants_passages_Q), BLOCK_QUERIES):
@@ -71,12 +71,12 @@ class SetRanker:
             passage_BP = chunk_BM if system.window_chunks == 1 else queries_BV @ passages.vectors_PV.T
             for query, *cosines in zip(range(start, start + len(queries_BV)), document_BN, best_BN, passage_BP, strict=True):
                 own = _Cosines(document_N=cosines[0], best_N=cosines[1], passage_P=cosines[2])
-                answers += [self._answer(system, query, own, passages if wants_passages_Q[query] else None)]
+                answers += [self._answer(system, query, own, passages if wants_passages_Q[query] else None, depth)]
         return answers
 
-    def _answer(self, system: System, query: int, cosines: _Cosines, passages: Passages | None) -> Answer:
+    def _answer(self, system: System, query: int, cosines: _Cosines, passages: Passages | None, depth: int) -> Answer:
         scores_N = self._document_scores(system, query, cosines)
-        ranked = self._best(scores_N, RUN_DEPTH)
+        ranked = self._best(scores_N, depth)
         if passages is None:
             return Answer(documents=ranked, passages=None)
         scores_P = self._passage_scores(system, query, cosines, scores_N, passages)
