@@ -39,7 +39,9 @@ def language_model(checkpoint: Checkpoint) -> Checkpoint:
     inner: Any = checkpoint.config.get("text_config")
     if not isinstance(inner, dict) or inner.get("model_type") != "bidir_mistral":
         raise ModelError("text_config of an NV-Embed must describe a model of type bidir_mistral, got another; fetch config.json again")
-    return replace(checkpoint, config={**inner, "model_type": "mistral"})
+    # The latent attention behind it keeps its own part of the configuration.
+    kept = {name: value for name, value in checkpoint.config.items() if name == "latent_attention_config"}
+    return replace(checkpoint, config={**inner, **kept, "model_type": "mistral"})
 
 
 def read_decoder(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, is_causal: bool = False) -> Transformer:

@@ -14,7 +14,9 @@ from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.backbone import load_backbone
 from pipeline.model.checkpoint import read_checkpoint
+from pipeline.model.latent_attention import read_latent_attention
 from pipeline.model.m3bert import M3Bert, M3BertConfig, save_m3bert
+from pipeline.model.model_defaults import encoder_config
 from pipeline.model.packed import Packed
 
 MODEL_TYPES = ("mistral", "qwen2", "qwen3", "llama")
@@ -281,6 +283,39 @@ def test_nv_embed_is_the_mistral_it_holds(nv_embed_folder, make_decoder, num_lay
     outer, inner = _load(nv_embed_folder, num_layers=num_layers), _load(make_decoder("mistral"), num_layers=num_layers)
     ids = _ids(outer)
     assert torch.equal(outer.hidden_states(ids, LENGTHS), inner.hidden_states(ids, LENGTHS))
+
+
+@pytest.fixture
+def nv_embed_with_latents(nv_embed_folder, latent_block):
+    """The same with its latent attention of two heads."""
+    tensors = load_file(nv_embed_folder / "model.safetensors") | latent_block(32, 2, 16)
+    save_file(tensors, nv_embed_folder / "model.safetensors")
+    config = json.loads((nv_embed_folder / "config.json").read_text())
+    config["latent_attention_config"]["num_cross_heads"] = 2
+    (nv_embed_folder / "config.json").write_text(json.dumps(config))
+    return nv_embed_folder
+
+
+@pytest.mark.parametrize("prefix", ["", "old stone:"])
+def test_encode_with_nv_embed_is_the_mean_of_latent_attention_without_the_instruction(nv_embed_with_latents, make_decoder, prefix):
+    config = encoder_config({"model": str(nv_embed_with_latents), "precision": "fp32", "query_prefix": prefix})
+    assert config.pooling == "latent"
+    encoder = DocumentEncoder(config)
+    texts = ["the cat sat on the mat", "a river", "old path " * 9]
+    tokenizer, model = encoder.backbone.tokenizer, _published(make_decoder("mistral"))
+    block = read_latent_attention(
+        load_file(nv_embed_with_latents / "model.safetensors"),
+        json.loads((nv_embed_with_latents / "config.json").read_text()),
+        model_dim=32,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    for vector, text in zip(encoder.encode_queries(texts), texts, strict=True):
+        before, own = (tokenizer.encode(part, add_special_tokens=False).ids for part in (prefix, text))
+        ids = np.array([[2, *before, *own, 3]])
+        states = block(_published_hidden(model, ids, np.array([ids.shape[1]]), is_causal=False))[0]
+        mean = states[1 + len(before) if prefix else 0 :].mean(0)
+        np.testing.assert_allclose(vector, (mean / mean.norm()).numpy(), atol=1e-5)
 
 
 def test_nv_embed_causal_is_refused(nv_embed_folder):
