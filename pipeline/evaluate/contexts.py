@@ -16,7 +16,7 @@ import pyarrow as pa
 from pipeline.cluster.assignment import assign
 from pipeline.cluster.asymmetric_kmeans import train_clusters
 from pipeline.cluster.queries import query_side
-from pipeline.config import ClusterConfig, ContextConfig
+from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig
 from pipeline.context.store import ContextSet, build_context
 from pipeline.evaluate.retrieval_set import RetrievalSet
 from pipeline.model.backbone import Backbone
@@ -27,7 +27,7 @@ RANDOM_TOKENS: Final = 64
 """Length of a random document: that of a chunk."""
 
 
-def corpus_context(judged: RetrievalSet, config: ContextConfig, backbone: Backbone, temperature: float = 1.0) -> ContextSet:
+def corpus_context(judged: RetrievalSet, config: ContextConfig, backbone: Backbone, encoder: EncoderConfig) -> ContextSet:
     """Cluster the documents and draw the context from them; queries of the set play no part."""
     texts = judged.texts
     embedder, state = StaticEmbedder.fitted_to(backbone.token_embeddings, backbone.tokenizer, texts)
@@ -36,24 +36,29 @@ def corpus_context(judged: RetrievalSet, config: ContextConfig, backbone: Backbo
     clusters = train_clusters(
         phi_NV, psi_NV, ClusterConfig(), surrogate_fingerprint=embedder.fingerprint, surrogate_state=state.to_arrays()
     )
-    return _build(judged.doc_ids, texts, assign(clusters, phi_NV, psi_NV), config, backbone, temperature)
+    return _build(judged.doc_ids, texts, assign(clusters, phi_NV, psi_NV), config, backbone, encoder)
 
 
-def random_context(judged: RetrievalSet, config: ContextConfig, backbone: Backbone, temperature: float = 1.0) -> ContextSet:
+def random_context(judged: RetrievalSet, config: ContextConfig, backbone: Backbone, encoder: EncoderConfig) -> ContextSet:
     """Make as many documents of random words as the corpus's context has."""
     generator = np.random.default_rng(config.seed)
     num_documents = min(config.num_documents, len(judged.doc_ids))
     ids = generator.integers(0, backbone.tokenizer.get_vocab_size(), (num_documents, RANDOM_TOKENS)).tolist()
     texts = [backbone.tokenizer.decode(row, skip_special_tokens=True) for row in ids]
     return _build(
-        [f"random-{number}" for number in range(num_documents)], texts, np.zeros(num_documents, np.int32), config, backbone, temperature
+        [f"random-{number}" for number in range(num_documents)], texts, np.zeros(num_documents, np.int32), config, backbone, encoder
     )
 
 
 def _build(
-    doc_ids: Sequence[str], texts: Sequence[str], assignments_N: np.ndarray, config: ContextConfig, backbone: Backbone, temperature: float
+    doc_ids: Sequence[str],
+    texts: Sequence[str],
+    assignments_N: np.ndarray,
+    config: ContextConfig,
+    backbone: Backbone,
+    encoder: EncoderConfig,
 ) -> ContextSet:
-    first_stage = ContextEncoder(backbone.first_stage, min(config.max_document_tokens, backbone.first_stage.max_positions), temperature)
+    first_stage = ContextEncoder.of(backbone, encoder, config)
     sample = pa.table(
         {
             "doc_id": pa.array(doc_ids, pa.string()),

@@ -85,7 +85,7 @@ def encode_documents(
     config = replace(encoding.encoder, use_context=encoding.context != "none")
     backbone = backbone or load_backbone(config)
     started = time.monotonic()
-    context = _context(judged, encoding.context, context_config, backbone, config.temperature)
+    context = _context(judged, encoding.context, context_config, backbone, config)
     encoder = DocumentEncoder(config, context, backbone)
     meter = _Meter(progress)
     texts = judged.texts if encoding.max_document_tokens is None else _heads(backbone, judged.texts, encoding.max_document_tokens)
@@ -119,11 +119,11 @@ class _Meter:
 
 
 def _context(
-    judged: RetrievalSet, kind: ContextKind, context_config: ContextConfig, backbone: Backbone, temperature: float
+    judged: RetrievalSet, kind: ContextKind, context_config: ContextConfig, backbone: Backbone, encoder: EncoderConfig
 ) -> ContextSet | None:
     if kind == "none":
         return None
-    return (corpus_context if kind == "corpus" else random_context)(judged, context_config, backbone, temperature)
+    return (corpus_context if kind == "corpus" else random_context)(judged, context_config, backbone, encoder)
 
 
 def _heads(backbone: Backbone, texts: Sequence[str], max_tokens: int) -> list[str]:
