@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo test lint types unit bench format clean
+.PHONY: help install demo test lint types unit bench models format clean
 
 help: ## Show what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -44,6 +44,9 @@ unit: $(STAMP)
 
 bench: $(STAMP) ## Measure speed and memory, ratios in one run (about ten minutes)
 	$(BIN)/python -m pytest -m bench -p no:xdist -s tests/benchmarks
+
+models: $(STAMP) ## Write README's table of models by trying every one
+	$(BIN)/python -m pytest -q -p no:xdist tests/model/test_families.py -k readme --rewrite-readme
 
 format: $(STAMP) ## Format the code and sort its imports
 	$(BIN)/ruff check --fix .

@@ -17,6 +17,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from jaxtyping import install_import_hook
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `make models` write the table of README that a test compares otherwise."""
+    parser.addoption("--rewrite-readme", action="store_true", help="write what the tests find into README.md")
+
+
 install_import_hook(["pipeline.model", "pipeline.train", "pipeline.encode", "pipeline.corpus.tokenization"], "beartype.beartype")
 
 TINY_WORDS = (

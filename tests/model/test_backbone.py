@@ -51,19 +51,6 @@ def test_load_every_family_fulfils_the_protocol(request, family):
     assert isinstance(load_backbone(_config(request.getfixturevalue(family))), Backbone)
 
 
-@pytest.mark.parametrize("with_context", [False, True])
-@pytest.mark.parametrize("pooling", ["mean", "lmk"])
-@pytest.mark.parametrize("attention", ["chunk", "full"])
-@pytest.mark.parametrize("family", FAMILIES[1:])
-def test_encode_rotary_families_together_equals_one_by_one(request, family, attention, pooling, with_context):
-    config = _config(request.getfixturevalue(family), attention=attention, pooling=pooling, use_context=with_context)
-    encoder = DocumentEncoder(config, _context() if with_context else None)
-    together = encoder.encode(TEXTS).chunk_vectors_MV
-    alone = np.concatenate([encoder.encode([text]).chunk_vectors_MV for text in TEXTS])
-    assert len(together) > 2 * len(TEXTS)
-    np.testing.assert_allclose(together, alone, atol=1e-5)
-
-
 @pytest.mark.parametrize("family", FAMILIES[1:])
 @pytest.mark.parametrize("changes", [{"pooling": "lmk"}, {"attention": "full"}, {"use_context": True}, {"temperature": 0.5}])
 def test_encode_rotary_families_settings_move_vectors(request, family, changes):

@@ -1,0 +1,259 @@
+"""Every family under every setting: batches against single rows, bf16 against fp32, and the table of README made by trying.
+
+A family is what reads a ``model_type``, or CDE's checkpoints, which have none of their own. To write the table anew:
+``make models``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from pipeline.config import POOLINGS, Attention, Backend, EncoderConfig, Pooling
+from pipeline.context.store import ContextSet
+from pipeline.encode.documents import DocumentEncoder
+from pipeline.errors import ConfigError
+from pipeline.model.backbone import _FAMILIES, Backbone, load_backbone
+from pipeline.model.m3bert import M3Bert, M3BertConfig, save_m3bert
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+BEGIN, END = "<!-- models: begin, written by `make models` -->\n", "<!-- models: end -->\n"
+NAMES = {
+    "bert": "BERT",
+    "roberta": "RoBERTa",
+    "xlm-roberta": "XLM-RoBERTa",
+    "camembert": "CamemBERT",
+    "modernbert": "ModernBERT, mmBERT",
+    "nomic_bert": "NomicBERT",
+    "new": "gte-en-mlm, gte-multilingual",
+    "gte": "GTE",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "llama": "Llama",
+    "nvembed": "NV-Embed-v2",
+    "m3bert": "m³BERT",
+    "cde v1": "cde-small-v1",
+    "cde v2": "cde-small-v2",
+}
+FAMILIES = [*_FAMILIES, "cde v1", "cde v2"]
+MODES = [(attention, pooling) for attention, poolings in POOLINGS.items() for pooling in poolings]
+TEXTS = ["the cat sat on the mat.", "old stone path " * 12, "a", "walking mountains, rivers; " * 5 + "end"]
+
+
+def _write_m3bert(tokenizer_folder: Path, folder: Path) -> Path:
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 96}
+    model = M3Bert(M3BertConfig(vocab_size=tokenizer.get_vocab_size(), matryoshka_layers=(1, 2), matryoshka_dims=(8, 32), **sizes), seed=3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4)
+    save_m3bert(model, folder, tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def family_folder(
+    tiny_model_folder: Path,
+    make_modernbert: Callable[..., Path],
+    make_nomic_bert: Callable[..., Path],
+    make_gte: Callable[..., Path],
+    make_decoder: Callable[..., Path],
+    make_cde: Callable[..., Path],
+    latent_block: Callable[..., Mapping[str, torch.Tensor]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], Path]:
+    """Return a writer of tiny checkpoints by family, each that may with a latent attention block beside its weights."""
+
+    def make(family: str) -> Path:
+        if family in ("bert", "roberta", "xlm-roberta", "camembert"):
+            # RoBERTa's positions begin after the padding id, so one of its table is never read.
+            changes = {"model_type": family, "max_position_embeddings": 96}
+            folder = shutil.copytree(tiny_model_folder, tmp_path_factory.mktemp(family) / "model")
+            (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | changes))
+            return folder
+        if family == "nvembed":
+            folder = make_decoder("mistral", prefix="embedding_model.")
+            inner = json.loads((folder / "config.json").read_text()) | {"model_type": "bidir_mistral"}
+            (folder / "config.json").write_text(json.dumps({"model_type": family, "text_config": inner}))
+            return folder
+        if family == "m3bert":
+            return _write_m3bert(tiny_model_folder, tmp_path_factory.mktemp("m3bert") / "model")
+        makers: dict[str, Callable[[], Path]] = {
+            "modernbert": make_modernbert,
+            "nomic_bert": make_nomic_bert,
+            "new": make_gte,
+            "gte": lambda: make_gte(model_type="gte"),
+            **{name: lambda name=name: make_decoder(name) for name in ("mistral", "qwen2", "qwen3", "llama")},
+            **{f"cde v{version}": lambda version=version: make_cde(version) for version in (1, 2)},
+        }
+        return makers[family]()
+
+    @cache
+    def with_latent_block(family: str) -> Path:
+        folder = make(family)
+        if family.startswith("cde"):  # whose checkpoint may hold no tensor that its config.json does not call for
+            return folder
+        save_file(dict(latent_block(32, 8, 6)), folder / "cairn_extra.safetensors")
+        return folder
+
+    return with_latent_block
+
+
+def _config(folder: Path, **settings: Any) -> EncoderConfig:
+    sizes = {"landmark_interval": 12, "max_window_tokens": 36, "window_overlap_tokens": 15, "batch_tokens": 150}
+    return EncoderConfig(**{"model": str(folder), "precision": "fp32", **sizes, **settings})
+
+
+def _context(backbone: Backbone) -> ContextSet:
+    num_documents = min(5, backbone.max_context or 5)
+    return ContextSet(
+        doc_ids=tuple(f"c{index}" for index in range(num_documents)),
+        content_sha256s=("0" * 64,) * num_documents,
+        cluster_ids_C=np.zeros(num_documents, np.int32),
+        embeddings_CD=np.random.default_rng(0).normal(size=(num_documents, backbone.context_dim)).astype(np.float32),
+        first_stage_fingerprint="first",
+    )
+
+
+def _encoder(config: EncoderConfig, *, backwards: bool = False) -> DocumentEncoder:
+    backbone = load_backbone(config)
+    if not config.use_context:
+        return DocumentEncoder(config, None, backbone)
+    context = _context(backbone)
+    if backwards:
+        context = ContextSet(
+            doc_ids=context.doc_ids[::-1],
+            content_sha256s=context.content_sha256s,
+            cluster_ids_C=context.cluster_ids_C,
+            embeddings_CD=context.embeddings_CD[::-1].copy(),
+            first_stage_fingerprint="first",
+        )
+    return DocumentEncoder(config, context, backbone)
+
+
+def _vectors(folder: Path, *, backwards: bool = False, **settings: Any) -> np.ndarray | None:
+    """Return the chunks' vectors, None where the family refuses the setting."""
+    try:
+        return _encoder(_config(folder, **settings), backwards=backwards).encode(TEXTS).chunk_vectors_MV
+    except ConfigError:
+        return None
+
+
+@pytest.mark.parametrize("changes", [{}, {"use_context": True, "temperature": 0.8}], ids=["plain", "context, sharp"])
+@pytest.mark.parametrize(("attention", "pooling"), MODES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_encode_together_equals_one_by_one(family_folder, family, attention, pooling, changes):
+    config = _config(family_folder(family), attention=attention, pooling=pooling, **changes)
+    try:
+        encoder = _encoder(config)
+    except ConfigError:
+        pytest.skip("the family refuses it, as the table says")
+    together = encoder.encode(TEXTS)
+    assert len(together.chunk_vectors_MV) > 2 * len(TEXTS)
+    for index, text in enumerate(TEXTS):
+        own = slice(*together.chunk_offsets[index : index + 2])
+        np.testing.assert_allclose(together.chunk_vectors_MV[own], encoder.encode([text]).chunk_vectors_MV, atol=1e-5)
+
+
+@pytest.mark.parametrize(("attention", "pooling"), [("chunk", "mean"), ("full", "lmk")])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_encode_in_bf16_agrees_in_direction(family_folder, family, attention, pooling):
+    exact, rounded = (
+        _vectors(family_folder(family), attention=attention, pooling=pooling, precision=precision) for precision in ("fp32", "bf16")
+    )
+    assert (exact * rounded).sum(axis=1).min() >= 0.999
+
+
+def _listed(values: list[str], all_values: tuple[str, ...]) -> str:
+    return "all" if tuple(values) == all_values else ", ".join(f"`{value}`" for value in values) or "none"
+
+
+def _features(folder: Path) -> dict[str, str]:
+    """Say what a family does, by trying it."""
+    plain = _vectors(folder)
+    assert plain is not None
+
+    def moves(**settings: Any) -> str:
+        other = _vectors(folder, **settings)
+        if other is None:
+            return "no"
+        assert np.isfinite(other).all()
+        return "yes" if other.shape != plain.shape or float(np.abs(other - plain).max()) > 1e-3 else "no effect"
+
+    def runs_on(backend: str) -> bool:
+        other = _vectors(folder, backend=backend)
+        assert other is None or np.allclose(other, plain, atol=1e-4)
+        return other is not None
+
+    tried = {mode: _vectors(folder, attention=mode[0], pooling=mode[1]) is not None for mode in MODES}
+    poolings = [pooling for pooling in get_args(Pooling) if any(tried[mode] for mode in MODES if mode[1] == pooling)]
+    attentions = [attention for attention in get_args(Attention) if any(tried[mode] for mode in MODES if mode[0] == attention)]
+    context = moves(use_context=True)
+    if context == "yes":
+        ahead, back = (_vectors(folder, use_context=True, backwards=backwards) for backwards in (False, True))
+        backbone = load_backbone(_config(folder))
+        whose = "its first stage" if backbone.first_stage.weights_fingerprint != backbone.weights_fingerprint else "itself"
+        context = f"{whose}, {'any order' if np.allclose(ahead, back, atol=1e-5) else 'in order'}"
+    return {
+        "`--pooling`": _listed(poolings, get_args(Pooling)),
+        "`--attention`": _listed(attentions, get_args(Attention)),
+        "`--use-context`": context,
+        "`--temperature`": moves(temperature=0.5),
+        "`--layers`": moves(num_layers=1),
+        "`--dims`": moves(truncate_dim=8),
+        "`--causal`": moves(causal=True),
+        "`--backend`": _listed([backend for backend in get_args(Backend) if runs_on(backend)], ()),
+    }
+
+
+def _table(family_folder: Callable[[str], Path]) -> str:
+    rows: list[tuple[list[str], dict[str, str]]] = []
+    for family in FAMILIES:
+        features = _features(family_folder(family))
+        if rows and rows[-1][1] == features and _FAMILIES.get(rows[-1][0][-1]) is _FAMILIES.get(family):
+            rows[-1][0].append(family)
+        else:
+            rows.append(([family], features))
+    columns = list(rows[0][1])
+    lines = [
+        f"| model | `model_type` | {' | '.join(columns)} |",
+        f"| {' | '.join(['---'] * (len(columns) + 2))} |",
+        *(
+            f"| {', '.join(NAMES[family] for family in families)} "
+            f"| {', '.join(f'`{family}`' for family in families if family in _FAMILIES) or 'of its backbone'} "
+            f"| {' | '.join(features.values())} |"
+            for families, features in rows
+        ),
+        "",
+        "Attentions and the poolings they go with: "
+        + "; ".join(f"`{attention}` {_code(poolings)}" for attention, poolings in POOLINGS.items())
+        + ". Pooling `latent` needs a checkpoint that holds the block, `cls` and `multi_cls` a tokenizer with [CLS] or BOS. "
+        "Under `--use-context` stands what embeds the context's documents, and whether their order moves vectors.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _code(values: tuple[str, ...]) -> str:
+    return ", ".join(f"`{value}`" for value in values)
+
+
+def test_readme_table_of_models_is_what_they_do_when_tried(family_folder, request):
+    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    written, _, after = rest.partition(END)
+    table = _table(family_folder)
+    if request.config.getoption("--rewrite-readme"):
+        README.write_text(f"{before}{BEGIN}{table}{END}{after}", encoding="utf-8")
+    else:
+        assert written == table, "run `make models`"
