@@ -3,14 +3,14 @@
     flag, environment, cairn.toml ─▶ what the collection has stored ─▶ what the folder brings ─▶ default
 
 They hold where nobody chose otherwise and the collection is new; the manifest stores the values they come to, so that a folder which
-changes later changes no collection. A folder Cairn saved brings all its encoder's settings, a Sentence-Transformers folder its pooling,
-prompts and truncation, around a decoder the causal mask too unless its ``is_causal`` is false; a CDE checkpoint brings its context and
-prefixes, NV-Embed its latent attention; another transformer and the embedded model nothing. Reads JSON only: no torch.
+changes later changes no collection. A folder Cairn saved brings all its encoder's settings; a Sentence-Transformers folder its pooling,
+prompts and truncation; NV-Embed its latent attention, CDE its context and prefixes; a plain transformer and the embedded model nothing.
+Reads JSON only: no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from pipeline.model.sentence_transformers_folder import (
 
 CAIRN_SETTINGS_NAME: Final = "cairn_config.json"
 CAIRN_FORMAT: Final = 1
-OF_THE_PLACE: Final = frozenset({"model", "precision", "batch_tokens"})
+OF_THE_PLACE: Final = frozenset({"model", "precision", "backend", "batch_tokens"})
 """Settings that belong to where a model runs, not to the model: no folder brings them."""
 
 _OF_SENTENCE_TRANSFORMERS: Final = {"mean": "mean", "cls": "cls", "lasttoken": "last", "mean_sqrt_len_tokens": "mean"}
@@ -54,12 +54,25 @@ def model_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     else:
         described = read_sentence_transformers_folder(folder)
         config = read_json_if_any((folder if described is None else described.transformer) / "config.json")
-        brought = _of_language_model(config, described)
-        if described is not None:
-            brought = {**_of_description(described, {**brought, **chosen}), **brought}
-        if is_cde(config):
-            brought = _of_cde(config, brought, chosen)
+        of_architecture = _of_architecture(config, is_described=described is not None)
+        brought = of_architecture | ({} if described is None else _of_description(described, {*of_architecture, *chosen}))
+    if not (brought.get("pool_prefix") and _can_pool_prefix({**brought, **chosen})):
+        brought.pop("pool_prefix", None)
     return {name: value for name, value in brought.items() if name not in chosen}
+
+
+def _of_architecture(config: Mapping[str, Any], *, is_described: bool) -> dict[str, Any]:
+    """Return what follows from the kind of model alone: NV-Embed's pooling, CDE's context and prefixes, a decoder's mask.
+
+    A bare decoder is taken for one to be made an encoder. In a Sentence-Transformers folder it was trained as that library runs it, with
+    its causal mask, unless ``is_causal`` in its configuration is false.
+    """
+    if config.get("model_type") == "nvembed":
+        return {"pooling": "latent", "pool_prefix": not config.get("is_mask_instruction", True)}
+    if is_cde(config):
+        return cde_settings(config)
+    is_decoder = config.get("model_type") in CAUSAL_FAMILIES
+    return {"causal": True} if is_described and is_decoder and config.get("is_causal") is not False else {}
 
 
 def _of_cairn(path: Path) -> dict[str, Any]:
@@ -84,17 +97,10 @@ def settings_of_a_folder(config: EncoderConfig) -> dict[str, Any]:
     return {"format": CAIRN_FORMAT, "encoder": {name: value for name, value in asdict(config).items() if name not in OF_THE_PLACE}}
 
 
-def _of_language_model(config: Mapping[str, Any], described: SentenceTransformersFolder | None) -> dict[str, Any]:
-    """Return latent attention for NV-Embed, and the mask of a decoder that Sentence-Transformers runs with it."""
-    if config.get("model_type") == "nvembed":
-        return {"pooling": "latent"}
-    is_masked = config.get("model_type") in CAUSAL_FAMILIES and config.get("is_causal") is not False
-    return {"causal": True} if is_masked and described is not None else {}
-
-
-def _of_description(described: SentenceTransformersFolder, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    brought: dict[str, Any] = {}
-    if described.pooling is not None and "pooling" not in chosen:
+def _of_description(described: SentenceTransformersFolder, settled: Set[str]) -> dict[str, Any]:
+    """Return what the folder describes; pooling, and whether prefixes are pooled, only where they are not settled already."""
+    brought: dict[str, Any] = {} if "pool_prefix" in settled else {"pool_prefix": described.pools_prompt}
+    if described.pooling is not None and "pooling" not in settled:
         brought["pooling"] = _pooling(described)
     if described.query_prompt:
         brought["query_prefix"] = described.query_prompt
@@ -102,23 +108,14 @@ def _of_description(described: SentenceTransformersFolder, chosen: Mapping[str, 
         brought["document_prefix"] = described.document_prompt
     if described.truncate_dim is not None:
         brought["truncate_dim"] = described.truncate_dim
-    if described.pools_prompt and _pools_prefix({**brought, **chosen}):
-        brought["pool_prefix"] = True
     return brought
 
 
-def _of_cde(config: Mapping[str, Any], brought: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a CDE checkpoint brings: its prompts as its folder has them, the rest by its configuration."""
-    of_config = cde_settings(config)
-    found = {**of_config, **brought, "pool_prefix": of_config["pool_prefix"]}
-    if not (found["pool_prefix"] and _pools_prefix({**found, **chosen})):
-        del found["pool_prefix"]
-    return found
-
-
-def _pools_prefix(resolved: Mapping[str, Any]) -> bool:
-    has_prefix = resolved.get("query_prefix") or resolved.get("document_prefix")
-    return bool(has_prefix) and resolved.get("pooling", "mean") in PREFIX_POOLINGS and resolved.get("attention", "chunk") == "chunk"
+def _can_pool_prefix(settings: Mapping[str, Any]) -> bool:
+    has_prefix = bool(settings.get("query_prefix") or settings.get("document_prefix"))
+    default = EncoderConfig()
+    pooling, attention = settings.get("pooling", default.pooling), settings.get("attention", default.attention)
+    return has_prefix and pooling in PREFIX_POOLINGS and attention == "chunk"
 
 
 def _pooling(described: SentenceTransformersFolder) -> str:
