@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,23 @@ TINY_WORDS = (
 TINY_DIM, TINY_LAYERS, TINY_INNER, TINY_POSITIONS = 32, 2, 64, 96
 
 
-def make_tiny_model(folder: Path, model_type: str = "bert", seed: int = 0) -> Path:
-    """Write a random BERT or RoBERTa of two layers in the published layout: config.json, model.safetensors, tokenizer.json."""
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Of a random model: tiny unless told otherwise; ``layers`` = None leaves their number to the family."""
+
+    width: int = TINY_DIM
+    heads: int = 4
+    inner: int = TINY_INNER
+    positions: int = TINY_POSITIONS
+    layers: int | None = None
+    window: int = 8
+
+
+TINY = Size()
+
+
+def make_tiny_model(folder: Path, model_type: str = "bert", seed: int = 0, size: Size = TINY) -> Path:
+    """Write a random BERT or RoBERTa in the published layout: config.json, model.safetensors, tokenizer.json; of two layers if tiny."""
     import torch
     from safetensors.torch import save_file
 
@@ -56,15 +72,16 @@ def make_tiny_model(folder: Path, model_type: str = "bert", seed: int = 0) -> Pa
     vocab_size = _write_tiny_tokenizer(folder)
     generator = torch.Generator().manual_seed(seed)
     is_roberta = model_type != "bert"
+    num_layers = size.layers or TINY_LAYERS
     config = {
         "model_type": model_type,
-        "hidden_size": TINY_DIM,
-        "num_hidden_layers": TINY_LAYERS,
-        "num_attention_heads": 4,
-        "intermediate_size": TINY_INNER,
+        "hidden_size": size.width,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": size.heads,
+        "intermediate_size": size.inner,
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-12,
-        "max_position_embeddings": TINY_POSITIONS + (1 if is_roberta else 0),
+        "max_position_embeddings": size.positions + (1 if is_roberta else 0),
         "vocab_size": vocab_size,
         "type_vocab_size": 2,
         "pad_token_id": 0,
@@ -78,22 +95,22 @@ def make_tiny_model(folder: Path, model_type: str = "bert", seed: int = 0) -> Pa
         return {f"{name}.weight": weight, f"{name}.bias": torch.randn(rows, generator=generator) * 0.1}
 
     def norm(name: str) -> dict[str, torch.Tensor]:
-        weight = 1 + torch.randn(TINY_DIM, generator=generator) * 0.1
-        return {f"{name}.weight": weight, f"{name}.bias": torch.randn(TINY_DIM, generator=generator) * 0.1}
+        weight = 1 + torch.randn(size.width, generator=generator) * 0.1
+        return {f"{name}.weight": weight, f"{name}.bias": torch.randn(size.width, generator=generator) * 0.1}
 
     tensors = {
-        "embeddings.word_embeddings.weight": torch.randn(vocab_size, TINY_DIM, generator=generator),
-        "embeddings.position_embeddings.weight": torch.randn(config["max_position_embeddings"], TINY_DIM, generator=generator) * 0.3,
-        "embeddings.token_type_embeddings.weight": torch.randn(2, TINY_DIM, generator=generator) * 0.3,
+        "embeddings.word_embeddings.weight": torch.randn(vocab_size, size.width, generator=generator),
+        "embeddings.position_embeddings.weight": torch.randn(config["max_position_embeddings"], size.width, generator=generator) * 0.3,
+        "embeddings.token_type_embeddings.weight": torch.randn(2, size.width, generator=generator) * 0.3,
         **norm("embeddings.LayerNorm"),
     }
-    for index in range(TINY_LAYERS):
+    for index in range(num_layers):
         layer = f"encoder.layer.{index}"
         for name in ("query", "key", "value"):
-            tensors |= linear(f"{layer}.attention.self.{name}", TINY_DIM, TINY_DIM)
-        tensors |= linear(f"{layer}.attention.output.dense", TINY_DIM, TINY_DIM) | norm(f"{layer}.attention.output.LayerNorm")
-        tensors |= linear(f"{layer}.intermediate.dense", TINY_INNER, TINY_DIM)
-        tensors |= linear(f"{layer}.output.dense", TINY_DIM, TINY_INNER) | norm(f"{layer}.output.LayerNorm")
+            tensors |= linear(f"{layer}.attention.self.{name}", size.width, size.width)
+        tensors |= linear(f"{layer}.attention.output.dense", size.width, size.width) | norm(f"{layer}.attention.output.LayerNorm")
+        tensors |= linear(f"{layer}.intermediate.dense", size.inner, size.width)
+        tensors |= linear(f"{layer}.output.dense", size.width, size.inner) | norm(f"{layer}.output.LayerNorm")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     return folder
 
@@ -192,7 +209,7 @@ def make_cde(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
     v1 has its backbone's configuration in its folder, v2 beside it.
     """
 
-    def make(version: int, seed: int = 0, **settings: Any) -> Path:
+    def make(version: int, seed: int = 0, size: Size = TINY, **settings: Any) -> Path:
         import torch
         from safetensors.torch import save_file
 
@@ -204,28 +221,30 @@ def make_cde(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
             return found | ({f"{name}.bias": torch.randn(rows, generator=generator) * 0.1} if bias else {})
 
         def norm(name: str, *, bias: bool) -> dict[str, torch.Tensor]:
-            found = {f"{name}.weight": 1 + torch.randn(TINY_DIM, generator=generator) * 0.1}
-            return found | ({f"{name}.bias": torch.randn(TINY_DIM, generator=generator) * 0.1} if bias else {})
+            found = {f"{name}.weight": 1 + torch.randn(size.width, generator=generator) * 0.1}
+            return found | ({f"{name}.bias": torch.randn(size.width, generator=generator) * 0.1} if bias else {})
 
         def backbone(prefix: str, num_layers: int) -> dict[str, torch.Tensor]:
             tensors = {}
             if version == 1:
-                tensors |= matrix(f"{prefix}.embeddings.word_embeddings", vocab_size, TINY_DIM, scale=1.0)
-                tensors |= matrix(f"{prefix}.embeddings.token_type_embeddings", 2, TINY_DIM) | norm(f"{prefix}.emb_ln", bias=True)
+                tensors |= matrix(f"{prefix}.embeddings.word_embeddings", vocab_size, size.width, scale=1.0)
+                tensors |= matrix(f"{prefix}.embeddings.token_type_embeddings", 2, size.width) | norm(f"{prefix}.emb_ln", bias=True)
                 for layer in (f"{prefix}.encoder.layers.{index}" for index in range(num_layers)):
-                    tensors |= matrix(f"{layer}.attn.Wqkv", 3 * TINY_DIM, TINY_DIM) | matrix(f"{layer}.attn.out_proj", TINY_DIM, TINY_DIM)
-                    tensors |= matrix(f"{layer}.mlp.fc11", TINY_INNER, TINY_DIM) | matrix(f"{layer}.mlp.fc12", TINY_INNER, TINY_DIM)
-                    tensors |= matrix(f"{layer}.mlp.fc2", TINY_DIM, TINY_INNER)
+                    tensors |= matrix(f"{layer}.attn.Wqkv", 3 * size.width, size.width) | matrix(
+                        f"{layer}.attn.out_proj", size.width, size.width
+                    )
+                    tensors |= matrix(f"{layer}.mlp.fc11", size.inner, size.width) | matrix(f"{layer}.mlp.fc12", size.inner, size.width)
+                    tensors |= matrix(f"{layer}.mlp.fc2", size.width, size.inner)
                     tensors |= norm(f"{layer}.norm1", bias=True) | norm(f"{layer}.norm2", bias=True)
                 return tensors
-            tensors |= matrix(f"{prefix}.embeddings.tok_embeddings", vocab_size, TINY_DIM, scale=1.0)
+            tensors |= matrix(f"{prefix}.embeddings.tok_embeddings", vocab_size, size.width, scale=1.0)
             tensors |= norm(f"{prefix}.embeddings.norm", bias=False) | norm(f"{prefix}.final_norm", bias=False)
             for index in range(num_layers):
                 layer = f"{prefix}.layers.{index}"
                 tensors |= norm(f"{layer}.attn_norm", bias=False) if index else {}
-                tensors |= matrix(f"{layer}.attn.Wqkv", 3 * TINY_DIM, TINY_DIM) | matrix(f"{layer}.attn.Wo", TINY_DIM, TINY_DIM)
+                tensors |= matrix(f"{layer}.attn.Wqkv", 3 * size.width, size.width) | matrix(f"{layer}.attn.Wo", size.width, size.width)
                 tensors |= norm(f"{layer}.mlp_norm", bias=False)
-                tensors |= matrix(f"{layer}.mlp.Wi", 2 * TINY_INNER, TINY_DIM) | matrix(f"{layer}.mlp.Wo", TINY_DIM, TINY_INNER)
+                tensors |= matrix(f"{layer}.mlp.Wi", 2 * size.inner, size.width) | matrix(f"{layer}.mlp.Wo", size.width, size.inner)
             return tensors
 
         config = {
@@ -250,18 +269,18 @@ def make_cde(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
         if version == 2:
             config |= {"pool_ignore_contextual_tokens": True, "pool_ignore_instruction_tokens": True, "pooling_strategy": "mean"}
         config |= settings
-        num_layers = 2 if version == 1 else 4
-        output_dim = config["embedding_output_dim"] or TINY_DIM
+        num_layers = size.layers or (2 if version == 1 else 4)
+        output_dim = config["embedding_output_dim"] or size.width
         first, second = "first_stage_model", "second_stage_model"
         tensors = backbone(f"{first}.embedder", config["limit_layers_first_stage"] or num_layers)
         tensors |= backbone(f"{second}.backbone", config["limit_layers"] or num_layers)
-        tensors |= matrix(f"{first}.mlp.0", TINY_DIM, TINY_DIM, bias=True) | matrix(f"{first}.mlp.2", TINY_DIM, TINY_DIM, bias=True)
-        tensors |= matrix(f"{second}.prompt_projection.0", TINY_DIM, TINY_DIM, bias=True)
-        tensors |= matrix(f"{second}.prompt_projection.2", 8 * TINY_DIM, TINY_DIM, bias=True)
-        tensors |= matrix(f"{second}.output_projection.0", TINY_DIM, TINY_DIM, bias=True)
-        tensors |= matrix(f"{second}.output_projection.2", output_dim, TINY_DIM, bias=True)
+        tensors |= matrix(f"{first}.mlp.0", size.width, size.width, bias=True) | matrix(f"{first}.mlp.2", size.width, size.width, bias=True)
+        tensors |= matrix(f"{second}.prompt_projection.0", size.width, size.width, bias=True)
+        tensors |= matrix(f"{second}.prompt_projection.2", 8 * size.width, size.width, bias=True)
+        tensors |= matrix(f"{second}.output_projection.0", size.width, size.width, bias=True)
+        tensors |= matrix(f"{second}.output_projection.2", output_dim, size.width, bias=True)
         if config["transductive_sequence_dropout_prob"]:
-            tensors[f"{second}.sequence_dropout_null_embedding"] = torch.randn(TINY_DIM, generator=generator)
+            tensors[f"{second}.sequence_dropout_null_embedding"] = torch.randn(size.width, generator=generator)
 
         folder = tmp_path_factory.mktemp("cde") / "model"
         folder.mkdir()
@@ -271,25 +290,25 @@ def make_cde(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
         sizes = {
             1: {
                 "model_type": "nomic_bert",
-                "n_embd": TINY_DIM,
-                "n_head": 4,
-                "n_inner": TINY_INNER,
+                "n_embd": size.width,
+                "n_head": size.heads,
+                "n_inner": size.inner,
                 "n_layer": num_layers,
-                "n_positions": TINY_POSITIONS,
+                "n_positions": size.positions,
                 "rotary_emb_base": 1000,
                 "vocab_size": vocab_size,
             },
             2: {
                 "model_type": "modernbert",
-                "hidden_size": TINY_DIM,
-                "num_attention_heads": 4,
-                "intermediate_size": TINY_INNER,
+                "hidden_size": size.width,
+                "num_attention_heads": size.heads,
+                "intermediate_size": size.inner,
                 "num_hidden_layers": num_layers,
-                "max_position_embeddings": TINY_POSITIONS,
+                "max_position_embeddings": size.positions,
                 "global_attn_every_n_layers": 3,
                 "global_rope_theta": 160000.0,
                 "local_rope_theta": 10000.0,
-                "local_attention": 8,
+                "local_attention": size.window,
                 "vocab_size": vocab_size,
             },
         }[version]
@@ -301,3 +320,15 @@ def make_cde(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def model_size() -> type[Size]:
+    """Return the class of sizes a writer of models takes."""
+    return Size
+
+
+@pytest.fixture(scope="session")
+def make_bert(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Size], Path]:
+    """Return a writer of random BERTs of a size."""
+    return lambda size: make_tiny_model(tmp_path_factory.mktemp("bert") / "model", size=size)
