@@ -13,7 +13,7 @@ from cli.settings import TemperatureSteps, given, json_option
 from cli.terminal import ProgressBars, duration, size, table, thousands
 
 if TYPE_CHECKING:
-    from pipeline.config import EncoderConfig
+    from pipeline.config import ContextConfig, EncoderConfig
     from pipeline.evaluate.bench import Cost, SystemResult
     from pipeline.evaluate.length_collapse import LengthCollapse
     from pipeline.evaluate.report import Advice, Report
@@ -55,6 +55,7 @@ _ENCODER_FIELDS = {
 @click.option("--max-documents", type=click.IntRange(min=1), help="Draw at most so many documents, judged ones first.  [default: all]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of everything drawn: samples, contexts, tests.")
 @click.option("--runs", type=click.Path(path_type=Path), help="Write a TREC run file of every system under this folder.")
+@click.option("--cache", type=click.Path(path_type=Path), help="Keep encoded sets in this folder; a killed run goes on with them.")
 @click.option("--compare", nargs=2, type=click.Path(path_type=Path), metavar="RUN RUN", help="Only compare two TREC run files on one set.")
 @click.option("--length-report", is_flag=True, help="Only measure whether longer texts get embeddings that are more alike.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
@@ -72,6 +73,7 @@ def evaluate(
     max_documents: int | None,
     seed: int,
     runs: Path | None,
+    cache: Path | None,
     compare: tuple[Path, Path] | None,
     length_report: bool,
     quiet: bool,
@@ -82,6 +84,7 @@ def evaluate(
 
     Without --ablate the baselines stand beside what an ingest with these settings gives.
     """
+    from pipeline.config import ContextConfig
     from pipeline.evaluate.retrieval_set import read_retrieval_set, sample_set
 
     whole = [read_retrieval_set(folder) for folder in folders]
@@ -94,7 +97,7 @@ def evaluate(
     systems = _systems(_base(given(ctx)), patterns, ablate=ablate)
     _require_known(against, systems)
     with ProgressBars(quiet=quiet) as progress:
-        results = list(_score(sets, systems, context_documents, seed, runs, progress))
+        results = list(_score(sets, systems, ContextConfig(num_documents=context_documents, seed=seed), runs, cache, progress))
     _show(sets, results, against, seed, as_json=as_json)
     return 0
 
@@ -135,18 +138,24 @@ def _require_known(against: str | None, systems: Sequence[System]) -> None:
 
 
 def _score(
-    sets: Sequence[RetrievalSet], systems: Sequence[System], context_documents: int, seed: int, runs: Path | None, progress: ProgressBars
+    sets: Sequence[RetrievalSet],
+    systems: Sequence[System],
+    context: ContextConfig,
+    runs: Path | None,
+    cache: Path | None,
+    progress: ProgressBars,
 ) -> Iterator[SystemResult]:
-    from pipeline.config import ContextConfig
+    from dataclasses import replace
+
     from pipeline.evaluate.bench import run_bench
     from pipeline.evaluate.run_files import write_run
 
     for judged in sets:
-        for result in run_bench(judged, systems, ContextConfig(num_documents=context_documents, seed=seed), progress):
+        for result in run_bench(judged, systems, context, progress, cache):
             if runs is not None:
                 tag = result.system.name.replace("/", "-")
                 write_run(runs / judged.name / f"{tag}.trec", judged, result.run, tag)
-            yield result
+            yield replace(result, run=())  # written or not wanted: a table holds too many to keep
 
 
 def _compare_runs(sets: Sequence[RetrievalSet], paths: tuple[Path, Path], seed: int, *, as_json: bool) -> int:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float64
 
 from pipeline.config import ContextConfig
-from pipeline.evaluate.encodings import EncodedSet, Encoding, encode_set
+from pipeline.evaluate.encoding_cache import cache_file, read_encoded, write_encoded
+from pipeline.evaluate.encodings import EncodedSet, Encoding, build_encoder, encode_documents, encode_queries
 from pipeline.evaluate.evidence import BUDGETS, Spans, ceiling, evidence_by_query, evidence_recall
 from pipeline.evaluate.lexical import LexicalHits, search_bm25
 from pipeline.evaluate.measures import NDCG, RankedDocuments, document_measures
@@ -60,14 +62,18 @@ def run_bench(
     systems: Sequence[System],
     context_config: ContextConfig | None = None,
     progress: ProgressListener = silent_progress,
+    cache: Path | None = None,
 ) -> Iterator[SystemResult]:
-    """Yield every system's result, those of one encoding together, in the order the systems name their encodings."""
+    """Yield every system's result, those of one encoding together, in the order the systems name their encodings.
+
+    With ``cache``, a folder, encoded sets are kept there and taken from there.
+    """
     evidence = evidence_by_query(judged.judgements, len(judged.query_ids))
     needs_bm25 = any(system.needs_document_bm25 for system in systems)
     document_bm25 = search_bm25(judged.texts, judged.queries, NUM_CANDIDATES, progress) if needs_bm25 else None
     for encoding in dict.fromkeys(system.encoding for system in systems):
         sharing = [system for system in systems if system.encoding == encoding]
-        encoded = _encode(judged, encoding, sharing, context_config or ContextConfig(), progress)
+        encoded = _encode(judged, encoding, sharing, context_config or ContextConfig(), progress, cache)
         chunk_bm25 = _chunk_bm25(judged, encoded, sharing, progress)
         ranker = SetRanker(judged.doc_ids, encoded, document_bm25, chunk_bm25)
         for number, system in enumerate(sharing, start=1):
@@ -95,7 +101,12 @@ def primary_measures(values: Mapping[str, object]) -> list[str]:
 
 
 def _encode(
-    judged: RetrievalSet, encoding: Encoding, sharing: Sequence[System], context_config: ContextConfig, progress: ProgressListener
+    judged: RetrievalSet,
+    encoding: Encoding,
+    sharing: Sequence[System],
+    context_config: ContextConfig,
+    progress: ProgressListener,
+    cache: Path | None,
 ) -> EncodedSet:
     # The stage is named by the systems' common part, so that a bar says what it is busy with.
     name = sharing[0].name.rpartition("/")[0] or sharing[0].name
@@ -103,7 +114,14 @@ def _encode(
     def listen(stage: str, done: int, total: int | None, unit: str) -> None:
         progress(f"{stage} {name}", done, total, unit)
 
-    return encode_set(judged, encoding, context_config, listen)
+    encoder, context_seconds = build_encoder(judged, encoding, context_config)
+    path = None if cache is None else cache_file(cache, judged, encoding, encoder)
+    encoded = None if path is None else read_encoded(path)
+    if encoded is None:
+        encoded = encode_queries(encoder, encode_documents(encoder, judged, encoding, listen, context_seconds), judged.queries)
+        if path is not None:
+            write_encoded(path, encoded)
+    return encoded
 
 
 def _chunk_bm25(judged: RetrievalSet, encoded: EncodedSet, sharing: Sequence[System], progress: ProgressListener) -> LexicalHits | None:

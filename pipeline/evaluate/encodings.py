@@ -67,8 +67,19 @@ class EncodedSet:
 
 def encode_set(judged: RetrievalSet, encoding: Encoding, context_config: ContextConfig, progress: ProgressListener) -> EncodedSet:
     """Encode documents and queries of a set."""
-    encoder, encoded = encode_documents(judged, encoding, context_config, progress)
-    return encode_queries(encoder, encoded, judged.queries)
+    encoder, seconds = build_encoder(judged, encoding, context_config)
+    return encode_queries(encoder, encode_documents(encoder, judged, encoding, progress, seconds), judged.queries)
+
+
+def build_encoder(
+    judged: RetrievalSet, encoding: Encoding, context_config: ContextConfig, backbone: Backbone | None = None
+) -> tuple[DocumentEncoder, float]:
+    """Return the encoder with its context, and the seconds the context took; ``backbone`` saves loading the encoding's own once more."""
+    config = replace(encoding.encoder, use_context=encoding.context != "none")
+    backbone = backbone or load_backbone(config)
+    started = time.monotonic()
+    context = _context(judged, encoding.context, context_config, backbone, config)
+    return DocumentEncoder(config, context, backbone), time.monotonic() - started
 
 
 def encode_queries(encoder: DocumentEncoder, encoded: EncodedSet, queries: Sequence[str]) -> EncodedSet:
@@ -79,23 +90,19 @@ def encode_queries(encoder: DocumentEncoder, encoded: EncodedSet, queries: Seque
 
 
 def encode_documents(
-    judged: RetrievalSet, encoding: Encoding, context_config: ContextConfig, progress: ProgressListener, backbone: Backbone | None = None
-) -> tuple[DocumentEncoder, EncodedSet]:
-    """Encode the documents of a set, without queries yet; ``backbone`` saves loading the encoding's own once more."""
-    config = replace(encoding.encoder, use_context=encoding.context != "none")
-    backbone = backbone or load_backbone(config)
+    encoder: DocumentEncoder, judged: RetrievalSet, encoding: Encoding, progress: ProgressListener, context_seconds: float = 0.0
+) -> EncodedSet:
+    """Encode the documents of a set, without queries yet."""
     started = time.monotonic()
-    context = _context(judged, encoding.context, context_config, backbone, config)
-    encoder = DocumentEncoder(config, context, backbone)
     meter = _Meter(progress)
-    texts = judged.texts if encoding.max_document_tokens is None else _heads(backbone, judged.texts, encoding.max_document_tokens)
+    texts = judged.texts if encoding.max_document_tokens is None else _heads(encoder.backbone, judged.texts, encoding.max_document_tokens)
     if encoding.has_titles:
         document_NV, chunk_MV, offsets, start, end = _encode_titled(encoder, judged.titles, texts, meter.add)
     else:
         encoded = encoder.encode(texts, meter.add)
         document_NV, chunk_MV = encoded.document_vectors_NV, encoded.chunk_vectors_MV
         offsets, start, end = encoded.chunk_offsets, encoded.start_char, encoded.end_char
-    return encoder, EncodedSet(
+    return EncodedSet(
         document_vectors_NV=document_NV,
         chunk_vectors_MV=chunk_MV,
         query_vectors_QV=np.zeros((0, document_NV.shape[1]), np.float32),
@@ -103,7 +110,7 @@ def encode_documents(
         start_char=start,
         end_char=end,
         tokens=meter.tokens,
-        encode_seconds=time.monotonic() - started,
+        encode_seconds=context_seconds + time.monotonic() - started,
         query_seconds=0.0,
     )
 

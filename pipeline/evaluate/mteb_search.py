@@ -22,7 +22,7 @@ from jaxtyping import Float32
 from pipeline.config import ContextConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError
-from pipeline.evaluate.encodings import EncodedSet, encode_documents, encode_queries
+from pipeline.evaluate.encodings import EncodedSet, build_encoder, encode_documents, encode_queries
 from pipeline.evaluate.lexical import LexicalHits, search_bm25
 from pipeline.evaluate.measures import RankedDocuments
 from pipeline.evaluate.ranking import NUM_CANDIDATES, SetRanker
@@ -72,7 +72,7 @@ class MtebModel:
             }
         )
 
-    def index(self, corpus: Iterable[Mapping[str, Any]], **_: Any) -> None:
+    def index(self, corpus: Iterable[Mapping[str, Any]], **_given: Any) -> None:
         """Encode a corpus with ``id``, ``text`` and, where there is one, ``title``."""
         rows = list(corpus)
         none = np.zeros(0, np.int64)
@@ -85,7 +85,8 @@ class MtebModel:
             queries=(),
             judgements=Judgements(query_J=none, document_J=none, gain_J=none, start_J=none, end_J=none),
         )
-        encoder, encoded = encode_documents(held, self.system.encoding, self._context, silent_progress, self._backbone)
+        encoder, _ = build_encoder(held, self.system.encoding, self._context, self._backbone)
+        encoded = encode_documents(encoder, held, self.system.encoding, silent_progress)
         self._indexed = _Indexed(corpus=held, encoder=encoder, encoded=encoded)
 
     def search(

@@ -105,6 +105,14 @@ def test_runs_written_compare_as_they_were_measured(call: Any, folder: str, tmp_
     assert json.loads(out)["nDCG@10"] == measured
 
 
+def test_cache_gives_the_same_table_again(call: Any, folder: str, tmp_path: Path) -> None:
+    arguments = (folder, "--systems", "cairn/*", "--cache", str(tmp_path / "cache"))
+    first, second = call(*arguments), call(*arguments)
+
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert first == second
+
+
 def test_compare_prints_a_line_a_measure(call: Any, folder: str, tmp_path: Path) -> None:
     call(folder, "--runs", str(tmp_path / "runs"), "--systems", "bm25")
     run_file = str(tmp_path / "runs" / "walks" / "bm25.trec")

@@ -6,6 +6,7 @@ import pytest
 from pipeline.config import ContextConfig
 from pipeline.evaluate import bench
 from pipeline.evaluate.bench import CUT_MEASURES, EVIDENCE_MEASURES, evidence_ceiling, run_bench
+from pipeline.evaluate.encodings import Encoding
 from pipeline.evaluate.measures import DOCUMENT_MEASURES
 from pipeline.evaluate.retrieval_set import read_retrieval_set
 from pipeline.evaluate.systems import baseline_systems, our_systems
@@ -15,6 +16,19 @@ CONTEXT = ContextConfig(num_documents=3)
 
 def systems(tiny_config):
     return [*baseline_systems(tiny_config, 96), *our_systems(tiny_config, ["none", "corpus"], ["mean", "landmarks"])]
+
+
+def count_encodings(monkeypatch) -> list[Encoding]:
+    """Return a list that every pass of the encoder adds to."""
+    encoded: list[Encoding] = []
+    original = bench.encode_documents
+
+    def counting(encoder, judged, encoding, *rest):
+        encoded.append(encoding)
+        return original(encoder, judged, encoding, *rest)
+
+    monkeypatch.setattr(bench, "encode_documents", counting)
+    return encoded
 
 
 def test_every_system_is_scored_with_every_measure(judged, tiny_config):
@@ -27,12 +41,20 @@ def test_every_system_is_scored_with_every_measure(judged, tiny_config):
 
 
 def test_each_encoding_is_encoded_once(judged, tiny_config, monkeypatch):
-    encoded = []
-    original = bench.encode_set
-    monkeypatch.setattr(bench, "encode_set", lambda judged, encoding, *rest: encoded.append(encoding) or original(judged, encoding, *rest))
+    encoded = count_encodings(monkeypatch)
     list(run_bench(judged, systems(tiny_config), CONTEXT))
 
     assert len(encoded) == len(set(encoded)) == len({system.encoding for system in systems(tiny_config)}) == 6
+
+
+def test_cached_encodings_are_not_encoded_again(judged, tiny_config, monkeypatch, tmp_path):
+    first = {result.system.name: result for result in run_bench(judged, systems(tiny_config), CONTEXT, cache=tmp_path / "cache")}
+    encoded = count_encodings(monkeypatch)
+    second = {result.system.name: result for result in run_bench(judged, systems(tiny_config), CONTEXT, cache=tmp_path / "cache")}
+
+    assert encoded == []
+    assert {name: result.means() for name, result in first.items()} == {name: result.means() for name, result in second.items()}
+    assert {name: result.cost for name, result in first.items()} == {name: result.cost for name, result in second.items()}
 
 
 def test_queries_without_evidence_have_no_evidence_value(judged, tiny_config):
