@@ -93,16 +93,22 @@ def _estimate(scan: Scan, config: IngestConfig, documents: int, characters: int,
     from jobs.encode_corpus import SAMPLE_TEXT_CHARACTERS, load_stages  # torch comes in here
     from pipeline.encode.documents import DocumentEncoder
 
-    sample = _sample(scan, config)
+    texts = _first_texts(scan, config)
+    sample = _within(texts, SAMPLE_CHARACTERS // (CONTEXT_SHARE if config.encoder.use_context else 1))
     stages = load_stages(config)
     encoder = DocumentEncoder(replace(config.encoder, use_context=False), backbone=stages.backbone)
     tokens = int(encoder.encode(sample).num_tokens.sum())  # warms up, too
-    total = round(characters * tokens / max(1, sum(map(len, sample))))
+    tokens_a_character = tokens / max(1, sum(map(len, sample)))
+    total = round(characters * tokens_a_character)
     if published and published.encode_tokens_per_second:
         return _Estimate(tokens=total, encode_seconds=total / published.encode_tokens_per_second)
     started = time.monotonic()
     embeddings_SD = stages.first_stage.embed([text[:SAMPLE_TEXT_CHARACTERS] for text in sample])
-    document_seconds = (time.monotonic() - started) / len(sample)
+    embed_seconds = time.monotonic() - started
+    # The first stage reads heads of documents; those of the sample fill its budget and may be few and long.
+    characters_read = round(config.context.max_document_tokens / max(tokens_a_character, 1e-6))
+    texts_read, sample_read = (np.minimum([len(text) for text in some], characters_read) for some in (texts, sample))
+    document_seconds = embed_seconds * texts_read.mean() / max(1, sample_read.sum())
     num_context = num_embedded = min(config.context.num_documents, documents)
     if config.cluster.surrogate == "encoder":
         num_embedded += 2 * min(config.cluster.max_sample_documents, documents)  # as documents, and as their queries
@@ -115,15 +121,18 @@ def _estimate(scan: Scan, config: IngestConfig, documents: int, characters: int,
     return _Estimate(
         tokens=total,
         encode_seconds=(time.monotonic() - started) * total / max(1, tokens),
-        context_seconds=0.0 if published else num_embedded * document_seconds,
+        context_seconds=0.0 if published else float(num_embedded * document_seconds),
     )
 
 
-def _sample(scan: Scan, config: IngestConfig) -> list[str]:
+def _first_texts(scan: Scan, config: IngestConfig) -> list[str]:
     rows = (text for batch in read_checked(scan, config.corpus) for text in batch.rows.column("text").to_pylist())
-    budget = SAMPLE_CHARACTERS // (CONTEXT_SHARE if config.encoder.use_context else 1)
+    return [text[:SAMPLE_CHARACTERS] for text in islice(rows, SAMPLE_DOCUMENTS)]
+
+
+def _within(texts: Sequence[str], budget: int) -> list[str]:
     kept: list[str] = []
-    for text in islice(rows, SAMPLE_DOCUMENTS):
+    for text in texts:
         kept.append(text[:budget])
         budget -= len(kept[-1])
         if budget <= 0:

@@ -1,7 +1,7 @@
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -379,19 +379,21 @@ def test_plan_times_the_first_stage_over_the_documents_it_is_to_embed(
 
     from pipeline.model.context_encoder import ContextEncoder
 
-    embed = ContextEncoder.embed
+    embed, clock_seconds = ContextEncoder.embed, 0.0
 
     def slow(self: ContextEncoder, texts: Any) -> Any:
-        time.sleep(0.1 * len(texts))
+        nonlocal clock_seconds
+        clock_seconds += 0.1 * len(texts)
         return embed(self, texts)
 
     monkeypatch.setattr(ContextEncoder, "embed", slow)
+    monkeypatch.setattr("jobs.plan_index.time", SimpleNamespace(monotonic=lambda: clock_seconds))
     source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(6)])
     one = plan_index([source], root, "c", replace(config, context=replace(config.context, num_documents=1)))
     all_six = plan_index([source], root, "c", config)
     surrogate = plan_index([source], root, "c", replace(config, cluster=replace(config.cluster, surrogate="encoder")))
     assert config.context.num_documents >= 6
-    assert [round(plan["estimated_context_seconds"] / 0.1) for plan in (one, all_six, surrogate)] == [1, 6, 18]
+    assert [plan["estimated_context_seconds"] for plan in (one, all_six, surrogate)] == pytest.approx([0.1, 0.6, 1.8])
 
 
 def test_plan_with_context_encodes_the_sample_behind_as_many_vectors_as_will_be_drawn(
