@@ -11,7 +11,7 @@ import click
 
 from cli.settings import TemperatureSteps, given, json_option, resolve_ingest_config, root_option
 from cli.terminal import ProgressBars, duration, table, thousands
-from pipeline.config import Backend, Landmarks, Pooling
+from pipeline.config import Attention, Backend, Landmarks, Pooling
 from pipeline.types import IngestReport
 
 _QUARANTINED_EXIT = 3
@@ -20,13 +20,19 @@ _STAGE_OF = {
     "cluster": ("num_clusters", "surrogate"),
     "context": ("context_documents",),
     "encoder": (
-        *("model", "pooling", "attention", "landmarks", "landmark_interval", "temperature", "query_temperature"),
+        *("model", "pooling", "attention", "window_tokens", "landmarks", "landmark_interval", "temperature", "query_temperature"),
         *("temperature_by_length", "dims", "layers", "causal"),
         *("query_prefix", "document_prefix", "pool_prefix", "use_context", "precision", "backend"),
     ),
     "index": ("index_kind",),
 }
-_FIELD_OF = {"context_documents": "num_documents", "index_kind": "kind", "dims": "truncate_dim", "layers": "num_layers"}
+_FIELD_OF = {
+    "context_documents": "num_documents",
+    "index_kind": "kind",
+    "dims": "truncate_dim",
+    "layers": "num_layers",
+    "window_tokens": "max_window_tokens",
+}
 
 
 @click.command(context_settings={"show_default": True})
@@ -40,7 +46,12 @@ _FIELD_OF = {"context_documents": "num_documents", "index_kind": "kind", "dims":
 @click.option("--metadata-columns", multiple=True, help="Columns to keep for filters; repeat.  [default: every other column]")
 @click.option("--model", envvar="CAIRN_MODEL", help="Encoder: a name, cached or embedded, or a folder.  [default: all-MiniLM-L6-v2]")
 @click.option("--pooling", type=click.Choice(get_args(Pooling)), help="What a chunk's vector is pooled from.  [default: mean]")
-@click.option("--attention", type=click.Choice(["chunk", "full"]), help="What a token sees: its chunk, or its window.  [default: chunk]")
+@click.option(
+    "--attention",
+    type=click.Choice(get_args(Attention)),
+    help="What a token sees: its chunk, window, or chunk and landmarks.  [default: chunk]",
+)
+@click.option("--window-tokens", type=int, help="Tokens of a window, at most, for full and landmark.  [default: 512; landmark: 8192]")
 @click.option("--landmarks", type=click.Choice(get_args(Landmarks)), help="Where chunks end: at words, or sentences.  [default: fixed]")
 @click.option("--landmark-interval", type=int, help="Tokens of a chunk between two landmarks, at most.  [default: 64]")
 @click.option("--temperature", type=float, help="Divide attention logits by this (TempScale).  [default: 1.0]")

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args
 from pipeline.errors import ConfigError
 
 Pooling = Literal["mean", "lmk", "cls", "last", "mean_at_k", "multi_cls", "latent"]
-Attention = Literal["chunk", "full"]
+Attention = Literal["chunk", "full", "landmark"]
 Landmarks = Literal["fixed", "sentence"]
 Precision = Literal["auto", "fp32", "bf16"]
 Backend = Literal["torch", "openvino"]
@@ -29,8 +29,12 @@ DEFAULT_MODEL = "all-MiniLM-L6-v2"
 POOLINGS: Final[Mapping[Attention, tuple[Pooling, ...]]] = {
     "chunk": ("mean", "lmk", "cls", "last", "mean_at_k", "latent"),
     "full": ("mean", "lmk", "mean_at_k", "multi_cls", "latent"),
+    "landmark": ("mean", "lmk", "cls", "last", "mean_at_k", "latent"),
 }
-"""What goes together: a row of chunk attention has a first and a last token for each chunk, a window has them once for many chunks."""
+"""What goes together: a row that is a chunk has a first and a last token of its own, a window has them once for many chunks."""
+
+WINDOW_TOKENS: Final[Mapping[Attention, int]] = {"chunk": 512, "full": 512, "landmark": 8_192}
+"""How long a window is where nothing else is asked; landmark attention is linear in it and reads positions inside a chunk only."""
 
 CAUSAL_FAMILIES: Final = ("mistral", "qwen2", "qwen3", "llama")
 """Model types that have a causal mask to keep."""
@@ -107,10 +111,11 @@ class EncoderConfig:
     """The second stage: everything here but ``precision``, ``backend`` and ``batch_tokens`` moves vectors and is in its fingerprint.
 
     ``landmark_interval`` counts a chunk's own tokens; its landmark comes on top and counts within the window.
+    ``max_window_tokens`` = 0 takes the attention's own default, see ``WINDOW_TOKENS``.
     With ``landmarks`` = sentence it is the most a chunk of whole sentences may hold; it is the k of ``mean_at_k``.
-    ``temperature`` divides every attention logit (TempScale); 1.0 leaves the model as it was trained. ``temperature_by_length`` gives rows
-    of so many tokens and more another one, (128, 0.95), (512, 0.9), shorter rows keeping ``temperature``; ``query_temperature`` serves
-    queries of any length, None encodes them as documents.
+    ``temperature`` divides every attention logit (TempScale); 1.0 leaves the model as it was trained. ``temperature_by_length`` gives rows,
+    with attention landmark windows, of so many tokens and more another one, (128, 0.95), (512, 0.9), shorter ones keeping ``temperature``;
+    ``query_temperature`` serves queries of any length, None encodes them as documents.
     ``truncate_dim`` keeps the first dimensions of every vector, ``num_layers`` runs the first layers (Matryoshka); None takes all.
     ``causal`` keeps a decoder's causal mask, for those trained with it; False lets every token see the whole row (NV-Embed §3.1).
     ``query_prefix`` and ``document_prefix`` stand before every query and every row of a document, and are pooled from nowhere, unless
@@ -121,7 +126,7 @@ class EncoderConfig:
     pooling: Pooling = "mean"
     attention: Attention = "chunk"
     landmark_interval: int = 64
-    max_window_tokens: int = 512
+    max_window_tokens: int = 0
     window_overlap_tokens: int = 128
     temperature: float = 1.0
     query_temperature: float | None = None
@@ -145,8 +150,14 @@ class EncoderConfig:
         _require_one_of("precision", self.precision, ("auto", "fp32", "bf16"))
         _require_one_of("backend", self.backend, get_args(Backend))
         _require(
+            self.backend == "torch" or self.attention != "landmark",
+            f"backend {self.backend} must go with attention chunk or full, got landmark; choose backend torch",
+        )
+        if self.max_window_tokens == 0:
+            object.__setattr__(self, "max_window_tokens", WINDOW_TOKENS[self.attention])
+        _require(
             self.pooling in POOLINGS[self.attention],
-            f"pooling {self.pooling} must go with attention {_other(self.attention)}, got {self.attention}; "
+            f"pooling {self.pooling} must go with attention {_attentions_with(self.pooling)}, got {self.attention}; "
             f"with attention {self.attention} choose one of {', '.join(POOLINGS[self.attention])}",
         )
         _require(self.landmark_interval >= 8, f"landmark_interval must be at least 8 tokens, got {self.landmark_interval}")
@@ -183,8 +194,8 @@ class EncoderConfig:
             f"layers (num_layers) must lie between 1 and the model's layers, got {self.num_layers}; leave it out to run all",
         )
         _require(
-            not self.pool_prefix or (self.attention == "chunk" and self.pooling in PREFIX_POOLINGS),
-            f"pool_prefix must go with attention chunk and pooling {' or '.join(PREFIX_POOLINGS)}, "
+            not self.pool_prefix or (self.attention != "full" and self.pooling in PREFIX_POOLINGS),
+            f"pool_prefix must go with attention chunk or landmark and pooling {' or '.join(PREFIX_POOLINGS)}, "
             f"got attention {self.attention} and pooling {self.pooling}; leave it out",
         )
         _require(self.batch_tokens > 0, f"batch_tokens must be positive, got {self.batch_tokens}")
@@ -194,8 +205,8 @@ def _is_temperature(value: float) -> bool:
     return 0.0 < value < float("inf")
 
 
-def _other(attention: Attention) -> Attention:
-    return "full" if attention == "chunk" else "chunk"
+def _attentions_with(pooling: Pooling) -> str:
+    return " or ".join(attention for attention, poolings in POOLINGS.items() if pooling in poolings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

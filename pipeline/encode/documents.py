@@ -28,7 +28,8 @@ from pipeline.manifest import fingerprint
 from pipeline.model.attention_temperature import row_temperatures
 from pipeline.model.backbone import Backbone, load_backbone
 from pipeline.model.document_encoder import embed_chunks
-from pipeline.model.landmarks import Chunks, Rows, chunk_rows, chunk_spans, split_into_chunks, window_rows
+from pipeline.model.landmark_reader import LandmarkReader, require_transformer
+from pipeline.model.landmarks import Chunks, Rows, chunk_rows, chunk_spans, landmark_rows, split_into_chunks, window_rows
 from pipeline.model.latent_attention import require_latent_attention
 from pipeline.model.matryoshka import first_dims, require_dims
 from pipeline.types import chunks_schema, documents_schema, staged_schema
@@ -69,6 +70,7 @@ class DocumentEncoder:
         self._document_prefix, self._query_prefix = _prefixes(config, self.backbone)
         self._token_head = require_latent_attention(self.backbone) if config.pooling == "latent" else None
         self._context_CD = _usable_context(config, context, self.backbone)
+        self._landmarks = LandmarkReader(self.backbone, self._context_CD) if config.attention == "landmark" else None
         self.fingerprint = fingerprint(
             kind="encoder",
             format=ENCODER_FORMAT_VERSION,
@@ -81,6 +83,7 @@ class DocumentEncoder:
             temperature=float(config.temperature),
             context=context.fingerprint if config.use_context and context is not None else None,
             **_younger_settings(config),
+            **({"landmark_gates": self._landmarks.fingerprint} if self._landmarks else {}),
         )
 
     def encode(self, texts: Sequence[str], on_tokens: Callable[[int], None] | None = None) -> EncodedDocuments:
@@ -117,9 +120,10 @@ class DocumentEncoder:
             self.backbone,
             rows,
             batch_tokens=self.config.batch_tokens,
-            temperature=row_temperatures(np.diff(rows.row_offsets), temperature, temperature_by_length),
+            temperature=row_temperatures(rows.tokens_together, temperature, temperature_by_length),
             context_CD=self._context_CD,
             token_head=self._token_head,
+            landmarks=self._landmarks,
             on_chunks=report,
         )
         chunk_vectors_MV = first_dims(embeddings_MD, self.vector_dim)
@@ -135,26 +139,14 @@ class DocumentEncoder:
 
     def _rows(self, ids_T: Int32[np.ndarray, " T"], chunks: Chunks, prefix: Prefix) -> Rows:
         cls_id, landmark_id, pooling = self.backbone.cls_id, self.backbone.landmark_id, self.config.pooling
+        layout: dict[str, Any] = {"cls_id": cls_id, "landmark_id": landmark_id, "pooling": pooling, "prefix_ids": prefix.ids}
+        windows: dict[str, Any] = {"max_window_tokens": self.config.max_window_tokens, "overlap_tokens": self.config.window_overlap_tokens}
+        if self.config.attention == "full":
+            return window_rows(ids_T, chunks, **layout, **windows)
+        layout["pool_prefix"] = self.config.pool_prefix
         if self.config.attention == "chunk":
-            return chunk_rows(
-                ids_T,
-                chunks,
-                cls_id=cls_id,
-                landmark_id=landmark_id,
-                pooling=pooling,
-                prefix_ids=prefix.ids,
-                pool_prefix=self.config.pool_prefix,
-            )
-        return window_rows(
-            ids_T,
-            chunks,
-            cls_id=cls_id,
-            landmark_id=landmark_id,
-            pooling=pooling,
-            max_window_tokens=self.config.max_window_tokens,
-            overlap_tokens=self.config.window_overlap_tokens,
-            prefix_ids=prefix.ids,
-        )
+            return chunk_rows(ids_T, chunks, **layout)
+        return landmark_rows(ids_T, chunks, **layout, **windows)
 
 
 def encode_shard(
@@ -225,11 +217,13 @@ def _document_vectors(chunk_vectors_MV: Float32[np.ndarray, "M V"], chunk_offset
 
 
 def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
-    """Return the width of the vectors; raise :class:`ConfigError` for settings the model has no room for."""
+    """Return the width of the vectors; raise for settings the model has no room for, or an attention it cannot have."""
     max_positions, num_special = backbone.max_positions, 1 if backbone.cls_id is None else 2
     if backbone.cls_id is None and config.pooling in ("cls", "multi_cls"):
         raise ConfigError(f"pooling {config.pooling} must go with a model that has [CLS] or BOS, got one without; choose last, lmk or mean")
-    if config.attention == "chunk" and config.landmark_interval + num_special > max_positions:
+    if config.attention == "landmark":
+        require_transformer(backbone)
+    if config.attention != "full" and config.landmark_interval + num_special > max_positions:
         raise ConfigError(
             f"landmark_interval must leave special tokens room in the model's {max_positions} positions, "
             f"got {config.landmark_interval}; choose at most {max_positions - num_special}"

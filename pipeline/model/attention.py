@@ -23,11 +23,11 @@ def attend(
     query_BHQd: Float[torch.Tensor, "B H Q d"],
     key_BGSd: Float[torch.Tensor, "B G S d"],
     value_BGSd: Float[torch.Tensor, "B G S d"],
-    bias: Float[torch.Tensor, "_B 1 _Q S"] | None,
+    bias: Float[torch.Tensor, "_B _H _Q S"] | None,
     workspace: Workspace,
     temperature: float = 1.0,
 ) -> Float[torch.Tensor, "B Q H d"]:
-    """Mix values; ``bias`` is 0 where a query sees a key and -inf elsewhere, and leaves every query at least one key.
+    """Mix values; ``bias`` is added to the logits, -inf where a query does not see a key, and leaves every query at least one key.
 
     ``temperature`` divides the logits (TempScale). Where there are fewer keys' heads than queries', each serves as many neighbouring ones.
     """
@@ -37,7 +37,8 @@ def attend(
         key_BGSd, value_BGSd = (x.repeat_interleave(num_shared, dim=1) for x in (key_BGSd, value_BGSd))
     if query_BHQd.device.type == "cpu" and query_BHQd.dtype == torch.bfloat16:
         return _plain_attention(query_BHQd, key_BGSd, value_BGSd, bias, scale, workspace)
-    return F.scaled_dot_product_attention(query_BHQd, key_BGSd, value_BGSd, attn_mask=bias, scale=scale).transpose(1, 2)
+    mask = None if bias is None else bias.to(query_BHQd.dtype)
+    return F.scaled_dot_product_attention(query_BHQd, key_BGSd, value_BGSd, attn_mask=mask, scale=scale).transpose(1, 2)
 
 
 def _plain_attention(
@@ -60,12 +61,13 @@ def _plain_attention(
         row_bias = bias if bias is None or len(bias) == 1 else bias[rows]
         for head in range(0, num_heads, heads_a_step):
             part = (rows, slice(head, head + heads_a_step))
+            part_bias = row_bias if row_bias is None or row_bias.shape[1] == 1 else row_bias[:, part[1]]
             key, value = key_BHSd[part], value_BHSd[part]
             shape = key.shape[:2]
             key, value = key.reshape(-1, num_keys, head_dim), value.reshape(-1, num_keys, head_dim)
             for first in range(0, num_queries, queries_a_step):
                 queries = slice(first, first + queries_a_step)
-                step_bias = row_bias if row_bias is None or row_bias.shape[2] == 1 else row_bias[:, :, queries]
+                step_bias = part_bias if part_bias is None or part_bias.shape[2] == 1 else part_bias[:, :, queries]
                 query = query_BHQd[part][:, :, queries].reshape(len(key), -1, head_dim)
                 mixed = _mix(query, key, value, step_bias, scale, shape, workspace)
                 out[rows, queries, part[1]] = mixed.view(*shape, -1, head_dim).transpose(1, 2)

@@ -3,6 +3,8 @@
 Rows are taken longest first, ties by index, and a batch holds as many as keep ``rows x longest`` within the budget: neighbours are nearly
 equally long, so almost nothing is padded, and a batch too large for the device shows at once. Used by both stages. Results are scattered
 back by row index, so the order of work never shows.
+
+Windows, whose rows see one another, go whole: the largest first, as many as keep the sum of their tokens within the budget.
 """
 
 from __future__ import annotations
@@ -33,29 +35,59 @@ def run_in_batches(
     device: torch.device,
     *,
     extra_tokens: int = 0,
+    is_padded: bool = True,
 ) -> Iterator[Done]:
     """Call ``run`` with the row indices of each batch, longest rows first, and yield what it returns.
 
-    ``extra_tokens`` come on top of each row.
+    ``extra_tokens`` come on top of each row. Without padding a batch costs the sum of its rows, not ``rows x longest``.
     A row longer than the budget is a batch of its own. On a CPU batches run side by side, one a thread; on a GPU one after the other, and
     when its memory runs out the batch is halved, now and for the rest.
     """
+    sizes_R = lengths_R + extra_tokens
     order = np.argsort(-lengths_R, kind="stable")
     if device.type == "cpu":
-        return _run_side_by_side(_batches(order, lengths_R, batch_tokens, extra_tokens), run)
-    return _run_one_by_one(order, lengths_R, batch_tokens * CUDA_BATCH_FACTOR, extra_tokens, run)
+        return _run_side_by_side(_batches(order, sizes_R, batch_tokens, is_padded=is_padded), run)
+    return _run_one_by_one(order, sizes_R, batch_tokens * CUDA_BATCH_FACTOR, run, is_padded=is_padded)
+
+
+def run_windows_in_batches(
+    lengths_R: Int64[np.ndarray, " R"],
+    window_R: Int64[np.ndarray, " R"],
+    batch_tokens: int,
+    run: Callable[[Int64[np.ndarray, " B"]], Done],
+    device: torch.device,
+) -> Iterator[Done]:
+    """Do the same with windows of rows that stand together; a batch has all rows of its windows and no padding."""
+    first_row_W1 = np.flatnonzero(np.diff(window_R, prepend=-1, append=-1))
+    lengths_W = np.add.reduceat(lengths_R, first_row_W1[:-1]) if len(lengths_R) else lengths_R
+
+    def run_rows(windows: Int64[np.ndarray, " W"]) -> Done:
+        num_rows = first_row_W1[windows + 1] - first_row_W1[windows]
+        starts = first_row_W1[windows] - (np.cumsum(num_rows) - num_rows)
+        return run(np.arange(int(num_rows.sum())) + np.repeat(starts, num_rows))
+
+    return run_in_batches(lengths_W, batch_tokens, run_rows, device, is_padded=False)
 
 
 def _batches(
-    order: Int64[np.ndarray, " R"], lengths_R: Int64[np.ndarray, " R"], batch_tokens: int, extra_tokens: int
+    order: Int64[np.ndarray, " R"], sizes_R: Int64[np.ndarray, " R"], batch_tokens: int, *, is_padded: bool
 ) -> list[Int64[np.ndarray, " _"]]:
     batches: list[Int64[np.ndarray, " _"]] = []
     done = 0
     while done < len(order):
-        longest = int(lengths_R[order[done]]) + extra_tokens
-        batches.append(order[done : done + max(1, batch_tokens // max(1, longest))])
+        batches.append(_batch(order[done:], sizes_R, batch_tokens, is_padded=is_padded))
         done += len(batches[-1])
     return batches
+
+
+def _batch(
+    order: Int64[np.ndarray, " _"], sizes_R: Int64[np.ndarray, " R"], batch_tokens: int, *, is_padded: bool
+) -> Int64[np.ndarray, " B"]:
+    """Return the first of the rows in ``order``, one at least, that fit the budget."""
+    if is_padded:
+        return order[: max(1, batch_tokens // max(1, int(sizes_R[order[0]])))]
+    # No row is empty, so a batch never has more rows than tokens.
+    return order[: max(1, int(np.searchsorted(np.cumsum(sizes_R[order[:batch_tokens]]), batch_tokens, side="right")))]
 
 
 def _run_side_by_side(batches: Sequence[Int64[np.ndarray, " _"]], run: Callable[[Int64[np.ndarray, " B"]], Done]) -> Iterator[Done]:
@@ -71,23 +103,25 @@ def _run_side_by_side(batches: Sequence[Int64[np.ndarray, " _"]], run: Callable[
 
 def _run_one_by_one(
     order: Int64[np.ndarray, " R"],
-    lengths_R: Int64[np.ndarray, " R"],
+    sizes_R: Int64[np.ndarray, " R"],
     batch_tokens: int,
-    extra_tokens: int,
     run: Callable[[Int64[np.ndarray, " B"]], Done],
+    *,
+    is_padded: bool,
 ) -> Iterator[Done]:
     done = 0
     while done < len(order):
-        longest = int(lengths_R[order[done]]) + extra_tokens
-        rows = order[done : done + max(1, batch_tokens // max(1, longest))]
+        rows = _batch(order[done:], sizes_R, batch_tokens, is_padded=is_padded)
         try:
             outcome = run(rows)
         except torch.OutOfMemoryError:
             if len(rows) == 1:
                 raise ModelError(
-                    f"one row must fit the device's memory, got {longest} tokens that do not; choose a smaller window or less context"
+                    f"one row must fit the device's memory, got {int(sizes_R[rows[0]])} tokens that do not; "
+                    "choose a smaller window or less context"
                 ) from None
-            batch_tokens = len(rows) // 2 * longest
+            half = rows[: len(rows) // 2]
+            batch_tokens = len(half) * int(sizes_R[half[0]]) if is_padded else int(sizes_R[half].sum())
         else:
             done += len(rows)
             yield outcome

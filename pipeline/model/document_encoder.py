@@ -1,7 +1,8 @@
 """M2: rows of token ids to one embedding a chunk, with the context of the corpus in front when there is one (CDE §4.2, eq. 5 and 6).
 
 Pure: it takes a layout and gives arrays, knowing no text, file or table. Rows of one attention temperature are batched by length, and every
-result is put back in its chunk's place. Embeddings are float32 and not normalised.
+result is put back in its chunk's place. Rows that see one another, the windows of landmark attention, are always in one batch. Embeddings
+are float32 and not normalised.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 
 from pipeline.model.backbone import Backbone
-from pipeline.model.batching import run_in_batches
+from pipeline.model.batching import run_in_batches, run_windows_in_batches
+from pipeline.model.landmark_reader import LandmarkReader
 from pipeline.model.landmarks import Rows
 from pipeline.model.pooling import pool_spans
 
@@ -26,13 +28,16 @@ def embed_chunks(
     temperature: float | Float64[np.ndarray, " R"] = 1.0,
     context_CD: Float32[np.ndarray, "C D"] | None = None,
     token_head: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    landmarks: LandmarkReader | None = None,
     on_chunks: Callable[[Int64[np.ndarray, " m"]], None] | None = None,
 ) -> Float32[np.ndarray, "M E"]:
     """Embed every chunk of a layout, in the layout's order; ``on_chunks`` hears the indices of each batch's chunks when they are done.
 
-    ``temperature`` divides attention logits (TempScale), in all rows alike or in each row by its own.
+    ``temperature`` divides attention logits (TempScale), in all rows alike or in each row by its own; rows of one window share theirs.
     ``token_head`` rewrites hidden states, position by position, before they are pooled (latent attention).
+    ``landmarks`` reads a layout with windows, and has its own context; it must be made of the same backbone.
     """
+    assert (landmarks is None) == (rows.window_R is None), "a layout with windows and a reader of landmarks belong together"
     embeddings_ME = np.empty((len(rows.pooled_row), backbone.embedding_dim), np.float32)
     lengths_R = np.diff(rows.row_offsets)
     chunks_by_row = np.argsort(rows.pooled_row, kind="stable")
@@ -40,9 +45,15 @@ def embed_chunks(
 
     temperature_R = np.broadcast_to(np.asarray(temperature, np.float64), lengths_R.shape)
 
-    def run(batch_B: Int64[np.ndarray, " B"]) -> Int64[np.ndarray, " m"]:
+    def hidden_states(batch_B: Int64[np.ndarray, " B"]) -> Float[torch.Tensor, "B T D"]:
         ids_BT, lengths_B = pad_rows(rows, batch_B, backbone.pad_id)
-        hidden_BTD = backbone.hidden_states(ids_BT, lengths_B, context_CD, float(temperature_R[batch_B[0]]))
+        one_temperature = float(temperature_R[batch_B[0]])
+        if landmarks is None or rows.window_R is None:
+            return backbone.hidden_states(ids_BT, lengths_B, context_CD, one_temperature)
+        return landmarks.hidden_states(ids_BT, lengths_B, rows.window_R[batch_B], one_temperature)
+
+    def run(batch_B: Int64[np.ndarray, " B"]) -> Int64[np.ndarray, " m"]:
+        hidden_BTD = hidden_states(batch_B)
         num_chunks_B = first_chunk_R1[batch_B + 1] - first_chunk_R1[batch_B]
         place = np.arange(int(num_chunks_B.sum())) - np.repeat(np.cumsum(num_chunks_B) - num_chunks_B, num_chunks_B)
         chunk_M = chunks_by_row[np.repeat(first_chunk_R1[batch_B], num_chunks_B) + place]
@@ -57,9 +68,15 @@ def embed_chunks(
     extra_tokens = 0 if context_CD is None else len(context_CD)
     for one_temperature in np.unique(temperature_R):
         rows_G = np.flatnonzero(temperature_R == one_temperature)
-        for finished in run_in_batches(
-            lengths_R[rows_G], batch_tokens, lambda batch_B, rows_G=rows_G: run(rows_G[batch_B]), backbone.device, extra_tokens=extra_tokens
-        ):
+
+        def run_some(batch_B: Int64[np.ndarray, " b"], rows_G: Int64[np.ndarray, " G"] = rows_G) -> Int64[np.ndarray, " m"]:
+            return run(rows_G[batch_B])
+
+        if rows.window_R is None:
+            batches = run_in_batches(lengths_R[rows_G], batch_tokens, run_some, backbone.device, extra_tokens=extra_tokens)
+        else:
+            batches = run_windows_in_batches(lengths_R[rows_G], rows.window_R[rows_G], batch_tokens, run_some, backbone.device)
+        for finished in batches:
             if on_chunks is not None:
                 on_chunks(finished)
     return embeddings_ME

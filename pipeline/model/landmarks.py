@@ -3,6 +3,7 @@
     text     z1 z2 z3 …                     chunks of at most ``interval`` tokens, cut at words
     chunk    [CLS] z1 [LMK] · [CLS] z2 [LMK] · …      one row a chunk: attention inside the chunk only
     full     [CLS] z1 [LMK] z2 [LMK] … zn [LMK]       one row a window of whole chunks, windows overlapping
+    landmark [CLS] z1 [LMK] · [CLS] z2 [LMK] · …      one row a chunk, the rows of a window read together
 
 LMK is SEP, else EOS; it counts within a window's tokens and always ends a row. Where a model has no [CLS], rows begin without one.
 A landmark stands for the chunk on its left. Chunk attention is block-diagonal attention with positions restarting in each block, computed
@@ -45,13 +46,25 @@ class Chunks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """R rows of token ids laid end to end, and for each of M chunks the positions ``start:end`` of one row whose mean is its embedding."""
+    """R rows of token ids laid end to end, and for each of M chunks the positions ``start:end`` of one row whose mean is its embedding.
+
+    ``window_R`` numbers the window of each row where rows see one another; rows of a window stand together. None: each is read alone.
+    """
 
     ids: Int32[np.ndarray, " T"]
     row_offsets: Int64[np.ndarray, " R1"]
     pooled_row: Int64[np.ndarray, " M"]
     pooled_start: Int64[np.ndarray, " M"]
     pooled_end: Int64[np.ndarray, " M"]
+    window_R: Int64[np.ndarray, " R"] | None = None
+
+    @property
+    def tokens_together(self) -> Int64[np.ndarray, " R"]:
+        """Return how many tokens each row is read with: its own, or those of its window."""
+        lengths_R = np.diff(self.row_offsets)
+        if self.window_R is None:
+            return lengths_R
+        return np.bincount(self.window_R, weights=lengths_R)[self.window_R].astype(np.int64)
 
 
 def draw_intervals(num_texts: int, generator: np.random.Generator) -> Int64[np.ndarray, " N"]:
@@ -205,6 +218,43 @@ def window_rows(
     else:
         pooled_start, pooled_end = _one(pooled_end - ((num_own > 0) | (num_marks > 0)))
     return Rows(ids=ids, row_offsets=row_offsets, pooled_row=window_M, pooled_start=pooled_start, pooled_end=pooled_end)
+
+
+def landmark_rows(
+    ids_T: Int32[np.ndarray, " T"],
+    chunks: Chunks,
+    *,
+    cls_id: int | None,
+    landmark_id: int,
+    pooling: Pooling,
+    max_window_tokens: int,
+    overlap_tokens: int,
+    prefix_ids: Int32[np.ndarray, " P"] = NO_PREFIX,
+    pool_prefix: bool = False,
+) -> Rows:
+    """Lay every chunk out as ``chunk_rows`` does, and put the rows of a text into windows of at most ``max_window_tokens``.
+
+    Windows overlap, and a chunk in several of them is pooled in one, as ``window_rows`` has it; here every chunk counts with its own [CLS].
+    """
+    alone = chunk_rows(
+        ids_T, chunks, cls_id=cls_id, landmark_id=landmark_id, pooling=pooling, prefix_ids=prefix_ids, pool_prefix=pool_prefix
+    )
+    first_W, end_W = _windows(alone.row_offsets, chunks.chunk_offsets, max_window_tokens, overlap_tokens)
+    num_rows_W = end_W - first_W
+    first_row_W = np.cumsum(num_rows_W) - num_rows_W
+    window_R = np.repeat(np.arange(len(first_W)), num_rows_W)
+    chunk_R = np.arange(len(window_R)) - (first_row_W - first_W)[window_R]
+    lengths_R = np.diff(alone.row_offsets)[chunk_R]
+    row_offsets = np.concatenate([[0], np.cumsum(lengths_R)])
+    window_M = _roomiest_window(first_W, end_W, alone.row_offsets, alone.row_offsets[end_W] - alone.row_offsets[first_W])
+    return Rows(
+        ids=alone.ids[np.arange(int(row_offsets[-1])) + np.repeat(alone.row_offsets[chunk_R] - row_offsets[:-1], lengths_R)],
+        row_offsets=row_offsets,
+        pooled_row=np.arange(len(window_M)) + (first_row_W - first_W)[window_M],
+        pooled_start=alone.pooled_start,
+        pooled_end=alone.pooled_end,
+        window_R=window_R,
+    )
 
 
 def _opening_ids(cls_id: int | None, prefix_ids: Int32[np.ndarray, " P"]) -> Int32[np.ndarray, " H"]:

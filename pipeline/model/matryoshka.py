@@ -21,6 +21,7 @@ from jaxtyping import Float32
 from pipeline.errors import ConfigError
 from pipeline.manifest import fingerprint
 from pipeline.model.checkpoint import Checkpoint
+from pipeline.model.landmark_gates import GATE_NAMES
 
 _LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer")
 """What configurations call the number of layers: nearly all of them, and NomicBERT's."""
@@ -45,7 +46,11 @@ def first_layers(checkpoint: Checkpoint, num_layers: int | None) -> Checkpoint:
     return replace(
         checkpoint,
         config=config,
-        tensors={name: tensor for name, tensor in checkpoint.tensors.items() if _layer_of(name) < num_layers},
+        tensors={
+            name: tensor[:num_layers] if name in GATE_NAMES else tensor
+            for name, tensor in checkpoint.tensors.items()
+            if _layer_of(name) < num_layers
+        },
         fingerprint=fingerprint(kind="first-layers", checkpoint=checkpoint.fingerprint, num_layers=num_layers),
     )
 

@@ -115,7 +115,7 @@ def _can_pool_prefix(settings: Mapping[str, Any]) -> bool:
     has_prefix = bool(settings.get("query_prefix") or settings.get("document_prefix"))
     default = EncoderConfig()
     pooling, attention = settings.get("pooling", default.pooling), settings.get("attention", default.attention)
-    return has_prefix and pooling in PREFIX_POOLINGS and attention == "chunk"
+    return has_prefix and pooling in PREFIX_POOLINGS and attention != "full"
 
 
 def _pooling(described: SentenceTransformersFolder) -> str:

@@ -39,15 +39,15 @@ class OpenVinoTransformer(Transformer):
             embedding=engine._embedding,
             layers=engine._layers,
             final_norm=engine._final_norm,
-            shape=engine._shape,
-            rotary=engine._rotary,
+            shape=engine.shape,
+            rotary=engine.rotary,
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
         self.precision = precision
         self.pattern_type = _GraphRectangle
-        rotary_dims = {kind: 2 * table.angles(0, 1)[0].shape[1] for kind, table in (self._rotary or {}).items()}
-        graph = build_graph(self._layers, self._shape, model_dim=self.model_dim, rotary_dims=rotary_dims)
+        rotary_dims = {kind: 2 * table.angles(0, 1)[0].shape[1] for kind, table in (self.rotary or {}).items()}
+        graph = build_graph(self._layers, self.shape, model_dim=self.model_dim, rotary_dims=rotary_dims)
         self._compiled = _compile(graph, precision)
         # The compiled graph has the weights now, in its own layout.
         self._layers = ()

@@ -30,6 +30,7 @@ from tokenizers import Tokenizer
 from pipeline.errors import ModelError
 from pipeline.model.checkpoint import Checkpoint
 from pipeline.model.feed_forward import GatedMlp, PlainMlp
+from pipeline.model.landmark_gates import read_gates
 from pipeline.model.latent_attention import read_latent_attention
 from pipeline.model.packed import Packed
 from pipeline.model.pattern import Batch, Pattern, Shape
@@ -103,9 +104,10 @@ class Transformer:
         self._embedding = embedding
         self._layers = tuple(layers)
         self._final_norm = final_norm
-        self._shape = shape
-        self._rotary = rotary
-        self._workspace = Workspace(device)
+        self.shape = shape
+        self.rotary = rotary
+        self.workspace = Workspace(device)
+        self.landmark_gates = read_gates(checkpoint.tensors, len(layers), shape.num_heads, device)
         # The flash kernels know half precision only.
         self.pattern_type = Packed if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) else Rectangle
         self._last_global = max((index for index, layer in enumerate(layers) if not layer.is_local), default=-1)
@@ -188,9 +190,7 @@ class Transformer:
         pattern: Pattern = self._lay_out(batch, temperature, self.pattern_type)
         # A lead with positions is in the windows of local layers too.
         last_read = self._last_global if num_unplaced == num_lead else len(self._layers) - 1
-        x_ND = pattern.pack(self.norm_embeddings(x_BSD).to(self.dtype))
-        x_ND = self.run_layers(x_ND, pattern, drop_lead_at=last_read if num_lead else None)
-        return pattern.unpack(x_ND if self._final_norm is None else self._final_norm(x_ND))
+        return self.encode_pattern(x_BSD, pattern, drop_lead_at=last_read if num_lead else None)
 
     @torch.inference_mode()
     def encode_with_lead(
@@ -209,13 +209,21 @@ class Transformer:
             raise ModelError(f"a row must have at most {self.max_positions} positions, got {num_positions}; choose a smaller window")
         return pattern_type(
             batch,
-            self._shape,
-            self._rotary,
+            self.shape,
+            self.rotary,
             temperature=temperature,
             dtype=self.dtype,
-            workspace=self._workspace,
+            workspace=self.workspace,
             device=self.device,
         )
+
+    def encode_pattern(
+        self, x_BSD: Float32[torch.Tensor, "B S D"], pattern: Pattern, *, drop_lead_at: int | None = None
+    ) -> Float[torch.Tensor, "B T D"]:
+        """Run input embeddings through embedding norm, layers and final norm under a pattern of one's own."""
+        x_ND = pattern.pack(self.norm_embeddings(x_BSD).to(self.dtype))
+        x_ND = self.run_layers(x_ND, pattern, drop_lead_at=drop_lead_at)
+        return pattern.unpack(x_ND if self._final_norm is None else self._final_norm(x_ND))
 
     def run_layers(self, x_ND: Float[torch.Tensor, "N D"], pattern: Pattern, *, drop_lead_at: int | None) -> Float[torch.Tensor, "M D"]:
         """Pass tokens through all layers, without the final norm; ``x`` may be overwritten."""
@@ -226,17 +234,17 @@ class Transformer:
         return x_ND
 
     def _layer(self, index: int, x_ND: torch.Tensor, pattern: Pattern, *, drop_lead: bool) -> torch.Tensor:
-        layer, norm_first = self._layers[index], self._shape.norm_first
+        layer, norm_first = self._layers[index], self.shape.norm_first
         lead, trail = pattern.margins(is_local=layer.is_local)
-        num_tokens, num_heads = len(x_ND), self._shape.num_heads
-        padded_ND = self._workspace.take("qkv", (lead + num_tokens + trail, layer.qkv.weight.shape[0]), self.dtype)
+        num_tokens, num_heads = len(x_ND), self.shape.num_heads
+        padded_ND = self.workspace.take("qkv", (lead + num_tokens + trail, layer.qkv.weight.shape[0]), self.dtype)
         padded_ND[:lead].zero_()
         padded_ND[lead + num_tokens :].zero_()
         normed_ND = x_ND if not norm_first or layer.attention_norm is None else layer.attention_norm(x_ND)
-        padded_NPd = padded_ND.view(len(padded_ND), -1, self._shape.head_dim)
+        padded_NPd = padded_ND.view(len(padded_ND), -1, self.shape.head_dim)
         layer.qkv.project(normed_ND, padded_ND[lead : lead + num_tokens])
         heads_NPd = padded_NPd[lead : lead + num_tokens]
-        num_turned = num_heads + self._shape.num_key_value_heads
+        num_turned = num_heads + self.shape.num_key_value_heads
         if layer.query_norm is not None and layer.key_norm is not None:
             heads_NPd[:, :num_heads] = layer.query_norm(heads_NPd[:, :num_heads])
             heads_NPd[:, num_heads:num_turned] = layer.key_norm(heads_NPd[:, num_heads:num_turned])
@@ -245,9 +253,9 @@ class Transformer:
         x_MD = pattern.text(x_ND) if drop_lead else x_ND
         layer.attention_output.add_projection(mixed_MD, x_MD)
         if norm_first:
-            layer.mlp.add_to(x_MD, layer.mlp_norm(x_MD), self._workspace)
+            layer.mlp.add_to(x_MD, layer.mlp_norm(x_MD), self.workspace)
             return x_MD
         if layer.attention_norm is not None:
             x_MD = layer.attention_norm(x_MD)
-        layer.mlp.add_to(x_MD, x_MD, self._workspace)
+        layer.mlp.add_to(x_MD, x_MD, self.workspace)
         return layer.mlp_norm(x_MD)

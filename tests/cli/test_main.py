@@ -87,10 +87,13 @@ def test_ingest_with_every_encoder_option_is_searchable(call: Any, corpus: str, 
 def test_ingest_with_a_causal_decoder_pooled_at_its_last_token_is_searchable(
     call: Any, corpus: str, ingest_options: list[str], tiny_model_folder: Path, tmp_path: Path
 ) -> None:
+    import torch
     from transformers import Qwen3Config, Qwen3Model
 
+    torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    model = Qwen3Model(Qwen3Config(vocab_size=200, head_dim=8, max_position_embeddings=96, **sizes))
+    # Weights as small as a new model's would leave all texts alike.
+    model = Qwen3Model(Qwen3Config(vocab_size=200, head_dim=8, max_position_embeddings=96, initializer_range=0.5, **sizes))
     model.save_pretrained(tmp_path / "decoder")
     shutil.copy(tiny_model_folder / "tokenizer.json", tmp_path / "decoder")
     options = ("--model", str(tmp_path / "decoder"), "--causal", "--pooling", "last", "--quiet")
@@ -128,6 +131,23 @@ def test_ingest_with_more_context_documents_than_a_cde_checkpoint_reads_is_one_s
     assert code == 2
     assert one_line(error)
     assert "must be at most the model's 6, got 512; choose 6" in error
+
+
+@pytest.mark.parametrize("context", ["--use-context", "--no-context"])
+def test_ingest_with_landmark_attention_is_searchable(call: Any, ingest_options: list[str], tmp_path: Path, context: str) -> None:
+    texts = [
+        "a cairn marks the way over the hill. " * 30,
+        "the river runs past the old stone mill",
+        "snow lies on the ridge until june. " * 9,
+    ]
+    pq.write_table(pa.table({"id": ["a", "b", "c"], "text": texts}), tmp_path / "long.parquet")
+    options = ["--attention", "landmark", "--window-tokens", "256", context, "--context-documents", "2", "--quiet"]
+    assert call("ingest", "long.parquet", *ingest_options, *options)[0] == 0
+    for query, doc_id in (("the river runs past the old stone mill", "b"), ("snow lies on the ridge until june", "c")):
+        code, out, _ = call("search", query, "--collection", "c", "--json", "--no-hybrid")
+        assert (code, json.loads(out)["hits"][0]["doc_id"]) == (0, doc_id)
+    manifest = json.loads((tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text())
+    assert [manifest["settings"]["encoder"][name] for name in ("attention", "max_window_tokens")] == ["landmark", 256]
 
 
 def test_search_for_people_shows_titles_and_passages(call: Any, corpus: str, ingest_options: list[str]) -> None:

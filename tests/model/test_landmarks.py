@@ -9,7 +9,16 @@ from tokenizers import Tokenizer
 from pipeline.config import POOLINGS
 from pipeline.corpus.tokenization import tokenize
 from pipeline.model.document_encoder import pad_rows
-from pipeline.model.landmarks import TRAINING_INTERVALS, Chunks, chunk_rows, chunk_spans, draw_intervals, split_into_chunks, window_rows
+from pipeline.model.landmarks import (
+    TRAINING_INTERVALS,
+    Chunks,
+    chunk_rows,
+    chunk_spans,
+    draw_intervals,
+    landmark_rows,
+    split_into_chunks,
+    window_rows,
+)
 
 CLS, LMK = 101, 102
 
@@ -321,7 +330,8 @@ def test_rows_of_any_granularity_end_with_a_mark_and_are_padded_by_true_length(t
     if attention == "chunk":
         rows = chunk_rows(ids, chunks, **special)
     else:
-        rows = window_rows(ids, chunks, max_window_tokens=16, overlap_tokens=4, **special)
+        lay_out = landmark_rows if attention == "landmark" else window_rows
+        rows = lay_out(ids, chunks, max_window_tokens=16, overlap_tokens=4, **special)
     laid_out = _rows(rows)
     mark = CLS if pooling == "multi_cls" else LMK
     assert all(row[0] == CLS and row[1 : 1 + num_prefix] == prefix_ids.tolist() and row[-1] == mark for row in laid_out)
@@ -333,3 +343,40 @@ def test_rows_of_any_granularity_end_with_a_mark_and_are_padded_by_true_length(t
     ids_BT, lengths_B = pad_rows(rows, backwards, pad_id)
     assert [row[:length] for row, length in zip(ids_BT.tolist(), lengths_B.tolist(), strict=True)] == laid_out[::-1]
     assert all(set(row[length:]) <= {pad_id} for row, length in zip(ids_BT.tolist(), lengths_B.tolist(), strict=True))
+
+
+def test_landmark_rows_are_chunk_rows_in_windows_of_each_text():
+    ids, chunks = _chunks([2, 1], [0], [3])
+    rows = landmark_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean", max_window_tokens=12, overlap_tokens=4)
+    assert _rows(rows) == [[CLS, 1, 2, LMK], [CLS, 3, LMK], [CLS, LMK], [CLS, 4, 5, 6, LMK]]
+    assert rows.window_R.tolist() == [0, 0, 1, 2]
+    assert rows.tokens_together.tolist() == [7, 7, 2, 5]
+
+
+def test_landmark_rows_long_text_has_windows_that_overlap_by_whole_chunks():
+    ids, chunks = _chunks([2, 2, 2, 2, 2])
+    rows = landmark_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=12, overlap_tokens=8)
+    # Windows 012, 123, 234: chunk 1 has 8 tokens before its end and 4 after, then 4 and 8; chunk 2 stands in the middle of the second.
+    assert [row[1] for row in _rows(rows)] == [1, 3, 5, 3, 5, 7, 5, 7, 9]
+    assert rows.window_R.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert rows.pooled_row.tolist() == [0, 1, 4, 7, 8]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    texts=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=12), min_size=1, max_size=4),
+    window=st.integers(11, 30),
+    overlap=st.integers(0, 8),
+    pooling=st.sampled_from(POOLINGS["landmark"]),
+    num_prefix=st.integers(0, 2),
+)
+def test_landmark_rows_any_layout_pools_each_chunk_as_chunk_rows_do(texts, window, overlap, pooling, num_prefix):
+    ids, chunks = _chunks(*texts)
+    special = {"cls_id": CLS, "landmark_id": LMK, "pooling": pooling, "prefix_ids": np.full(num_prefix, 8, np.int32)}
+    alone = chunk_rows(ids, chunks, **special)
+    rows = landmark_rows(ids, chunks, max_window_tokens=window, overlap_tokens=overlap, **special)
+    laid_out = _rows(rows)
+    assert [laid_out[row] for row in rows.pooled_row] == _rows(alone)
+    assert (rows.pooled_start.tolist(), rows.pooled_end.tolist()) == (alone.pooled_start.tolist(), alone.pooled_end.tolist())
+    assert (np.diff(rows.window_R) >= 0).all()
+    assert int(rows.tokens_together.max()) <= window

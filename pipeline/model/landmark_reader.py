@@ -1,0 +1,129 @@
+"""A transformer that reads rows by landmark attention, with the corpus's context as a memory made once.
+
+    context vectors ─▶ all layers, by themselves ─▶ keys and values of every layer ─┐ once
+    rows of windows ─▶ all layers, each behind its gates ◀──────────────────────────┘ every batch
+
+The context's states depend on no text: its vectors see one another in global layers, in local ones each itself alone, and have no
+position, so their order does not matter. A text pays for their keys, never again for their layers. With another τ the memory is another
+one, since τ belongs to the context's own attention too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int64
+
+from pipeline.errors import ModelError
+from pipeline.model.backbone import Backbone
+from pipeline.model.landmark_attention import Memory
+from pipeline.model.landmark_windows import LandmarkWindows
+from pipeline.model.pattern import Batch, Shape
+from pipeline.model.rectangle import Rectangle
+from pipeline.model.rotary import RotaryTable
+from pipeline.model.transformer import Transformer
+from pipeline.model.workspace import Workspace
+
+
+class LandmarkReader:
+    """Hidden states of rows that see the landmarks of their window and the context; safe to share between threads."""
+
+    def __init__(self, backbone: Backbone, context_CD: Float32[np.ndarray, "C D"] | None = None) -> None:
+        self._transformer = transformer = require_transformer(backbone)
+        self._context_CD = context_CD
+        self._memories: dict[float, tuple[Memory, ...]] = {}
+        self._lock = threading.Lock()
+        self.fingerprint = transformer.landmark_gates.fingerprint(with_context=context_CD is not None)
+
+    @torch.inference_mode()
+    def hidden_states(
+        self,
+        ids_BT: Int64[np.ndarray, "B T"],
+        lengths_B: Int64[np.ndarray, " B"],
+        windows_B: Int64[np.ndarray, " B"],
+        temperature: float = 1.0,
+    ) -> Float[torch.Tensor, "B T D"]:
+        """Return the last hidden states; rows of one window stand together, and all of its rows are here; padding is 0."""
+        model = self._transformer
+        pattern = LandmarkWindows(
+            Batch(lengths_B=lengths_B, num_tokens=ids_BT.shape[1]),
+            windows_B,
+            model.shape,
+            model.rotary,
+            gates=model.landmark_gates,
+            memory=self._memory(temperature),
+            temperature=temperature,
+            dtype=model.dtype,
+            workspace=model.workspace,
+            device=model.device,
+        )
+        return model.encode_pattern(model.embed_tokens(ids_BT), pattern)
+
+    def _memory(self, temperature: float) -> tuple[Memory, ...] | None:
+        if self._context_CD is None:
+            return None
+        with self._lock:
+            if temperature not in self._memories:
+                self._memories[temperature] = remember(self._transformer, self._context_CD, temperature)
+            return self._memories[temperature]
+
+
+def require_transformer(backbone: Backbone) -> Transformer:
+    """Return the transformer that landmark attention runs through; raise :class:`ModelError` for a model it cannot serve."""
+    if not isinstance(backbone, Transformer):
+        raise ModelError(
+            f"attention landmark must go with a model of one transformer, got {type(backbone).__name__}; choose attention chunk or full"
+        )
+    if backbone.shape.is_causal:
+        raise ModelError("attention landmark must go with a model that reads both ways, got a causal one; choose chunk or full")
+    return backbone
+
+
+@torch.inference_mode()
+def remember(model: Transformer, context_CD: Float32[np.ndarray, "C D"], temperature: float = 1.0) -> tuple[Memory, ...]:
+    """Run context vectors through the layers by themselves and return their keys and values in every layer."""
+    row = _ContextRow(
+        len(context_CD),
+        model.shape,
+        model.rotary,
+        temperature=temperature,
+        dtype=model.dtype,
+        workspace=model.workspace,
+        device=model.device,
+    )
+    x_CD = model.norm_embeddings(model.embed_context(context_CD)).to(model.dtype)
+    # The engine writes into what it is given, and without type and norm that would be the caller's context.
+    model.run_layers(x_CD.clone(), row, drop_lead_at=None)
+    return tuple(row.memory)
+
+
+class _ContextRow(Rectangle):
+    """One row of context vectors without text; ``memory`` gets the keys and values of each layer as it runs."""
+
+    def __init__(
+        self,
+        num_context: int,
+        shape: Shape,
+        rotary: Mapping[bool, RotaryTable] | None,
+        *,
+        temperature: float,
+        dtype: torch.dtype,
+        workspace: Workspace,
+        device: torch.device,
+    ) -> None:
+        batch = Batch(lengths_B=np.zeros(1, np.int64), num_tokens=0, num_lead=num_context, num_unplaced=num_context)
+        super().__init__(batch, shape, rotary, temperature=temperature, dtype=dtype, workspace=workspace, device=device)
+        self._num_heads = (shape.num_heads, shape.num_key_value_heads, shape.num_key_value_heads)
+        self._num_context = num_context
+        self.memory: list[Memory] = []
+
+    def attend(self, padded_NPd: Float[torch.Tensor, "N P d"], layer: int, /, *, is_local: bool, drop_lead: bool) -> torch.Tensor:
+        lead, _ = self.margins(is_local=is_local)
+        heads_PCd = padded_NPd[lead : lead + self._num_context].transpose(0, 1)
+        # Clones: the engine's memory is overwritten by the next layer.
+        _, key, value = (part.clone(memory_format=torch.contiguous_format) for part in heads_PCd.split(self._num_heads))
+        self.memory.append(Memory(key_GCd=key, value_GCd=value))
+        return super().attend(padded_NPd, layer, is_local=is_local, drop_lead=drop_lead)
