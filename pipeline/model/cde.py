@@ -18,6 +18,10 @@ The published sources disagree on two points, so both are settings of config.jso
 output projection (``output_projection_residual``, a name of ours) and a mean over lead and text (``pool_ignore_contextual_tokens`` =
 false). ``pool_ignore_instruction_tokens`` is a matter of the layout, as for every model.
 
+Public copies of v1's backbone differ further, in how often token type 0 is added and in what its rotation counts; here the type is added
+at each pass through the embedding layer, as the published inference code does, and rotation counts positions. Neither version has been
+compared with vectors of its published weights.
+
 Source: Morris & Rush 2024 (CDE), §4.2 and §10.4, and the public checkpoints. Differs: one token per context document; no decoders as M2.
 """
 

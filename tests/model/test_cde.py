@@ -334,3 +334,27 @@ def test_token_embeddings_are_the_second_stages_own(make_cde):
     tensors = load_file(folder / "model.safetensors")
     expected = tensors["second_stage_model.backbone.embeddings.tok_embeddings.weight"].numpy()
     assert np.array_equal(load(folder).token_embeddings, expected)
+
+
+def least_cosine(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    return float(torch.cosine_similarity(torch.stack(found).cpu(), torch.stack(expected), dim=1).min())
+
+
+@VERSIONS
+@pytest.mark.parametrize("num_context", [0, CONTEXT])
+def test_bf16_keeps_the_direction_of_embeddings(version, num_context, make_cde):
+    folder, context = make_cde(version), context_of(num_context) if num_context else None
+    rounded = load_backbone(EncoderConfig(model=str(folder), precision="bf16"))
+    assert least_cosine(embed(rounded, IDS, context), embed(load(folder), IDS, context)) >= 0.999
+    assert least_cosine(embed(rounded.first_stage, IDS, None), embed(load(folder).first_stage, IDS, None)) >= 0.999
+
+
+@pytest.mark.gpu
+@VERSIONS
+@pytest.mark.parametrize("num_context", [0, CONTEXT])
+def test_both_stages_on_a_gpu_agree_with_the_cpu(version, num_context, make_cde):
+    folder, context = make_cde(version), context_of(num_context) if num_context else None
+    for precision, least in (("bf16", 0.999), ("fp32", 0.99999)):
+        rounded = load_backbone(EncoderConfig(model=str(folder), precision=precision), torch.device("cuda"))
+        assert least_cosine(embed(rounded, IDS, context), embed(load(folder), IDS, context)) >= least
+        assert least_cosine(embed(rounded.first_stage, IDS, None), embed(load(folder).first_stage, IDS, None)) >= least
