@@ -2,11 +2,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+EVALUATION ?= ../shared/data/dev
+JUDGED := $(patsubst %/qrels.parquet,%,$(sort $(wildcard $(EVALUATION)/*/qrels.parquet)))
 
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo test lint types unit bench models format clean
+.PHONY: help install demo evaluate test lint types unit bench models format clean
 
 help: ## Show what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -28,6 +30,14 @@ demo: $(STAMP) ## Make the sample corpus, ingest it and search it (two to five m
 	@$(BIN)/cairn status python-docs
 
 ask = printf '\n\033[1m%s\033[0m\n\n' '$(1)' && $(BIN)/cairn search '$(1)' --collection python-docs --top-k 3 --passages 1
+
+evaluate: $(STAMP) ## Score the systems on the judged corpora under EVALUATION, else on the sample's known items
+ifneq ($(JUDGED),)
+	$(BIN)/cairn evaluate $(JUDGED) --cache cairn-evaluation
+else
+	$(BIN)/cairn sample cairn-sample
+	$(BIN)/cairn evaluate cairn-sample --known-items 300 --max-documents 2000 --cache cairn-evaluation
+endif
 
 test: lint types unit ## Lint, type-check and test everything
 
@@ -53,4 +63,4 @@ format: $(STAMP) ## Format the code and sort its imports
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv and everything the demo made
-	rm -rf $(VENV) cairn-data cairn-sample
+	rm -rf $(VENV) cairn-data cairn-sample cairn-evaluation

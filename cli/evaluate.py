@@ -51,6 +51,7 @@ _ENCODER_FIELDS = {
 @click.option("--use-context/--no-context", default=None, help="Whether cairn/… reads the corpus's context.  [default: no-context]")
 @click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), help="Arithmetic of the encoder.  [default: auto]")
 @click.option("--context-documents", type=click.IntRange(min=1), default=512, help="Documents of a context.")
+@click.option("--known-items", type=click.IntRange(min=1), help="For a corpus without queries: so many first sentences find their texts.")
 @click.option("--max-queries", type=click.IntRange(min=1), help="Draw at most so many queries of each set.  [default: all]")
 @click.option("--max-documents", type=click.IntRange(min=1), help="Draw at most so many documents, judged ones first.  [default: all]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of everything drawn: samples, contexts, tests.")
@@ -69,6 +70,7 @@ def evaluate(
     patterns: tuple[str, ...],
     against: str | None,
     context_documents: int,
+    known_items: int | None,
     max_queries: int | None,
     max_documents: int | None,
     seed: int,
@@ -82,12 +84,14 @@ def evaluate(
 ) -> int:
     """Score systems on judged corpora: FOLDERs with corpus.parquet, queries.parquet and qrels.parquet.
 
-    Without --ablate the baselines stand beside what an ingest with these settings gives.
+    Without --ablate the baselines stand beside what an ingest with these settings gives. With --known-items a FOLDER needs only
+    Parquet files with id and text.
     """
     from pipeline.config import ContextConfig
+    from pipeline.evaluate.known_items import known_item_set
     from pipeline.evaluate.retrieval_set import read_retrieval_set, sample_set
 
-    whole = [read_retrieval_set(folder) for folder in folders]
+    whole = [known_item_set(folder, known_items, seed) if known_items else read_retrieval_set(folder) for folder in folders]
     sets = [sample_set(judged, max_queries=max_queries, max_documents=max_documents, seed=seed) for judged in whole]
     _require_distinct_names(sets)
     if compare:
@@ -154,7 +158,7 @@ def _score(
         for result in run_bench(judged, systems, context, progress, cache):
             if runs is not None:
                 tag = result.system.name.replace("/", "-")
-                write_run(runs / judged.name / f"{tag}.trec", judged, result.run, tag)
+                write_run(runs / judged.name.replace(" ", "-") / f"{tag}.trec", judged, result.run, tag)
             yield replace(result, run=())  # written or not wanted: a table holds too many to keep
 
 

@@ -158,3 +158,13 @@ def test_length_report_in_json_has_a_row_a_length_and_temperature(call: Any, fol
     _, out, _ = call(folder, "--length-report", "--temperature", "0.7", "--json")
 
     assert [(row["tokens"], row["temperature"]) for row in json.loads(out)["walks"]] == [(16, 1.0), (16, 0.9), (16, 0.8), (16, 0.7)]
+
+
+def test_known_items_need_no_queries(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    texts = [f"{text.split('.')[0]} and the old cat walks on. {text * 5}" for text in TEXTS.values()]
+    pq.write_table(pa.table({"id": list(TEXTS), "text": texts}), tmp_path / "plain" / "rows.parquet")
+    code, out, _ = call(str(tmp_path / "plain"), "--known-items", "2", "--systems", "bm25")
+
+    assert code == 0
+    assert "plain (known items): 3 documents, 2 queries" in out
