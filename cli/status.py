@@ -51,7 +51,7 @@ def _describe(report: dict[str, Any]) -> str:
                 f"a landmark every {encoder['landmark_interval']} tokens"
             ),
         ),
-        ("", report["encoder_note"]),
+        *([("", report["encoder_note"])] if report["encoder_note"] else []),
         ("clusters", thousands(len(report["cluster_sizes"]))),
         ("context", f"{thousands(context['documents'])} documents, {'read' if encoder['use_context'] else 'not read'} by the encoder"),
         (

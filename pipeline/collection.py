@@ -23,11 +23,12 @@ from pipeline.errors import CollectionNotFoundError, FingerprintMismatchError
 from pipeline.index.generation import Generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout, list_collections
 from pipeline.index.maintenance import collection_status
+from pipeline.model.embedded_weights import MODEL_NAMES
 from pipeline.search.filters import parse_filter
 from pipeline.search.searcher import Searcher
 from pipeline.types import Granularity, QueryEncoder, SearchResult
 
-_UNTRAINED_NOTE = (
+_BASE_MODEL_NOTE = (
     "all-MiniLM-L6-v2 is trained neither for landmarks nor for context: chunks are pooled as it was trained, "
     "and the stored context is read only with --use-context"
 )
@@ -112,7 +113,7 @@ class Collection:
         manifest = generation.manifest
         status["warnings"] = [generation.warning] if generation.warning else []
         drift = measure_drift(manifest.context_cluster_sizes, status["cluster_sizes"], manifest.documents_at_context)
-        status["encoder_note"] = _UNTRAINED_NOTE
+        status["encoder_note"] = _BASE_MODEL_NOTE if status["encoder"]["model"] in MODEL_NAMES else None
         status["context"]["drift"] = {
             "verdict": drift.verdict,
             "total_variation": drift.total_variation,
