@@ -135,7 +135,8 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
     device = device or (torch.device("cpu") if on_openvino else default_device())
     if on_openvino:
         _require_openvino(device)
-    dtype = resolve_precision(config.precision, device)
+    precision = resolve_precision(config.precision, device)
+    dtype, run_on = (torch.float32, _to_openvino(precision)) if on_openvino else (precision, _as_it_is)
     checkpoint = read_checkpoint(model_folder(config.model))
     if config.model in MODEL_NAMES:
         require_official_weights(checkpoint.weights_sha256)
@@ -146,18 +147,22 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
             "leave it out: encoders see the whole text"
         )
     if is_cde(checkpoint.config):
-        if on_openvino:
-            raise ConfigError("backend openvino must be given a model of one stage, got a CDE model; choose backend torch")
-        return read_cde(checkpoint, dtype=dtype, device=device, num_layers=config.num_layers)
+        return read_cde(checkpoint, dtype=dtype, device=device, num_layers=config.num_layers, run_on=run_on)
     checkpoint = first_layers(decoder.language_model(checkpoint), config.num_layers)
     if model_type not in _FAMILIES:
         raise ModelError(f"model_type must be one of {', '.join(_FAMILIES)}, got {model_type!r}; choose a model of these families")
     settings = {"is_causal": True} if config.causal else {}
-    if not on_openvino:
-        return _FAMILIES[model_type](checkpoint, dtype=dtype, device=device, **settings)
+    return run_on(_FAMILIES[model_type](checkpoint, dtype=dtype, device=device, **settings))
+
+
+def _as_it_is(engine: Transformer) -> Transformer:
+    return engine
+
+
+def _to_openvino(precision: torch.dtype) -> Callable[[Transformer], Transformer]:
     from pipeline.model.openvino_backbone import OpenVinoTransformer  # an extra
 
-    return OpenVinoTransformer(checkpoint, _FAMILIES[model_type](checkpoint, dtype=torch.float32, device=device, **settings), dtype)
+    return lambda engine: OpenVinoTransformer(engine, precision)
 
 
 def _require_openvino(device: torch.device) -> None:

@@ -219,13 +219,21 @@ class CdeBackbone(_Stage):
         return torch.cat([given, self._null_D.expand(self._context_size - len(given), -1)])
 
 
-def read_cde(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, num_layers: int | None = None) -> CdeBackbone:
+def read_cde(
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_layers: int | None = None,
+    run_on: Callable[[Transformer], Transformer] = lambda engine: engine,
+) -> CdeBackbone:
     """Read both stages strictly: a tensor that is missing, left over or of another shape raises :class:`ModelError`.
 
-    ``num_layers`` runs the first layers of the second stage; the first stage keeps all of its own.
+    ``num_layers`` runs the first layers of the second stage; the first stage keeps all of its own. ``run_on`` gives each stage's engine to
+    the backend.
     """
     staged = StagedCheckpoint(checkpoint, num_layers)
-    first, second = (_read_backbone(staged, stage, dtype, device) for stage in (staged.first_stage, staged.second_stage))
+    first, second = (run_on(_read_backbone(staged, stage, dtype, device)) for stage in (staged.first_stage, staged.second_stage))
     backbone = CdeBackbone(
         checkpoint,
         second,

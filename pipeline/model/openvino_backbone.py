@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float
 
 from pipeline.errors import ModelError
-from pipeline.model.checkpoint import Checkpoint
 from pipeline.model.openvino_graph import KINDS, build_graph
 from pipeline.model.openvino_runtime import ov
 from pipeline.model.pattern import Pattern
@@ -31,21 +30,12 @@ _PRECISIONS: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class OpenVinoTransformer(Transformer):
-    """Implements :class:`pipeline.model.backbone.Backbone` with the parts of an engine on the CPU, loaded in float32."""
+    """Implements :class:`pipeline.model.backbone.Backbone` with all that an engine on the CPU, loaded in float32, has but its layers."""
 
-    def __init__(self, checkpoint: Checkpoint, engine: Transformer, precision: torch.dtype) -> None:
-        super().__init__(
-            checkpoint,
-            embedding=engine._embedding,
-            layers=engine._layers,
-            final_norm=engine._final_norm,
-            shape=engine.shape,
-            rotary=engine.rotary,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-        )
+    def __init__(self, engine: Transformer, precision: torch.dtype) -> None:
+        vars(self).update(vars(engine))
         self.precision = precision
-        self.pattern_type = _GraphRectangle
+        self.rectangle_type = self.pattern_type = _GraphRectangle
         rotary_dims = {kind: 2 * table.angles(0, 1)[0].shape[1] for kind, table in (self.rotary or {}).items()}
         graph = build_graph(self._layers, self.shape, model_dim=self.model_dim, rotary_dims=rotary_dims)
         self._compiled = _compile(graph, precision)

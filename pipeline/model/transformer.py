@@ -74,6 +74,8 @@ class Embedding:
 class Transformer:
     """Implements :class:`pipeline.model.backbone.Backbone`."""
 
+    rectangle_type: type[Rectangle] = Rectangle
+
     def __init__(
         self,
         checkpoint: Checkpoint,
@@ -109,7 +111,7 @@ class Transformer:
         self.workspace = Workspace(device)
         self.landmark_gates = read_gates(checkpoint.tensors, len(layers), shape.num_heads, device)
         # The flash kernels know half precision only.
-        self.pattern_type = Packed if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) else Rectangle
+        self.pattern_type = Packed if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) else self.rectangle_type
         self._last_global = max((index for index, layer in enumerate(layers) if not layer.is_local), default=-1)
 
     @property
@@ -197,7 +199,7 @@ class Transformer:
         self, x_BSD: Float32[torch.Tensor, "B S D"], batch: Batch, temperature: float = 1.0
     ) -> Float[torch.Tensor, "B S D"]:
         """Run the layers as ``encode_embedded`` does, and return the states of lead and text."""
-        rectangle = self._lay_out(batch, temperature, Rectangle)
+        rectangle = self._lay_out(batch, temperature, self.rectangle_type)
         x_ND = self.run_layers(rectangle.pack(self.norm_embeddings(x_BSD).to(self.dtype)), rectangle, drop_lead_at=None)
         return rectangle.rows(x_ND if self._final_norm is None else self._final_norm(x_ND))
 

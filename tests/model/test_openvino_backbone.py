@@ -151,9 +151,16 @@ def test_another_device_is_refused(tiny_model_folder):
         load_backbone(config, torch.device("cuda"))
 
 
-def test_model_of_two_stages_is_refused(make_cde):
-    with pytest.raises(ConfigError, match="must be given a model of one stage, got a CDE model"):
-        _load({"model": str(make_cde(2))})
+@pytest.mark.parametrize("pools_lead", [False, True], ids=["text alone", "lead pooled too"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_both_stages_of_cde_equal_those_of_torch(make_cde, version, pools_lead):
+    folder = make_cde(version, pool_ignore_contextual_tokens=not pools_lead, pool_ignore_instruction_tokens=False)
+    ours, theirs = (_load({"model": str(folder)}, backend=backend) for backend in ("openvino", "torch"))
+    lengths = np.array([30, 30, 7, 1])
+    ids, context = _ids(theirs, lengths), np.random.default_rng(1).normal(size=(3, theirs.context_dim)).astype(np.float32)
+    assert isinstance(ours.first_stage._backbone, OpenVinoTransformer)
+    for one, other, given in ((ours, theirs, context), (ours, theirs, None), (ours.first_stage, theirs.first_stage, None)):
+        assert _worst(one.hidden_states(ids, lengths, given), other.hidden_states(ids, lengths, given), lengths) <= 1e-4
 
 
 def test_another_pattern_than_the_rectangle_is_refused(tiny_model_folder):
