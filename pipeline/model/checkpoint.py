@@ -56,6 +56,7 @@ class Checkpoint:
     landmark_id: int
     pad_id: int
     steps: tuple[Step, ...] = ()
+    extra_path: Path | None = None
     weights_sha256: str
     fingerprint: str
 
@@ -103,6 +104,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         landmark_id=landmark_id,
         pad_id=pad_id,
         steps=modules.steps,
+        extra_path=extra_path if extra_path.is_file() else None,
         weights_sha256=weights_sha256,
         fingerprint=fingerprint(
             weights=weights_sha256,

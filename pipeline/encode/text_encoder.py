@@ -1,0 +1,87 @@
+"""An encoder by itself: texts in, vectors out, no corpus, no index.
+
+    from pipeline import load_encoder
+    encoder = load_encoder("FOLDER")
+    encoder.encode_documents(["a text"])        one vector a text
+    encoder.landmark_embeddings(["a text"])     one vector a passage, with the characters it stands for
+    encoder.save("elsewhere")                   a folder that Cairn and Sentence-Transformers load
+
+Vectors are those an ingest with the same settings stores and a search with them asks for; ``fingerprint`` says whether two are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from pipeline.config import DEFAULT_MODEL, EncoderConfig
+from pipeline.context.store import ContextSet
+from pipeline.encode.documents import DocumentEncoder
+from pipeline.encode.queries import TextQueryEncoder
+from pipeline.model.checkpoint import read_checkpoint
+from pipeline.model.decoder import language_model
+from pipeline.model.encoder_folder import beyond_stock_modules, save_encoder_folder
+from pipeline.model.matryoshka import first_layers
+from pipeline.model.model_defaults import encoder_config
+from pipeline.model.names import model_folder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LandmarkEmbeddings:
+    """The passages of one text, in order: unit vectors, and character spans that cover the text without gaps."""
+
+    vectors_LV: Float32[np.ndarray, "L V"]
+    start_char: Int64[np.ndarray, " L"]
+    end_char: Int64[np.ndarray, " L"]
+
+
+class TextEncoder:
+    """A model with its settings. ``encode_queries`` makes it a :class:`pipeline.types.QueryEncoder`."""
+
+    def __init__(self, config: EncoderConfig, context: ContextSet | None = None) -> None:
+        self._documents = DocumentEncoder(config, context)
+        self._queries = TextQueryEncoder(config, context, self._documents.backbone)
+        self.config = config
+        self.vector_dim = self._documents.vector_dim
+        self.fingerprint = self._documents.fingerprint
+
+    def encode_documents(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
+        """Embed documents of any length, L2-normalised, in the order given."""
+        return self._documents.encode(texts).document_vectors_NV
+
+    def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
+        """Embed queries, L2-normalised, in the order given; an empty one raises :class:`ConfigError`."""
+        return self._queries.encode_queries(texts)
+
+    def landmark_embeddings(self, texts: Sequence[str]) -> list[LandmarkEmbeddings]:
+        """Embed every passage of documents, text by text; a document's vector is the normalised mean of its passages'."""
+        encoded = self._documents.encode(texts)
+        spans = zip(encoded.chunk_offsets[:-1].tolist(), encoded.chunk_offsets[1:].tolist(), strict=True)
+        return [
+            LandmarkEmbeddings(
+                vectors_LV=encoded.chunk_vectors_MV[first:end],
+                start_char=encoded.start_char[first:end],
+                end_char=encoded.end_char[first:end],
+            )
+            for first, end in spans
+        ]
+
+    def save(self, folder: str | Path) -> Sequence[str]:
+        """Write the model and its settings to a new folder; return what of them Sentence-Transformers' own modules do not have.
+
+        Weights keep the precision they were published in, whatever this encoder computes in.
+        """
+        read = read_checkpoint(model_folder(self.config.model))
+        checkpoint = first_layers(language_model(read), self.config.num_layers)
+        save_encoder_folder(Path(folder).expanduser().absolute(), checkpoint, self.config, copies_weights=checkpoint is read)
+        return beyond_stock_modules(self.config, checkpoint.config)
+
+
+def load_encoder(model: str | Path = DEFAULT_MODEL, *, context: ContextSet | None = None, **settings: Any) -> TextEncoder:
+    """Load a model by name or folder; ``settings`` are those of :class:`EncoderConfig` and win over what the folder brings."""
+    return TextEncoder(encoder_config({"model": str(model), **settings}), context)
