@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64
 
-from pipeline.errors import ModelError
+from pipeline.errors import ConfigError
 from pipeline.model.backbone import Backbone
 from pipeline.model.landmark_attention import Memory
 from pipeline.model.landmark_windows import LandmarkWindows
@@ -72,13 +72,13 @@ class LandmarkReader:
 
 
 def require_transformer(backbone: Backbone) -> Transformer:
-    """Return the transformer that landmark attention runs through; raise :class:`ModelError` for a model it cannot serve."""
+    """Return the transformer that landmark attention runs through; raise :class:`ConfigError` for a model it cannot serve."""
     if not isinstance(backbone, Transformer):
-        raise ModelError(
+        raise ConfigError(
             f"attention landmark must go with a model of one transformer, got {type(backbone).__name__}; choose attention chunk or full"
         )
     if backbone.shape.is_causal:
-        raise ModelError("attention landmark must go with a model that reads both ways, got a causal one; choose chunk or full")
+        raise ConfigError("attention landmark must go with a model that reads both ways, got a causal one; choose chunk or full")
     return backbone
 
 

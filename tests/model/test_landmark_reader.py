@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.config import EncoderConfig
-from pipeline.errors import ModelError
+from pipeline.errors import ConfigError
 from pipeline.model.backbone import load_backbone
 from pipeline.model.document_encoder import embed_chunks, pad_rows
 from pipeline.model.landmark_gates import LandmarkGates
@@ -225,11 +225,11 @@ def test_reader_of_a_model_that_is_not_one_transformer_is_refused(model):
         def __getattr__(self, name):
             return getattr(model, name)
 
-    with pytest.raises(ModelError, match="attention landmark must go with a model of one transformer, got Wrapped"):
+    with pytest.raises(ConfigError, match="attention landmark must go with a model of one transformer, got Wrapped"):
         LandmarkReader(Wrapped())
 
 
 def test_reader_of_a_causal_model_is_refused(model):
     model.shape = dataclasses.replace(model.shape, is_causal=True)
-    with pytest.raises(ModelError, match="must go with a model that reads both ways"):
+    with pytest.raises(ConfigError, match="must go with a model that reads both ways"):
         LandmarkReader(model)
