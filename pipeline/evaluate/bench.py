@@ -108,8 +108,9 @@ def _encode(
     progress: ProgressListener,
     cache: Path | None,
 ) -> EncodedSet:
-    # The stage is named by the systems' common part, so that a bar says what it is busy with.
-    name = sharing[0].name.rpartition("/")[0] or sharing[0].name
+    # The stage is named by the systems' common part, so that a bar says what it is busy with; BM25 lends the chunks only.
+    named = min(sharing, key=lambda system: system.ranking == "bm25").name
+    name = named.rpartition("/")[0] or named
 
     def listen(stage: str, done: int, total: int | None, unit: str) -> None:
         progress(f"{stage} {name}", done, total, unit)
