@@ -106,7 +106,7 @@ def test_runs_written_compare_as_they_were_measured(call: Any, folder: str, tmp_
 
 
 def test_cache_gives_the_same_table_again(call: Any, folder: str, tmp_path: Path) -> None:
-    arguments = (folder, "--systems", "cairn/*", "--cache", str(tmp_path / "cache"))
+    arguments = (folder, "--systems", "cairn/chunk", "--cache", str(tmp_path / "cache"))
     first, second = call(*arguments), call(*arguments)
 
     assert len(list((tmp_path / "cache").iterdir())) == 1
