@@ -79,7 +79,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     folder = modules.transformer
     config = read_json(folder / "config.json")
     tokenizer_path, weights_paths = _require(folder / "tokenizer.json"), _weights_paths(folder)
-    tokenizer = _read_tokenizer(tokenizer_path, lowercases=modules.lowercases)
+    tokenizer = _read_tokenizer(tokenizer_path)
+    if lowercases := modules.lowercases and _normalized(tokenizer, "A") != "a":
+        own: Any = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
     hashes = {path.name: durable.sha256_of_file(path) for path in weights_paths}
     weights_sha256 = hashes[WEIGHTS_NAME] if WEIGHTS_NAME in hashes else fingerprint(shards=hashes)
     tensors: dict[str, torch.Tensor] = {}
@@ -91,7 +94,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         added["extra"] = durable.sha256_of_file(extra_path)
     if modules.steps:
         added["steps"] = steps_fingerprint(modules.steps)
-    if modules.lowercases:
+    if lowercases:
         added["lowercases"] = True
     cls_id, landmark_id, pad_id = _special_tokens(folder, tokenizer)
     special = {"cls": cls_id, "landmark": landmark_id, "pad": pad_id}
@@ -147,7 +150,7 @@ def _require(path: Path) -> Path:
     return path
 
 
-def _read_tokenizer(path: Path, *, lowercases: bool) -> Tokenizer:
+def _read_tokenizer(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     # The Rust side raises bare Exception.
@@ -158,10 +161,12 @@ def _read_tokenizer(path: Path, *, lowercases: bool) -> Tokenizer:
     # Published files carry a padding and a truncation of their own, which would cut texts silently.
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    if lowercases:
-        own: Any = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
     return tokenizer
+
+
+def _normalized(tokenizer: Tokenizer, text: str) -> str:
+    normalizer: Any = tokenizer.normalizer
+    return text if normalizer is None else normalizer.normalize_str(text)
 
 
 def _special_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int | None, int, int]:

@@ -62,7 +62,7 @@ def beyond_stock_modules(settings: EncoderConfig, config: Mapping[str, Any]) -> 
     """Name what Sentence-Transformers' own modules do not have: with such a setting its vectors are others, such a model it cannot load."""
     named = {
         f"pooling {settings.pooling}": settings.pooling not in _STOCK_POOLINGS,
-        f"attention {settings.attention} with pooling mean": settings.attention != "chunk" and settings.pooling == "mean",
+        f"attention {settings.attention} with pooling mean": settings.attention == "full" and settings.pooling == "mean",
         "temperature": settings.temperature != 1.0 or bool(settings.temperature_by_length),
         "query_temperature": settings.query_temperature not in (None, 1.0),
         "use_context": settings.use_context,

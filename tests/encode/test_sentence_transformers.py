@@ -216,6 +216,13 @@ def test_vectors_of_a_model_that_lowercases_equal_sentence_transformers(make_fol
     assert_equal_vectors(folder)
 
 
+def test_fingerprint_of_a_tokenizer_that_lowercases_anyway_does_not_change(make_folder):
+    folder = make_folder(transformer_settings={"do_lower_case": True})
+    before = ours(folder).fingerprint
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": False}))
+    assert ours(folder).fingerprint == before
+
+
 def test_vectors_that_the_folder_truncates_equal_sentence_transformers(make_folder):
     folder = make_folder(settings={"prompts": {}, "truncate_dim": 20})
     assert assert_equal_vectors(folder).vector_dim == 20

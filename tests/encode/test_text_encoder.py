@@ -48,6 +48,9 @@ SETTINGS = [
     {"query_prefix": "old mark: ", "pool_prefix": True},
     {"query_prefix": "old mark: ", "pooling": "last", "landmarks": "sentence"},
     {"num_layers": 1},
+    {"attention": "landmark", "landmark_interval": 12},
+    {"attention": "landmark", "pooling": "lmk", "landmark_interval": 12},
+    {"attention": "landmark", "query_prefix": "old mark: ", "pool_prefix": True},
 ]
 BEYOND = [
     {"temperature": 0.8, "query_temperature": 0.9},

@@ -1,0 +1,91 @@
+"""A Sentence-Transformers folder through the whole line, from `ingest --model` to a search: its settings become the collection's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cli.main import cairn, run
+from jobs.plan_index import stored_settings
+from pipeline import load_encoder, open_collection
+
+TEXTS = {"a": "the cat sat on the mat.", "b": "old stone path over the mountain.", "c": "a river walks to the sea."}
+
+
+@pytest.fixture
+def folder(tiny_model_folder: Path, tmp_path: Path) -> Path:
+    """Return the tiny BERT as such a folder, pooled at [CLS] behind a prompt for queries."""
+    folder = tmp_path / "model"
+    load_encoder(tiny_model_folder, pooling="cls", query_prefix="old mark: ").save(folder)
+    (folder / "cairn_config.json").unlink()
+    return folder
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION", "CAIRN_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "corpus.parquet"
+    pq.write_table(pa.table({"id": list(TEXTS), "text": list(TEXTS.values())}), path)
+    return path
+
+
+def _ingest(corpus: Path, *options: str) -> int:
+    return run(cairn, ["ingest", str(corpus), "--collection", "c", "--quiet", *options], "cairn")
+
+
+def test_ingest_of_a_folder_stores_what_it_brings_and_searches_with_it(folder: Path, corpus: Path) -> None:
+    assert _ingest(corpus, "--model", str(folder), "--precision", "fp32") == 0
+    stored = stored_settings("cairn-data", "c")
+    assert stored is not None
+    assert (stored["encoder"]["pooling"], stored["encoder"]["query_prefix"]) == ("cls", "old mark: ")
+    answer = open_collection("c").search("old stone path over the mountain.", hybrid=False)
+    encoder = load_encoder(folder, precision="fp32")
+    query = encoder.encode_queries(["old stone path over the mountain."])[0]
+    cosines = dict(zip(TEXTS, encoder.encode_documents(list(TEXTS.values())) @ query, strict=True))
+    assert [hit.doc_id for hit in answer.hits] == sorted(cosines, key=lambda doc_id: -cosines[doc_id])
+    assert np.ptp(list(cosines.values())) > 1e-3
+
+
+def test_ingest_again_keeps_the_collections_settings_whatever_the_folder_says_now(folder: Path, corpus: Path) -> None:
+    assert _ingest(corpus, "--model", str(folder)) == 0
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken"}))
+    pq.write_table(pa.table({"id": ["d"], "text": ["marks on stones."]}), corpus)
+    assert _ingest(corpus) == 0
+    stored = stored_settings("cairn-data", "c")
+    assert stored is not None
+    assert stored["encoder"]["pooling"] == "cls"
+    assert len(open_collection("c").search("stones", hybrid=False).hits) == 4
+
+
+def test_ingest_of_a_pooling_that_is_not_run_is_refused_in_one_sentence(
+    folder: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "weightedmean"}))
+    assert _ingest(corpus, "--model", str(folder)) == 1
+    error = capsys.readouterr().err
+    assert "the pooling of the model must be one of mean, cls, lasttoken" in error
+    assert error.count("\n") == 1
+    assert not Path("cairn-data").exists()
+
+
+def test_ingest_of_a_name_in_the_cache_needs_no_network(
+    folder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "hub" / "models--stone--small"
+    shutil.copytree(folder, repository / "snapshots" / ("0a" * 20))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0a" * 20)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert _ingest(corpus, "--model", "stone/small") == 0
+    stored = stored_settings("cairn-data", "c")
+    assert stored is not None
+    assert (stored["encoder"]["model"], stored["encoder"]["pooling"]) == ("stone/small", "cls")
+    assert open_collection("c").search("the cat", hybrid=False).hits
