@@ -5,10 +5,12 @@ What such a folder holds is tests/encode/test_text_encoder.py's.
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from pipeline import load_encoder
 from pipeline.config import EncoderConfig
@@ -41,7 +43,8 @@ def published(folder):
 def test_saved_folder_of_each_family_is_a_sentence_transformer_of_the_same_vectors(make_folder, tmp_path, family, settings):
     encoder = load_encoder(make_folder(family), **(WINDOW | settings))
     assert encoder.save(tmp_path / "saved") == []
-    np.testing.assert_array_equal(load_encoder(tmp_path / "saved", **WINDOW).encode_documents(TEXTS), encoder.encode_documents(TEXTS))
+    loaded = load_encoder(tmp_path / "saved", **WINDOW)
+    np.testing.assert_allclose(loaded.encode_documents(TEXTS), encoder.encode_documents(TEXTS), atol=1e-6)
     model = published(tmp_path / "saved")
     np.testing.assert_allclose(encoder.encode_documents(TEXTS), model.encode_document(TEXTS, show_progress_bar=False), atol=1e-5)
     np.testing.assert_allclose(encoder.encode_queries(TEXTS), model.encode_query(TEXTS, show_progress_bar=False), atol=1e-5)
@@ -53,6 +56,24 @@ def test_saved_causal_decoder_keeps_its_mask_in_both_libraries(make_folder, tmp_
     assert load_encoder(tmp_path / "saved", **WINDOW).config.causal
     vectors = published(tmp_path / "saved").encode_document(TEXTS, show_progress_bar=False)
     np.testing.assert_allclose(encoder.encode_documents(TEXTS), vectors, atol=1e-5)
+
+
+def test_saved_nv_embed_is_a_bidirectional_mistral_with_its_latents_beside_it(make_decoder, latent_block, tmp_path):
+    folder = make_decoder("mistral", prefix="embedding_model.")
+    inner = json.loads((folder / "config.json").read_text()) | {"model_type": "bidir_mistral"}
+    latents = {"model_type": "latent_attention", "num_cross_heads": 2}
+    (folder / "config.json").write_text(json.dumps({"model_type": "nvembed", "text_config": inner, "latent_attention_config": latents}))
+    save_file(load_file(folder / "model.safetensors") | latent_block(inner["hidden_size"], 2, 10), folder / "model.safetensors")
+    encoder = load_encoder(folder, query_prefix="the path ", **WINDOW)
+    assert encoder.save(tmp_path / "saved") == ["pooling latent"]
+    loaded = load_encoder(tmp_path / "saved", **WINDOW)
+    assert (loaded.config.pooling, loaded.config.causal) == ("latent", False)
+    # The same weights, but elsewhere in memory, which may change how a product is summed.
+    np.testing.assert_allclose(loaded.encode_documents(TEXTS), encoder.encode_documents(TEXTS), atol=1e-6)
+    np.testing.assert_allclose(loaded.encode_queries(TEXTS), encoder.encode_queries(TEXTS), atol=1e-6)
+    mean = load_encoder(tmp_path / "saved", pooling="mean", query_prefix="", **WINDOW)
+    vectors = published(tmp_path / "saved").encode_document(TEXTS, show_progress_bar=False)
+    np.testing.assert_allclose(mean.encode_documents(TEXTS), vectors, atol=1e-5)
 
 
 @pytest.mark.parametrize("model_type", ["new", "m3bert"])
