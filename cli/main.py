@@ -22,6 +22,7 @@ _VERBS = {
     "search": "Search a collection; answers are documents with their best passages.",
     "status": "Show what a collection holds and how it was built.",
     "evaluate": "Score systems on judged corpora, and say which configuration to use.",
+    "train": "Fine-tune an encoder for landmarks and context on your own pairs.",
     "sample": "Write a sample corpus made from Python's own documentation.",
     "verify": "Check every stored file of a collection against its hashes.",
     "repair": "Bring a damaged collection back to its last good state.",

@@ -134,17 +134,22 @@ class LandmarkEncoder(nn.Module):
 
     @override
     def forward(
-        self, rows: PackedRows, context_CD: Float[torch.Tensor, "C D"] | None = None, layers: Sequence[int] | None = None
+        self,
+        rows: PackedRows,
+        context_CD: Float[torch.Tensor, "C D"] | None = None,
+        layers: Sequence[int] | None = None,
+        *,
+        landmarks: bool = True,
     ) -> Float[torch.Tensor, "B E"]:
         """Return one embedding a row, not normalised: the states after ``layers`` (counted from 1), side by side; None takes the last.
 
-        Layers beyond the last one asked for are not run.
+        Layers beyond the last one asked for are not run. Without ``landmarks`` a chunk sees no other chunk of its window.
         """
         asked = [self.num_layers] if layers is None else list(layers)
         memory = None if context_CD is None else self.remember(context_CD, max(asked))
         blocks = cut_into_blocks(
             rows.lengths_B,
-            rows.windows_B,
+            rows.windows_B if landmarks else np.arange(len(rows)),
             scores_per_step=SCORES_PER_STEP // self.num_heads,
             num_context=0 if context_CD is None else len(context_CD),
             device=self.device,

@@ -1,0 +1,102 @@
+"""`cairn train SOURCE… --output FOLDER`: fine-tune an encoder for landmarks and context on pairs of queries and documents."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.settings import given, json_option
+from cli.terminal import ProgressBars, duration, table, thousands
+from pipeline.config import DEFAULT_MODEL
+
+_NOT_SETTINGS = ("sources", "output", "base", "judged", "quiet", "as_json")
+
+
+class Numbers(click.ParamType):
+    """``32,64,128`` or, in ``cairn.toml``, ``[32, 64, 128]``."""
+
+    name = "number,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Return the numbers; their limits are the configuration's business."""
+        try:
+            return tuple(int(part) for part in (value.split(",") if isinstance(value, str) else value))
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} must be whole numbers with commas between them, as in 32,64,128", param, ctx)
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...", type=click.Path(path_type=Path))
+@click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the run.")
+@click.option("--base", default=DEFAULT_MODEL, help="Model to start from: a BERT-like one, by name or folder.")
+@click.option("--judged", multiple=True, type=click.Path(path_type=Path), help="Evaluation set to keep out of the data; repeat.")
+@click.option("--steps", type=int, required=True, help="Optimiser steps, one a batch.")
+@click.option("--batch-pairs", type=int, help="Pairs of a batch.  [default: 64]")
+@click.option("--sequence-documents", type=int, help="Neighbouring documents that make one sequence.  [default: 4]")
+@click.option("--pooling", type=click.Choice(["mean", "lmk"]), help="What a chunk's vector is pooled from.  [default: lmk]")
+@click.option("--attention", type=click.Choice(["chunk", "landmark"]), help="What a token sees.  [default: landmark]")
+@click.option("--max-query-tokens", type=int, help="Tokens of a query that are read.  [default: 64]")
+@click.option("--max-document-tokens", type=int, help="Tokens of a document that are read.  [default: 256]")
+@click.option("--context-documents", type=int, help="Documents of the batch that are its context; 0: none.  [default: 64]")
+@click.option("--context-absence", type=float, help="Share of steps without a context.  [default: 0.25]")
+@click.option("--context-dropout", type=float, help="Share of context vectors that give way to the null token.  [default: 0.005]")
+@click.option("--title-share", type=float, help="Share of sequences that begin with their title.  [default: 0.5]")
+@click.option("--hard-negatives", type=int, help="Mined negatives a query, below 95 % of the positive's score.  [default: 0]")
+@click.option("--surrogate", type=click.Choice(["static", "encoder"]), help="What clusters, filters and mines.  [default: static]")
+@click.option("--tour", type=click.Choice(["random", "greedy"]), help="How clusters are packed into batches.  [default: greedy]")
+@click.option("--temperature", type=float, help="Temperature of the loss.  [default: 0.02]")
+@click.option("--margin", type=float, help="Leave out what the surrogate scores this far above the positive; inf: nothing.  [default: 0]")
+@click.option("--matryoshka-dims", type=Numbers(), help="Widths that must retrieve by themselves, as 64,128,384.  [default: all dims]")
+@click.option("--matryoshka-layers", type=Numbers(), help="Depths that must, ending with the last, as 3,6.  [default: the last]")
+@click.option("--distillation-weight", type=float, help="Pull towards the base model's own chunk vectors; 0: none.  [default: 0.5]")
+@click.option("--peak-lr", type=float, help="Learning rate after the warm-up.  [default: 2e-05]")
+@click.option("--gate-lr", type=float, help="The same for gates.  [default: 0.01]")
+@click.option("--initial-gate", type=float, help="Where gates start that the base does not have.  [default: -1]")
+@click.option("--heldout-pairs", type=int, help="Pairs kept out to find the best step.  [default: 256]")
+@click.option("--evaluate-every", type=int, help="Steps between their scores.  [default: 50]")
+@click.option("--checkpoint-every", type=int, help="Steps between checkpoints.  [default: 50]")
+@click.option("--micro-batch-tokens", type=int, help="Tokens computed at a time: bounds memory.  [default: 16384]")
+@click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="Arithmetic of products; weights stay fp32.  [default: fp32]")
+@click.option("--seed", type=int, help="Seed of everything drawn.  [default: 0]")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@json_option
+@click.pass_context
+def train(
+    ctx: click.Context,
+    sources: tuple[Path, ...],
+    output: Path,
+    base: str,
+    judged: tuple[Path, ...],
+    *,
+    quiet: bool,
+    as_json: bool,
+    **_: Any,
+) -> int:
+    """Fine-tune an encoder on SOURCES (Parquet or JSON lines with query, document, title, source).
+
+    A killed run goes on from its newest checkpoint when the same command is given again. FOLDER/model and FOLDER/best are for --model.
+    """
+    from pipeline.train.loop import train as run
+    from pipeline.train.settings import TrainConfig
+
+    config = TrainConfig(**{name: value for name, value in given(ctx).items() if name not in _NOT_SETTINGS})
+    with ProgressBars(quiet=quiet) as progress:
+        report = run(sources, output, config, base=base, judged=judged, progress=progress)
+    click.echo(json.dumps(asdict(report), default=dict) if as_json else table(_rows(asdict(report))))
+    return 0
+
+
+def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name, value in report.items():
+        if name == "skipped":
+            rows += [(f"  skipped: {reason}", thousands(count)) for reason, count in sorted(value.items())]
+        elif name == "seconds":
+            rows.append(("time", duration(value)))
+        else:
+            rows.append((name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value)))
+    return rows

@@ -1,0 +1,75 @@
+"""AdamW with a linear warm-up and a linear decay to zero; its state as named tensors, so that a checkpoint needs no pickle.
+
+Weight decay is for matrices alone; gates have a rate of their own, as a bias on logits has far to go and only a few hundred steps to do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.errors import IntegrityError
+from pipeline.model.landmark_gates import CONTEXT_GATES, LANDMARK_GATES
+from pipeline.train.settings import TrainConfig
+
+BETAS = (0.9, 0.999)
+EPSILON = 1e-8
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """Return the optimiser; each group keeps its peak rate under ``peak``."""
+    groups: dict[str, list[nn.Parameter]] = {"matrices": [], "vectors": [], "gates": []}
+    for name, parameter in model.named_parameters():
+        kind = "gates" if name in (LANDMARK_GATES, CONTEXT_GATES) else "matrices" if parameter.ndim > 1 else "vectors"
+        groups[kind].append(parameter)
+    return torch.optim.AdamW(
+        [
+            {"params": groups["matrices"], "peak": config.peak_lr, "weight_decay": config.weight_decay},
+            {"params": groups["vectors"], "peak": config.peak_lr, "weight_decay": 0.0},
+            {"params": groups["gates"], "peak": config.gate_lr, "weight_decay": 0.0},
+        ],
+        lr=config.peak_lr,
+        betas=BETAS,
+        eps=EPSILON,
+    )
+
+
+def lr_factor(step: int, config: TrainConfig) -> float:
+    """Return the share of the peak rate that step 0 … steps - 1 is made with: up to 1 while warming up, then down to almost 0."""
+    num_warming = round(config.warmup_share * config.steps)
+    if step < num_warming:
+        return (step + 1) / num_warming
+    return (config.steps - step) / max(1, config.steps - num_warming)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Give every group its peak rate times the factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak"] * factor
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the state by parameter and kind; empty before the first step."""
+    return {
+        f"{name}/{kind}": tensor.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        for kind, tensor in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Put such a state back; tensors that do not fit the model raise :class:`IntegrityError`."""
+    parameters = dict(model.named_parameters())
+    states: dict[str, dict[str, Any]] = {}
+    for key, tensor in tensors.items():
+        name, _, kind = key.rpartition("/")
+        if name not in parameters or (tensor.ndim and tensor.shape != parameters[name].shape):
+            raise IntegrityError(
+                f"the optimiser's state must be of this model, got {key} of shape {tuple(tensor.shape)}; delete the checkpoint"
+            )
+        states.setdefault(name, {})[kind] = tensor.clone() if kind == "step" else tensor.to(parameters[name].device, copy=True)
+    for name, state in states.items():
+        optimizer.state[parameters[name]] = state

@@ -1,0 +1,191 @@
+"""From pairs to the rows of a batch: long sequences of neighbouring documents, cut into chunks by a landmark interval each.
+
+    unit       neighbouring pairs of one source: documents d1 d2 d3 …, each once, and the queries they answer
+    window     ([CLS] title [LMK] ·) [CLS] d1 z1 [LMK] · [CLS] d1 z2 [LMK] · [CLS] d2 z1 [LMK] · …      chunks see one another's landmarks
+    query      [CLS] q [LMK]                                                                   a window of its own, pooled alike
+
+Every document of a batch is a candidate for every query, so the other documents of its own sequence, which its chunks can see, are among a
+query's negatives: a landmark has to say what stands in its chunk, and not what stands around it.
+
+Source: LMK pooling §4, variable chunking, an interval drawn for each sequence. Differs: documents are neighbours of one file, not drawn at
+random, and the loss is CDE's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from jaxtyping import Int64
+from tokenizers import Tokenizer
+
+from pipeline.corpus.tokenization import tokenize
+from pipeline.model.checkpoint import Checkpoint
+from pipeline.model.landmarks import chunk_rows, split_into_chunks
+from pipeline.train.landmark_encoder import PackedRows
+from pipeline.train.pairs import TrainingPairs
+from pipeline.train.settings import TrainedPooling
+
+NO_TEXT = -1
+"""Number of a row that belongs to no text of the loss: a title."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SequenceBatch:
+    """Rows of a batch and what they are for.
+
+    Texts are numbered queries first, then documents; ``text_B`` is each row's. ``positive_Q`` counts documents only, ``pair_Q`` and
+    ``pair_D`` are positions of training pairs: those of the queries, and for each document one whose document it is.
+    """
+
+    rows: PackedRows
+    text_B: Int64[np.ndarray, " B"]
+    pair_Q: Int64[np.ndarray, " Q"]
+    pair_D: Int64[np.ndarray, " documents"]
+    positive_Q: Int64[np.ndarray, " Q"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    text: str
+    number: int
+    window: int
+    interval: int
+    max_tokens: int
+
+
+def make_units(sources: Sequence[str], sequence_documents: int) -> tuple[tuple[int, ...], ...]:
+    """Cut pairs into runs of one source, as they follow one another, and these into units of at most so many pairs."""
+    runs = [list(run) for _, run in groupby(range(len(sources)), key=lambda position: sources[position])]
+    return tuple(tuple(run[start : start + sequence_documents]) for run in runs for start in range(0, len(run), sequence_documents))
+
+
+def units_of_a_batch(units: Sequence[Sequence[int]], batch_pairs: int) -> int:
+    """Return how many units make a batch of about so many pairs."""
+    return max(1, round(batch_pairs * len(units) / sum(map(len, units))))
+
+
+class SequenceMaker:
+    """Lays batches out for one model; reads texts, draws nothing."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, pairs: TrainingPairs, *, pooling: TrainedPooling, max_query_tokens: int, max_document_tokens: int
+    ) -> None:
+        assert checkpoint.cls_id is not None, "BERT has [CLS]"
+        self._tokenizer: Tokenizer = checkpoint.tokenizer
+        self._cls_id, self._landmark_id = checkpoint.cls_id, checkpoint.landmark_id
+        self._pairs = pairs
+        self._pooling: TrainedPooling = pooling
+        self._max_query_tokens, self._max_document_tokens = max_query_tokens, max_document_tokens
+
+    def make(
+        self,
+        units: Sequence[Sequence[int]],
+        intervals_U: Int64[np.ndarray, " U"],
+        has_title_U: np.ndarray,
+        negatives: Sequence[int] = (),
+        negative_interval: int = 64,
+    ) -> SequenceBatch:
+        """Lay out the units' queries and documents, and behind them ``negatives``: further pairs, of which the document alone is taken."""
+        pair_Q = np.array([position for unit in units for position in unit], np.int64)
+        unit_Q = np.repeat(np.arange(len(units)), [len(unit) for unit in units])
+        num_queries = len(pair_Q)
+        texts = [
+            _Text(self._pairs.queries[position], query, query, int(intervals_U[unit]), self._max_query_tokens)
+            for query, (position, unit) in enumerate(zip(pair_Q.tolist(), unit_Q.tolist(), strict=True))
+        ]
+        pair_D: list[int] = []
+        positive_Q: list[int] = []
+        for unit, positions in enumerate(units):
+            window, interval = num_queries + unit, int(intervals_U[unit])
+            titles = {self._pairs.titles[position] for position in positions}
+            if has_title_U[unit] and len(titles) == 1 and (title := titles.pop()).strip():
+                texts.append(_Text(title, NO_TEXT, window, interval, self._max_query_tokens))
+            numbers: dict[str, int] = {}
+            for position in positions:
+                document = self._pairs.documents[position]
+                if document not in numbers:
+                    numbers[document] = len(pair_D)
+                    texts.append(_Text(document, num_queries + len(pair_D), window, interval, self._max_document_tokens))
+                    pair_D.append(position)
+                positive_Q.append(numbers[document])
+        for window, position in enumerate(negatives, start=num_queries + len(units)):
+            document = self._pairs.documents[position]
+            texts.append(_Text(document, num_queries + len(pair_D), window, negative_interval, self._max_document_tokens))
+            pair_D.append(position)
+        rows, text_of_row = self._rows(texts)
+        return SequenceBatch(
+            rows=rows,
+            text_B=np.array([text.number for text in texts], np.int64)[text_of_row],
+            pair_Q=pair_Q,
+            pair_D=np.array(pair_D, np.int64),
+            positive_Q=np.array(positive_Q, np.int64),
+        )
+
+    def context(self, positions: Sequence[int], max_tokens: int) -> PackedRows:
+        """Lay out the documents of these pairs as the first stage reads them: a row each, its opening."""
+        texts = [
+            _Text(self._pairs.documents[position], number, number, max_tokens, max_tokens - 2) for number, position in enumerate(positions)
+        ]
+        return self._rows(texts)[0]
+
+    def queries(self, positions: Sequence[int], interval: int) -> tuple[PackedRows, Int64[np.ndarray, " B"]]:
+        """Lay out these pairs' queries, and the query each row is of."""
+        texts = [
+            _Text(self._pairs.queries[position], number, number, interval, self._max_query_tokens)
+            for number, position in enumerate(positions)
+        ]
+        return self._rows(texts)
+
+    def documents(self, positions: Sequence[int], interval: int) -> tuple[PackedRows, Int64[np.ndarray, " B"]]:
+        """Lay out these pairs' documents, each a window of its own, and the document each row is of."""
+        texts = [
+            _Text(self._pairs.documents[position], number, number, interval, self._max_document_tokens)
+            for number, position in enumerate(positions)
+        ]
+        return self._rows(texts)
+
+    def _rows(self, texts: Sequence[_Text]) -> tuple[PackedRows, Int64[np.ndarray, " B"]]:
+        """Return the rows of texts, each cut after its limit, and the place of the text that each row is of."""
+        tokens = tokenize(self._tokenizer, [text.text for text in texts])
+        lengths = np.minimum(np.diff(tokens.text_offsets), np.array([text.max_tokens for text in texts], np.int64))
+        kept = np.arange(int(lengths.sum())) + np.repeat(tokens.text_offsets[:-1] - (np.cumsum(lengths) - lengths), lengths)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        chunks = split_into_chunks(tokens.breaks[kept], offsets, np.array([text.interval for text in texts], np.int64))
+        rows = chunk_rows(tokens.ids[kept], chunks, cls_id=self._cls_id, landmark_id=self._landmark_id, pooling=self._pooling)
+        text_of_row = np.repeat(np.arange(len(texts)), np.diff(chunks.chunk_offsets))
+        packed = PackedRows(
+            ids_N=rows.ids,
+            lengths_B=np.diff(rows.row_offsets),
+            windows_B=np.array([text.window for text in texts], np.int64)[text_of_row],
+            pooled_start_B=rows.pooled_start,
+            pooled_end_B=rows.pooled_end,
+        )
+        return packed, text_of_row
+
+
+def split_rows(rows: PackedRows, max_tokens: int) -> tuple[PackedRows, ...]:
+    """Cut rows into micro-batches of whole windows with at most so many tokens; a longer window is one by itself."""
+    window_starts = np.flatnonzero(np.diff(rows.windows_B, prepend=rows.windows_B[0] - 1))
+    token_ends = np.cumsum(rows.lengths_B)
+    parts: list[PackedRows] = []
+    first = 0
+    for start, end in zip(window_starts.tolist(), [*window_starts[1:].tolist(), len(rows)], strict=True):
+        if start > first and token_ends[end - 1] - (token_ends[first] - rows.lengths_B[first]) > max_tokens:
+            parts.append(_take(rows, first, start))
+            first = start
+    return (*parts, _take(rows, first, len(rows)))
+
+
+def _take(rows: PackedRows, first: int, end: int) -> PackedRows:
+    offsets = np.concatenate([[0], np.cumsum(rows.lengths_B)])
+    part = slice(first, end)
+    return PackedRows(
+        ids_N=rows.ids_N[offsets[first] : offsets[end]],
+        lengths_B=rows.lengths_B[part],
+        windows_B=rows.windows_B[part],
+        pooled_start_B=rows.pooled_start_B[part],
+        pooled_end_B=rows.pooled_end_B[part],
+    )

@@ -1,0 +1,172 @@
+"""One step: a batch's rows and context through both stages, its loss, its gradient.
+
+    units ─▶ rows ─▶ M2 ─▶ chunk embeddings ─▶ text vectors at each width and layer ─▶ InfoNCE without false negatives ─┐
+             context ─▶ M1 ─┘ (nothing, or partly the null token)                  teacher's chunk embeddings ─▶ distillation ─┴─▶ loss
+
+Everything drawn at random is drawn from the seed and the number of the step, so that a step is the same after a kill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name torch documents
+from jaxtyping import Float32, Int64
+
+from pipeline.model.landmarks import draw_intervals
+from pipeline.model.sequence_dropout import drop_context
+from pipeline.train.contrastive import FalseNegatives, contrastive_loss
+from pipeline.train.grad_cache import FirstStage, SecondStage, cached_backward
+from pipeline.train.heldout import mean_by_text
+from pipeline.train.landmark_encoder import LandmarkEncoder, PackedRows
+from pipeline.train.mining import NONE_FOUND
+from pipeline.train.objectives import distillation_loss, over_widths
+from pipeline.train.sequences import SequenceBatch, SequenceMaker, split_rows
+from pipeline.train.settings import TrainConfig
+from pipeline.train.surrogate import PairVectors
+
+DISTILLED_TOGETHER = 512
+"""Chunks whose similarity matrix is one block of the distillation: 1 MiB, whatever the batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrainingData:
+    """What steps draw on: texts by position of their pair, surrogate vectors, numbers that equal documents share, mined negatives."""
+
+    maker: SequenceMaker
+    vectors: PairVectors
+    document_number_N: Int64[np.ndarray, " N"]
+    hard_negatives_Nk: Int64[np.ndarray, "N k"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """What a step made of its batch."""
+
+    loss: float
+    gradient_norm: float
+    num_queries: int
+    num_documents: int
+    num_chunks: int
+    num_tokens: int
+    num_context: int
+
+
+def train_step(
+    model: LandmarkEncoder,
+    teacher: LandmarkEncoder | None,
+    data: TrainingData,
+    units: Sequence[Sequence[int]],
+    step: int,
+    config: TrainConfig,
+) -> StepReport:
+    """Add a batch's gradient to the model, clipped; the optimiser's step is the caller's, once it has seen that the loss is finite."""
+    generator = np.random.default_rng([config.seed, 1, step])
+    batch, context = draw_batch(data, units, generator, config, model.max_positions)
+    seeds = generator.integers(2**62, size=len(batch.rows)).tolist()
+    parts = split_rows(batch.rows, config.micro_batch_tokens)
+    first = [_first_stage(model, part, config) for part in (() if context is None else split_rows(context, config.micro_batch_tokens))]
+    second = [_second_stage(model, part, seed, config) for part, seed in zip(parts, seeds, strict=False)]
+    teacher_BD = None if teacher is None else torch.cat([_teach(teacher, part, config) for part in parts])
+    loss = cached_backward(first, second, lambda embeddings_BE: batch_loss(embeddings_BE, batch, data, teacher_BD, config, model.model_dim))
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm)
+    return StepReport(
+        loss=float(loss),
+        gradient_norm=float(norm),
+        num_queries=len(batch.pair_Q),
+        num_documents=len(batch.pair_D),
+        num_chunks=len(batch.rows),
+        num_tokens=len(batch.rows.ids_N),
+        num_context=0 if context is None else len(context),
+    )
+
+
+def draw_batch(
+    data: TrainingData, units: Sequence[Sequence[int]], generator: np.random.Generator, config: TrainConfig, max_positions: int
+) -> tuple[SequenceBatch, PackedRows | None]:
+    """Lay out a batch with the intervals, titles, hard negatives and context that the generator draws; None without a context."""
+    intervals_U = np.minimum(draw_intervals(len(units), generator), max_positions - 2)
+    has_title_U = generator.random(len(units)) < config.title_share
+    has_context = config.reads_context and generator.random() >= config.context_absence
+    positions = np.array([position for unit in units for position in unit])
+    mined = data.hard_negatives_Nk[positions].ravel()
+    negatives = list(dict.fromkeys(mined[mined != NONE_FOUND].tolist()))
+    negative_interval = int(np.minimum(draw_intervals(1, generator), max_positions - 2)[0])
+    batch = data.maker.make(units, intervals_U, has_title_U, negatives, negative_interval)
+    context = None
+    if has_context:
+        candidates = np.unique(data.document_number_N[batch.pair_D], return_index=True)[1]
+        drawn = generator.permutation(candidates)[: config.context_documents]
+        context = data.maker.context(batch.pair_D[drawn].tolist(), min(config.max_context_tokens, max_positions))
+    return batch, context
+
+
+def batch_loss(
+    embeddings_BE: Float32[torch.Tensor, "B E"],
+    batch: SequenceBatch,
+    data: TrainingData,
+    teacher_BD: Float32[torch.Tensor, "B D"] | None,
+    config: TrainConfig,
+    model_dim: int,
+) -> Float32[torch.Tensor, ""]:
+    """Return the loss of a batch's chunk embeddings: InfoNCE over layers and widths, and the distillation of the last layer."""
+    device, num_queries = embeddings_BE.device, len(batch.pair_Q)
+    positive_Q = torch.from_numpy(batch.positive_Q).to(device)
+    false_negatives = FalseNegatives(
+        query_QS=torch.from_numpy(data.vectors.query_NV[batch.pair_Q]).to(device),
+        document_NS=torch.from_numpy(data.vectors.document_NV[batch.pair_D]).to(device),
+        text_number_N=torch.from_numpy(data.document_number_N[batch.pair_D]).to(device),
+        margin=config.margin,
+    )
+    layers = embeddings_BE.split(model_dim, dim=1)
+
+    def loss_of_width(dim: int) -> torch.Tensor:
+        losses: list[torch.Tensor] = []
+        for layer_BD in layers:
+            texts = mean_by_text(layer_BD[:, :dim], batch.text_B, num_queries + len(batch.pair_D))
+            losses.append(
+                contrastive_loss(texts[:num_queries], texts[num_queries:], positive_Q, false_negatives, temperature=config.temperature)
+            )
+        return torch.stack(losses).mean()
+
+    loss = over_widths(loss_of_width, config.matryoshka_dims or (model_dim,))
+    if teacher_BD is None:
+        return loss
+    pieces = zip(layers[-1].split(DISTILLED_TOGETHER), teacher_BD.split(DISTILLED_TOGETHER), strict=True)
+    distilled = [
+        len(student) / len(teacher_BD) * distillation_loss(student, teacher, temperature=config.distillation_temperature)
+        for student, teacher in pieces
+    ]
+    return loss + config.distillation_weight * torch.stack(distilled).sum()
+
+
+def _autocast(model: LandmarkEncoder, config: TrainConfig) -> torch.autocast:
+    return torch.autocast(model.device.type, torch.bfloat16, enabled=config.precision == "bf16")
+
+
+def _first_stage(model: LandmarkEncoder, rows: PackedRows, config: TrainConfig) -> FirstStage:
+    def embed() -> torch.Tensor:
+        with _autocast(model, config):
+            return model.embed_documents(rows).float()
+
+    return embed
+
+
+def _second_stage(model: LandmarkEncoder, rows: PackedRows, seed: int, config: TrainConfig) -> SecondStage:
+    def embed(context_CD: torch.Tensor | None) -> torch.Tensor:
+        if context_CD is not None:
+            draws = torch.Generator(context_CD.device).manual_seed(seed)
+            context_CD = drop_context(context_CD, model.null_context, config.context_dropout, draws)
+        with _autocast(model, config):
+            return model(rows, context_CD, config.matryoshka_layers or None, landmarks=config.attention == "landmark").float()
+
+    return embed
+
+
+@torch.no_grad()
+def _teach(teacher: LandmarkEncoder, rows: PackedRows, config: TrainConfig) -> torch.Tensor:
+    with _autocast(teacher, config):
+        return F.normalize(teacher.embed_documents(rows).float(), dim=1)

@@ -1,0 +1,110 @@
+"""Cheap vectors of the training pairs: what clusters them, tells false negatives, and mines hard ones.
+
+``static`` is the surrogate that clusters a corpus at ingest, at the cost of tokenising; ``encoder`` is the base model itself, pooled over
+the opening of a text, which ranks far better and costs a forward pass over the data once. Vectors are kept in the run's folder.
+
+    N pairs    V surrogate dim
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float32
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from pipeline import durable
+from pipeline.cluster.sampling import hash_order
+from pipeline.errors import IntegrityError
+from pipeline.manifest import fingerprint
+from pipeline.model.backbone import Backbone
+from pipeline.model.context_encoder import ContextEncoder
+from pipeline.model.static_embeddings import StaticEmbedder
+from pipeline.train.pairs import TrainingPairs
+from pipeline.train.settings import TrainSurrogate
+from pipeline.types import ProgressListener
+
+MAX_TOKENS: Final = 256
+FIT_TEXTS: Final = 8_192
+BLOCK_TEXTS: Final = 2_048
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PairVectors:
+    """L2-normalised vectors of N documents (φ) and their queries (ψ)."""
+
+    document_NV: Float32[np.ndarray, "N V"]
+    query_NV: Float32[np.ndarray, "N V"]
+    fingerprint: str
+
+
+def embed_pairs(pairs: TrainingPairs, backbone: Backbone, surrogate: TrainSurrogate, progress: ProgressListener) -> PairVectors:
+    """Embed both sides of every pair; equal documents are embedded once."""
+    if surrogate == "static":
+        order = hash_order([f"{query}\n{document}" for query, document in zip(pairs.queries, pairs.documents, strict=True)], 0)
+        sample = [pairs.documents[position] for position in order[:FIT_TEXTS].tolist()]
+        embedder, _ = StaticEmbedder.fitted_to(backbone.token_embeddings, backbone.tokenizer, sample)
+    else:
+        embedder = ContextEncoder(backbone, min(MAX_TOKENS, backbone.max_positions))
+    distinct = list(dict.fromkeys([*pairs.documents, *pairs.queries]))
+    number = {text: place for place, text in enumerate(distinct)}
+    blocks: list[np.ndarray] = []
+    for start in range(0, len(distinct), BLOCK_TEXTS):
+        blocks.append(_unit(embedder.embed(distinct[start : start + BLOCK_TEXTS])))
+        progress("surrogate", min(start + BLOCK_TEXTS, len(distinct)), len(distinct), "texts")
+    vectors = np.concatenate(blocks)
+    return PairVectors(
+        document_NV=vectors[[number[text] for text in pairs.documents]],
+        query_NV=vectors[[number[text] for text in pairs.queries]],
+        fingerprint=embedder.fingerprint,
+    )
+
+
+def _unit(vectors: Float32[np.ndarray, "N V"]) -> Float32[np.ndarray, "N V"]:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(norms > 0, norms, 1.0)
+
+
+def kept_vectors(
+    path: Path, key: str, pairs: TrainingPairs, backbone: Backbone, surrogate: TrainSurrogate, progress: ProgressListener
+) -> PairVectors:
+    """Read the vectors a run has stored under this ``key``, or embed and store them."""
+    if path.is_file():
+        stored = _read(path)
+        if stored.fingerprint == key and len(stored.document_NV) == len(pairs):
+            return stored
+    found = embed_pairs(pairs, backbone, surrogate, progress)
+    stored = PairVectors(document_NV=found.document_NV, query_NV=found.query_NV, fingerprint=key)
+    with durable.storage_errors("writing the surrogate vectors"), durable.replacing(path) as temporary:
+        save_file({"document": stored.document_NV, "query": stored.query_NV}, temporary, metadata={"key": key})
+    return stored
+
+
+def _read(path: Path) -> PairVectors:
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, "numpy") as stored:
+            key = (stored.metadata() or {}).get("key", "")
+        arrays = load_file(path)
+        return PairVectors(document_NV=arrays["document"], query_NV=arrays["query"], fingerprint=key)
+    except (SafetensorError, KeyError, OSError) as error:
+        raise IntegrityError(
+            f"{path.name} of the run must be a whole safetensors file, got a damaged one; delete it and run again"
+        ) from error
+
+
+def vectors_key(surrogate: TrainSurrogate, model_fingerprint: str, pairs: TrainingPairs) -> str:
+    """Identify what the vectors were made of."""
+    return fingerprint(surrogate=surrogate, model=model_fingerprint, pairs=pairs_fingerprint(pairs))
+
+
+def pairs_fingerprint(pairs: TrainingPairs) -> str:
+    """Identify the pairs and their order."""
+    columns: Sequence[Sequence[str]] = (pairs.queries, pairs.documents, pairs.titles, pairs.sources)
+    return fingerprint(**{str(number): list(column) for number, column in enumerate(columns)})

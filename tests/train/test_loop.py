@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.config import EncoderConfig
+from pipeline.errors import ConfigError, DiskFullError, FingerprintMismatchError, ModelError, SourceError
+from pipeline.model.backbone import load_backbone
+from pipeline.train import loop
+from pipeline.train.log import read_log
+from pipeline.train.loop import TrainReport, train
+from pipeline.train.settings import TrainConfig
+
+SETTINGS: dict[str, Any] = {
+    "steps": 8,
+    "batch_pairs": 12,
+    "sequence_documents": 3,
+    "max_document_tokens": 48,
+    "context_documents": 4,
+    "max_context_tokens": 12,
+    "context_dropout": 0.2,
+    "evaluate_every": 4,
+    "checkpoint_every": 2,
+    "peak_lr": 1e-3,
+    "micro_batch_tokens": 300,
+    "matryoshka_dims": (8, 32),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def run(tiny_model_folder: Path, pairs_file: Path, tmp_path: Path) -> Callable[..., TrainReport]:
+    def start(
+        name: str = "run", progress: Any = None, sources: Path = pairs_file, judged: tuple[Path, ...] = (), **settings: Any
+    ) -> TrainReport:
+        listener = {} if progress is None else {"progress": progress}
+        config = TrainConfig(**{**SETTINGS, **settings})
+        return train([pairs_file], tmp_path / name, config, base=str(tiny_model_folder), judged=judged, **listener)
+
+    return start
+
+
+class KilledError(Exception):
+    pass
+
+
+def dying_after(step: int) -> Callable[..., None]:
+    def listen(stage: str, done: int, total: int | None, unit: str) -> None:
+        if stage == "train" and done == step:
+            raise KilledError
+
+    return listen
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors") | load_file(folder / "model" / "cairn_extra.safetensors")
+
+
+def without_times(folder: Path) -> list[dict[str, Any]]:
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in read_log(folder / "log.jsonl")]
+
+
+def test_train_loss_falls_and_the_best_held_out_score_is_remembered(run: Any, tmp_path: Path):
+    report = run(steps=30, evaluate_every=10, checkpoint_every=30)
+    records = read_log(tmp_path / "run" / "log.jsonl")
+    losses = [record["loss"] for record in records if "loss" in record]
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+    scores = {record["step"]: record["heldout_ndcg_at_10"] for record in records if "heldout_ndcg_at_10" in record}
+    assert list(scores) == [0, 10, 20, 30]
+    assert report.best_score == scores[report.best_step] == max(scores.values())
+
+
+def test_train_saved_models_are_read_by_the_engine(run: Any, tmp_path: Path):
+    report = run(steps=2)
+    for name in ("model", "best"):
+        assert load_backbone(EncoderConfig(model=str(tmp_path / "run" / name), precision="fp32")).model_dim == 32
+    assert (report.pairs, report.heldout_pairs, report.steps, report.resumed_at) == (60, 6, 2, 0)
+    assert (tmp_path / "run" / "log.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 6, 7])
+def test_train_stopped_and_resumed_ends_bit_for_bit_as_if_undisturbed(run: Any, tmp_path: Path, step: int):
+    run("straight")
+    with pytest.raises(KilledError):
+        run("killed", dying_after(step))
+    report = run("killed")
+    assert report.resumed_at == step - step % 2
+    straight, resumed = weights(tmp_path / "straight"), weights(tmp_path / "killed")
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
+    assert without_times(tmp_path / "straight") == without_times(tmp_path / "killed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nth", [1, 2])
+def test_train_killed_at_a_commit_point_ends_bit_for_bit_as_if_undisturbed(
+    run: Any, tmp_path: Path, tiny_model_folder: Path, pairs_file: Path, nth: int
+):
+    run("straight")
+    program = f"""
+import os
+from pathlib import Path
+import torch
+from pipeline import durable
+from pipeline.train.loop import train
+from pipeline.train.settings import TrainConfig
+torch.set_num_threads(1)
+seen = []
+def observe(name):
+    seen.append(name)
+    if seen.count("train.checkpoint") == {nth}:
+        os._exit(9)
+durable.observe_commit_points(observe)
+train([Path({str(pairs_file)!r})], Path({str(tmp_path / "killed")!r}), TrainConfig(**{SETTINGS!r}), base={str(tiny_model_folder)!r})
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode == 9
+    assert run("killed").resumed_at == 2 * nth
+    straight, resumed = weights(tmp_path / "straight"), weights(tmp_path / "killed")
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
+
+
+def test_train_damaged_checkpoint_is_passed_over_for_the_one_before(run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    run("straight")
+    with pytest.raises(KilledError):
+        run("killed", dying_after(7))
+    damaged = tmp_path / "killed" / "checkpoints" / "00000006" / "optimizer.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-7])
+    with caplog.at_level(logging.WARNING):
+        assert run("killed").resumed_at == 4
+    assert "checkpoint 00000006 is damaged" in caplog.text
+    straight, resumed = weights(tmp_path / "straight"), weights(tmp_path / "killed")
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
+
+
+def test_train_finished_run_is_not_trained_on(run: Any, tmp_path: Path):
+    run()
+    before = weights(tmp_path / "run")
+    assert run().resumed_at == 8
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(tmp_path / "run").items())
+
+
+def test_train_keeps_the_two_newest_checkpoints(run: Any, tmp_path: Path):
+    run()
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["00000006", "00000008"]
+
+
+def test_train_folder_of_another_run_is_refused(run: Any, tmp_path: Path, pairs_file: Path):
+    run(steps=2)
+    with pytest.raises(FingerprintMismatchError, match=r"got a folder of a run with peak_lr 0\.001; give the same"):
+        run(steps=2, peak_lr=1e-4)
+    pairs_file.write_text(pairs_file.read_text() + json.dumps({"query": "one", "document": "more"}) + "\n")
+    with pytest.raises(FingerprintMismatchError, match="another pairs"):
+        run(steps=2)
+
+
+def test_train_loss_that_is_not_finite_stops_and_names_the_last_good_checkpoint(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ModelError, match="step 1; there is no checkpoint yet"):
+        _nan_at(run, monkeypatch, 1)
+    with pytest.raises(ModelError, match=r"got nan and 1\.0 in step 4; .*00000002 is the last good checkpoint"):
+        _nan_at(run, monkeypatch, 4)
+    assert sorted(path.name for path in (tmp_path / "nan4" / "checkpoints").iterdir()) == ["00000002"]
+
+
+def _nan_at(run: Any, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    def spoiled(*arguments: Any) -> Any:
+        report = loop_step(*arguments)
+        if arguments[4] + 1 != step:
+            return report
+        return type(report)(**{**{name: getattr(report, name) for name in report.__slots__}, "loss": float("nan"), "gradient_norm": 1.0})
+
+    loop_step = loop.train_step
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train_step", spoiled)
+        run(f"nan{step}")
+
+
+def test_train_full_disk_at_a_checkpoint_leaves_the_one_before(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    written: list[int] = []
+
+    def full(*arguments: Any) -> None:
+        written.append(1)
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+        real(*arguments)
+
+    from pipeline.train import checkpoints
+
+    real = checkpoints.save_file
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "save_file", full)
+        with pytest.raises(DiskFullError, match="no space left while writing checkpoints/00000004"):
+            run("full")
+    assert [path.name for path in (tmp_path / "full" / "checkpoints").iterdir()] == ["00000002"]
+    assert run("full").resumed_at == 2
+
+
+def test_train_hard_negatives_and_the_encoder_as_surrogate_change_what_is_learned(run: Any, tmp_path: Path):
+    run("plain", steps=2)
+    run("hard", steps=2, hard_negatives=2, surrogate="encoder")
+    record = read_log(tmp_path / "hard" / "log.jsonl")[1]
+    assert record["num_documents"] > record["num_queries"]
+
+
+def test_train_one_source_only_is_trained_on(run: Any, pairs_file: Path):
+    records = [json.loads(line) | {"source": "only"} for line in pairs_file.read_text().splitlines()]
+    pairs_file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert run(steps=2).steps == 2
+
+
+def test_train_fewer_pairs_than_a_batch_are_refused(run: Any):
+    with pytest.raises(SourceError, match="at least the 64 pairs of one batch, got 54; lower batch_pairs"):
+        run(batch_pairs=64)
+
+
+def test_train_pairs_of_a_judged_set_are_counted_and_left_out(run: Any, tmp_path: Path, pairs_file: Path):
+    query = json.loads(pairs_file.read_text().splitlines()[0])["query"]
+    judged = tmp_path / "judged"
+    judged.mkdir()
+    pq.write_table(pa.table({"id": ["1"], "text": ["nothing of the kind"]}), judged / "corpus.parquet")
+    pq.write_table(pa.table({"id": ["1"], "text": [query.upper()]}), judged / "queries.parquet")
+    report = run(steps=1, judged=(judged,))
+    assert report.pairs == 59
+    assert report.skipped == {"query of an evaluation set": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "sentence"),
+    [
+        ({"matryoshka_dims": (64,)}, ConfigError, "matryoshka_dims must be different numbers between 1 and the base model's 32"),
+        ({"matryoshka_layers": (1,)}, ModelError, "must end with the base model's last layer 2"),
+    ],
+)
+def test_train_widths_and_layers_the_base_does_not_have_are_refused(
+    run: Any, settings: dict[str, Any], error: type[Exception], sentence: str
+):
+    with pytest.raises(error, match=sentence):
+        run(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"steps": 0}, {"batch_pairs": 1}, {"context_absence": 1.5}, {"temperature": 0.0}, {"margin": float("nan")}, {"seed": -1}],
+)
+def test_train_config_values_out_of_range_are_refused(settings: dict[str, Any]):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        TrainConfig(**{"steps": 1, **settings})
+
+
+def test_train_damaged_surrogate_file_is_said_in_a_sentence(run: Any, tmp_path: Path):
+    run(steps=1)
+    path = tmp_path / "run" / "surrogate.safetensors"
+    path.write_bytes(b"\x07" * 20)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(Exception, match=r"surrogate\.safetensors of the run must be a whole safetensors file"):
+        run(steps=1)
