@@ -20,15 +20,20 @@ if TYPE_CHECKING:
     from pipeline.evaluate.retrieval_set import RetrievalSet
     from pipeline.evaluate.significance import Comparison
     from pipeline.evaluate.systems import System
+    from pipeline.model.backbone import Backbone
 
+_SAME_NAME = (
+    *("model", "pooling", "attention", "landmarks", "landmark_interval", "temperature", "query_temperature", "temperature_by_length"),
+    *("causal", "query_prefix", "document_prefix", "pool_prefix", "use_context", "precision", "backend"),
+)
 _ENCODER_FIELDS = {
-    **{name: name for name in ("model", "pooling", "attention", "landmark_interval", "query_prefix", "document_prefix")},
-    **{name: name for name in ("temperature", "query_temperature", "temperature_by_length", "causal")},
+    **{name: name for name in _SAME_NAME},
     "dims": "truncate_dim",
     "layers": "num_layers",
-    "use_context": "use_context",
-    "precision": "precision",
+    "window_tokens": "max_window_tokens",
 }
+_SHARED_OPTIONS = ("precision", "backend")
+_MODEL_OPTIONS = ("model", "dims", "layers", "causal", "query_prefix", "document_prefix", "pool_prefix")
 
 
 @click.command(context_settings={"show_default": True})
@@ -36,9 +41,12 @@ _ENCODER_FIELDS = {
 @click.option("--ablate", is_flag=True, help="The whole table: every encoder, with no, random and corpus context, ranked in every way.")
 @click.option("--systems", "patterns", multiple=True, metavar="PATTERN", help="Only systems whose name matches, such as 'mean/*'; repeat.")
 @click.option("--against", help="Compare every system with this one.  [default: the best baseline]")
-@click.option("--model", envvar="CAIRN_MODEL", help="Base encoder of all systems: all-MiniLM-L6-v2, or a folder.")
+@click.option("--model", envvar="CAIRN_MODEL", help="Encoder: a name, cached or embedded, or a folder.  [default: all-MiniLM-L6-v2]")
+@click.option("--baseline-model", help="Encoder of the baselines, such as the one a trained model began with.  [default: as --model]")
 @click.option("--pooling", help="Of cairn/…, as for ingest.  [default: mean]")
-@click.option("--attention", type=click.Choice(["chunk", "full"]), help="Of cairn/…, as for ingest.  [default: chunk]")
+@click.option("--attention", type=click.Choice(["chunk", "full", "landmark"]), help="Of cairn/…, as for ingest.  [default: chunk]")
+@click.option("--window-tokens", type=int, help="Of cairn/…, as for ingest.  [default: 512; landmark: 8192]")
+@click.option("--landmarks", type=click.Choice(["fixed", "sentence"]), help="Of our own systems, as for ingest.  [default: fixed]")
 @click.option("--landmark-interval", type=int, help="Tokens between two landmarks of our own systems.  [default: 64]")
 @click.option("--temperature", type=float, help="Divide attention logits by this (TempScale).  [default: 1.0]")
 @click.option("--query-temperature", type=float, help="The same for queries alone.  [default: as documents]")
@@ -48,8 +56,10 @@ _ENCODER_FIELDS = {
 @click.option("--causal/--bidirectional", default=None, help="What tokens of a decoder see.  [default: bidirectional]")
 @click.option("--query-prefix", help="Text before every query.  [default: none]")
 @click.option("--document-prefix", help="Text before every row of a document.  [default: none]")
-@click.option("--use-context/--no-context", default=None, help="Whether cairn/… reads the corpus's context.  [default: no-context]")
+@click.option("--pool-prefix/--no-pool-prefix", default=None, help="Take prefixes into the mean.  [default: as the model's folder says]")
+@click.option("--use-context/--no-context", default=None, help="Whether cairn/… reads the corpus's context.  [default: as the model says]")
 @click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), help="Arithmetic of the encoder.  [default: auto]")
+@click.option("--backend", type=click.Choice(["torch", "openvino"]), help="What runs the encoders.  [default: torch]")
 @click.option("--context-documents", type=click.IntRange(min=1), default=512, help="Documents of a context.")
 @click.option("--known-items", type=click.IntRange(min=1), help="For a corpus without queries: so many first sentences find their texts.")
 @click.option("--max-queries", type=click.IntRange(min=1), help="Draw at most so many queries of each set.  [default: all]")
@@ -98,7 +108,7 @@ def evaluate(
         return _compare_runs(sets, compare, seed, as_json=as_json)
     if length_report:
         return _report_lengths(sets, _base(given(ctx)), seed, quiet=quiet, as_json=as_json)
-    systems = _systems(_base(given(ctx)), patterns, ablate=ablate)
+    systems = _systems(given(ctx), patterns, ablate=ablate)
     _require_known(against, systems)
     with ProgressBars(quiet=quiet) as progress:
         results = list(_score(sets, systems, ContextConfig(num_documents=context_documents, seed=seed), runs, cache, progress))
@@ -107,21 +117,56 @@ def evaluate(
 
 
 def _base(chosen: Mapping[str, Any]) -> EncoderConfig:
+    """Return what an ingest with these options would encode with."""
     from pipeline.config import EncoderConfig
+    from pipeline.model.model_defaults import model_defaults
 
-    return EncoderConfig(**{field: chosen[name] for name, field in _ENCODER_FIELDS.items() if name in chosen})
+    own = {field: chosen[name] for name, field in _ENCODER_FIELDS.items() if name in chosen}
+    return EncoderConfig(**{**model_defaults(own), **own})
 
 
-def _systems(base: EncoderConfig, patterns: Sequence[str], *, ablate: bool) -> list[System]:
-    from pipeline.evaluate.systems import baseline_systems, configured_systems, fitted_to, our_systems, select_systems
+def _baseline_base(chosen: Mapping[str, Any]) -> EncoderConfig:
+    """Return the settings of the baselines: their model's own, with the options that are not about how Cairn chunks and pools."""
+    kept = _SHARED_OPTIONS if "baseline_model" in chosen else (*_SHARED_OPTIONS, *_MODEL_OPTIONS)
+    options = {name: chosen[name] for name in kept if name in chosen}
+    return _base({**options, **({"model": chosen["baseline_model"]} if "baseline_model" in chosen else {})})
+
+
+def _systems(chosen: Mapping[str, Any], patterns: Sequence[str], *, ablate: bool) -> list[System]:
+    from pipeline.encode.documents import require_fit
+    from pipeline.evaluate.systems import baseline_systems, configured_systems, our_systems, select_systems
     from pipeline.model.backbone import load_backbone
 
-    max_positions = load_backbone(base).max_positions
-    base = fitted_to(base, max_positions)
-    ours = our_systems(base) if ablate else []
+    base, baseline = _base(chosen), _baseline_base(chosen)
+    backbones = {config.model: load_backbone(config) for config in (base, baseline)}
+    ours = our_systems(base, max_positions=backbones[base.model].max_positions) if ablate else []
+    ours = _servable(ours, backbones)
     known = {system.encoding for system in ours}
+    require_fit(base, backbones[base.model])
     ours += [system for system in configured_systems(base) if system.encoding not in known]
-    return select_systems([*baseline_systems(base, max_positions), *ours], patterns)
+    tokenizer = backbones[baseline.model].tokenizer
+    prefix_tokens = max(
+        len(tokenizer.encode(prefix, add_special_tokens=False).ids) for prefix in (baseline.query_prefix, baseline.document_prefix)
+    )
+    baselines = baseline_systems(baseline, backbones[baseline.model].max_positions, prefix_tokens)
+    return select_systems([*_servable(baselines, backbones), *ours], patterns)
+
+
+def _servable(systems: Sequence[System], backbones: Mapping[str, Backbone]) -> list[System]:
+    """Leave out, and say so, what the model has no room or no head for."""
+    from pipeline.encode.documents import require_fit
+    from pipeline.errors import CairnError
+
+    reasons: dict[str, str] = {}
+    for system in systems:
+        config = system.encoding.encoder
+        try:
+            require_fit(config, backbones[config.model])
+        except CairnError as error:
+            reasons[system.name] = str(error)
+    for reason in dict.fromkeys(reasons.values()):
+        click.echo(f"left out: {', '.join(name for name, own in reasons.items() if own == reason)}: {reason}", err=True)
+    return [system for system in systems if system.name not in reasons]
 
 
 def _require_distinct_names(sets: Sequence[RetrievalSet]) -> None:

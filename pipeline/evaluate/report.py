@@ -10,13 +10,13 @@ Tests are paired query by query; with several sets the queries of all count alik
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
-from pipeline.config import EncoderConfig
+from pipeline.config import WINDOW_TOKENS, EncoderConfig
 from pipeline.evaluate.bench import SystemResult, primary_measures
 from pipeline.evaluate.significance import Comparison, compare_paired
 from pipeline.evaluate.systems import System
@@ -29,6 +29,7 @@ _INGEST_FLAGS = {
     "model": "--model",
     "pooling": "--pooling",
     "attention": "--attention",
+    "max_window_tokens": "--window-tokens",
     "landmarks": "--landmarks",
     "landmark_interval": "--landmark-interval",
     "temperature": "--temperature",
@@ -39,7 +40,9 @@ _INGEST_FLAGS = {
     "num_layers": "--layers",
     "query_prefix": "--query-prefix",
     "document_prefix": "--document-prefix",
+    "pool_prefix": "--pool-prefix",
     "precision": "--precision",
+    "backend": "--backend",
 }
 _SEARCH_FLAGS = {
     "document": "--granularity document --no-hybrid",
@@ -173,10 +176,10 @@ class Report:
 def is_buildable(system: System) -> bool:
     """Whether an ingest and a search give this system: no titles in front, nothing cut, no context of random words, no RRF.
 
-    A window other than the default's has no flag of its own, and matters to full attention only.
+    Nor windows so short that they overlap by less than the default, for which there is no flag.
     """
     encoding = system.encoding
-    if encoding.encoder.attention == "full" and encoding.encoder.max_window_tokens != EncoderConfig().max_window_tokens:
+    if encoding.encoder.window_overlap_tokens != EncoderConfig().window_overlap_tokens:
         return False
     is_whole = not encoding.has_titles and encoding.max_document_tokens is None
     return is_whole and encoding.context != "random" and system.ranking in _SEARCH_FLAGS
@@ -184,7 +187,8 @@ def is_buildable(system: System) -> bool:
 
 def ingest_flags(system: System) -> str:
     """Return the flags of ``ingest`` that differ from its defaults."""
-    config, default = system.encoding.encoder, EncoderConfig()
+    config = system.encoding.encoder
+    default = replace(EncoderConfig(), max_window_tokens=WINDOW_TOKENS[config.attention])
     changed = {field.name: getattr(config, field.name) for field in fields(config)}
     given = [
         f"{flag} {_quoted(changed[name])}".rstrip()

@@ -1,7 +1,7 @@
 """The systems of the table, as records: what a RAG pipeline builds from a base model today, and what Cairn builds from the same one.
 
     baselines   bm25 · chunks-128/256 · titled-128/256 · late-128 · document-N · rrf-128/256
-    ours        {cls, mean, late, landmarks} / {none, random, corpus context} / {document, chunk, fused, fused+bm25}
+    ours        {cls, mean, late, landmarks, landmark-attention} / {none, random, corpus context} / {document, chunk, fused, fused+bm25}
 
 A new encoder is one more entry of :data:`ENCODERS` (or another base configuration), a new way to rank one more :data:`Ranking`.
 Chunk sizes are in tokens of the base model. A system whose chunks the model has no room for is left out.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
-from pipeline.config import EncoderConfig
+from pipeline.config import PREFIX_POOLINGS, WINDOW_TOKENS, EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.evaluate.encodings import ContextKind, Encoding
 
@@ -22,6 +22,7 @@ Ranking = Literal["document", "chunk", "fused", "fused+bm25", "bm25", "rrf"]
 """By document vector, by best chunk, by both; both with BM25 as a search fuses them; BM25 alone; BM25 and chunks by reciprocal rank."""
 
 BASELINE_TOKENS: Final = (128, 256)
+BASELINE_POOLINGS: Final = ("mean", "cls", "last", "latent")
 PASSAGE_TOKENS: Final = 128
 """Length of our passages: windows of so many tokens slide over the landmarks, as in a search."""
 
@@ -30,6 +31,7 @@ ENCODERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "mean": {"pooling": "mean", "attention": "chunk"},
     "late": {"pooling": "mean", "attention": "full"},
     "landmarks": {"pooling": "lmk", "attention": "full"},
+    "landmark-attention": {"pooling": "lmk", "attention": "landmark"},
 }
 """Our encoders by name: what differs from the base configuration."""
 
@@ -58,24 +60,48 @@ class System:
         return self.ranking in ("bm25", "rrf")
 
 
-def fitted_to(base: EncoderConfig, max_positions: int) -> EncoderConfig:
-    """Return the configuration with windows no longer than the model reads, and what hangs on their length."""
-    if base.max_window_tokens <= max_positions:
-        return base
-    return replace(base, max_window_tokens=max_positions, window_overlap_tokens=min(base.window_overlap_tokens, max_positions // 2))
+def varied(base: EncoderConfig, max_positions: int | None = None, **changes: Any) -> EncoderConfig:
+    """Return the configuration with changes, and what hangs on them: the window's length, what runs it, whether a prefix is pooled."""
+    attention, pooling = changes.get("attention", base.attention), changes.get("pooling", base.pooling)
+    changes["pool_prefix"] = base.pool_prefix and attention != "full" and pooling in PREFIX_POOLINGS
+    if attention != base.attention and base.max_window_tokens == WINDOW_TOKENS[base.attention]:
+        changes["max_window_tokens"] = 0
+    if attention == "landmark":
+        changes["backend"] = "torch"
+    config = replace(base, **changes)
+    if max_positions is None or attention == "landmark" or config.max_window_tokens <= max_positions:
+        return config
+    return replace(config, max_window_tokens=max_positions, window_overlap_tokens=min(config.window_overlap_tokens, max_positions // 2))
 
 
-def baseline_systems(base: EncoderConfig, max_positions: int) -> list[System]:
-    """Return what a RAG pipeline builds from the base model, each chunk encoded by itself but for late chunking."""
-    plain = replace(base, pooling="mean", attention="chunk", landmarks="fixed")
-    room = _room(base, max_positions)
+def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int = 0) -> list[System]:
+    """Return what a RAG pipeline builds from the base model, each chunk encoded by itself but for late chunking.
+
+    The model's own pooling stands where it pools a text by itself, else the mean; temperatures and contexts are ours.
+    """
+    plain = varied(
+        base,
+        max_positions,
+        pooling=base.pooling if base.pooling in BASELINE_POOLINGS else "mean",
+        attention="chunk",
+        landmarks="fixed",
+        use_context=False,
+        temperature=1.0,
+        query_temperature=None,
+        temperature_by_length=(),
+    )
+    # Beside the text a row holds [CLS], the prefix and its end.
+    room = min(plain.max_window_tokens, max_positions) - 2 - prefix_tokens
     systems = [_baseline("bm25", Encoding(encoder=replace(plain, landmark_interval=min(BASELINE_TOKENS[0], room))), "bm25")]
     sizes = [size for size in BASELINE_TOKENS if size <= room]
     encoders = {size: replace(plain, landmark_interval=size) for size in sizes}
     systems += [_baseline(f"chunks-{size}", Encoding(encoder=encoders[size]), "chunk") for size in sizes]
     systems += [_baseline(f"rrf-{size}", Encoding(encoder=encoders[size]), "rrf") for size in sizes]
     systems += [_baseline(f"titled-{size}", Encoding(encoder=encoders[size], has_titles=True), "chunk") for size in sizes]
-    systems += [_baseline(f"late-{size}", Encoding(encoder=replace(encoders[size], attention="full")), "chunk") for size in sizes[:1]]
+    systems += [
+        _baseline(f"late-{size}", Encoding(encoder=varied(encoders[size], max_positions, attention="full", pooling="mean")), "chunk")
+        for size in sizes[:1]
+    ]
     systems += [
         _baseline(f"document-{size}", Encoding(encoder=replace(plain, landmark_interval=size), max_document_tokens=size), "document")
         for size in dict.fromkeys(min(room, size) for size in (256, room))
@@ -83,13 +109,18 @@ def baseline_systems(base: EncoderConfig, max_positions: int) -> list[System]:
     return systems
 
 
-def our_systems(base: EncoderConfig, contexts: Iterable[ContextKind] = CONTEXTS, encoders: Iterable[str] = tuple(ENCODERS)) -> list[System]:
+def our_systems(
+    base: EncoderConfig,
+    contexts: Iterable[ContextKind] = CONTEXTS,
+    encoders: Iterable[str] = tuple(ENCODERS),
+    max_positions: int | None = None,
+) -> list[System]:
     """Return Cairn's own systems on the base configuration's landmark interval."""
     window = max(1, PASSAGE_TOKENS // base.landmark_interval)
     return [
         System(
             name=f"{encoder}/{context}/{ranking}",
-            encoding=Encoding(encoder=replace(base, **ENCODERS[encoder]), context=context),
+            encoding=Encoding(encoder=varied(base, max_positions, use_context=False, **ENCODERS[encoder]), context=context),
             ranking=ranking,
             window_chunks=window,
         )
@@ -118,8 +149,3 @@ def select_systems(systems: Sequence[System], patterns: Sequence[str]) -> list[S
 
 def _baseline(name: str, encoding: Encoding, ranking: Ranking) -> System:
     return System(name=name, encoding=encoding, ranking=ranking, is_baseline=True)
-
-
-def _room(base: EncoderConfig, max_positions: int) -> int:
-    """Return how many tokens of a text one row holds beside [CLS] and its end."""
-    return min(base.max_window_tokens, max_positions) - 2

@@ -84,7 +84,7 @@ def test_ablate_scores_every_encoder_and_context(call: Any, folder: str) -> None
     systems = json.loads(out)["systems"]
 
     assert code == 0
-    assert len(systems) == 3 * 4 + 3
+    assert len(systems) == 3 * 4 + 4
     assert "landmarks/corpus/chunk" in systems
 
 
@@ -168,3 +168,34 @@ def test_known_items_need_no_queries(call: Any, tmp_path: Path) -> None:
 
     assert code == 0
     assert "plain (known items): 3 documents, 2 queries" in out
+
+
+def test_baselines_may_have_a_model_of_their_own(call: Any, folder: str, tiny_roberta_folder: Path, tmp_path: Path) -> None:
+    options = (folder, "--json", "--systems", "document-94", "--systems", "cairn/document")
+    alone, beside = (json.loads(call(*options, *more)[1])["systems"] for more in ((), ("--baseline-model", str(tiny_roberta_folder))))
+
+    assert alone["document-94"]["walks"]["cost"]["tokens"] == beside["document-94"]["walks"]["cost"]["tokens"]
+    assert alone["cairn/document"]["walks"]["measures"] == beside["cairn/document"]["walks"]["measures"]
+    assert run(cairn, ["evaluate", folder, "--baseline-model", "nowhere", "--quiet"], "cairn") == 2
+
+
+def test_configuration_that_does_not_fit_the_model_is_an_error(folder: str, tiny_model_folder: Path) -> None:
+    options = ["--landmark-interval", "95", "--model", str(tiny_model_folder), "--quiet", "--systems", "bm25"]
+
+    assert run(cairn, ["evaluate", folder, "--ablate", *options], "cairn") == 2
+
+
+def test_systems_that_do_not_fit_are_left_out_with_the_reason(call: Any, folder: str) -> None:
+    options = ("--attention", "landmark", "--temperature-by-length", "90:0.9", "--systems", "landmark*/none/chunk")
+    code, out, error = call(folder, "--ablate", *options)
+
+    assert code == 0
+    assert "left out: cls/none/document, " in error
+    assert "temperature_by_length must name lengths that rows reach" in error
+    assert "landmark-attention/none/chunk" in out
+
+
+def test_window_of_another_length_is_named_in_the_advice(call: Any, folder: str) -> None:
+    _, out, _ = call(folder, "--attention", "landmark", "--window-tokens", "512", "--systems", "cairn/*", "--json")
+
+    assert json.loads(out)["advice"][0]["ingest_flags"].endswith("--attention landmark --window-tokens 512 --landmark-interval 8")

@@ -90,10 +90,8 @@ def test_buildable_are_chunks_and_late_chunks_and_ours_without_random_context():
     assert ours == {"none", "corpus"}
 
 
-def test_full_attention_in_another_window_is_not_buildable():
-    systems = our_systems(EncoderConfig(max_window_tokens=256), ["none"], ["mean", "late"])
-
-    assert [is_buildable(system) for system in systems] == [True] * 4 + [False] * 4
+def test_window_with_another_overlap_is_not_buildable():
+    assert [is_buildable(our_systems(BASE, ["none"], ["late"], max_positions=size)[0]) for size in (256, 96)] == [True, False]
 
 
 def test_ingest_flags_name_what_differs_from_the_defaults():
@@ -109,6 +107,13 @@ def test_ingest_flags_are_written_as_ingest_reads_them():
     config = EncoderConfig(temperature_by_length=((128, 0.95), (512, 0.9)), causal=True)
 
     assert ingest_flags(our_systems(config, ["none"], ["mean"])[0]) == "--temperature-by-length 128:0.95,512:0.9 --causal"
+
+
+def test_ingest_flags_name_a_window_of_another_length():
+    late, landmarks = (our_systems(EncoderConfig(), ["none"], [name], max_positions=256)[0] for name in ("late", "landmark-attention"))
+
+    assert ingest_flags(late) == "--attention full --window-tokens 256"
+    assert ingest_flags(landmarks) == "--pooling lmk --attention landmark"
 
 
 def test_report_as_json_has_means_costs_comparisons_and_advice():

@@ -5,7 +5,7 @@ import pytest
 from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.evaluate.encodings import Encoding
-from pipeline.evaluate.systems import baseline_systems, configured_systems, fitted_to, our_systems, select_systems
+from pipeline.evaluate.systems import baseline_systems, configured_systems, our_systems, select_systems, varied
 
 BASE = EncoderConfig()
 
@@ -13,7 +13,7 @@ BASE = EncoderConfig()
 def test_table_names_every_system_once():
     names = [system.name for system in baseline_systems(BASE, 512) + our_systems(BASE)]
 
-    assert len(names) == len(set(names)) == 10 + 3 * 4 * 4
+    assert len(names) == len(set(names)) == 10 + 3 * 5 * 4
 
 
 def test_baselines_are_those_of_a_rag_pipeline():
@@ -39,7 +39,7 @@ def test_baselines_a_small_model_has_no_room_for_are_left_out():
 
 
 def test_our_systems_of_one_encoder_and_context_share_one_encoding():
-    assert len({system.encoding for system in our_systems(BASE)}) == 12
+    assert len({system.encoding for system in our_systems(BASE)}) == 15
 
 
 @pytest.mark.parametrize(("interval", "window"), [(32, 4), (64, 2), (128, 1), (256, 1)])
@@ -66,6 +66,35 @@ def test_pattern_that_matches_no_system_is_refused():
         select_systems(baseline_systems(BASE, 512), ["chunk"])
 
 
-def test_windows_are_fitted_to_what_the_model_reads():
-    assert fitted_to(BASE, 512) is BASE
-    assert (fitted_to(BASE, 96).max_window_tokens, fitted_to(BASE, 96).window_overlap_tokens) == (96, 48)
+def test_window_follows_the_attention_and_what_the_model_reads():
+    landmark = varied(BASE, attention="landmark", pooling="lmk")
+
+    assert landmark.max_window_tokens == 8_192
+    assert varied(landmark, 512, attention="full").max_window_tokens == 512
+    assert varied(EncoderConfig(attention="full", max_window_tokens=256), attention="landmark").max_window_tokens == 256
+    assert (varied(BASE, 96, attention="full").max_window_tokens, varied(BASE, 96, attention="full").window_overlap_tokens) == (96, 48)
+    assert varied(BASE, 96, attention="landmark").max_window_tokens == 8_192
+
+
+def test_prefix_is_pooled_where_it_can_be():
+    base = EncoderConfig(document_prefix="text: ", pool_prefix=True)
+
+    assert varied(base, landmark_interval=128).pool_prefix
+    assert not varied(base, pooling="cls").pool_prefix
+    assert not varied(base, attention="full").pool_prefix
+
+
+def test_prefix_takes_room_from_whole_documents():
+    assert [system.name for system in baseline_systems(BASE, 512, prefix_tokens=10)][-1] == "document-500"
+
+
+def test_landmark_attention_runs_on_torch():
+    assert varied(EncoderConfig(backend="openvino"), attention="landmark").backend == "torch"
+
+
+def test_baselines_pool_as_the_model_does_and_know_no_temperature():
+    systems = baseline_systems(EncoderConfig(pooling="cls", temperature=0.9, query_temperature=0.8, use_context=True), 512)
+    by_name = {system.name: system.encoding.encoder for system in systems}
+
+    assert (by_name["chunks-128"].pooling, by_name["late-128"].pooling) == ("cls", "mean")
+    assert {(config.temperature, config.query_temperature, config.use_context) for config in by_name.values()} == {(1.0, None, False)}
