@@ -24,7 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-readme", action="store_true", help="write what the tests find into README.md")
 
 
-install_import_hook(["pipeline.model", "pipeline.train", "pipeline.encode", "pipeline.corpus.tokenization"], "beartype.beartype")
+install_import_hook(
+    ["pipeline.evaluate", "pipeline.model", "pipeline.train", "pipeline.encode", "pipeline.corpus.tokenization"], "beartype.beartype"
+)
 
 TINY_WORDS = (
     "the",

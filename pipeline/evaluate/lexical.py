@@ -25,15 +25,15 @@ PROGRESS_QUERIES = 64
 class LexicalHits:
     """BM25's answer to each query: positions and scores, best first, ties by position; ``index_bytes`` is what the index took on disk."""
 
-    positions: Sequence[Int64[np.ndarray, " A"]]
-    scores: Sequence[Float32[np.ndarray, " A"]]
+    positions: Sequence[Int64[np.ndarray, " _"]]
+    scores: Sequence[Float32[np.ndarray, " _"]]
     index_bytes: int
 
 
 def search_bm25(texts: Sequence[str], queries: Sequence[str], limit: int, progress: ProgressListener) -> LexicalHits:
     """Return the best ``limit`` texts of every query; a text without a word of the query is never among them."""
-    positions: list[Int64[np.ndarray, " A"]] = []
-    scores: list[Float32[np.ndarray, " A"]] = []
+    positions: list[Int64[np.ndarray, " _"]] = []
+    scores: list[Float32[np.ndarray, " _"]] = []
     with tempfile.TemporaryDirectory(prefix="cairn-bm25-") as folder, lance_errors("the BM25 search"):
         rows = pa.table({"position": pa.array(np.arange(len(texts))), "text": pa.array(texts, pa.large_string())})
         table = lancedb.connect(folder).create_table("texts", rows)
