@@ -28,8 +28,7 @@ class BatchPlan:
                 f"training needs at least the {config.batch_pairs} pairs of one batch, got {len(kept)}; "
                 "lower batch_pairs or give more pairs"
             )
-        units = make_units([pairs.sources[position] for position in kept.tolist()], config.sequence_documents)
-        self.units = tuple(tuple(int(kept[place]) for place in unit) for unit in units)
+        self.units = make_units(pairs, kept.tolist(), config.sequence_documents)
         self._batch_units = units_of_a_batch(self.units, config.batch_pairs)
         self._config = config
         self._phi, self._psi = (self._mean_of_units(side) for side in (vectors.document_NV, vectors.query_NV))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 from jaxtyping import Int64
@@ -56,10 +55,22 @@ class _Text:
     max_tokens: int
 
 
-def make_units(sources: Sequence[str], sequence_documents: int) -> tuple[tuple[int, ...], ...]:
-    """Cut pairs into runs of one source, as they follow one another, and these into units of at most so many pairs."""
-    runs = [list(run) for _, run in groupby(range(len(sources)), key=lambda position: sources[position])]
-    return tuple(tuple(run[start : start + sequence_documents]) for run in runs for start in range(0, len(run), sequence_documents))
+def make_units(pairs: TrainingPairs, positions: Sequence[int], sequence_documents: int) -> tuple[tuple[int, ...], ...]:
+    """Cut pairs into runs of one source, as they follow one another, and these into units of so many different documents.
+
+    Pairs that follow one another with the same document stay together: their queries share a segment.
+    """
+    units: list[list[int]] = []
+    seen: set[str] = set()
+    source: str | None = None
+    for position in positions:
+        document = pairs.documents[position]
+        if pairs.sources[position] != source or (document not in seen and len(seen) == sequence_documents):
+            source, seen = pairs.sources[position], set()
+            units.append([])
+        seen.add(document)
+        units[-1].append(position)
+    return tuple(map(tuple, units))
 
 
 def units_of_a_batch(units: Sequence[Sequence[int]], batch_pairs: int) -> int:

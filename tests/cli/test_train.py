@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,13 @@ def test_train_command_trains_and_prints_what_it_did(pairs_file: Path, tiny_mode
     assert json.loads((pairs_file.parent / "run" / "run.json").read_text())["settings"]["matryoshka_dims"] == [8, 32]
     assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet"), "cairn") == 0
     assert "resumed at" in capsys.readouterr().out
+
+
+def test_train_command_has_an_option_for_every_setting():
+    from cli.train import train
+    from pipeline.train.settings import TrainConfig
+
+    assert {field.name for field in fields(TrainConfig)} <= {str(parameter.name) for parameter in train.params}
 
 
 def test_train_command_mistakes_end_in_a_sentence(pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]):

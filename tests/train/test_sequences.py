@@ -36,7 +36,14 @@ def rows_as_text(folder: Path, batch_rows: object) -> list[str]:
 
 
 def test_make_units_are_neighbours_of_one_source():
-    assert make_units(["a", "a", "a", "b", "a"], 2) == ((0, 1), (2,), (3,), (4,))
+    pairs = TrainingPairs(queries=tuple("abcde"), documents=tuple("vwxyz"), titles=("",) * 5, sources=("a", "a", "a", "b", "a"))
+    assert make_units(pairs, range(5), 2) == ((0, 1), (2,), (3,), (4,))
+    assert make_units(pairs, [0, 2, 4], 3) == ((0, 2, 4),)
+
+
+def test_make_units_count_documents_and_keep_their_queries_together():
+    pairs = TrainingPairs(queries=tuple("abcdef"), documents=tuple("xxyyxz"), titles=("",) * 6, sources=("s",) * 6)
+    assert make_units(pairs, range(6), 2) == ((0, 1, 2, 3, 4), (5,))
 
 
 def test_units_of_a_batch_hold_about_as_many_pairs_as_asked_for():
@@ -108,7 +115,7 @@ def test_split_rows_parts_are_whole_windows_within_the_budget(
     tiny_model_folder: Path, make_pairs: Callable[..., TrainingPairs], max_tokens: int
 ):
     pairs = make_pairs(24)
-    units = make_units(pairs.sources, 3)
+    units = make_units(pairs, range(len(pairs)), 3)
     rows = maker(tiny_model_folder, pairs).make(units, np.full(len(units), 8), np.ones(len(units), np.bool_)).rows
     parts = split_rows(rows, max_tokens)
     for name in ("ids_N", "lengths_B", "windows_B", "pooled_start_B", "pooled_end_B"):

@@ -30,7 +30,7 @@ def data(tiny_model_folder: Path, make_pairs: Callable[..., TrainingPairs]) -> t
             document_number_N=text_numbers(pairs.documents),
             hard_negatives_Nk=np.zeros((24, 0), np.int64),
         ),
-        list(make_units(pairs.sources, 3)),
+        list(make_units(pairs, range(len(pairs)), 3)),
     )
 
 

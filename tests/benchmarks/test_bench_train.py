@@ -1,0 +1,109 @@
+"""Training: the loss of 8,192 pairs in bounded memory, GradCache at most 1.5 times a plain step a token, tokens a second.
+
+Ratios are of runs that alternate in one process; the second one is of all-MiniLM-L6-v2 on passages, one thread.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.model.checkpoint import read_checkpoint
+from pipeline.model.names import model_folder
+from pipeline.train.contrastive import contrastive_loss
+from pipeline.train.grad_cache import cached_backward, plain_backward
+from pipeline.train.landmark_encoder import LandmarkEncoder
+from pipeline.train.pairs import TrainingPairs
+from pipeline.train.sequences import SequenceMaker, split_rows
+
+pytestmark = pytest.mark.bench
+
+BATCH, VECTOR_DIM, REPEATS = 8_192, 384, 3
+NUM_PASSAGES, CONTEXT_DOCUMENTS, MICRO_BATCH_TOKENS = 48, 16, 1_024
+MAX_GRAD_CACHE_RATIO = 1.5
+
+MEMORY_PROGRAM = """
+import resource, torch
+from pipeline.train.contrastive import contrastive_loss, plain_contrastive_loss
+torch.set_num_threads(1)
+x = torch.nn.functional.normalize(torch.randn({batch}, {dim}), dim=1).requires_grad_()
+{loss}(x[:64], x[:64], torch.arange(64)).backward()
+before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() // 1024
+{loss}(x, x, torch.arange(len(x))).backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def test_bench_tiled_loss_memory_at_a_large_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    grown = {
+        loss: int(
+            subprocess.run(
+                [sys.executable, "-c", MEMORY_PROGRAM.format(batch=BATCH, dim=VECTOR_DIM, loss=loss)],
+                capture_output=True,
+                check=True,
+                text=True,
+            ).stdout
+        )
+        / 1024
+        for loss in ("contrastive_loss", "plain_contrastive_loss")
+    }
+    with capsys.disabled():
+        print(
+            f"\nloss and gradient of {BATCH:,} pairs: {grown['contrastive_loss']:.0f} MiB, plain {grown['plain_contrastive_loss']:.0f} MiB"
+        )
+    assert grown["contrastive_loss"] < 192 < grown["plain_contrastive_loss"]
+
+
+def test_bench_grad_cache_against_a_plain_step(sample_passages: Callable[[int], list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    torch.set_num_threads(1)
+    passages = sample_passages(NUM_PASSAGES)
+    checkpoint = read_checkpoint(model_folder("all-MiniLM-L6-v2"))
+    pairs = TrainingPairs(
+        queries=tuple(passage[:60] for passage in passages),
+        documents=tuple(passages),
+        titles=("",) * len(passages),
+        sources=("s",) * len(passages),
+    )
+    maker = SequenceMaker(checkpoint, pairs, pooling="lmk", max_query_tokens=64, max_document_tokens=256)
+    units = [tuple(range(start, start + 4)) for start in range(0, NUM_PASSAGES, 4)]
+    batch = maker.make(units, np.full(len(units), 64), np.zeros(len(units), np.bool_))
+    context = maker.context(range(CONTEXT_DOCUMENTS), 64)
+    model = LandmarkEncoder(checkpoint)
+    positive = torch.from_numpy(batch.positive_Q)
+    first_row_of_text = torch.from_numpy(np.unique(batch.text_B, return_index=True)[1])
+
+    def loss(embeddings: torch.Tensor) -> torch.Tensor:
+        texts = torch.nn.functional.normalize(embeddings[first_row_of_text], dim=1)
+        return contrastive_loss(texts[:NUM_PASSAGES], texts[NUM_PASSAGES:], positive)
+
+    def step(backward: Callable[..., torch.Tensor], max_tokens: int) -> None:
+        model.zero_grad()
+        first = [lambda part=part: model.embed_documents(part) for part in split_rows(context, max_tokens)]
+        second = [lambda context_CD, part=part: model(part, context_CD) for part in split_rows(batch.rows, max_tokens)]
+        backward(first, second, loss)
+
+    step(plain_backward, 1 << 20)
+    measured = [
+        (seconds(lambda: step(cached_backward, MICRO_BATCH_TOKENS)), seconds(lambda: step(plain_backward, 1 << 20))) for _ in range(REPEATS)
+    ]
+    ratio = statistics.median(cached / plain for cached, plain in measured)
+    plain = min(plain for _, plain in measured)
+    with capsys.disabled():
+        print(
+            f"\n{len(batch.rows.ids_N):,} tokens in {len(split_rows(batch.rows, MICRO_BATCH_TOKENS))} micro-batches: GradCache {ratio:.2f} "
+            f"of a plain step, which makes {len(batch.rows.ids_N) / plain:,.0f} tokens/s"
+        )
+    assert ratio <= MAX_GRAD_CACHE_RATIO
