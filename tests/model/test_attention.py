@@ -45,6 +45,15 @@ def test_attend_equals_the_naive_softmax(kind, scores_per_step, dtype, worst, mo
     assert float((mixed.double() - _naive(query, key, value, visible)).abs().max()) <= worst
 
 
+@pytest.mark.parametrize("num_keys", [1_024, 1_031])
+def test_attend_long_bf16_rows_equal_the_naive_softmax(num_keys):
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 2, 5, 8, generator=generator).bfloat16()
+    key, value = torch.randn(2, 1, 2, num_keys, 8, generator=generator).bfloat16()
+    mixed = attend(query, key, value, None, Workspace(CPU))
+    assert float((mixed.double() - _naive(query, key, value, None)).abs().max()) <= 0.005
+
+
 def test_visible_keys_of_equal_rows_are_none():
     assert visible_keys(np.array([4, 4]), 4, 2, CPU) is None
 
