@@ -62,11 +62,12 @@ class Numbers(click.ParamType):
 @click.option("--weight-decay", type=float, help="Decay of matrices.  [default: 0.01]")
 @click.option("--max-gradient-norm", type=float, help="Longer gradients are cut to it.  [default: 1]")
 @click.option("--initial-gate", type=float, help="Where gates start that the base does not have.  [default: -1]")
+@click.option("--freeze-embeddings", is_flag=True, help="Train the layers alone; what changed is then 21 MB in bf16.")
 @click.option("--heldout-pairs", type=int, help="Pairs kept out to find the best step.  [default: 256]")
 @click.option("--evaluate-every", type=int, help="Steps between their scores.  [default: 50]")
 @click.option("--checkpoint-every", type=int, help="Steps between checkpoints.  [default: 50]")
 @click.option("--micro-batch-tokens", type=int, help="Tokens computed at a time: bounds memory.  [default: 16384]")
-@click.option("--precision", type=click.Choice(["fp32", "bf16"]), help="Arithmetic of products; weights stay fp32.  [default: fp32]")
+@click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), help="Arithmetic of products.  [default: auto]")
 @click.option("--seed", type=int, help="Seed of everything drawn.  [default: 0]")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option

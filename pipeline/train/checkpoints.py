@@ -3,6 +3,7 @@
     RUN/checkpoints/00000150/   a model folder, optimizer.safetensors, state.json with the hashes of both, written last
     RUN/best/                   the model folder of the best held-out score
     RUN/model/                  the model folder of the last step
+    RUN/changes.safetensors     what of it differs from the base, in bf16
 
 A checkpoint is written under another name and renamed; the two newest are kept. All that is drawn at random is drawn from the seed and the
 step, so nothing else has to be stored. One that is damaged is passed over with a warning.
@@ -25,7 +26,7 @@ from pipeline import durable
 from pipeline.config import EncoderConfig
 from pipeline.model.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint, read_checkpoint
 from pipeline.model.sentence_transformers_folder import read_json
-from pipeline.train.encoder_folder import save_encoder
+from pipeline.train.encoder_folder import save_changes, save_encoder
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.optimizer import optimizer_tensors, restore_optimizer
 
@@ -93,11 +94,13 @@ class RunFolder:
             shutil.rmtree(old)
         return target
 
-    def save_model(self, name: str, model: LandmarkEncoder, dtype: torch.dtype = torch.float32) -> Path:
+    def save_model(self, name: str, model: LandmarkEncoder) -> None:
         """Write ``best`` or ``model``."""
-        target = self.folder / name
-        _replace_folder(target, lambda folder: save_encoder(model, self._base, folder, self._encoder, dtype=dtype))
-        return target
+        _replace_folder(self.folder / name, lambda folder: save_encoder(model, self._base, folder, self._encoder))
+
+    def save_changes(self, model: LandmarkEncoder) -> None:
+        """Write what differs from the base."""
+        save_changes(model, self._base, self.folder / "changes.safetensors")
 
 
 def _as_json(state: RunState) -> dict[str, Any]:

@@ -49,6 +49,22 @@ def save_encoder(
         durable.write_json(folder / "config.json", dict(base.config))
 
 
+def save_changes(model: LandmarkEncoder, base: Checkpoint, path: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write only what differs from the base: as ``cairn_extra.safetensors`` beside the base's own weights it makes the trained model.
+
+    Tensors have the base's names; published parameters are stored in ``dtype``, gates and null token in float32.
+    """
+    changed: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        tensor = parameter.detach().cpu().contiguous()
+        if name in OWN_NAMES:
+            changed[name] = tensor
+        elif not torch.equal(tensor, base.tensors[model.base_prefix + name].float()):
+            changed[model.base_prefix + name] = tensor.to(dtype)
+    with durable.storage_errors("writing what changed"), durable.replacing(path) as temporary:
+        save_file(changed, temporary)
+
+
 def _pooling(model_dim: int, encoder: EncoderConfig) -> dict[str, Any]:
     mode = "mean" if encoder.pooling == "mean" else "lasttoken"
     return {"word_embedding_dimension": model_dim, "pooling_mode": mode, "include_prompt": True}

@@ -117,9 +117,9 @@ class LandmarkEncoder(nn.Module):
                 parameter.copy_(reader.read(name, tuple(parameter.shape), torch.float32))
             elif name in checkpoint.tensors:
                 parameter.copy_(_fitting(name, checkpoint.tensors[name], parameter))
-        prefix = next(name for name in checkpoint.tensors if name.endswith(anchor)).removesuffix(anchor)
+        self.base_prefix = next(name for name in checkpoint.tensors if name.endswith(anchor)).removesuffix(anchor)
         own = dict(self.named_parameters())
-        others = {name.removeprefix(prefix): tensor for name, tensor in checkpoint.tensors.items()}
+        others = {name.removeprefix(self.base_prefix): tensor for name, tensor in checkpoint.tensors.items()}
         return {name: tensor for name, tensor in others.items() if name not in own}
 
     @property

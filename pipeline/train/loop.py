@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from pipeline.errors import FingerprintMismatchError, ModelError
 from pipeline.model.backbone import load_backbone
 from pipeline.model.checkpoint import Checkpoint, read_checkpoint
 from pipeline.model.names import model_folder
-from pipeline.model.precision import default_device
+from pipeline.model.precision import default_device, resolve_precision
 from pipeline.model.sentence_transformers_folder import read_json
 from pipeline.train.batch_plan import BatchPlan
 from pipeline.train.checkpoints import RunFolder, RunState
@@ -78,6 +78,9 @@ def train(
     device = default_device()
     checkpoint = read_checkpoint(model_folder(base))
     model = LandmarkEncoder(checkpoint, initial_gate=config.initial_gate)
+    model.embeddings.requires_grad_(not config.freeze_embeddings)
+    # Resolved before it is written down: a run must not go on in another arithmetic.
+    config = replace(config, precision="bf16" if resolve_precision(config.precision, device) == torch.bfloat16 else "fp32")
     _check_fit(config, checkpoint, model)
     pairs = read_pairs(sources)
     if judged:
@@ -217,6 +220,7 @@ class _Run:
             self.progress("train", state.step, self.config.steps, "steps")
         seconds = max(time.monotonic() - started, 1e-9)
         self.files.save_model("model", self.model)
+        self.files.save_changes(self.model)
         write_plot(self.files.log_path, self.files.folder / "log.svg")
         return TrainReport(
             folder=str(self.files.folder),

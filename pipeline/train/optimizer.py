@@ -23,6 +23,8 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """Return the optimiser; each group keeps its peak rate under ``peak``."""
     groups: dict[str, list[nn.Parameter]] = {"matrices": [], "vectors": [], "gates": []}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         kind = "gates" if name in (LANDMARK_GATES, CONTEXT_GATES) else "matrices" if parameter.ndim > 1 else "vectors"
         groups[kind].append(parameter)
     return torch.optim.AdamW(

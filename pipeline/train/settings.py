@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pipeline.cluster.packing import Tour
+from pipeline.config import Precision
 from pipeline.errors import ConfigError
 
 TrainedPooling = Literal["mean", "lmk"]
@@ -28,6 +29,8 @@ class TrainConfig:
     token with ``context_dropout``. ``title_share`` of the sequences begin with their title as a chunk of its own.
     ``margin`` is ε of the false negatives. ``matryoshka_dims`` = () trains the whole vector only, ``matryoshka_layers`` = () the last
     layer only.
+    ``freeze_embeddings`` leaves the input tables as the base has them, so that what changed is small enough to be shipped by itself.
+    ``precision`` is that of the products, auto: bf16 where the device has it; weights, sums and the optimiser are in float32.
     ``micro_batch_tokens`` bounds memory and moves nothing but rounding.
     """
 
@@ -59,11 +62,12 @@ class TrainConfig:
     weight_decay: float = 0.01
     max_gradient_norm: float = 1.0
     initial_gate: float = -1.0
+    freeze_embeddings: bool = False
     heldout_pairs: int = 256
     evaluate_every: int = 50
     checkpoint_every: int = 50
     micro_batch_tokens: int = 16_384
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -88,7 +92,7 @@ class TrainConfig:
             ("attention", get_args(TrainedAttention)),
             ("surrogate", get_args(TrainSurrogate)),
             ("tour", get_args(Tour)),
-            ("precision", ("fp32", "bf16")),
+            ("precision", get_args(Precision)),
         ):
             _require(getattr(self, name) in choices, name, f"be one of {', '.join(choices)}", getattr(self, name))
         # Lists when read from JSON.

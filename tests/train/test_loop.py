@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.config import EncoderConfig
+from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError, DiskFullError, FingerprintMismatchError, ModelError, SourceError
 from pipeline.model.backbone import load_backbone
 from pipeline.train import loop
@@ -37,6 +38,7 @@ SETTINGS: dict[str, Any] = {
     "peak_lr": 1e-3,
     "micro_batch_tokens": 300,
     "matryoshka_dims": (8, 32),
+    "precision": "fp32",
 }
 
 
@@ -272,3 +274,34 @@ def test_train_damaged_surrogate_file_is_said_in_a_sentence(run: Any, tmp_path: 
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     with pytest.raises(Exception, match=r"surrogate\.safetensors of the run must be a whole safetensors file"):
         run(steps=1)
+
+
+def test_train_changes_beside_the_base_are_the_trained_model(run: Any, tmp_path: Path, tiny_model_folder: Path):
+    run(steps=3, freeze_embeddings=True)
+    overlaid = shutil.copytree(tiny_model_folder, tmp_path / "overlaid")
+    shutil.copy(tmp_path / "run" / "changes.safetensors", overlaid / "cairn_extra.safetensors")
+    changes = load_file(overlaid / "cairn_extra.safetensors")
+    assert not any(name.startswith("embeddings.") for name in changes)
+    assert any(name.startswith("encoder.") for name in changes)
+    texts = ["the old stone on the path", "a river"]
+    vectors = [
+        DocumentEncoder(EncoderConfig(model=str(folder), attention="landmark", precision="fp32")).encode(texts).document_vectors_NV
+        for folder in (tmp_path / "run" / "model", overlaid, tiny_model_folder)
+    ]
+    assert (vectors[0] * vectors[1]).sum(1).min() >= 0.9999  # apart by the rounding to bf16
+    assert (vectors[0] * vectors[2]).sum(1).min() < 0.9999
+
+
+def test_train_in_bf16_resumed_ends_bit_for_bit_as_if_undisturbed(run: Any, tmp_path: Path):
+    run("straight", precision="bf16")
+    with pytest.raises(KilledError):
+        run("killed", dying_after(5), precision="bf16")
+    run("killed", precision="bf16")
+    straight, resumed = weights(tmp_path / "straight"), weights(tmp_path / "killed")
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
+
+
+def test_train_goes_on_only_in_the_arithmetic_it_began_in(run: Any):
+    run(steps=1, precision="fp32")
+    with pytest.raises(FingerprintMismatchError, match="precision fp32"):
+        run(steps=1, precision="bf16")
