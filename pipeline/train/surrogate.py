@@ -8,7 +8,7 @@ the opening of a text, which ranks far better and costs a forward pass over the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -105,6 +105,10 @@ def vectors_key(surrogate: TrainSurrogate, model_fingerprint: str, pairs: Traini
 
 
 def pairs_fingerprint(pairs: TrainingPairs) -> str:
-    """Identify the pairs and their order."""
-    columns: Sequence[Sequence[str]] = (pairs.queries, pairs.documents, pairs.titles, pairs.sources)
-    return fingerprint(**{str(number): list(column) for number, column in enumerate(columns)})
+    """Identify the pairs and their order, without a copy of their text."""
+    digest = hashlib.sha256()
+    for row in zip(pairs.queries, pairs.documents, pairs.titles, pairs.sources, strict=True):
+        for text in row:
+            content = text.encode("utf-8", "surrogatepass")
+            digest.update(len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()
