@@ -115,11 +115,11 @@ def recording_pattern(kept: list[torch.Tensor]) -> type[Rectangle]:
             return super().attend(padded_NPd, layer, is_local=is_local, drop_lead=drop_lead)
 
         def _attention(self, padded_NPd: Float[torch.Tensor, "N P d"]) -> Float[torch.Tensor, "B H T T"]:
-            num_heads, num_kv = self._shape.num_heads, self._shape.num_key_value_heads
+            num_heads, num_kv = self._settings.shape.num_heads, self._settings.shape.num_key_value_heads
             rows_BPTd = padded_NPd.view(-1, self._batch.width, *padded_NPd.shape[1:]).transpose(1, 2).float()
             query, key, _ = rows_BPTd.split([num_heads, num_kv, num_kv], dim=1)
             key = key.repeat_interleave(num_heads // num_kv, dim=1)
-            logits = query @ key.transpose(2, 3) * (self._shape.head_dim**-0.5 / self._temperature)
+            logits = query @ key.transpose(2, 3) * (self._settings.shape.head_dim**-0.5 / self._settings.temperature)
             return torch.softmax(logits if self._bias is None else logits + self._bias.float(), dim=-1)
 
     return Recorder

@@ -23,7 +23,7 @@ from pipeline.errors import ModelError
 from pipeline.manifest import fingerprint
 from pipeline.model.checkpoint import Checkpoint
 from pipeline.model.feed_forward import GatedMlp, activation_named
-from pipeline.model.rectangle import Shape
+from pipeline.model.pattern import Shape
 from pipeline.model.rope_settings import read_rope
 from pipeline.model.rotary import RotaryTable
 from pipeline.model.transformer import Embedding, Layer, Transformer

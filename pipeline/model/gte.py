@@ -16,7 +16,7 @@ import torch
 from pipeline.errors import ModelError
 from pipeline.model.checkpoint import Checkpoint
 from pipeline.model.feed_forward import GatedMlp, activation_named
-from pipeline.model.rectangle import Shape
+from pipeline.model.pattern import Shape
 from pipeline.model.rope_settings import read_rope
 from pipeline.model.rotary import RotaryTable, even_head_dim
 from pipeline.model.transformer import Embedding, Layer, Transformer

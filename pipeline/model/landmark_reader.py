@@ -11,7 +11,6 @@ one, since τ belongs to the context's own attention too.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -21,11 +20,9 @@ from pipeline.errors import ConfigError
 from pipeline.model.backbone import Backbone
 from pipeline.model.landmark_attention import Memory
 from pipeline.model.landmark_windows import LandmarkWindows
-from pipeline.model.pattern import Batch, Shape
+from pipeline.model.pattern import Batch, PassSettings
 from pipeline.model.rectangle import Rectangle
-from pipeline.model.rotary import RotaryTable
 from pipeline.model.transformer import Transformer
-from pipeline.model.workspace import Workspace
 
 
 class LandmarkReader:
@@ -51,14 +48,9 @@ class LandmarkReader:
         pattern = LandmarkWindows(
             Batch(lengths_B=lengths_B, num_tokens=ids_BT.shape[1]),
             windows_B,
-            model.shape,
-            model.rotary,
+            model.pass_settings(temperature),
             gates=model.landmark_gates,
             memory=self._memory(temperature),
-            temperature=temperature,
-            dtype=model.dtype,
-            workspace=model.workspace,
-            device=model.device,
         )
         return model.encode_pattern(model.embed_tokens(ids_BT), pattern)
 
@@ -85,15 +77,7 @@ def require_transformer(backbone: Backbone) -> Transformer:
 @torch.inference_mode()
 def remember(model: Transformer, context_CD: Float32[np.ndarray, "C D"], temperature: float = 1.0) -> tuple[Memory, ...]:
     """Run context vectors through the layers by themselves and return their keys and values in every layer."""
-    row = _ContextRow(
-        len(context_CD),
-        model.shape,
-        model.rotary,
-        temperature=temperature,
-        dtype=model.dtype,
-        workspace=model.workspace,
-        device=model.device,
-    )
+    row = _ContextRow(len(context_CD), model.pass_settings(temperature))
     x_CD = model.norm_embeddings(model.embed_context(context_CD)).to(model.dtype)
     # The engine writes into what it is given, and without type and norm that would be the caller's context.
     model.run_layers(x_CD.clone(), row, drop_lead_at=None)
@@ -106,16 +90,11 @@ class _ContextRow(Rectangle):
     def __init__(
         self,
         num_context: int,
-        shape: Shape,
-        rotary: Mapping[bool, RotaryTable] | None,
-        *,
-        temperature: float,
-        dtype: torch.dtype,
-        workspace: Workspace,
-        device: torch.device,
+        settings: PassSettings,
     ) -> None:
         batch = Batch(lengths_B=np.zeros(1, np.int64), num_tokens=0, num_lead=num_context, num_unplaced=num_context)
-        super().__init__(batch, shape, rotary, temperature=temperature, dtype=dtype, workspace=workspace, device=device)
+        super().__init__(batch, settings)
+        shape = settings.shape
         self._num_heads = (shape.num_heads, shape.num_key_value_heads, shape.num_key_value_heads)
         self._num_context = num_context
         self.memory: list[Memory] = []

@@ -9,7 +9,7 @@ radius inside a row; landmarks and context show in every layer, each behind the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -20,9 +20,7 @@ from pipeline.model.attention import attend
 from pipeline.model.landmark_attention import Memory, cut_into_blocks, landmark_attention
 from pipeline.model.landmark_gates import LandmarkGates
 from pipeline.model.packed import Packed
-from pipeline.model.pattern import Batch, Shape
-from pipeline.model.rotary import RotaryTable
-from pipeline.model.workspace import Workspace
+from pipeline.model.pattern import Batch, PassSettings
 
 SCORES_PER_STEP: Final = 1 << 19
 """Scores of all heads made at a time on a CPU; keys are gathered beside them, and both stay in the cache. Twice as many cost 10 % more."""
@@ -38,32 +36,27 @@ class LandmarkWindows(Packed):
         self,
         batch: Batch,
         windows_B: Int64[np.ndarray, " B"],
-        shape: Shape,
-        rotary: Mapping[bool, RotaryTable] | None,
+        settings: PassSettings,
         *,
         gates: LandmarkGates,
         memory: Sequence[Memory] | None,
-        temperature: float,
-        dtype: torch.dtype,
-        workspace: Workspace,
-        device: torch.device,
     ) -> None:
         assert batch.num_lead == 0, "context comes to landmark attention as a memory, not as a lead"
-        super().__init__(batch, shape, rotary, temperature=temperature, dtype=dtype, workspace=workspace, device=device)
+        super().__init__(batch, settings)
         self._gates = gates
         self._memory = memory
         self._blocks = cut_into_blocks(
             batch.lengths_B,
             windows_B,
-            scores_per_step=(SCORES_PER_STEP if device.type == "cpu" else CUDA_SCORES_PER_STEP) // shape.num_heads,
+            scores_per_step=(SCORES_PER_STEP if settings.device.type == "cpu" else CUDA_SCORES_PER_STEP) // settings.shape.num_heads,
             num_context=0 if memory is None else memory[0].key_GCd.shape[1],
-            local_radius=shape.local_radius,
-            device=device,
+            local_radius=settings.shape.local_radius,
+            device=settings.device,
         )
 
     def attend(self, padded_NPd: Float[torch.Tensor, "N P d"], layer: int, /, *, is_local: bool, drop_lead: bool) -> torch.Tensor:  # noqa: ARG002 - no lead
         """See :class:`pipeline.model.pattern.Pattern`."""
-        shape = self._shape
+        shape = self._settings.shape
         query, key, value = padded_NPd.split([shape.num_heads, shape.num_key_value_heads, shape.num_key_value_heads], dim=1)
         mixed_NHd = landmark_attention(
             query,
@@ -79,4 +72,4 @@ class LandmarkWindows(Packed):
         return mixed_NHd.flatten(1)
 
     def _mix_rows(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return attend(query, key, value, bias, self._workspace, self._temperature)
+        return attend(query, key, value, bias, self._settings.workspace, self._settings.temperature)

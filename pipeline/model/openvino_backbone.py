@@ -62,7 +62,7 @@ class _GraphRectangle(Rectangle):
 
     def inputs(self, x_ND: Float[torch.Tensor, "N D"], wanted: set[str]) -> dict[str, np.ndarray]:
         """Return the graph's inputs by name."""
-        width, scale = self._batch.width, self._shape.head_dim**-0.5 / self._temperature
+        width, scale = self._batch.width, self._settings.shape.head_dim**-0.5 / self._settings.temperature
         found = {"x": x_ND.view(-1, width, x_ND.shape[1]), "scale": torch.tensor([scale], dtype=torch.float32)}
         bias = torch.zeros(1, 1, 1, 1) if self._bias is None else self._bias
         found["bias_global"] = bias.clamp(min=_HIDDEN)

@@ -9,16 +9,12 @@ row, the plain form that the tests hold the kernels against.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from jaxtyping import Float, Int64
 from torch.nn.attention.varlen import varlen_attn
 
-from pipeline.model.pattern import Batch, Pattern, Shape
-from pipeline.model.rotary import RotaryTable
-from pipeline.model.workspace import Workspace
+from pipeline.model.pattern import Batch, PassSettings, Pattern
 
 
 class Packed:
@@ -27,37 +23,26 @@ class Packed:
     def __init__(
         self,
         batch: Batch,
-        shape: Shape,
-        rotary: Mapping[bool, RotaryTable] | None,
-        *,
-        temperature: float,
-        dtype: torch.dtype,
-        workspace: Workspace,
-        device: torch.device,
+        settings: PassSettings,
     ) -> None:
         self._batch = batch
-        self._shape = shape
-        self._rotary = rotary
-        self._temperature = temperature
-        self._dtype = dtype
-        self._workspace = workspace
-        self._device = device
+        self._settings = settings
         lengths_B = torch.from_numpy(batch.lengths_B)
         place_S = torch.arange(batch.width)
         is_kept_BS = place_S < lengths_B[:, None] + batch.num_lead
         kept_N = is_kept_BS.reshape(-1).nonzero()[:, 0]
         place_N = kept_N % batch.width
-        self._kept_N = kept_N.to(device)
-        self._text_M = (place_N >= batch.num_lead).nonzero()[:, 0].to(device)
+        self._kept_N = kept_N.to(settings.device)
+        self._text_M = (place_N >= batch.num_lead).nonzero()[:, 0].to(settings.device)
         is_placed_N = place_N >= batch.num_unplaced
-        self._placed_M = is_placed_N.nonzero()[:, 0].to(device)
-        self._unplaced_U = (~is_placed_N).nonzero()[:, 0].to(device)
+        self._placed_M = is_placed_N.nonzero()[:, 0].to(settings.device)
+        self._unplaced_U = (~is_placed_N).nonzero()[:, 0].to(settings.device)
         self._all, self._texts, self._placed = (
-            _Rows(lengths_B + extra, device) for extra in (batch.num_lead, 0, batch.num_lead - batch.num_unplaced)
+            _Rows(lengths_B + extra, settings.device) for extra in (batch.num_lead, 0, batch.num_lead - batch.num_unplaced)
         )
         # The angle of position 0 is 0, which is no rotation: what vectors without a position get.
-        position_N = torch.where(is_placed_N, place_N - batch.num_unplaced + batch.first_position, 0).to(device)
-        self._angles = {kind: table.at(position_N) for kind, table in (rotary or {}).items()}
+        position_N = torch.where(is_placed_N, place_N - batch.num_unplaced + batch.first_position, 0).to(settings.device)
+        self._angles = {kind: table.at(position_N) for kind, table in (settings.rotary or {}).items()}
 
     def pack(self, x_BSD: Float[torch.Tensor, "B S D"]) -> Float[torch.Tensor, "N D"]:
         """See :class:`pipeline.model.pattern.Pattern`."""
@@ -77,12 +62,12 @@ class Packed:
 
     def rotate_(self, heads_NPd: Float[torch.Tensor, "N P d"], *, is_local: bool) -> None:
         """See :class:`pipeline.model.pattern.Pattern`."""
-        if self._rotary is not None:
-            self._rotary[is_local].rotate_(heads_NPd, self._angles[is_local], self._workspace)
+        if self._settings.rotary is not None:
+            self._settings.rotary[is_local].rotate_(heads_NPd, self._angles[is_local], self._settings.workspace)
 
     def attend(self, padded_NPd: Float[torch.Tensor, "N P d"], _layer: int, /, *, is_local: bool, drop_lead: bool) -> torch.Tensor:
         """See :class:`pipeline.model.pattern.Pattern`."""
-        shape = self._shape
+        shape = self._settings.shape
         query, key, value = padded_NPd.split([shape.num_heads, shape.num_key_value_heads, shape.num_key_value_heads], dim=1)
         if shape.is_causal and self._batch.num_unplaced and not drop_lead:
             return self._mix_causal(query, key, value).flatten(1)
@@ -104,7 +89,8 @@ class Packed:
         """Let what has no position see all of its kind, as nobody's future, and the rest of a row what stands before it."""
         mixed_NHd = torch.empty_like(query)
         mixed_NHd[self._placed_M] = self._mix(query[self._placed_M], key, value, self._placed, self._all, (-1, 0))
-        unplaced_U, rows = self._unplaced_U, _Rows(torch.full((len(self._batch.lengths_B),), self._batch.num_unplaced), self._device)
+        unplaced_U = self._unplaced_U
+        rows = _Rows(torch.full((len(self._batch.lengths_B),), self._batch.num_unplaced), self._settings.device)
         mixed_NHd[unplaced_U] = self._mix(query[unplaced_U], key[unplaced_U], value[unplaced_U], rows, rows, (-1, -1))
         return mixed_NHd
 
@@ -116,20 +102,15 @@ class Packed:
         """See :class:`pipeline.model.pattern.Pattern`."""
         return Packed(
             self._batch.without_lead(),
-            self._shape,
-            self._rotary,
-            temperature=self._temperature,
-            dtype=self._dtype,
-            workspace=self._workspace,
-            device=self._device,
+            self._settings,
         )
 
     def _mix(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, queries: _Rows, keys: _Rows, window: tuple[int, int]
     ) -> Float[torch.Tensor, "Q H d"]:
-        scale = self._shape.head_dim**-0.5 / self._temperature
-        shares_keys = self._shape.num_heads != self._shape.num_key_value_heads
-        if self._device.type == "cuda":
+        scale = self._settings.shape.head_dim**-0.5 / self._settings.temperature
+        shares_keys = self._settings.shape.num_heads != self._settings.shape.num_key_value_heads
+        if self._settings.device.type == "cuda":
             mixed = varlen_attn(
                 query.contiguous(),
                 key.contiguous(),
@@ -147,7 +128,7 @@ class Packed:
         parts: list[torch.Tensor] = []
         by_row = (query.split(queries.lengths), key.split(keys.lengths), value.split(keys.lengths))
         for row_query, row_key, row_value in zip(*by_row, strict=True):
-            seen = _in_window(len(row_query), len(row_key), window).to(self._device)
+            seen = _in_window(len(row_query), len(row_key), window).to(self._settings.device)
             arguments = (x.transpose(0, 1) for x in (row_query, row_key, row_value))
             mixed_HQd = F.scaled_dot_product_attention(*arguments, attn_mask=seen, scale=scale, enable_gqa=shares_keys)
             parts.append(mixed_HQd.transpose(0, 1))

@@ -10,12 +10,16 @@ each layer, and lays the text's states back into rows with ``unpack``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
+
+from pipeline.model.rotary import RotaryTable
+from pipeline.model.workspace import Workspace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +33,18 @@ class Shape:
     norm_first: bool
     is_causal: bool = False
     local_radius: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PassSettings:
+    """What all batches of one temperature share; ``temperature`` divides every logit, ``rotary`` is by ``is_local``."""
+
+    shape: Shape
+    rotary: Mapping[bool, RotaryTable] | None
+    temperature: float
+    dtype: torch.dtype
+    workspace: Workspace
+    device: torch.device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

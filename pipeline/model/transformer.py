@@ -33,7 +33,7 @@ from pipeline.model.feed_forward import GatedMlp, PlainMlp
 from pipeline.model.landmark_gates import read_gates
 from pipeline.model.latent_attention import read_latent_attention
 from pipeline.model.packed import Packed
-from pipeline.model.pattern import Batch, Pattern, Shape
+from pipeline.model.pattern import Batch, PassSettings, Pattern, Shape
 from pipeline.model.projection import read_projection
 from pipeline.model.rectangle import Rectangle
 from pipeline.model.rotary import RotaryTable
@@ -209,14 +209,12 @@ class Transformer:
         num_positions = batch.first_position + batch.width - batch.num_unplaced
         if num_positions > self.max_positions:
             raise ModelError(f"a row must have at most {self.max_positions} positions, got {num_positions}; choose a smaller window")
-        return pattern_type(
-            batch,
-            self.shape,
-            self.rotary,
-            temperature=temperature,
-            dtype=self.dtype,
-            workspace=self.workspace,
-            device=self.device,
+        return pattern_type(batch, self.pass_settings(temperature))
+
+    def pass_settings(self, temperature: float) -> PassSettings:
+        """Return what every pattern of this model needs to know."""
+        return PassSettings(
+            shape=self.shape, rotary=self.rotary, temperature=temperature, dtype=self.dtype, workspace=self.workspace, device=self.device
         )
 
     def encode_pattern(

@@ -7,7 +7,7 @@ import torch
 from pipeline.config import EncoderConfig
 from pipeline.model.backbone import load_backbone
 from pipeline.model.packed import Packed
-from pipeline.model.pattern import Batch, Shape
+from pipeline.model.pattern import Batch, PassSettings, Shape
 from pipeline.model.workspace import Workspace
 
 FAMILIES = ["tiny_model_folder", "modernbert_folder", "nomic_bert_folder"]
@@ -86,7 +86,8 @@ def test_packed_shared_key_heads_equal_the_naive_softmax(is_causal):
     shape = Shape(num_heads=4, num_key_value_heads=2, head_dim=8, max_positions=64, norm_first=True, is_causal=is_causal)
     lengths = np.array([5, 2])
     batch = Batch(lengths_B=lengths, num_tokens=5)
-    pattern = Packed(batch, shape, None, temperature=0.5, dtype=torch.float32, workspace=Workspace(CPU), device=CPU)
+    settings = PassSettings(shape=shape, rotary=None, temperature=0.5, dtype=torch.float32, workspace=Workspace(CPU), device=CPU)
+    pattern = Packed(batch, settings)
     heads = torch.randn(7, 8, 8, generator=torch.Generator().manual_seed(0))
     mixed = pattern.attend(heads, 0, is_local=False, drop_lead=False).view(7, 4, 8)
     for first, last in ((0, 5), (5, 7)):
