@@ -7,8 +7,9 @@ CLI's business, not this module's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
+from numbers import Integral, Real
 from typing import Any, Final, Literal, get_args
 
 from pipeline.errors import ConfigError
@@ -36,6 +37,12 @@ POOLINGS: Final[Mapping[Attention, tuple[Pooling, ...]]] = {
 WINDOW_TOKENS: Final[Mapping[Attention, int]] = {"chunk": 512, "full": 512, "landmark": 8_192}
 """How long a window is where nothing else is asked; landmark attention is linear in it and reads positions inside a chunk only."""
 
+WINDOW_OVERLAP_TOKENS: Final = 128
+"""What neighbouring windows share where nothing else is asked; half of a shorter window."""
+
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 100.0
+"""Far beyond what helps any model: below, logits leave what bf16 sums; above, attention is a plain mean."""
+
 CAUSAL_FAMILIES: Final = ("mistral", "qwen2", "qwen3", "llama")
 """Model types that have a causal mask to keep."""
 
@@ -50,6 +57,26 @@ def _require(condition: bool, sentence: str) -> None:
 
 def _require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     _require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+_KINDS: Final[Mapping[str, tuple[type, str]]] = {
+    "str": (str, "text"),
+    "bool": (bool, "true or false"),
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+}
+
+
+def _require_kinds(config: EncoderConfig) -> None:
+    """Refuse a value of another type than its field's, which a caller in Python or a settings file may give."""
+    for item in fields(config):
+        name, _, optional = str(item.type).partition(" | ")
+        if name not in _KINDS:
+            continue
+        kind, words = _KINDS[name]
+        value: Any = getattr(config, item.name)
+        is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        _require(is_kind or (value is None and optional == "None"), f"{item.name} must be {words}, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +138,7 @@ class EncoderConfig:
     """The second stage: everything here but ``precision``, ``backend`` and ``batch_tokens`` moves vectors and is in its fingerprint.
 
     ``landmark_interval`` counts a chunk's own tokens; its landmark comes on top and counts within the window.
-    ``max_window_tokens`` = 0 takes the attention's own default, see ``WINDOW_TOKENS``.
+    ``max_window_tokens`` = 0 takes the attention's own default, see ``WINDOW_TOKENS``; short windows share half.
     With ``landmarks`` = sentence it is the most a chunk of whole sentences may hold; it is the k of ``mean_at_k``.
     ``temperature`` divides every attention logit (TempScale); 1.0 leaves the model as it was trained. ``temperature_by_length`` gives rows,
     with attention landmark windows, of so many tokens and more another one, (128, 0.95), (512, 0.9), shorter ones keeping ``temperature``;
@@ -127,7 +154,7 @@ class EncoderConfig:
     attention: Attention = "chunk"
     landmark_interval: int = 64
     max_window_tokens: int = 0
-    window_overlap_tokens: int = 128
+    window_overlap_tokens: int = WINDOW_OVERLAP_TOKENS
     temperature: float = 1.0
     query_temperature: float | None = None
     temperature_by_length: tuple[tuple[int, float], ...] = ()
@@ -144,6 +171,7 @@ class EncoderConfig:
     batch_tokens: int = 1_024
 
     def __post_init__(self) -> None:
+        _require_kinds(self)
         _require_one_of("pooling", self.pooling, get_args(Pooling))
         _require_one_of("attention", self.attention, get_args(Attention))
         _require_one_of("landmarks", self.landmarks, get_args(Landmarks))
@@ -153,8 +181,15 @@ class EncoderConfig:
             self.backend == "torch" or self.attention != "landmark",
             f"backend {self.backend} must go with attention chunk or full, got landmark; choose backend torch",
         )
+        default_window = WINDOW_TOKENS[self.attention]
+        _require(
+            self.max_window_tokens >= 0,
+            f"max_window_tokens must be positive, got {self.max_window_tokens}; leave it out to take {default_window}",
+        )
         if self.max_window_tokens == 0:
-            object.__setattr__(self, "max_window_tokens", WINDOW_TOKENS[self.attention])
+            object.__setattr__(self, "max_window_tokens", default_window)
+        if self.window_overlap_tokens == WINDOW_OVERLAP_TOKENS:
+            object.__setattr__(self, "window_overlap_tokens", default_overlap(self.max_window_tokens))
         _require(
             self.pooling in POOLINGS[self.attention],
             f"pooling {self.pooling} must go with attention {_attentions_with(self.pooling)}, got {self.attention}; "
@@ -164,26 +199,26 @@ class EncoderConfig:
         _require(
             self.landmark_interval + 2 <= self.max_window_tokens,
             f"landmark_interval must fit the window of {self.max_window_tokens} tokens with [CLS] and its landmark, "
-            f"got {self.landmark_interval}",
+            f"got {self.landmark_interval}; choose a smaller landmark_interval, or a larger max_window_tokens",
         )
         _require(
             0 <= self.window_overlap_tokens <= self.max_window_tokens // 2,
             f"window_overlap_tokens must lie between 0 and half the window of {self.max_window_tokens} tokens, "
             f"got {self.window_overlap_tokens}",
         )
-        _require(_is_temperature(self.temperature), f"temperature must be a positive number, got {self.temperature}")
+        _require(_is_temperature(self.temperature), f"temperature must lie between {_TEMPERATURES}, got {self.temperature}")
         _require(
             self.query_temperature is None or _is_temperature(self.query_temperature),
-            f"query_temperature must be a positive number, got {self.query_temperature}; leave it out to take the documents'",
+            f"query_temperature must lie between {_TEMPERATURES}, got {self.query_temperature}; leave it out to take the documents'",
         )
-        # Lists when read from JSON.
-        object.__setattr__(self, "temperature_by_length", tuple((length, step) for length, step in self.temperature_by_length))
+        object.__setattr__(self, "temperature_by_length", _temperature_steps(self.temperature_by_length))
         lengths = [length for length, _ in self.temperature_by_length]
         _require(
             all(_is_temperature(step) for _, step in self.temperature_by_length)
             and all(low < high for low, high in pairwise([0, *lengths])),
-            "temperature_by_length must be positive numbers of tokens in ascending order with a positive temperature each, "
-            f"got {', '.join(f'{length}:{step}' for length, step in self.temperature_by_length)}; write 128:0.95,512:0.9",
+            "temperature_by_length must be positive numbers of tokens in ascending order, each with a temperature between "
+            f"{_TEMPERATURES}, got {', '.join(f'{length}:{step}' for length, step in self.temperature_by_length)}; "
+            "write 128:0.95,512:0.9",
         )
         _require(
             self.truncate_dim is None or self.truncate_dim > 0,
@@ -198,11 +233,44 @@ class EncoderConfig:
             f"pool_prefix must go with attention chunk or landmark and pooling {' or '.join(PREFIX_POOLINGS)}, "
             f"got attention {self.attention} and pooling {self.pooling}; leave it out",
         )
+        for name, prefix in (("query_prefix", self.query_prefix), ("document_prefix", self.document_prefix)):
+            _require(is_encodable(prefix), f"{name} must be valid Unicode, got {prefix!r} with a lone surrogate; write it in UTF-8")
         _require(self.batch_tokens > 0, f"batch_tokens must be positive, got {self.batch_tokens}")
 
 
+_TEMPERATURES: Final = f"{LOWEST_TEMPERATURE:g} and {HIGHEST_TEMPERATURE:g}"
+
+
+def default_overlap(max_window_tokens: int) -> int:
+    """Return how many tokens neighbouring windows of this length share where nothing else is asked."""
+    return min(WINDOW_OVERLAP_TOKENS, max_window_tokens // 2)
+
+
+def is_encodable(text: str) -> bool:
+    """Whether a text is valid Unicode: bytes a terminal could not decode become lone surrogates, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _is_temperature(value: float) -> bool:
-    return 0.0 < value < float("inf")
+    return LOWEST_TEMPERATURE <= value <= HIGHEST_TEMPERATURE
+
+
+def _temperature_steps(steps: Any) -> tuple[tuple[int, float], ...]:
+    """Return pairs of a number of tokens and a temperature, which are lists when read from JSON."""
+    try:
+        pairs = tuple((length, step) for length, step in steps)
+    except (TypeError, ValueError):
+        pairs = None
+    is_numbers = pairs is not None and all(isinstance(length, Integral) and isinstance(step, Real) for length, step in pairs)
+    if pairs is None or not is_numbers:
+        raise ConfigError(
+            f"temperature_by_length must be pairs of a number of tokens and a temperature, got {steps!r}; write ((128, 0.95), (512, 0.9))"
+        )
+    return pairs
 
 
 def _attentions_with(pooling: Pooling) -> str:

@@ -18,18 +18,67 @@ def test_temperature_by_length_read_back_from_json_is_the_same():
     assert EncoderConfig(**read["encoder"]).temperature_by_length == STEPS
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf, math.nan, 1e-300, 0.0099, 100.1, 1e30])
 @pytest.mark.parametrize("name", ["temperature", "query_temperature"])
-def test_temperature_that_is_no_positive_number_is_refused(name, temperature):
-    with pytest.raises(ConfigError, match=f"^{name} must be a positive number, got"):
+def test_temperature_out_of_its_range_is_refused(name, temperature):
+    with pytest.raises(ConfigError, match=f"^{name} must lie between 0.01 and 100, got"):
         EncoderConfig(**{name: temperature})
 
 
 @pytest.mark.parametrize(
     "steps",
-    [((512, 0.9), (128, 0.95)), ((128, 0.9), (128, 0.8)), ((0, 0.9),), ((-4, 0.9),), ((128, 0.0),), ((128, math.nan),)],
-    ids=["unordered", "repeated", "zero tokens", "negative tokens", "zero", "NaN"],
+    [((512, 0.9), (128, 0.95)), ((128, 0.9), (128, 0.8)), ((0, 0.9),), ((-4, 0.9),), ((128, 0.0),), ((128, math.nan),), ((128, 1e30),)],
+    ids=["unordered", "repeated", "zero tokens", "negative tokens", "zero", "NaN", "huge"],
 )
 def test_temperature_by_length_that_is_unordered_or_not_positive_is_refused(steps):
     with pytest.raises(ConfigError, match=r"^temperature_by_length must be positive numbers of tokens in ascending order"):
         EncoderConfig(temperature_by_length=steps)
+
+
+@pytest.mark.parametrize("temperature", [0.01, 100, 0.5])
+def test_temperature_within_its_range_is_taken(temperature):
+    assert EncoderConfig(temperature=temperature, query_temperature=temperature).temperature == temperature
+
+
+@pytest.mark.parametrize("name", ["query_prefix", "document_prefix"])
+def test_prefix_that_is_not_valid_unicode_is_refused(name):
+    with pytest.raises(ConfigError, match=rf"^{name} must be valid Unicode, got '\\udcff' with a lone surrogate"):
+        EncoderConfig(**{name: "\udcff"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"landmark_interval": "64"}, "landmark_interval must be a whole number, got '64'"),
+        ({"landmark_interval": True}, "landmark_interval must be a whole number, got True"),
+        ({"landmark_interval": 64.5}, "landmark_interval must be a whole number, got 64.5"),
+        ({"landmark_interval": None}, "landmark_interval must be a whole number, got None"),
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
+        ({"query_temperature": "1"}, "query_temperature must be a number, got '1'"),
+        ({"causal": "no"}, "causal must be true or false, got 'no'"),
+        ({"query_prefix": None}, "query_prefix must be text, got None"),
+        ({"truncate_dim": "8"}, "truncate_dim must be a whole number, got '8'"),
+        ({"pooling": 3}, "pooling must be one of"),
+        ({"temperature_by_length": 5}, "temperature_by_length must be pairs"),
+        ({"temperature_by_length": ((128, "warm"),)}, "temperature_by_length must be pairs"),
+    ],
+    ids=str,
+)
+def test_setting_of_another_type_is_refused(changes, words):
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        EncoderConfig(**changes)
+
+
+def test_negative_window_is_blamed_on_the_window():
+    with pytest.raises(ConfigError, match=r"^max_window_tokens must be positive, got -5; leave it out to take 512"):
+        EncoderConfig(max_window_tokens=-5)
+
+
+@pytest.mark.parametrize(("window", "overlap"), [(8_192, 128), (512, 128), (256, 128), (255, 127), (128, 64)])
+def test_default_overlap_is_at_most_half_the_window(window, overlap):
+    assert EncoderConfig(attention="full", max_window_tokens=window).window_overlap_tokens == overlap
+
+
+def test_overlap_of_more_than_half_the_window_is_refused():
+    with pytest.raises(ConfigError, match=r"^window_overlap_tokens must lie between 0 and half the window of 128 tokens, got 100"):
+        EncoderConfig(attention="full", max_window_tokens=128, window_overlap_tokens=100)

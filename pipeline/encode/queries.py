@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float32
 
-from pipeline.config import EncoderConfig
+from pipeline.config import EncoderConfig, is_encodable
 from pipeline.context.store import ContextSet
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError
@@ -34,14 +34,6 @@ class TextQueryEncoder:
         for index, text in enumerate(texts):
             if not text.strip():
                 raise ConfigError(f"a query must hold text, got an empty one at position {index}; write what to look for")
-            if not _is_encodable(text):
+            if not is_encodable(text):
                 raise ConfigError(f"a query must be valid Unicode, got a lone surrogate in the one at position {index}; remove it")
         return self._encoder.encode_queries(texts)
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from pipeline.config import WINDOW_TOKENS, EncoderConfig
+from pipeline.config import WINDOW_TOKENS, EncoderConfig, default_overlap
 from pipeline.evaluate.bench import SystemResult, primary_measures
 from pipeline.evaluate.significance import Comparison, compare_paired
 from pipeline.evaluate.systems import System
@@ -176,10 +176,10 @@ class Report:
 def is_buildable(system: System) -> bool:
     """Whether an ingest and a search give this system: no titles in front, nothing cut, no context of random words, no RRF.
 
-    Nor windows so short that they overlap by less than the default, for which there is no flag.
+    Nor windows that overlap by another number than the default, for which there is no flag.
     """
     encoding = system.encoding
-    if encoding.encoder.window_overlap_tokens != EncoderConfig().window_overlap_tokens:
+    if encoding.encoder.window_overlap_tokens != default_overlap(encoding.encoder.max_window_tokens):
         return False
     is_whole = not encoding.has_titles and encoding.max_document_tokens is None
     return is_whole and encoding.context != "random" and system.ranking in _SEARCH_FLAGS

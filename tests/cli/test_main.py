@@ -217,7 +217,7 @@ def test_dry_run_prints_counts_tokens_and_time_and_writes_nothing(
         (("ingest", "corpus.parquet", "--collection", "../up"), "name must match"),
         (("ingest", "corpus.parquet", "--collection", "c", "--model", "no-such-model"), "no-such-model"),
         (("ingest", "corpus.parquet", "--collection", "c", "--temperature", "0"), "temperature"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--query-temperature", "-1"), "query_temperature must be a positive"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--query-temperature", "-1"), "query_temperature must lie between 0.01 and 100"),
         (("ingest", "corpus.parquet", "--collection", "c", "--temperature-by-length", "64"), "pairs of a number of tokens and a"),
         (("ingest", "corpus.parquet", "--collection", "c", "--temperature-by-length", "64:.9,32:.8"), "ascending order"),
         (("ingest", "corpus.parquet", "--collection", "c", "--layers", "0"), "between 1 and the model's layers, got 0"),

@@ -91,7 +91,9 @@ def test_buildable_are_chunks_and_late_chunks_and_ours_without_random_context():
 
 
 def test_window_with_another_overlap_is_not_buildable():
-    assert [is_buildable(our_systems(BASE, ["none"], ["late"], max_positions=size)[0]) for size in (256, 96)] == [True, False]
+    bases = [replace(BASE, window_overlap_tokens=overlap) for overlap in (128, 20)]
+    for size in (256, 96):
+        assert [is_buildable(our_systems(base, ["none"], ["late"], max_positions=size)[0]) for base in bases] == [True, False]
 
 
 def test_ingest_flags_name_what_differs_from_the_defaults():
