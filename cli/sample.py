@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, cast
 
 import click
 
@@ -22,10 +24,16 @@ def sample(*, folder: Path, max_documents: int | None, as_json: bool) -> int:
 
     with ProgressBars() as progress:
         report = write_sample(folder, max_documents=max_documents, progress=progress)
-    values = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(report).items()}
+    values = asdict(report)
     click.echo(
-        json.dumps(values, default=str)
-        if as_json
-        else table((key.replace("_", " "), thousands(value) if isinstance(value, int) else value) for key, value in values.items())
+        json.dumps(values, default=str) if as_json else table((key.replace("_", " "), _cell(value)) for key, value in values.items())
     )
     return 0
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, int):
+        return thousands(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {thousands(number)}" for key, number in cast("Mapping[str, int]", value).items())
+    return ", ".join(map(str, cast("tuple[object, ...]", value))) or "none" if isinstance(value, tuple) else str(value)

@@ -6,6 +6,7 @@ implementation reads the weights. Nothing is downloaded: a model is the embedded
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Final, Protocol, runtime_checkable
@@ -170,6 +171,14 @@ def _require_openvino(device: torch.device) -> None:
         raise ConfigError(f"backend openvino must run on the CPU, got {device}; choose backend torch")
     if find_spec("openvino") is None:
         raise ConfigError(
-            "backend openvino must have the package openvino, got none; install it with `pip install 'cairn-retrieval[openvino]'`, "
-            "or choose backend torch"
+            "backend openvino must have the package openvino, got none; install it with `pip install 'cairn-retrieval[openvino]'` "
+            "(in Cairn's own folder `pip install '.[openvino]'`), or choose backend torch"
         )
+    try:
+        importlib.import_module("pipeline.model.openvino_runtime")
+    # What its native libraries raise where they do not fit the machine is theirs to choose.
+    except Exception as error:
+        raise ConfigError(
+            f"backend openvino must have a package openvino that can be imported, got a broken one ({' '.join(str(error).split())}); "
+            "install it again with `pip install --force-reinstall openvino`, or choose backend torch"
+        ) from error

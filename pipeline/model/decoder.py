@@ -110,7 +110,7 @@ def _read_layer(reader: WeightReader, checkpoint: Checkpoint, index: int, shape:
         return reader.norm(f"{prefix}.self_attn.{name}", shape.head_dim, dtype, epsilon=epsilon, kind="rms")
 
     gate_and_up = [reader.linear(f"{prefix}.mlp.{name}_proj", (inner, width), dtype, bias=mlp_bias) for name in ("gate", "up")]
-    return Layer(
+    layer = Layer(
         attention_norm=reader.norm(f"{prefix}.input_layernorm", width, dtype, epsilon=epsilon, kind="rms"),
         qkv=stack_rows(
             [reader.linear(f"{prefix}.self_attn.{name}_proj", (rows, width), dtype, bias=input_bias) for name, rows in parts.items()]
@@ -125,3 +125,5 @@ def _read_layer(reader: WeightReader, checkpoint: Checkpoint, index: int, shape:
             activate=activation_named("hidden_act", str(config.get("hidden_act", "silu"))),
         ),
     )
+    reader.require_all_read(prefix)
+    return layer

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, processors
 
 from pipeline import durable
 from pipeline.config import CAUSAL_FAMILIES, EncoderConfig
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ModelError
 from pipeline.model.cde_settings import is_cde
 from pipeline.model.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint
 from pipeline.model.model_defaults import CAIRN_SETTINGS_NAME, settings_of_a_folder
@@ -81,6 +81,9 @@ def save_encoder_folder(folder: Path, checkpoint: Checkpoint, settings: EncoderC
         raise ConfigError("a model to save must be one transformer, got a CDE model of two; copy its folder instead")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"the folder to save a model to must be new or empty, got {str(folder)!r}; choose another")
+    for name, tensor in checkpoint.tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ModelError(f"{name} of a model to save must be finite, got NaN or infinity; fetch or train the model again")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     with durable.storage_errors(f"saving the model to {folder}"):
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from pipeline import durable
 from pipeline.errors import ModelError
 from pipeline.manifest import fingerprint
 from pipeline.model.sentence_transformers_folder import Step
+from pipeline.model.weights import require_floats
 
 WEIGHTS_NAME: Final = "model.safetensors"
 NORM_EPS: Final = 1e-5
@@ -98,7 +99,13 @@ def _layer(step: Step, tensors: Mapping[str, torch.Tensor], dim: int) -> _Layer:
         return _Layer(kind=step.kind, weight=torch.zeros(0))
     if step.kind == "LayerNorm":
         return _Layer(kind=step.kind, weight=_tensor(step, tensors, "norm.weight", dim), bias=_tensor(step, tensors, "norm.bias", dim))
-    out_dim = tensors["linear.weight"].shape[0] if "linear.weight" in tensors else 0
+    shape = tensors["linear.weight"].shape if "linear.weight" in tensors else (0, dim)
+    out_dim = shape[0]
+    for name, found in zip(("out_features", "in_features"), shape, strict=True):
+        if step.config.get(name, found) != found:
+            raise ModelError(
+                f"{name} of the model's {step.folder.name} must be the {found} of its weights, got {step.config[name]!r}; fetch the model again"
+            )
     adds_input = bool(step.config.get("use_residual", False))
     return _Layer(
         kind=_activation(step),
@@ -123,7 +130,7 @@ def _tensor(step: Step, tensors: Mapping[str, torch.Tensor], name: str, *shape: 
     if tensor is None or tuple(tensor.shape) != shape:
         got = "none" if tensor is None else str(tuple(tensor.shape))
         raise ModelError(f"{name} of the model's {step.folder.name} must have the shape {shape}, got {got}; fetch the model again")
-    return tensor.float()
+    return require_floats(f"{name} of {step.folder.name}", tensor).float()
 
 
 def _weights(folder: Path) -> Path:

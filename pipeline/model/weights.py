@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 
 from pipeline.errors import ModelError
+
+_FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +60,14 @@ def stack_rows(linears: Sequence[Linear]) -> Linear:
     return Linear(weight=torch.cat([linear.weight for linear in linears]), bias=torch.cat(biases) if biases else None)
 
 
+def require_floats(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of plain floating-point numbers; others, such as quantised ones, mean nothing without their scales."""
+    if tensor.dtype not in _FLOATS:
+        kinds, got = (", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes) for dtypes in (_FLOATS, (tensor.dtype,)))
+        raise ModelError(f"{name} of the model must hold numbers of a type among {kinds}, got {got}; fetch a model that is not quantised")
+    return tensor
+
+
 class WeightReader:
     """Finds tensors below whatever prefix the file gives ``anchor``."""
 
@@ -68,6 +78,7 @@ class WeightReader:
         self._prefix = names[0].removesuffix(anchor)
         self._tensors = tensors
         self._device = device
+        self._read: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         """Say whether the file holds a tensor."""
@@ -80,7 +91,19 @@ class WeightReader:
             raise ModelError(f"the model's weights must hold {name}, got none; the file does not fit its config.json")
         if tuple(tensor.shape) != shape:
             raise ModelError(f"{name} must have the shape {shape}, got {tuple(tensor.shape)}; the file does not fit its config.json")
-        return tensor.to(device=self._device, dtype=dtype)
+        self._read.add(self._prefix + name)
+        return require_floats(name, tensor).to(device=self._device, dtype=dtype)
+
+    def require_all_read(self, part: str) -> None:
+        """Raise :class:`ModelError` for weights and biases below ``part`` that the family has no place for."""
+        prefix = f"{self._prefix}{part}."
+        left = [
+            name for name in self._tensors if name.startswith(prefix) and name.endswith((".weight", ".bias")) and name not in self._read
+        ]
+        if left:
+            raise ModelError(
+                f"the model's weights must be those its config.json describes, got {min(left)} as well; give the model_type they were made for"
+            )
 
     def linear(self, name: str, shape: tuple[int, int], dtype: torch.dtype, *, bias: bool) -> Linear:
         """Return ``name.weight``, and ``name.bias`` when there is one."""

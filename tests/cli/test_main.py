@@ -329,6 +329,15 @@ def test_compact_and_delete_publish_generations(call: Any, corpus: str, ingest_o
     assert json.loads(out)["documents"] == 2
 
 
+def test_sample_for_people_lists_files_as_paths(call: Any) -> None:
+    code, out, _ = call("sample", "made", "--max-documents", "5")
+    assert code == 0
+    assert "PosixPath" not in out
+    assert not set("{}()[]") & set(out)
+    listed = next(line for line in out.splitlines() if line.startswith("files"))
+    assert all(Path(name).is_file() for name in listed.split(maxsplit=1)[1].split(", "))
+
+
 def test_settings_come_from_flag_then_environment_then_file(
     call: Any, corpus: str, ingest_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -301,6 +301,23 @@ def test_dense_layer_that_does_not_fit_the_transformer_is_refused(make_folder):
         ours(folder)
 
 
+@pytest.mark.parametrize(("changed", "found"), [("out_features", 24), ("in_features", 32)])
+def test_dense_layer_that_its_configuration_describes_otherwise_is_refused(make_folder, changed, found):
+    folder = make_folder(modules=[("2_Dense", "Dense")])
+    write_dense(folder / "2_Dense", 24, 32, **{changed: 40})
+    with pytest.raises(ModelError, match=f"{changed} of the model's 2_Dense must be the {found} of its weights, got 40"):
+        ours(folder)
+
+
+def test_dense_layer_in_whole_numbers_is_refused(make_folder):
+    folder = make_folder(modules=[("2_Dense", "Dense")])
+    write_dense(folder / "2_Dense", 24, 32)
+    tensors = {"linear.weight": torch.ones(24, 32, dtype=torch.int8), "linear.bias": torch.ones(24)}
+    save_file(tensors, folder / "2_Dense" / "model.safetensors")
+    with pytest.raises(ModelError, match=r"linear\.weight of 2_Dense of the model must hold numbers of a type among .*, got int8"):
+        ours(folder)
+
+
 def test_dense_layer_without_safetensors_is_refused(make_folder):
     folder = make_folder(modules=[("2_Dense", "Dense")])
     write_dense(folder / "2_Dense", 24, 32)

@@ -353,6 +353,8 @@ def test_packed_kernels_on_a_gpu_agree_with_the_cpu(make_decoder, context, model
         ("mistral", {"num_hidden_layers": 3}, r"must hold layers\.2\."),
         ("qwen3", {"model_type": "qwen2"}, r"must hold layers\.0\.self_attn\.q_proj\.bias"),
         ("mistral", {"model_type": "qwen3"}, r"must hold layers\.0\.self_attn\.q_norm"),
+        ("qwen3", {"model_type": "mistral"}, r"got model\.layers\.0\.self_attn\.k_norm\.weight as well; give the model_type"),
+        ("qwen2", {"model_type": "llama"}, r"got model\.layers\.0\.self_attn\.k_proj\.bias as well"),
         ("llama", {"num_key_value_heads": 3}, "multiple of num_key_value_heads .* got 4 heads for 3 and 12 dimensions"),
         ("llama", {"head_dim": 11}, "even head_dim, got 4 heads for 2 and 11"),
         ("llama", {"hidden_size": None}, "must give hidden_size as a positive number, got None"),
@@ -372,6 +374,17 @@ def test_load_model_that_does_not_fit_is_refused_in_one_sentence(make_decoder, m
     with pytest.raises(ModelError, match=sentence) as refused:
         _load(folder)
     assert "\n" not in str(refused.value)
+
+
+def test_load_of_weights_in_whole_numbers_is_refused(make_decoder):
+    folder = make_decoder("mistral")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int32)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(
+        ModelError, match=r"norm\.weight of the model must hold numbers of a type among float16, .*, got int32; fetch a model"
+    ):
+        _load(folder)
 
 
 def test_load_without_a_norm_is_refused(make_decoder):

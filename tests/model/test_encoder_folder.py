@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline import load_encoder
 from pipeline.config import EncoderConfig
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ModelError
 from pipeline.model.encoder_folder import beyond_stock_modules
 
 TEXTS = ["the cat sat on the mat.", "old stone path", "a"]
@@ -86,3 +86,14 @@ def test_save_of_a_model_of_two_stages_is_refused(make_cde, tmp_path):
     encoder = load_encoder(make_cde(2), use_context=False, landmark_interval=12, precision="fp32")
     with pytest.raises(ConfigError, match="must be one transformer, got a CDE model of two; copy its folder"):
         encoder.save(tmp_path / "saved")
+
+
+def test_save_of_a_model_with_a_weight_that_is_no_number_is_refused_and_leaves_nothing(make_decoder, tmp_path):
+    folder = make_decoder("mistral")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    encoder = load_encoder(folder, **WINDOW)
+    with pytest.raises(ModelError, match=r"model\.norm\.weight of a model to save must be finite, got NaN or infinity"):
+        encoder.save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()

@@ -145,6 +145,16 @@ def test_missing_runtime_is_refused_with_the_way_to_install_it(tiny_model_folder
         _load({"model": str(tiny_model_folder)})
 
 
+def test_broken_runtime_is_refused_with_what_is_wrong_and_the_way_out(tiny_model_folder, monkeypatch):
+    def fails(name):
+        raise ImportError(f"libtbb.so.12: cannot open\nshared object file, wanted by {name}")
+
+    monkeypatch.setattr("pipeline.model.backbone.importlib.import_module", fails)
+    with pytest.raises(ConfigError, match=r"got a broken one \(libtbb.so.12: cannot open shared object file.*; install it again") as caught:
+        _load({"model": str(tiny_model_folder)})
+    assert "\n" not in str(caught.value)
+
+
 def test_another_device_is_refused(tiny_model_folder):
     config = EncoderConfig(model=str(tiny_model_folder), backend="openvino")
     with pytest.raises(ConfigError, match="must run on the CPU, got cuda"):
