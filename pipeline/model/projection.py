@@ -101,10 +101,11 @@ def _layer(step: Step, tensors: Mapping[str, torch.Tensor], dim: int) -> _Layer:
         return _Layer(kind=step.kind, weight=_tensor(step, tensors, "norm.weight", dim), bias=_tensor(step, tensors, "norm.bias", dim))
     shape = tensors["linear.weight"].shape if "linear.weight" in tensors else (0, dim)
     out_dim = shape[0]
-    for name, found in zip(("out_features", "in_features"), shape, strict=True):
+    for name, found in zip(("out_features", "in_features"), shape, strict=False):
         if step.config.get(name, found) != found:
             raise ModelError(
-                f"{name} of the model's {step.folder.name} must be the {found} of its weights, got {step.config[name]!r}; fetch the model again"
+                f"{name} of the model's {step.folder.name} must be the {found} of its weights, got {step.config[name]!r}; "
+                "fetch the model again"
             )
     adds_input = bool(step.config.get("use_residual", False))
     return _Layer(

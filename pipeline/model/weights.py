@@ -97,12 +97,11 @@ class WeightReader:
     def require_all_read(self, part: str) -> None:
         """Raise :class:`ModelError` for weights and biases below ``part`` that the family has no place for."""
         prefix = f"{self._prefix}{part}."
-        left = [
-            name for name in self._tensors if name.startswith(prefix) and name.endswith((".weight", ".bias")) and name not in self._read
-        ]
-        if left:
+        held = {name for name in self._tensors if name.startswith(prefix) and name.endswith((".weight", ".bias"))}
+        if left := held - self._read:
             raise ModelError(
-                f"the model's weights must be those its config.json describes, got {min(left)} as well; give the model_type they were made for"
+                f"the model's weights must be those its config.json describes, got {min(left)} as well; "
+                "give the model_type they were made for"
             )
 
     def linear(self, name: str, shape: tuple[int, int], dtype: torch.dtype, *, bias: bool) -> Linear:

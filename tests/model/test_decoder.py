@@ -381,9 +381,7 @@ def test_load_of_weights_in_whole_numbers_is_refused(make_decoder):
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int32)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(
-        ModelError, match=r"norm\.weight of the model must hold numbers of a type among float16, .*, got int32; fetch a model"
-    ):
+    with pytest.raises(ModelError, match=r"norm\.weight of the model must hold numbers of .*, got int32; fetch a model"):
         _load(folder)
 
 
