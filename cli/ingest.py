@@ -109,9 +109,9 @@ def ingest(
 
 
 def _chosen(parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    model = Path(str(parameters.get("model", "")))
-    if "model" in parameters and model.is_dir():
-        parameters["model"] = str(model.resolve())  # a search may start in another folder
+    model = str(parameters.get("model", ""))
+    if model and Path(model).is_dir():
+        parameters["model"] = str(Path(model).resolve())  # a search may start in another folder
     return {
         stage: {_FIELD_OF.get(name, name): parameters[name] for name in names if name in parameters} for stage, names in _STAGE_OF.items()
     }

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobs import pending
-from jobs.run import Run, StageWatch, describe_reasons, new_run_id, record_run, require_same_settings
+from jobs.run import Run, StageWatch, describe_reasons, is_repointed, may_have_another_model, new_run_id, record_run, require_same_settings
 from pipeline.config import IngestConfig
 from pipeline.corpus.ledger import Ledger
 from pipeline.corpus.parquet import scan_sources
@@ -47,6 +47,10 @@ def build_index(
     with layout.writer_lock():
         published = prepare_writer(layout)
         require_same_settings(published, config)
+        if published and may_have_another_model(published, config):
+            from jobs.encode_corpus import require_same_model
+
+            stages = require_same_model(layout, published, config)
         run = Run(run_id=new_run_id(), layout=layout, scan=scan, config=config, published=published, progress=watch, stages=stages)
         report = _execute(run)
         record_run(run, report)
@@ -71,7 +75,7 @@ def _execute(run: Run) -> IngestReport:
         deleted = sum(map(len, ledger.vanished_ids())) if deletes else 0
         encoded = 0
         manifest = published
-        if staged.indexed or deleted:
+        if staged.indexed or deleted or is_repointed(published, config):
             from jobs.write_index import encode_and_publish  # torch comes in here, too
 
             manifest, encoded = encode_and_publish(run, staged, ledger, delete_vanished=deletes)

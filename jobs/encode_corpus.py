@@ -32,6 +32,7 @@ from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW, CollectionLayou
 from pipeline.manifest import Manifest
 from pipeline.model.backbone import Backbone, load_backbone
 from pipeline.model.context_encoder import ContextEncoder
+from pipeline.model.names import describe_model
 from pipeline.model.static_embeddings import StaticEmbedder, StaticFit
 from pipeline.types import ProgressListener, TextEmbedder
 
@@ -96,11 +97,8 @@ def encode_corpus(
     stages = stages or load_stages(config)
     view, embedder, known = _corpus_view(layout, published, staged, config, stages, progress)
     encoder = DocumentEncoder(config.encoder, view.context, stages.backbone)
-    if published and published.fingerprints["encoder"] != encoder.fingerprint:
-        raise FingerprintMismatchError(
-            f"collection {layout.name!r} must keep the model it was built with, got other weights, tokenizer or context; "
-            "restore them, or use a new collection"
-        )
+    if published:
+        _require_same_encoder(published, encoder)
     assign_rows = _assigning(ClusterAssigner(view.clusters, embedder), known)
     first = max(finished_shards(layout.encoded_folder), default=-1) + 1
     meter = _TokenMeter(staged_characters, progress)
@@ -120,6 +118,24 @@ def encode_corpus(
         tokens=meter.tokens,
         seconds=meter.seconds,
     )
+
+
+def require_same_model(layout: CollectionLayout, published: Manifest, config: IngestConfig) -> Stages:
+    """Load the model and return it; raise :class:`FingerprintMismatchError` where it is not the one the collection was built with."""
+    stages = load_stages(config)
+    with layout.naming_damage():
+        context = ContextSet.read(layout.generation_folder(published.generation) / CONTEXT_ARROW) if config.encoder.use_context else None
+    _require_same_encoder(published, DocumentEncoder(config.encoder, context, stages.backbone))
+    return stages
+
+
+def _require_same_encoder(published: Manifest, encoder: DocumentEncoder) -> None:
+    if published.fingerprints["encoder"] != encoder.fingerprint:
+        built_with, got = (describe_model(model) for model in (published.settings["encoder"]["model"], encoder.config.model))
+        raise FingerprintMismatchError(
+            f"collection {published.collection!r} must keep the model it was built with ({built_with}), "
+            f"got other weights, tokenizer or context from {got}; restore them, or use a new collection"
+        )
 
 
 class _TokenMeter:

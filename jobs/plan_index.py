@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from jobs.run import describe_reasons, require_same_settings
+from jobs.run import describe_reasons, may_have_another_model, require_same_settings
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet
 from pipeline.corpus.ledger import Ledger
@@ -57,6 +57,10 @@ def plan_index(
     scan = scan_sources(sources, config.corpus)
     published = stored_manifest(layout)
     require_same_settings(published, config)
+    if published and may_have_another_model(published, config):
+        from jobs.encode_corpus import require_same_model
+
+        require_same_model(layout, published, config)
     with tempfile.TemporaryDirectory(prefix="cairn-plan-") as folder, Ledger(Path(folder) / "ledger.sqlite") as ledger:
         if published:
             tables = LanceTables.open_or_create(layout, scan.metadata_fields, published.vector_dim)

@@ -16,6 +16,8 @@ from pipeline.corpus.staging import Staged
 from pipeline.errors import FingerprintMismatchError
 from pipeline.index.layout import CollectionLayout
 from pipeline.manifest import Manifest
+from pipeline.model.embedded_weights import MODEL_NAMES
+from pipeline.model.names import model_folder
 from pipeline.types import IngestReport, ProgressListener
 
 if TYPE_CHECKING:
@@ -85,13 +87,15 @@ def new_run_id() -> str:
 
 
 def require_same_settings(published: Manifest | None, config: IngestConfig) -> None:
-    """Refuse settings that would mix vectors, clusters or contexts of two kinds in one collection.
+    """Refuse settings that would mix vectors, clusters or contexts of two kinds in one collection; the model may lie elsewhere now.
 
     Raises :class:`FingerprintMismatchError` naming each setting that differs.
     """
     if published is None:
         return
     asked, defaults = config.to_dict(), IngestConfig().to_dict()
+    # Where the model lies says nothing; whether it is the same is asked of its weights.
+    del asked["encoder"]["model"]
     # A setting younger than the collection had its default when the collection was built.
     stored = {stage: {**defaults[stage], **published.settings[stage]} for stage in ("encoder", "cluster", "context")}
     differences = [
@@ -105,6 +109,23 @@ def require_same_settings(published: Manifest | None, config: IngestConfig) -> N
             f"collection {published.collection!r} must keep the settings it was built with: {'; '.join(differences)}; "
             f"leave them out, or use a new collection"
         )
+
+
+def is_repointed(published: Manifest | None, config: IngestConfig) -> bool:
+    """Say whether the collection's model is looked for elsewhere than when it was built."""
+    return published is not None and published.settings["encoder"]["model"] != config.encoder.model
+
+
+def may_have_another_model(published: Manifest, config: IngestConfig) -> bool:
+    """Say whether the model must be compared though nothing is encoded: it lies elsewhere, or its files are younger than the collection."""
+    if is_repointed(published, config):
+        return True
+    if config.encoder.model in MODEL_NAMES:
+        return False  # its hash is fixed
+    published_seconds = datetime.fromisoformat(published.created_at).timestamp()
+    files = (path.stat() for path in model_folder(config.encoder.model).rglob("*") if path.is_file())
+    # The manifest counts whole seconds.
+    return any(int(file.st_mtime) > published_seconds for file in files)
 
 
 def describe_reasons(reasons: Mapping[str, int]) -> str:

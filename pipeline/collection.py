@@ -19,11 +19,12 @@ from typing import Any
 from pipeline.config import DEFAULT_ROOT, EncoderConfig
 from pipeline.context.drift import measure_drift
 from pipeline.context.store import ContextSet
-from pipeline.errors import CollectionNotFoundError, FingerprintMismatchError
+from pipeline.errors import CollectionNotFoundError, ConfigError, FingerprintMismatchError
 from pipeline.index.generation import Generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout, list_collections
 from pipeline.index.maintenance import collection_status
 from pipeline.model.embedded_weights import MODEL_NAMES
+from pipeline.model.names import describe_model, model_folder
 from pipeline.search.filters import parse_filter
 from pipeline.search.searcher import Searcher
 from pipeline.types import Granularity, QueryEncoder, SearchResult
@@ -127,8 +128,19 @@ class Collection:
 
     def _searcher(self) -> Searcher:
         if self._opened is None:
-            encoder = self._given_encoder or load_query_encoder(open_latest_intact_generation(self.layout))
-            self._opened = Searcher(self.layout, encoder)
+            if self._given_encoder is not None:
+                self._opened = Searcher(self.layout, self._given_encoder)
+            else:
+                generation = open_latest_intact_generation(self.layout)
+                encoder = load_query_encoder(generation)
+                try:
+                    self._opened = Searcher(self.layout, encoder)
+                except FingerprintMismatchError as error:
+                    model = describe_model(generation.manifest.settings["encoder"]["model"])
+                    raise FingerprintMismatchError(
+                        f"{error}; its model is {model}: where another folder holds the weights it was built with, "
+                        f"ingest again with `--model FOLDER`"
+                    ) from error
         return self._opened
 
 
@@ -138,6 +150,10 @@ def load_query_encoder(generation: Generation) -> QueryEncoder:
 
     # A search encodes one short row, for which no other backend is worth its compilation or being installed.
     config = replace(EncoderConfig(**generation.manifest.settings["encoder"]), backend="torch")
+    try:
+        model_folder(config.model)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; where the model was moved, ingest again with `--model FOLDER`") from error
     with generation.layout.naming_damage():
         context = ContextSet.read(generation.folder / "context.arrow") if config.use_context else None
     return TextQueryEncoder(config, context)

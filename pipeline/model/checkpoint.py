@@ -146,7 +146,7 @@ def _require(path: Path) -> Path:
         hint = "save the model's fast tokenizer beside it"
         if path.suffix == ".safetensors":
             hint = "convert the weights to safetensors" if path.name == WEIGHTS_NAME else "fetch the rest of the model's weights"
-        raise ModelError(f"a model folder must hold {path.name}, got none; {hint}")
+        raise ModelError(f"the model's folder {path.parent} must hold {path.name}, got none; {hint}")
     return path
 
 

@@ -29,7 +29,7 @@ def model_folder(model: str) -> Path:
     if model in MODEL_NAMES:
         return embedded_folder()
     folder = Path(model).expanduser()
-    if _is_folder(folder):
+    if model and _is_folder(folder):
         return folder
     for name in _hub_names(model):
         if snapshot := _cached_snapshot(name):
@@ -40,6 +40,15 @@ def model_folder(model: str) -> Path:
         f"Face cache {_cache_folder()}, got {model!r}; models are not downloaded here: run `hf download {wanted}` once where there is a "
         "network, or give the folder"
     )
+
+
+def describe_model(model: str) -> str:
+    """Name a model for a person, with the revision that lies in the cache where it comes from there."""
+    try:
+        folder = model_folder(model)
+    except ConfigError:
+        return f"{model!r}, which is no longer there"
+    return f"{model!r}, revision {folder.name}" if folder.parent.name == "snapshots" else repr(model)
 
 
 def _is_folder(folder: Path) -> bool:

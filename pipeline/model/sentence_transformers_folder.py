@@ -148,7 +148,10 @@ def read_json_if_any(path: Path) -> dict[str, Any]:
 
 def _load(path: Path) -> Any:
     if not path.is_file():
-        raise ModelError(f"a model folder must hold {path.name}, got none; give a folder in Hugging Face or sentence-transformers layout")
+        raise ModelError(
+            f"the model's folder {path.parent} must hold {path.name}, got none; "
+            "give a folder in Hugging Face or sentence-transformers layout"
+        )
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
