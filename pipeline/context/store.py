@@ -46,7 +46,7 @@ class ContextSet:
                 f"the first stage must give one embedding a context document, got {len(self.embeddings_CD)} for {num_documents}"
             )
         if self.embeddings_CD.ndim != 2 or self.embeddings_CD.dtype != np.float32 or not np.isfinite(self.embeddings_CD).all():
-            raise ModelError("context embeddings must be finite float32 rows, got something else; check the first stage's weights")
+            raise ModelError("context embeddings must be finite float32 rows, got others; check the weights of the model that made them")
 
     @property
     def fingerprint(self) -> str:

@@ -44,6 +44,9 @@ YOUNGER_SETTINGS: Final = (
 """Settings that joined after the first collections were built."""
 
 
+_LONGER_ROWS: Final = {"chunk": ", or choose attention full or landmark, whose rows are windows of many chunks"}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedDocuments:
     """Vectors of N documents and their M chunks, in document order, L2-normalised.
@@ -88,13 +91,13 @@ class DocumentEncoder:
 
     def encode(self, texts: Sequence[str], on_tokens: Callable[[int], None] | None = None) -> EncodedDocuments:
         """Encode texts in the order given; ``on_tokens`` hears how many of their tokens each batch has finished, each token once."""
-        return self._encode(texts, self._document_prefix, self.config.temperature, self.config.temperature_by_length, on_tokens)
+        return self._encode(texts, self._document_prefix, self.config.temperature, self.config.temperature_by_length, on_tokens, "document")
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
         """Encode texts as documents are, but for the queries' prefix and temperature; returns the documents' vectors."""
         own = self.config.query_temperature
         temperature, by_length = (self.config.temperature, self.config.temperature_by_length) if own is None else (own, ())
-        return self._encode(texts, self._query_prefix, temperature, by_length, None).document_vectors_NV
+        return self._encode(texts, self._query_prefix, temperature, by_length, None, "query").document_vectors_NV
 
     def _encode(
         self,
@@ -103,6 +106,7 @@ class DocumentEncoder:
         temperature: float,
         temperature_by_length: Sequence[tuple[int, float]],
         on_tokens: Callable[[int], None] | None,
+        what: str,
     ) -> EncodedDocuments:
         tokens = tokenize_after(prefix, self.backbone.tokenizer, texts)
         if self.config.landmarks == "sentence":
@@ -127,9 +131,9 @@ class DocumentEncoder:
             on_chunks=report,
         )
         chunk_vectors_MV = first_dims(embeddings_MD, self.vector_dim)
-        _require_finite(chunk_vectors_MV, chunks.chunk_offsets)
+        _require_finite(chunk_vectors_MV, chunks.chunk_offsets, what)
         return EncodedDocuments(
-            document_vectors_NV=_document_vectors(chunk_vectors_MV, chunks.chunk_offsets),
+            document_vectors_NV=_document_vectors(chunk_vectors_MV, chunks.chunk_offsets, what),
             num_tokens=np.diff(tokens.text_offsets).astype(np.int32),
             chunk_offsets=chunks.chunk_offsets,
             start_char=start_char,
@@ -192,17 +196,19 @@ def _vector_array(vectors_NV: Float32[np.ndarray, "N V"]) -> pa.FixedSizeListArr
     return pa.FixedSizeListArray.from_arrays(pa.array(vectors_NV.reshape(-1)), vectors_NV.shape[1])
 
 
-def _require_finite(chunk_vectors_MV: Float32[np.ndarray, "M V"], chunk_offsets: Int64[np.ndarray, " N1"]) -> None:
+def _require_finite(chunk_vectors_MV: Float32[np.ndarray, "M V"], chunk_offsets: Int64[np.ndarray, " N1"], what: str) -> None:
     bad = np.flatnonzero(~np.isfinite(chunk_vectors_MV).all(axis=1))
     if len(bad):
         document = int(np.searchsorted(chunk_offsets, bad[0], side="right")) - 1
         raise ModelError(
             f"a chunk's vector must be finite and not zero, got one that is not for chunk {int(bad[0] - chunk_offsets[document])} of "
-            f"document {document} of the shard; nothing of the shard was written: check the model's weights, or try precision=fp32"
+            f"{what} {document} of those encoded together; check the model's weights, or try precision fp32"
         )
 
 
-def _document_vectors(chunk_vectors_MV: Float32[np.ndarray, "M V"], chunk_offsets: Int64[np.ndarray, " N1"]) -> Float32[np.ndarray, "N V"]:
+def _document_vectors(
+    chunk_vectors_MV: Float32[np.ndarray, "M V"], chunk_offsets: Int64[np.ndarray, " N1"], what: str
+) -> Float32[np.ndarray, "N V"]:
     if len(chunk_offsets) == 1:
         return np.zeros((0, chunk_vectors_MV.shape[1]), np.float32)
     sums_NV = np.add.reduceat(chunk_vectors_MV, chunk_offsets[:-1], axis=0)
@@ -211,7 +217,8 @@ def _document_vectors(chunk_vectors_MV: Float32[np.ndarray, "M V"], chunk_offset
     if not np.isfinite(vectors_NV).all():
         document = int(np.flatnonzero(~np.isfinite(vectors_NV).all(axis=1))[0])
         raise ModelError(
-            f"a document's vector must not be zero, got chunks that cancel out in document {document} of the shard; choose another interval"
+            f"a {what}'s vector must not be zero, got chunks that cancel out in {what} {document} of those encoded together; "
+            "choose another landmark_interval"
         )
     return vectors_NV
 
@@ -246,7 +253,7 @@ def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
     if config.temperature_by_length and config.temperature_by_length[-1][0] > longest_row:
         raise ConfigError(
             f"temperature_by_length must name lengths that rows reach, at most {longest_row} tokens with attention {config.attention}, "
-            f"got {config.temperature_by_length[-1][0]}; leave the longer ones out"
+            f"got {config.temperature_by_length[-1][0]}; leave the longer ones out{_LONGER_ROWS.get(config.attention, '')}"
         )
     if config.pooling == "latent":
         require_latent_attention(backbone)

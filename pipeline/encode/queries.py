@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float32
 
-from pipeline.config import EncoderConfig, is_encodable
+from pipeline.config import EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.encode.documents import DocumentEncoder
+from pipeline.encode.texts import require_texts
 from pipeline.errors import ConfigError
 from pipeline.model.backbone import Backbone
 
@@ -31,9 +32,8 @@ class TextQueryEncoder:
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
         """Embed queries, L2-normalised, in the order given; an empty one raises :class:`ConfigError`."""
+        require_texts(texts, "query")
         for index, text in enumerate(texts):
             if not text.strip():
                 raise ConfigError(f"a query must hold text, got an empty one at position {index}; write what to look for")
-            if not is_encodable(text):
-                raise ConfigError(f"a query must be valid Unicode, got a lone surrogate in the one at position {index}; remove it")
         return self._encoder.encode_queries(texts)

@@ -23,6 +23,7 @@ from pipeline.config import DEFAULT_MODEL, EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.encode.queries import TextQueryEncoder
+from pipeline.encode.texts import require_texts
 from pipeline.model.checkpoint import read_checkpoint
 from pipeline.model.decoder import language_model
 from pipeline.model.encoder_folder import beyond_stock_modules, save_encoder_folder
@@ -52,6 +53,7 @@ class TextEncoder:
 
     def encode_documents(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
         """Embed documents of any length, L2-normalised, in the order given."""
+        require_texts(texts, "document")
         return self._documents.encode(texts).document_vectors_NV
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
@@ -60,6 +62,7 @@ class TextEncoder:
 
     def landmark_embeddings(self, texts: Sequence[str]) -> list[LandmarkEmbeddings]:
         """Embed every passage of documents, text by text; a document's vector is the normalised mean of its passages'."""
+        require_texts(texts, "document")
         encoded = self._documents.encode(texts)
         spans = zip(encoded.chunk_offsets[:-1].tolist(), encoded.chunk_offsets[1:].tolist(), strict=True)
         return [

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.config import CAUSAL_FAMILIES, DEFAULT_MODEL, PREFIX_POOLINGS, EncoderConfig
-from pipeline.errors import ModelError
+from pipeline.errors import ConfigError, ModelError
 from pipeline.model.cde_settings import cde_settings, is_cde
 from pipeline.model.embedded_weights import MODEL_NAMES
 from pipeline.model.names import model_folder
@@ -37,6 +37,10 @@ _OF_SENTENCE_TRANSFORMERS: Final = {"mean": "mean", "cls": "cls", "lasttoken": "
 
 def encoder_config(chosen: Mapping[str, Any]) -> EncoderConfig:
     """Return the settings of an encoder: what was ``chosen`` over what its model brings over the defaults."""
+    known = [item.name for item in fields(EncoderConfig)]
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise ConfigError(f"an encoder's setting must be one of {', '.join(known)}, got {unknown[0]!r}; leave it out")
     return EncoderConfig(**{**model_defaults(chosen), **chosen})
 
 

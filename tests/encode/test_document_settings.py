@@ -68,7 +68,10 @@ def test_fingerprint_context_changes_it_only_when_used(config, backbone, make_co
             {"document_prefix": "a " * 27},
             "document_prefix must leave a chunk of 12 tokens room .* may have 26, got 27",
         ),
-        ({"temperature_by_length": ((8, 0.9), (15, 0.8))}, "lengths that rows reach, at most 14 tokens with attention chunk, got 15"),
+        (
+            {"temperature_by_length": ((8, 0.9), (15, 0.8))},
+            "lengths that rows reach, at most 14 tokens with attention chunk, got 15; .* choose attention full",
+        ),
         ({"temperature_by_length": ((41, 0.8),), "attention": "full"}, "at most 40 tokens with attention full, got 41"),
         ({"query_prefix": "a " * 27}, "query_prefix must leave a chunk of 12 tokens room"),
     ],

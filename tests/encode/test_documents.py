@@ -322,8 +322,14 @@ class _Broken:
 
 def test_encode_nan_from_the_model_names_the_document(config, backbone):
     broken = _Broken(backbone, nan_id=backbone.tokenizer.token_to_id("walk"))
-    with pytest.raises(ModelError, match="chunk 0 of document 4 of the shard"):
+    with pytest.raises(ModelError, match="chunk 0 of document 4 of those encoded together; check the model's weights"):
         DocumentEncoder(config, None, broken).encode(TEXTS)
+
+
+def test_encode_queries_nan_from_the_model_names_the_query(config, backbone):
+    broken = _Broken(backbone, nan_id=backbone.tokenizer.token_to_id("walk"))
+    with pytest.raises(ModelError, match="chunk 0 of query 1 of those encoded together"):
+        DocumentEncoder(config, None, broken).encode_queries(["old path", "walk"])
 
 
 def test_encode_out_of_memory_gives_the_same_vectors_in_smaller_batches(config, backbone):

@@ -177,5 +177,13 @@ def test_landmark_embeddings_are_the_chunks_of_the_document_encoder(tiny_model_f
 
 
 def test_load_encoder_refuses_a_setting_there_is_not():
-    with pytest.raises(TypeError, match="unexpected keyword"):
+    with pytest.raises(ConfigError, match=r"setting must be one of model, pooling, .*, got 'pool'; leave it out"):
         load_encoder(pool="mean")
+
+
+@pytest.mark.parametrize("method", ["encode_documents", "encode_queries", "landmark_embeddings"])
+@pytest.mark.parametrize("texts", ["hello", ["cat", "\udcff"]], ids=["bare string", "surrogate"])
+def test_what_is_no_list_of_texts_is_refused(tiny_model_folder, method, texts):
+    encoder = load_encoder(tiny_model_folder, **FP32)
+    with pytest.raises(ConfigError, match=r"texts must come in a list|must be valid Unicode"):
+        getattr(encoder, method)(texts)
