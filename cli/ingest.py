@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import click
 
-from cli.settings import TemperatureSteps, given, json_option, resolve_ingest_config, root_option
+from cli.settings import FLAG_OF, TemperatureSteps, given, json_option, resolve_ingest_config, root_option
 from cli.terminal import ProgressBars, duration, table, thousands
 from pipeline.config import Attention, Backend, Landmarks, Pooling
 from pipeline.types import IngestReport
@@ -26,13 +26,7 @@ _STAGE_OF = {
     ),
     "index": ("index_kind",),
 }
-_FIELD_OF = {
-    "context_documents": "num_documents",
-    "index_kind": "kind",
-    "dims": "truncate_dim",
-    "layers": "num_layers",
-    "window_tokens": "max_window_tokens",
-}
+_FIELD_OF = {flag: name for name, flag in FLAG_OF.items()}
 
 
 @click.command(context_settings={"show_default": True})

@@ -30,6 +30,15 @@ from pipeline.model.model_defaults import model_defaults
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+FLAG_OF = {
+    "num_documents": "context_documents",
+    "kind": "index_kind",
+    "truncate_dim": "dims",
+    "num_layers": "layers",
+    "max_window_tokens": "window_tokens",
+}
+"""Settings whose flags have other names."""
+
 _SHARED = ("root", "collection")
 _EVERYWHERE = ("ingest", "search", "status", "verify", "repair", "compact", "delete")
 _STORED = {"corpus": CorpusConfig, "cluster": ClusterConfig, "context": ContextConfig, "encoder": EncoderConfig, "index": IndexConfig}

@@ -7,8 +7,11 @@ from typing import Any
 
 import click
 
-from cli.settings import json_option, root_option
+from cli.settings import FLAG_OF, json_option, root_option
 from cli.terminal import duration, size, table, thousands
+from pipeline.config import IngestConfig
+
+_SHOWN = frozenset({"model", "pooling", "attention", "landmark_interval", "use_context", "batch_tokens"})
 
 
 @click.command(context_settings={"show_default": True})
@@ -32,6 +35,13 @@ def status(*, collection: str | None, root: str, as_json: bool) -> int:
     return 0
 
 
+def _beyond_the_defaults(encoder: dict[str, Any]) -> str:
+    """Write the encoder settings that have rows of their own nowhere and are not the defaults, by the names of their flags."""
+    defaults = IngestConfig().to_dict()["encoder"]
+    chosen = {FLAG_OF.get(name, name): value for name, value in encoder.items() if name not in _SHOWN and value != defaults.get(name)}
+    return ", ".join(f"{name.replace('_', ' ')} {json.dumps(value, ensure_ascii=False)}" for name, value in chosen.items())
+
+
 def _describe(report: dict[str, Any]) -> str:
     encoder, context, drift = report["encoder"], report["context"], report["context"]["drift"]
     cost = context["recontextualisation"]
@@ -51,6 +61,7 @@ def _describe(report: dict[str, Any]) -> str:
                 f"a landmark every {encoder['landmark_interval']} tokens"
             ),
         ),
+        *([("", chosen)] if (chosen := _beyond_the_defaults(encoder)) else []),
         *([("", report["encoder_note"])] if report["encoder_note"] else []),
         ("clusters", thousands(len(report["cluster_sizes"]))),
         ("context", f"{thousands(context['documents'])} documents, {'read' if encoder['use_context'] else 'not read'} by the encoder"),

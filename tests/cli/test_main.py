@@ -82,6 +82,13 @@ def test_ingest_with_every_encoder_option_is_searchable(call: Any, corpus: str, 
     assert manifest["settings"]["encoder"]["temperature_by_length"] == [[8, 0.95], [16, 0.9]]
     code, out, _ = call("ingest", corpus, *ingest_options, *options, "--json", "--quiet")
     assert (code, json.loads(out)["unchanged"]) == (0, 3)
+    shown = " ".join(call("status", "c")[1].split())
+    for part in (
+        *('landmarks "sentence"', "dims 16", "layers 1", "temperature 0.9", "query temperature 0.8", 'query prefix "walk: "'),
+        *('document prefix "mat: "', "temperature by length [[8, 0.95], [16, 0.9]]"),
+    ):
+        assert part in shown
+    assert "precision" not in shown
 
 
 def test_ingest_with_a_causal_decoder_pooled_at_its_last_token_is_searchable(
