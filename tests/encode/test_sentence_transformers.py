@@ -148,6 +148,15 @@ def test_vectors_of_a_decoder_equal_sentence_transformers(make_decoder_folder, p
     assert encoder.config.causal is is_causal
 
 
+def test_vector_of_a_long_text_differs_from_sentence_transformers_only_where_it_is_cut(make_decoder_folder):
+    folder, text = make_decoder_folder({"pooling_mode_lasttoken": True}), "the cat sat on the old stone path. " * 9
+    theirs = published(folder).encode_document([text], normalize_embeddings=True, show_progress_bar=False)
+    whole, cut = (ours(folder, landmark_interval=interval).encode([text]) for interval in (90, 16))
+    assert (len(whole.chunk_vectors_MV), len(cut.chunk_vectors_MV)) == (1, 6)
+    np.testing.assert_allclose(whole.document_vectors_NV, theirs, atol=1e-5)
+    assert np.abs(cut.document_vectors_NV - theirs).max() > 1e-2
+
+
 @pytest.mark.parametrize("pools_prompt", [True, False])
 @pytest.mark.parametrize(
     "prompts",
