@@ -1,6 +1,7 @@
 """The terminal: one thin file a verb; each parses, calls one function and prints.
 
     main        the `cairn` group, its exit codes and its one-line errors
+    flags       errors name the flags that were typed
     settings    flag > CAIRN_* > cairn.toml > what the collection was built with > default
     terminal    progress bars and tables
 

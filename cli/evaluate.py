@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.settings import TemperatureSteps, given, json_option
+from cli.flags import FIELD_OF
+from cli.settings import TemperatureSteps, given, json_option, warn_of_window
 from cli.terminal import ProgressBars, duration, size, table, thousands
 
 if TYPE_CHECKING:
@@ -26,12 +27,7 @@ _SAME_NAME = (
     *("model", "pooling", "attention", "landmarks", "landmark_interval", "temperature", "query_temperature", "temperature_by_length"),
     *("causal", "query_prefix", "document_prefix", "pool_prefix", "use_context", "precision", "backend"),
 )
-_ENCODER_FIELDS = {
-    **{name: name for name in _SAME_NAME},
-    "dims": "truncate_dim",
-    "layers": "num_layers",
-    "window_tokens": "max_window_tokens",
-}
+_ENCODER_FIELDS = {name: FIELD_OF.get(name, name) for name in (*_SAME_NAME, "dims", "layers", "window_tokens")}
 _SHARED_OPTIONS = ("precision", "backend")
 _MODEL_OPTIONS = ("model", "dims", "layers", "causal", "query_prefix", "document_prefix", "pool_prefix")
 
@@ -138,6 +134,8 @@ def _systems(chosen: Mapping[str, Any], patterns: Sequence[str], *, ablate: bool
     from pipeline.model.backbone import load_backbone
 
     base, baseline = _base(chosen), _baseline_base(chosen)
+    if not ablate:  # the whole table has windows, too
+        warn_of_window(chosen, base)
     backbones = {config.model: load_backbone(config) for config in (base, baseline)}
     ours = our_systems(base, max_positions=backbones[base.model].max_positions) if ablate else []
     ours = _servable(ours, backbones)

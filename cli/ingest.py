@@ -9,7 +9,8 @@ from typing import Any, get_args
 
 import click
 
-from cli.settings import FLAG_OF, TemperatureSteps, given, json_option, resolve_ingest_config, root_option
+from cli.flags import FIELD_OF
+from cli.settings import TemperatureSteps, given, json_option, resolve_ingest_config, root_option, warn_of_window
 from cli.terminal import ProgressBars, duration, table, thousands
 from pipeline.config import Attention, Backend, Landmarks, Pooling
 from pipeline.types import IngestReport
@@ -26,7 +27,6 @@ _STAGE_OF = {
     ),
     "index": ("index_kind",),
 }
-_FIELD_OF = {flag: name for name, flag in FLAG_OF.items()}
 
 
 @click.command(context_settings={"show_default": True})
@@ -89,6 +89,7 @@ def ingest(
     from jobs.plan_index import plan_index, stored_settings
 
     config = resolve_ingest_config({**_chosen(given(ctx)), "sync": sync}, stored_settings(root, collection))
+    warn_of_window(given(ctx), config.encoder)
     if dry_run:
         with ProgressBars(quiet=quiet) as progress:
             plan = plan_index(sources, root, collection, config, progress)
@@ -107,7 +108,7 @@ def _chosen(parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if model and Path(model).is_dir():
         parameters["model"] = str(Path(model).resolve())  # a search may start in another folder
     return {
-        stage: {_FIELD_OF.get(name, name): parameters[name] for name in names if name in parameters} for stage, names in _STAGE_OF.items()
+        stage: {FIELD_OF.get(name, name): parameters[name] for name in names if name in parameters} for stage, names in _STAGE_OF.items()
     }
 
 

@@ -126,6 +126,16 @@ def given(ctx: click.Context) -> dict[str, Any]:
     }
 
 
+def warn_of_window(chosen: Mapping[str, Any], encoder: EncoderConfig) -> None:
+    """Say that a window somebody set cuts nothing where every chunk is a row."""
+    if "window_tokens" in chosen and encoder.attention == "chunk":
+        click.echo(
+            "warning: --window-tokens moves nothing with attention chunk, whose rows are chunks; leave it out, or choose --attention full "
+            "or landmark",
+            err=True,
+        )
+
+
 def resolve_ingest_config(chosen: Mapping[str, Any], stored: Mapping[str, Any] | None) -> IngestConfig:
     """Compose one configuration: what was ``chosen`` over what the collection has ``stored`` over the defaults.
 

@@ -102,7 +102,7 @@ def require_same_settings(published: Manifest | None, config: IngestConfig) -> N
         f"{stage}.{name} is {settings[name]!r}, got {value!r}"
         for stage, settings in stored.items()
         for name, value in asked[stage].items()
-        if name not in SPEED_ONLY and settings[name] != value
+        if name not in SPEED_ONLY and settings[name] != value and not _follows(name, settings, asked[stage])
     ]
     if differences:
         raise FingerprintMismatchError(
@@ -126,6 +126,11 @@ def may_have_another_model(published: Manifest, config: IngestConfig) -> bool:
     files = (path.stat() for path in model_folder(config.encoder.model).rglob("*") if path.is_file())
     # The manifest counts whole seconds.
     return any(int(file.st_mtime) > published_seconds for file in files)
+
+
+def _follows(name: str, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    """Whether a setting nobody gave differs because another one does: a shorter window's overlap."""
+    return name == "window_overlap_tokens" and stored["max_window_tokens"] != asked["max_window_tokens"]
 
 
 def describe_reasons(reasons: Mapping[str, int]) -> str:

@@ -108,7 +108,7 @@ def test_ingest_with_a_causal_decoder_pooled_at_its_last_token_is_searchable(
     code, out, _ = call("search", "the river runs past the old stone mill", "--collection", "c", "--json", "--no-hybrid")
     assert (code, json.loads(out)["hits"][0]["doc_id"]) == (0, "b")
     code, _, err = call("ingest", corpus, *ingest_options, *options, "--bidirectional")
-    assert (code, "encoder.causal is True, got False" in err) == (2, True)
+    assert (code, "--causal is True, got False" in err) == (2, True)
 
 
 def test_ingest_causal_encoder_is_refused(call: Any, corpus: str, ingest_options: list[str]) -> None:
@@ -198,6 +198,29 @@ def test_ingest_again_keeps_the_settings_of_the_collection(call: Any, corpus: st
     assert (code, json.loads(out)["unchanged"]) == (0, 3)
 
 
+def test_settings_that_differ_from_the_collections_are_named_by_their_flags(call: Any, corpus: str, ingest_options: list[str]) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    code, _, err = call("ingest", corpus, *ingest_options, "--dims", "16", "--attention", "full", "--window-tokens", "64")
+    assert (code, one_line(err)) == (2, True)
+    for words in ("--dims is None, got 16", "--attention is 'chunk', got 'full'", "--window-tokens is 512, got 64"):
+        assert words in err
+    assert "overlap" not in err
+    assert "encoder." not in err
+
+
+def test_window_with_full_attention_needs_no_other_option(call: Any, corpus: str, ingest_options: list[str], tmp_path: Path) -> None:
+    code, _, err = call("ingest", corpus, *ingest_options, "--attention", "full", "--window-tokens", "64", "--quiet")
+    assert (code, err) == (0, "")
+    manifest = json.loads((tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text())
+    assert manifest["settings"]["encoder"]["window_overlap_tokens"] == 32
+
+
+def test_window_with_chunk_attention_warns(call: Any, corpus: str, ingest_options: list[str]) -> None:
+    code, _, err = call("ingest", corpus, *ingest_options, "--window-tokens", "256", "--quiet")
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith("warning: --window-tokens moves nothing with attention chunk")
+
+
 def test_dry_run_prints_counts_tokens_and_time_and_writes_nothing(
     call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
 ) -> None:
@@ -223,11 +246,19 @@ def test_dry_run_prints_counts_tokens_and_time_and_writes_nothing(
         (("ingest", "corpus.parquet", "--collection", "c", "--text-column", "body"), "text"),
         (("ingest", "corpus.parquet", "--collection", "../up"), "name must match"),
         (("ingest", "corpus.parquet", "--collection", "c", "--model", "no-such-model"), "no-such-model"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--temperature", "0"), "temperature"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--query-temperature", "-1"), "query_temperature must lie between 0.01 and 100"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--temperature", "0"), "error: --temperature must lie between 0.01"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--document-prefix", "\udcff"), "--document-prefix must be valid Unicode"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--window-tokens", "-5"), "error: --window-tokens must be positive, got -5"),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--query-temperature", "-1"),
+            "error: --query-temperature must lie",
+        ),
         (("ingest", "corpus.parquet", "--collection", "c", "--temperature-by-length", "64"), "pairs of a number of tokens and a"),
         (("ingest", "corpus.parquet", "--collection", "c", "--temperature-by-length", "64:.9,32:.8"), "ascending order"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--layers", "0"), "between 1 and the model's layers, got 0"),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--layers", "0"),
+            "--layers must lie between 1 and the model's layers, got 0",
+        ),
         (("ingest", "corpus.parquet", "--collection", "c", "--pooling", "multi_cls"), "must go with attention full, got chunk"),
         (("ingest", "corpus.parquet", "--collection", "c", "--root", "s3://bucket/x"), "local folder"),
         (("ingest", "corpus.parquet", "--collection", "c", "--root", "notes.txt"), "must be a folder"),
@@ -249,7 +280,7 @@ def test_bad_input_is_one_sentence_and_exit_2(call: Any, corpus: str, tmp_path: 
     [
         ("--dims", "33", "between 1 and the model's 32, got 33"),
         ("--layers", "3", "between 1 and the model's 2, got 3"),
-        ("--query-prefix", "a " * 90, "query_prefix must leave"),
+        ("--query-prefix", "a " * 90, "--query-prefix must leave"),
     ],
 )
 def test_setting_the_model_has_no_room_for_ends_in_one_sentence_and_exit_2(
