@@ -195,6 +195,12 @@ def test_systems_that_do_not_fit_are_left_out_with_the_reason(call: Any, folder:
     assert "landmark-attention/none/chunk" in out
 
 
+def test_window_with_chunk_attention_warns_unless_the_whole_table_has_windows(call: Any, folder: str) -> None:
+    for options, warns in (((), True), (("--ablate",), False)):
+        _, _, err = call(folder, "--window-tokens", "256", "--systems", "cairn/*none/*chunk*/chunk", *options, "--json")
+        assert ("warning: --window-tokens moves nothing with attention chunk" in err) == warns
+
+
 def test_window_of_another_length_is_named_in_the_advice(call: Any, folder: str) -> None:
     _, out, _ = call(folder, "--attention", "landmark", "--window-tokens", "512", "--systems", "cairn/*", "--json")
 

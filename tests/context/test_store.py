@@ -89,7 +89,7 @@ def test_context_with_other_columns_is_refused(tmp_path: Path) -> None:
 def test_context_with_a_number_that_is_none_is_refused(bad: float) -> None:
     embeddings = np.ones((3, 5), np.float32)
     embeddings[1, 1] = bad
-    with pytest.raises(ModelError, match="finite"):
+    with pytest.raises(ModelError, match="finite float32 rows, got others; check the weights of the model that made them"):
         context(embeddings_CD=embeddings)
 
 
