@@ -82,7 +82,8 @@ def save_encoder_folder(folder: Path, checkpoint: Checkpoint, settings: EncoderC
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"the folder to save a model to must be new or empty, got {str(folder)!r}; choose another")
     for name, tensor in checkpoint.tensors.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
+        # A gate may be -inf, which closes it.
+        if tensor.is_floating_point() and not bool((tensor < float("inf")).all()):
             raise ModelError(f"{name} of a model to save must be finite, got NaN or infinity; fetch or train the model again")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     with durable.storage_errors(f"saving the model to {folder}"):

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float32
 
 from pipeline.errors import ModelError
+from pipeline.model.weights import require_floats
 
 LANDMARK_GATES: Final = "landmark_attention.gates"
 CONTEXT_GATES: Final = "landmark_attention.context_gates"
@@ -47,7 +48,7 @@ def read_gates(tensors: Mapping[str, torch.Tensor], num_layers: int, num_heads: 
 def _read(tensors: Mapping[str, torch.Tensor], name: str, shape: tuple[int, int]) -> Float32[torch.Tensor, "layers H"]:
     if name not in tensors:
         return torch.full(shape, INITIAL_GATE)
-    gates = tensors[name].float()
+    gates = require_floats(name, tensors[name]).float()
     if tuple(gates.shape) != shape:
         raise ModelError(f"{name} must have the shape {shape}, one gate a layer and head, got {tuple(gates.shape)}; train them again")
     if not bool((gates < float("inf")).all()):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pipeline import load_encoder
 from pipeline.config import EncoderConfig
 from pipeline.errors import ModelError
 from pipeline.model.backbone import load_backbone
@@ -84,3 +85,16 @@ def test_gates_that_do_not_fit_are_refused(folder, gates, sentence):
     save_file(gates, folder / EXTRA_NAME)
     with pytest.raises(ModelError, match=sentence):
         _load(folder)
+
+
+def test_gates_in_whole_numbers_are_refused(folder):
+    save_file(_gates(1) | {LANDMARK_GATES: torch.ones(LAYERS, HEADS, dtype=torch.int32)}, folder / EXTRA_NAME)
+    with pytest.raises(ModelError, match=f"{LANDMARK_GATES} of the model must hold numbers of .*, got int32"):
+        _load(folder)
+
+
+def test_closed_gates_are_saved_with_their_model(folder, tmp_path):
+    closed = _gates(1) | {CONTEXT_GATES: torch.full((LAYERS, HEADS), float("-inf"))}
+    save_file(closed, folder / EXTRA_NAME)
+    load_encoder(folder, max_window_tokens=90, window_overlap_tokens=15).save(tmp_path / "saved")
+    torch.testing.assert_close(_load(tmp_path / "saved").landmark_gates.context_LH, closed[CONTEXT_GATES])
