@@ -97,6 +97,18 @@ def test_first_writer_killed_at_a_commit_point_is_completed_by_a_rerun(
     assert_converged(layout, stones, [*stones.document_ids(10, "n"), "d0"])
 
 
+def wait_until_unlocked(layout: CollectionLayout) -> None:
+    """Wait for the writer's forked child: the kill has been sent to it, too, but only its parent was waited for."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            with layout.writer_lock():
+                return
+        except CollectionBusyError:
+            assert time.monotonic() < deadline, "a killed writer must not hold the lock"
+            time.sleep(0.01)
+
+
 @pytest.mark.slow
 def test_writers_killed_at_random_times_never_tear_a_generation(layout: CollectionLayout, stones: ModuleType) -> None:
     old = stones.document_ids(20)
@@ -108,6 +120,7 @@ def test_writers_killed_at_random_times_never_tear_a_generation(layout: Collecti
         ) as writer:
             time.sleep(clock.uniform(0.8, 2.2))
             os.killpg(writer.pid, signal.SIGKILL)
+        wait_until_unlocked(layout)
         served = open_generation(layout).doc_ids.to_pylist()
         assert len(served) == len(set(served))
         assert sorted(served) in (sorted(old), sorted([*old, *stones.document_ids(10, "n")]))
