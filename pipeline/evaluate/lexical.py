@@ -12,9 +12,8 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Int64
 from lancedb.index import FTS
-from lancedb.query import FullTextOperator, MatchQuery
 
-from pipeline.search.lexical import SCORE, bounded_words, lance_errors
+from pipeline.search.lexical import SCORE, lance_errors, match_any_word
 from pipeline.types import ProgressListener
 
 PROGRESS_QUERIES = 64
@@ -40,7 +39,7 @@ def search_bm25(texts: Sequence[str], queries: Sequence[str], limit: int, progre
         stored = _folder_bytes(Path(folder))
         table.create_index("text", config=FTS(with_position=False))
         for number, query in enumerate(queries):
-            found = table.search(_match(query), query_type="fts").select(["position", SCORE]).limit(limit).to_arrow()
+            found = table.search(match_any_word(query), query_type="fts").select(["position", SCORE]).limit(limit).to_arrow()
             place, score = found.column("position").to_numpy(), found.column(SCORE).to_numpy()
             order = np.lexsort((place, -score))
             positions.append(place[order])
@@ -49,19 +48,6 @@ def search_bm25(texts: Sequence[str], queries: Sequence[str], limit: int, progre
                 progress("bm25", number + 1, len(queries), "queries")
         index_bytes = _folder_bytes(Path(folder)) - stored
     return LexicalHits(positions=positions, scores=scores, index_bytes=index_bytes)
-
-
-def _match(query: str) -> MatchQuery:
-    return MatchQuery(
-        bounded_words(query),
-        "text",
-        boost=1.0,
-        fuzziness=0,
-        max_expansions=50,
-        operator=FullTextOperator.OR,
-        prefix_length=0,
-        document_granularity=None,
-    )
 
 
 def _folder_bytes(folder: Path) -> int:

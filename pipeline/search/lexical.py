@@ -53,11 +53,9 @@ def bounded_words(query: str) -> str:
     return " ".join(kept[:MAX_WORDS])
 
 
-def bm25_documents(
-    generation: Generation, query: str, where: Expr | None, limit: int, timeout: dt.timedelta | None
-) -> tuple[Int64[np.ndarray, " A"], Float32[np.ndarray, " A"]]:
-    """Return the positions and scores of the documents with the best BM25 of ``text``; empty when no word of the query is indexed."""
-    match = MatchQuery(
+def match_any_word(query: str) -> MatchQuery:
+    """Return the full-text query for texts that hold any of the query's words, bounded as :func:`bounded_words` does."""
+    return MatchQuery(
         bounded_words(query),
         "text",
         boost=1.0,
@@ -67,7 +65,13 @@ def bm25_documents(
         prefix_length=0,
         document_granularity=None,
     )
-    search = generation.document_table.search(match, query_type="fts")
+
+
+def bm25_documents(
+    generation: Generation, query: str, where: Expr | None, limit: int, timeout: dt.timedelta | None
+) -> tuple[Int64[np.ndarray, " A"], Float32[np.ndarray, " A"]]:
+    """Return the positions and scores of the documents with the best BM25 of ``text``; empty when no word of the query is indexed."""
+    search = generation.document_table.search(match_any_word(query), query_type="fts")
     if where is not None:
         search = search.where(where, prefilter=True)
     with lance_errors("the BM25 search", generation.layout):
