@@ -3,20 +3,30 @@
 Write to a temporary name, fsync the file, rename it, fsync the folder. Every step a crash could fall on is announced with
 :func:`commit_point`,
 so that tests can kill the process exactly there. Source of the protocol: SQLite's and Lance's, adapted to POSIX rename.
+A folder that holds something cannot be renamed over: the kernel exchanges the two names, and the old one goes away.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import json
 import os
+import re
+import shutil
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
+
+from safetensors import SafetensorError
 
 from pipeline.errors import DiskFullError, StorageError
+
+_RENAME_EXCHANGE: Final = 2
+_AT_FDCWD: Final = -100
+"""Linux: paths are relative to the working folder."""
 
 _observers: list[Callable[[str], None]] = []
 
@@ -46,6 +56,12 @@ def storage_errors(action: str) -> Generator[None]:
         yield
     except OSError as error:
         raise_storage_error(error, action)
+    except SafetensorError as error:
+        # Its writer hides the operating system's error in a sentence.
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise_storage_error(OSError(int(number[1]), os.strerror(int(number[1]))), action)
 
 
 def fsync_file(path: Path) -> None:
@@ -73,6 +89,53 @@ def replacing(path: Path) -> Generator[Path]:
         fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Generator[Path]:
+    """Yield a new folder beside ``path``; on success it takes the place of ``path`` and all it held, on failure it is removed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        yield temporary
+        for entry in sorted(temporary.rglob("*")):
+            fsync_file(entry)
+        fsync_file(temporary)
+        put_in_place(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def put_in_place(new: Path, path: Path) -> None:
+    """Rename a folder to ``path`` beside it; who looks there sees the old one or the new one, whole, and then the old one is removed."""
+    if path.is_dir() and any(path.iterdir()):
+        if not _exchange(new, path):
+            # A file system without the exchange: for a moment there is neither.
+            aside = new.with_name(f"{new.name}.old")
+            path.rename(aside)
+            new.rename(path)
+            aside.rename(new)
+        fsync_folder(path.parent)
+        commit_point("folder.replaced")
+        shutil.rmtree(new)
+    else:
+        new.replace(path)
+    fsync_folder(path.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Give each path what stood at the other in one step; False where libc or the file system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
 
 
 def write_bytes(path: Path, content: bytes) -> None:

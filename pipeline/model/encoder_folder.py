@@ -6,12 +6,12 @@
     modules.json, 1_Pooling/, 2_Dense/ …                the same for Sentence-Transformers, as far as its own modules go
 
 For texts of one chunk that library gives the same vectors, unless the settings go beyond its modules; ``beyond_stock_modules`` says how.
-The folder is written beside its place and renamed: it is whole or absent. A model of fewer layers is saved as the model of these layers.
+The folder is written beside its place and renamed: it is whole, or what stood there stays. A model of fewer layers is saved as the model
+of these layers.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -71,36 +71,31 @@ def beyond_stock_modules(settings: EncoderConfig, config: Mapping[str, Any]) -> 
     return [name for name, is_beyond in named.items() if is_beyond]
 
 
-def save_encoder_folder(folder: Path, checkpoint: Checkpoint, settings: EncoderConfig, *, copies_weights: bool = False) -> None:
+def save_encoder_folder(
+    folder: Path, checkpoint: Checkpoint, settings: EncoderConfig, *, copies_weights: bool = False, replaces: bool = False
+) -> None:
     """Write a checkpoint with its settings; ``copies_weights`` takes the files it was read from over, byte for byte.
 
-    Tensors may be others than those read (trained ones); everything else comes from the checkpoint's folder. Raises :class:`ConfigError`
-    for a place that is taken and for a CDE model, whose two stages no stock module runs.
+    Tensors may be others than those read (trained ones); everything else comes from the checkpoint's folder. A place that is taken raises
+    :class:`ConfigError`, unless the new folder ``replaces`` what stands there.
+    """
+    if not replaces and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"the folder to save a model to must be new or empty, got {str(folder)!r}; choose another")
+    with durable.storage_errors(f"saving the model to {folder}"), durable.replacing_folder(folder) as temporary:
+        write_encoder_folder(temporary, checkpoint, settings, copies_weights=copies_weights)
+
+
+def write_encoder_folder(folder: Path, checkpoint: Checkpoint, settings: EncoderConfig, *, copies_weights: bool = False) -> None:
+    """Write the same files into a folder that a caller makes and puts in its place.
+
+    Raises :class:`ConfigError` for a CDE model, whose two stages no stock module runs, and :class:`ModelError` for weights that are NaN.
     """
     if is_cde(checkpoint.config):
         raise ConfigError("a model to save must be one transformer, got a CDE model of two; copy its folder instead")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"the folder to save a model to must be new or empty, got {str(folder)!r}; choose another")
     for name, tensor in checkpoint.tensors.items():
         # A gate may be -inf, which closes it.
         if tensor.is_floating_point() and not bool((tensor < float("inf")).all()):
             raise ModelError(f"{name} of a model to save must be finite, got NaN or infinity; fetch or train the model again")
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    with durable.storage_errors(f"saving the model to {folder}"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-        try:
-            temporary.mkdir()
-            _write(temporary, checkpoint, settings, copies_weights=copies_weights)
-            for path in sorted(temporary.rglob("*")):
-                durable.fsync_file(path)
-            temporary.replace(folder)
-            durable.fsync_folder(folder.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _write(folder: Path, checkpoint: Checkpoint, settings: EncoderConfig, *, copies_weights: bool) -> None:
     config = _with_native_names(checkpoint.config)
     if config.get("model_type") in CAUSAL_FAMILIES and not settings.causal:
         config["is_causal"] = False

@@ -12,10 +12,9 @@ step, so nothing else has to be stored. One that is damaged is passed over with 
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,9 +24,9 @@ from safetensors.torch import load_file, save_file
 from pipeline import durable
 from pipeline.config import EncoderConfig
 from pipeline.model.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint, read_checkpoint
+from pipeline.model.encoder_folder import save_encoder_folder, write_encoder_folder
 from pipeline.model.sentence_transformers_folder import read_json
-from pipeline.train.encoder_folder import save_changes, save_encoder
-from pipeline.train.landmark_encoder import LandmarkEncoder
+from pipeline.train.landmark_encoder import OWN_NAMES, LandmarkEncoder
 from pipeline.train.optimizer import optimizer_tensors, restore_optimizer
 
 logger = logging.getLogger(__name__)
@@ -80,27 +79,36 @@ class RunFolder:
     def save(self, state: RunState, model: LandmarkEncoder, optimizer: torch.optim.Optimizer) -> Path:
         """Write a checkpoint and drop all but the newest; a full disk leaves those there were."""
         target = self.folder / "checkpoints" / f"{state.step:08d}"
-
-        def write(folder: Path) -> None:
-            save_encoder(model, self._base, folder, self._encoder)
+        with durable.storage_errors(f"writing checkpoints/{target.name}"), durable.replacing_folder(target) as folder:
+            write_encoder_folder(folder, self._trained(model), self._encoder)
             save_file(optimizer_tensors(optimizer, model), folder / OPTIMIZER_NAME)
-            durable.fsync_file(folder / OPTIMIZER_NAME)
             hashes = {name: durable.sha256_of_file(folder / name) for name in _HASHED}
             durable.write_json(folder / STATE_NAME, {**_as_json(state), "sha256": hashes})
-
-        _replace_folder(target, write)
         durable.commit_point("train.checkpoint")
         for old in sorted(target.parent.glob("[0-9]*"))[:-KEPT]:
             shutil.rmtree(old)
         return target
 
     def save_model(self, name: str, model: LandmarkEncoder) -> None:
-        """Write ``best`` or ``model``."""
-        _replace_folder(self.folder / name, lambda folder: save_encoder(model, self._base, folder, self._encoder))
+        """Write ``best`` or ``model``; a reader of the folder sees the one before or this one."""
+        save_encoder_folder(self.folder / name, self._trained(model), self._encoder, replaces=True)
 
-    def save_changes(self, model: LandmarkEncoder) -> None:
-        """Write what differs from the base."""
-        save_changes(model, self._base, self.folder / "changes.safetensors")
+    def save_changes(self, model: LandmarkEncoder, *, dtype: torch.dtype = torch.bfloat16) -> None:
+        """Write what differs from the base: as ``cairn_extra.safetensors`` beside the base's own weights it makes the trained model.
+
+        Tensors have the base's names; published parameters are stored in ``dtype``, gates and null token in float32.
+        """
+        changed: dict[str, torch.Tensor] = {}
+        for name, tensor in model.published_tensors().items():
+            if name in OWN_NAMES:
+                changed[name] = tensor
+            elif not torch.equal(tensor, self._base.tensors[name].float()):
+                changed[name] = tensor.to(dtype)
+        with durable.storage_errors("writing what changed"), durable.replacing(self.folder / "changes.safetensors") as temporary:
+            save_file(changed, temporary)
+
+    def _trained(self, model: LandmarkEncoder) -> Checkpoint:
+        return replace(self._base, tensors={**self._base.tensors, **model.published_tensors()})
 
 
 def _as_json(state: RunState) -> dict[str, Any]:
@@ -114,18 +122,3 @@ def _is_whole(folder: Path) -> bool:
     return set(hashes) == set(_HASHED) and all(
         (folder / name).is_file() and durable.sha256_of_file(folder / name) == digest for name, digest in hashes.items()
     )
-
-
-def _replace_folder(target: Path, write: Any) -> None:
-    """Write a folder beside ``target`` and rename it; what was there goes away first, what is half written does not stay."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    with durable.storage_errors(f"writing {target.parent.name}/{target.name}"):
-        try:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            write(temporary)
-            shutil.rmtree(target, ignore_errors=True)
-            temporary.rename(target)
-            durable.fsync_folder(target.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)

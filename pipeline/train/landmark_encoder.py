@@ -105,11 +105,11 @@ class LandmarkEncoder(nn.Module):
                 "null_context": torch.zeros(self.model_dim),
             }
         )
-        self.other_tensors = self._read(checkpoint)
+        self.base_prefix = self._read(checkpoint)
 
     @torch.no_grad()
-    def _read(self, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-        """Fill the parameters and return the checkpoint's tensors that are none of them, such as BERT's pooler."""
+    def _read(self, checkpoint: Checkpoint) -> str:
+        """Fill the parameters and return what stands before their names in the checkpoint."""
         anchor = "embeddings.word_embeddings.weight"
         reader = WeightReader(checkpoint.tensors, anchor, torch.device("cpu"))
         for name, parameter in self.named_parameters():
@@ -117,10 +117,14 @@ class LandmarkEncoder(nn.Module):
                 parameter.copy_(reader.read(name, tuple(parameter.shape), torch.float32))
             elif name in checkpoint.tensors:
                 parameter.copy_(_fitting(name, checkpoint.tensors[name], parameter))
-        self.base_prefix = next(name for name in checkpoint.tensors if name.endswith(anchor)).removesuffix(anchor)
-        own = dict(self.named_parameters())
-        others = {name.removeprefix(self.base_prefix): tensor for name, tensor in checkpoint.tensors.items()}
-        return {name: tensor for name, tensor in others.items() if name not in own}
+        return next(name for name in checkpoint.tensors if name.endswith(anchor)).removesuffix(anchor)
+
+    def published_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the parameters under the names they have in the base's files, on the CPU."""
+        return {
+            name if name in OWN_NAMES else self.base_prefix + name: parameter.detach().cpu().contiguous()
+            for name, parameter in self.named_parameters()
+        }
 
     @property
     def device(self) -> torch.device:

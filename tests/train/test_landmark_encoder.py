@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,14 @@ from safetensors.torch import load_file, save_file
 from pipeline.config import EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import DiskFullError, ModelError
+from pipeline.errors import ModelError
 from pipeline.model.backbone import load_backbone
 from pipeline.model.checkpoint import read_checkpoint
 from pipeline.model.context_encoder import ContextEncoder
+from pipeline.model.encoder_folder import save_encoder_folder
 from pipeline.model.landmark_gates import CONTEXT_GATES, LANDMARK_GATES
 from pipeline.model.landmark_reader import LandmarkReader
 from pipeline.model.model_defaults import encoder_config
-from pipeline.train.encoder_folder import save_encoder
 from pipeline.train.landmark_encoder import LandmarkEncoder, PackedRows
 
 CPU = torch.device("cpu")
@@ -60,7 +61,9 @@ def engine_embeddings(folder: Path, rows: PackedRows, context: np.ndarray | None
 
 
 def saved(model: LandmarkEncoder, base: Path, folder: Path, **encoder: object) -> Path:
-    save_encoder(model, read_checkpoint(base), folder, EncoderConfig(**encoder))
+    checkpoint = read_checkpoint(base)
+    trained = replace(checkpoint, tensors={**checkpoint.tensors, **model.published_tensors()})
+    save_encoder_folder(folder, trained, EncoderConfig(**encoder))
     return folder
 
 
@@ -194,7 +197,8 @@ def test_landmark_encoder_reads_a_prefixed_base_and_keeps_what_it_does_not_train
     plain = LandmarkEncoder(read_checkpoint(tiny_model_folder))
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), plain.parameters(), strict=True))
     written = load_file(saved(model, base, tmp_path / "model") / "model.safetensors")
-    assert torch.equal(written["pooler.dense.weight"], torch.ones(2, 2))
+    assert set(written) == set(tensors)
+    assert torch.equal(written["bert.pooler.dense.weight"], torch.ones(2, 2))
 
 
 def test_landmark_encoder_gates_are_read_back(tiny_model_folder: Path, tmp_path: Path):
@@ -204,15 +208,6 @@ def test_landmark_encoder_gates_are_read_back(tiny_model_folder: Path, tmp_path:
     for (name, one), other in zip(model.named_parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other), name
     assert float(LandmarkEncoder(read_checkpoint(tiny_model_folder), initial_gate=-0.5).landmark_attention["gates"].detach().mean()) == -0.5
-
-
-def test_save_encoder_in_bf16_halves_the_weights_and_keeps_the_gates(tiny_model_folder: Path, tmp_path: Path):
-    model = moved(LandmarkEncoder(read_checkpoint(tiny_model_folder)))
-    base = read_checkpoint(tiny_model_folder)
-    save_encoder(model, base, tmp_path / "half", EncoderConfig(), dtype=torch.bfloat16)
-    again = LandmarkEncoder(read_checkpoint(tmp_path / "half"))
-    assert torch.equal(again.landmark_attention["gates"], model.landmark_attention["gates"])
-    assert {tensor.dtype for tensor in load_file(tmp_path / "half" / "model.safetensors").values()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("change", [{"model_type": "modernbert"}, {"position_embedding_type": "relative_key"}, {"hidden_act": "tanh"}])
@@ -226,13 +221,3 @@ def test_landmark_encoder_refuses_a_base_it_cannot_train(tiny_model_folder: Path
 def test_landmark_encoder_row_longer_than_its_positions_is_refused(tiny_model_folder: Path):
     with pytest.raises(ModelError, match="at most 96 tokens, got 97"):
         LandmarkEncoder(read_checkpoint(tiny_model_folder))(rows_of([97], [0]))
-
-
-def test_save_encoder_full_disk_is_said_in_a_sentence(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pipeline.train.encoder_folder.save_file", full)
-    with pytest.raises(DiskFullError, match="writing the model"):
-        saved(LandmarkEncoder(read_checkpoint(tiny_model_folder)), tiny_model_folder, tmp_path / "model")
-    assert not (tmp_path / "model" / "config.json").exists()

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors import SafetensorError
+
+from pipeline import durable
+from pipeline.errors import DiskFullError, StorageError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "old.txt").write_text("old")
+    return tmp_path / "taken"
+
+
+@pytest.fixture
+def seen(folder: Path) -> Iterator[list[str]]:
+    """Record what stands in the folder's place at every commit point."""
+    found: list[str] = []
+
+    def observe(name: str) -> None:
+        if name == "folder.replaced":
+            found.extend(path.name for path in folder.iterdir())
+
+    durable.observe_commit_points(observe)
+    yield found
+    durable._observers.remove(observe)
+
+
+def put_new(folder: Path) -> None:
+    with durable.replacing_folder(folder) as temporary:
+        (temporary / "inside").mkdir()
+        (temporary / "new.txt").write_text("new")
+
+
+def put_half(folder: Path) -> None:
+    with durable.replacing_folder(folder) as temporary:
+        (temporary / "new.txt").mkdir()
+        (temporary / "new.txt").write_text("half")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("has_exchange", [True, False])
+def test_replacing_folder_puts_the_new_one_in_the_place_of_all_that_stood_there(
+    folder: Path, seen: list[str], has_exchange: bool, monkeypatch: pytest.MonkeyPatch
+):
+    if not has_exchange:
+        monkeypatch.setattr(durable, "_exchange", lambda *_: False)
+    put_new(folder)
+    assert names(folder) == sorted(seen) == ["inside", "new.txt"]
+    assert names(folder.parent) == ["taken"]
+
+
+def test_replacing_folder_exchanges_both_names_in_one_step(folder: Path, tmp_path: Path):
+    (tmp_path / "other").mkdir()
+    if not durable._exchange(tmp_path / "other", folder):
+        pytest.skip("this file system cannot exchange names")
+    assert (names(folder), names(tmp_path / "other")) == ([], ["old.txt"])
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EACCES])
+def test_replacing_folder_falls_back_only_where_the_exchange_is_unknown(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch):
+    class Library:
+        @staticmethod
+        def renameat2(*_: object) -> int:
+            return -1
+
+    monkeypatch.setattr(durable.ctypes, "CDLL", lambda *_, **__: Library)
+    monkeypatch.setattr(durable.ctypes, "get_errno", lambda: number)
+    if number == errno.EINVAL:
+        put_new(folder)
+        assert names(folder) == ["inside", "new.txt"]
+    else:
+        with pytest.raises(PermissionError):
+            put_new(folder)
+        assert names(folder) == ["old.txt"]
+
+
+def test_replacing_folder_that_fails_leaves_what_stood_there_and_nothing_else(folder: Path):
+    with pytest.raises(IsADirectoryError):
+        put_half(folder)
+    assert names(folder) == ["old.txt"]
+    assert names(folder.parent) == ["taken"]
+
+
+def test_replacing_folder_makes_one_where_there_is_none(tmp_path: Path):
+    put_new(tmp_path / "far" / "away")
+    assert names(tmp_path / "far") == ["away"]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "error"),
+    [
+        ("Error while serializing: I/O error: No space left on device (os error 28)", DiskFullError),
+        ("Error while serializing: I/O error: Input/output error (os error 5)", StorageError),
+        ("Error while deserializing: header too small", SafetensorError),
+    ],
+)
+def test_storage_errors_reads_the_system_error_that_safetensors_writes_out(sentence: str, error: type[Exception]):
+    with pytest.raises(error, match=r"while writing|writing .* failed|header too small"), durable.storage_errors("writing the model"):
+        raise SafetensorError(sentence)
