@@ -63,6 +63,11 @@ class Numbers(click.ParamType):
 @click.option("--max-gradient-norm", type=float, help="Longer gradients are cut to it.  [default: 1]")
 @click.option("--initial-gate", type=float, help="Where gates start that the base does not have.  [default: -1]")
 @click.option("--freeze-embeddings", is_flag=True, help="Train the layers alone; what changed is then 21 MB in bf16.")
+@click.option(
+    "--lora-rank", type=int, help="Learn updates of this rank (LoRA) and leave the base as it is; 0: train it whole.  [default: 0]"
+)
+@click.option("--lora-alpha", type=float, help="What updates are multiplied with, over the rank.  [default: twice the rank]")
+@click.option("--lora-matrices", type=click.Choice(["attention", "all"]), help="Matrices of a layer that get one.  [default: all]")
 @click.option("--heldout-pairs", type=int, help="Pairs kept out to find the best step.  [default: 256]")
 @click.option("--evaluate-every", type=int, help="Steps between their scores.  [default: 50]")
 @click.option("--checkpoint-every", type=int, help="Steps between checkpoints.  [default: 50]")

@@ -1,6 +1,6 @@
 """Checkpoints of a run: whole or absent, and enough to go on bit for bit.
 
-    RUN/checkpoints/00000150/   a model folder, optimizer.safetensors, state.json with the hashes of both, written last
+    RUN/checkpoints/00000150/   a model folder, optimizer.safetensors, low_rank.safetensors where updates are, state.json with the hashes
     RUN/best/                   the model folder of the best held-out score
     RUN/model/                  the model folder of the last step
     RUN/changes.safetensors     what of it differs from the base, in bf16
@@ -27,14 +27,17 @@ from pipeline.model.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint, read
 from pipeline.model.encoder_folder import save_encoder_folder, write_encoder_folder
 from pipeline.model.sentence_transformers_folder import read_json
 from pipeline.train.landmark_encoder import OWN_NAMES, LandmarkEncoder
+from pipeline.train.low_rank import low_rank_parameters
 from pipeline.train.optimizer import optimizer_tensors, restore_optimizer
 
 logger = logging.getLogger(__name__)
 
 OPTIMIZER_NAME: Final = "optimizer.safetensors"
+LOW_RANK_NAME: Final = "low_rank.safetensors"
 STATE_NAME: Final = "state.json"
 KEPT: Final = 2
 _HASHED: Final = (WEIGHTS_NAME, EXTRA_NAME, OPTIMIZER_NAME)
+"""What every checkpoint has; one of low-rank updates these, too, as its model folder has them merged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,10 +71,15 @@ class RunFolder:
             logger.warning("checkpoint %s is damaged; going back to the one before", folder.name)
         return None
 
+    @torch.no_grad()
     def restore(self, folder: Path, model: LandmarkEncoder, optimizer: torch.optim.Optimizer) -> RunState:
         """Put a checkpoint's weights and optimiser state into place, and return where it stands."""
-        stored = LandmarkEncoder(read_checkpoint(folder))
-        model.load_state_dict(stored.state_dict())
+        stored = dict(read_checkpoint(folder).tensors)
+        if (folder / LOW_RANK_NAME).is_file():
+            stored |= load_file(folder / LOW_RANK_NAME)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(stored[name if name in stored else model.base_prefix + name])
         restore_optimizer(optimizer, model, load_file(folder / OPTIMIZER_NAME))
         state = read_json(folder / STATE_NAME)
         return RunState(**{name: state[name] for name in RunState.__dataclass_fields__})
@@ -82,7 +90,11 @@ class RunFolder:
         with durable.storage_errors(f"writing checkpoints/{target.name}"), durable.replacing_folder(target) as folder:
             write_encoder_folder(folder, self._trained(model), self._encoder)
             save_file(optimizer_tensors(optimizer, model), folder / OPTIMIZER_NAME)
-            hashes = {name: durable.sha256_of_file(folder / name) for name in _HASHED}
+            hashed = _HASHED
+            if updates := low_rank_parameters(model):
+                save_file({name: parameter.detach().cpu().contiguous() for name, parameter in updates.items()}, folder / LOW_RANK_NAME)
+                hashed = (*_HASHED, LOW_RANK_NAME)
+            hashes = {name: durable.sha256_of_file(folder / name) for name in hashed}
             durable.write_json(folder / STATE_NAME, {**_as_json(state), "sha256": hashes})
         durable.commit_point("train.checkpoint")
         for old in sorted(target.parent.glob("[0-9]*"))[:-KEPT]:
@@ -119,6 +131,6 @@ def _is_whole(folder: Path) -> bool:
     if not (folder / STATE_NAME).is_file():
         return False
     hashes: Mapping[str, str] = read_json(folder / STATE_NAME).get("sha256", {})
-    return set(hashes) == set(_HASHED) and all(
+    return set(hashes) >= set(_HASHED) and all(
         (folder / name).is_file() and durable.sha256_of_file(folder / name) == digest for name, digest in hashes.items()
     )

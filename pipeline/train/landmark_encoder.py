@@ -105,6 +105,7 @@ class LandmarkEncoder(nn.Module):
                 "null_context": torch.zeros(self.model_dim),
             }
         )
+        self._published_names = tuple(name for name, _ in self.named_parameters())
         self.base_prefix = self._read(checkpoint)
 
     @torch.no_grad()
@@ -119,12 +120,15 @@ class LandmarkEncoder(nn.Module):
                 parameter.copy_(_fitting(name, checkpoint.tensors[name], parameter))
         return next(name for name in checkpoint.tensors if name.endswith(anchor)).removesuffix(anchor)
 
+    @torch.no_grad()
     def published_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the parameters under the names they have in the base's files, on the CPU."""
-        return {
-            name if name in OWN_NAMES else self.base_prefix + name: parameter.detach().cpu().contiguous()
-            for name, parameter in self.named_parameters()
-        }
+        """Return the parameters, low-rank updates merged into them, under the names they have in the base's files, on the CPU."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name in self._published_names:
+            path, _, leaf = name.rpartition(".")
+            tensor: torch.Tensor = getattr(self.get_submodule(path), leaf)
+            tensors[name if name in OWN_NAMES else self.base_prefix + name] = tensor.detach().cpu().contiguous()
+        return tensors
 
     @property
     def device(self) -> torch.device:

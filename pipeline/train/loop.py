@@ -33,6 +33,7 @@ from pipeline.train.heldout import choose_heldout, score_heldout
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.leakage import drop_judged, read_judged_texts
 from pipeline.train.log import TrainingLog, write_plot
+from pipeline.train.low_rank import add_low_rank
 from pipeline.train.mining import mine_hard_negatives
 from pipeline.train.optimizer import lr_factor, make_optimizer, set_lr
 from pipeline.train.pairs import TrainingPairs, read_pairs, text_numbers
@@ -79,6 +80,8 @@ def train(
     checkpoint = read_checkpoint(model_folder(base))
     model = LandmarkEncoder(checkpoint, initial_gate=config.initial_gate)
     model.embeddings.requires_grad_(not config.freeze_embeddings)
+    if config.lora_rank:
+        add_low_rank(model, config)
     # Resolved before it is written down: a run must not go on in another arithmetic.
     config = replace(config, precision="bf16" if resolve_precision(config.precision, device) == torch.bfloat16 else "fp32")
     _check_fit(config, checkpoint, model)
@@ -128,7 +131,8 @@ def _claim_folder(folder: Path, config: TrainConfig, checkpoint: Checkpoint, pai
     path = folder / "run.json"
     if path.is_file():
         stored = read_json(path)
-        before: dict[str, Any] = stored.get("settings", {})
+        # A setting younger than the run stood at its default.
+        before: dict[str, Any] = _as_json(TrainConfig(steps=config.steps)) | stored.get("settings", {})
         others = [f"{name} {before.get(name)}" for name, value in settings.items() if before.get(name) != value]
         others += [f"another {name}" for name, value in made_of.items() if stored.get(name) != value]
         if others:

@@ -18,6 +18,7 @@ from pipeline.errors import ConfigError
 TrainedPooling = Literal["mean", "lmk"]
 TrainedAttention = Literal["chunk", "landmark"]
 TrainSurrogate = Literal["static", "encoder"]
+LoraMatrices = Literal["attention", "all"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +31,8 @@ class TrainConfig:
     ``margin`` is ε of the false negatives. ``matryoshka_dims`` = () trains the whole vector only, ``matryoshka_layers`` = () the last
     layer only.
     ``freeze_embeddings`` leaves the input tables as the base has them, so that what changed is small enough to be shipped by itself.
+    ``lora_rank`` > 0 leaves all of the base as it is and learns updates of that rank (LoRA) to its layers' matrices, those of attention or
+    all, times ``lora_alpha`` / rank; None is twice the rank.
     ``precision`` is that of the products, auto: bf16 where the device has it; weights, sums and the optimiser are in float32.
     ``micro_batch_tokens`` bounds memory and moves nothing but rounding.
     """
@@ -63,6 +66,9 @@ class TrainConfig:
     max_gradient_norm: float = 1.0
     initial_gate: float = -1.0
     freeze_embeddings: bool = False
+    lora_rank: int = 0
+    lora_alpha: float | None = None
+    lora_matrices: LoraMatrices = "all"
     heldout_pairs: int = 256
     evaluate_every: int = 50
     checkpoint_every: int = 50
@@ -73,7 +79,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "sequence_documents", "max_context_tokens", "evaluate_every", "checkpoint_every", "micro_batch_tokens"):
             _require(getattr(self, name) >= 1, name, "be at least 1", getattr(self, name))
-        for name in ("context_documents", "hard_negatives", "heldout_pairs", "seed"):
+        for name in ("context_documents", "hard_negatives", "heldout_pairs", "lora_rank", "seed"):
             _require(getattr(self, name) >= 0, name, "be at least 0", getattr(self, name))
         for name in ("max_query_tokens", "max_document_tokens"):
             _require(getattr(self, name) >= 8, name, "be at least 8 tokens", getattr(self, name))
@@ -87,11 +93,19 @@ class TrainConfig:
         _require(0.0 < self.hard_negative_share <= 1.0, "hard_negative_share", "lie between 0 and 1", self.hard_negative_share)
         _require(not math.isnan(self.margin), "margin", "be a number", self.margin)
         _require(-20.0 <= self.initial_gate <= 5.0, "initial_gate", "lie between -20 and 5", self.initial_gate)
+        _require(self.lora_alpha is None or 0.0 < self.lora_alpha < math.inf, "lora_alpha", "be a positive number", self.lora_alpha)
+        _require(
+            self.lora_rank > 0 or (self.lora_alpha is None and self.lora_matrices == "all"),
+            "lora_rank",
+            "be at least 1 where lora_alpha or lora_matrices is given",
+            self.lora_rank,
+        )
         for name, choices in (
             ("pooling", get_args(TrainedPooling)),
             ("attention", get_args(TrainedAttention)),
             ("surrogate", get_args(TrainSurrogate)),
             ("tour", get_args(Tour)),
+            ("lora_matrices", get_args(LoraMatrices)),
             ("precision", get_args(Precision)),
         ):
             _require(getattr(self, name) in choices, name, f"be one of {', '.join(choices)}", getattr(self, name))

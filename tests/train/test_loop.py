@@ -301,6 +301,35 @@ def test_train_in_bf16_resumed_ends_bit_for_bit_as_if_undisturbed(run: Any, tmp_
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
 
 
+@pytest.mark.parametrize("step", [3, 6])
+def test_train_low_rank_stopped_and_resumed_ends_bit_for_bit_as_if_undisturbed(run: Any, tmp_path: Path, step: int):
+    run("straight", lora_rank=4)
+    with pytest.raises(KilledError):
+        run("killed", dying_after(step), lora_rank=4)
+    assert run("killed", lora_rank=4).resumed_at == step - step % 2
+    straight, resumed = weights(tmp_path / "straight"), weights(tmp_path / "killed")
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
+    assert without_times(tmp_path / "straight") == without_times(tmp_path / "killed")
+
+
+def test_train_low_rank_leaves_all_but_the_layers_matrices_as_the_base_has_them(run: Any, tmp_path: Path, tiny_model_folder: Path):
+    run(steps=3, lora_rank=4)
+    trained, base = weights(tmp_path / "run"), load_file(tiny_model_folder / "model.safetensors")
+    moved = {name for name, tensor in base.items() if not torch.equal(tensor, trained[name])}
+    assert moved == {name for name in base if ".layer." in name and name.endswith("weight") and "LayerNorm" not in name}
+
+
+def test_train_setting_younger_than_the_run_stood_at_its_default(run: Any, tmp_path: Path):
+    run(steps=1)
+    path = tmp_path / "run" / "run.json"
+    stored = json.loads(path.read_text())
+    del stored["settings"]["lora_rank"]
+    path.write_text(json.dumps(stored))
+    assert run(steps=1).resumed_at == 1
+    with pytest.raises(FingerprintMismatchError, match="lora_rank 0"):
+        run(steps=1, lora_rank=2)
+
+
 def test_train_goes_on_only_in_the_arithmetic_it_began_in(run: Any):
     run(steps=1, precision="fp32")
     with pytest.raises(FingerprintMismatchError, match="precision fp32"):

@@ -1,0 +1,76 @@
+"""Low-rank updates (LoRA): the base's matrices stay as they are; beside each a product of two narrow ones is learned.
+
+    W' = W + alpha / r · up · down      down (r, in) drawn from the seed      up (out, r) at zero: training begins at the base
+
+A parametrization of torch, so that every product is one with W' itself: what is saved is W', an ordinary matrix of an ordinary model, and
+no vector moves when it is merged. Gates and the null token, which the base has none of, are trained as they are.
+
+Source: Hu et al. 2021 (LoRA), §4.1, with its initial values. Differs: all matrices of a layer get an update unless told otherwise, not only
+those of queries and values; no dropout.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import nn
+from torch.nn.utils import parametrize
+from typing_extensions import override
+
+from pipeline.errors import ConfigError
+from pipeline.train.landmark_encoder import LandmarkEncoder
+from pipeline.train.settings import LoraMatrices, TrainConfig
+
+ALPHA_OF_RANK: Final = 2.0
+"""Alpha where none is chosen, as a multiple of the rank: the update counts twice, whatever its rank."""
+
+
+class LowRankUpdate(nn.Module):
+    """What is added to one matrix."""
+
+    def __init__(self, num_out: int, num_in: int, rank: int, scale: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.zeros(num_out, rank))
+        self.down = nn.Parameter((2.0 * torch.rand(rank, num_in, generator=generator) - 1.0) / math.sqrt(num_in))
+        self.scale = scale
+
+    @override
+    def forward(self, weight: Float[torch.Tensor, "out in"]) -> Float[torch.Tensor, "out in"]:
+        """Return W', in W's own precision, as it is saved."""
+        with torch.autocast(weight.device.type, enabled=False):
+            return torch.addmm(weight, self.up, self.down, alpha=self.scale)
+
+
+def add_low_rank(model: LandmarkEncoder, config: TrainConfig) -> None:
+    """Freeze the base's parameters and give its matrices updates; a rank that no matrix has room for raises :class:`ConfigError`."""
+    model.requires_grad_(False)
+    model.landmark_attention.requires_grad_(True)
+    generator = torch.Generator().manual_seed(config.seed)
+    scale = ALPHA_OF_RANK if config.lora_alpha is None else config.lora_alpha / config.lora_rank
+    for linear in _matrices(model, config.lora_matrices):
+        num_out, num_in = linear.weight.shape
+        if config.lora_rank > min(num_out, num_in):
+            raise ConfigError(f"lora_rank must be at most {min(num_out, num_in)}, the base model's width, got {config.lora_rank}")
+        update = LowRankUpdate(num_out, num_in, config.lora_rank, scale, generator)
+        parametrize.register_parametrization(linear, "weight", update)
+
+
+def low_rank_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the two matrices of every update, by name; empty for a model without."""
+    return {
+        f"{path}.{name}": parameter
+        for path, module in model.named_modules()
+        if isinstance(module, LowRankUpdate)
+        for name, parameter in module.named_parameters()
+    }
+
+
+def _matrices(model: LandmarkEncoder, which: LoraMatrices) -> list[nn.Linear]:
+    return [
+        module
+        for path, module in model.encoder.named_modules()
+        if isinstance(module, nn.Linear) and (which == "all" or ".attention." in path)
+    ]
