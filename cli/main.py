@@ -24,6 +24,7 @@ _VERBS = {
     "status": "Show what a collection holds and how it was built.",
     "evaluate": "Score systems on judged corpora, and say which configuration to use.",
     "train": "Fine-tune an encoder for landmarks and context on your own pairs.",
+    "schedule": "Run ingests at the times of cron expressions.",
     "sample": "Write a sample corpus made from Python's own documentation.",
     "verify": "Check every stored file of a collection against its hashes.",
     "repair": "Bring a damaged collection back to its last good state.",

@@ -6,6 +6,7 @@
     plan_index     what build_index would do, and how long it would take
     run            one run: its identity, its checks and its record
     pending        what an unfinished run leaves behind, so that the next one goes on from there
+    schedules      what runs when; schedule_history what ran; scheduler the process that starts it
 
 Only this package may know how work is spread over processes and machines; the stages it calls are in `pipeline`.
 """

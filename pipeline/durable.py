@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from typing import Any, Final, NoReturn
 
 from safetensors import SafetensorError
 
-from pipeline.errors import DiskFullError, StorageError
+from pipeline.errors import DiskFullError, StorageError, TryAgainError
 
 _RENAME_EXCHANGE: Final = 2
 _AT_FDCWD: Final = -100
@@ -153,3 +154,25 @@ def sha256_of_file(path: Path) -> str:
     """Return the lower-case hex SHA-256 of a file, read in blocks."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def exclusive_lock(path: Path, name: str, busy: Callable[[str], TryAgainError]) -> Generator[None]:
+    """Hold a lock file, made if need be; where another process does, raise what ``busy`` makes of " (process 7)" or "".
+
+    The kernel drops the lock when the holder dies, so a killed one never leaves it behind. ``name`` reads like "the lock of the scheduler".
+    """
+    with storage_errors(f"opening {name}"):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", errors="replace").strip()
+            raise busy(f" (process {holder})" if holder.isdigit() else "") from None
+        with storage_errors(f"writing {name}"):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

@@ -14,6 +14,7 @@
     ├── StorageError                 1   the disk refused a read or a write
     └── TryAgainError               75   nothing is wrong; the same call may work later
         ├── CollectionBusyError          another writer holds the collection
+        ├── SchedulerBusyError           another scheduler holds the schedule file
         └── DiskFullError                no space left on the device
 
 A message reads ``<what> must <contract>, got <value>; <what to do>``.
@@ -108,6 +109,10 @@ class TryAgainError(CairnError):
 
 class CollectionBusyError(TryAgainError):
     """Another writer holds the collection."""
+
+
+class SchedulerBusyError(TryAgainError):
+    """Another scheduler holds the schedule file."""
 
 
 class DiskFullError(TryAgainError):

@@ -8,8 +8,6 @@ Knows names and the lock, no file's content but ``CURRENT``. A collection exists
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import re
 import shlex
 from collections.abc import Generator
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.config import DEFAULT_ROOT
-from pipeline.durable import storage_errors
+from pipeline.durable import exclusive_lock, storage_errors
 from pipeline.errors import CollectionBusyError, CollectionNotFoundError, ConfigError, DamageError
 
 COLLECTION_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -203,24 +201,15 @@ class CollectionLayout:
 
         The kernel drops the lock when the holder dies, so a killed run never leaves a stale one.
         """
-        with storage_errors(f"opening the lock of collection {self.name!r}"):
+        name = f"the lock of collection {self.name!r}"
+        with storage_errors(f"opening {name}"):
             self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(descriptor, 32, 0).decode("ascii", errors="replace").strip()
-                by_whom = f" (process {holder})" if holder.isdigit() else ""
-                raise CollectionBusyError(
-                    f"collection {self.name!r} is being written by another run{by_whom}; try again when it has finished"
-                ) from None
-            with storage_errors(f"writing the lock of collection {self.name!r}"):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+        def busy(by_whom: str) -> CollectionBusyError:
+            return CollectionBusyError(f"collection {self.name!r} is being written by another run{by_whom}; try again when it has finished")
+
+        with exclusive_lock(self.lock_path, name, busy):
             yield
-        finally:
-            os.close(descriptor)
 
 
 def generation_name(number: int) -> str:

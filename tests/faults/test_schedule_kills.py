@@ -1,0 +1,163 @@
+"""Kill the scheduler, its child, or both in the middle of a scheduled ingest, and stop it politely: the next run finishes the work."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.build_index import build_index
+from jobs.schedule_history import ScheduledRun, read_history
+from jobs.schedules import ScheduleFile
+from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from pipeline.index.generation import open_generation
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.maintenance import verify_collection
+
+pytestmark = pytest.mark.slow
+
+WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
+SECONDS = 120.0
+
+# The ingest of the command line, with small shards, which at commit point argv[1] sends the signals of argv[2], "child" or "scheduler"
+# by name and by number, and then goes on if it can.
+CHILD = """
+import os, sys, time
+import cli.settings
+from dataclasses import replace
+from cli.main import cairn, run
+from pipeline import durable
+resolve = cli.settings.resolve_ingest_config
+cli.settings.resolve_ingest_config = lambda *given: replace(resolve(*given), shard_characters=300)
+scheduler = os.getppid()
+def disturb(name):
+    if name == sys.argv[1] and not os.path.exists("disturbed"):
+        open("disturbed", "w").close()
+        for word in sys.argv[2].split():
+            whom, number = word.split("=")
+            os.kill(os.getpid() if whom == "child" else scheduler, int(number))
+        time.sleep(1)
+durable.observe_commit_points(disturb)
+sys.exit(run(cairn, sys.argv[3:], "cairn"))
+"""
+
+SCHEDULER = """
+import signal, sys
+from pathlib import Path
+from jobs.scheduler import Scheduler
+from jobs.schedules import ScheduleFile
+command = (sys.executable, "-c", sys.argv[2], *sys.argv[3:])
+scheduler = Scheduler(file=ScheduleFile(Path(sys.argv[1])), command=command, log=print, retry_seconds=0.2)
+signal.signal(signal.SIGTERM, lambda *_: setattr(scheduler, "is_stopping", True))
+scheduler.run()
+"""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("scheduled")
+    rng = np.random.default_rng(0)
+    rows = [{"id": f"d{number}", "text": " ".join(rng.choice(WORDS, size=12 + number % 9))} for number in range(30)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "corpus.parquet")
+    config = IngestConfig(
+        encoder=EncoderConfig(model=str(tiny_model_folder), landmark_interval=16),
+        cluster=ClusterConfig(num_clusters=2),
+        context=ContextConfig(num_documents=4),
+        shard_characters=300,
+    )
+    build_index([str(folder / "corpus.parquet")], folder / "undisturbed", "c", config)
+    return {"corpus": folder / "corpus.parquet", "model": tiny_model_folder, "seen": contents(folder / "undisturbed")}
+
+
+def contents(root: Path) -> dict[str, int]:
+    generation = open_generation(CollectionLayout(root, "c"))
+    chunks = np.bincount(generation.chunk_documents, minlength=generation.num_documents).tolist()
+    return dict(zip(generation.doc_ids.to_pylist(), chunks, strict=True))
+
+
+def write_schedule(folder: Path, world: dict[str, Any]) -> ScheduleFile:
+    words = ["ingest", world["corpus"], "--collection", "c", "--model", world["model"], "--landmark-interval", "16"]
+    words += ["--num-clusters", "2", "--context-documents", "4"]
+    run = ", ".join(f'"{word}"' for word in words)
+    file = ScheduleFile(folder / "schedules.toml")
+    file.path.write_text(f'[yearly]\ncron = "0 0 1 1 *"\ntime-zone = "UTC"\nrun = [{run}]\nsince = 2020-01-01T00:00:00Z\n')
+    return file
+
+
+def start(file: ScheduleFile, *disturbance: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CAIRN_ROOT": str(file.path.parent / "cairn-data")}
+    return subprocess.Popen(
+        [sys.executable, "-c", SCHEDULER, str(file.path), CHILD, *disturbance], env=environment, stdout=subprocess.DEVNULL
+    )
+
+
+def next_run(file: ScheduleFile, number: int) -> ScheduledRun:
+    """Start a scheduler, wait until the history has ``number`` records, stop it politely and return the last of them."""
+    process = start(file, "no-such-point", "")
+    deadline = time.monotonic() + SECONDS
+    while len(read_history(file.history_path)) < number:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(SECONDS) == 0
+    return read_history(file.history_path)[-1]
+
+
+def require_whole(file: ScheduleFile, world: dict[str, Any]) -> None:
+    root = file.path.parent / "cairn-data"
+    assert contents(root) == world["seen"]
+    assert verify_collection(CollectionLayout(root, "c")) == []
+
+
+@pytest.mark.parametrize("point", ["context-written", "shard-written", "chunks-added"])
+def test_killed_scheduler_leaves_its_child_to_finish_and_the_next_run_finds_nothing_to_do(
+    world: dict[str, Any], tmp_path: Path, point: str
+) -> None:
+    file = write_schedule(tmp_path, world)
+    assert start(file, point, f"scheduler={signal.SIGKILL:d}").wait(SECONDS) == -signal.SIGKILL
+    run = next_run(file, 1)
+    assert (run.exit_code, run.counts["unchanged"], run.counts["encoded"]) == (0, 30, 0)
+    require_whole(file, world)
+
+
+def test_killed_scheduler_and_child_leave_the_next_run_to_go_on(world: dict[str, Any], tmp_path: Path) -> None:
+    file = write_schedule(tmp_path, world)
+    both = f"scheduler={signal.SIGKILL:d} child={signal.SIGKILL:d}"
+    assert start(file, "chunks-added", both).wait(SECONDS) == -signal.SIGKILL
+    run = next_run(file, 1)
+    assert (run.exit_code, run.counts["indexed"], run.counts["encoded"]) == (0, 30, 0)
+    require_whole(file, world)
+
+
+def test_killed_child_leaves_the_next_run_to_go_on(world: dict[str, Any], tmp_path: Path) -> None:
+    file = write_schedule(tmp_path, world)
+    process = start(file, "chunks-added", f"child={signal.SIGKILL:d}")
+    deadline = time.monotonic() + SECONDS
+    while not read_history(file.history_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(SECONDS) == 0
+    assert [run.exit_code for run in read_history(file.history_path)] == [137]
+    file.history_path.unlink()  # a year passes
+    run = next_run(file, 1)
+    assert (run.exit_code, run.counts["indexed"], run.counts["encoded"]) == (0, 30, 0)
+    require_whole(file, world)
+
+
+def test_sigterm_interrupts_the_ingest_and_the_next_start_finishes_it(world: dict[str, Any], tmp_path: Path) -> None:
+    file = write_schedule(tmp_path, world)
+    assert start(file, "shard-written", f"scheduler={signal.SIGTERM:d}").wait(SECONDS) == 0
+    assert [run.exit_code for run in read_history(file.history_path)] == [130]
+    assert not CollectionLayout(tmp_path / "cairn-data", "c").exists()
+    run = next_run(file, 2)
+    assert (run.exit_code, run.counts["indexed"]) == (0, 30)
+    assert run.counts["encoded"] < 30
+    require_whole(file, world)
