@@ -95,11 +95,11 @@ def evaluate(
     """
     from pipeline.config import ContextConfig
     from pipeline.evaluate.known_items import known_item_set
-    from pipeline.evaluate.retrieval_set import read_retrieval_set, sample_set
+    from pipeline.evaluate.retrieval_set import read_retrieval_set, require_distinct_names, sample_set
 
     whole = [known_item_set(folder, known_items, seed) if known_items else read_retrieval_set(folder) for folder in folders]
     sets = [sample_set(judged, max_queries=max_queries, max_documents=max_documents, seed=seed) for judged in whole]
-    _require_distinct_names(sets)
+    require_distinct_names(sets)
     if compare:
         return _compare_runs(sets, compare, seed, as_json=as_json)
     if length_report:
@@ -165,15 +165,6 @@ def _servable(systems: Sequence[System], backbones: Mapping[str, Backbone]) -> l
     for reason in dict.fromkeys(reasons.values()):
         click.echo(f"left out: {', '.join(name for name, own in reasons.items() if own == reason)}: {reason}", err=True)
     return [system for system in systems if system.name not in reasons]
-
-
-def _require_distinct_names(sets: Sequence[RetrievalSet]) -> None:
-    from pipeline.errors import ConfigError
-
-    names = [judged.name for judged in sets]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"folders must have names of their own, got {name!r} twice; rename one")
 
 
 def _require_known(against: str | None, systems: Sequence[System]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +14,11 @@ from cli.settings import given, json_option
 from cli.terminal import ProgressBars, duration, table, thousands
 from pipeline.config import DEFAULT_MODEL
 
-_NOT_SETTINGS = ("sources", "output", "base", "judged", "quiet", "as_json")
+if TYPE_CHECKING:
+    from pipeline.train.settings import TrainConfig
+    from pipeline.types import ModelScorer
+
+_NOT_SETTINGS = ("sources", "output", "base", "judged", "dev", "dev_queries", "dev_documents", "quiet", "as_json")
 
 
 class Numbers(click.ParamType):
@@ -34,6 +39,10 @@ class Numbers(click.ParamType):
 @click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the run.")
 @click.option("--base", default=DEFAULT_MODEL, help="Model to start from: a BERT-like one, by name or folder.")
 @click.option("--judged", multiple=True, type=click.Path(path_type=Path), help="Evaluation set to keep out of the data; repeat.")
+@click.option("--dev", multiple=True, type=click.Path(path_type=Path), help="Judged set that says which step is the best; repeat.")
+@click.option("--dev-every", type=int, help="Steps between its scores.  [default: 500]")
+@click.option("--dev-queries", type=click.IntRange(min=1), default=300, help="Draw at most so many queries of each dev set.")
+@click.option("--dev-documents", type=click.IntRange(min=1), default=2000, help="Draw at most so many documents, judged ones first.")
 @click.option("--steps", type=int, required=True, help="Optimiser steps, one a batch.")
 @click.option("--batch-pairs", type=int, help="Pairs of a batch.  [default: 64]")
 @click.option("--sequence-documents", type=int, help="Neighbouring documents that make one sequence.  [default: 4]")
@@ -84,6 +93,9 @@ def train(
     base: str,
     judged: tuple[Path, ...],
     *,
+    dev: tuple[Path, ...],
+    dev_queries: int,
+    dev_documents: int,
     quiet: bool,
     as_json: bool,
     **_: Any,
@@ -91,15 +103,42 @@ def train(
     """Fine-tune an encoder on SOURCES (Parquet or JSON lines with query, document, title, source).
 
     A killed run goes on from its newest checkpoint when the same command is given again. FOLDER/model and FOLDER/best are for --model.
+    Dev sets (folders as of `cairn evaluate`) are kept out of the data, too.
     """
     from pipeline.train.loop import train as run
     from pipeline.train.settings import TrainConfig
 
-    config = TrainConfig(**{name: value for name, value in given(ctx).items() if name not in _NOT_SETTINGS})
+    chosen = given(ctx)
+    config = TrainConfig(**{name: value for name, value in chosen.items() if name not in _NOT_SETTINGS})
     with ProgressBars(quiet=quiet) as progress:
-        report = run(sources, output, config, base=base, judged=judged, progress=progress)
+        scorer = _scorer(dev, dev_queries, dev_documents, config, chosen, progress)
+        report = run(sources, output, config, base=base, judged=(*judged, *dev), scorer=scorer, progress=progress)
     click.echo(json.dumps(asdict(report), default=dict) if as_json else table(_rows(asdict(report))))
     return 0
+
+
+def _scorer(
+    folders: Sequence[Path], max_queries: int, max_documents: int, config: TrainConfig, chosen: Mapping[str, Any], progress: ProgressBars
+) -> ModelScorer | None:
+    """Return what scores models on the dev sets, None without any."""
+    from pipeline.errors import ConfigError
+
+    if not folders:
+        for name in ("dev_every", "dev_queries", "dev_documents"):
+            if name in chosen:
+                raise ConfigError(f"{name} must go with dev sets, got none; name them with --dev")
+        return None
+    from pipeline.evaluate.dev_scores import DevScorer
+    from pipeline.evaluate.retrieval_set import read_retrieval_set, sample_set
+
+    sets = [
+        sample_set(read_retrieval_set(folder), max_queries=max_queries, max_documents=max_documents, seed=config.seed) for folder in folders
+    ]
+    for judged in sets:
+        if judged.skipped:
+            counted = ", ".join(f"{count} {reason}" for reason, count in judged.skipped.items())
+            click.echo(f"warning: left out of {judged.name}: {counted}", err=True)
+    return DevScorer(sets, precision=config.precision, progress=progress)
 
 
 def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -119,6 +120,28 @@ class QueryEncoder(Protocol):
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
         """Embed queries, L2-normalised, in the order given."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelScores:
+    """How good a model is: one number to choose by, and the measures it is made of, named ``set/measure``."""
+
+    mean: float
+    by_measure: Mapping[str, float]
+
+
+@runtime_checkable
+class ModelScorer(Protocol):
+    """Judges the models a training saves; the layer that trains knows no measure."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identify what is judged with: scores of another one do not compare."""
+        ...
+
+    def score(self, model_folder: Path) -> ModelScores:
+        """Score a saved model folder."""
         ...
 
 

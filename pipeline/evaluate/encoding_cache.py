@@ -32,9 +32,9 @@ def cache_file(folder: Path, judged: RetrievalSet, encoding: Encoding, encoder: 
         precision=encoding.encoder.precision,
         has_titles=encoding.has_titles,
         max_document_tokens=encoding.max_document_tokens,
-        texts=_digest(judged.texts),
-        titles=_digest(judged.titles if encoding.has_titles else ()),
-        queries=_digest(judged.queries),
+        texts=text_digest(judged.texts),
+        titles=text_digest(judged.titles if encoding.has_titles else ()),
+        queries=text_digest(judged.queries),
     )
     return folder / f"{key}.npz"
 
@@ -62,7 +62,8 @@ def _value(array: np.ndarray) -> Any:
     return array if array.ndim else array.item()
 
 
-def _digest(texts: Iterable[str]) -> str:
+def text_digest(texts: Iterable[str]) -> str:
+    """Identify texts and their order."""
     digest = hashlib.sha256()
     for text in texts:
         content = text.encode("utf-8", "surrogatepass")

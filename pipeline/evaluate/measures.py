@@ -71,6 +71,11 @@ def qrels_of(judged: RetrievalSet) -> dict[str, dict[str, int]]:
     return gains
 
 
+def require_measures() -> None:
+    """Raise :class:`ConfigError` where ir_measures is not installed, before anything costly begins."""
+    _ir_measures()
+
+
 def _ir_measures() -> Any:
     try:
         import ir_measures

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from jaxtyping import Int64
 
-from pipeline.errors import SchemaError, SourceError
+from pipeline.errors import ConfigError, SchemaError, SourceError
 
 CORPUS_FILE, QUERIES_FILE, QRELS_FILE = "corpus.parquet", "queries.parquet", "qrels.parquet"
 NO_SPAN = -1
@@ -94,6 +94,14 @@ def read_retrieval_set(folder: Path) -> RetrievalSet:
         judgements=judgements,
     )
     return _with_usable_queries(whole, skipped)
+
+
+def require_distinct_names(sets: Sequence[RetrievalSet]) -> None:
+    """Raise :class:`ConfigError` for two sets of one name, which no table could tell apart."""
+    names = [judged.name for judged in sets]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"folders must have names of their own, got {name!r} twice; rename one")
 
 
 def sample_set(whole: RetrievalSet, *, max_queries: int | None, max_documents: int | None, seed: int) -> RetrievalSet:

@@ -1,7 +1,7 @@
 """Checkpoints of a run: whole or absent, and enough to go on bit for bit.
 
     RUN/checkpoints/00000150/   a model folder, optimizer.safetensors, low_rank.safetensors where updates are, state.json with the hashes
-    RUN/best/                   the model folder of the best held-out score
+    RUN/best/                   the model folder of the best score; RUN/candidate/ while one is being scored
     RUN/model/                  the model folder of the last step
     RUN/changes.safetensors     what of it differs from the base, in bf16
 
@@ -42,7 +42,7 @@ _HASHED: Final = (WEIGHTS_NAME, EXTRA_NAME, OPTIMIZER_NAME)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunState:
-    """Where a run stands: steps done, bytes of the log they wrote, the best held-out score and its step."""
+    """Where a run stands: steps done, bytes of the log they wrote, the best score and its step."""
 
     step: int
     log_bytes: int
@@ -62,6 +62,11 @@ class RunFolder:
     def log_path(self) -> Path:
         """Return where the log is."""
         return self.folder / "log.jsonl"
+
+    @property
+    def plot_path(self) -> Path:
+        """Return where the log's picture is."""
+        return self.folder / "log.svg"
 
     def newest(self) -> Path | None:
         """Return the newest checkpoint that is whole."""
@@ -101,9 +106,20 @@ class RunFolder:
             shutil.rmtree(old)
         return target
 
-    def save_model(self, name: str, model: LandmarkEncoder) -> None:
-        """Write ``best`` or ``model``; a reader of the folder sees the one before or this one."""
+    def save_model(self, name: str, model: LandmarkEncoder) -> Path:
+        """Write ``best``, ``model`` or ``candidate`` and return where; a reader of the folder sees the one before or this one."""
         save_encoder_folder(self.folder / name, self._trained(model), self._encoder, replaces=True)
+        return self.folder / name
+
+    def rename_model(self, name: str, new_name: str) -> None:
+        """Put a model in the place of another."""
+        with durable.storage_errors(f"renaming {name} to {new_name}"):
+            durable.put_in_place(self.folder / name, self.folder / new_name)
+
+    def drop_model(self, name: str) -> None:
+        """Remove a model."""
+        with durable.storage_errors(f"removing {name}"):
+            shutil.rmtree(self.folder / name)
 
     def save_changes(self, model: LandmarkEncoder, *, dtype: torch.dtype = torch.bfloat16) -> None:
         """Write what differs from the base: as ``cairn_extra.safetensors`` beside the base's own weights it makes the trained model.

@@ -1,4 +1,4 @@
-"""The log of a run, a JSON object a line, and its picture: loss, held-out score and learning rate over steps, as SVG by hand.
+"""The log of a run, a JSON object a line, and its picture: loss, scores and learning rate over steps, as SVG by hand.
 
 A resumed run cuts the log back to where its checkpoint stood, so that no step is told twice.
 """
@@ -14,7 +14,10 @@ from typing import Any, Final
 from pipeline import durable
 
 WIDTH, HEIGHT, MARGIN = 720, 180, 56
-CURVES: Final = (("loss", "#1b6ca8"), ("heldout_ndcg_at_10", "#b8561b"), ("lr", "#4d7c3a"))
+CURVES: Final = (("loss", "#1b6ca8"), ("heldout_ndcg_at_10", "#b8561b"), ("dev_score", "#8a2b57"), ("lr", "#4d7c3a"))
+DEV_PREFIX: Final = "dev/"
+"""What stands before the measures of dev sets; each has a panel of its own behind the others."""
+DEV_COLOUR: Final = "#77516a"
 
 
 class TrainingLog:
@@ -50,7 +53,8 @@ def write_plot(log_path: Path, plot_path: Path) -> None:
 def plot(records: Sequence[Mapping[str, Any]]) -> str:
     """Return one panel a curve as an SVG document; a curve nobody logged has no panel."""
     panels: list[str] = []
-    for name, colour in CURVES:
+    measures = dict.fromkeys(name for record in records for name in record if name.startswith(DEV_PREFIX))
+    for name, colour in (*CURVES, *((measure, DEV_COLOUR) for measure in measures)):
         points = [(float(record["step"]), float(record[name])) for record in records if name in record]
         if points:
             panels.append(_panel(name, colour, points, float(len(panels) * HEIGHT)))

@@ -1,19 +1,18 @@
 """`cairn train` from end to end: data, batches, steps, log, checkpoints.
 
-    pairs ─▶ without judged texts ─▶ without held-out pairs ─▶ units ─▶ surrogate ─▶ clusters ─▶ batches ─▶ steps ─▶ RUN/model, RUN/best
+    pairs ─▶ without judged texts ─▶ without held-out pairs ─▶ units ─▶ surrogate ─▶ clusters ─▶ batches ─▶ steps (:mod:`trainer`)
 
 A run killed at any moment goes on from its newest checkpoint, and on one thread ends with the same bytes as if nothing had happened. A
-folder belongs to one run: other settings, data or base are refused.
+folder belongs to one run: other settings, data, base or dev sets are refused.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,42 +27,19 @@ from pipeline.model.names import model_folder
 from pipeline.model.precision import default_device, resolve_precision
 from pipeline.model.sentence_transformers_folder import read_json
 from pipeline.train.batch_plan import BatchPlan
-from pipeline.train.checkpoints import RunFolder, RunState
-from pipeline.train.heldout import choose_heldout, score_heldout
+from pipeline.train.checkpoints import RunFolder
+from pipeline.train.heldout import choose_heldout
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.leakage import drop_judged, read_judged_texts
-from pipeline.train.log import TrainingLog, write_plot
 from pipeline.train.low_rank import add_low_rank
 from pipeline.train.mining import mine_hard_negatives
-from pipeline.train.optimizer import lr_factor, make_optimizer, set_lr
 from pipeline.train.pairs import TrainingPairs, read_pairs, text_numbers
 from pipeline.train.sequences import SequenceMaker
 from pipeline.train.settings import TrainConfig, require_within
-from pipeline.train.step import StepReport, TrainingData, train_step
+from pipeline.train.step import TrainingData
 from pipeline.train.surrogate import kept_vectors, pairs_fingerprint, vectors_key
-from pipeline.types import ProgressListener, silent_progress
-
-SERVED_INTERVAL: Final = 64
-"""Landmark interval that held-out pairs are scored with and the saved folder brings along: ingest's own default."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainReport:
-    """What a run did; ``pairs_per_second`` and ``seconds`` count the steps of this process alone."""
-
-    folder: str
-    pairs: int
-    skipped: Mapping[str, int] = field(default_factory=dict[str, int])
-    heldout_pairs: int
-    steps: int
-    resumed_at: int
-    first_loss: float
-    last_loss: float
-    best_score: float
-    best_step: int
-    seconds: float
-    pairs_per_second: float
-    tokens_per_second: float
+from pipeline.train.trainer import SERVED_INTERVAL, Trainer, TrainReport
+from pipeline.types import ModelScorer, ProgressListener, silent_progress
 
 
 def train(
@@ -73,9 +49,13 @@ def train(
     *,
     base: str,
     judged: Sequence[Path] = (),
+    scorer: ModelScorer | None = None,
     progress: ProgressListener = silent_progress,
 ) -> TrainReport:
-    """Train ``base`` on the pairs of ``sources`` and leave the run in ``folder``; ``judged`` evaluation sets are kept out of the data."""
+    """Train ``base`` on the pairs of ``sources`` and leave the run in ``folder``; ``judged`` evaluation sets are kept out of the data.
+
+    A ``scorer`` says which of the models that are saved on the way is the best; without one the held-out pairs do.
+    """
     device = default_device()
     checkpoint = read_checkpoint(model_folder(base))
     model = LandmarkEncoder(checkpoint, initial_gate=config.initial_gate)
@@ -90,10 +70,12 @@ def train(
         progress("leakage", 0, len(pairs), "pairs")
         pairs = drop_judged(pairs, read_judged_texts(judged))
     heldout = choose_heldout(pairs, config.heldout_pairs)
-    _claim_folder(folder, config, checkpoint, pairs)
+    dev_sets = None if scorer is None else scorer.fingerprint
+    made_of = {"base": checkpoint.fingerprint, "pairs": pairs_fingerprint(pairs), "dev sets": dev_sets}
+    _claim_folder(folder, config, made_of, pairs.skipped)
     data = _prepare(pairs, heldout, folder, config, base, checkpoint, progress)
     teacher = LandmarkEncoder(checkpoint).to(device).requires_grad_(False) if config.distillation_weight else None
-    run = _Run(
+    trainer = Trainer(
         files=RunFolder(folder, checkpoint, _served_settings(config)),
         model=model.to(device),
         teacher=teacher,
@@ -102,9 +84,10 @@ def train(
         pairs=pairs,
         plan=BatchPlan(pairs, heldout, data.vectors, config),
         config=config,
+        scorer=scorer,
         progress=progress,
     )
-    return run.run()
+    return trainer.run()
 
 
 def _check_fit(config: TrainConfig, checkpoint: Checkpoint, model: LandmarkEncoder) -> None:
@@ -125,9 +108,9 @@ def _served_settings(config: TrainConfig) -> EncoderConfig:
     )
 
 
-def _claim_folder(folder: Path, config: TrainConfig, checkpoint: Checkpoint, pairs: TrainingPairs) -> None:
+def _claim_folder(folder: Path, config: TrainConfig, made_of: Mapping[str, str | None], skipped: Mapping[str, int]) -> None:
     """Write what this run is made of, or compare it with what a run in the folder was made of."""
-    settings, made_of = _as_json(config), {"base": checkpoint.fingerprint, "pairs": pairs_fingerprint(pairs)}
+    settings = _as_json(config)
     path = folder / "run.json"
     if path.is_file():
         stored = read_json(path)
@@ -143,7 +126,7 @@ def _claim_folder(folder: Path, config: TrainConfig, checkpoint: Checkpoint, pai
         return
     with durable.storage_errors("starting the run"):
         folder.mkdir(parents=True, exist_ok=True)
-        durable.write_json(path, {"settings": settings, **made_of, "skipped": dict(pairs.skipped)})
+        durable.write_json(path, {"settings": settings, **made_of, "skipped": dict(skipped)})
 
 
 def _as_json(config: TrainConfig) -> dict[str, Any]:
@@ -186,102 +169,3 @@ def _prepare(
         max_document_tokens=config.max_document_tokens,
     )
     return TrainingData(maker=maker, vectors=vectors, document_number_N=text_numbers(pairs.documents), hard_negatives_Nk=mined_Nk)
-
-
-@dataclass(kw_only=True, slots=True)
-class _Run:
-    files: RunFolder
-    model: LandmarkEncoder
-    teacher: LandmarkEncoder | None
-    data: TrainingData
-    heldout: Int64[np.ndarray, " n"]
-    pairs: TrainingPairs
-    plan: BatchPlan
-    config: TrainConfig
-    progress: ProgressListener
-
-    def run(self) -> TrainReport:
-        optimizer = make_optimizer(self.model, self.config)
-        newest = self.files.newest()
-        state = RunState(step=0, log_bytes=0, best_score=-1.0, best_step=0)
-        if newest is not None:
-            state = self.files.restore(newest, self.model, optimizer)
-        log = TrainingLog(self.files.log_path, state.log_bytes)
-        resumed_at, losses, num_queries, num_tokens = state.step, [math.nan], 0, 0
-        if not resumed_at:
-            state = self._evaluate(state, log)
-        started = time.monotonic()
-        for step in range(resumed_at, self.config.steps):
-            report = self._step(step, optimizer, newest, log)
-            losses.append(report.loss)
-            num_queries, num_tokens = num_queries + report.num_queries, num_tokens + report.num_tokens
-            state = RunState(step=step + 1, log_bytes=log.size, best_score=state.best_score, best_step=state.best_step)
-            is_last = state.step == self.config.steps
-            if is_last or state.step % self.config.evaluate_every == 0:
-                state = self._evaluate(state, log)
-            if is_last or state.step % self.config.checkpoint_every == 0:
-                newest = self.files.save(state, self.model, optimizer)
-            self.progress("train", state.step, self.config.steps, "steps")
-        seconds = max(time.monotonic() - started, 1e-9)
-        self.files.save_model("model", self.model)
-        self.files.save_changes(self.model)
-        write_plot(self.files.log_path, self.files.folder / "log.svg")
-        return TrainReport(
-            folder=str(self.files.folder),
-            pairs=len(self.pairs),
-            skipped=self.pairs.skipped,
-            heldout_pairs=len(self.heldout),
-            steps=self.config.steps,
-            resumed_at=resumed_at,
-            first_loss=losses[min(1, len(losses) - 1)],
-            last_loss=losses[-1],
-            best_score=state.best_score,
-            best_step=state.best_step,
-            seconds=seconds,
-            pairs_per_second=num_queries / seconds,
-            tokens_per_second=num_tokens / seconds,
-        )
-
-    def _step(self, step: int, optimizer: torch.optim.Optimizer, newest: Path | None, log: TrainingLog) -> StepReport:
-        started = time.monotonic()
-        set_lr(optimizer, lr_factor(step, self.config))
-        optimizer.zero_grad(set_to_none=True)
-        report = train_step(self.model, self.teacher, self.data, self.plan.at(step), step, self.config)
-        if not (math.isfinite(report.loss) and math.isfinite(report.gradient_norm)):
-            good = "there is no checkpoint yet" if newest is None else f"{newest} is the last good checkpoint"
-            raise ModelError(
-                f"loss and gradient must be finite, got {report.loss} and {report.gradient_norm} in step {step + 1}; {good}: "
-                "train in another folder with a lower peak_lr"
-            )
-        optimizer.step()
-        gates = self.model.landmark_attention
-        log.append(
-            {
-                "step": step + 1,
-                **asdict(report),
-                "lr": self.config.peak_lr * lr_factor(step, self.config),
-                "mean_gate": float(gates["gates"].detach().mean()),
-                "mean_context_gate": float(gates["context_gates"].detach().mean()),
-                "seconds": round(time.monotonic() - started, 3),
-            }
-        )
-        return report
-
-    def _evaluate(self, state: RunState, log: TrainingLog) -> RunState:
-        """Score the held-out pairs, and keep the model when it is the best so far."""
-        if not len(self.heldout):
-            return state
-        scores = score_heldout(
-            self.model,
-            self.data.maker,
-            self.heldout.tolist(),
-            self.pairs.documents,
-            interval=min(SERVED_INTERVAL, self.model.max_positions - 2),
-            max_tokens=self.config.micro_batch_tokens,
-        )
-        log.append({"step": state.step, **scores})
-        best = state
-        if scores["heldout_ndcg_at_10"] > state.best_score:
-            self.files.save_model("best", self.model)
-            best = RunState(step=state.step, log_bytes=0, best_score=scores["heldout_ndcg_at_10"], best_step=state.step)
-        return RunState(step=state.step, log_bytes=log.size, best_score=best.best_score, best_step=best.best_step)

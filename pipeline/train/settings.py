@@ -33,6 +33,7 @@ class TrainConfig:
     ``freeze_embeddings`` leaves the input tables as the base has them, so that what changed is small enough to be shipped by itself.
     ``lora_rank`` > 0 leaves all of the base as it is and learns updates of that rank (LoRA) to its layers' matrices, those of attention or
     all, times ``lora_alpha`` / rank; None is twice the rank.
+    ``evaluate_every`` and ``dev_every`` steps the held-out pairs and the dev sets are scored.
     ``precision`` is that of the products, auto: bf16 where the device has it; weights, sums and the optimiser are in float32.
     ``micro_batch_tokens`` bounds memory and moves nothing but rounding.
     """
@@ -71,13 +72,22 @@ class TrainConfig:
     lora_matrices: LoraMatrices = "all"
     heldout_pairs: int = 256
     evaluate_every: int = 50
+    dev_every: int = 500
     checkpoint_every: int = 50
     micro_batch_tokens: int = 16_384
     precision: Precision = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "sequence_documents", "max_context_tokens", "evaluate_every", "checkpoint_every", "micro_batch_tokens"):
+        for name in (
+            "steps",
+            "sequence_documents",
+            "max_context_tokens",
+            "evaluate_every",
+            "dev_every",
+            "checkpoint_every",
+            "micro_batch_tokens",
+        ):
             _require(getattr(self, name) >= 1, name, "be at least 1", getattr(self, name))
         for name in ("context_documents", "hard_negatives", "heldout_pairs", "lora_rank", "seed"):
             _require(getattr(self, name) >= 0, name, "be at least 0", getattr(self, name))

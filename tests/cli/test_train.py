@@ -4,6 +4,8 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cli.main import cairn, run
@@ -50,3 +52,38 @@ def test_train_command_mistakes_end_in_a_sentence(pairs_file: Path, tiny_model_f
     assert "whole numbers with commas" in capsys.readouterr().err
     assert run(cairn, arguments(pairs_file.parent / "absent", tiny_model_folder), "cairn") == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+def dev_set(folder: Path, name: str, unknown: int = 0) -> Path:
+    folder = folder / name
+    folder.mkdir()
+    texts = ["the cat sat on the mat", PAIRS[0]["document"], "a river"]
+    pq.write_table(pa.table({"id": ["1", "2", "3"], "text": texts}), folder / "corpus.parquet")
+    pq.write_table(pa.table({"id": ["q"], "text": ["where sat the cat"]}), folder / "queries.parquet")
+    known = {"query_id": ["q"], "doc_id": ["1"], "score": [1]}
+    qrels = {column: values + ([1] if column == "score" else ["nobody"]) * unknown for column, values in known.items()}
+    pq.write_table(pa.table(qrels), folder / "qrels.parquet")
+    return folder
+
+
+def test_train_command_scores_dev_sets_keeps_them_out_of_the_data_and_counts_what_it_cannot_use(
+    pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    dev = [flag for name in ("one", "two") for flag in ("--dev", str(dev_set(pairs_file.parent, name, unknown=name == "two")))]
+    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--json", "--dev-every", "1", *dev), "cairn") == 0
+    written = capsys.readouterr()
+    assert written.err == "warning: left out of two: 1 judgements of unknown queries\n"
+    report = json.loads(written.out)
+    assert (report["judged_by"], report["skipped"]) == ("dev sets", {"document of an evaluation set": 1})
+    records = [json.loads(line) for line in (pairs_file.parent / "run" / "log.jsonl").read_text().splitlines()]
+    scored = [record for record in records if "dev_score" in record]
+    assert [record["step"] for record in scored] == [0, 1, 2]
+    assert set(scored[0]) == {"step", "dev_score", "dev/one/nDCG@10", "dev/two/nDCG@10", "seconds"}
+    assert report["best_score"] == max(record["dev_score"] for record in scored)
+
+
+def test_train_command_settings_of_dev_sets_without_any_are_refused(
+    pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--dev-every", "5"), "cairn") == 2
+    assert "--dev-every must go with dev sets, got none; name them with --dev" in capsys.readouterr().err

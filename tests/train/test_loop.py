@@ -20,10 +20,11 @@ from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError, DiskFullError, FingerprintMismatchError, ModelError, SourceError
 from pipeline.model.backbone import load_backbone
-from pipeline.train import loop
+from pipeline.train import trainer
 from pipeline.train.log import read_log
-from pipeline.train.loop import TrainReport, train
+from pipeline.train.loop import train
 from pipeline.train.settings import TrainConfig
+from pipeline.train.trainer import TrainReport
 
 SETTINGS: dict[str, Any] = {
     "steps": 8,
@@ -125,6 +126,7 @@ import torch
 from pipeline import durable
 from pipeline.train.loop import train
 from pipeline.train.settings import TrainConfig
+from pipeline.train.trainer import TrainReport
 torch.set_num_threads(1)
 seen = []
 def observe(name):
@@ -184,14 +186,14 @@ def test_train_loss_that_is_not_finite_stops_and_names_the_last_good_checkpoint(
 
 def _nan_at(run: Any, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     def spoiled(*arguments: Any) -> Any:
-        report = loop_step(*arguments)
+        report = real_step(*arguments)
         if arguments[4] + 1 != step:
             return report
         return type(report)(**{**{name: getattr(report, name) for name in report.__slots__}, "loss": float("nan"), "gradient_norm": 1.0})
 
-    loop_step = loop.train_step
+    real_step = trainer.train_step
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "train_step", spoiled)
+        patch.setattr(trainer, "train_step", spoiled)
         run(f"nan{step}")
 
 

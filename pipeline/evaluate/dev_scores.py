@@ -1,0 +1,66 @@
+"""One number for a model while it is trained: how well an ingest with its folder's own settings would find what judged sets ask for.
+
+    model folder ─▶ system ``cairn/fused`` with the folder's settings ─▶ nDCG@10, evidence recall ─▶ their mean a set ─▶ mean of the sets
+
+Scores of one run compare with one another; those of sampled sets with nothing else. What a model is worth says the whole table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+from pipeline.config import ContextConfig, Precision
+from pipeline.evaluate.bench import primary_measures, run_bench
+from pipeline.evaluate.encoding_cache import text_digest
+from pipeline.evaluate.measures import require_measures
+from pipeline.evaluate.retrieval_set import RetrievalSet, require_distinct_names
+from pipeline.evaluate.systems import System, configured_systems
+from pipeline.manifest import fingerprint
+from pipeline.model.model_defaults import encoder_config
+from pipeline.types import ModelScores, ProgressListener, silent_progress
+
+RANKING: Final = "fused"
+"""By document and chunk vectors: what BM25 finds does not depend on the model."""
+
+
+class DevScorer:
+    """A :class:`pipeline.types.ModelScorer` over judged sets that are held in memory."""
+
+    def __init__(
+        self, sets: Sequence[RetrievalSet], *, precision: Precision = "auto", progress: ProgressListener = silent_progress
+    ) -> None:
+        require_measures()
+        require_distinct_names(sets)
+        self._sets = sets
+        self._precision: Precision = precision
+        self._progress = progress
+
+    @property
+    def fingerprint(self) -> str:
+        """Identify the sets: texts, queries and judgements."""
+        return fingerprint(ranking=RANKING, sets=[_digest_of_set(judged) for judged in self._sets])
+
+    def score(self, model_folder: Path) -> ModelScores:
+        """Score a model folder; measures are named ``set/measure``."""
+        config = encoder_config({"model": str(model_folder), "precision": self._precision})
+        system = next(system for system in configured_systems(config) if system.ranking == RANKING)
+        found = {judged.name: self._means(judged, system) for judged in self._sets}
+        return ModelScores(
+            mean=fmean(fmean(means.values()) for means in found.values()),
+            by_measure={f"{name}/{measure}": value for name, means in found.items() for measure, value in means.items()},
+        )
+
+    def _means(self, judged: RetrievalSet, system: System) -> dict[str, float]:
+        [result] = run_bench(judged, [system], ContextConfig(), self._progress)
+        means = result.means()
+        return {measure: means[measure] for measure in primary_measures(means)}
+
+
+def _digest_of_set(judged: RetrievalSet) -> str:
+    judgements = judged.judgements
+    columns = (judgements.query_J, judgements.document_J, judgements.gain_J, judgements.start_J, judgements.end_J)
+    numbers = (str(column.tolist()) for column in columns)
+    return text_digest((judged.name, *judged.doc_ids, *judged.texts, *judged.query_ids, *judged.queries, *numbers))

@@ -1,0 +1,175 @@
+"""The steps of a run, and what they leave: checkpoints, a log with its picture, scores, the best model so far.
+
+    step ─▶ log ─▶ (held-out score, dev score ─▶ best/) ─▶ (checkpoint) ─▶ next step … ─▶ model/, changes.safetensors
+
+Which model is the best is said by the dev sets where there are any, else by the held-out pairs; a resumed run remembers it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+
+from pipeline.errors import ModelError
+from pipeline.train.batch_plan import BatchPlan
+from pipeline.train.checkpoints import RunFolder, RunState
+from pipeline.train.heldout import score_heldout
+from pipeline.train.landmark_encoder import LandmarkEncoder
+from pipeline.train.log import DEV_PREFIX, TrainingLog, write_plot
+from pipeline.train.optimizer import lr_factor, make_optimizer, set_lr
+from pipeline.train.pairs import TrainingPairs
+from pipeline.train.settings import TrainConfig
+from pipeline.train.step import StepReport, TrainingData, train_step
+from pipeline.types import ModelScorer, ProgressListener
+
+SERVED_INTERVAL: Final = 64
+"""Landmark interval that held-out pairs are scored with and the saved folder brings along: ingest's own default."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainReport:
+    """What a run did; ``judged_by`` says what the best score is of, rates and ``seconds`` count the steps of this process alone."""
+
+    folder: str
+    pairs: int
+    skipped: Mapping[str, int] = field(default_factory=dict[str, int])
+    heldout_pairs: int
+    steps: int
+    resumed_at: int
+    first_loss: float
+    last_loss: float
+    judged_by: str
+    best_score: float
+    best_step: int
+    seconds: float
+    pairs_per_second: float
+    tokens_per_second: float
+
+
+@dataclass(kw_only=True, slots=True)
+class Trainer:
+    """One run in memory."""
+
+    files: RunFolder
+    model: LandmarkEncoder
+    teacher: LandmarkEncoder | None
+    data: TrainingData
+    heldout: Int64[np.ndarray, " n"]
+    pairs: TrainingPairs
+    plan: BatchPlan
+    config: TrainConfig
+    scorer: ModelScorer | None
+    progress: ProgressListener
+
+    def run(self) -> TrainReport:
+        """Make the steps that are left, from the newest checkpoint on."""
+        optimizer = make_optimizer(self.model, self.config)
+        newest = self.files.newest()
+        state = RunState(step=0, log_bytes=0, best_score=-1.0, best_step=0)
+        if newest is not None:
+            state = self.files.restore(newest, self.model, optimizer)
+        log = TrainingLog(self.files.log_path, state.log_bytes)
+        resumed_at, losses, num_queries, num_tokens = state.step, [math.nan], 0, 0
+        if not resumed_at:
+            state = self._evaluate(state, log)
+        started = time.monotonic()
+        for step in range(resumed_at, self.config.steps):
+            report = self._step(step, optimizer, newest, log)
+            losses.append(report.loss)
+            num_queries, num_tokens = num_queries + report.num_queries, num_tokens + report.num_tokens
+            state = self._evaluate(replace(state, step=step + 1), log)
+            if self._is_due(state.step, self.config.checkpoint_every):
+                newest = self.files.save(state, self.model, optimizer)
+            self.progress("train", state.step, self.config.steps, "steps")
+        seconds = max(time.monotonic() - started, 1e-9)
+        self.files.save_model("model", self.model)
+        self.files.save_changes(self.model)
+        write_plot(self.files.log_path, self.files.plot_path)
+        return TrainReport(
+            folder=str(self.files.folder),
+            pairs=len(self.pairs),
+            skipped=self.pairs.skipped,
+            heldout_pairs=len(self.heldout),
+            steps=self.config.steps,
+            resumed_at=resumed_at,
+            first_loss=losses[min(1, len(losses) - 1)],
+            last_loss=losses[-1],
+            judged_by="dev sets" if self.scorer is not None else "held-out pairs" if len(self.heldout) else "nothing",
+            best_score=state.best_score,
+            best_step=state.best_step,
+            seconds=seconds,
+            pairs_per_second=num_queries / seconds,
+            tokens_per_second=num_tokens / seconds,
+        )
+
+    def _is_due(self, step: int, every: int) -> bool:
+        return step % every == 0 or step == self.config.steps
+
+    def _step(self, step: int, optimizer: torch.optim.Optimizer, newest: Path | None, log: TrainingLog) -> StepReport:
+        started = time.monotonic()
+        set_lr(optimizer, lr_factor(step, self.config))
+        optimizer.zero_grad(set_to_none=True)
+        report = train_step(self.model, self.teacher, self.data, self.plan.at(step), step, self.config)
+        if not (math.isfinite(report.loss) and math.isfinite(report.gradient_norm)):
+            good = "there is no checkpoint yet" if newest is None else f"{newest} is the last good checkpoint"
+            raise ModelError(
+                f"loss and gradient must be finite, got {report.loss} and {report.gradient_norm} in step {step + 1}; {good}: "
+                "train in another folder with a lower peak_lr"
+            )
+        optimizer.step()
+        gates = self.model.landmark_attention
+        log.append(
+            {
+                "step": step + 1,
+                **asdict(report),
+                "lr": self.config.peak_lr * lr_factor(step, self.config),
+                "mean_gate": float(gates["gates"].detach().mean()),
+                "mean_context_gate": float(gates["context_gates"].detach().mean()),
+                "seconds": round(time.monotonic() - started, 3),
+            }
+        )
+        return report
+
+    def _evaluate(self, state: RunState, log: TrainingLog) -> RunState:
+        """Score the model where a score is due, and keep it when it is the best so far."""
+        if len(self.heldout) and self._is_due(state.step, self.config.evaluate_every):
+            state = self._score_heldout(state, log)
+        if self.scorer is not None and self._is_due(state.step, self.config.dev_every):
+            state = self._score_on_dev(self.scorer, state, log)
+            write_plot(self.files.log_path, self.files.plot_path)
+        return replace(state, log_bytes=log.size)
+
+    def _score_heldout(self, state: RunState, log: TrainingLog) -> RunState:
+        scores = score_heldout(
+            self.model,
+            self.data.maker,
+            self.heldout.tolist(),
+            self.pairs.documents,
+            interval=min(SERVED_INTERVAL, self.model.max_positions - 2),
+            max_tokens=self.config.micro_batch_tokens,
+        )
+        log.append({"step": state.step, **scores})
+        score = scores["heldout_ndcg_at_10"]
+        if self.scorer is not None or score <= state.best_score:
+            return state
+        self.files.save_model("best", self.model)
+        return replace(state, best_score=score, best_step=state.step)
+
+    def _score_on_dev(self, scorer: ModelScorer, state: RunState, log: TrainingLog) -> RunState:
+        started = time.monotonic()
+        scores = scorer.score(self.files.save_model("candidate", self.model))
+        measures = {f"{DEV_PREFIX}{name}": value for name, value in scores.by_measure.items()}
+        log.append({"step": state.step, "dev_score": scores.mean, **measures, "seconds": round(time.monotonic() - started, 3)})
+        if scores.mean <= state.best_score:
+            self.files.drop_model("candidate")
+            return state
+        self.files.rename_model("candidate", "best")
+        return replace(state, best_score=scores.mean, best_step=state.step)
