@@ -22,6 +22,7 @@ _WIDTH = 100
 @click.option("--granularity", type=click.Choice(["both", "document", "chunk"]), default="both", help="Vectors to rank by.")
 @click.option("--passages", type=int, default=2, help="Best passages to show of each document.")
 @click.option("--chunk-tokens", type=int, help="Length of a passage, a multiple of the landmark interval.  [default: 128]")
+@click.option("--max-characters", type=int, help="Instead: the best passages of all documents within so many characters.")
 @click.option("--hybrid/--no-hybrid", default=True, help="Fuse the vectors' ranking with BM25.")
 @click.option("--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="Keep matching documents; =, !=, >, >=, <, <=; repeat.")
 @json_option
@@ -34,6 +35,7 @@ def search(
     granularity: str,
     passages: int,
     chunk_tokens: int | None,
+    max_characters: int | None,
     hybrid: bool,
     filters: tuple[str, ...],
     as_json: bool,
@@ -48,6 +50,7 @@ def search(
         granularity=granularity,
         passages=passages,
         chunk_tokens=chunk_tokens,
+        max_characters=max_characters,
         hybrid=hybrid,
         filters=opened.parse_filters(filters) if filters else None,
     )
@@ -56,13 +59,13 @@ def search(
     if as_json:
         click.echo(json.dumps(result.to_dict(), default=str, ensure_ascii=False))
     else:
-        click.echo("\n".join(_lines(result)))
+        click.echo("\n".join(_lines(result, has_budget=max_characters is not None)))
     return 0
 
 
-def _lines(result: SearchResult) -> Iterator[str]:
+def _lines(result: SearchResult, *, has_budget: bool) -> Iterator[str]:
     if not result.hits:
-        yield "no document matches"
+        yield "nothing matches, or no passage fits so few characters" if has_budget else "no document matches"
     for rank, hit in enumerate(result.hits, start=1):
         parts = "  ".join(f"{name} {value:.3f}" for name, value in hit.scores.items())
         title, doc_id = (" ".join(name.split()) for name in (hit.title or hit.doc_id, hit.doc_id))

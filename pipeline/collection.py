@@ -80,8 +80,12 @@ class Collection:
         passages: int = 3,
         chunk_tokens: int | None = None,
         weights: Mapping[str, float] | None = None,
+        max_characters: int | None = None,
     ) -> SearchResult:
-        """Rank documents for a query, each with its best passages; see :meth:`pipeline.search.searcher.Searcher.search`."""
+        """Rank documents for a query, each with its best passages, or with those of the best within ``max_characters``.
+
+        The options are those of :class:`pipeline.search.options.SearchOptions`.
+        """
         return self.search_batch(
             [query],
             top_k=top_k,
@@ -91,6 +95,7 @@ class Collection:
             passages=passages,
             chunk_tokens=chunk_tokens,
             weights=weights,
+            max_characters=max_characters,
         )[0]
 
     def search_batch(self, queries: Sequence[str], **options: Any) -> list[SearchResult]:

@@ -166,12 +166,16 @@ class TextEmbedder(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passage:
-    """A span of a document: ``text`` is ``document.text[start_char:end_char]``."""
+    """A span of a document: ``text`` is ``document.text[start_char:end_char]``.
+
+    ``scores`` holds parts of ``score``: ``chunk`` is the passage's own cosine.
+    """
 
     start_char: int
     end_char: int
     text: str
     score: float
+    scores: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

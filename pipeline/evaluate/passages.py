@@ -1,4 +1,4 @@
-"""The passages a system can answer with: windows of neighbouring chunks, and the best of them that do not overlap.
+"""The passages a system can answer with: windows of neighbouring chunks, read as a search with a budget reads them.
 
 The same windows as ``pipeline.search.windows`` forms at query time, here for all documents at once: a window is ``size`` consecutive chunks
 of one document, its vector their normalised sum; a document with fewer chunks is one window.
@@ -13,21 +13,19 @@ from jaxtyping import Float, Float32, Int64
 
 from pipeline.evaluate.encodings import EncodedSet
 from pipeline.evaluate.evidence import Spans
-
-FIRST_LOOK = 256
-"""Passages sorted at first; all are when these do not fill the budget."""
+from pipeline.search.windows import new_pieces
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Passages:
-    """P windows in order of document and place; window ``p`` covers chunks ``first_chunk[p]:end_chunk[p]`` of the corpus."""
+    """P windows in order of document and place; window ``p`` covers chunks ``first_chunk[p]:end_chunk[p]`` of the corpus's M."""
 
     vectors_PV: Float32[np.ndarray, "P V"]
     document_P: Int64[np.ndarray, " P"]
     first_chunk_P: Int64[np.ndarray, " P"]
     end_chunk_P: Int64[np.ndarray, " P"]
-    start_char_P: Int64[np.ndarray, " P"]
-    end_char_P: Int64[np.ndarray, " P"]
+    start_char_M: Int64[np.ndarray, " M"]
+    end_char_M: Int64[np.ndarray, " M"]
 
 
 def window_passages(encoded: EncodedSet, size: int) -> Passages:
@@ -50,39 +48,23 @@ def window_passages(encoded: EncodedSet, size: int) -> Passages:
         document_P=document_P,
         first_chunk_P=first_P,
         end_chunk_P=end_P,
-        start_char_P=encoded.start_char[first_P],
-        end_char_P=encoded.end_char[end_P - 1],
+        start_char_M=encoded.start_char,
+        end_char_M=encoded.end_char,
     )
 
 
 def best_passages(scores_P: Float[np.ndarray, " P"], passages: Passages, max_characters: int) -> Spans:
-    """Return the best passages until their length passes ``max_characters``, best first, ties by place.
+    """Return what a search with a budget reads, best first, until its length passes ``max_characters``.
 
-    A passage that shares a chunk with a better one is passed over; one with the score minus infinity is never read.
+    Of each passage what no better one holds; one with the score minus infinity is never read.
     """
-    chosen: list[int] = []
-    for order in _orders(scores_P):
-        chosen, characters = [], 0
-        taken: set[int] = set()
-        for index in order.tolist():
-            first, last = int(passages.first_chunk_P[index]), int(passages.end_chunk_P[index]) - 1
-            if scores_P[index] == -np.inf or characters >= max_characters:
-                break
-            # Windows of a document are equally long, so two of them overlap where an end of one lies in the other.
-            if first in taken or last in taken:
-                continue
-            taken.update(range(first, last + 1))
-            chosen.append(index)
-            characters += int(passages.end_char_P[index] - passages.start_char_P[index])
+    document, start, end = list[int](), list[int](), list[int]()
+    characters = 0
+    for index, first, stop in new_pieces(scores_P, passages.first_chunk_P, passages.end_chunk_P):
+        document.append(int(passages.document_P[index]))
+        start.append(int(passages.start_char_M[first]))
+        end.append(int(passages.end_char_M[stop - 1]))
+        characters += end[-1] - start[-1]
         if characters >= max_characters:
             break
-    return Spans(document_S=passages.document_P[chosen], start_S=passages.start_char_P[chosen], end_S=passages.end_char_P[chosen])
-
-
-def _orders(scores_P: Float[np.ndarray, " P"]) -> list[Int64[np.ndarray, " _"]]:
-    """Return the best few in order, then all in order where there are more."""
-    if len(scores_P) <= FIRST_LOOK:
-        return [np.argsort(-scores_P, kind="stable")]
-    least = np.partition(scores_P, len(scores_P) - FIRST_LOOK)[len(scores_P) - FIRST_LOOK]
-    few = np.flatnonzero(scores_P >= least)
-    return [few[np.argsort(-scores_P[few], kind="stable")], np.argsort(-scores_P, kind="stable")]
+    return Spans(document_S=np.array(document, np.int64), start_S=np.array(start, np.int64), end_S=np.array(end, np.int64))

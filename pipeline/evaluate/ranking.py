@@ -1,14 +1,13 @@
 """Rank every document, and the passages, of an encoded set for its queries: exactly, and otherwise as a search does it.
 
-    document     cosine of the document vector                 passages: those of the best document first, by their own cosine
+    document     cosine of the document vector                 passages: mean of their cosine and their document's
     chunk        cosine of the best chunk                      passages: by their cosine
-    fused        weighted mean of both                         passages: their cosine in place of the best chunk's
-    fused+bm25   fused and BM25, each scaled over candidates   passages: the same, with BM25 of their document
+    fused        weighted mean of both                         passages: mean of their cosine and their document's score
+    fused+bm25   fused and BM25, each on a scale of its own    passages: mean of their cosine on that scale and their document's score
     bm25         BM25 of the document                          passages: BM25 of the chunk
     rrf          Σ 1 / (60 + rank) of BM25 and of best chunks  passages: the same over chunks
 
-A passage scores as its document would if that passage were its best one. Candidates, weights and fusion are those of
-``pipeline.search``. Reciprocal rank fusion: Cormack, Clarke & Büttcher 2009.
+Candidates, weights, scales and scores are those of ``pipeline.search``. Reciprocal rank fusion: Cormack, Clarke & Büttcher 2009.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from pipeline.evaluate.lexical import LexicalHits
 from pipeline.evaluate.measures import RUN_DEPTH, RankedDocuments
 from pipeline.evaluate.passages import Passages, best_passages, window_passages
 from pipeline.evaluate.systems import System
-from pipeline.search.fusion import fuse_hybrid, weighted_mean
+from pipeline.index.generation import sampled_chunks
+from pipeline.search.fusion import Fusion, Scale, passage_scores, weighted_mean
 from pipeline.search.options import SearchOptions
 
 RRF_K = 60
@@ -33,9 +33,6 @@ NUM_CANDIDATES = SearchOptions(top_k=RUN_DEPTH).num_candidates
 """Length of each list that feeds a fusion: that of a search for as many documents as a run holds."""
 BLOCK_QUERIES = 32
 """Queries scored at once: 15 MB at 120,000 chunks."""
-
-_COSINE_RANGE = 4.0
-"""More than two cosines can differ by: sets whole documents apart, passages inside one close."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -58,6 +55,7 @@ class SetRanker:
         self._encoded = encoded
         self._document_bm25 = document_bm25
         self._chunk_bm25 = chunk_bm25
+        self._mean_chunk_V = encoded.chunk_vectors_MV[sampled_chunks(len(encoded.chunk_vectors_MV))].mean(axis=0)
 
     def rank(self, system: System, wants_passages_Q: Bool[np.ndarray, " Q"], depth: int = RUN_DEPTH) -> list[Answer]:
         """Answer every query with at most ``depth`` documents; passages only where they are wanted."""
@@ -75,64 +73,52 @@ class SetRanker:
         return answers
 
     def _answer(self, system: System, query: int, cosines: _Cosines, passages: Passages | None, depth: int) -> Answer:
-        scores_N = self._document_scores(system, query, cosines)
+        scores_N, fusion = self._document_scores(system, query, cosines)
         ranked = self._best(scores_N, depth)
         if passages is None:
             return Answer(documents=ranked, passages=None)
-        scores_P = self._passage_scores(system, query, cosines, scores_N, passages)
+        if system.needs_chunk_bm25:
+            scores_P = self._lexical_passage_scores(system, query, cosines)
+        else:
+            document_P = None if system.ranking == "chunk" else scores_N[passages.document_P]
+            scores_P = passage_scores(cosines.passage_P, document_P, fusion)
         return Answer(documents=ranked, passages=best_passages(scores_P, passages, max(BUDGETS)))
 
-    def _document_scores(self, system: System, query: int, cosines: _Cosines) -> Float64[np.ndarray, " N"]:
-        """Score every document; minus infinity where a document is no candidate."""
+    def _document_scores(self, system: System, query: int, cosines: _Cosines) -> tuple[Float64[np.ndarray, " N"], Fusion | None]:
+        """Score every document, minus infinity where a document is no candidate; say how BM25 came in where it did."""
         if system.ranking == "document":
-            return cosines.document_N.astype(np.float64)
+            return cosines.document_N.astype(np.float64), None
         if system.ranking == "chunk":
-            return cosines.best_N.astype(np.float64)
+            return cosines.best_N.astype(np.float64), None
         dense_N = _dense(cosines.document_N, cosines.best_N)
         if system.ranking == "fused":
-            return dense_N
+            return dense_N, None
         found, bm25 = _hits(self._document_bm25, query)
         if system.ranking == "bm25":
-            return _spread(found, bm25, len(dense_N))
+            return _spread(found, bm25, len(dense_N)), None
         if system.ranking == "rrf":
             dense_list = self._best(cosines.best_N, NUM_CANDIDATES).positions
-            return _rrf([found[:NUM_CANDIDATES], dense_list], len(dense_N))
+            return _rrf([found[:NUM_CANDIDATES], dense_list], len(dense_N)), None
         candidates = self._candidates(query, cosines)
         scores_N = np.full(len(dense_N), -np.inf)
-        scores_N[candidates] = _fuse(
-            dense_N[candidates], _spread(found[:NUM_CANDIDATES], bm25[:NUM_CANDIDATES], len(dense_N), 0.0)[candidates]
-        )
-        return scores_N
+        scores_N[candidates] = dense_N[candidates]
+        if not len(found):
+            return scores_N, None
+        bm25_N = _spread(found[:NUM_CANDIDATES], bm25[:NUM_CANDIDATES], len(dense_N), 0.0)
+        fusion = _fusion(dense_N[candidates], bm25_N[candidates], float(self._mean_chunk_V @ self._encoded.query_vectors_QV[query]))
+        scores_N[candidates] = fusion.documents(dense_N[candidates], bm25_N[candidates])
+        return scores_N, fusion
 
     def _candidates(self, query: int, cosines: _Cosines) -> Int64[np.ndarray, " C"]:
         found, _ = _hits(self._document_bm25, query)
         by_vector = (self._best(scores, NUM_CANDIDATES).positions for scores in (cosines.document_N, cosines.best_N))
         return np.unique(np.concatenate([found[:NUM_CANDIDATES], *by_vector]))
 
-    def _passage_scores(
-        self, system: System, query: int, cosines: _Cosines, scores_N: Float64[np.ndarray, " N"], passages: Passages
-    ) -> Float64[np.ndarray, " P"]:
-        own_P = passages.document_P
-        if system.ranking == "document":
-            rank_N = np.empty(len(scores_N))
-            rank_N[np.lexsort((self._id_rank_N, -scores_N))] = np.arange(len(scores_N))
-            return cosines.passage_P - _COSINE_RANGE * rank_N[own_P]
-        if system.ranking == "chunk":
-            return cosines.passage_P.astype(np.float64)
-        dense_P = _dense(cosines.document_N[own_P], cosines.passage_P)
-        if system.ranking == "fused":
-            return dense_P
-        if system.needs_chunk_bm25:
-            found, bm25 = _hits(self._chunk_bm25, query)
-            if system.ranking == "bm25":
-                return _spread(found, bm25, len(dense_P))
-            return _rrf([found[:NUM_CANDIDATES], _top(cosines.passage_P, NUM_CANDIDATES)], len(dense_P))
-        found, bm25 = _hits(self._document_bm25, query)
-        bm25_N = _spread(found[:NUM_CANDIDATES], bm25[:NUM_CANDIDATES], len(scores_N), 0.0)
-        is_candidate_P = scores_N[own_P] > -np.inf
-        scores_P = np.full(len(dense_P), -np.inf)
-        scores_P[is_candidate_P] = _fuse(dense_P[is_candidate_P], bm25_N[own_P][is_candidate_P])
-        return scores_P
+    def _lexical_passage_scores(self, system: System, query: int, cosines: _Cosines) -> Float64[np.ndarray, " P"]:
+        found, bm25 = _hits(self._chunk_bm25, query)
+        if system.ranking == "bm25":
+            return _spread(found, bm25, len(cosines.passage_P))
+        return _rrf([found[:NUM_CANDIDATES], _top(cosines.passage_P, NUM_CANDIDATES)], len(cosines.passage_P))
 
     def _best(self, scores_N: Float[np.ndarray, " N"], limit: int) -> RankedDocuments:
         """Return the best documents, ties by id; what is no candidate is never among them."""
@@ -156,12 +142,14 @@ def _dense(document: Float[np.ndarray, " X"], chunk: Float[np.ndarray, " X"]) ->
     return weighted_mean([document, chunk], [options.weight("document"), options.weight("chunk")])
 
 
-def _fuse(dense: Float64[np.ndarray, " X"], bm25: Float64[np.ndarray, " X"]) -> Float64[np.ndarray, " X"]:
-    """Fuse as a search does: without a single hit of BM25 the dense score stands alone."""
-    if not bm25.any():
-        return dense
+def _fusion(dense: Float64[np.ndarray, " X"], bm25: Float64[np.ndarray, " X"], floor: float) -> Fusion:
     options = SearchOptions()
-    return fuse_hybrid(dense, bm25, options.weight("document") + options.weight("chunk"), options.weight("bm25"))
+    return Fusion(
+        dense=Scale.of(dense, floor=floor),
+        bm25=Scale.of(bm25, floor=0.0),
+        dense_weight=options.weight("document") + options.weight("chunk"),
+        bm25_weight=options.weight("bm25"),
+    )
 
 
 def _hits(hits: LexicalHits | None, query: int) -> tuple[Int64[np.ndarray, " A"], Float32[np.ndarray, " A"]]:

@@ -16,7 +16,7 @@ import lance
 import lancedb
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Int32, Int64, UInt64
+from jaxtyping import Float32, Int32, Int64, UInt64
 
 from pipeline.durable import sha256_of_file, storage_errors
 from pipeline.errors import DamageError, IntegrityError
@@ -28,6 +28,8 @@ from pipeline.index.position_files import CHUNK_POSITIONS_SCHEMA, DOCUMENT_POSIT
 from pipeline.index.protocol import VectorIndex
 from pipeline.manifest import Manifest
 
+SAMPLED_CHUNKS = 4_096
+"""Chunks that stand for the corpus where an average will do."""
 OPEN_ATTEMPTS = 3
 """A reader that loses its generation to two publications in a row while opening it starts over."""
 
@@ -106,6 +108,11 @@ class Generation:
         return self.spans.column("end_char").to_numpy(zero_copy_only=True)
 
     @cached_property
+    def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
+        """The mean of the chunk vectors, of a sample where there are many: its product with a query is what an average chunk scores."""
+        return self.chunks.reconstruct(sampled_chunks(self.spans.num_rows)).mean(axis=0)
+
+    @cached_property
     def _row_order(self) -> Int64[np.ndarray, " N"]:
         return np.argsort(self.row_ids, kind="stable")
 
@@ -137,6 +144,11 @@ class Generation:
     def _dataset(self) -> lance.LanceDataset:
         # A take through this handle costs a third of one through the table's, which waits on a background thread.
         return lance.dataset(str(self.layout.lance_folder / f"{DOCUMENTS}.lance"), version=self.manifest.lance_versions[DOCUMENTS])
+
+
+def sampled_chunks(count: int) -> Int64[np.ndarray, " S"]:
+    """Return which of ``count`` chunks stand for all: at most :data:`SAMPLED_CHUNKS`, evenly spread."""
+    return np.linspace(0, count - 1, min(count, SAMPLED_CHUNKS)).astype(np.int64)
 
 
 def open_generation(layout: CollectionLayout, number: int | None = None, check_hashes: bool = True) -> Generation:

@@ -16,7 +16,7 @@ from jaxtyping import Float32, Int64
 
 from pipeline.index.generation import Generation
 from pipeline.index.protocol import NO_POSITION
-from pipeline.search.windows import window_scores
+from pipeline.search.windows import window_scores, window_scores_of_documents
 
 MAX_CHUNK_HITS = 16_384
 """Where the search for enough documents among the best chunks gives up."""
@@ -115,15 +115,44 @@ def score_chunks(generation: Generation, positions: Int64[np.ndarray, " N"], vec
     return ChunkScores(scores=np.concatenate(scores), offsets=np.concatenate([[0], np.cumsum(ends - firsts)]))
 
 
-def score_windows(generation: Generation, position: int, vector_V: Float32[np.ndarray, " V"], size: int) -> Float32[np.ndarray, " W"]:
-    """Return the score of every window of ``size`` chunks of one document, by its first chunk."""
-    first, end = generation.chunk_offsets[position : position + 2].tolist()
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowScores:
+    """Cosines of all windows of some documents, in order: window w covers chunks ``first[w] : end[w]`` of the collection.
+
+    ``owner`` is its document's index among those asked for.
+    """
+
+    scores: Float32[np.ndarray, " W"]
+    owner: Int64[np.ndarray, " W"]
+    first: Int64[np.ndarray, " W"]
+    end: Int64[np.ndarray, " W"]
+
+
+def score_windows(
+    generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"], size: int
+) -> WindowScores:
+    """Return the score of every window of ``size`` chunks of each document."""
+    firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
+    num_windows = np.maximum(ends - firsts - size, 0) + 1
+    owner = np.repeat(np.arange(len(positions)), num_windows)
+    first = firsts[owner] + np.arange(len(owner)) - np.repeat(np.cumsum(num_windows) - num_windows, num_windows)
+    scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
+    for start, stop in _blocks(ends - firsts):
+        if stop - start == 1:
+            scores += _score_long_document(generation, int(firsts[start]), int(ends[start]), vector_V, size)
+        else:
+            vectors_MV = generation.chunks.reconstruct(chunk_positions(generation, positions[start:stop]))
+            scores.append(window_scores_of_documents(vectors_MV, (ends - firsts)[start:stop], vector_V, size))
+    return WindowScores(scores=np.concatenate(scores), owner=owner, first=first, end=np.minimum(first + size, ends[owner]))
+
+
+def _score_long_document(
+    generation: Generation, first: int, end: int, vector_V: Float32[np.ndarray, " V"], size: int
+) -> Iterator[Float32[np.ndarray, " _"]]:
     last_start = max(end - size, first)
-    scores: list[np.ndarray] = []
     for start in range(first, last_start + 1, BLOCK_WINDOWS):
         stop = min(start + BLOCK_WINDOWS - 1, last_start) + min(size, end - first)
-        scores.append(window_scores(generation.chunks.reconstruct(np.arange(start, stop)), vector_V, size))
-    return scores[0] if len(scores) == 1 else np.concatenate(scores)
+        yield window_scores(generation.chunks.reconstruct(np.arange(start, stop)), vector_V, size)
 
 
 def _blocks(counts_N: Int64[np.ndarray, " N"]) -> Iterator[tuple[int, int]]:

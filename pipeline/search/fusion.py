@@ -1,8 +1,8 @@
 """Several scores of the same candidates become one ranking: pure functions on arrays.
 
-Dense parts (cosines) are averaged with weights. The dense score and BM25 have different scales, so each is first mapped to 0..1 over the
-query's candidates, then averaged: the convex combination of Bruch, Gai & Ingber 2023 ("An Analysis of Fusion Functions for Hybrid
-Retrieval").
+Dense parts (cosines) are averaged with weights. The dense score and BM25 have different scales, so each is first mapped to a scale of the
+query's own, then averaged: the convex combination of Bruch, Gai & Ingber 2023 ("An Analysis of Fusion Functions for Hybrid Retrieval").
+The scales end at the best score and begin at one that means something whoever else is a candidate: that of an average chunk, and BM25's 0.
 
 Reciprocal rank fusion, which LanceDB's ``RRFReranker`` computes, is deliberately not used: it throws the margins away.
 With all-MiniLM-L6-v2 and 128-token chunks, nDCG@10 on SQuAD passages / CACM / Cranfield: dense .809 / .398 / .479, BM25 .949 / .442 / .525,
@@ -12,6 +12,7 @@ RRF (k = 60) .890 / .503 / .545, this combination .956 / .532 / .554; BM25 weigh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
@@ -23,23 +24,51 @@ def weighted_mean(parts: Sequence[Float[np.ndarray, " N"]], weights: Sequence[fl
     return np.asarray(total / sum(weights), dtype=np.float64)
 
 
-def relative_scores(scores_N: Float[np.ndarray, " N"], floor: float | None = None) -> Float64[np.ndarray, " N"]:
-    """Map scores linearly: the best becomes 1, ``floor`` (the lowest when None) 0; equal scores are all 1."""
-    wide = np.asarray(scores_N, dtype=np.float64)
-    if not len(wide):
-        return wide
-    low, high = wide.min() if floor is None else floor, wide.max()
-    return np.ones_like(wide) if high <= low else (wide - low) / (high - low)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """A linear map of one kind of score: ``low`` becomes 0 and ``high`` 1; where they are equal, every score becomes 1."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, scores_N: Float[np.ndarray, " N"], floor: float) -> Scale:
+        """Reach from ``floor``, a score that means something, to the best; from the lowest where none passes the floor."""
+        high = float(scores_N.max())
+        return cls(low=floor if high > floor else float(scores_N.min()), high=high)
+
+    def apply(self, scores_N: Float[np.ndarray, " N"]) -> Float64[np.ndarray, " N"]:
+        """Map scores; what lies below ``low`` becomes negative."""
+        wide = np.asarray(scores_N, dtype=np.float64)
+        return np.ones_like(wide) if self.high <= self.low else (wide - self.low) / (self.high - self.low)
 
 
-def fuse_hybrid(
-    dense_N: Float[np.ndarray, " N"], bm25_N: Float[np.ndarray, " N"], dense_weight: float, bm25_weight: float
-) -> Float64[np.ndarray, " N"]:
-    """Combine the dense score with BM25 (0 where a candidate holds no word of the query) into 0..1.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fusion:
+    """How one query's dense scores meet BM25, in documents and passages alike: its scales and weights.
 
-    BM25's floor is 0, a score that means something, not the lowest that was found.
+    ``dense`` reaches from what an average chunk of the corpus scores to the best document; ``bm25`` from 0 to the best.
     """
-    return weighted_mean([relative_scores(dense_N), relative_scores(bm25_N, floor=0.0)], [dense_weight, bm25_weight])
+
+    dense: Scale
+    bm25: Scale
+    dense_weight: float
+    bm25_weight: float
+
+    def documents(self, dense_N: Float[np.ndarray, " N"], bm25_N: Float[np.ndarray, " N"]) -> Float64[np.ndarray, " N"]:
+        """Combine dense scores with BM25 (0 where a document holds no word of the query)."""
+        return weighted_mean([self.dense.apply(dense_N), self.bm25.apply(bm25_N)], [self.dense_weight, self.bm25_weight])
+
+
+def passage_scores(
+    cosine_W: Float[np.ndarray, " W"], document_W: Float64[np.ndarray, " W"] | None, fusion: Fusion | None
+) -> Float64[np.ndarray, " W"]:
+    """Score passages: half by themselves and half by their document's score, where documents count (not None).
+
+    By itself a passage scores its cosine, mapped as the dense scores of documents are where there is a ``fusion``.
+    """
+    own_W = np.asarray(cosine_W, dtype=np.float64) if fusion is None else fusion.dense.apply(cosine_W)
+    return own_W if document_W is None else (own_W + document_W) / 2.0
 
 
 def best_first(scores_N: Float[np.ndarray, " N"], doc_ids: Sequence[str], top_k: int) -> Int64[np.ndarray, " K"]:

@@ -1,7 +1,7 @@
-"""Rankings become hits: the columns of the returned documents, read once a call, and their best passages cut from the text.
+"""Rankings become hits: the columns of the returned documents, read once a call, and their passages cut from the text.
 
 Metadata keeps Python values (dates stay dates); turning them into JSON is the surface's business. Nanoseconds, for which Python has no
-type, become microseconds. Passages of a document share no character; neighbours are not merged.
+type, become microseconds.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32
 
+from pipeline.index.generation import Generation
 from pipeline.search.lexical import lance_errors
+from pipeline.search.passages import ChosenPassage
 from pipeline.search.ranking import Plan, Ranking
-from pipeline.search.windows import choose_windows
 from pipeline.types import RESERVED_COLUMNS, Hit, Passage
 
 
@@ -35,21 +35,13 @@ def _make_hit(plan: Plan, ranking: Ranking, rank: int, row: dict[str, Any], meta
         score=float(ranking.scores[rank]),
         scores=ranking.parts[rank],
         metadata={name: row[name] for name in metadata},
-        passages=_best_passages(plan, int(ranking.positions[rank]), ranking.window_scores[rank], row.get("text", "")),
+        passages=tuple(_cut(plan.generation, passage, row["text"]) for passage in ranking.passages[rank]),
     )
 
 
-def _best_passages(plan: Plan, position: int, scores_W: Float32[np.ndarray, " W"], text: str) -> tuple[Passage, ...]:
-    """Return the spans of the best windows of a document that do not overlap, best first, ties by place in the text."""
-    if not plan.options.passages:
-        return ()
-    generation, passages = plan.generation, list[Passage]()
-    first, end = generation.chunk_offsets[position : position + 2].tolist()
-    for start in choose_windows(scores_W, plan.window, plan.options.passages):
-        head, tail = first + start, min(first + start + plan.window, end) - 1
-        start_char, end_char = int(generation.chunk_starts[head]), int(generation.chunk_ends[tail])
-        passages.append(Passage(start_char=start_char, end_char=end_char, text=text[start_char:end_char], score=float(scores_W[start])))
-    return tuple(passages)
+def _cut(generation: Generation, passage: ChosenPassage, text: str) -> Passage:
+    start_char, end_char = int(generation.chunk_starts[passage.first]), int(generation.chunk_ends[passage.end - 1])
+    return Passage(start_char=start_char, end_char=end_char, text=text[start_char:end_char], score=passage.score, scores=passage.parts)
 
 
 def _read_rows(plan: Plan, positions: np.ndarray, columns: Sequence[str]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ MAX_TOP_K = 200
 MAX_PASSAGES = 50
 MAX_CANDIDATES = 1_000
 MAX_CHUNK_TOKENS = 1 << 20
+MAX_CHARACTERS = 1_000_000
 MIN_DEFAULT_CANDIDATES = 50
 
 DEFAULT_WEIGHTS: Mapping[str, float] = {"document": 0.5, "chunk": 0.5, "bm25": 1.0}
@@ -40,6 +41,7 @@ class SearchKeywords(TypedDict, total=False):
     chunk_tokens: int | None
     weights: Mapping[str, float] | None
     max_candidates: int | None
+    max_characters: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +53,8 @@ class SearchOptions:
     it, else the interval. It shapes passages, not the ranking.
     ``weights`` overrides some of :data:`DEFAULT_WEIGHTS`. ``max_candidates`` bounds each list that feeds the ranking;
     None takes ``max(50, 2 * top_k)``.
+    ``max_characters`` is the budget of a reader: instead of ``passages`` a document, the answer holds the best passages of all documents,
+    at most so many characters together and of at most ``top_k`` documents; neighbouring ones are one passage. None is no budget.
     """
 
     top_k: int = 10
@@ -61,6 +65,7 @@ class SearchOptions:
     chunk_tokens: int | None = None
     weights: Mapping[str, float] | None = None
     max_candidates: int | None = None
+    max_characters: int | None = None
 
     def __post_init__(self) -> None:
         _require_int("top_k", self.top_k, 1, MAX_TOP_K)
@@ -72,6 +77,10 @@ class SearchOptions:
             _require_int("chunk_tokens", self.chunk_tokens, 1, MAX_CHUNK_TOKENS)
         if self.max_candidates is not None:
             _require_int("max_candidates", self.max_candidates, self.top_k, MAX_CANDIDATES)
+        if self.max_characters is not None:
+            _require_int("max_characters", self.max_characters, 1, MAX_CHARACTERS)
+            if not self.passages:
+                raise ConfigError("max_characters must come with passages, got passages = 0; leave one of them out")
         if self.weights is not None:
             _require_weights(self.weights)
         if self.weight("document") + self.weight("chunk") + (self.weight("bm25") if self.hybrid else 0.0) <= 0.0:

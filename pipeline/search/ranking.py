@@ -22,7 +22,6 @@ from lancedb.expr import Expr
 
 from pipeline.index.generation import Generation
 from pipeline.search.candidates import (
-    ChunkScores,
     merge_nominees,
     nominate_by_chunk,
     nominate_by_document,
@@ -30,9 +29,10 @@ from pipeline.search.candidates import (
     score_documents,
     score_windows,
 )
-from pipeline.search.fusion import best_first, fuse_hybrid, weighted_mean
+from pipeline.search.fusion import Fusion, Scale, best_first, passage_scores, weighted_mean
 from pipeline.search.lexical import allowed_documents, bm25_documents
 from pipeline.search.options import SearchOptions
+from pipeline.search.passages import ChosenPassage, ScoredWindows, best_of_each, best_within
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,17 +54,16 @@ class Plan:
 class Ranking:
     """The returned documents of one query, best first: everything a hit needs but its columns.
 
-    ``parts`` are the scores a document's score was made of; ``window_scores`` those of all its windows, empty where no passages were asked
-    for.
+    ``parts`` are the scores a document's score was made of; ``passages`` is empty where none were asked for.
     """
 
     positions: Int64[np.ndarray, " K"]
     scores: Float64[np.ndarray, " K"]
     parts: Sequence[Mapping[str, float]]
-    window_scores: Sequence[Float32[np.ndarray, " _"]]
+    passages: Sequence[Sequence[ChosenPassage]]
 
 
-NOTHING = Ranking(positions=np.empty(0, dtype=np.int64), scores=np.empty(0), parts=(), window_scores=())
+NOTHING = Ranking(positions=np.empty(0, dtype=np.int64), scores=np.empty(0), parts=(), passages=())
 
 
 def rank_queries(plan: Plan, query_vectors: Float32[np.ndarray, "Q V"], queries: Sequence[str] | None) -> list[Ranking]:
@@ -92,32 +91,57 @@ def _nominate(
     return list(zip(*lists, strict=True))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Candidates:
+    """All candidates of one query with their scores; ``fusion`` is None where no BM25 had a say."""
+
+    positions: Int64[np.ndarray, " N"]
+    scores: Float64[np.ndarray, " N"]
+    parts: Mapping[str, Float32[np.ndarray, " N"]]
+    fusion: Fusion | None
+
+
 def _rank(plan: Plan, vector: Float32[np.ndarray, " V"], text: str | None, nominees: Sequence[Int64[np.ndarray, " _"]]) -> Ranking:
+    candidates = _score(plan, vector, text, nominees)
+    doc_ids = plan.generation.doc_ids.take(pa.array(candidates.positions)).to_pylist()
+    if plan.options.max_characters is None:
+        best = best_first(candidates.scores, doc_ids, plan.options.top_k)
+        passages = _passages_of_each(plan, candidates, best, vector)
+    else:
+        found = _passages_within_budget(plan, candidates, vector, plan.options.max_characters)
+        best = np.array([index for index in best_first(candidates.scores, doc_ids, len(doc_ids)).tolist() if index in found], np.int64)
+        passages = [found[index] for index in best.tolist()]
+    return Ranking(
+        positions=candidates.positions[best],
+        scores=candidates.scores[best],
+        parts=[_parts_of(candidates.parts, index) for index in best.tolist()],
+        passages=passages,
+    )
+
+
+def _score(plan: Plan, vector: Float32[np.ndarray, " V"], text: str | None, nominees: Sequence[Int64[np.ndarray, " _"]]) -> _Candidates:
     generation, options = plan.generation, plan.options
     bm25_positions, bm25_scores = np.empty(0, np.int64), np.empty(0, np.float32)
     if text is not None:
         bm25_positions, bm25_scores = bm25_documents(generation, text, plan.where, options.num_candidates, plan.timeout)
     positions = merge_nominees(generation, [*nominees, bm25_positions], options.top_k)
-
     parts: dict[str, Float32[np.ndarray, " N"]] = {}
-    chunks: ChunkScores | None = None
     if options.granularity != "chunk":
         parts["document"] = score_documents(generation, positions, vector)
     if options.granularity != "document":
-        chunks = score_chunks(generation, positions, vector)
-        parts["chunk"] = chunks.best()
+        parts["chunk"] = score_chunks(generation, positions, vector).best()
     scores = weighted_mean(list(parts.values()), [options.weight(part) for part in parts] if len(parts) > 1 else [1.0])
+    fusion = None
     if len(bm25_positions):
         parts["bm25"] = _spread(positions, bm25_positions, bm25_scores)
-        scores = fuse_hybrid(scores, parts["bm25"], options.weight("document") + options.weight("chunk"), options.weight("bm25"))
-
-    best = best_first(scores, generation.doc_ids.take(pa.array(positions)).to_pylist(), options.top_k)
-    return Ranking(
-        positions=positions[best],
-        scores=scores[best],
-        parts=[_parts_of(parts, index) for index in best.tolist()],
-        window_scores=_window_scores_of(plan, positions, best, chunks, vector),
-    )
+        fusion = Fusion(
+            dense=Scale.of(scores, floor=float(generation.mean_chunk_vector @ vector)),
+            bm25=Scale.of(parts["bm25"], floor=0.0),
+            dense_weight=options.weight("document") + options.weight("chunk"),
+            bm25_weight=options.weight("bm25"),
+        )
+        scores = fusion.documents(scores, parts["bm25"])
+    return _Candidates(positions=positions, scores=scores, parts=parts, fusion=fusion)
 
 
 def _parts_of(parts: Mapping[str, Float32[np.ndarray, " N"]], index: int) -> dict[str, float]:
@@ -125,19 +149,30 @@ def _parts_of(parts: Mapping[str, Float32[np.ndarray, " N"]], index: int) -> dic
     return {part: float(scores[index]) for part, scores in parts.items() if part != "bm25" or scores[index] > 0.0}
 
 
-def _window_scores_of(
-    plan: Plan,
-    positions: Int64[np.ndarray, " N"],
-    best: Int64[np.ndarray, " K"],
-    chunks: ChunkScores | None,
-    vector: Float32[np.ndarray, " V"],
-) -> list[Float32[np.ndarray, " _"]]:
-    """Return the window scores of the returned documents; windows of one chunk are known where the ranking looked at chunks."""
+def _passages_of_each(
+    plan: Plan, candidates: _Candidates, best: Int64[np.ndarray, " K"], vector: Float32[np.ndarray, " V"]
+) -> Sequence[Sequence[ChosenPassage]]:
     if not plan.options.passages:
-        return [np.empty(0, np.float32)] * len(best)
-    if chunks is not None and plan.window == 1:
-        return [chunks.of(index) for index in best.tolist()]
-    return [score_windows(plan.generation, position, vector, plan.window) for position in positions[best].tolist()]
+        return [()] * len(best)
+    scored = _score_passages(plan, candidates, best, vector)
+    return best_of_each(scored, len(best), plan.window, plan.options.passages)
+
+
+def _passages_within_budget(
+    plan: Plan, candidates: _Candidates, vector: Float32[np.ndarray, " V"], max_characters: int
+) -> Mapping[int, Sequence[ChosenPassage]]:
+    scored = _score_passages(plan, candidates, np.arange(len(candidates.positions)), vector)
+    return best_within(scored, plan.generation.chunk_starts, plan.generation.chunk_ends, max_characters, plan.options.top_k)
+
+
+def _score_passages(
+    plan: Plan, candidates: _Candidates, chosen: Int64[np.ndarray, " K"], vector: Float32[np.ndarray, " V"]
+) -> ScoredWindows:
+    """Score all windows of some candidates; ranked by chunks alone, a passage's document does not count."""
+    windows = score_windows(plan.generation, candidates.positions[chosen], vector, plan.window)
+    document_scores = None if plan.options.granularity == "chunk" else candidates.scores[chosen][windows.owner]
+    scores = passage_scores(windows.scores, document_scores, candidates.fusion)
+    return ScoredWindows(windows=windows, scores=scores, parts={"chunk": windows.scores})
 
 
 def _spread(

@@ -12,16 +12,18 @@ fixed pairs .586, sliding pairs .612.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float, Float32, Int64
 
 from pipeline.errors import ConfigError
 
 DEFAULT_CHUNK_TOKENS = 128
 """About a paragraph: long enough to be read alone, short enough to quote."""
+FIRST_LOOK = 256
+"""Windows sorted at first; all are when these are read to the end."""
 
 
 def window_size(chunk_tokens: int | None, settings: Mapping[str, Any]) -> int:
@@ -52,6 +54,25 @@ def window_scores(vectors_MV: Float32[np.ndarray, "M V"], query_V: Float32[np.nd
     return sums_WV @ query_V / np.maximum(norms_W, np.finfo(np.float32).tiny)
 
 
+def window_scores_of_documents(
+    vectors_MV: Float32[np.ndarray, "M V"], num_chunks_N: Int64[np.ndarray, " N"], query_V: Float32[np.ndarray, " V"], size: int
+) -> Float32[np.ndarray, " W"]:
+    """Return what :func:`window_scores` gives for each of several documents, whose chunks stand one after another."""
+    firsts_N = np.cumsum(num_chunks_N) - num_chunks_N
+    num_windows_N = np.maximum(num_chunks_N - size, 0) + 1
+    is_short_N = num_chunks_N < size
+    bounds = np.append(0, np.cumsum(num_windows_N))
+    scores_W = np.empty(bounds[-1], np.float32)
+    is_short_W = np.repeat(is_short_N, num_windows_N)
+    if not np.all(is_short_N):
+        places_W = np.arange(len(is_short_W)) + np.repeat(firsts_N - bounds[:-1], num_windows_N)
+        scores_W[~is_short_W] = window_scores(vectors_MV, query_V, size)[places_W[~is_short_W]]
+    for index in np.flatnonzero(is_short_N).tolist():
+        own_MV = vectors_MV[firsts_N[index] : firsts_N[index] + num_chunks_N[index]]
+        scores_W[bounds[index]] = window_scores(own_MV, query_V, size)[0]
+    return scores_W
+
+
 def sliding_sums(vectors_MV: Float32[np.ndarray, "M V"], size: int) -> Float32[np.ndarray, "W V"]:
     """Return the sum of every ``size`` consecutive rows, built by doubling: about log2(size) additions of the whole array."""
     sums_WV, width = vectors_MV, 1
@@ -64,7 +85,7 @@ def sliding_sums(vectors_MV: Float32[np.ndarray, "M V"], size: int) -> Float32[n
     return sums_WV
 
 
-def choose_windows(scores_W: Float32[np.ndarray, " W"], size: int, limit: int) -> list[int]:
+def choose_windows(scores_W: Float[np.ndarray, " W"], size: int, limit: int) -> list[int]:
     """Return up to ``limit`` windows, best first, ties by place; one that shares a landmark with a better one is passed over.
 
     What lies between two chosen windows and is shorter than ``size`` is in none.
@@ -78,3 +99,32 @@ def choose_windows(scores_W: Float32[np.ndarray, " W"], size: int, limit: int) -
         chosen.append(best)
         left_W[max(best - size + 1, 0) : best + size] = -np.inf
     return chosen
+
+
+def new_pieces(
+    scores_W: Float[np.ndarray, " W"], first_W: Int64[np.ndarray, " W"], end_W: Int64[np.ndarray, " W"]
+) -> Iterator[tuple[int, int, int]]:
+    """Yield (window, first chunk, end chunk), best window first, ties by place: of each window what no better one holds.
+
+    So a good place grows by its neighbours, a landmark at a time, and nothing is read twice. A window held whole by better ones, and one
+    that scores minus infinity, is left out. ``first_W`` and ``end_W`` are chunks of the whole collection; windows of a document are equally
+    long.
+    """
+    taken: set[int] = set()
+    for window in _best_first(scores_W):
+        if scores_W[window] == -np.inf:
+            return
+        new = [chunk for chunk in range(int(first_W[window]), int(end_W[window])) if chunk not in taken]
+        if new:  # neighbours: what better windows hold is as long as this one or longer, so it takes an end or both, never the middle
+            taken.update(new)
+            yield window, new[0], new[-1] + 1
+
+
+def _best_first(scores_W: Float[np.ndarray, " W"]) -> Iterator[int]:
+    """Yield windows by falling score, ties by place; sorting them all only where the best few do not do."""
+    few = np.arange(len(scores_W))
+    if len(scores_W) > FIRST_LOOK:
+        few = np.flatnonzero(scores_W >= np.partition(scores_W, len(scores_W) - FIRST_LOOK)[len(scores_W) - FIRST_LOOK])
+    yield from few[np.argsort(-scores_W[few], kind="stable")].tolist()
+    if len(few) < len(scores_W):
+        yield from np.argsort(-scores_W, kind="stable")[len(few) :].tolist()

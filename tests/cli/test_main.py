@@ -165,6 +165,15 @@ def test_search_for_people_shows_titles_and_passages(call: Any, corpus: str, ing
     assert "the river runs past the old stone" in out
 
 
+def test_search_within_a_budget_of_characters(call: Any, corpus: str, ingest_options: list[str]) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    code, out, _ = call("search", "old stone mill", "--collection", "c", "--max-characters", "60", "--json")
+    lengths = [len(passage["text"]) for hit in json.loads(out)["hits"] for passage in hit["passages"]]
+    assert (code, 0 < sum(lengths) <= 60) == (0, True)
+    assert "no passage fits so few characters" in call("search", "old stone mill", "--collection", "c", "--max-characters", "1")[1]
+    assert call("search", "old stone mill", "--collection", "c", "--max-characters", "0")[0] == 2
+
+
 def test_search_filter_keeps_only_matching_documents(call: Any, corpus: str, ingest_options: list[str]) -> None:
     call("ingest", corpus, *ingest_options, "--quiet")
     _, out, _ = call("search", "the way", "--collection", "c", "--filter", "year>=2002", "--json")

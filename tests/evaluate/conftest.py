@@ -61,7 +61,7 @@ def judged(tmp_path: Path) -> RetrievalSet:
     return read_retrieval_set(write_set(tmp_path / "tiny"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_config(tiny_model_folder: Path) -> EncoderConfig:
     """Return settings of the tiny model with landmarks of eight tokens."""
     return EncoderConfig(

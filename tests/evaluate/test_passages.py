@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.evaluate.passages import FIRST_LOOK, best_passages, window_passages
+from pipeline.evaluate.passages import best_passages, window_passages
 from pipeline.search.windows import window_scores
 
 
@@ -26,25 +26,21 @@ def test_windows_stay_inside_their_document(encoded, size):
 
     assert np.array_equal(owner[passages.first_chunk_P], passages.document_P)
     assert np.array_equal(owner[passages.end_chunk_P - 1], passages.document_P)
-    assert np.array_equal(passages.start_char_P, encoded.start_char[passages.first_chunk_P])
-    assert np.array_equal(passages.end_char_P, encoded.end_char[passages.end_chunk_P - 1])
+    assert np.all(passages.end_chunk_P - passages.first_chunk_P <= size)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_best_passages_never_overlap_and_fall_in_score(encoded, size):
+def test_best_passages_read_nothing_twice_and_begin_with_the_best(encoded, size):
     passages = window_passages(encoded, size)
     scores = passages.vectors_PV @ encoded.query_vectors_QV[1]
     spans = best_passages(scores, passages, 10_000)
     read = [(d, c) for d, s, e in zip(spans.document_S, spans.start_S, spans.end_S, strict=True) for c in range(s, e)]
-    score_of = {
-        (d, s, e): score
-        for d, s, e, score in zip(passages.document_P, passages.start_char_P, passages.end_char_P, scores.tolist(), strict=True)
-    }
-    chosen = [score_of[key] for key in zip(spans.document_S, spans.start_S, spans.end_S, strict=True)]
+    best = int(np.argmax(scores))
 
-    assert len(read) == len(set(read))
-    assert chosen == sorted(chosen, reverse=True)
-    assert chosen[0] == scores.max()
+    assert len(read) == len(set(read)) == sum(encoded.end_char - encoded.start_char)
+    assert spans.document_S[0] == passages.document_P[best]
+    assert spans.start_S[0] == encoded.start_char[passages.first_chunk_P[best]]
+    assert spans.end_S[0] == encoded.end_char[passages.end_chunk_P[best] - 1]
 
 
 def test_passages_end_where_the_budget_is_passed(encoded):
@@ -61,21 +57,3 @@ def test_passages_without_a_score_are_never_read(encoded):
     scores[[3, 5]] = 0.1, 0.2
 
     assert len(best_passages(scores, passages, 10_000).start_S) == 2
-
-
-def test_passages_beyond_the_first_look_are_found_when_the_budget_asks_for_them(encoded):
-    passages = window_passages(encoded, 1)
-    copies = 40
-    many = type(passages)(
-        vectors_PV=np.tile(passages.vectors_PV, (copies, 1)),
-        document_P=np.arange(copies * len(passages.document_P)),
-        first_chunk_P=np.arange(copies * len(passages.document_P)),
-        end_chunk_P=np.arange(copies * len(passages.document_P)) + 1,
-        start_char_P=np.zeros(copies * len(passages.document_P), np.int64),
-        end_char_P=np.full(copies * len(passages.document_P), 10),
-    )
-    assert len(many.document_P) > 2 * FIRST_LOOK
-
-    spans = best_passages(np.random.default_rng(0).random(len(many.document_P)), many, 10 * (FIRST_LOOK + 20))
-
-    assert len(spans.start_S) == FIRST_LOOK + 20

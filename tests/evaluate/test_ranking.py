@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -8,11 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.build_index import build_index
-from pipeline.collection import open_collection
+from pipeline.collection import Collection, open_collection
 from pipeline.config import ContextConfig, EncoderConfig, IngestConfig
 from pipeline.evaluate.encodings import EncodedSet, Encoding, encode_set
+from pipeline.evaluate.evidence import BUDGETS
 from pipeline.evaluate.lexical import LexicalHits, search_bm25
-from pipeline.evaluate.ranking import NUM_CANDIDATES, SetRanker
+from pipeline.evaluate.ranking import NUM_CANDIDATES, Answer, SetRanker
 from pipeline.evaluate.retrieval_set import Judgements, RetrievalSet
 from pipeline.evaluate.systems import Ranking, System
 from pipeline.types import silent_progress
@@ -64,11 +65,10 @@ ALL = np.ones(6, np.bool_)
 def test_document_ranking_is_by_the_document_vector(encoded, ranker):
     for query, answer in enumerate(ranker.rank(system("document"), ALL)):
         document, _, chunk = cosines(encoded, query)
-        ranked = order(dict(enumerate(document)))
-        own = [sorted(np.flatnonzero(encoded.chunk_document == d).tolist(), key=lambda m: -chunk[m]) for d in ranked]
+        passages = {m: (document[d] + chunk[m]) / 2 for m, d in enumerate(encoded.chunk_document.tolist())}
 
-        assert answer.documents.positions.tolist() == ranked
-        assert read(encoded, answer) == [m for chunks in own for m in chunks]
+        assert answer.documents.positions.tolist() == order(dict(enumerate(document)))
+        assert read(encoded, answer) == order(passages)
 
 
 def test_chunk_ranking_is_by_the_best_chunk(encoded, ranker):
@@ -82,9 +82,10 @@ def test_chunk_ranking_is_by_the_best_chunk(encoded, ranker):
 def test_fused_ranking_is_by_the_mean_of_both(encoded, ranker):
     for query, answer in enumerate(ranker.rank(system("fused"), ALL)):
         document, best, chunk = cosines(encoded, query)
+        scores = {n: (document[n] + best[n]) / 2 for n in range(12)}
 
-        assert answer.documents.positions.tolist() == order({n: (document[n] + best[n]) / 2 for n in range(12)})
-        assert read(encoded, answer) == order({m: (document[d] + chunk[m]) / 2 for m, d in enumerate(encoded.chunk_document.tolist())})
+        assert answer.documents.positions.tolist() == order(scores)
+        assert read(encoded, answer) == order({m: (scores[d] + chunk[m]) / 2 for m, d in enumerate(encoded.chunk_document.tolist())})
 
 
 def test_bm25_ranking_holds_what_bm25_found(encoded, ranker):
@@ -150,21 +151,38 @@ def test_equal_scores_are_ranked_by_id(encoded):
 
 
 WORDS = ["stone", "path", "way", "mark", "river", "mountain", "walk", "old", "cat", "mat", "sat", "on", "the", "a"]
-
-
-@pytest.mark.parametrize(("ranking", "options"), [
+AS_SEARCHED = pytest.mark.parametrize(("ranking", "options"), [
     ("document", {"granularity": "document", "hybrid": False}),
     ("chunk", {"granularity": "chunk", "hybrid": False}),
     ("fused", {"granularity": "both", "hybrid": False}),
     ("fused+bm25", {"granularity": "both", "hybrid": True}),
 ])  # fmt: skip
-def test_documents_are_ranked_as_a_search_of_the_collection_ranks_them(tmp_path: Path, tiny_config, ranking, options):
+
+
+@dataclass(frozen=True)
+class Twins:
+    """The same texts as a collection and as an encoded set."""
+
+    collection: Collection
+    ranker: SetRanker
+    encoding: Encoding
+    ids: list[str]
+    queries: list[str]
+
+    def answers(self, ranking: Ranking) -> list[Answer]:
+        evaluated = System(name="x", encoding=self.encoding, ranking=ranking, window_chunks=2)
+        return self.ranker.rank(evaluated, np.ones(len(self.queries), np.bool_))
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory, tiny_config: EncoderConfig) -> Twins:
+    folder = tmp_path_factory.mktemp("twins")
     generator = np.random.default_rng(5)
-    texts = [" ".join(generator.choice(WORDS, size)) for size in generator.integers(5, 60, 40)]
+    texts = [" ".join(generator.choice(WORDS, size)) for size in generator.integers(5, 200, 40)]
     queries = [" ".join(generator.choice(WORDS, 4)) for _ in range(5)]
     ids = [f"d{index:02d}" for index in range(len(texts))]
-    pq.write_table(pa.table({"id": ids, "text": texts}), tmp_path / "corpus.parquet")
-    build_index([str(tmp_path / "corpus.parquet")], tmp_path / "root", "c", IngestConfig(encoder=tiny_config))
+    pq.write_table(pa.table({"id": ids, "text": texts}), folder / "corpus.parquet")
+    build_index([str(folder / "corpus.parquet")], folder / "root", "c", IngestConfig(encoder=tiny_config))
     none = np.zeros(0, np.int64)
     judged = RetrievalSet(
         name="c",
@@ -178,11 +196,31 @@ def test_documents_are_ranked_as_a_search_of_the_collection_ranks_them(tmp_path:
     encoding = Encoding(encoder=tiny_config)
     encoded = encode_set(judged, encoding, ContextConfig(), silent_progress)
     bm25 = search_bm25(texts, queries, NUM_CANDIDATES, silent_progress)
-    evaluated = System(name="x", encoding=encoding, ranking=ranking)
+    ranker = SetRanker(ids, encoded, bm25, None)
+    return Twins(open_collection("c", root=folder / "root"), ranker, encoding, ids, queries)
 
-    answers = SetRanker(ids, encoded, bm25, None).rank(evaluated, np.zeros(5, np.bool_))
-    searched = open_collection("c", root=tmp_path / "root").search_batch(queries, top_k=100, passages=0, **options)
 
-    for answer, result in zip(answers, searched, strict=True):
-        assert [ids[position] for position in answer.documents.positions.tolist()] == [hit.doc_id for hit in result.hits]
+@AS_SEARCHED
+def test_documents_are_ranked_as_a_search_of_the_collection_ranks_them(twins, ranking, options):
+    searched = twins.collection.search_batch(twins.queries, top_k=100, passages=0, **options)
+
+    for answer, result in zip(twins.answers(ranking), searched, strict=True):
+        assert [twins.ids[position] for position in answer.documents.positions.tolist()] == [hit.doc_id for hit in result.hits]
         assert answer.documents.scores.tolist() == pytest.approx([hit.score for hit in result.hits], abs=1e-5)
+
+
+@AS_SEARCHED
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_passages_within_a_budget_are_those_a_search_answers_with(twins, ranking, options, budget):
+    searched = twins.collection.search_batch(
+        twins.queries, top_k=100, max_characters=budget, chunk_tokens=2 * twins.encoding.encoder.landmark_interval, **options
+    )
+
+    for answer, result in zip(twins.answers(ranking), searched, strict=True):
+        read: set[tuple[str, int]] = set()
+        for document, start, end in zip(answer.passages.document_S, answer.passages.start_S, answer.passages.end_S, strict=True):
+            if len(read) + end - start > budget:
+                break
+            read |= {(twins.ids[document], character) for character in range(start, end)}
+        assert {(hit.doc_id, c) for hit in result.hits for p in hit.passages for c in range(p.start_char, p.end_char)} == read
+        assert len(read) > budget / 2

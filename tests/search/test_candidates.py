@@ -88,13 +88,26 @@ def test_score_chunks_of_no_documents_is_empty(generation: Generation, query: np
     assert len(scored.best()) == 0
 
 
-@pytest.mark.parametrize("block", [1, 2, 10_000])
+@pytest.mark.parametrize("block", [1, 10, 10_000])
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_score_windows_equals_brute_force_for_any_block(
     generation: Generation, stones, query: np.ndarray, size: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(candidates, "BLOCK_CHUNKS", block)
     monkeypatch.setattr(candidates, "BLOCK_WINDOWS", block)
-    for position, vectors in enumerate(stones.chunk_vectors):
-        sums = [vectors[start : start + size].sum(axis=0) for start in range(max(len(vectors) - size, 0) + 1)]
-        expected = [float(total @ query[0] / np.linalg.norm(total)) for total in sums]
-        np.testing.assert_allclose(score_windows(generation, position, query[0], size), expected, atol=1e-6)
+    positions = np.array([0, 1, 5, 6, 7, 30, 59])
+    found = score_windows(generation, positions, query[0], size)
+    expected = []
+    for owner, position in enumerate(positions):
+        vectors, offset = stones.chunk_vectors[position], int(generation.chunk_offsets[position])
+        for start in range(max(len(vectors) - size, 0) + 1):
+            total = vectors[start : start + size].sum(axis=0)
+            score = float(total @ query[0] / np.linalg.norm(total))
+            expected.append((owner, offset + start, offset + min(start + size, len(vectors)), score))
+    owners, firsts, ends, scores = zip(*expected, strict=True)
+    assert (found.owner.tolist(), found.first.tolist(), found.end.tolist()) == (list(owners), list(firsts), list(ends))
+    np.testing.assert_allclose(found.scores, scores, atol=1e-6)
+
+
+def test_score_windows_of_no_documents_is_empty(generation: Generation, query: np.ndarray) -> None:
+    assert len(score_windows(generation, np.empty(0, np.int64), query[0], 2).scores) == 0

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.search.fusion import best_first, fuse_hybrid, relative_scores, weighted_mean
+from pipeline.search.fusion import Fusion, Scale, best_first, passage_scores, weighted_mean
 
 
 def test_weighted_mean_matches_a_naive_loop() -> None:
@@ -10,31 +10,51 @@ def test_weighted_mean_matches_a_naive_loop() -> None:
     assert weighted_mean(parts, [0.25, 0.5]) == pytest.approx(naive, abs=1e-12)
 
 
-def test_relative_scores_lie_between_floor_and_best() -> None:
-    assert relative_scores(np.array([2.0, 4.0, 3.0])).tolist() == [0.0, 1.0, 0.5]
-    assert relative_scores(np.array([2.0, 4.0]), floor=0.0).tolist() == [0.5, 1.0]
+def test_scale_reaches_from_the_floor_to_the_best() -> None:
+    scores = np.array([2.0, 4.0, 1.0])
+    assert Scale.of(scores, floor=2.0).apply(scores).tolist() == [0.0, 1.0, -0.5]
 
 
-def test_relative_scores_of_equal_scores_are_one() -> None:
-    assert relative_scores(np.array([0.3, 0.3])).tolist() == [1.0, 1.0]
+def test_scale_begins_at_the_lowest_where_none_passes_the_floor() -> None:
+    scores = np.array([2.0, 4.0, 3.0])
+    assert Scale.of(scores, floor=9.0).apply(scores).tolist() == [0.0, 1.0, 0.5]
 
 
-def test_relative_scores_of_nothing_are_nothing() -> None:
-    assert len(relative_scores(np.empty(0))) == 0
+def test_scale_of_equal_scores_maps_all_to_one() -> None:
+    scores = np.array([0.3, 0.3])
+    assert Scale.of(scores, floor=0.3).apply(scores).tolist() == [1.0, 1.0]
 
 
-def test_fuse_hybrid_matches_a_naive_loop() -> None:
+def fusion_of(dense: np.ndarray, bm25: np.ndarray, floor: float = -9.0) -> Fusion:
+    return Fusion(dense=Scale.of(dense, floor), bm25=Scale.of(bm25, 0.0), dense_weight=0.7, bm25_weight=0.4)
+
+
+def test_fused_documents_match_a_naive_loop() -> None:
     rng = np.random.default_rng(0)
     dense, bm25 = rng.standard_normal(20), np.maximum(rng.standard_normal(20), 0) * 9
-    low, high, top = min(dense), max(dense), max(bm25)
-    naive = [(0.7 * (d - low) / (high - low) + 0.4 * b / top) / 1.1 for d, b in zip(dense, bm25, strict=True)]
-    assert fuse_hybrid(dense, bm25, 0.7, 0.4) == pytest.approx(naive, abs=1e-12)
+    top = max(bm25)
+    naive = [(0.7 * (d + 9) / (max(dense) + 9) + 0.4 * b / top) / 1.1 for d, b in zip(dense, bm25, strict=True)]
+    assert fusion_of(dense, bm25).documents(dense, bm25) == pytest.approx(naive, abs=1e-12)
 
 
-def test_fuse_hybrid_does_not_depend_on_the_scale_of_the_cosines() -> None:
+def test_fused_documents_do_not_depend_on_the_scale_of_the_cosines() -> None:
     rng = np.random.default_rng(1)
     dense, bm25 = rng.random(20), rng.random(20)
-    assert fuse_hybrid(0.7 + 0.1 * dense, bm25, 1.0, 1.0) == pytest.approx(fuse_hybrid(dense, bm25, 1.0, 1.0))
+    narrow = fusion_of(0.7 + 0.1 * dense, bm25, floor=0.75).documents(0.7 + 0.1 * dense, bm25)
+    assert narrow == pytest.approx(fusion_of(dense, bm25, floor=0.5).documents(dense, bm25))
+
+
+def test_passages_score_half_by_themselves_and_half_by_their_document() -> None:
+    assert passage_scores(np.array([0.2, 0.4]), np.array([0.6, 0.0]), None) == pytest.approx([0.4, 0.2])
+
+
+def test_passages_score_their_cosine_where_documents_do_not_count() -> None:
+    assert passage_scores(np.array([0.2, 0.4]), None, None).tolist() == [0.2, 0.4]
+
+
+def test_passages_lie_on_the_scale_of_the_dense_documents() -> None:
+    fusion = fusion_of(np.array([0.5, 0.9]), np.array([3.0, 0.0]), floor=0.1)
+    assert passage_scores(np.array([0.1, 0.9]), np.array([1.0, 1.0]), fusion) == pytest.approx([0.5, 1.0])
 
 
 def test_best_first_breaks_ties_by_doc_id_whatever_the_order() -> None:

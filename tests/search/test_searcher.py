@@ -4,6 +4,7 @@ import datetime as dt
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def naive_ranking(
         scored.append((row["doc_id"], dense[granularity], bm25.get(row["doc_id"], 0.0)))
     top = max(b for _, _, b in scored)
     if hybrid and top > 0:
-        low, high = min(d for _, d, _ in scored), max(d for _, d, _ in scored)
+        low, high = float(np.concatenate(stones.chunk_vectors).mean(axis=0) @ vector), max(d for _, d, _ in scored)
         scored = [(i, ((d - low) / (high - low) + b / top) / 2, b) for i, d, b in scored]
     return sorted([(i, d) for i, d, _ in scored], key=lambda pair: (-pair[1], pair[0]))
 
@@ -115,7 +116,7 @@ def test_passages_are_the_best_windows_that_do_not_overlap(stones, searcher: Sea
     for hit in searcher.search(QUERIES[0], granularity=granularity, passages=3, chunk_tokens=64 * size).hits:
         expected = naive_passages(stones, by_id(stones, hit), vector, size, 3)
         assert [(p.start_char, p.end_char) for p in hit.passages] == [(start, end) for start, end, _ in expected]
-        assert [p.score for p in hit.passages] == pytest.approx([score for _, _, score in expected], abs=1e-6)
+        assert [p.scores["chunk"] for p in hit.passages] == pytest.approx([score for _, _, score in expected], abs=1e-6)
 
 
 def test_passages_are_spans_of_the_text(stones, searcher: Searcher) -> None:
@@ -143,8 +144,57 @@ def test_passages_zero_returns_none(searcher: Searcher) -> None:
 
 
 def test_first_passage_of_one_landmark_scores_what_the_chunk_part_says(searcher: Searcher) -> None:
-    for hit in searcher.search(QUERIES[0], granularity="chunk", chunk_tokens=64).hits:
-        assert hit.passages[0].score == hit.scores["chunk"]
+    for hit in searcher.search(QUERIES[0], granularity="chunk", chunk_tokens=64, hybrid=False).hits:
+        assert hit.passages[0].score == hit.passages[0].scores["chunk"] == hit.scores["chunk"]
+
+
+def test_passages_score_half_by_themselves_and_half_by_their_document(searcher: Searcher) -> None:
+    for hit in searcher.search(QUERIES[0], hybrid=False).hits:
+        assert [p.score for p in hit.passages] == pytest.approx([(p.scores["chunk"] + hit.score) / 2 for p in hit.passages])
+
+
+def naive_reading(stones, result: SearchResult, vector: np.ndarray, max_characters: int) -> dict[str, set[int]]:
+    """Read pairs of landmarks of the ranked documents, best first, until the next would pass the budget: characters by document."""
+    scored = []
+    for hit in result.hits:
+        index = by_id(stones, hit)
+        vectors, spans = stones.chunk_vectors[index], stones.spans[index]
+        for start in range(max(len(vectors) - 2, 0) + 1):
+            total = vectors[start : start + 2].sum(axis=0)
+            end = min(start + 2, len(vectors))
+            score = float(total @ vector / np.linalg.norm(total)) / 2 + hit.score / 2
+            scored.append((score, hit.doc_id, set(range(spans[start][0], spans[end - 1][1]))))
+    read: dict[str, set[int]] = {}
+    for _, doc_id, characters in sorted(scored, key=lambda item: -item[0]):
+        if sum(map(len, read.values())) + len(characters - read.get(doc_id, set())) > max_characters:
+            break
+        read.setdefault(doc_id, set()).update(characters)
+    return read
+
+
+@pytest.mark.parametrize("max_characters", [1, 60, 150, 1_000, 100_000])
+def test_a_budget_is_filled_with_the_best_passages_of_all_documents(stones, searcher: Searcher, encoder, max_characters) -> None:
+    every = searcher.search(QUERIES[0], hybrid=False, top_k=200)
+    found = searcher.search(QUERIES[0], hybrid=False, top_k=200, max_characters=max_characters)
+    expected = naive_reading(stones, every, encoder.encode_queries([QUERIES[0]])[0], max_characters)
+    assert {hit.doc_id: {c for p in hit.passages for c in range(p.start_char, p.end_char)} for hit in found.hits} == expected
+    assert [(hit.doc_id, hit.score) for hit in found.hits] == [(h.doc_id, h.score) for h in every.hits if h.doc_id in expected]
+
+
+def test_passages_within_a_budget_never_touch(searcher: Searcher) -> None:
+    for hit in searcher.search(QUERIES[0], max_characters=3_000).hits:
+        spans = sorted((p.start_char, p.end_char) for p in hit.passages)
+        assert all(end < start for (_, end), (start, _) in pairwise(spans))
+        assert all(p.text for p in hit.passages)
+
+
+def test_a_budget_is_spent_on_top_k_documents_at_most(searcher: Searcher) -> None:
+    assert len(searcher.search(QUERIES[0], max_characters=100_000, top_k=3).hits) == 3
+
+
+def test_a_budget_stays_within_the_filter(stones, searcher: Searcher) -> None:
+    found = searcher.search(QUERIES[0], max_characters=100_000, filters=FILTER, top_k=200)
+    assert {hit.doc_id for hit in found.hits} == {row["doc_id"] for row in stones.rows if passes(row)}
 
 
 @pytest.mark.parametrize(

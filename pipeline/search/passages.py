@@ -1,0 +1,90 @@
+"""Which passages an answer shows: the best of every document, or the best of all within a budget of characters.
+
+    passages = 3             each document's best windows, none touching another
+    max_characters = 2,000   windows of all candidates, best first; each adds what no better one holds; neighbours become one passage
+
+A reader with a budget reads on around the place that fits best before turning to the next. Share of the evidence within 2,000 characters
+when the windows that overlap a better one are passed over / add their rest: .512 / .583 (mean of four judged sets, windows of two
+64-token landmarks, all-MiniLM-L6-v2, BM25 of passages beside it); the same windows by their vectors alone .435 / .502.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from pipeline.search.candidates import WindowScores
+from pipeline.search.windows import choose_windows, new_pieces
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredWindows:
+    """All windows of some documents with their scores and the parts those were made of."""
+
+    windows: WindowScores
+    scores: Float64[np.ndarray, " W"]
+    parts: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChosenPassage:
+    """Chunks ``first`` to ``end`` of the collection, read as one; score and parts are those of its best window."""
+
+    first: int
+    end: int
+    score: float
+    parts: Mapping[str, float]
+
+
+def best_of_each(scored: ScoredWindows, num_documents: int, size: int, limit: int) -> list[list[ChosenPassage]]:
+    """Return each document's best windows that share no chunk, best first, ties by place."""
+    bounds = np.searchsorted(scored.windows.owner, np.arange(num_documents + 1))
+    chosen: list[list[ChosenPassage]] = []
+    for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        own = [start + window for window in choose_windows(scored.scores[start:stop], size, limit)]
+        chosen.append([_passage(scored, window, int(scored.windows.first[window]), int(scored.windows.end[window])) for window in own])
+    return chosen
+
+
+def best_within(
+    scored: ScoredWindows,
+    start_char: Int64[np.ndarray, " M"],
+    end_char: Int64[np.ndarray, " M"],
+    max_characters: int,
+    max_documents: int,
+) -> dict[int, list[ChosenPassage]]:
+    """Return the best passages of all documents by document, each document's best first, until the next one would pass the budget.
+
+    Once ``max_documents`` have a passage, those of others are passed over.
+    """
+    chosen: dict[int, list[ChosenPassage]] = {}
+    characters = 0
+    for window, first, end in new_pieces(scored.scores, scored.windows.first, scored.windows.end):
+        owner = int(scored.windows.owner[window])
+        if owner not in chosen and len(chosen) == max_documents:
+            continue
+        characters += int(end_char[end - 1] - start_char[first])
+        if characters > max_characters:
+            break
+        chosen.setdefault(owner, []).append(_passage(scored, window, first, end))
+    return {owner: _merged(pieces) for owner, pieces in chosen.items()}
+
+
+def _merged(pieces: Sequence[ChosenPassage]) -> list[ChosenPassage]:
+    """Join pieces that stand side by side; the best one's score and parts stand for all."""
+    merged: list[ChosenPassage] = []
+    for piece in sorted(pieces, key=lambda piece: piece.first):
+        if merged and merged[-1].end == piece.first:
+            before = merged.pop()
+            merged.append(replace(max(before, piece, key=lambda one: one.score), first=before.first, end=piece.end))
+        else:
+            merged.append(piece)
+    return sorted(merged, key=lambda piece: (-piece.score, piece.first))
+
+
+def _passage(scored: ScoredWindows, window: int, first: int, end: int) -> ChosenPassage:
+    parts = {part: float(scores[window]) for part, scores in scored.parts.items()}
+    return ChosenPassage(first=first, end=end, score=float(scored.scores[window]), parts=parts)
