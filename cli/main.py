@@ -21,6 +21,8 @@ from pipeline.errors import CairnError
 _VERBS = {
     "ingest": "Index a Parquet corpus, or what changed in it since the last time.",
     "search": "Search a collection; answers are documents with their best passages.",
+    "serve": "Serve the search API over HTTP.",
+    "keys": "Make, list and revoke API keys of the server.",
     "status": "Show what a collection holds and how it was built.",
     "evaluate": "Score systems on judged corpora, and say which configuration to use.",
     "train": "Fine-tune an encoder for landmarks and context on your own pairs.",

@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config import DEFAULT_ROOT, EncoderConfig
 from pipeline.context.drift import measure_drift
@@ -27,7 +27,10 @@ from pipeline.model.embedded_weights import MODEL_NAMES
 from pipeline.model.names import describe_model, model_folder
 from pipeline.search.filters import parse_filter
 from pipeline.search.searcher import Searcher
-from pipeline.types import Granularity, QueryEncoder, SearchResult
+from pipeline.types import Document, Granularity, QueryEncoder, SearchResult
+
+if TYPE_CHECKING:
+    from pipeline.encode.text_encoder import TextEncoder
 
 _BASE_MODEL_NOTE = (
     "all-MiniLM-L6-v2 is trained neither for landmarks nor for context: chunks are pooled as it was trained, "
@@ -108,6 +111,10 @@ class Collection:
             self._opened = None  # another generation came with another context: its encoder is built anew
             return self._searcher().search_batch(queries, **options)
 
+    def read_document(self, doc_id: str) -> Document | None:
+        """Return a document by its id, None where there is none."""
+        return self._searcher().read_document(doc_id)
+
     def parse_filters(self, expressions: Sequence[str]) -> dict[str, Any] | None:
         """Turn ``column=value`` expressions into a filter tree, values typed as their columns are."""
         return parse_filter(expressions, self._searcher().generation.document_table.schema)
@@ -149,9 +156,9 @@ class Collection:
         return self._opened
 
 
-def load_query_encoder(generation: Generation) -> QueryEncoder:
+def load_query_encoder(generation: Generation) -> TextEncoder:
     """Build the encoder a generation's manifest describes, with the context it stores when the encoder reads one."""
-    from pipeline.encode.queries import TextQueryEncoder  # torch comes in here, and only here
+    from pipeline.encode.text_encoder import TextEncoder  # torch comes in here, and only here
 
     # A search encodes one short row, for which no other backend is worth its compilation or being installed.
     config = replace(EncoderConfig(**generation.manifest.settings["encoder"]), backend="torch")
@@ -161,7 +168,7 @@ def load_query_encoder(generation: Generation) -> QueryEncoder:
         raise ConfigError(f"{error}; where the model was moved, ingest again with `--model FOLDER`") from error
     with generation.layout.naming_damage():
         context = ContextSet.read(generation.folder / "context.arrow") if config.use_context else None
-    return TextQueryEncoder(config, context)
+    return TextEncoder(config, context)
 
 
 def list_statuses(root: str | Path | None = None) -> list[dict[str, Any]]:

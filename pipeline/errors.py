@@ -6,6 +6,7 @@
     │   ├── SourceError                  a source cannot be found, or holds nothing to index
     │   ├── SchemaError                  a column is missing or has the wrong type
     │   ├── FilterError                  a search filter does not follow the grammar
+    │   │   └── RestrictionError             the filter a caller is bound to does not fit the collection
     │   ├── CollectionNotFoundError      no such collection
     │   └── FingerprintMismatchError     model, context or settings differ from the collection's
     ├── ModelError                   1   weights are missing, damaged or do not fit
@@ -58,6 +59,10 @@ class SchemaError(UsageError):
 
 class FilterError(UsageError):
     """A search filter does not follow the grammar or names an unknown column."""
+
+
+class RestrictionError(FilterError):
+    """The filter that a caller is bound to does not fit the collection: nothing may be answered."""
 
 
 class CollectionNotFoundError(UsageError):

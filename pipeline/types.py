@@ -208,6 +208,18 @@ class SearchResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """One stored document as it came, read from one generation."""
+
+    doc_id: str
+    title: str | None
+    text: str
+    num_tokens: int
+    metadata: Mapping[str, Any]
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class IngestReport:
     """What one ingest did; ``rows == indexed + unchanged + quarantined`` always holds.
 

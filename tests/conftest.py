@@ -20,8 +20,9 @@ from jaxtyping import install_import_hook
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `make models` write the table of README that a test compares otherwise."""
+    """Let `make models` write the table of README that a test compares otherwise, and `--rewrite-openapi` the API's description."""
     parser.addoption("--rewrite-readme", action="store_true", help="write what the tests find into README.md")
+    parser.addoption("--rewrite-openapi", action="store_true", help="write the API's description into tests/golden")
 
 
 install_import_hook(

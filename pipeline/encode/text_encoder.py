@@ -21,6 +21,7 @@ from jaxtyping import Float32, Int64
 
 from pipeline.config import DEFAULT_MODEL, EncoderConfig
 from pipeline.context.store import ContextSet
+from pipeline.corpus.tokenization import tokenize
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.encode.queries import TextQueryEncoder
 from pipeline.encode.texts import require_texts
@@ -59,6 +60,11 @@ class TextEncoder:
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
         """Embed queries, L2-normalised, in the order given; an empty one raises :class:`ConfigError`."""
         return self._queries.encode_queries(texts)
+
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """Count the texts' own tokens, without prefixes and special tokens."""
+        require_texts(texts, "text")
+        return len(tokenize(self._documents.backbone.tokenizer, texts).ids)
 
     def landmark_embeddings(self, texts: Sequence[str]) -> list[LandmarkEmbeddings]:
         """Embed every passage of documents, text by text; a document's vector is the normalised mean of its passages'."""

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 from lancedb.expr import Expr, col, lit
 
-from pipeline.errors import FilterError
+from pipeline.errors import FilterError, RestrictionError
 from pipeline.types import RESERVED_COLUMNS
 
 MAX_DEPTH = 8
@@ -59,6 +59,14 @@ def filterable_columns(schema: pa.Schema) -> dict[str, pa.DataType]:
 def compile_filter(tree: Mapping[str, Any], schema: pa.Schema) -> Expr:
     """Check a filter tree against the documents table's schema and return the expression; any violation raises :class:`FilterError`."""
     return _Compiler(filterable_columns(schema)).compile(tree, depth=1)
+
+
+def compile_restriction(tree: Mapping[str, Any], schema: pa.Schema) -> Expr:
+    """Compile a filter that its caller did not choose; one that does not fit raises :class:`RestrictionError`."""
+    try:
+        return compile_filter(tree, schema)
+    except FilterError as error:
+        raise RestrictionError(str(error)) from error
 
 
 def parse_filter(expressions: Sequence[str], schema: pa.Schema) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ def make_hits(plan: Plan, rankings: Sequence[Ranking]) -> list[tuple[Hit, ...]]:
     metadata = [name for name in plan.schema.names if name not in RESERVED_COLUMNS]
     columns = ["doc_id", "title", *(["text"] if plan.options.passages else []), *metadata]
     positions = np.concatenate([ranking.positions for ranking in rankings])
-    rows = iter(_read_rows(plan, positions, columns) if len(positions) else [])
+    rows = iter(read_rows(plan.generation, positions, columns) if len(positions) else [])
     return [tuple(_make_hit(plan, ranking, rank, next(rows), metadata) for rank in range(len(ranking.positions))) for ranking in rankings]
 
 
@@ -44,9 +44,10 @@ def _cut(generation: Generation, passage: ChosenPassage, text: str) -> Passage:
     return Passage(start_char=start_char, end_char=end_char, text=text[start_char:end_char], score=passage.score, scores=passage.parts)
 
 
-def _read_rows(plan: Plan, positions: np.ndarray, columns: Sequence[str]) -> list[dict[str, Any]]:
-    with lance_errors("reading the answer's documents", plan.generation.layout):
-        rows = plan.generation.fetch_documents(positions, columns)
+def read_rows(generation: Generation, positions: np.ndarray, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Return columns of the documents at these positions as Python values, in the order asked."""
+    with lance_errors("reading the answer's documents", generation.layout):
+        rows = generation.fetch_documents(positions, columns)
     for index, field in enumerate(rows.schema):
         if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
             rows = rows.set_column(index, field.name, rows.column(index).cast(pa.timestamp("us", field.type.tz), safe=False))

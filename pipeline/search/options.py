@@ -36,12 +36,14 @@ class SearchKeywords(TypedDict, total=False):
     top_k: int
     granularity: Granularity
     filters: Mapping[str, Any] | None
+    restriction: Mapping[str, Any] | None
     hybrid: bool
     passages: int
     chunk_tokens: int | None
     weights: Mapping[str, float] | None
     max_candidates: int | None
     max_characters: int | None
+    offset: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,17 +57,22 @@ class SearchOptions:
     None takes ``max(50, 2 * top_k)``.
     ``max_characters`` is the budget of a reader: instead of ``passages`` a document, the answer holds the best passages of all documents,
     at most so many characters together and of at most ``top_k`` documents; neighbouring ones are one passage. None is no budget.
+    ``restriction`` is a second filter, of whoever answers for the caller: both must match, and nothing in ``filters`` can widen it.
+    ``offset`` passes over the best documents. It needs ``max_candidates``, which then decides the ranking alone, so that pages of one
+    ranking fit together whatever their size.
     """
 
     top_k: int = 10
     granularity: Granularity = "both"
     filters: Mapping[str, Any] | None = None
+    restriction: Mapping[str, Any] | None = None
     hybrid: bool = True
     passages: int = 3
     chunk_tokens: int | None = None
     weights: Mapping[str, float] | None = None
     max_candidates: int | None = None
     max_characters: int | None = None
+    offset: int = 0
 
     def __post_init__(self) -> None:
         _require_int("top_k", self.top_k, 1, MAX_TOP_K)
@@ -81,6 +88,9 @@ class SearchOptions:
             _require_int("max_characters", self.max_characters, 1, MAX_CHARACTERS)
             if not self.passages:
                 raise ConfigError("max_characters must come with passages, got passages = 0; leave one of them out")
+            if self.offset:
+                raise ConfigError(f"max_characters must come without an offset, got {self.offset}; a budget is spent on one page")
+        _require_int("offset", self.offset, 0, 0 if self.max_candidates is None else self.max_candidates - self.top_k)
         if self.weights is not None:
             _require_weights(self.weights)
         if self.weight("document") + self.weight("chunk") + (self.weight("bm25") if self.hybrid else 0.0) <= 0.0:
@@ -92,6 +102,11 @@ class SearchOptions:
     def num_candidates(self) -> int:
         """How many entries each candidate list may have."""
         return self.max_candidates if self.max_candidates is not None else max(MIN_DEFAULT_CANDIDATES, 2 * self.top_k)
+
+    @property
+    def min_documents(self) -> int:
+        """How many documents a candidate list is widened for; of the page's size only where nobody turns pages."""
+        return self.top_k if self.max_candidates is None else self.max_candidates
 
     def weight(self, part: str) -> float:
         """Return the weight of ``document``, ``chunk`` or ``bm25``."""

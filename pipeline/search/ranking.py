@@ -87,7 +87,7 @@ def _nominate(
     if options.granularity != "chunk":
         lists.append(nominate_by_document(generation, query_vectors, min(options.num_candidates, num_allowed), allowed))
     if options.granularity != "document":
-        lists.append(nominate_by_chunk(generation, query_vectors, options.num_candidates, min(options.top_k, num_allowed), allowed))
+        lists.append(nominate_by_chunk(generation, query_vectors, options.num_candidates, min(options.min_documents, num_allowed), allowed))
     return list(zip(*lists, strict=True))
 
 
@@ -105,7 +105,7 @@ def _rank(plan: Plan, vector: Float32[np.ndarray, " V"], text: str | None, nomin
     candidates = _score(plan, vector, text, nominees)
     doc_ids = plan.generation.doc_ids.take(pa.array(candidates.positions)).to_pylist()
     if plan.options.max_characters is None:
-        best = best_first(candidates.scores, doc_ids, plan.options.top_k)
+        best = best_first(candidates.scores, doc_ids, plan.options.offset + plan.options.top_k)[plan.options.offset :]
         passages = _passages_of_each(plan, candidates, best, vector)
     else:
         found = _passages_within_budget(plan, candidates, vector, plan.options.max_characters)
@@ -124,7 +124,7 @@ def _score(plan: Plan, vector: Float32[np.ndarray, " V"], text: str | None, nomi
     bm25_positions, bm25_scores = np.empty(0, np.int64), np.empty(0, np.float32)
     if text is not None:
         bm25_positions, bm25_scores = bm25_documents(generation, text, plan.where, options.num_candidates, plan.timeout)
-    positions = merge_nominees(generation, [*nominees, bm25_positions], options.top_k)
+    positions = merge_nominees(generation, [*nominees, bm25_positions], options.min_documents)
     parts: dict[str, Float32[np.ndarray, " N"]] = {}
     if options.granularity != "chunk":
         parts["document"] = score_documents(generation, positions, vector)

@@ -7,23 +7,25 @@ The query encoder arrives as a protocol: no model is known here. Safe to use fro
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
-from typing import Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float
+from lancedb.expr import Expr
 
 from pipeline.errors import UsageError
 from pipeline.index.generation import Generation
 from pipeline.index.layout import CollectionLayout
-from pipeline.search.filters import compile_filter
+from pipeline.search.documents import count_documents, read_document
+from pipeline.search.filters import compile_filter, compile_restriction
 from pipeline.search.hits import make_hits
 from pipeline.search.options import SearchKeywords, SearchOptions, check_queries, unit_vectors
 from pipeline.search.ranking import Plan, rank_queries
 from pipeline.search.served import ServedGeneration
 from pipeline.search.windows import window_size
-from pipeline.types import QueryEncoder, SearchResult
+from pipeline.types import Document, QueryEncoder, SearchResult
 
 
 class Searcher:
@@ -69,6 +71,16 @@ class Searcher:
                 raise UsageError(f"there must be one query text a vector, got {len(queries)} texts and {len(query_vectors)} vectors")
         return _answer(self._plan(chosen), query_vectors, queries)
 
+    def read_document(self, doc_id: str, *, restriction: Mapping[str, Any] | None = None) -> Document | None:
+        """Return a document by its id; None where there is none, or none that matches ``restriction``."""
+        generation = self._served.take()
+        return read_document(generation, self._schema_of(generation), doc_id, restriction, self._timeout)
+
+    def count_documents(self, restriction: Mapping[str, Any] | None = None) -> int:
+        """Count the documents that match ``restriction``."""
+        generation = self._served.take()
+        return count_documents(generation, self._schema_of(generation), restriction, self._timeout)
+
     def _plan(self, options: SearchOptions) -> Plan:
         generation = self._served.take()
         schema = self._schema_of(generation)
@@ -76,7 +88,7 @@ class Searcher:
             generation=generation,
             schema=schema,
             options=options,
-            where=None if options.filters is None else compile_filter(options.filters, schema),
+            where=_both(options.filters, options.restriction, schema),
             window=window_size(options.chunk_tokens, generation.manifest.settings),
             timeout=self._timeout,
         )
@@ -88,6 +100,13 @@ class Searcher:
             schema = generation.document_table.schema
             self._known_schema = (generation, schema)
         return schema
+
+
+def _both(filters: Mapping[str, Any] | None, restriction: Mapping[str, Any] | None, schema: pa.Schema) -> Expr | None:
+    """Compile two filters, each by itself, into one expression that asks for both."""
+    allowed = None if restriction is None else compile_restriction(restriction, schema)
+    wanted = None if filters is None else compile_filter(filters, schema)
+    return wanted if allowed is None else (allowed if wanted is None else allowed.and_(wanted))
 
 
 def _answer(plan: Plan, query_vectors: np.ndarray, queries: Sequence[str] | None) -> list[SearchResult]:

@@ -187,3 +187,8 @@ def test_what_is_no_list_of_texts_is_refused(tiny_model_folder, method, texts):
     encoder = load_encoder(tiny_model_folder, **FP32)
     with pytest.raises(ConfigError, match=r"texts must come in a list|must be valid Unicode"):
         getattr(encoder, method)(texts)
+
+
+def test_count_tokens_counts_the_texts_own_tokens(tiny_model_folder):
+    encoder = load_encoder(tiny_model_folder, landmark_interval=12, query_prefix="walk on: ")
+    assert encoder.count_tokens(["old stone path", "cat"]) == 4

@@ -1,0 +1,124 @@
+"""`cairn keys create|list|revoke`: the API keys of `cairn serve`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from cli.settings import json_option, root_option
+from cli.terminal import table
+from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.serve.keys import ApiKey, KeyFile
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@click.group()
+@click.pass_context
+def keys(ctx: click.Context) -> None:
+    """Make, list and revoke API keys of `cairn serve`."""
+    # What cairn.toml says for every verb is meant for the verbs below as well.
+    ctx.default_map = {name: dict(ctx.default_map or {}) for name in keys.commands}
+
+
+def _place_options(function: _Function) -> _Function:
+    named = click.option(
+        "--keys-file", type=click.Path(path_type=Path, dir_okay=False), help="File of API keys.  [default: ROOT/keys.json]"
+    )
+    return root_option(named(function))
+
+
+@keys.command(context_settings={"show_default": True})
+@click.argument("name")
+@_place_options
+@click.option("--scope", "scopes", multiple=True, default=("search",), help="search, embed or admin (metrics); repeat.")
+@click.option("--for", "collections", multiple=True, metavar="COLLECTION", help="Collection the key is for; repeat.  [default: all]")
+@click.option(
+    "--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="See matching documents only; =, !=, >, >=, <, <=; repeat."
+)
+@json_option
+def create(
+    *,
+    name: str,
+    root: str,
+    keys_file: Path | None,
+    scopes: tuple[str, ...],
+    collections: tuple[str, ...],
+    filters: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Make a key called NAME and show it, once."""
+    restriction = _restriction(Path(root), collections, filters)
+    key, token = _file(root, keys_file).create(name, scopes=scopes, collections=collections or None, restriction=restriction)
+    if as_json:
+        click.echo(json.dumps({**_shown(key), "key": token}))
+        return 0
+    click.echo(token)
+    click.echo(f"key {key.key_id} may {_may(key)}; it is shown this once: keep it where secrets are kept", err=True)
+    return 0
+
+
+@keys.command(name="list", context_settings={"show_default": True})
+@_place_options
+@json_option
+def list_keys(*, root: str, keys_file: Path | None, as_json: bool) -> int:
+    """List the keys there are, without the keys themselves."""
+    found = _file(root, keys_file).read()
+    if as_json:
+        click.echo(json.dumps([_shown(key) for key in found]))
+        return 0
+    rows = [("id", "name", "may", "made", "revoked"), *((k.key_id, k.name, _may(k), k.created_at, k.revoked_at or "") for k in found)]
+    click.echo(table(rows) if found else "no keys")
+    return 0
+
+
+@keys.command(context_settings={"show_default": True})
+@click.argument("key_id", metavar="ID")
+@_place_options
+def revoke(*, key_id: str, root: str, keys_file: Path | None) -> int:
+    """Make key ID worthless, at once and for good."""
+    key = _file(root, keys_file).revoke(key_id)
+    click.echo(f"{key.key_id} ({key.name}) is revoked")
+    return 0
+
+
+def _file(root: str, keys_file: Path | None) -> KeyFile:
+    from pipeline.serve.keys import KeyFile
+    from pipeline.serve.settings import ServeSettings
+
+    return KeyFile(ServeSettings(root=Path(root), keys_file=keys_file).keys_path)
+
+
+def _restriction(root: Path, collections: tuple[str, ...], filters: tuple[str, ...]) -> dict[str, Any] | None:
+    """Read COLUMN=VALUE by the columns of the collections the key is for, which must agree."""
+    if not filters:
+        return None
+    if not collections:
+        raise ConfigError("a key with a filter must be for named collections, got none; say --for COLLECTION")
+    from pipeline.index.generation import open_latest_intact_generation
+    from pipeline.index.layout import CollectionLayout
+    from pipeline.search.filters import parse_filter
+
+    schemas = [
+        open_latest_intact_generation(CollectionLayout(root, name), check_hashes=False).document_table.schema for name in collections
+    ]
+    parsed = [parse_filter(filters, schema) for schema in schemas]
+    if any(other != parsed[0] for other in parsed):
+        raise ConfigError("the collections of a key with a filter must have its columns in one type; make a key for each")
+    return parsed[0]
+
+
+def _may(key: ApiKey) -> str:
+    where = "everywhere" if key.collections is None else f"in {', '.join(key.collections)}"
+    return f"{', '.join(key.scopes)} {where}" + ("" if key.restriction is None else f" where {json.dumps(key.restriction)}")
+
+
+def _shown(key: ApiKey) -> dict[str, Any]:
+    return {name: value for name, value in asdict(key).items() if name != "sha256"}

@@ -1,0 +1,96 @@
+"""The application: routes inside a guard inside an envelope, over one set of opened collections.
+
+    create_app(ServeSettings(root=Path("cairn-data")))
+
+Pages and other routers are added to what it returns with FastAPI's own ``mount`` and ``include_router``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.metadata import version
+from typing import Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import Response
+
+from pipeline.collection import load_query_encoder
+from pipeline.serve import collection_routes, health_routes, openai_routes, openai_schemas, openapi, schemas, search_routes
+from pipeline.serve.access import ServerState
+from pipeline.serve.collections import Collections, LoadEncoder
+from pipeline.serve.envelope import Envelope
+from pipeline.serve.guard import Guard
+from pipeline.serve.keys import KeyFile, Keyring
+from pipeline.serve.metrics import Metrics
+from pipeline.serve.problems import INTERNAL_ERROR, METHOD_REFUSED, NOT_FOUND, ProblemError, schema_problem
+from pipeline.serve.settings import ServeSettings, num_processors
+
+_DESCRIPTION: Final = (
+    "Search documents and their passages, each answer from one generation of a collection. "
+    "Errors are problem+json (RFC 9457) with a stable `type`."
+)
+_REQUESTS: Final = (
+    *(schemas.SearchRequest, schemas.Weights, schemas.Comparison, schemas.Membership, schemas.Combination),
+    *(openai_schemas.VectorStoreSearch, openai_schemas.RankingOptions, openai_schemas.EmbeddingsRequest),
+)
+_PARAMETERS: Final = frozenset({"name", "doc_id", "start_char", "max_characters", "vector_store_id"})
+_KNOWN_FIELDS: Final = schemas.field_names(*_REQUESTS) | _PARAMETERS
+
+
+def create_app(
+    settings: ServeSettings, *, load_encoder: LoadEncoder = load_query_encoder, on_encoder_thread: Callable[[], None] | None = None
+) -> FastAPI:
+    """Return the application; ``on_encoder_thread`` runs first on every encoder's thread. Nothing is opened before it starts up."""
+    metrics = Metrics()
+    keys = KeyFile(settings.keys_path)
+    keyring = Keyring(keys, is_required=not settings.is_loopback)
+    collections = Collections(settings, load_encoder, on_start=on_encoder_thread, observe=metrics.observe_pass)
+    pool = ThreadPoolExecutor(settings.search_threads or num_processors(), thread_name_prefix="cairn-search")
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        collections.start_preloading()
+        yield
+        await collections.close()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+    app = FastAPI(
+        title="Cairn",
+        version=version("cairn-retrieval"),
+        description=_DESCRIPTION,
+        docs_url=None,  # Swagger's page loads its scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+        middleware=[
+            Middleware(Envelope, metrics=metrics, max_requests=settings.max_requests, deadline_seconds=settings.deadline_seconds),
+            Middleware(Guard, settings=settings, keyring=keyring),
+        ],
+        exception_handlers={RequestValidationError: _refuse_request, HTTPException: _refuse_route},
+    )
+    app.state.server = ServerState(settings=settings, collections=collections, metrics=metrics, search_pool=pool)
+    for routes in (search_routes, collection_routes, openai_routes, health_routes):
+        app.include_router(routes.router)
+    app.openapi = partial(openapi.describe, app)
+    return app
+
+
+async def _refuse_request(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    raise schema_problem(error.errors(), _KNOWN_FIELDS)
+
+
+async def _refuse_route(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        raise ProblemError(NOT_FOUND, "see GET /openapi.json for the addresses there are")
+    if error.status_code == 405:
+        raise ProblemError(METHOD_REFUSED, "see GET /openapi.json for its methods", headers=error.headers)
+    raise ProblemError(INTERNAL_ERROR, "the server's log says more")

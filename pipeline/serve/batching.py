@@ -1,0 +1,225 @@
+"""Texts of concurrent requests meet here and go through the encoder together, on a thread of its own.
+
+    request ─▶ [ text text ] ─┐                      ┌─▶ vectors ─▶ request
+    request ─▶ [ text ]       ├─▶ one pass (bytes) ──┤
+    request ─▶ [ text … ]     ┘   a text of each     └─▶ vectors ─▶ request
+                                  in turn
+
+Nothing waits for company: a pass takes what has gathered while the last one ran, so a lone query is encoded at once. Each request gives a
+text in turn, so a long list holds nobody up. The queue is bounded in bytes; a request that does not fit is refused, one whose caller has
+gone is dropped. A text the encoder fails on fails alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol
+
+import numpy as np
+from jaxtyping import Float32
+
+from pipeline.serve.problems import ENCODER_FAILED, OVERLOADED, STOPPING, ProblemError
+from pipeline.types import QueryEncoder
+
+log = logging.getLogger(__name__)
+
+MAX_PASS_BYTES: Final = 16 << 10
+"""About 4,000 tokens, some 0.4 s on two cores: how long a query may have to wait for the pass before its own."""
+MAX_WAITING_BYTES: Final = 512 << 10
+"""About 130,000 tokens: more than is encoded within any deadline."""
+STOP_SECONDS: Final = 5.0
+
+Kind = Literal["query", "document"]
+
+
+class TextVectors(QueryEncoder, Protocol):
+    """What the API needs of an encoder: queries, documents, and what they count in tokens."""
+
+    @property
+    def vector_dim(self) -> int:
+        """Return V."""
+        ...
+
+    def encode_documents(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
+        """Embed documents, L2-normalised, in the order given."""
+        ...
+
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """Count the texts' own tokens."""
+        ...
+
+
+Observer = Callable[[int, float], None]
+"""Hears of each pass: how many texts, how many seconds."""
+
+
+def unobserved(num_texts: int, seconds: float) -> None:
+    """Hear nothing."""
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """The texts of one request, and the vectors it has so far."""
+
+    texts: Sequence[str]
+    sizes: Sequence[int]
+    kind: Kind
+    future: asyncio.Future[np.ndarray]
+    loop: asyncio.AbstractEventLoop
+    rows: list[np.ndarray] = field(default_factory=list[np.ndarray])
+    num_taken: int = 0
+    is_over: bool = False
+
+
+class EncoderQueue:
+    """One encoder behind one thread; ``encode`` is awaited from an event loop."""
+
+    def __init__(
+        self, encoder: TextVectors, *, on_start: Callable[[], None] | None = None, observe: Observer = unobserved, name: str = "encoder"
+    ) -> None:
+        self.encoder = encoder
+        self._on_start = on_start
+        self._observe = observe
+        self._jobs: deque[_Job] = deque()
+        self._waiting_bytes = 0
+        self._is_stopping = False
+        self._is_retired = False
+        self._condition = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name=f"cairn-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of text that wait for a pass."""
+        return self._waiting_bytes
+
+    async def encode(self, texts: Sequence[str], kind: Kind = "query") -> Float32[np.ndarray, "N V"]:
+        """Return the texts' vectors in their order; a full queue, a failing encoder or a stop raises :class:`ProblemError`."""
+        loop = asyncio.get_running_loop()
+        sizes = [len(text.encode(errors="replace")) for text in texts]
+        job = _Job(texts, sizes, kind, loop.create_future(), loop)
+        with self._condition:
+            if self._is_stopping:
+                raise _stopping()
+            # What is larger than the queue is let in where nothing waits, or it never would be.
+            if self._waiting_bytes and self._waiting_bytes + sum(sizes) > MAX_WAITING_BYTES:
+                raise ProblemError(OVERLOADED, "the encoder's queue is full")
+            self._waiting_bytes += sum(sizes)
+            self._jobs.append(job)
+            self._condition.notify()
+        return await job.future
+
+    def stop(self) -> None:
+        """End the thread after its pass; what still waits fails as stopping."""
+        with self._condition:
+            self._is_stopping = True
+            self._condition.notify()
+        self._thread.join(STOP_SECONDS)
+
+    def retire(self) -> None:
+        """End the thread, and let go of the encoder, once everything that waits is done."""
+        with self._condition:
+            self._is_retired = True
+            self._condition.notify()
+
+    def _work(self) -> None:
+        if self._on_start is not None:
+            self._on_start()
+        while taken := self._wait():
+            self._encode(taken)
+        while self._jobs:
+            self._finish(self._jobs.popleft(), _stopping())
+
+    def _wait(self) -> list[tuple[_Job, str]]:
+        """Return the texts of the next pass, nothing when the queue stops."""
+        with self._condition:
+            while not self._is_stopping:
+                if (taken := self._take()) or self._is_retired:
+                    return taken
+                self._condition.wait()
+        return []
+
+    def _take(self) -> list[tuple[_Job, str]]:
+        """Take a text of each waiting request in turn, of one kind, until the pass is full; a first text is taken whatever its size."""
+        taken: list[tuple[_Job, str]] = []
+        left: list[_Job] = []
+        kind, num_bytes = None, 0
+        while self._jobs:
+            job = self._jobs.popleft()
+            if job.is_over or job.future.cancelled():
+                self._waiting_bytes -= sum(job.sizes[job.num_taken :])
+                continue
+            size = job.sizes[job.num_taken]
+            if taken and (job.kind != kind or num_bytes + size > MAX_PASS_BYTES):
+                left.append(job)
+                continue
+            taken.append((job, job.texts[job.num_taken]))
+            kind = job.kind
+            num_bytes += size
+            self._waiting_bytes -= size
+            job.num_taken += 1
+            if job.num_taken < len(job.texts):
+                self._jobs.append(job)
+        self._jobs.extend(left)
+        return taken
+
+    def _encode(self, taken: Sequence[tuple[_Job, str]]) -> None:
+        started_seconds = time.perf_counter()
+        kind, texts = taken[0][0].kind, [text for _, text in taken]
+        vectors = self._vectors(texts, kind)
+        if vectors is None and len(texts) > 1:
+            found = [self._vectors([text], kind) for text in texts]
+            rows = [None if vector is None else vector[0] for vector in found]
+        else:
+            rows = [None] * len(texts) if vectors is None else list(vectors)
+        self._observe(len(texts), time.perf_counter() - started_seconds)
+        for (job, _), row in zip(taken, rows, strict=True):
+            self._deliver(job, row)
+
+    def _vectors(self, texts: Sequence[str], kind: Kind) -> np.ndarray | None:
+        """Return a pass's vectors; None where the encoder failed, whatever it raised: one text must not end the thread."""
+        encode = self.encoder.encode_queries if kind == "query" else self.encoder.encode_documents
+        try:
+            vectors = encode(list(texts))
+        except Exception as error:  # noqa: BLE001 - a model may raise anything
+            log.error("serve.encoder_failed texts=%d error=%s", len(texts), type(error).__name__)  # noqa: TRY400 - its message may hold text
+            return None
+        if vectors.shape != (len(texts), self.encoder.vector_dim) or not np.isfinite(vectors).all():
+            log.error("serve.encoder_failed texts=%d error=vectors-not-finite", len(texts))
+            return None
+        return vectors
+
+    def _deliver(self, job: _Job, row: np.ndarray | None) -> None:
+        if job.is_over:
+            return
+        if row is None:
+            self._finish(job, ProblemError(ENCODER_FAILED, "the model gave no vector; the server's log says more"))
+            return
+        job.rows.append(row)
+        if len(job.rows) == len(job.texts):
+            self._finish(job, np.stack(job.rows))
+
+    def _finish(self, job: _Job, outcome: np.ndarray | ProblemError) -> None:
+        job.is_over = True
+
+        def tell() -> None:
+            if job.future.done():
+                return
+            if isinstance(outcome, ProblemError):
+                job.future.set_exception(outcome)
+            else:
+                job.future.set_result(outcome)
+
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is there to hear
+            job.loop.call_soon_threadsafe(tell)
+
+
+def _stopping() -> ProblemError:
+    return ProblemError(STOPPING, "try again with the server that takes its place")

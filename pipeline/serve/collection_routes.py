@@ -1,0 +1,137 @@
+"""What can be searched, what it holds, and its documents."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Path, Query
+from starlette.convertors import Convertor, register_url_convertor
+from typing_extensions import override
+
+from pipeline.search.filters import filterable_columns
+from pipeline.serve.access import SearchGrant, State, reachable
+from pipeline.serve.answers import json_value, on_search_thread, with_collection
+from pipeline.serve.collections import ServedCollection
+from pipeline.serve.keys import Grant
+from pipeline.serve.problems import UNKNOWN_DOCUMENT, ProblemError
+from pipeline.serve.schemas import (
+    DEFAULT_DOCUMENT_CHARACTERS,
+    MAX_DOC_ID_CHARACTERS,
+    MAX_DOCUMENT_CHARACTERS,
+    CollectionList,
+    CollectionName,
+    CollectionReply,
+    CollectionSummary,
+    Column,
+    DocumentReply,
+)
+
+
+class DocIdConvertor(Convertor[str]):
+    """The rest of an address, slashes and line breaks included: ids are what a source's rows have."""
+
+    regex = "(?s:.+)"
+
+    @override
+    def convert(self, value: str) -> str:
+        return value
+
+    @override
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("doc_id", DocIdConvertor())
+
+router = APIRouter(prefix="/v1/collections", tags=["collections"], redirect_slashes=False)
+
+DocId = Annotated[str, Path(min_length=1, max_length=MAX_DOC_ID_CHARACTERS, description="Id of a document; it may hold slashes.")]
+MAX_OFFSET: Final = 1 << 31
+"""Beyond the longest text."""
+
+
+@router.get("")
+async def list_collections(state: State, grant: SearchGrant) -> CollectionList:
+    """List the collections this key may ask, by name."""
+
+    def summaries() -> list[CollectionSummary]:
+        return [_visible(state.collections.summarise(name), grant) for name in state.collections.names() if grant.reaches(name)]
+
+    return CollectionList(collections=await on_search_thread(state, summaries))
+
+
+@router.get("/{name}")
+async def describe_collection(name: CollectionName, state: State, grant: SearchGrant) -> CollectionReply:
+    """Say what a collection holds and how it may be asked."""
+
+    async def attempt(served: ServedCollection) -> CollectionReply:
+        return await on_search_thread(state, lambda: _describe(served, grant))
+
+    return await with_collection(state, await reachable(state, grant, name), attempt)
+
+
+@router.get("/{name}/documents/{doc_id:doc_id}")
+async def read_document(
+    name: CollectionName,
+    doc_id: DocId,
+    state: State,
+    grant: SearchGrant,
+    start_char: Annotated[int, Query(ge=0, le=MAX_OFFSET, description="First character to give.")] = 0,
+    max_characters: Annotated[int, Query(ge=1, le=MAX_DOCUMENT_CHARACTERS)] = DEFAULT_DOCUMENT_CHARACTERS,
+) -> DocumentReply:
+    """Give a document by its id, or a stretch of its text."""
+
+    async def attempt(served: ServedCollection) -> DocumentReply | None:
+        return await on_search_thread(state, lambda: _read(served, grant, doc_id, start_char, max_characters))
+
+    reply = await with_collection(state, await reachable(state, grant, name), attempt)
+    if reply is None:
+        raise ProblemError(UNKNOWN_DOCUMENT, "ids are those of the source's rows, as hits give them")
+    return reply
+
+
+def _visible(summary: CollectionSummary, grant: Grant) -> CollectionSummary:
+    """Leave out counts that tell a key about documents it may not see."""
+    if grant.restriction is None:
+        return summary
+    return summary.model_copy(update={"documents": None, "chunks": None})
+
+
+def _describe(served: ServedCollection, grant: Grant) -> CollectionReply:
+    searcher = served.searcher
+    generation = searcher.generation
+    manifest = generation.manifest
+    return CollectionReply(
+        name=served.name,
+        generation=generation.number,
+        created_at=manifest.created_at,
+        documents=searcher.count_documents(grant.restriction),
+        chunks=manifest.chunks if grant.restriction is None else None,
+        vector_dim=manifest.vector_dim,
+        landmark_interval=manifest.settings["encoder"]["landmark_interval"],
+        context_documents=manifest.context_documents,
+        uses_context=manifest.settings["encoder"]["use_context"],
+        filter_columns=[
+            Column(name=name, type=str(data_type)) for name, data_type in filterable_columns(generation.document_table.schema).items()
+        ],
+        is_outdated=bool(searcher.warnings),
+    )
+
+
+def _read(served: ServedCollection, grant: Grant, doc_id: str, start_char: int, max_characters: int) -> DocumentReply | None:
+    document = served.searcher.read_document(doc_id, restriction=grant.restriction)
+    if document is None:
+        return None
+    text = document.text[start_char : start_char + max_characters]
+    first = min(start_char, len(document.text))
+    return DocumentReply(
+        doc_id=document.doc_id,
+        title=document.title,
+        metadata={name: json_value(value) for name, value in document.metadata.items()},
+        generation=document.generation,
+        num_tokens=document.num_tokens,
+        num_characters=len(document.text),
+        start_char=first,
+        end_char=first + len(text),
+        text=text,
+    )

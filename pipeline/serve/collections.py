@@ -1,0 +1,210 @@
+"""The collections a server answers for: opened once, shared by all requests, given up when they are gone or damaged.
+
+Opening runs on a thread of its own, hashes every file and loads the encoder; collections with one encoder share it and its queue. A newly
+published generation is the searcher's business; one with another encoder makes the collection be opened anew. A failure is remembered for
+some seconds, so that asking again costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from pipeline.errors import CairnError, ConfigError, FingerprintMismatchError, IntegrityError
+from pipeline.index.generation import Generation, open_latest_intact_generation, read_manifest
+from pipeline.index.layout import CollectionLayout, list_collections
+from pipeline.search.searcher import Searcher
+from pipeline.serve.batching import EncoderQueue, Observer, TextVectors, unobserved
+from pipeline.serve.problems import (
+    COLLECTION_BUILDING,
+    INTERNAL_ERROR,
+    ProblemError,
+    opening_problem,
+    unknown_collection,
+)
+from pipeline.serve.schemas import CollectionSummary
+from pipeline.serve.settings import TABLE_TIMEOUT_SECONDS, ServeSettings
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 5.0
+
+LoadEncoder = Callable[[Generation], TextVectors]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ServedCollection:
+    """An opened collection."""
+
+    name: str
+    searcher: Searcher
+    encoder: EncoderQueue
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    problem: ProblemError
+    retry_at: float
+
+
+class Collections:
+    """Opens collections by name; used from one event loop."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        load_encoder: LoadEncoder,
+        *,
+        on_start: Callable[[], None] | None = None,
+        observe: Observer = unobserved,
+    ) -> None:
+        self._settings = settings
+        self._load_encoder = load_encoder
+        self._on_start = on_start
+        self._observe = observe
+        self._opened: dict[str, asyncio.Task[ServedCollection | _Failure]] = {}
+        self._encoders: dict[str, EncoderQueue] = {}
+        self._encoder_of: dict[str, EncoderQueue] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-open")
+        self._preloading: asyncio.Task[None] | None = None
+
+    def names(self) -> list[str]:
+        """List what can be asked for, by name."""
+        return [name for name in list_collections(self._settings.root) if self.serves(name)]
+
+    def serves(self, name: str) -> bool:
+        """Tell whether the server was started for this collection."""
+        return not self._settings.collections or name in self._settings.collections
+
+    async def get(self, name: str) -> ServedCollection:
+        """Return an opened collection; anything that prevents it raises :class:`ProblemError`."""
+        task = self._opened.get(name)
+        if task is None or (task.done() and isinstance(found := task.result(), _Failure) and time.monotonic() >= found.retry_at):
+            self._require_published(name)
+            task = self._opened[name] = asyncio.create_task(self._open(name))
+        outcome = await asyncio.shield(task)
+        if isinstance(outcome, _Failure):
+            raise outcome.problem.with_traceback(None)
+        return outcome
+
+    async def reopen(self, stale: ServedCollection) -> ServedCollection:
+        """Open a collection anew whose generation or encoder is another one now; concurrent callers share the work."""
+        task = self._opened.get(stale.name)
+        if task is not None and task.done() and task.result() is stale:
+            del self._opened[stale.name]
+        return await self.get(stale.name)
+
+    def forget(self, gone: ServedCollection) -> None:
+        """Let go of a collection that is no longer there."""
+        task = self._opened.get(gone.name)
+        if task is not None and task.done() and task.result() is gone:
+            del self._opened[gone.name]
+            self._pool.submit(self._use_encoder, gone.name, None)
+
+    def start_preloading(self) -> None:
+        """Open all collections in the background."""
+        self._preloading = asyncio.create_task(self._preload())
+
+    def readiness(self) -> str | None:
+        """Return what keeps the server from being ready, None when nothing does: a collection it was started for, or every one there is."""
+        if self._preloading is None or not self._preloading.done():
+            return "collections are being opened"
+        wanted = set(self._settings.collections) or set(self._opened)
+        ready = {name for name, task in self._opened.items() if task.done() and isinstance(task.result(), ServedCollection)}
+        is_ready = wanted <= ready if self._settings.collections else bool(ready) or not wanted
+        return None if is_ready else f"{len(wanted - ready)} of {len(wanted)} collection(s) cannot be served; the server's log says more"
+
+    def summarise(self, name: str) -> CollectionSummary:
+        """Describe a collection in a line without opening it."""
+        layout = CollectionLayout(self._settings.root, name)
+        try:
+            number = layout.current_generation_number()
+            manifest = None if number is None else read_manifest(layout, number)
+        except IntegrityError:
+            return CollectionSummary(name=name, status="damaged")
+        if manifest is None:
+            return CollectionSummary(name=name, status="building")
+        return CollectionSummary(
+            name=name, status="ready", generation=manifest.generation, documents=manifest.documents, chunks=manifest.chunks
+        )
+
+    async def close(self) -> None:
+        """Stop all threads."""
+        if self._preloading is not None:
+            self._preloading.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for queue in self._encoders.values():
+            await asyncio.to_thread(queue.stop)
+
+    async def _preload(self) -> None:
+        for name in self._settings.collections or self.names():
+            try:
+                await self.get(name)
+            except ProblemError as problem:
+                log.warning("serve.not_opened collection=%s problem=%s", name, problem.kind.name)
+
+    def _require_published(self, name: str) -> None:
+        """Tell a collection that is not there from one that is being built, without work that an unknown name could cause."""
+        try:
+            layout = CollectionLayout(self._settings.root, name)
+        except ConfigError:
+            raise unknown_collection() from None
+        if not self.serves(name):
+            raise unknown_collection()
+        if not layout.exists():
+            self._opened.pop(name, None)
+            if layout.lock_path.exists():
+                raise ProblemError(COLLECTION_BUILDING, "its first ingest has not finished yet")
+            raise unknown_collection()
+
+    async def _open(self, name: str) -> ServedCollection | _Failure:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, self._open_now, name)
+        except CairnError as error:
+            log.error("serve.open_failed collection=%s error=%s sentence=%s", name, type(error).__name__, error)  # noqa: TRY400
+            problem = opening_problem(error)
+        except Exception as error:
+            log.exception("serve.open_failed collection=%s error=%s", name, type(error).__name__)
+            problem = ProblemError(INTERNAL_ERROR, "the server's log says more")
+        return _Failure(problem, time.monotonic() + RETRY_SECONDS)
+
+    def _open_now(self, name: str) -> ServedCollection:
+        layout = CollectionLayout(self._settings.root, name)
+        for is_last_attempt in (False, True):
+            # The searcher checks every hash; here only the manifest and the context are read.
+            generation = open_latest_intact_generation(layout, check_hashes=False)
+            queue = self._queue_for(generation)
+            try:
+                opened = ServedCollection(name, Searcher(layout, queue.encoder, timeout_seconds=TABLE_TIMEOUT_SECONDS), queue)
+            except FingerprintMismatchError:
+                # A generation that was published in between may have another encoder.
+                if is_last_attempt:
+                    raise
+                continue
+            self._use_encoder(name, queue)
+            log.info("serve.opened collection=%s generation=%d", name, opened.searcher.generation.number)
+            return opened
+        raise AssertionError("the last attempt returns or raises")
+
+    def _use_encoder(self, name: str, queue: EncoderQueue | None) -> None:
+        """Note the encoder of a collection, and retire those no collection has any more; on the opening thread only."""
+        self._encoder_of.pop(name, None)
+        if queue is not None:
+            self._encoder_of[name] = queue
+        for fingerprint, known in list(self._encoders.items()):
+            if known not in self._encoder_of.values():
+                self._encoders.pop(fingerprint).retire()
+
+    def _queue_for(self, generation: Generation) -> EncoderQueue:
+        fingerprint = generation.manifest.fingerprints["encoder"]
+        queue = self._encoders.get(fingerprint)
+        if queue is None:
+            encoder = self._load_encoder(generation)
+            queue = self._encoders.get(encoder.fingerprint) or EncoderQueue(encoder, on_start=self._on_start, observe=self._observe)
+            self._encoders[encoder.fingerprint] = queue
+        return queue

@@ -1,0 +1,33 @@
+"""Whether the server lives, whether it serves, and its figures."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from pipeline.serve.access import AdminGrant, State
+from pipeline.serve.metrics import MEDIA_TYPE
+from pipeline.serve.problems import NOT_READY, ProblemError
+from pipeline.serve.schemas import Health
+
+router = APIRouter(tags=["server"])
+
+
+@router.get("/healthz")
+async def live() -> Health:
+    """Say that the server lives."""
+    return Health(status="ok")
+
+
+@router.get("/readyz")
+async def ready(state: State) -> Health:
+    """Say that the collections are open; those named at the start must all be, else one of them."""
+    reason = state.collections.readiness()
+    if reason is not None:
+        raise ProblemError(NOT_READY, reason)
+    return Health(status="ready")
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
+async def figures(state: State, grant: AdminGrant) -> Response:  # noqa: ARG001 - the grant is what lets the request in
+    """Give the server's figures for Prometheus."""
+    return Response(state.metrics.text(), media_type=MEDIA_TYPE)

@@ -1,0 +1,253 @@
+"""API keys: who may do what with which collections.
+
+    cairn_4f1c09d2ab37_<43 characters>       shown once, when it is made
+          └─ id ─────┘ └─ 256 random bits
+
+The file holds ids and SHA-256 digests, never a key: a random 256-bit secret needs no slow hash. It is written whole or not at all, for its
+owner's eyes. A key may carry a restriction, a filter that everything it asks for must match as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pipeline import durable
+from pipeline.errors import CairnError, ConfigError, IntegrityError
+from pipeline.index.layout import COLLECTION_NAME
+
+SCOPES: Final = ("search", "embed", "admin")
+"""Search and read documents; embed texts; read the server's metrics."""
+FORMAT_VERSION: Final = 1
+MAX_NAME_CHARACTERS: Final = 100
+
+_TOKEN: Final = re.compile(r"cairn_(?P<key_id>[0-9a-f]{12})_[A-Za-z0-9_-]{43}")
+_NO_DIGEST: Final = "0" * 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApiKey:
+    """One key as it is stored; ``collections`` = None means all of them, ``revoked_at`` = None that it is good."""
+
+    key_id: str
+    name: str
+    sha256: str
+    scopes: tuple[str, ...]
+    collections: tuple[str, ...] | None
+    restriction: Mapping[str, Any] | None
+    created_at: str
+    revoked_at: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grant:
+    """What a request may do."""
+
+    key_id: str
+    scopes: frozenset[str]
+    collections: frozenset[str] | None
+    restriction: Mapping[str, Any] | None
+
+    def reaches(self, collection: str) -> bool:
+        """Tell whether the grant is for this collection."""
+        return self.collections is None or collection in self.collections
+
+
+EVERYTHING: Final = Grant(key_id="", scopes=frozenset(SCOPES), collections=None, restriction=None)
+"""What a request may do where no key exists: on this machine's own address, before the first key is made."""
+
+
+class KeyFile:
+    """The file of keys; every change is made under a lock on its folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def exists(self) -> bool:
+        """Tell whether keys were ever made."""
+        return self.path.exists()
+
+    def read(self) -> list[ApiKey]:
+        """Return all keys, revoked ones too; none where there is no file. A damaged file raises :class:`IntegrityError`."""
+        with durable.storage_errors("reading the API keys"):
+            try:
+                content = self.path.read_bytes()
+            except FileNotFoundError:
+                return []
+        return _parse(content)
+
+    def create(
+        self,
+        name: str,
+        *,
+        scopes: Sequence[str] = ("search",),
+        collections: Sequence[str] | None = None,
+        restriction: Mapping[str, Any] | None = None,
+    ) -> tuple[ApiKey, str]:
+        """Make a key; return it with its token, which is kept nowhere else."""
+        _check(name, scopes, collections, restriction)
+        key_id = secrets.token_hex(6)
+        token = f"cairn_{key_id}_{secrets.token_urlsafe(32)}"
+        key = ApiKey(
+            key_id=key_id,
+            name=name,
+            sha256=digest(token),
+            scopes=tuple(scope for scope in SCOPES if scope in scopes),
+            collections=None if collections is None else tuple(dict.fromkeys(collections)),
+            restriction=restriction,
+            created_at=_now(),
+        )
+        with self._locked():
+            self._write([*self.read(), key])
+        return key, token
+
+    def revoke(self, key_id: str) -> ApiKey:
+        """Make a key worthless from now on; one that is not there or was revoked before raises :class:`ConfigError`."""
+        with self._locked():
+            keys = self.read()
+            found = [key for key in keys if key.key_id == key_id and key.revoked_at is None]
+            if not found:
+                raise ConfigError(f"key_id must be the id of a key that is good, got {key_id[:40]!r}; see `cairn keys list`")
+            revoked = replace(found[0], revoked_at=_now())
+            self._write([revoked if key.key_id == key_id else key for key in keys])
+        return revoked
+
+    def _write(self, keys: Sequence[ApiKey]) -> None:
+        content = {"format_version": FORMAT_VERSION, "keys": [asdict(key) for key in keys]}
+        with durable.storage_errors("writing the API keys"), durable.replacing(self.path) as temporary:
+            temporary.touch(mode=0o600)
+            temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Generator[None]:
+        with durable.storage_errors("opening the folder of the API keys"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+class Keyring:
+    """The keys a server goes by; a key made or revoked counts from the next request on.
+
+    Once there were keys, one is needed: neither revoking the last nor removing the file opens a running server.
+    """
+
+    def __init__(self, file: KeyFile, *, is_required: bool) -> None:
+        self._file = file
+        self._is_required = is_required
+        self._stamp: tuple[int, int, int] | None = None
+        self._keys: dict[str, ApiKey] = {}
+        self._failure: CairnError | None = None
+        self._refresh()
+
+    @property
+    def is_required(self) -> bool:
+        """Tell whether a request needs a key."""
+        self._refresh()
+        return self._is_required
+
+    def grant_of(self, token: str) -> Grant | None:
+        """Return what a token's key allows, None for one that is no key's; unreadable keys raise what reading them raised."""
+        self._refresh()
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        match = _TOKEN.fullmatch(token)
+        key = self._keys.get(match["key_id"]) if match else None
+        # Compared also where no key has this id, so that the time taken does not tell.
+        is_equal = hmac.compare_digest(digest(token), _NO_DIGEST if key is None else key.sha256)
+        if key is None or not is_equal or key.revoked_at is not None:
+            return None
+        return Grant(
+            key_id=key.key_id,
+            scopes=frozenset(key.scopes),
+            collections=None if key.collections is None else frozenset(key.collections),
+            restriction=key.restriction,
+        )
+
+    def _refresh(self) -> None:
+        stamp = self._read_stamp()
+        if stamp == self._stamp:
+            return
+        self._is_required = self._is_required or stamp is not None
+        try:
+            self._keys = {key.key_id: key for key in self._file.read()}
+            self._failure = None
+        except CairnError as error:
+            self._keys, self._failure = {}, error
+        self._stamp = stamp
+
+    def _read_stamp(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._file.path.stat()
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return (0, 0, 0)
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def digest(token: str) -> str:
+    """Return what is stored of a token."""
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+def _check(name: str, scopes: Sequence[str], collections: Sequence[str] | None, restriction: Mapping[str, Any] | None) -> None:
+    if not 1 <= len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
+        raise ConfigError(f"a key's name must have 1 to {MAX_NAME_CHARACTERS} printable characters, got {name[:40]!r}")
+    if not scopes or not set(scopes) <= set(SCOPES):
+        raise ConfigError(f"scopes must be some of {', '.join(SCOPES)}, got {', '.join(scopes)[:80] or 'none'}")
+    for collection in collections or ():
+        if not COLLECTION_NAME.fullmatch(collection):
+            raise ConfigError(f"a collection's name must match ^{COLLECTION_NAME.pattern}$, got {collection[:80]!r}")
+    if collections is not None and not collections:
+        raise ConfigError("collections must name at least one collection, got none; leave them out for all")
+    if restriction is not None and not restriction:
+        raise ConfigError("a key's restriction must be a filter, got an empty one; leave it out for none")
+
+
+def _parse(content: bytes) -> list[ApiKey]:
+    """Read keys strictly: what is not understood must not be taken for a weaker restriction."""
+    try:
+        raw = json.loads(content)
+        _require(raw["format_version"] == FORMAT_VERSION and isinstance(raw["keys"], list))
+        return [_key_of(item) for item in raw["keys"]]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise IntegrityError(
+            "the file of API keys must be as `cairn keys` writes it; restore it, or remove it and make new keys"
+        ) from error
+
+
+def _key_of(item: dict[str, Any]) -> ApiKey:
+    scopes, collections, restriction = item["scopes"], item["collections"], item["restriction"]
+    _require(set(item) == {field.name for field in fields(ApiKey)})
+    _require(re.fullmatch(r"[0-9a-f]{64}", item["sha256"]) is not None)
+    _require(restriction is None or isinstance(restriction, dict))
+    _require(isinstance(scopes, list) and (collections is None or isinstance(collections, list)))
+    read: dict[str, Any] = {**item, "scopes": tuple(scopes), "collections": None if collections is None else tuple(collections)}
+    key = ApiKey(**read)
+    _check(key.name, key.scopes, key.collections, key.restriction)
+    return key
+
+
+def _require(holds: bool) -> None:
+    if not holds:
+        raise ValueError("not a file of API keys")
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,41 @@
+"""What the server counts, for Prometheus. Labels are routes and names of this server's own, never what a caller sent."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24)
+_TEXTS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Metrics:
+    """The figures of one server."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.requests = Counter("cairn_http_requests", "Requests answered.", ["method", "route", "status"], registry=self._registry)
+        self.request_seconds = Histogram(
+            "cairn_http_request_seconds", "Seconds to an answer.", ["route"], buckets=_SECONDS, registry=self._registry
+        )
+        self.requests_in_flight = Gauge("cairn_http_requests_in_flight", "Requests being answered.", registry=self._registry)
+        self.problems = Counter("cairn_problems", "Requests that ended with a problem.", ["type"], registry=self._registry)
+        self.pass_texts = Histogram("cairn_encoder_pass_texts", "Texts of an encoder pass.", buckets=_TEXTS, registry=self._registry)
+        self.pass_seconds = Histogram(
+            "cairn_encoder_pass_seconds", "Seconds of an encoder pass.", buckets=_SECONDS, registry=self._registry
+        )
+        self.search_seconds = Histogram(
+            "cairn_search_seconds", "Seconds of a search, its encoding aside.", buckets=_SECONDS, registry=self._registry
+        )
+        self.generation = Gauge("cairn_generation", "Generation of the last answer.", ["collection"], registry=self._registry)
+
+    def observe_pass(self, num_texts: int, seconds: float) -> None:
+        """Count a pass of an encoder."""
+        self.pass_texts.observe(num_texts)
+        self.pass_seconds.observe(seconds)
+
+    def text(self) -> bytes:
+        """Return all figures in Prometheus' text format."""
+        return generate_latest(self._registry)

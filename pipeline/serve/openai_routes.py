@@ -1,0 +1,84 @@
+"""OpenAI's addresses: an application that speaks to them needs another base URL and nothing else."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+import numpy as np
+from fastapi import APIRouter
+from jaxtyping import Float32
+
+from pipeline.serve.access import EmbedGrant, SearchGrant, State, reachable
+from pipeline.serve.answers import json_value, on_search_thread, search
+from pipeline.serve.openai_schemas import (
+    Embedding,
+    Embeddings,
+    EmbeddingsRequest,
+    FileResult,
+    FileResults,
+    TextContent,
+    Usage,
+    VectorStoreSearch,
+)
+from pipeline.serve.problems import INVALID_REQUEST, ProblemError
+from pipeline.serve.schemas import CollectionName, InvalidField
+from pipeline.types import Hit, SearchResult
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+
+@router.post("/vector_stores/{vector_store_id}/search")
+async def search_vector_store(vector_store_id: CollectionName, request: VectorStoreSearch, state: State, grant: SearchGrant) -> FileResults:
+    """Search a collection as OpenAI's clients search a vector store."""
+    queries = request.query if isinstance(request.query, list) else [request.query]
+    filters = None if request.filters is None else request.filters.model_dump()
+    results = await search(state, grant, vector_store_id, queries, {"top_k": request.max_num_results, "filters": filters})
+    threshold = request.ranking_options.score_threshold if request.ranking_options else 0.0
+    found = [_file_result(hit) for hit in _best_of(results)[: request.max_num_results]]
+    return FileResults(search_query=list(queries), data=[result for result in found if result.score >= threshold])
+
+
+@router.post("/embeddings")
+async def embed(request: EmbeddingsRequest, state: State, grant: EmbedGrant) -> Embeddings:
+    """Embed texts with a collection's encoder and context."""
+    served = await reachable(state, grant, request.model)
+    encoder = served.encoder.encoder
+    if request.dimensions not in (None, encoder.vector_dim):
+        field = InvalidField(pointer="#/dimensions", detail=f"the collection's vectors have {encoder.vector_dim} dimensions; leave it out")
+        raise ProblemError(INVALID_REQUEST, "1 part(s) of the request must be changed", errors=[field])
+    texts = request.input if isinstance(request.input, list) else [request.input]
+    num_tokens = await on_search_thread(state, lambda: encoder.count_tokens(texts))
+    vectors = await served.encoder.encode(texts, request.input_type)
+    return Embeddings(
+        data=[
+            Embedding(index=index, embedding=_encoded(vector) if request.encoding_format == "base64" else vector.tolist())
+            for index, vector in enumerate(vectors)
+        ],
+        model=request.model,
+        usage=Usage(prompt_tokens=num_tokens, total_tokens=num_tokens),
+    )
+
+
+def _best_of(results: Sequence[SearchResult]) -> list[Hit]:
+    """Merge answers: each document once, with the hit that scored best, ties by id."""
+    best: dict[str, Hit] = {}
+    for hit in (hit for result in results for hit in result.hits):
+        if hit.doc_id not in best or hit.score > best[hit.doc_id].score:
+            best[hit.doc_id] = hit
+    return sorted(best.values(), key=lambda hit: (-hit.score, hit.doc_id))
+
+
+def _file_result(hit: Hit) -> FileResult:
+    attributes = {name: json_value(value) for name, value in hit.metadata.items()}
+    return FileResult(
+        file_id=hit.doc_id,
+        filename=hit.title or hit.doc_id,
+        score=min(max(hit.score, 0.0), 1.0),  # OpenAI's scores lie in 0..1; the cosine of a dense answer may not
+        attributes={name: value for name, value in attributes.items() if isinstance(value, str | bool | int | float)},
+        content=[TextContent(text=passage.text) for passage in hit.passages],
+    )
+
+
+def _encoded(vector: Float32[np.ndarray, " V"]) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")

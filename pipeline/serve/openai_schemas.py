@@ -1,0 +1,123 @@
+"""The two shapes of OpenAI's API that RAG applications already speak: searching a vector store, and embeddings.
+
+A vector store is a collection, a file a document. What cannot be done here (rewriting queries, other dimensions) is refused, not ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from pipeline.serve.schemas import MAX_QUERIES, CollectionName, Filter, Query, Reply, Request
+
+MAX_RESULTS: Final = 50
+MAX_INPUTS: Final = 256
+MAX_INPUT_CHARACTERS: Final = 32 << 10
+"""Characters of one text to embed: about 8,000 tokens."""
+
+
+class RankingOptions(Request):
+    """How results are ranked: ``ranker`` names are accepted and mean the same ranking."""
+
+    ranker: Literal["auto", "none", "default-2024-11-15"] = "auto"
+    score_threshold: Annotated[float, Field(ge=0, le=1, description="Leave out results that score less.")] = 0.0
+
+
+class VectorStoreSearch(Request):
+    """OpenAI's search of a vector store; several queries are answered by the best documents of any."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"query": "how do I reset a password", "max_num_results": 3, "filters": {"type": "gte", "key": "year", "value": 2020}}
+            ]
+        }
+    )
+
+    query: Query | Annotated[list[Query], Field(min_length=1, max_length=MAX_QUERIES)]
+    filters: Filter | None = None
+    max_num_results: Annotated[int, Field(ge=1, le=MAX_RESULTS)] = 10
+    ranking_options: RankingOptions | None = None
+    rewrite_query: Literal[False] = False
+
+
+class TextContent(Reply):
+    """A passage's text."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class FileResult(Reply):
+    """A document with its best passages; ``filename`` is its title, or its id where it has none."""
+
+    file_id: str
+    filename: str
+    score: float
+    attributes: dict[str, str | int | float | bool]
+    content: list[TextContent]
+
+
+class FileResults(Reply):
+    """A page of results, the only one."""
+
+    object: Literal["vector_store.search_results.page"] = "vector_store.search_results.page"
+    search_query: list[str]
+    data: list[FileResult]
+    has_more: Literal[False] = False
+    next_page: None = None
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise PydanticCustomError("blank_text", "Text should hold more than white space")
+    return text
+
+
+Input = Annotated[str, Field(min_length=1, max_length=MAX_INPUT_CHARACTERS), AfterValidator(_not_blank)]
+
+
+class EmbeddingsRequest(Request):
+    """OpenAI's embeddings, in the space of a collection: ``model`` names it, and its context stands before every text.
+
+    ``input_type`` is an extension: documents and queries may be embedded differently.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"model": "python-docs", "input": ["a text to compare with the collection's"], "input_type": "query"}]
+        }
+    )
+
+    model: CollectionName
+    input: Input | Annotated[list[Input], Field(min_length=1, max_length=MAX_INPUTS)]
+    input_type: Literal["query", "document"] = "query"
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int | None, Field(ge=1, le=1 << 16, description="Must be the collection's.")] = None
+    user: Annotated[str | None, Field(max_length=512, description="Taken and not used.")] = None
+
+
+class Embedding(Reply):
+    """One vector, L2-normalised: numbers, or little-endian float32 in base64."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(Reply):
+    """What was read, in the texts' own tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Reply):
+    """The vectors in the order of the texts."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: Usage

@@ -1,0 +1,181 @@
+"""Everything that can go wrong with a request, as a problem (RFC 9457): a stable ``type``, the right status, one sentence.
+
+A problem never says where anything lies on this machine and never repeats what was sent: sentences of Cairn's errors are cut before their
+``got …``, and a place in the body is named only where its name is one of the schema's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from pipeline.errors import (
+    CairnError,
+    CollectionNotFoundError,
+    ConfigError,
+    FilterError,
+    FingerprintMismatchError,
+    IntegrityError,
+    RestrictionError,
+    StorageError,
+    TryAgainError,
+    UsageError,
+)
+from pipeline.serve.schemas import InvalidField, Problem
+
+MEDIA_TYPE: Final = "application/problem+json"
+TYPE_PREFIX: Final = "urn:problem-type:cairn:"
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemType:
+    """One kind of problem; ``retry_seconds`` is what Retry-After says where the same request may succeed later."""
+
+    name: str
+    status: int
+    title: str
+    retry_seconds: int | None = None
+
+
+INVALID_JSON = ProblemType("invalid-json", 400, "The body is not JSON as RFC 8259 has it")
+KEY_MISSING = ProblemType("key-missing", 401, "An API key is required")
+KEY_UNKNOWN = ProblemType("key-unknown", 401, "The API key is not known")
+SCOPE_MISSING = ProblemType("scope-missing", 403, "The API key does not have this scope")
+RESTRICTION_UNUSABLE = ProblemType("restriction-unusable", 403, "The API key's own filter does not fit this collection")
+ORIGIN_REFUSED = ProblemType("origin-refused", 403, "Pages of other sites may not call this server")
+NOT_FOUND = ProblemType("not-found", 404, "There is nothing at this address")
+UNKNOWN_COLLECTION = ProblemType("unknown-collection", 404, "There is no such collection")
+UNKNOWN_DOCUMENT = ProblemType("unknown-document", 404, "The collection has no such document")
+METHOD_REFUSED = ProblemType("method-refused", 405, "This address does not take this method")
+BODY_SLOW = ProblemType("body-slow", 408, "The body did not arrive in time")
+CURSOR_EXPIRED = ProblemType("cursor-expired", 410, "The collection has changed since the cursor was given out")
+BODY_TOO_LARGE = ProblemType("body-too-large", 413, "The body is too large")
+MEDIA_TYPE_REFUSED = ProblemType("media-type-refused", 415, "The body must be application/json")
+HOST_REFUSED = ProblemType("host-refused", 421, "This server does not answer for this host")
+INVALID_REQUEST = ProblemType("invalid-request", 422, "The request does not follow the schema")
+INVALID_FILTER = ProblemType("invalid-filter", 422, "The filter does not fit this collection")
+INVALID_CURSOR = ProblemType("invalid-cursor", 422, "The cursor does not belong to this request")
+INTERNAL_ERROR = ProblemType("internal-error", 500, "The server failed")
+ENCODER_FAILED = ProblemType("encoder-failed", 500, "The collection's encoder failed on this text")
+OVERLOADED = ProblemType("overloaded", 503, "The server has as much to do as it accepts", retry_seconds=1)
+NOT_READY = ProblemType("not-ready", 503, "The server is not ready", retry_seconds=5)
+COLLECTION_BUILDING = ProblemType("collection-building", 503, "The collection is being built", retry_seconds=30)
+COLLECTION_DAMAGED = ProblemType("collection-damaged", 503, "The collection's files are damaged")
+ENCODER_UNAVAILABLE = ProblemType("encoder-unavailable", 503, "The collection's encoder cannot be loaded")
+ENCODER_MISMATCH = ProblemType("encoder-mismatch", 503, "The collection was built by another encoder than is in its model's place")
+STORAGE_FAILED = ProblemType("storage-failed", 503, "The storage refused a read", retry_seconds=5)
+KEYS_UNREADABLE = ProblemType("keys-unreadable", 503, "The API keys cannot be read")
+STOPPING = ProblemType("stopping", 503, "The server is stopping", retry_seconds=5)
+DEADLINE = ProblemType("deadline", 504, "The answer was not ready in time", retry_seconds=1)
+
+PROBLEM_TYPES: Final = {kind.name: kind for kind in list(globals().values()) if isinstance(kind, ProblemType)}
+
+
+class ProblemError(Exception):
+    """Ends a request with a problem; ``detail`` must hold nothing that came with the request."""
+
+    def __init__(
+        self, kind: ProblemType, detail: str, *, errors: Sequence[InvalidField] = (), headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+        self.errors = tuple(errors)
+        self.headers = dict(headers or {})
+
+
+def problem_response(problem: ProblemError) -> Response:
+    """Return the response that tells of a problem."""
+    kind = problem.kind
+    body = Problem(
+        type=TYPE_PREFIX + kind.name, title=kind.title, status=kind.status, detail=problem.detail, errors=list(problem.errors) or None
+    )
+    headers = problem.headers
+    if kind.retry_seconds is not None:
+        headers = {"Retry-After": str(kind.retry_seconds), **headers}
+    if kind.status == 401:
+        headers = {"WWW-Authenticate": 'Bearer realm="cairn"', **headers}
+    return Response(body.model_dump_json(exclude_none=True), status_code=kind.status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def contract(error: CairnError) -> str:
+    """Return what an error says must hold, without the value that came with the request."""
+    return str(error).partition(", got ")[0]
+
+
+def search_problem(error: CairnError) -> ProblemError:
+    """Return the problem of an error that a search over an opened collection raised."""
+    if isinstance(error, CollectionNotFoundError):
+        return unknown_collection()
+    if isinstance(error, RestrictionError):
+        return ProblemError(RESTRICTION_UNUSABLE, "who made the key has to give it a filter on columns this collection has")
+    if isinstance(error, FilterError):
+        return ProblemError(INVALID_FILTER, contract(error))
+    if isinstance(error, FingerprintMismatchError):
+        return ProblemError(ENCODER_MISMATCH, "the generation that is served now was made by an encoder this server could not load")
+    if isinstance(error, UsageError):
+        return ProblemError(INVALID_REQUEST, contract(error))
+    return storage_problem(error)
+
+
+def opening_problem(error: CairnError) -> ProblemError:
+    """Return the problem of an error that opening a collection raised; its sentence speaks of this machine, so it is not passed on."""
+    if isinstance(error, CollectionNotFoundError):
+        return unknown_collection()
+    if isinstance(error, FingerprintMismatchError):
+        return ProblemError(ENCODER_MISMATCH, "ingest again with the model the collection was built with; the server's log says more")
+    if isinstance(error, IntegrityError | StorageError | TryAgainError):
+        return storage_problem(error)
+    if isinstance(error, ConfigError):
+        return ProblemError(ENCODER_UNAVAILABLE, "its model is not where it was, or does not fit; the server's log says more")
+    return ProblemError(ENCODER_UNAVAILABLE, "its model cannot be loaded; the server's log says more")
+
+
+def storage_problem(error: CairnError) -> ProblemError:
+    """Return the problem of an error that reading a collection raised."""
+    if isinstance(error, IntegrityError):
+        return ProblemError(COLLECTION_DAMAGED, "what is stored is not what was written; its keeper has to verify and repair it")
+    if isinstance(error, TryAgainError):
+        return ProblemError(DEADLINE, "the tables took too long; try again, or ask for less")
+    if isinstance(error, StorageError):
+        return ProblemError(STORAGE_FAILED, "reading the collection failed; the server's log says more")
+    return ProblemError(INTERNAL_ERROR, "the server's log says more")
+
+
+def unknown_collection() -> ProblemError:
+    """Return the problem of a collection that is not there, or not for this key: nobody learns which."""
+    return ProblemError(UNKNOWN_COLLECTION, "see GET /v1/collections for those that can be searched")
+
+
+def schema_problem(errors: Sequence[Mapping[str, Any]], known_fields: frozenset[str]) -> ProblemError:
+    """Return the problem of a request that does not follow its schema; each place is a JSON pointer of known names and positions."""
+    found = [_invalid_field(error, known_fields) for error in errors]
+    # Of a field that may be a text or a list, only the errors of what was sent: not that it might have been the other.
+    deeper = [field for field in found if not field.detail.startswith(_OTHER_TYPE)]
+    told = [field for field in found if field in deeper or not any(other.pointer.startswith(field.pointer) for other in deeper)]
+    return ProblemError(INVALID_REQUEST, f"{len(told)} part(s) of the request must be changed", errors=told[:_MAX_FIELDS])
+
+
+_MAX_FIELDS: Final = 10
+_OTHER_TYPE: Final = ("Input should be a valid string", "Input should be a valid list")
+
+
+def _invalid_field(error: Mapping[str, Any], known_fields: frozenset[str]) -> InvalidField:
+    place, *steps = error["loc"] or ("body",)
+    known = [str(step) for step in steps if isinstance(step, int) or step in known_fields]
+    return InvalidField(pointer=_pointer(place, known), detail=_OWN_WORDS.get(error["type"]) or str(error["msg"]))
+
+
+_OWN_WORDS: Final = {
+    "extra_forbidden": "there is a field here that the schema does not have",
+    "union_tag_invalid": "Input should have one of the types the schema has",
+}
+"""For errors whose own words repeat what was sent."""
+
+
+def _pointer(place: Any, steps: Sequence[str]) -> str:
+    prefix = "#" if place == "body" else f"{place}"
+    return "/".join([prefix, *steps])

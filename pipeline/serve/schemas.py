@@ -1,0 +1,275 @@
+"""What the search API takes and gives, as typed schemas with examples; the OpenAPI description is made from them.
+
+Requests are strict: no field that is not named here, no text for a number, no NaN. Limits are those of :mod:`pipeline.search.options`,
+tighter where one request could hold up others.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
+from pydantic_core import PydanticCustomError
+
+from pipeline.index.layout import COLLECTION_NAME
+from pipeline.search.filters import MAX_LIST_VALUES, MAX_NODES, MAX_STRING_BYTES
+from pipeline.search.options import MAX_CHARACTERS, MAX_CHUNK_TOKENS, MAX_PASSAGES, MAX_QUERY_BYTES, MAX_TOP_K
+from pipeline.types import Granularity
+
+MAX_QUERIES: Final = 32
+"""Queries of one request: more would keep the encoder from others."""
+MAX_WEIGHT: Final = 1e6
+MAX_CURSOR_CHARACTERS: Final = 256
+START_CURSOR: Final = "*"
+MAX_DOC_ID_CHARACTERS: Final = 1_024
+MAX_DOCUMENT_CHARACTERS: Final = 1_000_000
+DEFAULT_DOCUMENT_CHARACTERS: Final = 100_000
+
+
+class Request(BaseModel):
+    """Base of what is taken."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Reply(BaseModel):
+    """Base of what is given."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+def _within_bytes(limit: int) -> AfterValidator:
+    def check(text: str) -> str:
+        if len(text) * 4 > limit and len(text.encode()) > limit:
+            raise PydanticCustomError("too_many_bytes", "Text should have at most {limit} bytes in UTF-8", {"limit": limit})
+        return text
+
+    return AfterValidator(check)
+
+
+CollectionName = Annotated[
+    str, Field(pattern=f"^{COLLECTION_NAME.pattern}$", description="Name of a collection.", examples=["python-docs"])
+]
+Query = Annotated[
+    str,
+    Field(min_length=1, max_length=MAX_QUERY_BYTES, pattern=r"\S", examples=["how do I reset a password"]),
+    _within_bytes(MAX_QUERY_BYTES),
+]
+FilterValue = Annotated[str, Field(max_length=MAX_STRING_BYTES)] | bool | int | float
+Key = Annotated[str, Field(min_length=1, max_length=MAX_STRING_BYTES, description="A column of the collection.", examples=["year"])]
+
+
+class Comparison(Request):
+    """A column compared with a value. A null matches no comparison."""
+
+    type: Literal["eq", "ne", "gt", "gte", "lt", "lte"]
+    key: Key
+    value: FilterValue
+
+
+class Membership(Request):
+    """A column compared with a list of values."""
+
+    type: Literal["in", "nin"]
+    key: Key
+    value: Annotated[list[FilterValue], Field(min_length=1, max_length=MAX_LIST_VALUES)]
+
+
+class Combination(Request):
+    """Filters of which all or any must match; at most 8 levels and 256 nodes."""
+
+    type: Literal["and", "or"]
+    filters: Annotated[list[Filter], Field(min_length=1, max_length=MAX_NODES)]
+
+
+Filter = Annotated[Comparison | Membership | Combination, Field(discriminator="type")]
+
+
+class Weights(Request):
+    """How much each part of the score counts; a part left out keeps its default."""
+
+    document: Annotated[float, Field(ge=0, le=MAX_WEIGHT)] | None = None
+    chunk: Annotated[float, Field(ge=0, le=MAX_WEIGHT)] | None = None
+    bm25: Annotated[float, Field(ge=0, le=MAX_WEIGHT)] | None = None
+
+
+class SearchRequest(Request):
+    """A query, or several with the same options."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"query": "how do I run a function in another thread", "top_k": 3},
+                {
+                    "query": ["parse command line arguments", "read a file line by line"],
+                    "top_k": 5,
+                    "granularity": "chunk",
+                    "filters": {"type": "eq", "key": "kind", "value": "module"},
+                    "include_text": False,
+                },
+            ]
+        }
+    )
+
+    query: Query | Annotated[list[Query], Field(min_length=1, max_length=MAX_QUERIES)] = Field(description="One query, or a list of them.")
+    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Documents to answer with.")] = 10
+    granularity: Annotated[Granularity, Field(description="Vectors to rank by.")] = "both"
+    passages: Annotated[int, Field(ge=0, le=MAX_PASSAGES, description="Best passages of each document.")] = 3
+    chunk_tokens: Annotated[
+        int | None,
+        Field(ge=1, le=MAX_CHUNK_TOKENS, description="Length of a passage, a multiple of the collection's landmark interval."),
+    ] = None
+    max_characters: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=MAX_CHARACTERS,
+            description="A reader's budget: instead of `passages` a document, the best passages of all, so many characters together.",
+        ),
+    ] = None
+    filters: Annotated[Filter | None, Field(description="What documents must match.")] = None
+    hybrid: Annotated[bool, Field(description="Fuse the vectors' ranking with BM25.")] = True
+    weights: Weights | None = None
+    include_text: Annotated[bool, Field(description="Give the text of passages beside their spans.")] = True
+    cursor: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=MAX_CURSOR_CHARACTERS,
+            description='"*" asks for the first of several pages, `next_cursor` for the next; it holds while the generation is served.',
+        ),
+    ] = None
+
+
+class PassageReply(Reply):
+    """A span of the document: ``text`` is ``document.text[start_char:end_char]`` in Python's characters (code points)."""
+
+    start_char: int
+    end_char: int
+    score: float
+    scores: dict[str, float] = Field(description="Parts of the score: chunk is the passage's own cosine.")
+    text: str | None = Field(default=None, description="null where include_text is false.")
+
+
+class HitReply(Reply):
+    """A document of the answer with its best passages, best first."""
+
+    doc_id: str
+    title: str | None
+    score: float
+    scores: dict[str, float] = Field(
+        description="What the score was made of: cosines, and LanceDB's BM25; a part is missing where it was not asked for or not found."
+    )
+    metadata: dict[str, JsonValue]
+    passages: list[PassageReply]
+
+
+class SearchReply(Reply):
+    """A ranked answer, all of it from one generation."""
+
+    query: str
+    generation: int
+    hits: list[HitReply]
+    next_cursor: str | None = Field(default=None, description="Asks for the next page; null where there is none.")
+
+
+class SearchReplies(Reply):
+    """The answers to a list of queries, in their order, all from one generation."""
+
+    generation: int
+    answers: list[SearchReply]
+
+
+class CollectionSummary(Reply):
+    """A collection in a line; counts are null where there are none, or where the key sees a part of the documents only."""
+
+    name: str
+    status: Literal["ready", "building", "damaged"]
+    generation: int | None = None
+    documents: int | None = None
+    chunks: int | None = None
+
+
+class CollectionList(Reply):
+    """The collections this key may ask."""
+
+    collections: list[CollectionSummary]
+
+
+class Column(Reply):
+    """A column that filters may name."""
+
+    name: str
+    type: str = Field(examples=["string", "int64", "timestamp[us, tz=UTC]"])
+
+
+class CollectionReply(Reply):
+    """What a collection holds and how it may be asked; ``documents`` counts those this key may see."""
+
+    name: str
+    generation: int
+    created_at: str
+    documents: int
+    chunks: int | None = Field(default=None, description="null where the key sees a part of the documents only.")
+    vector_dim: int
+    landmark_interval: int = Field(description="chunk_tokens must be a multiple of it.")
+    context_documents: int = Field(description="Documents of the stored context.")
+    uses_context: bool = Field(description="Whether the encoder reads the context.")
+    filter_columns: list[Column]
+    is_outdated: bool = Field(description="A newer generation was published but is damaged; an older one answers.")
+
+
+class DocumentReply(Reply):
+    """A document, or a stretch of its text."""
+
+    doc_id: str
+    title: str | None
+    metadata: dict[str, JsonValue]
+    generation: int
+    num_tokens: int
+    num_characters: int
+    start_char: int
+    end_char: int
+    text: str = Field(description="The characters from start_char to end_char.")
+
+
+class Health(Reply):
+    """Whether the server lives, or serves."""
+
+    status: Literal["ok", "ready"]
+
+
+class InvalidField(Reply):
+    """A part of the request that must be changed; ``pointer`` is a JSON pointer into the body, or ``query/name`` or ``path/name``."""
+
+    pointer: str
+    detail: str
+
+
+class Problem(Reply):
+    """What went wrong (RFC 9457); ``type`` is stable, ``detail`` a sentence for a person."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[InvalidField] | None = None
+
+
+def field_names(*models: type[BaseModel]) -> frozenset[str]:
+    """Return the names of all fields of these models: what a problem may call by name."""
+    return frozenset(name for model in models for name in model.model_fields)
+
+
+def options_of(request: SearchRequest) -> dict[str, Any]:
+    """Return the keywords of the Python search that a request stands for."""
+    return {
+        "top_k": request.top_k,
+        "granularity": request.granularity,
+        "passages": request.passages,
+        "chunk_tokens": request.chunk_tokens,
+        "max_characters": request.max_characters,
+        "filters": None if request.filters is None else request.filters.model_dump(),
+        "hybrid": request.hybrid,
+        "weights": None if request.weights is None else request.weights.model_dump(exclude_none=True),
+    }

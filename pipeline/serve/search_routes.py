@@ -1,0 +1,45 @@
+"""Searching a collection."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from pipeline.serve.access import SearchGrant, State
+from pipeline.serve.answers import hit_reply, search
+from pipeline.serve.cursors import Page
+from pipeline.serve.problems import INVALID_CURSOR, ProblemError
+from pipeline.serve.schemas import CollectionName, SearchReplies, SearchReply, SearchRequest, options_of
+from pipeline.types import SearchResult
+
+router = APIRouter(tags=["search"])
+
+
+@router.post("/v1/collections/{name}/search")
+async def search_collection(name: CollectionName, request: SearchRequest, state: State, grant: SearchGrant) -> SearchReply | SearchReplies:
+    """Rank the collection's documents for a query, each with its best passages.
+
+    A list of queries gives a list of answers, all from one generation, encoded in one pass.
+    """
+    options = options_of(request)
+    if isinstance(request.query, list):
+        if request.cursor is not None:
+            raise ProblemError(INVALID_CURSOR, "pages are of a single query; leave the cursor out, or send one query")
+        results = await search(state, grant, name, request.query, options)
+        return SearchReplies(generation=results[0].generation, answers=[_reply(result, request) for result in results])
+    if request.cursor is None:
+        return _reply((await search(state, grant, name, [request.query], options))[0], request)
+    if request.max_characters is not None:
+        raise ProblemError(INVALID_CURSOR, "a budget of characters is spent on one page; leave the cursor out, or the budget")
+    page = Page.of(request.cursor, request.query, options)
+    options = page.options(options)
+    result = (await search(state, grant, name, [request.query], options))[0]
+    return _reply(result, request, page.next_cursor(result, options["top_k"]))
+
+
+def _reply(result: SearchResult, request: SearchRequest, next_cursor: str | None = None) -> SearchReply:
+    return SearchReply(
+        query=result.query,
+        generation=result.generation,
+        hits=[hit_reply(hit, include_text=request.include_text) for hit in result.hits],
+        next_cursor=next_cursor,
+    )

@@ -1,0 +1,67 @@
+"""Bind, and serve until told to stop. Beyond this machine's own address a server must have a key."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import torch
+import uvicorn
+
+from pipeline.errors import ConfigError, StorageError
+from pipeline.serve.app import create_app
+from pipeline.serve.keys import KeyFile
+from pipeline.serve.settings import MAX_HEADER_BYTES, ServeSettings, num_processors
+
+CONNECTIONS_A_REQUEST: Final = 8
+"""Connections that may be open, idle ones too, for each request that may be in flight; more are refused before they are read."""
+BACKLOG: Final = 1_024
+KEEP_ALIVE_SECONDS: Final = 30
+
+
+def run_server(settings: ServeSettings, on_listening: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; ``on_listening`` hears the address once it is bound."""
+    require_key(settings)
+    num_threads = settings.encoder_threads or min(torch.get_num_threads(), num_processors())
+    app = create_app(settings, on_encoder_thread=partial(torch.set_num_threads, num_threads))
+    listener = bind(settings)
+    config = uvicorn.Config(
+        app,
+        lifespan="on",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=CONNECTIONS_A_REQUEST * settings.max_requests,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=max(1, round(settings.deadline_seconds)),
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+    with listener:
+        host, port = listener.getsockname()[:2]
+        on_listening(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def require_key(settings: ServeSettings) -> None:
+    """Refuse to serve others without a key."""
+    keys = KeyFile(settings.keys_path)
+    is_guarded = any(key.revoked_at is None for key in keys.read())
+    if not is_guarded and not settings.is_loopback:
+        named = ("--keys-file", str(settings.keys_file)) if settings.keys_file else ("--root", str(settings.root))
+        command = shlex.join(["cairn", "keys", "create", "NAME", *named])
+        raise ConfigError(f"host must be this machine's own (127.0.0.1) while there is no API key, got {settings.host!r}; run `{command}`")
+
+
+def bind(settings: ServeSettings) -> socket.socket:
+    """Return a listening socket; an address that is taken or not this machine's raises a sentence."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise StorageError(f"port {settings.port} of {settings.host} cannot be listened on: {error.strerror or error}") from error

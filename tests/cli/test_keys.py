@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cli.main import cairn, run
+
+
+@pytest.fixture(autouse=True)
+def quiet_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Any:
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        code = run(cairn, arguments, "cairn")
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return invoke
+
+
+@pytest.fixture
+def collections(call: Any, tmp_path: Path, tiny_model_folder: Path) -> None:
+    for name, kind in (("stones", pa.int64()), ("pebbles", pa.int64()), ("words", pa.string())):
+        rows = pa.table({"id": ["a"], "text": ["granite"], "year": pa.array([2001]).cast(kind)})
+        pq.write_table(rows, tmp_path / f"{name}.parquet")
+        options = ("--collection", name, "--model", str(tiny_model_folder), "--landmark-interval", "16", "--quiet")
+        assert call("ingest", f"{name}.parquet", *options)[0] == 0
+
+
+def test_key_is_shown_once_listed_without_itself_and_revoked(call: Any, tmp_path: Path) -> None:
+    code, token, said = call("keys", "create", "reader")
+    token = token.strip()
+    assert (code, token[:6]) == (0, "cairn_")
+    key_id = token.split("_")[1]
+    assert f"key {key_id} may search everywhere" in said
+    code, out, _ = call("keys", "list")
+    assert (code, token not in out, "reader" in out, key_id in out) == (0, True, True, True)
+    assert token not in (tmp_path / "cairn-data" / "keys.json").read_text()
+    assert call("keys", "revoke", key_id)[:2] == (0, f"{key_id} (reader) is revoked\n")
+    assert json.loads(call("keys", "list", "--json")[1])[0]["revoked_at"]
+    code, _, error = call("keys", "revoke", key_id)
+    assert (code, error.count("\n")) == (2, 1)
+
+
+def test_keys_in_json_hold_no_digest(call: Any) -> None:
+    made = json.loads(call("keys", "create", "embedder", "--scope", "embed", "--scope", "admin", "--for", "stones", "--json")[1])
+    assert made["key"].startswith(f"cairn_{made['key_id']}_")
+    assert (made["scopes"], made["collections"], made["restriction"]) == (["embed", "admin"], ["stones"], None)
+    listed = json.loads(call("keys", "list", "--json")[1])[0]
+    assert set(listed) == {"key_id", "name", "scopes", "collections", "restriction", "created_at", "revoked_at"}
+
+
+def test_no_keys_are_said_so(call: Any) -> None:
+    assert call("keys", "list")[:2] == (0, "no keys\n")
+
+
+@pytest.mark.usefixtures("collections")
+def test_filter_of_a_key_is_typed_as_its_columns_are(call: Any) -> None:
+    options = ("--for", "stones", "--for", "pebbles", "--filter", "year>=2000")
+    made = json.loads(call("keys", "create", "tenant", *options, "--json")[1])
+    assert made["restriction"] == {"type": "gte", "key": "year", "value": 2000}
+
+
+@pytest.mark.usefixtures("collections")
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--filter", "year=2000"),
+        ("--for", "stones", "--filter", "owner=me"),
+        ("--for", "stones", "--filter", "year=soon"),
+        ("--for", "nowhere", "--filter", "year=2000"),
+        ("--for", "stones", "--for", "words", "--filter", "year=2000"),
+        ("--scope", "root"),
+        ("--for", "../up"),
+    ],
+)
+def test_key_that_makes_no_sense_is_refused_in_a_sentence(call: Any, options: tuple[str, ...], tmp_path: Path) -> None:
+    code, out, error = call("keys", "create", "odd", *options)
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert not (tmp_path / "cairn-data" / "keys.json").exists()
+
+
+def test_keys_lie_where_the_settings_say(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "cairn.toml").write_text('root = "elsewhere"\n')
+    call("keys", "create", "reader")
+    assert (tmp_path / "elsewhere" / "keys.json").exists()
+    call("keys", "create", "reader", "--keys-file", "own.json")
+    assert (tmp_path / "own.json").exists()

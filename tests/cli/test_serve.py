@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cli.main import cairn, run
+
+START_SECONDS = 120
+
+
+@pytest.fixture(autouse=True)
+def quiet_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+    """Return a starter of `cairn serve` on a free port: (process, address)."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run_serve(*options: str) -> tuple[subprocess.Popen[str], str]:
+        root = str(Path(__file__).parents[2])
+        environment = {**os.environ, "PYTHONPATH": root, "PYTHONWARNINGS": "ignore"}
+        command = [sys.executable, "-m", "cli.main", "serve", "--port", "0", *options]
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stderr is not None
+        seen = ""
+        for line in process.stderr:
+            seen += line
+            if found := re.search(r"at (http://\S+)", line):
+                return process, found[1]
+        raise AssertionError(seen)
+
+    yield run_serve
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def fetch(address: str, body: dict[str, Any] | None = None, **headers: str) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address, data, {"Content-Type": "application/json", **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=START_SECONDS) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_serve_answers_over_the_wire_and_stops_when_told(start: Any, tmp_path: Path, tiny_model_folder: Path) -> None:
+    rows = pa.table({"id": ["a/%2F b", "b"], "text": ["a cairn marks the way", "the river runs"], "year": [1, 2]})
+    pq.write_table(rows, tmp_path / "c.parquet")
+    options = ("--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16", "--quiet")
+    assert run(cairn, ("ingest", "c.parquet", *options), "cairn") == 0
+    process, address = start("--encoder-threads", "1")
+    status, answer = fetch(f"{address}/v1/collections/c/search", {"query": "the river runs"})
+    assert (status, answer["generation"], answer["hits"][0]["doc_id"]) == (200, 1, "b")
+    assert fetch(f"{address}/v1/collections/c/documents/a%2F%252F%20b")[1]["doc_id"] == "a/%2F b"
+    assert fetch(f"{address}/v1/collections", Host="evil.example")[0] == 421
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=START_SECONDS)
+    assert process.returncode == 0
+    assert "route=/v1/collections/{name}/search status=200" in said
+    assert said.endswith("stopped\n")
+    assert "Traceback" not in said
+
+
+def test_serve_beyond_this_machine_without_a_key_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(cairn, ("serve", "--host", "0.0.0.0", "--port", "0"), "cairn") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(
+        "error: --host must be this machine's own (127.0.0.1) while there is no API key, got '0.0.0.0'; run `cairn keys create"
+    )
+
+
+@pytest.mark.parametrize("options", [("--deadline-seconds", "0"), ("--max-requests", "0"), ("--encoder-threads", "0"), ("Bad Name",)])
+def test_serve_with_a_setting_out_of_bounds_is_one_sentence(capsys: pytest.CaptureFixture[str], options: tuple[str, ...]) -> None:
+    assert run(cairn, ("serve", *options), "cairn") == 2
+    error = capsys.readouterr().err
+    assert (error.startswith("error: "), error.count("\n")) == (True, 1)
+    assert not options[0].startswith("--") or options[0] in error
+
+
+def test_serve_without_its_packages_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in [name for name in sys.modules if name.startswith("pipeline.serve.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert run(cairn, ("serve",), "cairn") == 2
+    assert "pip install 'cairn-retrieval[serve]'" in capsys.readouterr().err

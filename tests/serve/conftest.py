@@ -1,0 +1,103 @@
+"""A small root of real collections, made once by an ingest with a tiny model, and servers over it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from jobs.build_index import build_index
+from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from pipeline.serve.app import create_app
+from pipeline.serve.settings import ServeSettings
+
+WORDS = ("granite", "basalt", "slate", "marble", "flint", "chalk", "quartz", "gneiss", "shale", "chert")
+SERVER = "http://127.0.0.1:8400"
+
+
+def stone_rows(count: int = 20, version: int = 0) -> list[dict[str, Any]]:
+    """Two tenants' documents; some ids hold slashes, some titles are missing, texts are of several chunks."""
+    return [
+        {
+            "id": f"stones/{WORDS[number % 10]}/{number}",
+            "title": f"{WORDS[number % 10].title()} {number}" if number % 4 else None,
+            "text": f"version {version} of stone {number} é: "
+            + " ".join(WORDS[(number + step * step) % 10] for step in range(12 + number)),
+            "tenant": "acme" if number % 2 else "zenith",
+            "year": 2000 + number if number % 5 else None,
+        }
+        for number in range(count)
+    ]
+
+
+def ingest_rows(root: Path, name: str, rows: list[dict[str, Any]], model: Path, **encoder: Any) -> None:
+    source = root.parent / f"{root.name}-{name}.parquet"
+    columns = [("id", "string"), ("title", "string"), ("text", "string"), ("tenant", "string"), ("year", "int64")]
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema(columns)), source)
+    settings = {"landmark_interval": 16, "max_window_tokens": 64, "window_overlap_tokens": 16, "precision": "fp32", **encoder}
+    config = IngestConfig(
+        encoder=EncoderConfig(model=str(model), **settings),
+        cluster=ClusterConfig(num_clusters=2),
+        context=ContextConfig(num_documents=4, max_document_tokens=32),
+    )
+    build_index([str(source)], root, name, config)
+
+
+@pytest.fixture(scope="session")
+def ingest(tiny_model_folder: Path) -> Callable[..., None]:
+    """Return ``ingest(root, name, rows)``, with the tiny model unless told otherwise."""
+
+    def run(root: Path, name: str, rows: list[dict[str, Any]], model: Path = tiny_model_folder, **encoder: Any) -> None:
+        ingest_rows(root, name, rows, model, **encoder)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def make_rows() -> Callable[..., list[dict[str, Any]]]:
+    return stone_rows
+
+
+@pytest.fixture(scope="session")
+def served_root(tmp_path_factory: pytest.TempPathFactory, ingest: Callable[..., None]) -> Path:
+    """A root with ``stones`` and ``pebbles`` that no test changes."""
+    root = tmp_path_factory.mktemp("served") / "root"
+    ingest(root, "stones", stone_rows())
+    ingest(root, "pebbles", stone_rows(4))
+    return root
+
+
+@pytest.fixture
+def own_root(served_root: Path, tmp_path: Path) -> Path:
+    """A copy of that root which the test may break."""
+    return Path(shutil.copytree(served_root, tmp_path / "root"))
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., TestClient]]:
+    """Return a starter of servers: ``serve(settings)`` or ``serve(app)`` gives a client once its collections were tried."""
+    with ExitStack() as stack:
+
+        def start(target: ServeSettings | FastAPI, *, base_url: str = SERVER, **options: Any) -> TestClient:
+            app = create_app(target, **options) if isinstance(target, ServeSettings) else target
+            client = stack.enter_context(TestClient(app, base_url=base_url, raise_server_exceptions=True))
+            while client.get("/readyz").json().get("detail") == "collections are being opened":
+                time.sleep(0.01)
+            return client
+
+        yield start
+
+
+@pytest.fixture
+def client(served_root: Path, serve: Callable[..., TestClient]) -> TestClient:
+    """A client of a server over both collections, without keys."""
+    return serve(ServeSettings(root=served_root))

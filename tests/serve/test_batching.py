@@ -1,0 +1,199 @@
+"""Texts of concurrent requests share passes; nobody waits for company, nobody holds others up, one failing text fails alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.serve import batching
+from pipeline.serve.batching import EncoderQueue
+from pipeline.serve.problems import ProblemError
+
+DIM = 4
+
+
+class Gate:
+    """An encoder that waits until it is let go, notes its passes and fails on texts with ``poison`` in them."""
+
+    fingerprint = "g" * 64
+    vector_dim = DIM
+
+    def __init__(self) -> None:
+        self.passes: list[list[str]] = []
+        self.is_open = threading.Event()
+        self.has_begun = threading.Event()
+
+    def vector(self, text: str) -> np.ndarray:
+        return np.full(DIM, np.nan if "nan" in text else len(text), np.float32)
+
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
+        self.passes.append(list(texts))
+        self.has_begun.set()
+        self.is_open.wait()
+        if any("poison" in text for text in texts):
+            raise RuntimeError("the model broke on a text")
+        return np.stack([self.vector(text) for text in texts])
+
+    def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
+        return -self.encode_queries(texts)
+
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        return len(texts)
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def queue(gate: Gate) -> Iterator[EncoderQueue]:
+    queue = EncoderQueue(gate)
+    yield queue
+    gate.is_open.set()
+    queue.stop()
+
+
+async def behind_a_first(queue: EncoderQueue, gate: Gate, *waiting: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Start the requests while a first one is being encoded; open the gate and return what they got."""
+    first = asyncio.create_task(queue.encode(["first"]))
+    await asyncio.to_thread(gate.has_begun.wait)
+    tasks = [asyncio.create_task(each) for each in waiting]
+    await asyncio.sleep(0)
+    gate.is_open.set()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    await first
+    return found
+
+
+def problem_of(outcome: object) -> str:
+    assert isinstance(outcome, ProblemError), outcome
+    return outcome.kind.name
+
+
+def test_lone_text_is_encoded_at_once(queue: EncoderQueue, gate: Gate) -> None:
+    gate.is_open.set()
+    assert asyncio.run(queue.encode(["abc"])).tolist() == [[3.0] * DIM]
+    assert gate.passes == [["abc"]]
+
+
+def test_texts_that_gather_during_a_pass_share_the_next(queue: EncoderQueue, gate: Gate) -> None:
+    found = asyncio.run(behind_a_first(queue, gate, queue.encode(["a"]), queue.encode(["bb"]), queue.encode(["ccc", "dddd"])))
+    assert [vectors[:, 0].tolist() for vectors in found] == [[1.0], [2.0], [3.0, 4.0]]
+    assert gate.passes == [["first"], ["a", "bb", "ccc", "dddd"]]
+
+
+def test_long_list_gives_way_to_a_single_text(queue: EncoderQueue, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "MAX_PASS_BYTES", 4)
+    found = asyncio.run(behind_a_first(queue, gate, queue.encode(["aa", "bb", "cc", "dd"]), queue.encode(["x"])))
+    assert [vectors[:, 0].tolist() for vectors in found] == [[2.0] * 4, [1.0]]
+    assert "x" in gate.passes[1]
+    assert [len(taken) for taken in gate.passes] == [1, 2, 2, 1]
+
+
+def test_queries_and_documents_do_not_share_a_pass(queue: EncoderQueue, gate: Gate) -> None:
+    found = asyncio.run(behind_a_first(queue, gate, queue.encode(["a"]), queue.encode(["bb"], "document"), queue.encode(["ccc"])))
+    assert [vectors[0, 0] for vectors in found] == [1.0, -2.0, 3.0]
+    assert gate.passes == [["first"], ["a", "ccc"], ["bb"]]
+
+
+@pytest.mark.parametrize("bad", ["poison", "nan"])
+def test_text_the_encoder_fails_on_fails_alone(queue: EncoderQueue, gate: Gate, bad: str) -> None:
+    found = asyncio.run(behind_a_first(queue, gate, queue.encode(["a"]), queue.encode([bad]), queue.encode(["ccc"])))
+    assert [found[0][0, 0], found[2][0, 0]] == [1.0, 3.0]
+    assert problem_of(found[1]) == "encoder-failed"
+    assert asyncio.run(queue.encode(["again"])).shape == (1, DIM)
+
+
+def test_request_with_one_bad_text_fails_whole(queue: EncoderQueue, gate: Gate) -> None:
+    gate.is_open.set()
+    with pytest.raises(ProblemError) as caught:
+        asyncio.run(queue.encode(["a", "poison", "b"]))
+    assert caught.value.kind.name == "encoder-failed"
+
+
+def test_failure_does_not_log_the_text(queue: EncoderQueue, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    gate.is_open.set()
+    with pytest.raises(ProblemError):
+        asyncio.run(queue.encode(["poison and a secret"]))
+    assert "serve.encoder_failed" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_full_queue_refuses_and_serves_again_when_it_is_empty(queue: EncoderQueue, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "MAX_WAITING_BYTES", 8)
+    found = asyncio.run(behind_a_first(queue, gate, queue.encode(["12345"]), queue.encode(["1234"]), queue.encode(["123"])))
+    assert found[0].shape == found[2].shape == (1, DIM)
+    assert problem_of(found[1]) == "overloaded"
+    assert queue.waiting_bytes == 0
+    assert asyncio.run(queue.encode(["larger than the queue"])).shape == (1, DIM)
+
+
+def test_request_whose_caller_has_gone_is_not_encoded(queue: EncoderQueue, gate: Gate) -> None:
+    async def run() -> None:
+        async def hurried() -> None:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(queue.encode(["gone", "too"]), 0.01)
+
+        first = asyncio.create_task(queue.encode(["first"]))
+        await asyncio.to_thread(gate.has_begun.wait)
+        await hurried()
+        stays = asyncio.create_task(queue.encode(["stays"]))
+        await asyncio.sleep(0)
+        gate.is_open.set()
+        await asyncio.gather(first, stays)
+
+    asyncio.run(run())
+    assert gate.passes == [["first"], ["stays"]]
+    assert queue.waiting_bytes == 0
+
+
+def test_stop_fails_what_waits_and_what_comes(queue: EncoderQueue, gate: Gate) -> None:
+    async def run() -> list[Any]:
+        first = asyncio.create_task(queue.encode(["first"]))
+        await asyncio.to_thread(gate.has_begun.wait)
+        waiting = asyncio.create_task(queue.encode(["waiting"]))
+        await asyncio.sleep(0)
+        stopping = asyncio.create_task(asyncio.to_thread(queue.stop))
+        while not queue._is_stopping:
+            await asyncio.sleep(0.001)
+        late = asyncio.create_task(queue.encode(["late"]))
+        await asyncio.sleep(0)
+        gate.is_open.set()
+        await stopping
+        return await asyncio.gather(first, waiting, late, return_exceptions=True)
+
+    first, waiting, late = asyncio.run(run())
+    assert first.shape == (1, DIM)
+    assert problem_of(waiting) == problem_of(late) == "stopping"
+
+
+def test_retired_queue_ends_after_what_waits(queue: EncoderQueue, gate: Gate) -> None:
+    async def run() -> list[Any]:
+        first = asyncio.create_task(queue.encode(["first"]))
+        await asyncio.to_thread(gate.has_begun.wait)
+        waiting = asyncio.create_task(queue.encode(["waiting"]))
+        await asyncio.sleep(0)
+        queue.retire()
+        gate.is_open.set()
+        return await asyncio.gather(first, waiting)
+
+    assert [vectors.shape for vectors in asyncio.run(run())] == [(1, DIM)] * 2
+    queue._thread.join(5)
+    assert not queue._thread.is_alive()
+
+
+def test_passes_are_observed(gate: Gate) -> None:
+    seen: list[int] = []
+    begun: list[str] = []
+    queue = EncoderQueue(gate, on_start=lambda: begun.append(threading.current_thread().name), observe=lambda texts, _: seen.append(texts))
+    gate.is_open.set()
+    asyncio.run(queue.encode(["a", "b"]))
+    queue.stop()
+    assert seen == [2]
+    assert begun == ["cairn-encoder"]

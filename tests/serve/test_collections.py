@@ -1,0 +1,183 @@
+"""Collections that cannot be served: each its own problem, without a path, while the server goes on with the others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
+from pipeline.search import served
+from pipeline.serve import collections
+from pipeline.serve.settings import ServeSettings
+
+
+def damage(root: Path, name: str, number: int = 1) -> None:
+    path = CollectionLayout(root, name).generation_folder(number) / CHUNKS_FAISS
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def asked(client: TestClient, name: str) -> tuple[int, str]:
+    response = client.post(f"/v1/collections/{name}/search", json={"query": "slate"})
+    return response.status_code, response.json().get("type", "").rpartition(":")[2]
+
+
+def require_refused(client: TestClient, root: Path, name: str, status: int, kind: str) -> Any:
+    """Every route says the same, no body says where anything lies, and the other collection answers."""
+    replies = [
+        client.post(f"/v1/collections/{name}/search", json={"query": "slate"}),
+        client.post(f"/v1/vector_stores/{name}/search", json={"query": "slate"}),
+        client.post("/v1/embeddings", json={"model": name, "input": "slate"}),
+        client.get(f"/v1/collections/{name}"),
+        client.get(f"/v1/collections/{name}/documents/x"),
+    ]
+    assert {(reply.status_code, reply.json()["type"]) for reply in replies} == {(status, f"urn:problem-type:cairn:{kind}")}
+    assert all(str(root) not in reply.text and "/tmp" not in reply.text for reply in replies)
+    assert asked(client, "pebbles" if name != "pebbles" else "stones") == (200, "")
+    return replies[0]
+
+
+def test_unknown_collection(client: TestClient, served_root: Path) -> None:
+    require_refused(client, served_root, "nowhere", 404, "unknown-collection")
+
+
+@pytest.mark.parametrize("name", ["UPPER", "..", "%2e%2e", "-x", ".hidden", "a" * 64, "stones%00", "st ones", "stones%0a"])
+def test_name_that_no_collection_can_have(client: TestClient, name: str) -> None:
+    response = client.get(f"/v1/collections/{name}/documents/x")
+    assert response.status_code in (404, 422)
+    assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_linked_collection_is_not_followed(own_root: Path, tmp_path: Path, serve: Callable[..., TestClient]) -> None:
+    shutil.move(own_root / "stones", tmp_path / "elsewhere")
+    (own_root / "stones").symlink_to(tmp_path / "elsewhere")
+    require_refused(serve(ServeSettings(root=own_root)), own_root, "stones", 404, "unknown-collection")
+
+
+def test_collection_being_built(own_root: Path, serve: Callable[..., TestClient]) -> None:
+    layout = CollectionLayout(own_root, "coming")
+    with layout.writer_lock():
+        reply = require_refused(serve(ServeSettings(root=own_root)), own_root, "coming", 503, "collection-building")
+        assert reply.headers["Retry-After"] == "30"
+
+
+def test_corrupt_collection(own_root: Path, serve: Callable[..., TestClient]) -> None:
+    damage(own_root, "stones")
+    require_refused(serve(ServeSettings(root=own_root)), own_root, "stones", 503, "collection-damaged")
+
+
+def test_collection_without_a_readable_manifest(own_root: Path, serve: Callable[..., TestClient]) -> None:
+    (CollectionLayout(own_root, "stones").generation_folder(1) / "MANIFEST.json").write_text("{")
+    client = serve(ServeSettings(root=own_root))
+    require_refused(client, own_root, "stones", 503, "collection-damaged")
+    listed = {c["name"]: c["status"] for c in client.get("/v1/collections").json()["collections"]}
+    assert listed == {"pebbles": "ready", "stones": "damaged"}
+
+
+def test_corrupt_new_generation_leaves_the_old_one_answering(
+    own_root: Path, serve: Callable[..., TestClient], ingest: Callable[..., None], make_rows: Callable[..., Any]
+) -> None:
+    client = serve(ServeSettings(root=own_root))
+    ingest(own_root, "stones", make_rows(version=1))
+    damage(own_root, "stones", 2)
+    assert client.post("/v1/collections/stones/search", json={"query": "slate"}).json()["generation"] == 1
+    assert client.get("/v1/collections/stones").json()["is_outdated"] is True
+
+
+def test_collection_whose_model_is_gone(
+    own_root: Path, tmp_path: Path, serve: Callable[..., TestClient], ingest: Callable[..., None], make_rows: Any, tiny_model_folder: Path
+) -> None:
+    model = shutil.copytree(tiny_model_folder, tmp_path / "model")
+    ingest(own_root, "orphan", make_rows(4), model)
+    shutil.rmtree(model)
+    require_refused(serve(ServeSettings(root=own_root)), own_root, "orphan", 503, "encoder-unavailable")
+
+
+def test_collection_whose_model_is_damaged(
+    own_root: Path, tmp_path: Path, serve: Callable[..., TestClient], ingest: Callable[..., None], make_rows: Any, tiny_model_folder: Path
+) -> None:
+    model = shutil.copytree(tiny_model_folder, tmp_path / "model")
+    ingest(own_root, "orphan", make_rows(4), model)
+    (model / "model.safetensors").write_bytes(b"no weights")
+    require_refused(serve(ServeSettings(root=own_root)), own_root, "orphan", 503, "encoder-unavailable")
+
+
+def test_collection_built_by_another_encoder(
+    own_root: Path,
+    tmp_path: Path,
+    serve: Callable[..., TestClient],
+    ingest: Callable[..., None],
+    make_rows: Any,
+    make_bert: Any,
+    model_size: Any,
+) -> None:
+    model = make_bert(model_size(layers=1))
+    ingest(own_root, "orphan", make_rows(4), model)
+    shutil.copy(make_bert(model_size(layers=2)) / "config.json", model)
+    shutil.copy(make_bert(model_size(layers=2)) / "model.safetensors", model)
+    require_refused(serve(ServeSettings(root=own_root)), own_root, "orphan", 503, "encoder-mismatch")
+
+
+def test_failure_is_remembered_for_a_while(own_root: Path, serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    damage(own_root, "stones")
+    client = serve(ServeSettings(root=own_root))
+    monkeypatch.setattr(collections, "open_latest_intact_generation", lambda *_, **__: pytest.fail("opened again"))
+    assert asked(client, "stones") == (503, "collection-damaged")
+
+
+def test_repaired_collection_is_served_when_the_retry_is_due(
+    own_root: Path, serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collections, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(served, "RETRY_SECONDS", 0.0)
+    damage(own_root, "stones")
+    client = serve(ServeSettings(root=own_root))
+    assert asked(client, "stones") == (503, "collection-damaged")
+    damage(own_root, "stones")  # flips the same bit back
+    assert asked(client, "stones") == (200, "")
+
+
+def test_collections_with_one_encoder_load_it_once(served_root: Path, serve: Callable[..., TestClient]) -> None:
+    from pipeline.collection import load_query_encoder
+
+    loaded: list[Any] = []
+
+    def load(generation: Any) -> Any:
+        loaded.append(generation.manifest.collection)
+        return load_query_encoder(generation)
+
+    client = serve(ServeSettings(root=served_root), load_encoder=load)
+    assert [asked(client, name) for name in ("stones", "pebbles")] == [(200, "")] * 2
+    assert len(loaded) == 1
+
+
+def test_server_is_ready_when_one_of_all_collections_is(own_root: Path, serve: Callable[..., TestClient]) -> None:
+    damage(own_root, "stones")
+    assert serve(ServeSettings(root=own_root)).get("/readyz").status_code == 200
+
+
+def test_server_is_not_ready_without_a_collection_it_was_started_for(own_root: Path, serve: Callable[..., TestClient]) -> None:
+    damage(own_root, "stones")
+    response = serve(ServeSettings(root=own_root, collections=("stones", "pebbles"))).get("/readyz")
+    assert (response.status_code, response.json()["type"]) == (503, "urn:problem-type:cairn:not-ready")
+    assert response.json()["detail"] == "1 of 2 collection(s) cannot be served; the server's log says more"
+
+
+def test_server_over_an_empty_root_is_ready_and_lists_nothing(tmp_path: Path, serve: Callable[..., TestClient]) -> None:
+    client = serve(ServeSettings(root=tmp_path / "none"))
+    assert client.get("/readyz").status_code == 200
+    assert client.get("/v1/collections").json() == {"collections": []}
+
+
+def test_unknown_names_leave_nothing_behind(client: TestClient) -> None:
+    before = json.dumps(sorted(client.app.state.server.collections._opened))
+    for number in range(20):
+        assert client.get(f"/v1/collections/name-{number}").status_code == 404
+    assert json.dumps(sorted(client.app.state.server.collections._opened)) == before

@@ -1,0 +1,221 @@
+"""Checklist 2, 3, 12, 13: bounds, deadlines, headers, figures; the event loop stays free, and no error leaves as it is."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from pipeline.collection import load_query_encoder
+from pipeline.serve.settings import ServeSettings
+
+SEARCH = "/v1/collections/stones/search"
+SECRET = "granite secretword"
+
+
+class Stubborn:
+    """The collection's encoder, which waits, fails or gives NaN when told to."""
+
+    def __init__(self, generation: Any) -> None:
+        self._real = load_query_encoder(generation)
+        self.fingerprint, self.vector_dim = self._real.fingerprint, self._real.vector_dim
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.has_begun = threading.Event()
+        self.error: BaseException | None = None
+        self.gives_nan = False
+
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
+        self.has_begun.set()
+        self.go_on.wait()
+        if self.error is not None:
+            raise self.error
+        vectors = self._real.encode_queries(texts)
+        return vectors * np.nan if self.gives_nan else vectors
+
+    def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
+        return self._real.encode_documents(texts)
+
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        return self._real.count_tokens(texts)
+
+
+@pytest.fixture
+def stubborn(served_root: Path, serve: Callable[..., TestClient]) -> Callable[..., tuple[TestClient, Stubborn]]:
+    """Return a starter of servers over ``stones`` with an encoder that can be held up."""
+
+    def start(**settings: Any) -> tuple[TestClient, Stubborn]:
+        made: list[Stubborn] = []
+
+        def load(generation: Any) -> Stubborn:
+            made.append(Stubborn(generation))
+            return made[-1]
+
+        client = serve(ServeSettings(root=served_root, collections=("stones",), **settings), load_encoder=load)
+        return client, made[0]
+
+    return start
+
+
+def problem(response: Any) -> tuple[int, str]:
+    return response.status_code, response.json()["type"].rpartition(":")[2]
+
+
+def ask(client: TestClient) -> Any:
+    return client.post(SEARCH, json={"query": SECRET})
+
+
+def test_encoding_leaves_the_event_loop_free(stubborn: Callable[..., Any]) -> None:
+    client, encoder = stubborn()
+    encoder.go_on.clear()
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(ask, client) for _ in range(4)]
+        encoder.has_begun.wait()
+        assert client.get("/healthz").status_code == 200
+        assert client.get("/v1/collections/stones").status_code == 200
+        assert not any(each.done() for each in waiting)
+        encoder.go_on.set()
+        assert [each.result().status_code for each in waiting] == [200] * 4
+
+
+def test_requests_beyond_the_bound_are_told_to_try_again_and_health_answers(stubborn: Callable[..., Any]) -> None:
+    client, encoder = stubborn(max_requests=2)
+    encoder.go_on.clear()
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(ask, client) for _ in range(2)]
+        server = client.app.state.server
+        while server.metrics.requests_in_flight._value.get() < 2:
+            time.sleep(0.001)
+        response = ask(client)
+        assert problem(response) == (503, "overloaded")
+        assert response.headers["Retry-After"] == "1"
+        assert [client.get(path).status_code for path in ("/healthz", "/readyz", "/metrics")] == [200] * 3
+        encoder.go_on.set()
+        assert [each.result().status_code for each in waiting] == [200] * 2
+    assert ask(client).status_code == 200
+
+
+def test_request_past_its_deadline_is_given_up_and_the_next_one_answered(stubborn: Callable[..., Any]) -> None:
+    client, encoder = stubborn(deadline_seconds=0.05)
+    encoder.go_on.clear()
+    response = ask(client)
+    assert problem(response) == (504, "deadline")
+    assert response.headers["Retry-After"] == "1"
+    encoder.go_on.set()
+    while ask(client).status_code != 200:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("error", [RuntimeError(f"cannot encode {SECRET}"), MemoryError(SECRET), ValueError(SECRET)])
+def test_failing_encoder_is_a_problem_of_its_own_and_nothing_is_told(
+    stubborn: Callable[..., Any], caplog: pytest.LogCaptureFixture, error: Exception, served_root: Path
+) -> None:
+    caplog.set_level(logging.INFO)
+    client, encoder = stubborn()
+    encoder.error = error
+    response = ask(client)
+    assert problem(response) == (500, "encoder-failed")
+    encoder.error = None
+    assert ask(client).status_code == 200
+    assert client.get("/v1/collections/stones").status_code == 200
+    for shown in (response.text, caplog.text):
+        assert "secretword" not in shown
+        assert str(served_root) not in shown
+
+
+def test_encoder_that_gives_nan_is_at_fault_not_the_caller(stubborn: Callable[..., Any]) -> None:
+    client, encoder = stubborn()
+    encoder.gives_nan = True
+    assert problem(ask(client)) == (500, "encoder-failed")
+
+
+def test_unforeseen_error_is_a_problem_without_its_message(
+    client: TestClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "pipeline.serve.search_routes.hit_reply", lambda *_, **__: (_ for _ in ()).throw(KeyError("a secretword in /root/x"))
+    )
+    response = client.post(SEARCH, json={"query": "slate"})
+    assert problem(response) == (500, "internal-error")
+    assert "serve.request_failed error=KeyError at=" in caplog.text
+    assert "secretword" not in caplog.text + response.text
+
+
+def test_log_has_routes_and_no_text_id_or_key(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    client.headers["Authorization"] = "Bearer cairn_secretword"
+    client.post(SEARCH, json={"query": SECRET})
+    client.post(SEARCH, json={"query": SECRET, "top_k": "secretword"})
+    client.get("/v1/collections/stones/documents/secretword")
+    client.get("/v1/collections/secretword")
+    ours = [record for record in caplog.records if record.name.startswith("pipeline")]
+    assert any("route=/v1/collections/{name}/search status=200" in record.getMessage() for record in ours)
+    assert [record.getMessage() for record in ours if "secretword" in record.getMessage()] == []
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v1/collections", "/nowhere", "/openapi.json", "/metrics"])
+def test_every_response_carries_the_security_headers(client: TestClient, path: str) -> None:
+    headers = client.get(path).headers
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["X-Frame-Options"] == "DENY"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert headers["Content-Security-Policy"] == "default-src 'none'; frame-ancestors 'none'"
+    assert headers["Cache-Control"] == "no-store"
+    assert "server" not in headers
+
+
+def test_route_may_bring_headers_of_its_own(client: TestClient) -> None:
+    from starlette.responses import PlainTextResponse
+
+    client.app.add_api_route("/own", lambda: PlainTextResponse("x", headers={"Content-Security-Policy": "default-src 'self'"}))
+    assert client.get("/own").headers.get_list("Content-Security-Policy") == ["default-src 'self'"]
+
+
+def test_metrics_count_by_route_and_never_by_what_was_sent(client: TestClient) -> None:
+    client.post(SEARCH, json={"query": SECRET})
+    client.get("/v1/collections/secretword")
+    client.get("/secretword")
+    client.request("BREW", "/healthz")
+    text = client.get("/metrics").text
+    assert 'cairn_http_requests_total{method="POST",route="/v1/collections/{name}/search",status="200"} 1.0' in text
+    assert 'cairn_problems_total{type="unknown-collection"} 1.0' in text
+    assert 'cairn_http_requests_total{method="GET",route="none",status="404"} 1.0' in text
+    assert 'cairn_http_requests_total{method="other"' in text
+    assert 'cairn_generation{collection="stones"} 1.0' in text
+    assert "cairn_encoder_pass_texts_count 1.0" in text
+    assert "cairn_http_requests_in_flight 1.0" in text
+    assert "secretword" not in text
+
+
+def test_websocket_is_closed(client: TestClient) -> None:
+    from starlette.websockets import WebSocketDisconnect
+
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v1/collections"):
+        pass
+
+
+def test_concurrent_queries_share_encoder_passes(stubborn: Callable[..., Any]) -> None:
+    client, encoder = stubborn()
+    encoder.go_on.clear()
+    with ThreadPoolExecutor(6) as pool:
+        waiting = [pool.submit(ask, client)]
+        encoder.has_begun.wait()
+        waiting += [pool.submit(ask, client) for _ in range(5)]
+        queue = client.app.state.server.collections._opened["stones"].result().encoder
+        while queue.waiting_bytes < 5 * len(SECRET):
+            time.sleep(0.001)
+        encoder.go_on.set()
+        answers = [each.result().json() for each in waiting]
+    text = client.get("/metrics").text
+    assert "cairn_encoder_pass_texts_count 2.0" in text
+    assert "cairn_encoder_pass_texts_sum 6.0" in text
+    assert [answer["hits"] for answer in answers] == [answers[0]["hits"]] * 6

@@ -1,0 +1,222 @@
+"""Checklist 3, 4, 5, 11, 13: what never reaches a route, and what a refusal says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from pipeline.serve import guard
+from pipeline.serve.app import create_app
+from pipeline.serve.keys import KeyFile
+from pipeline.serve.settings import ServeSettings
+
+SEARCH = "/v1/collections/stones/search"
+JSON = {"Content-Type": "application/json"}
+
+
+def outcome(response: Any) -> tuple[int, str]:
+    assert response.headers["content-type"] == "application/problem+json"
+    return response.status_code, response.json()["type"].removeprefix("urn:problem-type:cairn:")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"query": NaN}',
+        b'{"query": "a", "top_k": Infinity}',
+        b'{"query": "a", "weights": {"chunk": -Infinity}}',
+        b'{"query": "\\ud800"}',
+        b'{"query": "a\\udfffb"}',
+        b'{"query": "\xff"}',
+        b"\x00\x01\x02\x89PNG",
+        b"[" * 200_000,
+        b'{"filters":' * 10_000,
+        '{"query": "a"}'.encode("utf-16"),
+        b'{"query": "a"} trailing',
+        b'{"query": 1' + b"0" * 5_000 + b"}",
+    ],
+)
+def test_body_that_is_no_json_is_refused(client: TestClient, body: bytes) -> None:
+    assert outcome(client.post(SEARCH, content=body, headers=JSON)) == (400, "invalid-json")
+
+
+@pytest.mark.parametrize(
+    "media_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/octet-stream", ""]
+)
+def test_body_of_another_type_is_refused(client: TestClient, media_type: str) -> None:
+    assert outcome(client.post(SEARCH, content=b'{"query": "slate"}', headers={"Content-Type": media_type})) == (415, "media-type-refused")
+
+
+def test_compressed_body_is_refused(client: TestClient) -> None:
+    assert outcome(client.post(SEARCH, content=b"x", headers={**JSON, "Content-Encoding": "gzip"})) == (415, "media-type-refused")
+
+
+def test_json_with_a_charset_is_taken(client: TestClient) -> None:
+    response = client.post(SEARCH, content='{"query": "é"}'.encode(), headers={"Content-Type": "application/json; charset=utf-8"})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_body_over_one_mebibyte_is_refused(client: TestClient, in_chunks: bool) -> None:
+    body = json.dumps({"query": "slate", "filters": None, "cursor": None}).encode()
+    padding = b" " * ((1 << 20) - len(body))
+    assert client.post(SEARCH, content=body[:-1] + padding + b"}", headers=JSON).status_code == 200
+    content = iter([body, padding, b" "]) if in_chunks else body + padding + b" "
+    assert outcome(client.post(SEARCH, content=content, headers=JSON)) == (413, "body-too-large")
+
+
+def test_body_that_does_not_arrive_is_given_up(served_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.01)
+    app = create_app(ServeSettings(root=served_root))
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": SEARCH, "raw_path": SEARCH.encode(), "query_string": b"", "headers": headers}
+    sent: list[Any] = []
+
+    async def never() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, never, send))
+    assert sent[0]["status"] == 408
+    assert json.loads(sent[1]["body"])["type"].endswith(":body-slow")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8400", "localhost:1", "LOCALHOST", "[::1]:8400"])
+def test_own_names_are_answered(client: TestClient, host: str) -> None:
+    assert client.get("/v1/collections", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8400", "127.0.0.1.evil.example", "localhost.evil.example", "", "127.0.0.2", "[::2]"]
+)
+@pytest.mark.parametrize("path", ["/v1/collections", "/healthz", "/openapi.json"])
+def test_rebound_name_is_refused(client: TestClient, host: str, path: str) -> None:
+    assert outcome(client.get(path, headers={"Host": host})) == (421, "host-refused")
+
+
+def test_named_host_is_answered(served_root: Path, serve: Callable[..., TestClient]) -> None:
+    client = serve(ServeSettings(root=served_root, allowed_hosts=("search.example",)))
+    assert client.get("/v1/collections", headers={"Host": "Search.Example:443"}).status_code == 200
+    assert client.get("/v1/collections", headers={"Host": "127.0.0.1"}).status_code == 200
+    assert client.get("/v1/collections", headers={"Host": "evil.example"}).status_code == 421
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "http://localhost:8400", "file://", ""])
+def test_page_of_another_origin_is_refused(client: TestClient, origin: str) -> None:
+    assert outcome(client.get("/v1/collections", headers={"Origin": origin})) == (403, "origin-refused")
+
+
+def test_page_of_the_server_itself_is_answered_without_cors(client: TestClient) -> None:
+    response = client.get("/v1/collections", headers={"Origin": "http://127.0.0.1:8400"})
+    assert response.status_code == 200
+    assert [name for name in response.headers if name.startswith("access-control")] == []
+
+
+def test_preflight_is_not_granted(client: TestClient) -> None:
+    headers = {"Origin": "http://127.0.0.1:8400", "Access-Control-Request-Method": "POST"}
+    response = client.options(SEARCH, headers=headers)
+    assert outcome(response) == (405, "method-refused")
+    assert [name for name in response.headers if name.startswith("access-control")] == []
+
+
+@pytest.fixture
+def keyed(own_root: Path, serve: Callable[..., TestClient]) -> Callable[..., TestClient]:
+    """Return ``keyed(**key)``: a client whose requests carry a key made so."""
+    client = serve(ServeSettings(root=own_root))
+    file = KeyFile(own_root / "keys.json")
+    file.create("another's")
+
+    def with_key(**key: Any) -> TestClient:
+        client.headers["Authorization"] = f"Bearer {file.create('own', **key)[1]}"
+        return client
+
+    return with_key
+
+
+def test_request_without_a_key_is_refused_once_there_is_one(own_root: Path, serve: Callable[..., TestClient]) -> None:
+    client = serve(ServeSettings(root=own_root))
+    assert client.get("/v1/collections").status_code == 200
+    KeyFile(own_root / "keys.json").create("reader")
+    for path in ("/v1/collections", "/v1/collections/stones", "/metrics", "/nowhere"):
+        response = client.get(path)
+        assert outcome(response) == (401, "key-missing")
+        assert response.headers["WWW-Authenticate"].startswith("Bearer")
+    assert outcome(client.post(SEARCH, json={"query": "slate"})) == (401, "key-missing")
+    assert [client.get(path).status_code for path in ("/healthz", "/readyz", "/openapi.json")] == [200] * 3
+
+
+@pytest.mark.parametrize("header", ["Bearer", "Bearer  ", "Basic dXNlcjpwYXNz", "cairn_x", ""])
+def test_header_without_a_key_is_told_how(keyed: Callable[..., TestClient], header: str) -> None:
+    client = keyed()
+    assert outcome(client.get("/v1/collections", headers={"Authorization": header})) == (401, "key-missing")
+
+
+@pytest.mark.parametrize("token", ["cairn_0123456789ab_" + "a" * 43, "nonsense", "é"])
+def test_unknown_key_is_refused(keyed: Callable[..., TestClient], token: str) -> None:
+    client = keyed()
+    response = client.get("/v1/collections", headers={"Authorization": f"Bearer {token}".encode()})
+    assert outcome(response) == (401, "key-unknown")
+    assert token not in response.text
+
+
+ROUTES_BY_SCOPE = {
+    "search": [
+        ("GET", "/v1/collections", None),
+        ("GET", "/v1/collections/stones", None),
+        ("GET", "/v1/collections/stones/documents/stones/granite/0", None),
+        ("POST", SEARCH, {"query": "slate"}),
+        ("POST", "/v1/vector_stores/stones/search", {"query": "slate"}),
+    ],
+    "embed": [("POST", "/v1/embeddings", {"model": "stones", "input": "slate"})],
+    "admin": [("GET", "/metrics", None)],
+}
+
+
+@pytest.mark.parametrize("scope", ["search", "embed", "admin"])
+def test_key_opens_the_routes_of_its_scope_and_no_others(keyed: Callable[..., TestClient], scope: str) -> None:
+    client = keyed(scopes=[scope])
+    for needed, routes in ROUTES_BY_SCOPE.items():
+        for method, path, body in routes:
+            response = client.request(method, path, json=body)
+            assert response.status_code == 200 if needed == scope else outcome(response) == (403, "scope-missing")
+
+
+def test_every_route_needs_a_scope_or_is_open_on_purpose(client: TestClient) -> None:
+    described = client.get("/openapi.json").json()["paths"]
+    known = {"/v1/collections", "/v1/collections/{name}", "/v1/collections/{name}/documents/{doc_id}", "/v1/collections/{name}/search"}
+    known |= {"/v1/vector_stores/{vector_store_id}/search", "/v1/embeddings", "/metrics"}
+    assert set(described) == known | {"/healthz", "/readyz"}
+    assert {"/healthz", "/readyz", "/openapi.json"} == guard.OPEN_PATHS
+
+
+def test_key_for_one_collection_learns_nothing_of_another(keyed: Callable[..., TestClient]) -> None:
+    client = keyed(scopes=["search", "embed"], collections=["stones"])
+    assert [c["name"] for c in client.get("/v1/collections").json()["collections"]] == ["stones"]
+    assert client.post(SEARCH, json={"query": "slate"}).status_code == 200
+    for name in ("pebbles", "nowhere"):
+        replies = [
+            client.get(f"/v1/collections/{name}"),
+            client.get(f"/v1/collections/{name}/documents/x"),
+            client.post(f"/v1/collections/{name}/search", json={"query": "slate"}),
+            client.post(f"/v1/vector_stores/{name}/search", json={"query": "slate"}),
+            client.post("/v1/embeddings", json={"model": name, "input": "slate"}),
+        ]
+        assert {outcome(reply) for reply in replies} == {(404, "unknown-collection")}
+
+
+def test_keys_that_cannot_be_read_let_nobody_in_and_say_no_path(keyed: Callable[..., TestClient], own_root: Path) -> None:
+    client = keyed()
+    (own_root / "keys.json").write_text("{")
+    response = client.get("/v1/collections")
+    assert outcome(response) == (503, "keys-unreadable")
+    assert str(own_root) not in response.text

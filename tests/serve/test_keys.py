@@ -1,0 +1,163 @@
+"""API keys: shown once, stored hashed, revoked at once, and never a way around a damaged file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import CairnError, ConfigError, IntegrityError
+from pipeline.serve import keys as keys_module
+from pipeline.serve.keys import KeyFile, Keyring
+
+RESTRICTION = {"type": "eq", "key": "tenant", "value": "acme"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path / "root" / "keys.json")
+
+
+def test_key_is_stored_as_its_hash_for_its_owner_alone(file: KeyFile) -> None:
+    key, token = file.create("reader")
+    content = file.path.read_text()
+    assert token not in content
+    assert token.rpartition("_")[2] not in content
+    assert key.sha256 == hashlib.sha256(token.encode()).hexdigest()
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+
+
+def test_keys_are_read_as_they_were_made(file: KeyFile) -> None:
+    made = [
+        file.create("reader")[0],
+        file.create("tenant", scopes=["embed", "search"], collections=["stones", "stones"], restriction=RESTRICTION)[0],
+        file.create("all", scopes=["admin", "embed", "search"])[0],
+    ]
+    assert file.read() == made
+    assert (made[1].scopes, made[1].collections, made[1].restriction) == (("search", "embed"), ("stones",), RESTRICTION)
+
+
+def test_tokens_differ(file: KeyFile) -> None:
+    assert len({file.create("reader")[1] for _ in range(20)}) == 20
+
+
+def test_grant_is_what_the_key_was_made_for(file: KeyFile) -> None:
+    _, token = file.create("tenant", scopes=["search"], collections=["stones"], restriction=RESTRICTION)
+    grant = Keyring(file, is_required=True).grant_of(token)
+    assert grant is not None
+    assert (grant.scopes, grant.collections, grant.restriction) == ({"search"}, {"stones"}, RESTRICTION)
+    assert grant.reaches("stones")
+    assert not grant.reaches("pebbles")
+
+
+def test_token_that_differs_anywhere_is_no_key(file: KeyFile) -> None:
+    _, token = file.create("reader")
+    keyring = Keyring(file, is_required=True)
+    changed = [token[:index] + ("0" if char != "0" else "1") + token[index + 1 :] for index, char in enumerate(token)]
+    for other in [*changed, "", token[:-1], token + "0", token.upper(), f" {token}", "cairn__", "é" * 20, "\ud800"]:
+        assert keyring.grant_of(other) is None
+    assert keyring.grant_of(token) is not None
+
+
+def test_tokens_are_compared_in_constant_time_whether_or_not_the_id_is_known(file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, token = file.create("reader")
+    compared: list[tuple[str, str]] = []
+    original = keys_module.hmac.compare_digest
+    monkeypatch.setattr(keys_module.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or original(a, b))
+    keyring = Keyring(file, is_required=True)
+    for tried in (token, token[:-1] + "x", "cairn_" + "0" * 12 + "_" + "a" * 43, "nonsense"):
+        keyring.grant_of(tried)
+    assert [(len(left), len(right)) for left, right in compared] == [(64, 64)] * 4
+
+
+def test_key_made_or_revoked_counts_at_once(file: KeyFile) -> None:
+    keyring = Keyring(file, is_required=False)
+    assert not keyring.is_required
+    key, token = file.create("reader")
+    assert keyring.is_required
+    assert keyring.grant_of(token) is not None
+    file.revoke(key.key_id)
+    assert keyring.grant_of(token) is None
+
+
+@pytest.mark.parametrize("how", ["revoke", "remove"])
+def test_server_with_keys_is_not_opened_by_losing_them(file: KeyFile, how: str) -> None:
+    key, token = file.create("reader")
+    keyring = Keyring(file, is_required=False)
+    if how == "revoke":
+        file.revoke(key.key_id)
+    else:
+        file.path.unlink()
+    assert keyring.is_required
+    assert keyring.grant_of(token) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda raw: raw.update(format_version=2),
+        lambda raw: raw["keys"][0].update(scopes=["everything"]),
+        lambda raw: raw["keys"][0].update(restriction="tenant=acme"),
+        lambda raw: raw["keys"][0].update(collections="stones"),
+        lambda raw: raw["keys"][0].pop("restriction"),
+        lambda raw: raw["keys"][0].update(extra=1),
+        lambda raw: raw["keys"][0].update(sha256="0"),
+        lambda raw: raw.update(keys={}),
+    ],
+)
+def test_file_that_was_tampered_with_lets_nobody_in(file: KeyFile, change) -> None:
+    _, token = file.create("tenant", collections=["stones"], restriction=RESTRICTION)
+    keyring = Keyring(file, is_required=True)
+    raw = json.loads(file.path.read_text())
+    change(raw)
+    file.path.write_text(json.dumps(raw))
+    with pytest.raises(IntegrityError):
+        keyring.grant_of(token)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
+def test_file_that_cannot_be_read_lets_nobody_in(file: KeyFile, content: bytes) -> None:
+    _, token = file.create("reader")
+    file.path.write_bytes(content)
+    with pytest.raises(CairnError):
+        Keyring(file, is_required=False).grant_of(token)
+
+
+def test_concurrent_creations_lose_no_key(file: KeyFile) -> None:
+    threads = [threading.Thread(target=lambda: [file.create("reader") for _ in range(5)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(file.read()) == 20
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": ""},
+        {"name": "line\nbreak"},
+        {"name": "x" * 101},
+        {"scopes": []},
+        {"scopes": ["search", "root"]},
+        {"collections": []},
+        {"collections": ["../up"]},
+        {"restriction": {}},
+    ],
+)
+def test_key_that_makes_no_sense_is_refused(file: KeyFile, wrong) -> None:
+    with pytest.raises(ConfigError):
+        file.create(**{"name": "reader", **wrong})
+    assert not file.exists()
+
+
+def test_revoking_twice_or_an_unknown_key_is_refused(file: KeyFile) -> None:
+    key, _ = file.create("reader")
+    file.revoke(key.key_id)
+    for key_id in (key.key_id, "0" * 12):
+        with pytest.raises(ConfigError, match="cairn keys list"):
+            file.revoke(key_id)

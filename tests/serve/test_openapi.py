@@ -1,0 +1,66 @@
+"""The description is the API: valid, with examples that work, and every response as it is described."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from starlette.testclient import TestClient
+
+from pipeline.serve.problems import PROBLEM_TYPES, TYPE_PREFIX
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "openapi.json"
+
+
+@pytest.fixture
+def described(client: TestClient) -> dict[str, Any]:
+    return client.get("/openapi.json").json()
+
+
+def test_description_is_the_one_on_file(described: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    """After a change of the API: pytest tests/serve/test_openapi.py --rewrite-openapi, and read the difference."""
+    described["info"].pop("version")
+    if request.config.getoption("--rewrite-openapi"):
+        GOLDEN.write_text(json.dumps(described, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    assert described == json.loads(GOLDEN.read_text(encoding="utf-8"))
+
+
+def test_every_schema_is_valid_and_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
+    schemas = described["components"]["schemas"]
+    for schema in schemas.values():
+        Draft202012Validator.check_schema(schema)
+    references = json.dumps(described).split('"$ref": "#/components/schemas/')[1:]
+    assert {reference.partition('"')[0] for reference in references} <= set(schemas)
+
+
+def test_every_operation_describes_its_problems(described: dict[str, Any]) -> None:
+    statuses = {str(kind.status) for kind in PROBLEM_TYPES.values()}
+    shared = described["components"]["responses"]
+    assert {next(iter(reply["content"])) for reply in shared.values()} == {"application/problem+json"}
+    for operations in described["paths"].values():
+        for operation in operations.values():
+            expected = statuses if "requestBody" in operation else statuses - {"400", "408", "413", "415"}
+            problems = {code: reply for code, reply in operation["responses"].items() if not code.startswith("2")}
+            assert problems == {code: {"$ref": f"#/components/responses/Problem{code}"} for code in expected}
+
+
+def test_every_problem_type_is_described(described: dict[str, Any]) -> None:
+    text = json.dumps(described)
+    assert all(f"`{TYPE_PREFIX}{kind.name}`" in text for kind in PROBLEM_TYPES.values())
+
+
+def test_examples_of_requests_work(client: TestClient, described: dict[str, Any]) -> None:
+    schemas = described["components"]["schemas"]
+    searches, embeddings, openai = (schemas[name]["examples"] for name in ("SearchRequest", "EmbeddingsRequest", "VectorStoreSearch"))
+    assert min(map(len, (searches, embeddings, openai))) >= 1
+    # The examples speak of Python's documentation; here the columns are others.
+    as_here = json.loads(json.dumps([searches, openai]).replace('"kind"', '"tenant"'))
+    for example in as_here[0]:
+        assert client.post("/v1/collections/stones/search", json=example).status_code == 200
+    for example in as_here[1]:
+        assert client.post("/v1/vector_stores/stones/search", json=example).status_code == 200
+    for example in embeddings:
+        assert client.post("/v1/embeddings", json={**example, "model": "stones"}).status_code == 200

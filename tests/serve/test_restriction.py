@@ -1,0 +1,157 @@
+"""A key's own filter: no filter, cursor, id or query gets a document past it."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from pipeline.serve.app import create_app
+from pipeline.serve.keys import KeyFile
+from pipeline.serve.settings import ServeSettings
+
+OWN = {"type": "eq", "key": "tenant", "value": "acme"}
+SEARCH = "/v1/collections/stones/search"
+
+
+@pytest.fixture(scope="module")
+def tenant(served_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client whose key sees acme's documents: those of odd numbers."""
+    keys = tmp_path_factory.mktemp("keys") / "keys.json"
+    _, token = KeyFile(keys).create("acme", restriction=OWN)
+    app = create_app(ServeSettings(root=served_root, keys_file=keys))
+    with TestClient(app, base_url="http://127.0.0.1", headers={"Authorization": f"Bearer {token}"}) as client:
+        yield client
+
+
+def is_own(doc_id: str) -> bool:
+    return int(doc_id.rpartition("/")[2]) % 2 == 1
+
+
+keys = st.sampled_from(["tenant", "year", "doc_id", "title", "source_file", "cluster_id", "num_tokens"]) | st.text(max_size=8)
+values = (
+    st.sampled_from(["acme", "zenith", 2004, 0, -1, 1e9, True, "stones/granite/0", "' OR 1=1 --"]) | st.text(max_size=8) | st.integers()
+)
+leaves = st.one_of(
+    st.builds(lambda t, k, v: {"type": t, "key": k, "value": v}, st.sampled_from(["eq", "ne", "gt", "gte", "lt", "lte"]), keys, values),
+    st.builds(
+        lambda t, k, v: {"type": t, "key": k, "value": v}, st.sampled_from(["in", "nin"]), keys, st.lists(values, min_size=1, max_size=4)
+    ),
+)
+likely = st.one_of(
+    st.sampled_from(["eq", "ne"]).flatmap(
+        lambda t: st.sampled_from(["acme", "zenith"]).map(lambda v: {"type": t, "key": "tenant", "value": v})
+    ),
+    st.sampled_from(["gte", "lt"]).flatmap(lambda t: st.integers(1999, 2020).map(lambda v: {"type": t, "key": "year", "value": v})),
+)
+filters = st.recursive(
+    likely | leaves,
+    lambda children: st.builds(
+        lambda t, f: {"type": t, "filters": f}, st.sampled_from(["and", "or"]), st.lists(children, min_size=1, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    filters=st.none() | filters,
+    hybrid=st.booleans(),
+    granularity=st.sampled_from(["document", "chunk", "both"]),
+    query=st.sampled_from(["zenith granite", "tenant = zenith", "basalt"]),
+)
+def test_no_search_finds_another_tenants_document(tenant: TestClient, filters: Any, hybrid: bool, granularity: str, query: str) -> None:
+    body = {"query": query, "top_k": 200, "hybrid": hybrid, "granularity": granularity, "filters": filters, "passages": 1}
+    response = tenant.post(SEARCH, json=body)
+    assert response.status_code in (200, 422), response.text
+    found = [hit["doc_id"] for hit in response.json().get("hits", [])]
+    assert all(map(is_own, found))
+    if filters is None:
+        assert len(found) == 10
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(filters=st.none() | likely)
+def test_no_openai_search_finds_another_tenants_document(tenant: TestClient, filters: Any) -> None:
+    response = tenant.post(
+        "/v1/vector_stores/stones/search", json={"query": ["granite", "zenith"], "filters": filters, "max_num_results": 50}
+    )
+    assert response.status_code == 200
+    assert all(is_own(result["file_id"]) for result in response.json()["data"])
+
+
+def test_pages_stay_within_the_restriction(tenant: TestClient) -> None:
+    cursor, found = "*", []
+    while cursor:
+        answer = tenant.post(SEARCH, json={"query": "granite", "top_k": 3, "cursor": cursor}).json()
+        found += [hit["doc_id"] for hit in answer["hits"]]
+        cursor = answer["next_cursor"]
+    assert len(set(found)) == 10
+    assert all(map(is_own, found))
+
+
+def test_documents_of_others_are_not_found_by_id(tenant: TestClient, make_rows: Callable[..., list[dict[str, Any]]]) -> None:
+    for row in make_rows():
+        response = tenant.get(f"/v1/collections/stones/documents/{row['id']}")
+        assert response.status_code == (200 if is_own(row["id"]) else 404)
+        if not is_own(row["id"]):
+            assert response.json()["type"].endswith(":unknown-document")
+
+
+def test_counts_are_of_the_documents_the_key_sees(tenant: TestClient) -> None:
+    found = tenant.get("/v1/collections/stones").json()
+    assert (found["documents"], found["chunks"]) == (10, None)
+    listed = tenant.get("/v1/collections").json()["collections"]
+    assert {(c["documents"], c["chunks"]) for c in listed} == {(None, None)}
+
+
+@pytest.mark.parametrize(
+    "restriction",
+    [
+        {"type": "eq", "key": "owner", "value": "acme"},
+        {"type": "eq", "key": "year", "value": "acme"},
+        {"type": "is", "key": "tenant", "value": "acme"},
+        {"type": "or", "filters": []},
+        {"anything": "else"},
+    ],
+)
+def test_restriction_that_does_not_fit_answers_nothing(
+    served_root: Path, serve: Callable[..., TestClient], tmp_path: Path, restriction: dict[str, Any]
+) -> None:
+    _, token = KeyFile(tmp_path / "keys.json").create("odd", restriction=restriction)
+    client = serve(ServeSettings(root=served_root, keys_file=tmp_path / "keys.json"))
+    client.headers["Authorization"] = f"Bearer {token}"
+    replies = [
+        client.post(SEARCH, json={"query": "slate"}),
+        client.post("/v1/vector_stores/stones/search", json={"query": "slate"}),
+        client.get("/v1/collections/stones"),
+        client.get("/v1/collections/stones/documents/stones/granite/0"),
+    ]
+    assert {(reply.status_code, reply.json()["type"].rpartition(":")[2]) for reply in replies} == {(403, "restriction-unusable")}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.integers(0, 9), canary=st.text(string.ascii_lowercase, min_size=12, max_size=12).map(lambda text: f"canary{text}"))
+def test_no_refusal_repeats_what_was_sent(tenant: TestClient, place: int, canary: str) -> None:
+    """Checklist 4 and 13, whatever the field."""
+    bodies: list[Any] = [
+        {"query": "a", "granularity": canary},
+        {"query": {"text": canary}},
+        {"query": "a", canary: 1},
+        {"query": "a", "filters": {"type": "eq", "key": canary, "value": 1}},
+        {"query": "a", "filters": {"type": canary, "key": "year", "value": 1}},
+        {"query": "a", "filters": {"type": "eq", "key": "year", "value": canary}},
+        {"query": "a", "filters": {"type": "in", "key": "year", "value": [1, canary]}},
+        {"query": "a", "weights": {canary: 1}},
+        {"query": "a", "cursor": canary},
+        canary,
+    ]
+    response = tenant.post(SEARCH, json=bodies[place])
+    assert response.status_code == 422
+    assert canary not in response.text
