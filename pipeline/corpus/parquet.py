@@ -77,6 +77,7 @@ def scan_sources(sources: Sequence[str], config: CorpusConfig) -> Scan:
         try:
             schema, num_rows = _read_footer(file)
         except DECODE_ERRORS as error:
+            file.require_reachable(error)
             damaged.append((file, _damage(error)))
         else:
             readable.append((file, schema))
@@ -133,7 +134,7 @@ def read_checked(scan: Scan, config: CorpusConfig) -> Iterator[CheckedBatch]:
 def _read_file(scan: Scan, file: SourceFile, num_rows: int, config: CorpusConfig) -> Iterator[CheckedBatch]:
     checker = _checker(scan, file, config)
     done = 0
-    for item in _damage_reported(_decoded(file, num_rows, [*checker.sources.values()], config)):
+    for item in _damage_reported(file, _decoded(file, num_rows, [*checker.sources.values()], config)):
         if isinstance(item, pa.RecordBatch):
             for batch in checker.check(item, done):
                 yield batch
@@ -152,14 +153,15 @@ class _Undecoded:
     detail: str
 
 
-def _damage_reported(items: Iterator[pa.RecordBatch | _Undecoded]) -> Iterator[pa.RecordBatch | _Undecoded]:
-    """End a stream that fails to decode with the damage; a fault of ours further on is not mistaken for one."""
+def _damage_reported(file: SourceFile, items: Iterator[pa.RecordBatch | _Undecoded]) -> Iterator[pa.RecordBatch | _Undecoded]:
+    """End a stream that fails to decode with the damage; a fault of ours further on, or of a store, is not mistaken for one."""
     while True:
         try:
             item = next(items)
         except StopIteration:
             return
         except DECODE_ERRORS as error:
+            file.require_reachable(error)
             yield _Undecoded(num_rows=None, detail=_damage(error))
             return
         yield item

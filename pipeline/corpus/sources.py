@@ -9,6 +9,7 @@ judged by its footer later. ``key=value`` folders below a source become partitio
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,10 +20,14 @@ import fsspec
 import pyarrow as pa
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, FSSpecHandler, LocalFileSystem, PyFileSystem
 
-from pipeline.errors import SourceError
+from pipeline.errors import SourceError, TryAgainError
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
+BUCKET_SCHEMES = ("s3", "gs", "gcs")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+_STORE_ERROR = re.compile(r"AWS Error (?!ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_|RESOURCE_NOT_FOUND)")
+"""What a store says when it could not answer, and not what it answered."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +42,16 @@ class SourceFile:
     def open(self) -> pa.NativeFile:
         """Open for random access; the caller closes it."""
         return self.filesystem.open_input_file(self.path)
+
+    def require_reachable(self, error: BaseException) -> None:
+        """Raise :class:`TryAgainError` where an error of reading comes from a store that does not answer: the file may be whole."""
+        if not isinstance(error, OSError) or isinstance(self.filesystem, LocalFileSystem):
+            return
+        _require_answer(self.name, error)
+        try:
+            self.filesystem.get_file_info(self.path)
+        except OSError as unreachable:
+            raise _no_answer(self.name, unreachable) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +107,7 @@ def _resolve_one(source: str) -> list[SourceFile]:
             files = [root.file(path) for path in _below(root.filesystem, info)]
             missing = f"folder {root.name} holds no Parquet file (*.parquet, *.pq)"
     except (OSError, pa.ArrowException) as error:
+        _require_answer(root.name, error)
         raise SourceError(f"source {root.name} cannot be listed: {_first_line(error)}") from error
     if not files:
         raise SourceError(f"{missing}; hidden files and names that start with _ are skipped")
@@ -111,6 +127,8 @@ def _root_of_uri(uri: str) -> _Root:
     fixed, pattern = _split_magic(uri)
     parts = urlsplit(fixed)
     name = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))  # no credentials in names and logs
+    if parts.scheme in BUCKET_SCHEMES and not parts.netloc:
+        raise SourceError(f"source {uri!r} must name a bucket; write {parts.scheme}://BUCKET/FOLDER")
     try:
         filesystem, path = FileSystem.from_uri(fixed)
     except (pa.ArrowException, OSError, ValueError) as arrow_error:
@@ -179,6 +197,15 @@ def _relative(path: str, folder: str) -> str:
 
 def _is_hidden(name: str) -> bool:
     return name.startswith((".", "_"))
+
+
+def _require_answer(name: str, error: BaseException) -> None:
+    if _STORE_ERROR.search(str(error)):
+        raise _no_answer(name, error) from error
+
+
+def _no_answer(name: str, error: BaseException) -> TryAgainError:
+    return TryAgainError(f"the store of source {name} does not answer: {_first_line(error)}; run the same command again when it does")
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,0 +1,69 @@
+"""An S3-compatible server for tests: moto's, on a loopback port of its choice, with faults on demand. Run it as a process.
+
+It writes its address on stdout. ``PUT /-/faults`` takes a list of rules, each with a method, a pattern of paths, a fault and how many
+times: requests that match are answered 503 (``refuse``), done but not answered (``lose-reply``), or the process dies before them (``die``).
+Writes are made one at a time: moto itself looks at a condition and writes in two steps.
+
+What it cannot show: the latency, the throughput and the clock of a real store, and how long a real one takes to answer 503.
+"""
+
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+
+class FaultyStore:
+    def __init__(self) -> None:
+        self._store: Any = DomainDispatcherApplication(create_backend_app)
+        self._rules: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/-/faults":
+            body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            with self._lock:
+                self._rules = json.loads(body)
+            start_response("200 OK", [])
+            return [b"{}"]
+        fault = self._fault(environ["REQUEST_METHOD"], environ["PATH_INFO"])
+        if fault == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "refuse":
+            start_response("503 Service Unavailable", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"]
+        if environ["REQUEST_METHOD"] == "PUT":
+            with self._writing:
+                answer = list(self._store(environ, start_response))
+        else:
+            answer = self._store(environ, start_response)
+        if fault == "lose-reply":
+            raise ConnectionResetError("the reply is lost")
+        return answer
+
+    def _fault(self, method: str, path: str) -> str | None:
+        with self._lock:
+            for rule in self._rules:
+                if rule["times"] > 0 and rule["method"] == method and re.search(rule["path"], path):
+                    rule["times"] -= 1
+                    return rule["fault"]
+        return None
+
+
+class Silent(WSGIRequestHandler):
+    def log(self, *message: Any) -> None: ...
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None: ...
+
+
+if __name__ == "__main__":
+    server = make_server("127.0.0.1", 0, FaultyStore(), threaded=True, request_handler=Silent)
+    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    server.serve_forever()
