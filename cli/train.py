@@ -103,17 +103,19 @@ def train(
     """Fine-tune an encoder on SOURCES (Parquet or JSON lines with query, document, title, source).
 
     A killed run goes on from its newest checkpoint when the same command is given again. FOLDER/model and FOLDER/best are for --model.
-    Dev sets (folders as of `cairn evaluate`) are kept out of the data, too.
+    Dev sets (folders as of `cairn evaluate`) are kept out of the data, too. Several processes: `torchrun --no-python cairn train …`.
     """
     from pipeline.train.loop import train as run
+    from pipeline.train.processes import joined_processes
     from pipeline.train.settings import TrainConfig
 
     chosen = given(ctx)
     config = TrainConfig(**{name: value for name, value in chosen.items() if name not in _NOT_SETTINGS})
-    with ProgressBars(quiet=quiet) as progress:
+    with joined_processes() as processes, ProgressBars(quiet=quiet or processes.rank > 0) as progress:
         scorer = _scorer(dev, dev_queries, dev_documents, config, chosen, progress)
-        report = run(sources, output, config, base=base, judged=(*judged, *dev), scorer=scorer, progress=progress)
-    click.echo(json.dumps(asdict(report), default=dict) if as_json else table(_rows(asdict(report))))
+        report = run(sources, output, config, base=base, judged=(*judged, *dev), scorer=scorer, processes=processes, progress=progress)
+    if processes.rank == 0:
+        click.echo(json.dumps(asdict(report), default=dict) if as_json else table(_rows(asdict(report))))
     return 0
 
 

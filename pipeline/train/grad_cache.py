@@ -6,7 +6,7 @@
     4  every micro-batch of M1 once more, with a graph                 ─▶ gradients of M1
 
 Costs one more forward pass; the gradient is the plain one. The context is shared by all micro-batches of M2, as the batch's documents share
-it. A micro-batch is computed twice and must come out the same, so what it draws at random it draws from a seed of its own.
+it. A micro-batch is computed twice and must come out the same, so what it draws at random it draws from a seed.
 
 Source: Gao et al. 2021 (GradCache); Morris & Rush 2024 (CDE), §4.2, two stages. ``plain_backward`` is the oracle.
 """
@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 import torch
 from jaxtyping import Float, Float32
 
+from pipeline.train.processes import ALONE, Processes
+
 FirstStage = Callable[[], Float[torch.Tensor, "c D"]]
 """Embeds the context documents of one micro-batch."""
 
@@ -28,31 +30,37 @@ Loss = Callable[[Float[torch.Tensor, "M E"]], Float32[torch.Tensor, ""]]
 """Takes the embeddings of all micro-batches, in their order."""
 
 
-def cached_backward(first: Sequence[FirstStage], second: Sequence[SecondStage], loss: Loss) -> Float32[torch.Tensor, ""]:
+def cached_backward(
+    first: Sequence[FirstStage], second: Sequence[SecondStage], loss: Loss, processes: Processes = ALONE
+) -> Float32[torch.Tensor, ""]:
     """Add the loss's gradient to all parameters, one micro-batch at a time, and return the loss without a graph.
 
-    Without micro-batches of the first stage there is no context. A single micro-batch in all is computed once, with its graph.
+    Without micro-batches of the first stage there is no context. A single micro-batch in all is computed once, with its graph. Several
+    ``processes`` share the micro-batches, and each adds the gradient of its share alone: what parameters get is still to be summed.
     """
-    if len(second) == 1 and len(first) <= 1:
+    if processes.size == 1 and len(second) == 1 and len(first) <= 1:
         return plain_backward(first, second, loss)
+    own_first, own_second = processes.share(len(first)), processes.share(len(second))
     with torch.no_grad():
-        context_CD = torch.cat([embed() for embed in first]) if first else None
-        embedded = [embed(context_CD) for embed in second]
+        contexts = processes.gather({number: first[number]() for number in own_first}, len(first)) if first else ()
+        context_CD = torch.cat(contexts) if contexts else None
+        embedded = processes.gather({number: second[number](context_CD) for number in own_second}, len(second))
     embeddings_ME = torch.cat(embedded).requires_grad_()
     value = loss(embeddings_ME)
     value.backward()
     gradient_ME = embeddings_ME.grad
     assert gradient_ME is not None
+    gradients = gradient_ME.split([len(part) for part in embedded])
     if context_CD is not None:
         context_CD.requires_grad_()
-    for embed, gradient in zip(second, gradient_ME.split([len(part) for part in embedded]), strict=True):
-        _backward(embed(context_CD), gradient)
-    if context_CD is not None and context_CD.grad is not None:
-        done = 0
-        for embed in first:
-            part_cD = embed()
-            _backward(part_cD, context_CD.grad[done : done + len(part_cD)])
-            done += len(part_cD)
+    for number in own_second:
+        _backward(second[number](context_CD), gradients[number])
+    if context_CD is not None:
+        gradient_CD = torch.zeros_like(context_CD) if context_CD.grad is None else context_CD.grad
+        processes.add_up(gradient_CD)
+        context_gradients = gradient_CD.split([len(part) for part in contexts])
+        for number in own_first:
+            _backward(first[number](), context_gradients[number])
     return value.detach()
 
 

@@ -24,7 +24,7 @@ from pipeline.errors import FingerprintMismatchError, ModelError
 from pipeline.model.backbone import load_backbone
 from pipeline.model.checkpoint import Checkpoint, read_checkpoint
 from pipeline.model.names import model_folder
-from pipeline.model.precision import default_device, resolve_precision
+from pipeline.model.precision import resolve_precision
 from pipeline.model.sentence_transformers_folder import read_json
 from pipeline.train.batch_plan import BatchPlan
 from pipeline.train.checkpoints import RunFolder
@@ -34,6 +34,7 @@ from pipeline.train.leakage import drop_judged, read_judged_texts
 from pipeline.train.low_rank import add_low_rank
 from pipeline.train.mining import mine_hard_negatives
 from pipeline.train.pairs import TrainingPairs, read_pairs, text_numbers
+from pipeline.train.processes import ALONE, Processes, first_before_others
 from pipeline.train.sequences import SequenceMaker
 from pipeline.train.settings import TrainConfig, require_within
 from pipeline.train.step import TrainingData
@@ -50,13 +51,15 @@ def train(
     base: str,
     judged: Sequence[Path] = (),
     scorer: ModelScorer | None = None,
+    processes: Processes = ALONE,
     progress: ProgressListener = silent_progress,
 ) -> TrainReport:
     """Train ``base`` on the pairs of ``sources`` and leave the run in ``folder``; ``judged`` evaluation sets are kept out of the data.
 
-    A ``scorer`` says which of the models that are saved on the way is the best; without one the held-out pairs do.
+    A ``scorer`` says which of the models that are saved on the way is the best; without one the held-out pairs do. Several ``processes``
+    make the steps of one; they see the same files, and the first of them writes.
     """
-    device = default_device()
+    device = processes.device
     checkpoint = read_checkpoint(model_folder(base))
     model = LandmarkEncoder(checkpoint, initial_gate=config.initial_gate)
     model.embeddings.requires_grad_(not config.freeze_embeddings)
@@ -72,8 +75,9 @@ def train(
     heldout = choose_heldout(pairs, config.heldout_pairs)
     dev_sets = None if scorer is None else scorer.fingerprint
     made_of = {"base": checkpoint.fingerprint, "pairs": pairs_fingerprint(pairs), "dev sets": dev_sets}
-    _claim_folder(folder, config, made_of, pairs.skipped)
-    data = _prepare(pairs, heldout, folder, config, base, checkpoint, progress)
+    with first_before_others(processes):
+        _claim_folder(folder, config, made_of, pairs.skipped)
+        data = _prepare(pairs, heldout, folder, config, base, checkpoint, progress)
     teacher = LandmarkEncoder(checkpoint).to(device).requires_grad_(False) if config.distillation_weight else None
     trainer = Trainer(
         files=RunFolder(folder, checkpoint, _served_settings(config)),
@@ -85,6 +89,7 @@ def train(
         plan=BatchPlan(pairs, heldout, data.vectors, config),
         config=config,
         scorer=scorer,
+        processes=processes,
         progress=progress,
     )
     return trainer.run()

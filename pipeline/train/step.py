@@ -3,11 +3,14 @@
     units ─▶ rows ─▶ M2 ─▶ chunk embeddings ─▶ text vectors at each width and layer ─▶ InfoNCE without false negatives ─┐
              context ─▶ M1 ─┘ (nothing, or partly the null token)                  teacher's chunk embeddings ─▶ distillation ─┴─▶ loss
 
-Everything drawn at random is drawn from the seed and the number of the step, so that a step is the same after a kill.
+Everything drawn at random is drawn from the seed and the number of the step, so that a step is the same after a kill, in micro-batches of
+any size and in any number of processes. Differs from CDE in this: the null token takes the place of the same context vectors throughout a
+step, not of others in every row.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +27,7 @@ from pipeline.train.heldout import mean_by_text
 from pipeline.train.landmark_encoder import LandmarkEncoder, PackedRows
 from pipeline.train.mining import NONE_FOUND
 from pipeline.train.objectives import distillation_loss, over_widths
+from pipeline.train.processes import ALONE, Processes
 from pipeline.train.sequences import SequenceBatch, SequenceMaker, split_rows
 from pipeline.train.settings import TrainConfig
 from pipeline.train.surrogate import PairVectors
@@ -62,16 +66,29 @@ def train_step(
     units: Sequence[Sequence[int]],
     step: int,
     config: TrainConfig,
+    processes: Processes = ALONE,
 ) -> StepReport:
-    """Add a batch's gradient to the model, clipped; the optimiser's step is the caller's, once it has seen that the loss is finite."""
+    """Add a batch's gradient to the model, clipped; the optimiser's step is the caller's, once it has seen that the loss is finite.
+
+    Several ``processes`` share the batch's micro-batches and end with the same gradient.
+    """
     generator = np.random.default_rng([config.seed, 1, step])
     batch, context = draw_batch(data, units, generator, config, model.max_positions)
-    seeds = generator.integers(2**62, size=len(batch.rows)).tolist()
-    parts = split_rows(batch.rows, config.micro_batch_tokens)
-    first = [_first_stage(model, part, config) for part in (() if context is None else split_rows(context, config.micro_batch_tokens))]
-    second = [_second_stage(model, part, seed, config) for part, seed in zip(parts, seeds, strict=False)]
-    teacher_BD = None if teacher is None else torch.cat([_teach(teacher, part, config) for part in parts])
-    loss = cached_backward(first, second, lambda embeddings_BE: batch_loss(embeddings_BE, batch, data, teacher_BD, config, model.model_dim))
+    processes.require_same(_digest(batch, context), f"batch of step {step + 1}")
+    seed = int(generator.integers(2**62))
+    parts = _micro_batches(batch.rows, config, processes)
+    first = [_first_stage(model, part, config) for part in (() if context is None else _micro_batches(context, config, processes))]
+    second = [_second_stage(model, part, seed, config) for part in parts]
+    teacher_BD = None
+    if teacher is not None:
+        taught = {number: _teach(teacher, parts[number], config) for number in processes.share(len(parts))}
+        teacher_BD = torch.cat(processes.gather(taught, len(parts)))
+
+    def loss_of(embeddings_BE: torch.Tensor) -> torch.Tensor:
+        return batch_loss(embeddings_BE, batch, data, teacher_BD, config, model.model_dim)
+
+    loss = cached_backward(first, second, loss_of, processes)
+    processes.add_up_gradients(model.parameters())
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm)
     return StepReport(
         loss=float(loss),
@@ -102,6 +119,17 @@ def draw_batch(
         drawn = generator.permutation(candidates)[: config.context_documents]
         context = data.maker.context(batch.pair_D[drawn].tolist(), min(config.max_context_tokens, max_positions))
     return batch, context
+
+
+def _micro_batches(rows: PackedRows, config: TrainConfig, processes: Processes) -> tuple[PackedRows, ...]:
+    """Cut rows so that they fit the memory, and that every process has some of them."""
+    return split_rows(rows, min(config.micro_batch_tokens, -(-len(rows.ids_N) // processes.size)))
+
+
+def _digest(batch: SequenceBatch, context: PackedRows | None) -> int:
+    """Identify what a step computes with."""
+    digest = zlib.crc32(batch.rows.ids_N.tobytes(), zlib.crc32(batch.positive_Q.tobytes()))
+    return digest if context is None else zlib.crc32(context.ids_N.tobytes(), digest)
 
 
 def batch_loss(

@@ -26,6 +26,7 @@ from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.log import DEV_PREFIX, TrainingLog, write_plot
 from pipeline.train.optimizer import lr_factor, make_optimizer, set_lr
 from pipeline.train.pairs import TrainingPairs
+from pipeline.train.processes import Processes
 from pipeline.train.settings import TrainConfig
 from pipeline.train.step import StepReport, TrainingData, train_step
 from pipeline.types import ModelScorer, ProgressListener
@@ -67,6 +68,7 @@ class Trainer:
     plan: BatchPlan
     config: TrainConfig
     scorer: ModelScorer | None
+    processes: Processes
     progress: ProgressListener
 
     def run(self) -> TrainReport:
@@ -76,7 +78,8 @@ class Trainer:
         state = RunState(step=0, log_bytes=0, best_score=-1.0, best_step=0)
         if newest is not None:
             state = self.files.restore(newest, self.model, optimizer)
-        log = TrainingLog(self.files.log_path, state.log_bytes)
+        self.processes.require_same(state.step, "newest checkpoint")
+        log = TrainingLog(self.files.log_path, state.log_bytes) if self._writes else None
         resumed_at, losses, num_queries, num_tokens = state.step, [math.nan], 0, 0
         if not resumed_at:
             state = self._evaluate(state, log)
@@ -86,13 +89,15 @@ class Trainer:
             losses.append(report.loss)
             num_queries, num_tokens = num_queries + report.num_queries, num_tokens + report.num_tokens
             state = self._evaluate(replace(state, step=step + 1), log)
-            if self._is_due(state.step, self.config.checkpoint_every):
+            if self._writes and self._is_due(state.step, self.config.checkpoint_every):
                 newest = self.files.save(state, self.model, optimizer)
             self.progress("train", state.step, self.config.steps, "steps")
         seconds = max(time.monotonic() - started, 1e-9)
-        self.files.save_model("model", self.model)
-        self.files.save_changes(self.model)
-        write_plot(self.files.log_path, self.files.plot_path)
+        if self._writes:
+            self.files.save_model("model", self.model)
+            self.files.save_changes(self.model)
+            write_plot(self.files.log_path, self.files.plot_path)
+        self.processes.wait()
         return TrainReport(
             folder=str(self.files.folder),
             pairs=len(self.pairs),
@@ -110,14 +115,18 @@ class Trainer:
             tokens_per_second=num_tokens / seconds,
         )
 
+    @property
+    def _writes(self) -> bool:
+        return self.processes.rank == 0
+
     def _is_due(self, step: int, every: int) -> bool:
         return step % every == 0 or step == self.config.steps
 
-    def _step(self, step: int, optimizer: torch.optim.Optimizer, newest: Path | None, log: TrainingLog) -> StepReport:
+    def _step(self, step: int, optimizer: torch.optim.Optimizer, newest: Path | None, log: TrainingLog | None) -> StepReport:
         started = time.monotonic()
         set_lr(optimizer, lr_factor(step, self.config))
         optimizer.zero_grad(set_to_none=True)
-        report = train_step(self.model, self.teacher, self.data, self.plan.at(step), step, self.config)
+        report = train_step(self.model, self.teacher, self.data, self.plan.at(step), step, self.config, self.processes)
         if not (math.isfinite(report.loss) and math.isfinite(report.gradient_norm)):
             good = "there is no checkpoint yet" if newest is None else f"{newest} is the last good checkpoint"
             raise ModelError(
@@ -125,6 +134,11 @@ class Trainer:
                 "train in another folder with a lower peak_lr"
             )
         optimizer.step()
+        if log is not None:
+            self._log_step(step, report, time.monotonic() - started, log)
+        return report
+
+    def _log_step(self, step: int, report: StepReport, seconds: float, log: TrainingLog) -> None:
         gates = self.model.landmark_attention
         log.append(
             {
@@ -133,13 +147,14 @@ class Trainer:
                 "lr": self.config.peak_lr * lr_factor(step, self.config),
                 "mean_gate": float(gates["gates"].detach().mean()),
                 "mean_context_gate": float(gates["context_gates"].detach().mean()),
-                "seconds": round(time.monotonic() - started, 3),
+                "seconds": round(seconds, 3),
             }
         )
-        return report
 
-    def _evaluate(self, state: RunState, log: TrainingLog) -> RunState:
-        """Score the model where a score is due, and keep it when it is the best so far."""
+    def _evaluate(self, state: RunState, log: TrainingLog | None) -> RunState:
+        """Score the model where a score is due, and keep it when it is the best so far; without a log another process does."""
+        if log is None:
+            return state
         if len(self.heldout) and self._is_due(state.step, self.config.evaluate_every):
             state = self._score_heldout(state, log)
         if self.scorer is not None and self._is_due(state.step, self.config.dev_every):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from pipeline.train.pairs import TrainingPairs
+from pipeline.train.processes import Processes
 
 TOPICS = (("stone", "path", "mark", "way"), ("river", "mountain", "walk", "old"), ("cat", "mat", "sat", "on"))
 
@@ -51,3 +55,63 @@ def make_pairs() -> Callable[..., TrainingPairs]:
         return TrainingPairs(queries=queries, documents=documents, titles=titles, sources=sources)
 
     return make
+
+
+class Threads(Processes):
+    """Threads in the place of processes: what each brings lies in a shared list until all have read it."""
+
+    def __init__(self, rank: int, size: int, slots: list[Any], barrier: threading.Barrier) -> None:
+        self.rank, self.size, self._slots, self._barrier = rank, size, slots, barrier
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def _exchange(self, brought: Any) -> list[Any]:
+        self._slots[self.rank] = brought
+        self._barrier.wait()
+        found = list(self._slots)
+        self._barrier.wait()
+        return found
+
+    def gather(self, parts: Mapping[int, torch.Tensor], count: int) -> tuple[torch.Tensor, ...]:
+        found = {number: part for brought in self._exchange(dict(parts)) for number, part in brought.items()}
+        return tuple(found[number] for number in range(count))
+
+    def add_up(self, tensor: torch.Tensor) -> None:
+        tensor.copy_(torch.stack(self._exchange(tensor.clone())).sum(0))
+
+    def add_up_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        for parameter in parameters:
+            found = [gradient for gradient in self._exchange(parameter.grad) if gradient is not None]
+            parameter.grad = torch.stack(found).sum(0) if found else None
+
+    def require_same(self, number: int, what: str) -> None:
+        assert len(set(self._exchange(number))) == 1, what
+
+    def wait(self) -> None:
+        self._barrier.wait()
+
+
+@pytest.fixture
+def in_threads() -> Callable[[int, Callable[[Processes], Any]], list[Any]]:
+    """Return what calls a function in so many threads at once, each as one of as many processes, and returns what they return."""
+
+    def call(size: int, function: Callable[[Processes], Any]) -> list[Any]:
+        slots, results, barrier = [None] * size, [None] * size, threading.Barrier(size, timeout=60)
+
+        def work(rank: int) -> None:
+            try:
+                results[rank] = function(Threads(rank, size, slots, barrier))
+            except BaseException:
+                barrier.abort()
+                raise
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+    return call

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from pipeline.model.sequence_dropout import drop_context
 from pipeline.train.contrastive import contrastive_loss
 from pipeline.train.grad_cache import FirstStage, SecondStage, cached_backward, plain_backward
+from pipeline.train.processes import Processes
 
 C, M, W, D = 10, 24, 7, 5
 
@@ -68,6 +70,24 @@ def test_cached_backward_through_both_stages_equals_the_plain_gradient(documents
     assert set(found) == set(expected) == {name for name, _ in TwoStages().named_parameters()}
     for name, gradient in expected.items():
         assert float((found[name] - gradient).abs().max()) <= 1e-5, name
+
+
+@pytest.mark.parametrize(("size", "texts_a_part"), [(2, 5), (3, 7), (4, 12)])
+def test_cached_backward_of_several_processes_adds_up_to_the_plain_gradient(in_threads: Callable[..., Any], size: int, texts_a_part: int):
+    models = [TwoStages() for _ in range(size)]  # before there are threads, which share torch's generator
+
+    def share(processes: Processes) -> tuple[float, dict[str, torch.Tensor]]:
+        model = models[processes.rank]
+        value = cached_backward(*model.micro_batches(4, texts_a_part), loss_of, processes)
+        processes.add_up_gradients(model.parameters())
+        return float(value), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    shares = in_threads(size, share)  # of two parts of texts, two of four processes have none
+    expected_loss, expected = gradients(plain_backward, 4, texts_a_part)
+    for loss, found in shares:
+        assert loss == pytest.approx(expected_loss, abs=1e-5)
+        for name, gradient in expected.items():
+            assert float((found[name] - gradient).abs().max()) <= 1e-5, name
 
 
 def test_cached_backward_without_context_leaves_the_first_stage_alone():

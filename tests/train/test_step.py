@@ -11,6 +11,7 @@ import torch
 from pipeline.model.checkpoint import read_checkpoint
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.pairs import TrainingPairs, text_numbers
+from pipeline.train.processes import ALONE, Processes
 from pipeline.train.sequences import SequenceMaker, make_units
 from pipeline.train.settings import TrainConfig
 from pipeline.train.step import TrainingData, draw_batch, train_step
@@ -41,30 +42,50 @@ def config_of(**settings: Any) -> TrainConfig:
 
 
 def gradients(
-    folder: Path, data: tuple[TrainingData, list[tuple[int, ...]]], config: TrainConfig, step: int = 0, teacher: bool = True
+    folder: Path,
+    data: tuple[TrainingData, list[tuple[int, ...]]],
+    config: TrainConfig,
+    step: int = 0,
+    teacher: bool = True,
+    processes: Processes = ALONE,
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    torch.manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     model = LandmarkEncoder(read_checkpoint(folder))
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.02 * torch.randn_like(parameter)
+            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
     taught_by = LandmarkEncoder(read_checkpoint(folder)).requires_grad_(False) if teacher else None
-    report = train_step(model, taught_by, data[0], data[1], step, config)
+    report = train_step(model, taught_by, data[0], data[1], step, config, processes)
     return report, {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
+@pytest.mark.parametrize("context_dropout", [0.0, 0.4])
 @pytest.mark.parametrize("dims", [(), (8, 32)])
 @pytest.mark.parametrize("layers", [(), (1, 2)])
 def test_train_step_in_micro_batches_gives_the_gradient_of_the_whole(
-    tiny_model_folder: Path, data: Any, dims: tuple[int, ...], layers: tuple[int, ...]
+    tiny_model_folder: Path, data: Any, dims: tuple[int, ...], layers: tuple[int, ...], context_dropout: float
 ):
-    settings = {"matryoshka_dims": dims, "matryoshka_layers": layers, "context_dropout": 0.0}
+    settings = {"matryoshka_dims": dims, "matryoshka_layers": layers, "context_dropout": context_dropout}
     whole, expected = gradients(tiny_model_folder, data, config_of(micro_batch_tokens=100_000, **settings))
     parts, found = gradients(tiny_model_folder, data, config_of(micro_batch_tokens=60, **settings))
     assert parts.loss == pytest.approx(whole.loss, abs=1e-4)
     assert set(found) == set(expected)
     for name, gradient in expected.items():
         assert float((found[name] - gradient).abs().max()) <= 2e-4 * max(1.0, float(gradient.abs().max())), name
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_train_step_of_several_processes_gives_each_the_gradient_of_one(
+    tiny_model_folder: Path, data: Any, in_threads: Callable[..., Any], size: int
+):
+    config = config_of(context_dropout=0.4, matryoshka_dims=(8, 32))
+    one, expected = gradients(tiny_model_folder, data, config)
+    for report, found in in_threads(size, lambda processes: gradients(tiny_model_folder, data, config, processes=processes)):
+        assert report.loss == pytest.approx(one.loss, abs=1e-5)
+        assert report.num_tokens == one.num_tokens
+        assert set(found) == set(expected)
+        for name, gradient in expected.items():
+            assert float((found[name] - gradient).abs().max()) <= 1e-5 * max(1.0, float(gradient.abs().max())), name
 
 
 def test_train_step_reaches_gates_null_token_and_every_weight(tiny_model_folder: Path, data: Any):

@@ -1,0 +1,120 @@
+"""Two processes over gloo, started as a user starts them; what one process by itself does is the oracle."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.train.log import read_log
+
+SETTINGS: dict[str, Any] = {
+    "steps": 4,
+    "batch_pairs": 12,
+    "sequence_documents": 3,
+    "max_document_tokens": 48,
+    "context_documents": 4,
+    "max_context_tokens": 12,
+    "context_absence": 0.3,
+    "context_dropout": 0.3,
+    "hard_negatives": 1,
+    "evaluate_every": 2,
+    "checkpoint_every": 1,
+    "peak_lr": 1e-3,
+    "matryoshka_dims": [8, 32],
+    "precision": "fp32",
+}
+
+PROGRAM = """
+import json, os, sys
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+from pipeline import durable
+from pipeline.train import trainer
+from pipeline.train.loop import train
+from pipeline.train.processes import joined_processes
+from pipeline.train.settings import TrainConfig
+
+base, pairs, output, settings, dies_after = sys.argv[1:]
+torch.set_num_threads(1)
+real_step = trainer.train_step
+
+def step_and_keep(model, *arguments):
+    report = real_step(model, *arguments)
+    if arguments[3] == 0:  # the first step's gradient, before the optimiser's
+        gradients = {name: each.grad.contiguous().clone() for name, each in model.named_parameters() if each.grad is not None}
+        save_file(gradients, f"{output}-gradients-{processes.rank}.safetensors")
+    return report
+
+def die(name):
+    if name == "train.checkpoint" and Path(output, "checkpoints", f"{int(dies_after):08d}").exists():
+        os._exit(9)
+
+trainer.train_step = step_and_keep
+durable.observe_commit_points(die)
+with joined_processes() as processes:
+    assert ("pipeline.train.torch_processes" in sys.modules) == (processes.size > 1)
+    report = train([Path(pairs)], Path(output), TrainConfig(**json.loads(settings)), base=base, processes=processes)
+done = {"rank": processes.rank, "size": processes.size, "resumed_at": report.resumed_at, "loss": report.last_loss}
+Path(f"{output}-{processes.rank}.json").write_text(json.dumps(done))
+"""
+
+
+@pytest.fixture
+def start(tiny_model_folder: Path, pairs_file: Path, tmp_path: Path) -> Any:
+    """Return what runs a training in so many processes and returns what each says of it."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+
+    def run(name: str, num_processes: int, dies_after: int = -1, **settings: Any) -> list[dict[str, Any]]:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)] if num_processes > 1 else []
+        given = [str(tiny_model_folder), str(pairs_file), str(tmp_path / name), json.dumps(SETTINGS | settings), str(dies_after)]
+        command = [sys.executable, *torchrun, str(program), *given]
+        done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) == (dies_after < 0), done.stderr
+        return [json.loads(path.read_text()) for path in sorted(tmp_path.glob(f"{name}-?.json"))]
+
+    return run
+
+
+def gradients(tmp_path: Path, name: str, rank: int = 0) -> dict[str, torch.Tensor]:
+    return load_file(tmp_path / f"{name}-gradients-{rank}.safetensors")
+
+
+def logged(tmp_path: Path, name: str) -> list[dict[str, Any]]:
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in read_log(tmp_path / name / "log.jsonl")]
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_gradient_of_one_on_the_same_batch_and_go_on_after_a_kill(start: Any, tmp_path: Path):
+    assert [each["size"] for each in start("alone", 1)] == [1]
+    both = start("both", 2)
+    assert [(each["rank"], each["size"]) for each in both] == [(0, 2), (1, 2)]
+    assert both[0]["loss"] == both[1]["loss"]
+
+    one, first, second = gradients(tmp_path, "alone"), gradients(tmp_path, "both"), gradients(tmp_path, "both", 1)
+    assert set(one) == set(first) == set(second)
+    for name, gradient in one.items():
+        assert float((first[name] - gradient).abs().max()) <= 1e-5, name
+        assert torch.equal(first[name], second[name]), name
+
+    by_one, by_two = logged(tmp_path, "alone"), logged(tmp_path, "both")
+    assert len(by_one) == len(by_two) == SETTINGS["steps"] + 3
+    assert by_two[1]["loss"] == pytest.approx(by_one[1]["loss"], abs=1e-5)
+    assert [record["num_tokens"] for record in by_two if "loss" in record] == [
+        record["num_tokens"] for record in by_one if "loss" in record
+    ]
+
+    assert start("killed", 2, dies_after=2) == []
+    assert [each["resumed_at"] for each in start("killed", 2)] == [2, 2]
+    straight, resumed = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("both", "killed"))
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
+    assert logged(tmp_path, "killed") == by_two
