@@ -37,8 +37,8 @@ _MODEL_OPTIONS = ("model", "dims", "layers", "causal", "query_prefix", "document
 @click.option("--ablate", is_flag=True, help="The whole table: every encoder, with no, random and corpus context, ranked in every way.")
 @click.option("--systems", "patterns", multiple=True, metavar="PATTERN", help="Only systems whose name matches, such as 'mean/*'; repeat.")
 @click.option("--against", help="Compare every system with this one.  [default: the best baseline]")
-@click.option("--model", envvar="CAIRN_MODEL", help="Encoder: a name, cached or embedded, or a folder.  [default: all-MiniLM-L6-v2]")
-@click.option("--baseline-model", help="Encoder of the baselines, such as the one a trained model began with.  [default: as --model]")
+@click.option("--model", envvar="CAIRN_MODEL", help="Encoder: a name, cached or embedded, or a folder.  [default: cairn-minilm]")
+@click.option("--baseline-model", help="Encoder of the baselines.  [default: what --model was trained on, else as --model]")
 @click.option("--pooling", help="Of cairn/…, as for ingest.  [default: mean]")
 @click.option("--attention", type=click.Choice(["chunk", "full", "landmark"]), help="Of cairn/…, as for ingest.  [default: chunk]")
 @click.option("--window-tokens", type=int, help="Of cairn/…, as for ingest.  [default: 512; landmark: 8192]")
@@ -122,10 +122,19 @@ def _base(chosen: Mapping[str, Any]) -> EncoderConfig:
 
 
 def _baseline_base(chosen: Mapping[str, Any]) -> EncoderConfig:
-    """Return the settings of the baselines: their model's own, with the options that are not about how Cairn chunks and pools."""
+    """Return the settings of the baselines: their model's own, with the options that are not about how Cairn chunks and pools.
+
+    Where nobody names their model it is the one the evaluated model was trained on, else that model itself.
+    """
+    from pipeline.config import DEFAULT_MODEL
+    from pipeline.model.model_defaults import base_of_folder
+    from pipeline.model.names import model_folder
+
+    base = base_of_folder(model_folder(chosen.get("model", DEFAULT_MODEL)))
+    model = chosen.get("baseline_model", base.model if base else None)
     kept = _SHARED_OPTIONS if "baseline_model" in chosen else (*_SHARED_OPTIONS, *_MODEL_OPTIONS)
     options = {name: chosen[name] for name in kept if name in chosen}
-    return _base({**options, **({"model": chosen["baseline_model"]} if "baseline_model" in chosen else {})})
+    return _base({**options, **({"model": model} if model else {})})
 
 
 def _systems(chosen: Mapping[str, Any], patterns: Sequence[str], *, ablate: bool) -> list[System]:

@@ -38,7 +38,7 @@ _STAGE_OF = {
 @click.option("--title-column", envvar="CAIRN_TITLE_COLUMN", help="Column with the title.  [default: title, where there is one]")
 @click.option("--query-column", envvar="CAIRN_QUERY_COLUMN", help="Column with a typical query, for clustering.  [default: query, if any]")
 @click.option("--metadata-columns", multiple=True, help="Columns to keep for filters; repeat.  [default: every other column]")
-@click.option("--model", envvar="CAIRN_MODEL", help="Encoder: a name, cached or embedded, or a folder.  [default: all-MiniLM-L6-v2]")
+@click.option("--model", envvar="CAIRN_MODEL", help="Encoder: a name, cached or embedded, or a folder.  [default: cairn-minilm]")
 @click.option("--pooling", type=click.Choice(get_args(Pooling)), help="What a chunk's vector is pooled from.  [default: mean]")
 @click.option(
     "--attention",

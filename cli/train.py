@@ -12,7 +12,7 @@ import click
 
 from cli.settings import given, json_option
 from cli.terminal import ProgressBars, duration, table, thousands
-from pipeline.config import DEFAULT_MODEL
+from pipeline.config import BASE_MODEL
 
 if TYPE_CHECKING:
     from pipeline.train.settings import TrainConfig
@@ -37,7 +37,7 @@ class Numbers(click.ParamType):
 @click.command(context_settings={"show_default": True})
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...", type=click.Path(path_type=Path))
 @click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the run.")
-@click.option("--base", default=DEFAULT_MODEL, help="Model to start from: a BERT-like one, by name or folder.")
+@click.option("--base", default=BASE_MODEL, help="Model to start from: a BERT-like one, by name or folder.")
 @click.option("--judged", multiple=True, type=click.Path(path_type=Path), help="Evaluation set to keep out of the data; repeat.")
 @click.option("--dev", multiple=True, type=click.Path(path_type=Path), help="Judged set that says which step is the best; repeat.")
 @click.option("--dev-every", type=int, help="Steps between its scores.  [default: 500]")

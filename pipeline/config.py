@@ -25,7 +25,11 @@ Surrogate = Literal["static", "encoder"]
 DEFAULT_ROOT = "cairn-data"
 """Folder that collections live under where nobody says otherwise, in the working folder."""
 
-DEFAULT_MODEL = "all-MiniLM-L6-v2"
+BASE_MODEL = "all-MiniLM-L6-v2"
+"""The transformer that comes as a package, as published; the defaults of :class:`EncoderConfig` are its."""
+
+DEFAULT_MODEL = "cairn-minilm"
+"""What an ingest takes where nobody says otherwise: the base model with the landmark mixer trained for it, which ships with Cairn."""
 
 POOLINGS: Final[Mapping[Attention, tuple[Pooling, ...]]] = {
     "chunk": ("mean", "lmk", "cls", "last", "mean_at_k", "latent"),
@@ -149,7 +153,7 @@ class EncoderConfig:
     ``pool_prefix`` takes them into the mean, as models trained by Sentence-Transformers expect.
     """
 
-    model: str = DEFAULT_MODEL
+    model: str = BASE_MODEL
     pooling: Pooling = "mean"
     attention: Attention = "chunk"
     landmark_interval: int = 64

@@ -6,13 +6,16 @@
 
 All chunks of a shard are one pool of work, sorted by length, so short and long documents share batches. A document's vector is the
 normalised mean of its chunks' vectors, each cut to the dimensions asked for and normalised first. Queries go the same way with their own
-prefix. Only ``text`` is encoded. A vector that is not finite stops the shard before anything is written.
+prefix. A vector that is not finite stops the shard before anything is written.
+
+Where the model has a landmark mixer, chunks are encoded each by itself and the mixer gives them their document, its title and the context;
+where it has none, only ``text`` is encoded and the context is the transformer's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +31,7 @@ from pipeline.manifest import fingerprint
 from pipeline.model.attention_temperature import row_temperatures
 from pipeline.model.backbone import Backbone, load_backbone
 from pipeline.model.document_encoder import embed_chunks
+from pipeline.model.landmark_mixer import mix_documents, mix_queries, mixer_of
 from pipeline.model.landmark_reader import LandmarkReader, require_transformer
 from pipeline.model.landmarks import Chunks, Rows, chunk_rows, chunk_spans, landmark_rows, split_into_chunks, window_rows
 from pipeline.model.latent_attention import require_latent_attention
@@ -36,6 +40,9 @@ from pipeline.types import chunks_schema, documents_schema, staged_schema
 
 ENCODER_FORMAT_VERSION = 1
 """Raised when the same settings begin to give other vectors."""
+
+MIXING_VERSION = 1
+"""Raised when the same mixer begins to give other vectors."""
 
 YOUNGER_SETTINGS: Final = (
     *("landmarks", "truncate_dim", "num_layers", "causal", "query_prefix", "document_prefix", "pool_prefix"),
@@ -72,7 +79,9 @@ class DocumentEncoder:
         self.vector_dim = require_fit(config, self.backbone)
         self._document_prefix, self._query_prefix = _prefixes(config, self.backbone)
         self._token_head = require_latent_attention(self.backbone) if config.pooling == "latent" else None
-        self._context_CD = _usable_context(config, context, self.backbone)
+        self._mixer = mixer_of(self.backbone)
+        context_CD = _usable_context(config, context, self.backbone)
+        self._context_CD, self._mixed_context_CD = (context_CD, None) if self._mixer is None else (None, context_CD)
         self._landmarks = LandmarkReader(self.backbone, self._context_CD) if config.attention == "landmark" else None
         self.fingerprint = fingerprint(
             kind="encoder",
@@ -87,17 +96,49 @@ class DocumentEncoder:
             context=context.fingerprint if config.use_context and context is not None else None,
             **_younger_settings(config),
             **({"landmark_gates": self._landmarks.fingerprint} if self._landmarks else {}),
+            **({"landmark_mixer": MIXING_VERSION} if self._mixer else {}),
         )
 
-    def encode(self, texts: Sequence[str], on_tokens: Callable[[int], None] | None = None) -> EncodedDocuments:
-        """Encode texts in the order given; ``on_tokens`` hears how many of their tokens each batch has finished, each token once."""
-        return self._encode(texts, self._document_prefix, self.config.temperature, self.config.temperature_by_length, on_tokens, "document")
+    @property
+    def reads_titles(self) -> bool:
+        """Say whether a document's title moves its vectors."""
+        return self._mixer is not None
+
+    def encode(
+        self, texts: Sequence[str], on_tokens: Callable[[int], None] | None = None, *, titles: Sequence[str | None] | None = None
+    ) -> EncodedDocuments:
+        """Encode texts in the order given; ``on_tokens`` hears how many of their tokens each batch has finished, each token once.
+
+        ``titles``, one a text, None or "" where it has none, are read where :attr:`reads_titles`.
+        """
+        temperature, by_length = self.config.temperature, self.config.temperature_by_length
+        encoded = self._encode(texts, self._document_prefix, temperature, by_length, on_tokens, "document")
+        if self._mixer is None:
+            return encoded
+        title_ND = None if titles is None else self._title_vectors(titles)
+        mixed_MD = mix_documents(self._mixer, encoded.chunk_vectors_MV, encoded.chunk_offsets, title_ND, self._mixed_context_CD)
+        chunk_vectors_MV = first_dims(mixed_MD, self.vector_dim)
+        documents_NV = _document_vectors(chunk_vectors_MV, encoded.chunk_offsets, "document")
+        return replace(encoded, chunk_vectors_MV=chunk_vectors_MV, document_vectors_NV=documents_NV)
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
         """Encode texts as documents are, but for the queries' prefix and temperature; returns the documents' vectors."""
         own = self.config.query_temperature
         temperature, by_length = (self.config.temperature, self.config.temperature_by_length) if own is None else (own, ())
-        return self._encode(texts, self._query_prefix, temperature, by_length, None, "query").document_vectors_NV
+        encoded = self._encode(texts, self._query_prefix, temperature, by_length, None, "query")
+        if self._mixer is None:
+            return encoded.document_vectors_NV
+        return first_dims(mix_queries(self._mixer, encoded.document_vectors_NV, self._mixed_context_CD), self.vector_dim)
+
+    def _title_vectors(self, titles: Sequence[str | None]) -> Float32[np.ndarray, "N D"]:
+        """Embed titles as texts of their own, each different one once; one that is missing or blank becomes zeros."""
+        known = {title: index for index, title in enumerate(dict.fromkeys(title for title in titles if title and title.strip()))}
+        vectors_ND = np.zeros((len(titles), self.backbone.embedding_dim), np.float32)
+        if known:
+            encoded = self._encode(list(known), Prefix.of("", self.backbone.tokenizer), self.config.temperature, (), None, "title")
+            place_N = np.array([known.get(title or "", -1) for title in titles])
+            vectors_ND[place_N >= 0] = encoded.document_vectors_NV[place_N[place_N >= 0]]
+        return vectors_ND
 
     def _encode(
         self,
@@ -108,6 +149,7 @@ class DocumentEncoder:
         on_tokens: Callable[[int], None] | None,
         what: str,
     ) -> EncodedDocuments:
+        """Encode texts through the transformer, without what a mixer does; a mixer needs all dimensions."""
         tokens = tokenize_after(prefix, self.backbone.tokenizer, texts)
         if self.config.landmarks == "sentence":
             rank_sentences(tokens, texts)
@@ -130,7 +172,7 @@ class DocumentEncoder:
             landmarks=self._landmarks,
             on_chunks=report,
         )
-        chunk_vectors_MV = first_dims(embeddings_MD, self.vector_dim)
+        chunk_vectors_MV = first_dims(embeddings_MD, self.vector_dim if self._mixer is None else self.backbone.embedding_dim)
         _require_finite(chunk_vectors_MV, chunks.chunk_offsets, what)
         return EncodedDocuments(
             document_vectors_NV=_document_vectors(chunk_vectors_MV, chunks.chunk_offsets, what),
@@ -163,7 +205,7 @@ def encode_shard(
 
     ``assign`` gives each row its cluster. Metadata columns pass through as they came; ``query`` is not stored.
     """
-    encoded = encoder.encode(staged.column("text").to_pylist(), on_tokens)
+    encoded = encoder.encode(staged.column("text").to_pylist(), on_tokens, titles=staged.column("title").to_pylist())
     own_columns = set(staged_schema([]).names)
     metadata = [staged.schema.field(name) for name in staged.schema.names if name not in own_columns]
     num_chunks = np.diff(encoded.chunk_offsets)

@@ -12,7 +12,7 @@ Vectors are those an ingest with the same settings stores and a search with them
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from jaxtyping import Float32, Int64
 from pipeline.config import DEFAULT_MODEL, EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.corpus.tokenization import tokenize
-from pipeline.encode.documents import DocumentEncoder
+from pipeline.encode.documents import DocumentEncoder, EncodedDocuments
 from pipeline.encode.queries import TextQueryEncoder
 from pipeline.encode.texts import require_texts
+from pipeline.errors import ConfigError
 from pipeline.model.checkpoint import read_checkpoint
 from pipeline.model.decoder import language_model
 from pipeline.model.encoder_folder import beyond_stock_modules, save_encoder_folder
@@ -45,17 +46,18 @@ class LandmarkEmbeddings:
 class TextEncoder:
     """A model with its settings. ``encode_queries`` makes it a :class:`pipeline.types.QueryEncoder`."""
 
-    def __init__(self, config: EncoderConfig, context: ContextSet | None = None) -> None:
+    def __init__(self, config: EncoderConfig, context: ContextSet | None = None, saved_as: EncoderConfig | None = None) -> None:
+        """Load the model; ``saved_as`` are the settings a saved folder brings, where they are others than these."""
+        self._saved_as = saved_as or config
         self._documents = DocumentEncoder(config, context)
         self._queries = TextQueryEncoder(config, context, self._documents.backbone)
         self.config = config
         self.vector_dim = self._documents.vector_dim
         self.fingerprint = self._documents.fingerprint
 
-    def encode_documents(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
-        """Embed documents of any length, L2-normalised, in the order given."""
-        require_texts(texts, "document")
-        return self._documents.encode(texts).document_vectors_NV
+    def encode_documents(self, texts: Sequence[str], titles: Sequence[str | None] | None = None) -> Float32[np.ndarray, "N V"]:
+        """Embed documents of any length, L2-normalised, in the order given; ``titles``, one a text, are read by models with a mixer."""
+        return self._encode(texts, titles).document_vectors_NV
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
         """Embed queries, L2-normalised, in the order given; an empty one raises :class:`ConfigError`."""
@@ -66,10 +68,9 @@ class TextEncoder:
         require_texts(texts, "text")
         return len(tokenize(self._documents.backbone.tokenizer, texts).ids)
 
-    def landmark_embeddings(self, texts: Sequence[str]) -> list[LandmarkEmbeddings]:
+    def landmark_embeddings(self, texts: Sequence[str], titles: Sequence[str | None] | None = None) -> list[LandmarkEmbeddings]:
         """Embed every passage of documents, text by text; a document's vector is the normalised mean of its passages'."""
-        require_texts(texts, "document")
-        encoded = self._documents.encode(texts)
+        encoded = self._encode(texts, titles)
         spans = zip(encoded.chunk_offsets[:-1].tolist(), encoded.chunk_offsets[1:].tolist(), strict=True)
         return [
             LandmarkEmbeddings(
@@ -80,6 +81,12 @@ class TextEncoder:
             for first, end in spans
         ]
 
+    def _encode(self, texts: Sequence[str], titles: Sequence[str | None] | None) -> EncodedDocuments:
+        require_texts(texts, "document")
+        if titles is not None and len(titles) != len(texts):
+            raise ConfigError(f"titles must be one a text, got {len(titles)} for {len(texts)}; give None for a text without")
+        return self._documents.encode(texts, titles=titles)
+
     def save(self, folder: str | Path) -> Sequence[str]:
         """Write the model and its settings to a new folder; return what of them Sentence-Transformers' own modules do not have.
 
@@ -87,10 +94,15 @@ class TextEncoder:
         """
         read = read_checkpoint(model_folder(self.config.model))
         checkpoint = first_layers(language_model(read), self.config.num_layers)
-        save_encoder_folder(Path(folder).expanduser().absolute(), checkpoint, self.config, copies_weights=checkpoint is read)
-        return beyond_stock_modules(self.config, checkpoint.config)
+        save_encoder_folder(Path(folder).expanduser().absolute(), checkpoint, self._saved_as, copies_weights=checkpoint is read)
+        return beyond_stock_modules(self._saved_as, checkpoint.config, checkpoint.tensors)
 
 
 def load_encoder(model: str | Path = DEFAULT_MODEL, *, context: ContextSet | None = None, **settings: Any) -> TextEncoder:
-    """Load a model by name or folder; ``settings`` are those of :class:`EncoderConfig` and win over what the folder brings."""
-    return TextEncoder(encoder_config({"model": str(model), **settings}), context)
+    """Load a model by name or folder; ``settings`` are those of :class:`EncoderConfig` and win over what the folder brings.
+
+    Without a ``context`` none is read, whatever the folder brings.
+    """
+    config = encoder_config({"model": str(model), **settings})
+    reads_none = context is None and "use_context" not in settings
+    return TextEncoder(replace(config, use_context=False) if reads_none else config, context, saved_as=config)

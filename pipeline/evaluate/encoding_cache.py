@@ -33,7 +33,7 @@ def cache_file(folder: Path, judged: RetrievalSet, encoding: Encoding, encoder: 
         has_titles=encoding.has_titles,
         max_document_tokens=encoding.max_document_tokens,
         texts=text_digest(judged.texts),
-        titles=text_digest(judged.titles if encoding.has_titles else ()),
+        titles=text_digest(judged.titles if encoding.has_titles or encoder.reads_titles else ()),
         queries=text_digest(judged.queries),
     )
     return folder / f"{key}.npz"

@@ -99,7 +99,7 @@ def encode_documents(
     if encoding.has_titles:
         document_NV, chunk_MV, offsets, start, end = _encode_titled(encoder, judged.titles, texts, meter.add)
     else:
-        encoded = encoder.encode(texts, meter.add)
+        encoded = encoder.encode(texts, meter.add, titles=judged.titles)
         document_NV, chunk_MV = encoded.document_vectors_NV, encoded.chunk_vectors_MV
         offsets, start, end = encoded.chunk_offsets, encoded.start_char, encoded.end_char
     return EncodedSet(

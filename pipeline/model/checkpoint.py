@@ -2,8 +2,9 @@
 
 Knows the two published layouts: Hugging Face (config.json, model.safetensors, tokenizer.json in one folder; large models split their
 weights over several files that model.safetensors.index.json names) and sentence-transformers (modules.json naming the folder of the
-transformer and the modules behind it). It says what lies there; what to make of the tensors is the backbone's business, and which settings
-follow from a folder that of ``model_defaults``.
+transformer and the modules behind it). A third one is ours: a folder of nothing but what was trained beside a transformer, whose
+cairn_config.json names that transformer as its base, with the hash of its weights. It says what lies there; what to make of the tensors is
+the backbone's business, and which settings follow from a folder that of ``model_defaults``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from tokenizers import Tokenizer, normalizers
 from pipeline import durable
 from pipeline.errors import ModelError
 from pipeline.manifest import fingerprint
+from pipeline.model.model_defaults import Base, base_of_folder
+from pipeline.model.names import model_folder
 from pipeline.model.projection import steps_fingerprint
 from pipeline.model.sentence_transformers_folder import (
     SentenceTransformersFolder,
@@ -32,7 +35,7 @@ from pipeline.model.sentence_transformers_folder import (
 WEIGHTS_NAME: Final = "model.safetensors"
 WEIGHTS_INDEX_NAME: Final = "model.safetensors.index.json"
 EXTRA_NAME: Final = "cairn_extra.safetensors"
-"""Tensors of ours beside a stock model's: a latent attention, landmark gates."""
+"""Tensors of ours beside a stock model's: a latent attention, landmark gates, a landmark mixer."""
 
 _TOKEN_NAMES: Final = {
     "cls": (("cls_token", "bos_token"), ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>")),
@@ -72,10 +75,15 @@ class Checkpoint:
         return int(self.number(*names, default=default))
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a model folder; raise :class:`ModelError` for one that is incomplete, damaged or not fit to be read safely."""
+def read_checkpoint(folder: Path, extra_path: Path | None = None) -> Checkpoint:
+    """Read a model folder; raise :class:`ModelError` for one that is incomplete, damaged or not fit to be read safely.
+
+    ``extra_path`` stands for the folder's own file of our tensors.
+    """
+    if extra_path is None and (base := base_of_folder(folder)) is not None:
+        return _on_base(folder, base)
     modules = read_sentence_transformers_folder(folder) or SentenceTransformersFolder(transformer=folder)
-    extra_path = folder / EXTRA_NAME
+    extra_path = extra_path or folder / EXTRA_NAME
     folder = modules.transformer
     config = read_json(folder / "config.json")
     tokenizer_path, weights_paths = _require(folder / "tokenizer.json"), _weights_paths(folder)
@@ -117,6 +125,19 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             **added,
         ),
     )
+
+
+def _on_base(folder: Path, base: Base) -> Checkpoint:
+    base_folder = model_folder(base.model)
+    if base_of_folder(base_folder) is not None:
+        raise ModelError(f"the base of the model in {folder} must be a whole model, got {base.model!r}, which has a base of its own")
+    checkpoint = read_checkpoint(base_folder, _require(folder / EXTRA_NAME))
+    if checkpoint.weights_sha256 != base.weights_sha256:
+        raise ModelError(
+            f"the model in {folder} was trained for {base.model!r} with weights {base.weights_sha256}, got {checkpoint.weights_sha256}; "
+            "restore those, or train it for these"
+        )
+    return checkpoint
 
 
 def _weights_paths(folder: Path) -> list[Path]:

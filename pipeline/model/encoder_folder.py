@@ -1,7 +1,7 @@
 """Our checkpoint format: a folder of safetensors that Cairn reads back without loss and Sentence-Transformers reads as a stock model.
 
     model.safetensors, config.json, tokenizer.json …    the transformer, as published
-    cairn_extra.safetensors                             tensors no stock module has: latent attention, landmark gates
+    cairn_extra.safetensors                             tensors no stock module has: latent attention, landmark gates, a mixer
     cairn_config.json                                   the encoder's settings (``model_defaults`` reads them)
     modules.json, 1_Pooling/, 2_Dense/ …                the same for Sentence-Transformers, as far as its own modules go
 
@@ -13,7 +13,7 @@ of these layers.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,7 @@ from pipeline.config import CAUSAL_FAMILIES, EncoderConfig
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.cde_settings import is_cde
 from pipeline.model.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint
+from pipeline.model.landmark_mixer import PREFIX as MIXER_PREFIX
 from pipeline.model.model_defaults import CAIRN_SETTINGS_NAME, settings_of_a_folder
 from pipeline.model.sentence_transformers_folder import (
     MODULES_NAME,
@@ -34,7 +35,7 @@ from pipeline.model.sentence_transformers_folder import (
     read_json_if_any,
 )
 
-OWN_PREFIXES: Final = ("latent_attention_model.", "landmark_attention.")
+OWN_PREFIXES: Final = ("latent_attention_model.", "landmark_attention.", MIXER_PREFIX)
 """Where the names of tensors begin that are not the transformer's."""
 
 _NESTED_PREFIX: Final = "embedding_model."
@@ -58,7 +59,7 @@ _PLAIN_TOKENIZER: Final = "PreTrainedTokenizerFast"
 _COPIED: Final = ("special_tokens_map.json", "added_tokens.json", "vocab.txt", TRANSFORMER_SETTINGS_NAME)
 
 
-def beyond_stock_modules(settings: EncoderConfig, config: Mapping[str, Any]) -> list[str]:
+def beyond_stock_modules(settings: EncoderConfig, config: Mapping[str, Any], tensor_names: Iterable[str] = ()) -> list[str]:
     """Name what Sentence-Transformers' own modules do not have: with such a setting its vectors are others, such a model it cannot load."""
     named = {
         f"pooling {settings.pooling}": settings.pooling not in _STOCK_POOLINGS,
@@ -66,6 +67,7 @@ def beyond_stock_modules(settings: EncoderConfig, config: Mapping[str, Any]) -> 
         "temperature": settings.temperature != 1.0 or bool(settings.temperature_by_length),
         "query_temperature": settings.query_temperature not in (None, 1.0),
         "use_context": settings.use_context,
+        "landmark mixer": any(name.startswith(MIXER_PREFIX) for name in tensor_names),
         f"model_type {config.get('model_type')}": config.get("model_type") in _NOT_IN_TRANSFORMERS,
     }
     return [name for name, is_beyond in named.items() if is_beyond]

@@ -11,7 +11,7 @@ Reads JSON only: no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,7 +51,7 @@ def model_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """
     model = chosen.get("model", DEFAULT_MODEL)
     if model in MODEL_NAMES:
-        return {}
+        return {} if "model" in chosen else {"model": model}
     folder = model_folder(model)
     if (folder / CAIRN_SETTINGS_NAME).is_file():
         brought = _of_cairn(folder / CAIRN_SETTINGS_NAME)
@@ -62,7 +62,7 @@ def model_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
         brought = of_architecture | ({} if described is None else _of_description(described, {*of_architecture, *chosen}))
     if not (brought.get("pool_prefix") and _can_pool_prefix({**brought, **chosen})):
         brought.pop("pool_prefix", None)
-    return {name: value for name, value in brought.items() if name not in chosen}
+    return {name: value for name, value in {"model": model, **brought}.items() if name not in chosen}
 
 
 def _of_architecture(config: Mapping[str, Any], *, is_described: bool) -> dict[str, Any]:
@@ -94,6 +94,25 @@ def _of_cairn(path: Path) -> dict[str, Any]:
             f"{path.name} of the model must hold settings that go together, got others ({error}); save the model again"
         ) from error
     return settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Base:
+    """The model that a folder of trained additions belongs to."""
+
+    model: str
+    weights_sha256: str
+
+
+def base_of_folder(folder: Path) -> Base | None:
+    """Return the base that a folder names, None where it holds a whole model."""
+    content = read_json_if_any(folder / CAIRN_SETTINGS_NAME).get("base")
+    if content is None:
+        return None
+    if not isinstance(content, dict) or not all(isinstance(content.get(item.name), str) for item in fields(Base)):
+        raise ModelError(f"base in {CAIRN_SETTINGS_NAME} of the model must hold a model and its weights_sha256, got others; save it again")
+    named: Any = content
+    return Base(model=named["model"], weights_sha256=named["weights_sha256"])
 
 
 def settings_of_a_folder(config: EncoderConfig) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """From what a user calls a model to the folder it lies in, before anything heavy is imported.
 
     all-MiniLM-L6-v2 ─▶ the embedded model
+    cairn-minilm ─────▶ the default: what was trained for the embedded model, which its settings name as base
     FOLDER ───────────▶ itself
     ORG/NAME ─────────▶ models--ORG--NAME/snapshots/<refs/main> in the Hugging Face cache
 
@@ -17,17 +18,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from pipeline.config import DEFAULT_MODEL
 from pipeline.errors import ConfigError
 from pipeline.model.embedded_weights import MODEL_NAMES, embedded_folder
 
 _HUB_NAME: Final = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 _REVISION: Final = "main"
+_TRAINED: Final = Path(__file__).parent / "cairn_minilm"
 
 
 def model_folder(model: str) -> Path:
     """Return the folder of a model; a name that cannot be had offline raises :class:`ConfigError` saying how to get it."""
     if model in MODEL_NAMES:
         return embedded_folder()
+    if model == DEFAULT_MODEL:
+        return _TRAINED
     folder = Path(model).expanduser()
     if model and _is_folder(folder):
         return folder
@@ -36,9 +41,9 @@ def model_folder(model: str) -> Path:
             return snapshot
     wanted = model if _HUB_NAME.fullmatch(model) else "NAME"
     raise ConfigError(
-        f"model must be all-MiniLM-L6-v2, a folder that holds config.json, model.safetensors and tokenizer.json, or a name in the Hugging "
-        f"Face cache {_cache_folder()}, got {model!r}; models are not downloaded here: run `hf download {wanted}` once where there is a "
-        "network, or give the folder"
+        "model must be cairn-minilm, all-MiniLM-L6-v2, a folder that holds config.json, model.safetensors and tokenizer.json, or a name in "
+        f"the Hugging Face cache {_cache_folder()}, got {model!r}; models are not downloaded here: run `hf download {wanted}` once where "
+        "there is a network, or give the folder"
     )
 
 

@@ -31,6 +31,7 @@ from pipeline.errors import ModelError
 from pipeline.model.checkpoint import Checkpoint
 from pipeline.model.feed_forward import GatedMlp, PlainMlp
 from pipeline.model.landmark_gates import read_gates
+from pipeline.model.landmark_mixer import read_landmark_mixer
 from pipeline.model.latent_attention import read_latent_attention
 from pipeline.model.packed import Packed
 from pipeline.model.pattern import Batch, PassSettings, Pattern, Shape
@@ -101,6 +102,7 @@ class Transformer:
         )
         self._projection = read_projection(checkpoint.steps, self.model_dim, device)
         self.embedding_dim = self.model_dim if self._projection is None else self._projection.output_dim
+        self.landmark_mixer = read_landmark_mixer(checkpoint.tensors, self.embedding_dim, device)
         self.max_positions = shape.max_positions
         self.max_context: int | None = None
         self._embedding = embedding

@@ -91,9 +91,9 @@ def test_saved_encoder_beyond_stock_modules_loads_there_and_says_so(tiny_latent_
     assert published(tmp_path / "saved").encode(SHORT, show_progress_bar=False).shape == (3, 32)
 
 
-def test_saved_default_model_keeps_its_fingerprint_and_is_a_sentence_transformer(tmp_path):
-    encoder = load_encoder(**FP32)
-    encoder.save(tmp_path / "saved")
+def test_saved_base_model_keeps_its_fingerprint_and_is_a_sentence_transformer(tmp_path):
+    encoder = load_encoder("all-MiniLM-L6-v2", **FP32)
+    assert encoder.save(tmp_path / "saved") == []
     loaded = load_encoder(tmp_path / "saved", **FP32)
     assert loaded.fingerprint == encoder.fingerprint
     texts = ["A cairn is a stack of stones.", "Ünïcödé, CJK 你好 and 😀 in one line."]

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from cli.settings import resolve_ingest_config
-from pipeline.config import EncoderConfig, IngestConfig
+from pipeline.config import DEFAULT_MODEL, EncoderConfig, IngestConfig
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.embedded_weights import embedded_folder
 from pipeline.model.model_defaults import encoder_config, model_defaults, settings_of_a_folder
@@ -38,7 +38,13 @@ def own_folder(folder):
 
 @pytest.mark.parametrize("model", ["all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"])
 def test_embedded_model_brings_nothing(model):
-    assert model_defaults({"model": model}) == model_defaults({}) == {}
+    assert model_defaults({"model": model}) == {}
+
+
+def test_without_a_choice_the_default_model_is_taken_with_its_settings():
+    brought = model_defaults({})
+    assert brought["model"] == DEFAULT_MODEL
+    assert brought["use_context"] is True
 
 
 def test_embedded_model_given_as_a_folder_has_the_settings_of_its_name():

@@ -112,7 +112,7 @@ def test_name_not_to_be_had_says_how_to_get_it_and_where_it_was_looked_for(cache
 @pytest.mark.parametrize("model", ["x" * 5000, "a\0b", "../..--", "a/b/c", "stone--small"])
 def test_name_that_no_model_can_have_is_refused(cache, model, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="model must be all-MiniLM-L6-v2"):
+    with pytest.raises(ConfigError, match="model must be cairn-minilm, all-MiniLM-L6-v2"):
         model_folder(model)
 
 

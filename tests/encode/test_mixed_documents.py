@@ -1,0 +1,163 @@
+"""Documents through a model that has a landmark mixer: titles, context, truncation, and the model the default is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pipeline import load_encoder
+from pipeline.config import DEFAULT_MODEL, EncoderConfig
+from pipeline.context.store import ContextSet
+from pipeline.encode.documents import DocumentEncoder
+from pipeline.errors import ConfigError, ModelError
+from pipeline.model.checkpoint import EXTRA_NAME, read_checkpoint
+from pipeline.model.landmark_mixer import PREFIX, LandmarkMixer
+from pipeline.model.model_defaults import CAIRN_SETTINGS_NAME, encoder_config
+
+TEXTS = ["the cat sat on the mat and looked at the dog " * 12, "a dog", "words of another document " * 9]
+TITLES = ["cats", None, "other words"]
+
+
+@pytest.fixture
+def trained_folder(tiny_model_folder, tmp_path):
+    """A folder of a mixer alone, on the tiny model as its base."""
+    folder = tmp_path / "trained"
+    folder.mkdir()
+    base = read_checkpoint(tiny_model_folder)
+    torch.manual_seed(0)
+    mixer = LandmarkMixer(base.integer("hidden_size"), num_heads=2, head_dim=8)
+    with torch.no_grad():
+        for name, parameter in mixer.named_parameters():
+            if "gate" in name:
+                parameter.copy_(0.3 * torch.randn(parameter.shape))
+    save_file({f"{PREFIX}{name}": value.contiguous() for name, value in mixer.state_dict().items()}, folder / EXTRA_NAME)
+    settings = {
+        "format": 1,
+        "base": {"model": str(tiny_model_folder), "weights_sha256": base.weights_sha256},
+        "encoder": {"landmark_interval": 16, "use_context": True},
+    }
+    (folder / CAIRN_SETTINGS_NAME).write_text(json.dumps(settings))
+    return folder
+
+
+def _context(encoder_config, seed=0, count=4):
+    width = DocumentEncoder(EncoderConfig(**{**encoder_config, "use_context": False})).backbone.context_dim
+    embeddings = np.random.default_rng(seed).normal(size=(count, width)).astype(np.float32)
+    ids = tuple(f"c{number}" for number in range(count))
+    return ContextSet(
+        doc_ids=ids, content_sha256s=ids, cluster_ids_C=np.zeros(count, np.int32), embeddings_CD=embeddings, first_stage_fingerprint="f"
+    )
+
+
+def _encoder(folder, context=None, **settings):
+    config = {"model": str(folder), "landmark_interval": 16, "precision": "fp32", **settings}
+    return DocumentEncoder(EncoderConfig(**config, use_context=context is not None), context)
+
+
+def test_a_title_moves_its_own_document_alone(trained_folder):
+    encoder = _encoder(trained_folder)
+    assert encoder.reads_titles
+    without, with_titles = encoder.encode(TEXTS), encoder.encode(TEXTS, titles=TITLES)
+    moved = np.abs(without.document_vectors_NV - with_titles.document_vectors_NV).max(axis=1)
+    assert moved[0] > 1e-3
+    assert moved[2] > 1e-3
+    assert moved[1] < 1e-6
+    np.testing.assert_array_equal(without.start_char, with_titles.start_char)
+
+
+def test_a_model_without_a_mixer_reads_no_titles(tiny_model_folder):
+    encoder = _encoder(tiny_model_folder)
+    assert not encoder.reads_titles
+    np.testing.assert_array_equal(encoder.encode(TEXTS).chunk_vectors_MV, encoder.encode(TEXTS, titles=TITLES).chunk_vectors_MV)
+
+
+def test_the_context_moves_documents_and_queries(trained_folder):
+    context = _context({"model": str(trained_folder), "precision": "fp32"})
+    plain, contextual = _encoder(trained_folder), _encoder(trained_folder, context)
+    assert plain.fingerprint != contextual.fingerprint
+    assert np.abs(plain.encode(TEXTS).document_vectors_NV - contextual.encode(TEXTS).document_vectors_NV).max() > 1e-3
+    assert np.abs(plain.encode_queries(["a dog"]) - contextual.encode_queries(["a dog"])).max() > 1e-3
+
+
+def test_a_landmark_sees_the_rest_of_its_document(trained_folder, tiny_model_folder):
+    ending = " and then words of another document"
+    for folder, expected in ((trained_folder, True), (tiny_model_folder, False)):
+        encoder = _encoder(folder)
+        first = encoder.encode([TEXTS[0], TEXTS[0] + ending * 8])
+        moved = np.abs(first.chunk_vectors_MV[0] - first.chunk_vectors_MV[first.chunk_offsets[1]]).max()
+        assert bool(moved > 1e-4) is expected
+
+
+def test_fewer_dimensions_are_the_first_of_the_mixed_ones(trained_folder):
+    whole, short = _encoder(trained_folder), _encoder(trained_folder, truncate_dim=8)
+    expected = whole.encode(TEXTS, titles=TITLES).chunk_vectors_MV[:, :8]
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(short.encode(TEXTS, titles=TITLES).chunk_vectors_MV, expected, atol=1e-5)
+    queries = whole.encode_queries(["a dog"])[:, :8]
+    np.testing.assert_allclose(short.encode_queries(["a dog"]), queries / np.linalg.norm(queries), atol=1e-5)
+
+
+def test_a_folder_of_a_mixer_brings_its_settings_and_its_base(trained_folder, tmp_path):
+    config = encoder_config({"model": str(trained_folder)})
+    assert config.use_context
+    assert config.landmark_interval == 16
+    encoder = load_encoder(trained_folder, use_context=False, precision="fp32")
+    assert "landmark mixer" in encoder.save(tmp_path / "whole")
+    again = load_encoder(tmp_path / "whole", use_context=False, precision="fp32")
+    np.testing.assert_allclose(encoder.encode_documents(TEXTS, TITLES), again.encode_documents(TEXTS, TITLES), atol=1e-6)
+
+
+def test_without_a_context_an_encoder_by_itself_reads_none(trained_folder):
+    np.testing.assert_array_equal(
+        load_encoder(trained_folder).encode_queries(["a dog"]), load_encoder(trained_folder, use_context=False).encode_queries(["a dog"])
+    )
+
+
+def test_a_mixer_goes_with_the_weights_it_was_trained_on(trained_folder, make_bert, model_size):
+    path = trained_folder / CAIRN_SETTINGS_NAME
+    settings = json.loads(path.read_text())
+    settings["base"]["model"] = str(make_bert(model_size()))
+    settings["base"]["weights_sha256"] = "0" * 64
+    path.write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match="was trained for"):
+        read_checkpoint(trained_folder)
+
+
+@pytest.mark.parametrize("base", ["all-MiniLM-L6-v2", {"model": "x"}, {"model": 1, "weights_sha256": "y"}])
+def test_a_base_is_a_model_and_a_hash(trained_folder, base):
+    path = trained_folder / CAIRN_SETTINGS_NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base": base}))
+    with pytest.raises(ModelError, match="base"):
+        read_checkpoint(trained_folder)
+
+
+def test_a_base_has_no_base(trained_folder, tmp_path):
+    second = shutil.copytree(trained_folder, tmp_path / "second")
+    path = second / CAIRN_SETTINGS_NAME
+    settings = json.loads(path.read_text())
+    settings["base"]["model"] = str(trained_folder)
+    path.write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match="whole model"):
+        read_checkpoint(second)
+
+
+def test_titles_are_one_a_text(trained_folder):
+    with pytest.raises(ConfigError, match="one a text"):
+        load_encoder(trained_folder).encode_documents(TEXTS, ["one"])
+
+
+def test_the_default_model_is_the_base_with_what_was_trained_for_it():
+    config = encoder_config({})
+    assert config.model == DEFAULT_MODEL
+    assert config.use_context
+    base, trained = load_encoder("all-MiniLM-L6-v2"), load_encoder()
+    own = base.encode_documents(["a short text"])
+    # Without title, context and neighbours a vector is the base's own, turned: its cosines are the same.
+    np.testing.assert_allclose(
+        own @ base.encode_queries(["text"]).T, trained.encode_documents(["a short text"]) @ trained.encode_queries(["text"]).T, atol=1e-3
+    )
