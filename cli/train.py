@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.train.settings import TrainConfig
     from pipeline.types import ModelScorer
 
-_NOT_SETTINGS = ("sources", "output", "base", "judged", "dev", "dev_queries", "dev_documents", "quiet", "as_json")
+_NOT_SETTINGS = ("sources", "documents", "output", "base", "judged", "dev", "dev_queries", "dev_documents", "quiet", "as_json")
 
 
 class Numbers(click.ParamType):
@@ -35,7 +35,8 @@ class Numbers(click.ParamType):
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...", type=click.Path(path_type=Path))
+@click.argument("sources", nargs=-1, metavar="SOURCE...", type=click.Path(path_type=Path))
+@click.option("--documents", multiple=True, type=click.Path(path_type=Path), help="Parquet of long documents to make pairs of; repeat.")
 @click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the run.")
 @click.option("--base", default=BASE_MODEL, help="Model to start from: a BERT-like one, by name or folder.")
 @click.option("--judged", multiple=True, type=click.Path(path_type=Path), help="Evaluation set to keep out of the data; repeat.")
@@ -93,6 +94,7 @@ def train(
     base: str,
     judged: tuple[Path, ...],
     *,
+    documents: tuple[Path, ...],
     dev: tuple[Path, ...],
     dev_queries: int,
     dev_documents: int,
@@ -100,7 +102,7 @@ def train(
     as_json: bool,
     **_: Any,
 ) -> int:
-    """Fine-tune an encoder on SOURCES (Parquet or JSON lines with query, document, title, source).
+    """Fine-tune an encoder on SOURCES (Parquet or JSON lines with query, document, title, source), or on --documents (text, title, source).
 
     A killed run goes on from its newest checkpoint when the same command is given again. FOLDER/model and FOLDER/best are for --model.
     Dev sets (folders as of `cairn evaluate`) are kept out of the data, too. Several processes: `torchrun --no-python cairn train …`.
@@ -113,7 +115,17 @@ def train(
     config = TrainConfig(**{name: value for name, value in chosen.items() if name not in _NOT_SETTINGS})
     with joined_processes() as processes, ProgressBars(quiet=quiet or processes.rank > 0) as progress:
         scorer = _scorer(dev, dev_queries, dev_documents, config, chosen, progress)
-        report = run(sources, output, config, base=base, judged=(*judged, *dev), scorer=scorer, processes=processes, progress=progress)
+        report = run(
+            sources,
+            output,
+            config,
+            base=base,
+            documents=documents,
+            judged=(*judged, *dev),
+            scorer=scorer,
+            processes=processes,
+            progress=progress,
+        )
     if processes.rank == 0:
         click.echo(json.dumps(asdict(report), default=dict) if as_json else table(_rows(asdict(report))))
     return 0

@@ -1,6 +1,6 @@
 """`cairn train` from end to end: data, batches, steps, log, checkpoints.
 
-    pairs ─▶ without judged texts ─▶ without held-out pairs ─▶ units ─▶ surrogate ─▶ clusters ─▶ batches ─▶ steps (:mod:`trainer`)
+    pairs, sections of documents ─▶ without judged texts ─▶ without held-out pairs ─▶ units ─▶ surrogate ─▶ clusters ─▶ batches ─▶ steps
 
 A run killed at any moment goes on from its newest checkpoint, and on one thread ends with the same bytes as if nothing had happened. A
 folder belongs to one run: other settings, data, base or dev sets are refused.
@@ -20,7 +20,7 @@ from jaxtyping import Int64
 
 from pipeline import durable
 from pipeline.config import EncoderConfig
-from pipeline.errors import FingerprintMismatchError, ModelError
+from pipeline.errors import FingerprintMismatchError, ModelError, SourceError
 from pipeline.model.backbone import load_backbone
 from pipeline.model.checkpoint import Checkpoint, read_checkpoint
 from pipeline.model.names import model_folder
@@ -28,12 +28,13 @@ from pipeline.model.precision import resolve_precision
 from pipeline.model.sentence_transformers_folder import read_json
 from pipeline.train.batch_plan import BatchPlan
 from pipeline.train.checkpoints import RunFolder
+from pipeline.train.documents import like_headed, read_document_pairs
 from pipeline.train.heldout import choose_heldout
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.leakage import drop_judged, read_judged_texts
 from pipeline.train.low_rank import add_low_rank
 from pipeline.train.mining import mine_hard_negatives
-from pipeline.train.pairs import TrainingPairs, read_pairs, text_numbers
+from pipeline.train.pairs import TrainingPairs, join_pairs, read_pairs, text_numbers
 from pipeline.train.processes import ALONE, Processes, first_before_others
 from pipeline.train.sequences import SequenceMaker
 from pipeline.train.settings import TrainConfig, require_within
@@ -49,15 +50,16 @@ def train(
     config: TrainConfig,
     *,
     base: str,
+    documents: Sequence[Path] = (),
     judged: Sequence[Path] = (),
     scorer: ModelScorer | None = None,
     processes: Processes = ALONE,
     progress: ProgressListener = silent_progress,
 ) -> TrainReport:
-    """Train ``base`` on the pairs of ``sources`` and leave the run in ``folder``; ``judged`` evaluation sets are kept out of the data.
+    """Train ``base`` on the pairs of ``sources``, and on pairs made of ``documents``, and leave the run in ``folder``.
 
-    A ``scorer`` says which of the models that are saved on the way is the best; without one the held-out pairs do. Several ``processes``
-    make the steps of one; they see the same files, and the first of them writes.
+    ``judged`` evaluation sets are kept out of the data. A ``scorer`` says which of the models that are saved on the way is the best;
+    without one the held-out pairs do. Several ``processes`` make the steps of one; they see the same files, and the first of them writes.
     """
     device = processes.device
     checkpoint = read_checkpoint(model_folder(base))
@@ -68,7 +70,7 @@ def train(
     # Resolved before it is written down: a run must not go on in another arithmetic.
     config = replace(config, precision="bf16" if resolve_precision(config.precision, device) == torch.bfloat16 else "fp32")
     _check_fit(config, checkpoint, model)
-    pairs = read_pairs(sources)
+    pairs = _read(sources, documents, config)
     if judged:
         progress("leakage", 0, len(pairs), "pairs")
         pairs = drop_judged(pairs, read_judged_texts(judged))
@@ -93,6 +95,15 @@ def train(
         progress=progress,
     )
     return trainer.run()
+
+
+def _read(sources: Sequence[Path], documents: Sequence[Path], config: TrainConfig) -> TrainingPairs:
+    if not sources and not documents:
+        raise SourceError("training must have pairs or documents, got neither; name files of pairs, or give --documents")
+    parts = [read_pairs(sources)] if sources else []
+    if documents:
+        parts.append(read_document_pairs(documents, config.max_document_tokens))
+    return join_pairs(parts)
 
 
 def _check_fit(config: TrainConfig, checkpoint: Checkpoint, model: LandmarkEncoder) -> None:
@@ -150,7 +161,7 @@ def _prepare(
     checkpoint: Checkpoint,
     progress: ProgressListener,
 ) -> TrainingData:
-    """Embed the pairs with the surrogate and mine hard negatives; both stay in the folder."""
+    """Embed the pairs with the surrogate, whose vectors stay in the folder, and find hard negatives."""
     backbone = load_backbone(EncoderConfig(model=base))
     key = vectors_key(config.surrogate, checkpoint.fingerprint, pairs)
     vectors = kept_vectors(folder / "surrogate.safetensors", key, pairs, backbone, config.surrogate, progress)
@@ -166,6 +177,7 @@ def _prepare(
             max_share=config.hard_negative_share,
             left_out=heldout,
         )
+    mined_Nk = np.concatenate([mined_Nk, like_headed(pairs, heldout)], axis=1)
     maker = SequenceMaker(
         checkpoint,
         pairs,

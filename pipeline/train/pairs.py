@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,30 +27,63 @@ COLUMNS: Final = ("query", "document", "title", "source")
 _REQUIRED: Final = ("query", "document")
 _SUFFIXES: Final = (".parquet", ".jsonl")
 
-_Row = tuple[str, str, str, str]
+
+class PairRow(NamedTuple):
+    """One pair; ``page`` and ``heading`` are where its document was cut from, empty for one that came as a pair."""
+
+    query: str
+    document: str
+    title: str
+    source: str
+    page: str = ""
+    heading: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainingPairs:
-    """N pairs in file order; ``skipped`` counts by reason what is not among them."""
+    """N pairs in file order; ``skipped`` counts by reason what is not among them. ``pages`` and ``headings`` may be left out."""
 
     queries: tuple[str, ...]
     documents: tuple[str, ...]
     titles: tuple[str, ...]
     sources: tuple[str, ...]
+    pages: tuple[str, ...] = ()
+    headings: tuple[str, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def __post_init__(self) -> None:
+        for name in ("pages", "headings"):
+            object.__setattr__(self, name, getattr(self, name) or ("",) * len(self))
+
+    @classmethod
+    def of(cls, rows: Iterable[PairRow], skipped: Mapping[str, int]) -> TrainingPairs:
+        """Take rows in order."""
+        columns = list(zip(*rows, strict=True)) or [()] * len(PairRow._fields)
+        queries, documents, titles, sources, pages, headings = columns
+        return cls(
+            queries=queries, documents=documents, titles=titles, sources=sources, pages=pages, headings=headings, skipped=dict(skipped)
+        )
 
     def __len__(self) -> int:
         return len(self.queries)
 
+    def rows(self) -> Iterator[PairRow]:
+        """Yield the pairs one by one."""
+        columns = (self.queries, self.documents, self.titles, self.sources, self.pages, self.headings)
+        return map(PairRow, *columns)
+
     def take(self, positions: Iterable[int], reason: str) -> TrainingPairs:
         """Keep the pairs at these positions; the others are counted under ``reason``."""
-        kept = list(positions)
+        rows = list(self.rows())
+        kept = [rows[position] for position in positions]
         dropped = len(self) - len(kept)
-        columns = ([column[position] for position in kept] for column in (self.queries, self.documents, self.titles, self.sources))
-        queries, documents, titles, sources = (tuple(column) for column in columns)
-        skipped = Counter(self.skipped) + Counter({reason: dropped} if dropped else {})
-        return TrainingPairs(queries=queries, documents=documents, titles=titles, sources=sources, skipped=dict(skipped))
+        return TrainingPairs.of(kept, Counter(self.skipped) + Counter({reason: dropped} if dropped else {}))
+
+
+def join_pairs(parts: Sequence[TrainingPairs]) -> TrainingPairs:
+    """Return all pairs in one, in order."""
+    skipped = sum((Counter(part.skipped) for part in parts), Counter[str]())
+    return TrainingPairs.of((row for part in parts for row in part.rows()), skipped)
 
 
 def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
@@ -59,13 +92,14 @@ def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
     A pair with an empty side is skipped, and one that stands there word for word already. Files without a single pair to train on raise
     :class:`SourceError`, a missing or mistyped column :class:`SchemaError`.
     """
-    files = [file for path in paths for file in _files(path)]
-    kept: dict[_Row, None] = {}
+    kept: dict[PairRow, None] = {}
     skipped: Counter[str] = Counter()
-    for file in files:
-        for row in _read_parquet(file) if file.suffix == ".parquet" else _read_lines(file):
-            if not row[0].strip() or not row[1].strip():
-                skipped["empty query" if not row[0].strip() else "empty document"] += 1
+    for file in training_files(paths, _SUFFIXES):
+        read = read_columns(file, required=_REQUIRED, columns=COLUMNS) if file.suffix == ".parquet" else _read_lines(file)
+        for query, document, title, source in read:
+            row = PairRow(query, document, title, source or file.stem)
+            if not query.strip() or not document.strip():
+                skipped["empty query" if not query.strip() else "empty document"] += 1
             elif row in kept:
                 skipped["repeated pair"] += 1
             else:
@@ -73,44 +107,49 @@ def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
     if not kept:
         counted = ", ".join(f"{count} with {reason}" for reason, count in sorted(skipped.items())) or "empty files"
         raise SourceError(f"training files must hold at least one pair with a query and a document, got {counted}; name others")
-    queries, documents, titles, sources = zip(*kept, strict=True)
-    return TrainingPairs(queries=queries, documents=documents, titles=titles, sources=sources, skipped=dict(skipped))
+    return TrainingPairs.of(kept, skipped)
 
 
-def _files(path: Path) -> list[Path]:
+def training_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
+    """Return files as they are named, and for folders all below them that end so, in the order of their names."""
+    return [file for path in paths for file in _files(path, suffixes)]
+
+
+def _files(path: Path, suffixes: Sequence[str]) -> list[Path]:
     if path.is_dir():
-        files = sorted(file for suffix in _SUFFIXES for file in path.rglob(f"*{suffix}") if file.is_file())
+        files = sorted(file for suffix in suffixes for file in path.rglob(f"*{suffix}") if file.is_file())
         if not files:
-            raise SourceError(f"a training folder must hold {' or '.join(_SUFFIXES)} files, got none in {str(path)!r}; name another")
+            raise SourceError(f"a training folder must hold {' or '.join(suffixes)} files, got none in {str(path)!r}; name another")
         return files
     if not path.is_file():
         raise SourceError(f"training data must be a file or a folder, got {str(path)!r}, which does not exist; name another")
-    if path.suffix not in _SUFFIXES:
-        raise SourceError(f"a training file must end in {' or '.join(_SUFFIXES)}, got {path.name!r}; convert it")
+    if path.suffix not in suffixes:
+        raise SourceError(f"a training file must end in {' or '.join(suffixes)}, got {path.name!r}; convert it")
     return [path]
 
 
-def _read_parquet(path: Path) -> Iterator[_Row]:
+def read_columns(path: Path, *, required: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of a Parquet file's text columns, null and a column that is not there as empty."""
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise SourceError(f"{path.name} must be a Parquet file, got an unreadable one ({error}); write it again") from error
     names = file.schema_arrow.names
-    missing = [name for name in _REQUIRED if name not in names]
+    missing = [name for name in required if name not in names]
     if missing:
-        raise SchemaError(f"{path.name} must have the columns {' and '.join(_REQUIRED)}, got {', '.join(names)}; rename them")
-    present = [name for name in COLUMNS if name in names]
+        raise SchemaError(f"{path.name} must have the columns {' and '.join(required)}, got {', '.join(names)}; rename them")
+    present = [name for name in columns if name in names]
     for name in present:
         kind = file.schema_arrow.field(name).type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind)):
             raise SchemaError(f"column {name} of {path.name} must be text, got {kind}; convert it")
     for batch in file.iter_batches(columns=present):
-        columns = [batch.column(name).to_pylist() if name in present else [None] * batch.num_rows for name in COLUMNS]
-        for values in zip(*columns, strict=True):
-            yield _row(values, path)
+        texts = [batch.column(name).to_pylist() if name in present else [None] * batch.num_rows for name in columns]
+        for values in zip(*texts, strict=True):
+            yield tuple(value or "" for value in values)
 
 
-def _read_lines(path: Path) -> Iterator[_Row]:
+def _read_lines(path: Path) -> Iterator[tuple[str, ...]]:
     with path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.strip():
@@ -125,12 +164,7 @@ def _read_lines(path: Path) -> Iterator[_Row]:
             for name, value in zip(COLUMNS, values, strict=True):
                 if value is not None and not isinstance(value, str):
                     raise SchemaError(f"{name} in line {number} of {path.name} must be text, got {value!r:.60}")
-            yield _row(values, path)
-
-
-def _row(values: Sequence[str | None], path: Path) -> _Row:
-    query, document, title, source = ((value or "") for value in values)
-    return query, document, title, source or path.stem
+            yield tuple(value or "" for value in values)
 
 
 def text_numbers(texts: Sequence[str]) -> np.ndarray:

@@ -56,17 +56,17 @@ class _Text:
 
 
 def make_units(pairs: TrainingPairs, positions: Sequence[int], sequence_documents: int) -> tuple[tuple[int, ...], ...]:
-    """Cut pairs into runs of one source, as they follow one another, and these into units of so many different documents.
+    """Cut pairs into runs of one source and page, as they follow one another, and these into units of so many different documents.
 
     Pairs that follow one another with the same document stay together: their queries share a segment.
     """
     units: list[list[int]] = []
     seen: set[str] = set()
-    source: str | None = None
+    origin: tuple[str, str] | None = None
     for position in positions:
-        document = pairs.documents[position]
-        if pairs.sources[position] != source or (document not in seen and len(seen) == sequence_documents):
-            source, seen = pairs.sources[position], set()
+        document, own = pairs.documents[position], (pairs.sources[position], pairs.pages[position])
+        if own != origin or (document not in seen and len(seen) == sequence_documents):
+            origin, seen = own, set()
             units.append([])
         seen.add(document)
         units[-1].append(position)

@@ -107,8 +107,9 @@ def vectors_key(surrogate: TrainSurrogate, model_fingerprint: str, pairs: Traini
 def pairs_fingerprint(pairs: TrainingPairs) -> str:
     """Identify the pairs and their order, without a copy of their text."""
     digest = hashlib.sha256()
-    for row in zip(pairs.queries, pairs.documents, pairs.titles, pairs.sources, strict=True):
-        for text in row:
+    for row in pairs.rows():
+        # What came as a pair is what it was before pairs could come of documents.
+        for text in row if row.page else row[:4]:
             content = text.encode("utf-8", "surrogatepass")
             digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()

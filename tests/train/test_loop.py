@@ -224,6 +224,29 @@ def test_train_hard_negatives_and_the_encoder_as_surrogate_change_what_is_learne
     assert record["num_documents"] > record["num_queries"]
 
 
+def test_train_documents_make_sequences_of_one_page_with_like_headed_sections_as_negatives(
+    tiny_model_folder: Path, pairs_file: Path, tmp_path: Path
+):
+    def page(word: str) -> str:
+        body = " ".join(f"the {word} sat on the old stone path by the river and the mat." for _ in range(5))
+        return "\n\n".join(f"# {heading}\n\n{heading} {body}" for heading in ("way", "mark", "mountain"))
+
+    words = ("cat", "mat", "river", "walk", "old")
+    pq.write_table(pa.table({"id": [1, 2, 3, 4, 5], "title": list(words), "text": [page(word) for word in words]}), tmp_path / "d.parquet")
+    config = TrainConfig(**{**SETTINGS, "steps": 2, "batch_pairs": 6, "heldout_pairs": 0})
+    report = train([], tmp_path / "run", config, base=str(tiny_model_folder), documents=[tmp_path / "d.parquet"])
+    assert report.pairs == 15
+    records = [record for record in read_log(tmp_path / "run" / "log.jsonl") if "loss" in record]
+    assert all(record["num_documents"] > record["num_queries"] == 6 for record in records)
+    both = train([pairs_file], tmp_path / "both", config, base=str(tiny_model_folder), documents=[tmp_path / "d.parquet"])
+    assert both.pairs == 75
+
+
+def test_train_neither_pairs_nor_documents_is_refused(tiny_model_folder: Path, tmp_path: Path):
+    with pytest.raises(SourceError, match="must have pairs or documents, got neither"):
+        train([], tmp_path / "run", TrainConfig(steps=1), base=str(tiny_model_folder))
+
+
 def test_train_one_source_only_is_trained_on(run: Any, pairs_file: Path):
     records = [json.loads(line) | {"source": "only"} for line in pairs_file.read_text().splitlines()]
     pairs_file.write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import SchemaError, SourceError
-from pipeline.train.pairs import read_pairs, text_numbers
+from pipeline.train.pairs import PairRow, TrainingPairs, join_pairs, read_pairs, text_numbers
 
 
 def write_parquet(path: Path, **columns: list[object]) -> Path:
@@ -55,6 +55,15 @@ def test_take_counts_what_it_leaves_out(tmp_path: Path):
     pairs = read_pairs([write_parquet(tmp_path / "p.parquet", query=["a", "b", "c"], document=["x", "y", "z"])])
     kept = pairs.take([0, 2], "not wanted")
     assert (kept.queries, kept.documents, kept.skipped) == (("a", "c"), ("x", "z"), {"not wanted": 1})
+
+
+def test_join_pairs_keeps_the_order_and_adds_up_what_was_skipped():
+    one = TrainingPairs.of([PairRow("a", "x", "t", "s")], {"empty query": 2})
+    other = TrainingPairs.of([PairRow("b", "y", "u", "s", "0:3", "Use")], {"empty query": 1, "repeated pair": 4})
+    both = join_pairs([one, other])
+    assert list(both.rows()) == [PairRow("a", "x", "t", "s"), PairRow("b", "y", "u", "s", "0:3", "Use")]
+    assert both.skipped == {"empty query": 3, "repeated pair": 4}
+    assert list(both.take([1], "other").rows()) == [PairRow("b", "y", "u", "s", "0:3", "Use")]
 
 
 def test_text_numbers_equal_texts_share_a_number():

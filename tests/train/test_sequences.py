@@ -41,6 +41,13 @@ def test_make_units_are_neighbours_of_one_source():
     assert make_units(pairs, [0, 2, 4], 3) == ((0, 2, 4),)
 
 
+def test_make_units_never_stretch_over_two_pages():
+    pairs = TrainingPairs(
+        queries=tuple("abcd"), documents=tuple("wxyz"), titles=("",) * 4, sources=("s",) * 4, pages=("0:0", "0:1", "0:1", "0:1")
+    )
+    assert make_units(pairs, range(4), 2) == ((0,), (1, 2), (3,))
+
+
 def test_make_units_count_documents_and_keep_their_queries_together():
     pairs = TrainingPairs(queries=tuple("abcdef"), documents=tuple("xxyyxz"), titles=("",) * 6, sources=("s",) * 6)
     assert make_units(pairs, range(6), 2) == ((0, 1, 2, 3, 4), (5,))
