@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _SAME_NAME = (
     *("model", "pooling", "attention", "landmarks", "landmark_interval", "temperature", "query_temperature", "temperature_by_length"),
-    *("causal", "query_prefix", "document_prefix", "pool_prefix", "use_context", "precision", "backend"),
+    *("whole_text_tokens", "causal", "query_prefix", "document_prefix", "pool_prefix", "use_context", "precision", "backend"),
 )
 _ENCODER_FIELDS = {name: FIELD_OF.get(name, name) for name in (*_SAME_NAME, "dims", "layers", "window_tokens")}
 _SHARED_OPTIONS = ("precision", "backend")
@@ -44,6 +44,7 @@ _MODEL_OPTIONS = ("model", "dims", "layers", "causal", "query_prefix", "document
 @click.option("--window-tokens", type=int, help="Of cairn/…, as for ingest.  [default: 512; landmark: 8192]")
 @click.option("--landmarks", type=click.Choice(["fixed", "sentence"]), help="Of our own systems, as for ingest.  [default: fixed]")
 @click.option("--landmark-interval", type=int, help="Tokens between two landmarks of our own systems.  [default: 64]")
+@click.option("--whole-text-tokens", type=int, help="Our texts of at most so many tokens are one chunk.  [default: as the model says]")
 @click.option("--temperature", type=float, help="Divide attention logits by this (TempScale).  [default: 1.0]")
 @click.option("--query-temperature", type=float, help="The same for queries alone.  [default: as documents]")
 @click.option("--temperature-by-length", type=TemperatureSteps(), help="The same for rows of so many tokens on: 128:0.95,512:0.9.")

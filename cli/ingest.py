@@ -22,7 +22,7 @@ _STAGE_OF = {
     "context": ("context_documents",),
     "encoder": (
         *("model", "pooling", "attention", "window_tokens", "landmarks", "landmark_interval", "temperature", "query_temperature"),
-        *("temperature_by_length", "dims", "layers", "causal"),
+        *("whole_text_tokens", "temperature_by_length", "dims", "layers", "causal"),
         *("query_prefix", "document_prefix", "pool_prefix", "use_context", "precision", "backend"),
     ),
     "index": ("index_kind",),
@@ -48,6 +48,7 @@ _STAGE_OF = {
 @click.option("--window-tokens", type=int, help="Tokens of a window, at most, for full and landmark.  [default: 512; landmark: 8192]")
 @click.option("--landmarks", type=click.Choice(get_args(Landmarks)), help="Where chunks end: at words, or sentences.  [default: fixed]")
 @click.option("--landmark-interval", type=int, help="Tokens of a chunk between two landmarks, at most.  [default: 64]")
+@click.option("--whole-text-tokens", type=int, help="A text of at most so many tokens is one chunk.  [default: as the model says, else 0]")
 @click.option("--temperature", type=float, help="Divide attention logits by this (TempScale).  [default: 1.0]")
 @click.option("--query-temperature", type=float, help="The same for queries alone.  [default: as documents]")
 @click.option("--temperature-by-length", type=TemperatureSteps(), help="The same for rows of so many tokens on: 128:0.95,512:0.9.")

@@ -142,6 +142,7 @@ class EncoderConfig:
     """The second stage: everything here but ``precision``, ``backend`` and ``batch_tokens`` moves vectors and is in its fingerprint.
 
     ``landmark_interval`` counts a chunk's own tokens; its landmark comes on top and counts within the window.
+    A text of at most ``whole_text_tokens`` is one chunk, whatever the interval: a base model embeds a short text better whole.
     ``max_window_tokens`` = 0 takes the attention's own default, see ``WINDOW_TOKENS``; short windows share half.
     With ``landmarks`` = sentence it is the most a chunk of whole sentences may hold; it is the k of ``mean_at_k``.
     ``temperature`` divides every attention logit (TempScale); 1.0 leaves the model as it was trained. ``temperature_by_length`` gives rows,
@@ -157,6 +158,7 @@ class EncoderConfig:
     pooling: Pooling = "mean"
     attention: Attention = "chunk"
     landmark_interval: int = 64
+    whole_text_tokens: int = 0
     max_window_tokens: int = 0
     window_overlap_tokens: int = WINDOW_OVERLAP_TOKENS
     temperature: float = 1.0
@@ -173,6 +175,11 @@ class EncoderConfig:
     precision: Precision = "auto"
     backend: Backend = "torch"
     batch_tokens: int = 1_024
+
+    @property
+    def longest_chunk_tokens(self) -> int:
+        """Return the most tokens a chunk may have."""
+        return max(self.landmark_interval, self.whole_text_tokens)
 
     def __post_init__(self) -> None:
         _require_kinds(self)
@@ -204,6 +211,11 @@ class EncoderConfig:
             self.landmark_interval + 2 <= self.max_window_tokens,
             f"landmark_interval must fit the window of {self.max_window_tokens} tokens with [CLS] and its landmark, "
             f"got {self.landmark_interval}; choose a smaller landmark_interval, or a larger max_window_tokens",
+        )
+        _require(
+            0 <= self.whole_text_tokens <= self.max_window_tokens - 2,
+            f"whole_text_tokens must lie between 0 and {self.max_window_tokens - 2}, what the window of {self.max_window_tokens} tokens "
+            f"has room for, got {self.whole_text_tokens}",
         )
         _require(
             0 <= self.window_overlap_tokens <= self.max_window_tokens // 2,

@@ -46,7 +46,7 @@ MIXING_VERSION = 1
 
 YOUNGER_SETTINGS: Final = (
     *("landmarks", "truncate_dim", "num_layers", "causal", "query_prefix", "document_prefix", "pool_prefix"),
-    *("query_temperature", "temperature_by_length"),
+    *("query_temperature", "temperature_by_length", "whole_text_tokens"),
 )
 """Settings that joined after the first collections were built."""
 
@@ -153,7 +153,9 @@ class DocumentEncoder:
         tokens = tokenize_after(prefix, self.backbone.tokenizer, texts)
         if self.config.landmarks == "sentence":
             rank_sentences(tokens, texts)
-        chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, self.config.landmark_interval)
+        interval, whole = self.config.landmark_interval, self.config.whole_text_tokens
+        interval_N = np.where(np.diff(tokens.text_offsets) <= whole, max(interval, whole), interval)
+        chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, interval_N)
         start_char, end_char = chunk_spans(chunks, tokens.start_char, np.fromiter(map(len, texts), np.int64, len(texts)))
         chunk_tokens = np.diff(chunks.token_offsets)
 
@@ -272,26 +274,26 @@ def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
         raise ConfigError(f"pooling {config.pooling} must go with a model that has [CLS] or BOS, got one without; choose last, lmk or mean")
     if config.attention == "landmark":
         require_transformer(backbone)
-    if config.attention != "full" and config.landmark_interval + num_special > max_positions:
+    if config.attention != "full" and config.longest_chunk_tokens + num_special > max_positions:
         raise ConfigError(
-            f"landmark_interval must leave special tokens room in the model's {max_positions} positions, "
-            f"got {config.landmark_interval}; choose at most {max_positions - num_special}"
+            f"landmark_interval and whole_text_tokens must leave special tokens room in the model's {max_positions} positions, "
+            f"got {config.longest_chunk_tokens}; choose at most {max_positions - num_special}"
         )
     if config.attention == "full" and config.max_window_tokens > max_positions:
         raise ConfigError(
             f"max_window_tokens must be at most the model's {max_positions} positions, got {config.max_window_tokens}; "
             "choose a smaller window"
         )
-    room = min(config.max_window_tokens, max_positions) - config.landmark_interval - num_special
+    room = min(config.max_window_tokens, max_positions) - config.longest_chunk_tokens - num_special
     for name, prefix in zip(("document_prefix", "query_prefix"), _prefixes(config, backbone), strict=True):
         if len(prefix.ids) > room:
             raise ConfigError(
-                f"{name} must leave a chunk of {config.landmark_interval} tokens room in its row, for which it may have {room}, "
+                f"{name} must leave a chunk of {config.longest_chunk_tokens} tokens room in its row, for which it may have {room}, "
                 f"got {len(prefix.ids)}; shorten it, or choose a smaller landmark_interval"
             )
     longest_row = config.max_window_tokens
     if config.attention == "chunk":
-        longest_row = config.landmark_interval + num_special + max(len(prefix.ids) for prefix in _prefixes(config, backbone))
+        longest_row = config.longest_chunk_tokens + num_special + max(len(prefix.ids) for prefix in _prefixes(config, backbone))
     if config.temperature_by_length and config.temperature_by_length[-1][0] > longest_row:
         raise ConfigError(
             f"temperature_by_length must name lengths that rows reach, at most {longest_row} tokens with attention {config.attention}, "

@@ -32,6 +32,7 @@ _INGEST_FLAGS = {
     "max_window_tokens": "--window-tokens",
     "landmarks": "--landmarks",
     "landmark_interval": "--landmark-interval",
+    "whole_text_tokens": "--whole-text-tokens",
     "temperature": "--temperature",
     "query_temperature": "--query-temperature",
     "temperature_by_length": "--temperature-by-length",

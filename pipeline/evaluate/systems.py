@@ -86,6 +86,7 @@ def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int
         attention="chunk",
         landmarks="fixed",
         use_context=False,
+        whole_text_tokens=0,
         temperature=1.0,
         query_temperature=None,
         temperature_by_length=(),
