@@ -23,8 +23,10 @@ from jaxtyping import install_import_hook
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `make models` write the table of README that a test compares otherwise, and `--rewrite-openapi` the API's description."""
+    """Let `make models` write the table of README that a test compares otherwise, and the rest of the options."""
     parser.addoption("--rewrite-readme", action="store_true", help="write what the tests find into README.md")
+    parser.addoption("--api-cases", type=int, default=300, help="cases of the API's fuzz run")
+    parser.addoption("--api-seed", type=int, default=0, help="seed of the API's fuzz run")
     parser.addoption("--rewrite-openapi", action="store_true", help="write the API's description into tests/golden")
 
 

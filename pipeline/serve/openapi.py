@@ -46,7 +46,7 @@ def _response(status: int) -> dict[str, Any]:
 def _refer_to_problems(operation: dict[str, Any], *, is_open: bool) -> None:
     operation["responses"] = {code: reply for code, reply in operation["responses"].items() if code.startswith("2")}
     if not is_open:
-        operation["security"] = [{"key": []}]
+        operation["security"] = [{"key": []}, {}]  # none is needed before the first is made
     for status in _STATUSES:
         if "requestBody" in operation or status not in _OF_A_BODY:
             operation["responses"][str(status)] = {"$ref": f"#/components/responses/Problem{status}"}

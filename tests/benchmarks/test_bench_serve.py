@@ -1,0 +1,266 @@
+"""What HTTP costs, what one client and sixteen see, and the same queries asked of LanceDB and FAISS behind sentence-transformers.
+
+    python -m pytest -m bench -p no:xdist -s tests/benchmarks/test_bench_serve.py
+
+``CAIRN_BENCH_DOCUMENTS`` (20,000) sets the size, each document of ten chunks; on a busy machine 2,000 does. The collection is the one of
+``test_bench_search.py``: vectors of 384 dimensions in clusters, texts of random words; queries are encoded by all-MiniLM-L6-v2. The server
+is `cairn serve` in a process of its own on loopback, the clients are threads here. Goals: HTTP adds at most 2 ms at p50; one client p50
+at most 12 ms and p99 at most 40 ms; sixteen clients at least 1.5 times the throughput of one, p99 at most 250 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import faiss
+import lancedb
+import numpy as np
+import pyarrow as pa
+import pytest
+from lancedb.index import FTS, IvfRq
+from lancedb.rerankers import RRFReranker
+
+from pipeline.collection import load_query_encoder
+from pipeline.config import DEFAULT_MODEL, EncoderConfig
+from pipeline.encode.text_encoder import TextEncoder
+from pipeline.index.generation import open_generation
+from pipeline.index.layout import CollectionLayout
+from pipeline.model.names import model_folder
+from pipeline.search.searcher import Searcher
+from pipeline.serve.app import create_app
+from pipeline.serve.settings import ServeSettings
+
+pytestmark = pytest.mark.bench
+
+NUM_DOCUMENTS = int(os.environ.get("CAIRN_BENCH_DOCUMENTS", "20000"))
+NUM_QUERIES, NUM_CLIENTS, TOP_K = 200, 16, 10
+SEARCH = "/v1/collections/bench/search"
+DENSE: dict[str, Any] = {"hybrid": False, "granularity": "chunk", "passages": 1}
+HYBRID: dict[str, Any] = {}
+
+
+def load_search_bench() -> ModuleType:
+    """Load the maker of the collection, by path since tests are no packages."""
+    spec = importlib.util.spec_from_file_location("search_bench", Path(__file__).with_name("test_bench_search.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules.setdefault("search_bench", importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True)
+class Bench:
+    layout: CollectionLayout
+    chunk_vectors: np.ndarray
+    chunk_texts: list[str]
+    queries: list[str]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    maker = load_search_bench()
+    maker.NUM_DOCUMENTS = NUM_DOCUMENTS
+    maker.FINGERPRINT = TextEncoder(EncoderConfig(landmark_interval=64)).fingerprint  # the settings the maker publishes
+    rng = np.random.default_rng(0)
+    topics = maker.normalised(rng.standard_normal((maker.NUM_TOPICS, maker.VECTOR_DIM), dtype=np.float32))
+    centres = maker.around(topics[rng.integers(0, maker.NUM_TOPICS, NUM_DOCUMENTS)], 0.8, rng)
+    chunk_vectors = maker.around(np.repeat(centres, maker.CHUNKS_PER_DOCUMENT, axis=0), 1.2, rng)
+    documents = maker.normalised(chunk_vectors.reshape(NUM_DOCUMENTS, maker.CHUNKS_PER_DOCUMENT, -1).mean(axis=1))
+    texts = maker.zipf_texts(NUM_DOCUMENTS, rng)
+    folder = tmp_path_factory.mktemp("bench")
+    layout = CollectionLayout(folder / "root", "bench")
+    maker.publish(layout, texts, documents, chunk_vectors)
+    words = [text.split(" ") for text in texts]
+    size = len(words[0]) // maker.CHUNKS_PER_DOCUMENT
+    chunk_texts = [" ".join(row[start : start + size]) for row in words for start in range(0, size * maker.CHUNKS_PER_DOCUMENT, size)]
+    queries = [" ".join(f"word{i}" for i in rng.integers(20, 2_000, 6)) for _ in range(NUM_QUERIES)]
+    return Bench(layout, chunk_vectors, chunk_texts, queries, folder)
+
+
+def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """Return p50 and p99 in milliseconds."""
+    return tuple((1e3 * np.percentile(seconds, [50, 99])).tolist())
+
+
+def line(name: str, seconds: Sequence[float], rest: str = "") -> tuple[float, float]:
+    p50, p99 = percentiles(seconds)
+    print(f"\n{name:<58} p50 {p50:7.2f} ms   p99 {p99:7.2f} ms   {rest}", end="")
+    return p50, p99
+
+
+def timed(call: Callable[[str], object], queries: Sequence[str]) -> list[float]:
+    """Time one call after another, after ten to warm up."""
+    for query in queries[:10]:
+        call(query)
+    seconds = []
+    for query in queries:
+        start = time.perf_counter()
+        call(query)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+@pytest.mark.parametrize(("name", "options"), [("dense", DENSE), ("hybrid", HYBRID)])
+def test_bench_what_http_adds_in_one_process(bench: Bench, name: str, options: dict[str, Any]) -> None:
+    """The same query over the ASGI interface and from Python, in turn; the median of the differences, whatever else the machine does."""
+    app = create_app(ServeSettings(root=bench.layout.root))
+
+    async def measure() -> tuple[list[float], list[float]]:
+        served = await app.state.server.collections.get("bench")
+        over_http, from_python = [], []
+        for query in [*bench.queries[:10], *bench.queries]:
+            start = time.perf_counter()
+            await asgi_search(app, {"query": query, **options})
+            between = time.perf_counter()
+            served.searcher.search(query, **options)
+            over_http.append(between - start)
+            from_python.append(time.perf_counter() - between)
+        await app.state.server.collections.close()
+        return over_http[10:], from_python[10:]
+
+    over_http, from_python = asyncio.run(measure())
+    line(f"from Python, {name}", from_python)
+    p50, _ = line(f"over ASGI, {name}", over_http)
+    print(f"added at p50 {p50 - percentiles(from_python)[0]:.2f} ms (goal 2 ms)", end="")
+
+
+async def asgi_search(app: Any, body: dict[str, Any]) -> None:
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": SEARCH, "raw_path": SEARCH.encode(), "query_string": b"", "headers": headers}
+    messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app({**scope, "http_version": "1.1", "scheme": "http", "root_path": ""}, receive, send)
+    assert sent[0]["status"] == 200, sent
+    json.loads(sent[1]["body"])
+
+
+@pytest.fixture(scope="module")
+def server(bench: Bench) -> Iterator[int]:
+    """The port of `cairn serve` in its own process."""
+    command = [sys.executable, "-m", "cli.main", "serve", "--quiet", "--port", "0", "--root", str(bench.layout.root)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    found = re.search(r":(\d+)$", process.stderr.readline().strip())
+    assert found is not None
+    port = int(found[1])
+    while Client(port).get("/readyz") != 200:
+        time.sleep(0.2)
+    yield port
+    process.terminate()
+    process.communicate()
+
+
+class Client:
+    """One connection that is kept."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def get(self, path: str) -> int:
+        self._connection.request("GET", path)
+        response = self._connection.getresponse()
+        response.read()
+        return response.status
+
+    def search(self, query: str, options: dict[str, Any]) -> None:
+        body = json.dumps({"query": query, "top_k": TOP_K, **options})
+        self._connection.request("POST", SEARCH, body, {"Content-Type": "application/json"})
+        response = self._connection.getresponse()
+        answer = json.loads(response.read())
+        assert response.status == 200, answer
+
+
+@pytest.mark.parametrize(("name", "options"), [("dense", DENSE), ("hybrid", HYBRID)])
+def test_bench_one_client_and_sixteen(bench: Bench, server: int, name: str, options: dict[str, Any]) -> None:
+    client = Client(server)
+    one = timed(lambda query: client.search(query, options), bench.queries)
+    line(f"one client, {name}", one, f"{1 / np.mean(one):6.1f} queries/s")
+
+    seconds: list[float] = []
+    lock = threading.Lock()
+
+    def ask(queries: Sequence[str]) -> None:
+        own = Client(server)
+        found = timed(lambda query: own.search(query, options), queries)
+        with lock:
+            seconds.extend(found)
+
+    threads = [threading.Thread(target=ask, args=(bench.queries[shift:] + bench.queries[:shift],)) for shift in range(NUM_CLIENTS)]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    throughput = NUM_CLIENTS * (NUM_QUERIES + 10) / (time.perf_counter() - start)
+    assert len(seconds) == NUM_CLIENTS * NUM_QUERIES
+    line(
+        f"{NUM_CLIENTS} clients, {name}",
+        seconds,
+        f"{throughput:6.1f} queries/s   {throughput * np.mean(one):.2f} x one client (goal 1.5 x)",
+    )
+
+
+def test_bench_peers_on_the_same_queries(bench: Bench) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(model_folder(DEFAULT_MODEL)), device="cpu")
+    own = load_query_encoder(open_generation(bench.layout, check_hashes=False))
+    line("encoding alone, sentence-transformers", timed(lambda query: model.encode([query], normalize_embeddings=True), bench.queries))
+    line("encoding alone, Cairn", timed(lambda query: own.encode_queries([query]), bench.queries))
+    searcher = Searcher(bench.layout, own)
+    line("Cairn from Python, dense", timed(lambda query: searcher.search(query, top_k=TOP_K, **DENSE), bench.queries))
+    line("Cairn from Python, hybrid", timed(lambda query: searcher.search(query, top_k=TOP_K, **HYBRID), bench.queries))
+
+    dim = bench.chunk_vectors.shape[1]
+    index = faiss.index_factory(dim, f"IVF{min(1024, len(bench.chunk_vectors) // 40)},SQ8", faiss.METRIC_INNER_PRODUCT)
+    index.train(bench.chunk_vectors)
+    index.add(bench.chunk_vectors)
+    index.nprobe = 32
+
+    def ask_faiss(query: str) -> list[str]:
+        _, found = index.search(model.encode([query], normalize_embeddings=True), TOP_K)
+        return [bench.chunk_texts[position] for position in found[0].tolist()]
+
+    line("peer: FAISS IVF SQ8 in memory, texts in a list", timed(ask_faiss, bench.queries))
+
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(bench.chunk_vectors.ravel()), dim)
+    table = lancedb.connect(bench.folder / "peer").create_table("chunks", pa.table({"text": bench.chunk_texts, "vector": vectors}))
+    table.create_index("vector", config=IvfRq(distance_type="cosine"))
+    table.create_index("text", config=FTS(with_position=False))
+
+    def ask_lance(query: str) -> object:
+        vector = model.encode([query], normalize_embeddings=True)[0]
+        return table.search(vector).distance_type("cosine").refine_factor(10).select(["text", "_distance"]).limit(TOP_K).to_list()
+
+    reranker = RRFReranker()
+
+    def ask_lance_hybrid(query: str) -> object:
+        vector = model.encode([query], normalize_embeddings=True)[0]
+        search = table.search(query_type="hybrid", vector_column_name="vector", fts_columns="text").vector(vector).text(query)
+        return search.rerank(reranker).limit(TOP_K).to_list()
+
+    line("peer: LanceDB IVF_RQ, refine 10", timed(ask_lance, bench.queries))
+    line("peer: LanceDB hybrid, RRF", timed(ask_lance_hybrid, bench.queries))
