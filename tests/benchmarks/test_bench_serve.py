@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -166,8 +167,9 @@ def server(bench: Bench) -> Iterator[int]:
     found = re.search(r":(\d+)$", process.stderr.readline().strip())
     assert found is not None
     port = int(found[1])
-    while Client(port).get("/readyz") != 200:
-        time.sleep(0.2)
+    with closing(Client(port)) as client:
+        while client.get("/readyz") != 200:
+            time.sleep(0.2)
     yield port
     process.terminate()
     process.communicate()
@@ -178,6 +180,9 @@ class Client:
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def close(self) -> None:
+        self._connection.close()
 
     def get(self, path: str) -> int:
         self._connection.request("GET", path)
@@ -195,16 +200,16 @@ class Client:
 
 @pytest.mark.parametrize(("name", "options"), [("dense", DENSE), ("hybrid", HYBRID)])
 def test_bench_one_client_and_sixteen(bench: Bench, server: int, name: str, options: dict[str, Any]) -> None:
-    client = Client(server)
-    one = timed(lambda query: client.search(query, options), bench.queries)
+    with closing(Client(server)) as client:
+        one = timed(lambda query: client.search(query, options), bench.queries)
     line(f"one client, {name}", one, f"{1 / np.mean(one):6.1f} queries/s")
 
     seconds: list[float] = []
     lock = threading.Lock()
 
     def ask(queries: Sequence[str]) -> None:
-        own = Client(server)
-        found = timed(lambda query: own.search(query, options), queries)
+        with closing(Client(server)) as own:
+            found = timed(lambda query: own.search(query, options), queries)
         with lock:
             seconds.extend(found)
 
