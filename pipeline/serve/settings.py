@@ -12,6 +12,7 @@ from pipeline.errors import ConfigError
 from pipeline.index.layout import COLLECTION_NAME
 
 DEFAULT_PORT: Final = 8400
+DEFAULT_DEADLINE_SECONDS: Final = 10.0
 KEYS_NAME: Final = "keys.json"
 
 MAX_BODY_BYTES: Final = 1 << 20
@@ -37,7 +38,7 @@ class ServeSettings:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     allowed_hosts: tuple[str, ...] = ()
-    deadline_seconds: float = 10.0
+    deadline_seconds: float = DEFAULT_DEADLINE_SECONDS
     max_requests: int = 128
     encoder_threads: int | None = None
     search_threads: int | None = None

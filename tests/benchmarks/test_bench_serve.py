@@ -36,7 +36,7 @@ from lancedb.index import FTS, IvfRq
 from lancedb.rerankers import RRFReranker
 
 from pipeline.collection import load_query_encoder
-from pipeline.config import DEFAULT_MODEL, EncoderConfig
+from pipeline.config import BASE_MODEL, EncoderConfig
 from pipeline.encode.text_encoder import TextEncoder
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
@@ -231,7 +231,7 @@ def test_bench_one_client_and_sixteen(bench: Bench, server: int, name: str, opti
 def test_bench_peers_on_the_same_queries(bench: Bench) -> None:
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(str(model_folder(DEFAULT_MODEL)), device="cpu")
+    model = SentenceTransformer(str(model_folder(BASE_MODEL)), device="cpu")
     own = load_query_encoder(open_generation(bench.layout, check_hashes=False))
     line("encoding alone, sentence-transformers", timed(lambda query: model.encode([query], normalize_embeddings=True), bench.queries))
     line("encoding alone, Cairn", timed(lambda query: own.encode_queries([query]), bench.queries))

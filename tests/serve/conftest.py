@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from starlette.testclient import TestClient
 from jobs.build_index import build_index
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.serve.app import create_app
-from pipeline.serve.settings import ServeSettings
+from pipeline.serve.settings import DEFAULT_DEADLINE_SECONDS, ServeSettings
 
 WORDS = ("granite", "basalt", "slate", "marble", "flint", "chalk", "quartz", "gneiss", "shale", "chert")
 SERVER = "http://127.0.0.1:8400"
@@ -50,6 +51,15 @@ def ingest_rows(root: Path, name: str, rows: list[dict[str, Any]], model: Path, 
         context=ContextConfig(num_documents=4, max_document_tokens=32),
     )
     build_index([str(source)], root, name, config)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> Iterator[None]:
+    """Let a busy machine take its time: what is timed on purpose is set in its own test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.serve.collections.TABLE_TIMEOUT_SECONDS", 300.0)
+        patch.setattr("pipeline.serve.guard.BODY_SECONDS", 300.0)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -88,6 +98,8 @@ def serve() -> Iterator[Callable[..., TestClient]]:
     with ExitStack() as stack:
 
         def start(target: ServeSettings | FastAPI, *, base_url: str = SERVER, **options: Any) -> TestClient:
+            if isinstance(target, ServeSettings) and target.deadline_seconds == DEFAULT_DEADLINE_SECONDS:
+                target = replace(target, deadline_seconds=300.0)
             app = create_app(target, **options) if isinstance(target, ServeSettings) else target
             client = stack.enter_context(TestClient(app, base_url=base_url, raise_server_exceptions=True))
             while client.get("/readyz").json().get("detail") == "collections are being opened":

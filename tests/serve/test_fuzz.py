@@ -36,7 +36,7 @@ KNOWN = {"name": "stones", "vector_store_id": "stones", "doc_id": "stones/granit
 @pytest.fixture(scope="module")
 def described(served_root: Path) -> Iterator[Any]:
     """The API's description over an application in this process."""
-    app = create_app(ServeSettings(root=served_root, allowed_hosts=(HOST,)))
+    app = create_app(ServeSettings(root=served_root, allowed_hosts=(HOST,), deadline_seconds=300.0))
     yield schemathesis.openapi.from_asgi("/openapi.json", app)
     shutdown_lifespans()
 

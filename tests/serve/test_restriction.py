@@ -25,7 +25,7 @@ def tenant(served_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """A client whose key sees acme's documents: those of odd numbers."""
     keys = tmp_path_factory.mktemp("keys") / "keys.json"
     _, token = KeyFile(keys).create("acme", restriction=OWN)
-    app = create_app(ServeSettings(root=served_root, keys_file=keys))
+    app = create_app(ServeSettings(root=served_root, keys_file=keys, deadline_seconds=300.0))
     with TestClient(app, base_url="http://127.0.0.1", headers={"Authorization": f"Bearer {token}"}) as client:
         yield client
 

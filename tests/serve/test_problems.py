@@ -1,0 +1,117 @@
+"""Every error of Cairn's becomes a problem with a status of its own, and none of its words that came with the request or name a place."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pipeline import errors
+from pipeline.errors import CairnError
+from pipeline.serve.problems import (
+    DEADLINE,
+    KEY_MISSING,
+    OVERLOADED,
+    PROBLEM_TYPES,
+    UNKNOWN_COLLECTION,
+    ProblemError,
+    opening_problem,
+    problem_response,
+    schema_problem,
+    search_problem,
+)
+
+PLACE = "/srv/secret/place"
+SENTENCE = f"top_k must be a number, got 'canary'; see {PLACE}"
+
+
+def kinds_of_errors() -> list[type[CairnError]]:
+    return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CairnError)]
+
+
+IN_A_SEARCH = {
+    "CollectionNotFoundError": ("unknown-collection", 404),
+    "FilterError": ("invalid-filter", 422),
+    "RestrictionError": ("restriction-unusable", 403),
+    "FingerprintMismatchError": ("encoder-mismatch", 503),
+    "UsageError": ("invalid-request", 422),
+    "ConfigError": ("invalid-request", 422),
+    "IntegrityError": ("collection-damaged", 503),
+    "DamageError": ("collection-damaged", 503),
+    "StorageError": ("storage-failed", 503),
+    "TryAgainError": ("deadline", 504),
+}
+AT_OPENING = {
+    **{
+        name: IN_A_SEARCH[name]
+        for name in ("CollectionNotFoundError", "FingerprintMismatchError", "IntegrityError", "DamageError", "StorageError")
+    },
+    "ConfigError": ("encoder-unavailable", 503),
+    "ModelError": ("encoder-unavailable", 503),
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), IN_A_SEARCH.items())
+def test_error_of_a_search_has_its_problem(name: str, expected: tuple[str, int]) -> None:
+    problem = search_problem(getattr(errors, name)(SENTENCE))
+    assert (problem.kind.name, problem.kind.status) == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), AT_OPENING.items())
+def test_error_of_opening_has_its_problem(name: str, expected: tuple[str, int]) -> None:
+    problem = opening_problem(getattr(errors, name)(SENTENCE))
+    assert (problem.kind.name, problem.kind.status) == expected
+
+
+@pytest.mark.parametrize("kind", kinds_of_errors())
+def test_no_error_passes_on_a_place_or_a_value(kind: type[CairnError]) -> None:
+    for told in (search_problem(kind(SENTENCE)).detail, opening_problem(kind(SENTENCE)).detail):
+        assert told
+        assert PLACE not in told
+        assert "canary" not in told
+
+
+def test_problem_is_json_of_its_own_type_with_its_headers() -> None:
+    response = problem_response(ProblemError(OVERLOADED, "too much"))
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.headers["retry-after"] == "1"
+    assert json.loads(bytes(response.body)) == {
+        "type": "urn:problem-type:cairn:overloaded",
+        "title": OVERLOADED.title,
+        "status": 503,
+        "detail": "too much",
+    }
+    assert problem_response(ProblemError(KEY_MISSING, "none")).headers["www-authenticate"] == 'Bearer realm="cairn"'
+    assert "retry-after" not in problem_response(ProblemError(UNKNOWN_COLLECTION, "none")).headers
+    assert problem_response(ProblemError(DEADLINE, "none", headers={"Retry-After": "9"})).headers["retry-after"] == "9"
+
+
+def test_problem_types_have_names_of_their_own() -> None:
+    assert all(name == kind.name for name, kind in PROBLEM_TYPES.items())
+    assert len({kind.title for kind in PROBLEM_TYPES.values()}) == len(PROBLEM_TYPES)
+    assert all(kind.retry_seconds is None or kind.status in (503, 504) for kind in PROBLEM_TYPES.values())
+
+
+def test_schema_problem_names_known_places_and_nothing_else() -> None:
+    found = [
+        {"type": "int_type", "loc": ("body", "top_k"), "msg": "Input should be a valid integer", "input": "canary"},
+        {"type": "extra_forbidden", "loc": ("body", "filters", "canary"), "msg": "Extra inputs are not permitted", "input": 1},
+        {"type": "union_tag_invalid", "loc": ("body", "filters"), "msg": "Input tag 'canary' found", "input": {}},
+        {"type": "string_pattern_mismatch", "loc": ("path", "name"), "msg": "String should match", "input": "canary"},
+    ]
+    problem = schema_problem(found, frozenset({"top_k", "filters", "name"}))
+    assert [error.pointer for error in problem.errors] == ["#/top_k", "#/filters", "#/filters", "path/name"]
+    assert "canary" not in str([error.detail for error in problem.errors])
+
+
+def test_schema_problem_tells_of_the_type_that_was_sent_only() -> None:
+    found = [
+        {"type": "string_too_long", "loc": ("body", "query", "constrained-str"), "msg": "String should have at most 8192 characters"},
+        {"type": "list_type", "loc": ("body", "query", "list[str]"), "msg": "Input should be a valid list"},
+    ]
+    problem = schema_problem(found, frozenset({"query"}))
+    assert [(error.pointer, error.detail) for error in problem.errors] == [("#/query", "String should have at most 8192 characters")]
+    both = [
+        {"type": f"{kind}_type", "loc": ("body", "query", kind), "msg": f"Input should be a valid {kind}"} for kind in ("string", "list")
+    ]
+    assert len(schema_problem(both, frozenset({"query"})).errors) == 2
