@@ -8,7 +8,7 @@ JUDGED := $(patsubst %/qrels.parquet,%,$(sort $(wildcard $(EVALUATION)/*/qrels.p
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo evaluate test lint types unit bench models format clean
+.PHONY: help install demo evaluate test lint types unit faults bench models format clean
 
 help: ## Show what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -50,7 +50,10 @@ types: $(STAMP)
 	$(BIN)/pyright
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m "not bench and not gpu and not network"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not bench and not faults and not gpu and not network"
+
+faults: $(STAMP) ## Kill and freeze the workers and machines of a Ray cluster (two minutes)
+	$(BIN)/python -m pytest -m faults -p no:xdist tests/faults
 
 bench: $(STAMP) ## Measure speed and memory, ratios in one run (about ten minutes)
 	$(BIN)/python -m pytest -m bench -p no:xdist -s tests/benchmarks

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import click
 
+from cli.engine import engine_options, resolve_engine
 from cli.flags import FIELD_OF
 from cli.settings import TemperatureSteps, given, json_option, resolve_ingest_config, root_option, warn_of_window
 from cli.terminal import ProgressBars, duration, table, thousands
@@ -65,6 +66,7 @@ _STAGE_OF = {
 @click.option("--surrogate", type=click.Choice(["static", "encoder"]), help="What clustering embeds with.  [default: static]")
 @click.option("--context-documents", type=int, help="Documents in the stored context.  [default: 512]")
 @click.option("--index-kind", type=click.Choice(["auto", "flat", "ivf_sq8", "ivf_rabitq"]), help="FAISS index.  [default: auto, by size]")
+@engine_options
 @click.option("--sync", is_flag=True, envvar="CAIRN_SYNC", help="Delete documents that the sources no longer hold.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and how long it would take; change nothing.")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
@@ -89,6 +91,7 @@ def ingest(
     from jobs.build_index import build_index
     from jobs.plan_index import plan_index, stored_settings
 
+    engine = resolve_engine(given(ctx))
     config = resolve_ingest_config({**_chosen(given(ctx)), "sync": sync}, stored_settings(root, collection))
     warn_of_window(given(ctx), config.encoder)
     if dry_run:
@@ -97,7 +100,7 @@ def ingest(
         click.echo(json.dumps(plan) if as_json else table([(key.replace("_", " "), _cell(value)) for key, value in plan.items()]))
         return 0
     with ProgressBars(quiet=quiet) as progress:
-        report = build_index(sources, root, collection, config, progress)
+        report = build_index(sources, root, collection, config, progress, engine)
     for warning in report.warnings:
         click.echo(f"warning: {warning}", err=True)
     click.echo(json.dumps(asdict(report), default=dict) if as_json else _summary(report))

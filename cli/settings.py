@@ -36,6 +36,7 @@ FLAG_OF = {
     "truncate_dim": "dims",
     "num_layers": "layers",
     "max_window_tokens": "window_tokens",
+    "shard_deadline_seconds": "shard_deadline",
 }
 """Settings whose flags have other names."""
 

@@ -1,12 +1,15 @@
 """Jobs: the line, run from end to end.
 
-    build_index    sources in, one published generation out: staging, then
-    encode_corpus  clusters and context once, every staged shard through the encoder
-    write_index    encoded shards into the tables, and the generation published
-    plan_index     what build_index would do, and how long it would take
-    run            one run: its identity, its checks and its record
-    pending        what an unfinished run leaves behind, so that the next one goes on from there
-    schedules      what runs when; schedule_history what ran; scheduler the process that starts it
+    build_index     sources in, one published generation out: staging, then
+    cluster_corpus  clusters and context, once for a collection
+    encode_corpus   every staged shard through the encoder
+    write_index     encoded shards into the tables, and the generation published
+    plan_index      what build_index would do, and how long it would take
+    run             one run: its identity, its checks and its record
+    pending         what an unfinished run leaves behind, so that the next one goes on from there
+    engine          who encodes: one encoder_worker in this process, or
+    ray_engine      many on a cluster: ray_pool has workers and deadlines, ray_runtime connects, ray_local starts a Ray
+    schedules       what runs when; schedule_history what ran; scheduler the process that starts it
 
 Only this package may know how work is spread over processes and machines; the stages it calls are in `pipeline`.
 """

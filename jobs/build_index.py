@@ -2,17 +2,19 @@
 
     scan ─▶ stage what changed ─▶ cluster ─▶ context ─▶ encode shard by shard ─▶ commit to Lance ─▶ publish
 
-This is the local engine: one process, every stage streaming, peak memory independent of the corpus. It holds the collection's writer
-lock throughout.
+Every stage streams, and peak memory does not depend on the corpus. This process holds the collection's writer lock throughout and alone
+writes to it; only what needs a model is the engine's, which may have workers on other machines.
 Nothing a reader sees changes before the last step, and every finished shard outlives a kill.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from jobs import pending
+from jobs.engine import EngineConfig, open_engine
 from jobs.run import Run, StageWatch, describe_reasons, is_repointed, may_have_another_model, new_run_id, record_run, require_same_settings
 from pipeline.config import IngestConfig
 from pipeline.corpus.ledger import Ledger
@@ -28,7 +30,12 @@ from pipeline.types import IngestReport, ProgressListener, silent_progress
 
 
 def build_index(
-    sources: Sequence[str], root: str | Path, collection: str, config: IngestConfig, progress: ProgressListener = silent_progress
+    sources: Sequence[str],
+    root: str | Path,
+    collection: str,
+    config: IngestConfig,
+    progress: ProgressListener = silent_progress,
+    engine: EngineConfig | None = None,
 ) -> IngestReport:
     """Bring a collection up to date with its sources and return what was done.
 
@@ -39,21 +46,19 @@ def build_index(
     layout = CollectionLayout(Path(root), collection)
     model_folder(config.encoder.model)
     scan = scan_sources(sources, config.corpus)
-    stages = None
-    if not layout.exists():
-        from jobs.encode_corpus import load_stages  # torch comes in here: a run without changes never loads it
+    with closing(open_engine(engine or EngineConfig(), config)) as opened:
+        if not layout.exists():
+            opened.load()
+        with layout.writer_lock():
+            published = prepare_writer(layout)
+            require_same_settings(published, config)
+            if published and may_have_another_model(published, config):
+                from jobs.encode_corpus import require_same_model  # torch comes in here: a run without changes never loads it
 
-        stages = load_stages(config)
-    with layout.writer_lock():
-        published = prepare_writer(layout)
-        require_same_settings(published, config)
-        if published and may_have_another_model(published, config):
-            from jobs.encode_corpus import require_same_model
-
-            stages = require_same_model(layout, published, config)
-        run = Run(run_id=new_run_id(), layout=layout, scan=scan, config=config, published=published, progress=watch, stages=stages)
-        report = _execute(run)
-        record_run(run, report)
+                require_same_model(layout, published, config, opened)
+            run = Run(run_id=new_run_id(), layout=layout, scan=scan, config=config, published=published, progress=watch, engine=opened)
+            report = _execute(run)
+            record_run(run, report)
     return report
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
+from jobs.engine import LocalEngine
 from jobs.run import describe_reasons, may_have_another_model, require_same_settings
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet
@@ -60,7 +61,7 @@ def plan_index(
     if published and may_have_another_model(published, config):
         from jobs.encode_corpus import require_same_model
 
-        require_same_model(layout, published, config)
+        require_same_model(layout, published, config, LocalEngine(config))
     with tempfile.TemporaryDirectory(prefix="cairn-plan-") as folder, Ledger(Path(folder) / "ledger.sqlite") as ledger:
         if published:
             tables = LanceTables.open_or_create(layout, scan.metadata_fields, published.vector_dim)
@@ -94,7 +95,8 @@ class _Estimate:
 
 
 def _estimate(scan: Scan, config: IngestConfig, documents: int, characters: int, published: Manifest | None) -> _Estimate:
-    from jobs.encode_corpus import SAMPLE_TEXT_CHARACTERS, load_stages  # torch comes in here
+    from jobs.cluster_corpus import SAMPLE_TEXT_CHARACTERS
+    from jobs.encoder_worker import load_stages  # torch comes in here
     from pipeline.encode.documents import DocumentEncoder
 
     texts = _first_texts(scan, config)

@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jobs.engine import Engine
 from pipeline import durable
 from pipeline.config import IngestConfig
 from pipeline.corpus.parquet import Scan
@@ -20,16 +21,13 @@ from pipeline.model.embedded_weights import MODEL_NAMES
 from pipeline.model.names import model_folder
 from pipeline.types import IngestReport, ProgressListener
 
-if TYPE_CHECKING:
-    from jobs.encode_corpus import Stages
-
 SPEED_ONLY = frozenset({"precision", "backend", "batch_tokens"})
 """Encoder settings that move no vector beyond rounding: they may differ from run to run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One ingest under the writer lock: what it reads, what it stands on, and who listens; ``stages`` where they are loaded already."""
+    """One ingest under the writer lock: what it reads, what it stands on, who encodes and who listens."""
 
     run_id: str
     layout: CollectionLayout
@@ -37,7 +35,7 @@ class Run:
     config: IngestConfig
     published: Manifest | None
     progress: StageWatch
-    stages: Stages | None = None
+    engine: Engine
 
     def warnings(self, staged: Staged) -> tuple[str, ...]:
         """Return what the user should know although the run went through."""

@@ -1,6 +1,6 @@
 """From staged shards to a served generation: encode, commit to Lance as the one committer, publish.
 
-Workers only ever write Parquet shards; this is the single place that merges them into the tables.
+Workers only ever make Parquet shards; this is the single place that merges them into the tables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def encode_and_publish(run: Run, staged: Staged, ledger: Ledger, *, delete_vanis
 
     Returns the manifest and how many documents passed through the encoder.
     """
-    corpus = encode_corpus(run.layout, run.published, staged.shards, staged.characters, run.config, run.progress, run.stages)
+    corpus = encode_corpus(run.layout, run.published, staged.shards, staged.characters, run.config, run.engine, run.progress)
     tables = LanceTables.open_or_create(run.layout, run.scan.metadata_fields, corpus.vector_dim)
     if not run.published:
         tables.roll_back(None)
@@ -62,7 +62,7 @@ def _facts(run: Run, corpus: EncodedCorpus, tables: LanceTables, versions: Versi
     measured = corpus.tokens / corpus.seconds if corpus.tokens else 0.0
     return GenerationFacts(
         run_id=run.run_id,
-        side_files={name: view.folder / name for name in (CONTEXT_ARROW, CLUSTERS_ARROW)},
+        side_files={name: corpus.view_folder / name for name in (CONTEXT_ARROW, CLUSTERS_ARROW)},
         fingerprints={"encoder": corpus.encoder_fingerprint, "context": view.context.fingerprint, "clusters": view.clusters.fingerprint},
         settings=run.config.to_dict(),
         context_documents=len(view.context.doc_ids),

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from safetensors import SafetensorError
+from typing_extensions import Buffer
 
 from pipeline.errors import DiskFullError, StorageError, TryAgainError
 
@@ -139,8 +140,8 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(number, os.strerror(number), str(other))
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a small file durably and atomically."""
+def write_bytes(path: Path, content: Buffer) -> None:
+    """Write bytes, or what holds some, durably and atomically."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 

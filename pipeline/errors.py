@@ -13,9 +13,11 @@
     ├── IntegrityError               1   stored files do not match their manifest
     │   └── DamageError                  what is stored is not what was written; verify or repair the collection
     ├── StorageError                 1   the disk refused a read or a write
+    ├── ClusterError                 1   the workers of a Ray cluster cannot do the work
     └── TryAgainError               75   nothing is wrong; the same call may work later
         ├── CollectionBusyError          another writer holds the collection
         ├── SchedulerBusyError           another scheduler holds the schedule file
+        ├── ClusterUnreachableError      no Ray cluster answers at the address
         └── DiskFullError                no space left on the device
 
 A message reads ``<what> must <contract>, got <value>; <what to do>``.
@@ -106,6 +108,10 @@ class StorageError(CairnError):
     """The storage below refused a read or a write."""
 
 
+class ClusterError(CairnError):
+    """The workers of a Ray cluster cannot do the work: they are too few, die, or do not have what they need."""
+
+
 class TryAgainError(CairnError):
     """Nothing is broken: the same call may succeed later."""
 
@@ -118,6 +124,10 @@ class CollectionBusyError(TryAgainError):
 
 class SchedulerBusyError(TryAgainError):
     """Another scheduler holds the schedule file."""
+
+
+class ClusterUnreachableError(TryAgainError):
+    """No Ray cluster answers at the address."""
 
 
 class DiskFullError(TryAgainError):

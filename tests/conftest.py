@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Before torch, FAISS or tokenizers are imported: they read these once.
+# Before torch, FAISS, tokenizers or Ray are imported: they read these once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["RAY_AUTH_MODE"] = "token"
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 import pytest
 from jaxtyping import install_import_hook
@@ -399,3 +402,145 @@ def object_store(object_stores: list[ObjectStore], monkeypatch: pytest.MonkeyPat
     }.items():
         monkeypatch.setenv(name, value)
     return store
+
+
+@pytest.fixture
+def stored() -> Callable[..., dict[str, Any]]:
+    """Return a function that gives everything a reader can see of a collection, by document."""
+    return _stored
+
+
+@pytest.fixture
+def require_same() -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    """Return a function that compares two of them."""
+    return _require_same
+
+
+def _stored(root: Path, collection: str = "c") -> dict[str, Any]:
+    import pyarrow as pa
+
+    from pipeline.index.generation import open_generation
+    from pipeline.index.lance_index import LanceTables
+    from pipeline.index.layout import CollectionLayout
+
+    layout = CollectionLayout(root, collection)
+    generation = open_generation(layout)
+    tables = LanceTables.open(layout)
+    documents = pa.Table.from_batches(
+        tables.scan("documents", ["doc_id", "text", "content_sha256", "year", "cluster_id", "vector"], generation.manifest.lance_versions)
+    )
+    chunks = pa.Table.from_batches(
+        tables.scan("chunks", ["doc_id", "ordinal", "start_char", "end_char", "vector"], generation.manifest.lance_versions)
+    )
+    found: dict[str, Any] = {row["doc_id"]: {**row, "chunks": []} for row in documents.to_pylist()}
+    assert len(found) == documents.num_rows
+    for row in chunks.to_pylist():
+        found[row["doc_id"]]["chunks"].append(row)
+    return found
+
+
+def _require_same(left: dict[str, Any], right: dict[str, Any]) -> None:
+    """Same ids, content and spans; vectors equal up to the rounding that another batch brings."""
+    import numpy as np
+
+    assert sorted(left) == sorted(right)
+    for doc_id, document in left.items():
+        other = right[doc_id]
+        assert document["content_sha256"] == other["content_sha256"]
+        assert np.allclose(document["vector"], other["vector"], atol=1e-5)
+        spans = [[(chunk["start_char"], chunk["end_char"]) for chunk in side["chunks"]] for side in (document, other)]
+        assert spans[0] == spans[1]
+        assert np.allclose([chunk["vector"] for chunk in document["chunks"]], [chunk["vector"] for chunk in other["chunks"]], atol=1e-5)
+
+
+@pytest.fixture
+def stop_at() -> Iterator[Any]:
+    """Return a function that interrupts the run in this process at the n-th passing of a commit point."""
+    from pipeline import durable
+
+    before = list(durable._observers)
+
+    def arm(name: str, times: int = 1) -> None:
+        passed = 0
+
+        def observer(point: str) -> None:
+            nonlocal passed
+            passed += point == name
+            if point == name and passed == times:
+                raise KeyboardInterrupt
+
+        durable.observe_commit_points(observer)
+
+    yield arm
+    durable._observers[:] = before
+
+
+class RayCluster:
+    """A head that computes nothing and two machines of one CPU each, on this machine, in processes that can be killed."""
+
+    STARTS = 3
+    """Ray gives a machine 30 seconds to start, which a busy one may exceed."""
+
+    def __init__(self) -> None:
+        program = Path(__file__).with_name("ray_cluster.py")
+        for left in reversed(range(self.STARTS)):
+            self._process = subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            try:
+                self._hear()
+                break
+            except json.JSONDecodeError:
+                self.close()
+                if not left:
+                    raise
+
+    def _hear(self) -> None:
+        assert self._process.stdout is not None
+        heard = json.loads(self._process.stdout.readline())
+        self.address: str = heard["address"]
+        self.raylets: list[int] = heard["raylets"]
+
+    def machines(self) -> list[int]:
+        """Return the raylets of living machines other than the head."""
+        import psutil
+
+        return [pid for pid in self.raylets[1:] if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+    def processes(self, raylet: int) -> list[int]:
+        """Return all processes of a machine, its raylet first."""
+        import psutil
+
+        return [raylet, *(child.pid for child in psutil.Process(raylet).children(recursive=True))]
+
+    def workers(self, class_name: str) -> list[int]:
+        """Return the processes of living actors of a class."""
+        import psutil
+
+        found = [child for raylet in self.machines() for child in psutil.Process(raylet).children(recursive=True)]
+        return [process.pid for process in found if process.name().startswith(f"ray::{class_name}"[:15])]
+
+    def restore(self) -> None:
+        """Bring the cluster back to two machines."""
+        assert self._process.stdin is not None
+        while len(self.machines()) < 2:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+            self._hear()
+
+    def close(self) -> None:
+        """Stop everything."""
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def started_ray_cluster() -> Iterator[RayCluster]:
+    """Start one cluster for all tests; whoever breaks it leaves that to :func:`ray_cluster` to mend."""
+    cluster = RayCluster()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def ray_cluster(started_ray_cluster: RayCluster) -> RayCluster:
+    """Return a whole cluster."""
+    started_ray_cluster.restore()
+    return started_ray_cluster

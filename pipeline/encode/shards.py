@@ -31,21 +31,23 @@ def shard_path(folder: Path, table: EncodedTable, number: int) -> Path:
     return folder / f"{table}-{number:06d}.parquet"
 
 
-def write_encoded_shard(folder: Path, number: int, documents: pa.Table, chunks: pa.Table) -> None:
-    """Write a shard durably; after a crash it is finished or it does not exist."""
-    with durable.storage_errors(f"writing encoded shard {number}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(chunks, shard_path(folder, "chunks", number))
-        durable.commit_point("shard-chunks-written")
-        _write(documents, shard_path(folder, "documents", number))
-    durable.commit_point("shard-written")
-
-
-def _write(table: pa.Table, path: Path) -> None:
+def as_parquet(table: pa.Table) -> pa.Buffer:
+    """Return a shard's table as the bytes of its Parquet file, wherever it was encoded."""
     # Vectors neither repeat nor compress; a dictionary over them would only cost time.
     dictionaries: Any = [name for name in table.schema.names if name != "vector"]
-    with durable.replacing(path) as temporary:
-        pq.write_table(table, temporary, compression="lz4", use_dictionary=dictionaries, row_group_size=READ_BATCH_ROWS)
+    stream = pa.BufferOutputStream()
+    pq.write_table(table, stream, compression="lz4", use_dictionary=dictionaries, row_group_size=READ_BATCH_ROWS)
+    return stream.getvalue()
+
+
+def write_encoded_shard(folder: Path, number: int, documents: pa.Buffer, chunks: pa.Buffer) -> None:
+    """Write a shard's two files durably; after a crash it is finished or it does not exist."""
+    with durable.storage_errors(f"writing encoded shard {number}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        durable.write_bytes(shard_path(folder, "chunks", number), chunks)
+        durable.commit_point("shard-chunks-written")
+        durable.write_bytes(shard_path(folder, "documents", number), documents)
+    durable.commit_point("shard-written")
 
 
 def finished_shards(folder: Path) -> list[int]:

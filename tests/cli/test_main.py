@@ -17,7 +17,7 @@ from cli.main import cairn, run
 def quiet_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run in an empty folder, without settings of the machine the tests run on."""
     monkeypatch.chdir(tmp_path)
-    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION", "CAIRN_TEXT_COLUMN", "CAIRN_SYNC"):
+    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION", "CAIRN_TEXT_COLUMN", "CAIRN_SYNC", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
 
 

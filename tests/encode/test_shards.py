@@ -5,7 +5,15 @@ import pyarrow as pa
 import pytest
 
 from pipeline import durable
-from pipeline.encode.shards import encoded_schema, finished_shards, read_document_hashes, read_encoded, shard_path, write_encoded_shard
+from pipeline.encode.shards import (
+    as_parquet,
+    encoded_schema,
+    finished_shards,
+    read_document_hashes,
+    read_encoded,
+    shard_path,
+    write_encoded_shard,
+)
 from pipeline.errors import IntegrityError
 from pipeline.types import chunks_schema, documents_schema
 
@@ -15,7 +23,11 @@ def _vectors(count):
 
 
 def _shard(*doc_ids):
-    """Documents of two chunks each."""
+    """Documents of two chunks each, as the bytes of their files."""
+    return tuple(as_parquet(table) for table in _tables(*doc_ids))
+
+
+def _tables(*doc_ids):
     count = len(doc_ids)
     numbers = pa.array(range(count), pa.int32())
     text = pa.array(doc_ids, pa.string())
@@ -82,7 +94,7 @@ def test_read_small_batches_give_the_same_rows(folder):
 
 
 def test_read_rows_equal_what_was_written(folder):
-    written = _shard("c", "a")[1]
+    written = _tables("c", "a")[1]
     batches = list(read_encoded(folder, "chunks", stale={10: ["a", "d"]}))
     assert pa.Table.from_batches(batches).equals(written)
 

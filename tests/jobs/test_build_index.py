@@ -1,5 +1,5 @@
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,6 @@ from pipeline.collection import open_collection
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.errors import CollectionBusyError, ConfigError, FingerprintMismatchError, SchemaError, SourceError
 from pipeline.index.generation import open_generation
-from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.model.context_encoder import ContextEncoder
 
@@ -54,60 +53,13 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def stored(root: Path, collection: str = "c") -> dict[str, Any]:
-    """Return everything a reader can see of a collection, by document."""
-    layout = CollectionLayout(root, collection)
-    generation = open_generation(layout)
-    tables = LanceTables.open(layout)
-    documents = pa.Table.from_batches(
-        tables.scan("documents", ["doc_id", "text", "content_sha256", "year", "vector"], generation.manifest.lance_versions)
-    )
-    chunks = pa.Table.from_batches(
-        tables.scan("chunks", ["doc_id", "ordinal", "start_char", "end_char", "vector"], generation.manifest.lance_versions)
-    )
-    found: dict[str, Any] = {row["doc_id"]: {**row, "chunks": []} for row in documents.to_pylist()}
-    for row in chunks.to_pylist():
-        found[row["doc_id"]]["chunks"].append(row)
-    return found
-
-
-def require_same(left: dict[str, Any], right: dict[str, Any]) -> None:
-    """Same ids, content and spans; vectors equal up to the rounding that another batch brings."""
-    assert sorted(left) == sorted(right)
-    for doc_id, document in left.items():
-        other = right[doc_id]
-        assert document["content_sha256"] == other["content_sha256"]
-        assert np.allclose(document["vector"], other["vector"], atol=1e-5)
-        spans = [[(chunk["start_char"], chunk["end_char"]) for chunk in side["chunks"]] for side in (document, other)]
-        assert spans[0] == spans[1]
-        assert np.allclose([chunk["vector"] for chunk in document["chunks"]], [chunk["vector"] for chunk in other["chunks"]], atol=1e-5)
-
-
-@pytest.fixture
-def stop_at() -> Iterator[Any]:
-    """Interrupt the run in this process at the n-th passing of a commit point."""
-    before = list(durable._observers)
-
-    def arm(name: str, times: int = 1) -> None:
-        passed = 0
-
-        def observer(point: str) -> None:
-            nonlocal passed
-            passed += point == name
-            if point == name and passed == times:
-                raise KeyboardInterrupt
-
-        durable.observe_commit_points(observer)
-
-    yield arm
-    durable._observers[:] = before
-
-
 def disarm() -> None:
     durable._observers.clear()
 
 
-def test_ingest_of_a_new_corpus_stores_every_document_with_spans_that_cover_it(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+def test_ingest_of_a_new_corpus_stores_every_document_with_spans_that_cover_it(
+    root: Path, tmp_path: Path, config: IngestConfig, stored: Callable[..., Any]
+) -> None:
     rows = [document(number) for number in range(30)]
     report = build_index([write_corpus(tmp_path / "a.parquet", rows)], root, "c", config)
     assert (report.rows, report.indexed, report.unchanged, report.quarantined, report.encoded, report.generation) == (30, 30, 0, 0, 30, 1)
@@ -128,7 +80,9 @@ def test_ingest_of_the_same_corpus_twice_encodes_nothing_and_keeps_the_generatio
     assert (report.rows, report.indexed, report.unchanged, report.encoded, report.generation) == (12, 0, 12, 0, 1)
 
 
-def test_ingest_of_changes_replaces_and_adds_only_these(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+def test_ingest_of_changes_replaces_and_adds_only_these(
+    root: Path, tmp_path: Path, config: IngestConfig, stored: Callable[..., Any], require_same: Callable[..., None]
+) -> None:
     build_index([write_corpus(tmp_path / "a.parquet", [document(number) for number in range(20)])], root, "c", config)
     changed = [document(number, version=int(number in (3, 7))) for number in range(22)]
     report = build_index([write_corpus(tmp_path / "a.parquet", changed)], root, "c", config)
@@ -139,7 +93,9 @@ def test_ingest_of_changes_replaces_and_adds_only_these(root: Path, tmp_path: Pa
     require_same(stored(root), stored(root, "fresh"))
 
 
-def test_sync_deletes_what_vanished_and_nothing_goes_without_it(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+def test_sync_deletes_what_vanished_and_nothing_goes_without_it(
+    root: Path, tmp_path: Path, config: IngestConfig, stored: Callable[..., Any]
+) -> None:
     from dataclasses import replace
 
     build_index([write_corpus(tmp_path / "a.parquet", [document(number) for number in range(10)])], root, "c", config)
@@ -150,7 +106,9 @@ def test_sync_deletes_what_vanished_and_nothing_goes_without_it(root: Path, tmp_
     assert sorted(stored(root)) == [f"doc-{number:03d}" for number in range(6)]
 
 
-def test_sync_with_a_damaged_file_deletes_nothing_and_warns(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+def test_sync_with_a_damaged_file_deletes_nothing_and_warns(
+    root: Path, tmp_path: Path, config: IngestConfig, stored: Callable[..., Any]
+) -> None:
     from dataclasses import replace
 
     folder = tmp_path / "corpus"
@@ -178,7 +136,7 @@ def test_second_ingest_does_not_embed_the_context_again(
 
 
 def test_interrupted_ingest_goes_on_without_encoding_finished_shards_again(
-    root: Path, tmp_path: Path, config: IngestConfig, stop_at: Any
+    root: Path, tmp_path: Path, config: IngestConfig, stop_at: Any, stored: Callable[..., Any], require_same: Callable[..., None]
 ) -> None:
     source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(30)])
     stop_at("shard-written", times=3)
@@ -193,7 +151,7 @@ def test_interrupted_ingest_goes_on_without_encoding_finished_shards_again(
 
 
 def test_document_changed_between_two_interrupted_runs_is_stored_once_with_its_last_text(
-    root: Path, tmp_path: Path, config: IngestConfig, stop_at: Any
+    root: Path, tmp_path: Path, config: IngestConfig, stop_at: Any, stored: Callable[..., Any], require_same: Callable[..., None]
 ) -> None:
     versions = ((0, 4), (1, 2), (0, 1))
     for version, shards in versions:
@@ -340,7 +298,9 @@ def test_second_writer_is_told_to_try_again(root: Path, tmp_path: Path, config: 
         build_index([source], root, "c", config)
 
 
-def test_stored_context_reaches_the_encoder_when_asked_for(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+def test_stored_context_reaches_the_encoder_when_asked_for(
+    root: Path, tmp_path: Path, config: IngestConfig, stored: Callable[..., Any]
+) -> None:
     from dataclasses import replace
 
     source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(12)])

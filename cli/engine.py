@@ -1,0 +1,68 @@
+"""Flags that choose who encodes: this process, or the workers of a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar, get_args
+
+import click
+from typing_extensions import override
+
+from jobs.engine import EngineConfig, EngineName
+from pipeline.errors import ConfigError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_FIELD_OF: Final[Mapping[str, str]] = {
+    "address": "address",
+    "worker_cpus": "cpus_a_worker",
+    "worker_gpus": "gpus_a_worker",
+    "shard_deadline": "shard_deadline_seconds",
+}
+
+
+class WorkerRange(click.ParamType):
+    """``8``, or ``2:8``: at least and at most so many."""
+
+    name = "n|min:max"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Return both numbers; a single one is both."""
+        least, _, most = str(value).partition(":")
+        try:
+            return int(least), int(most or least)
+        except ValueError:
+            raise ConfigError(f"workers must be a positive number, or two as in 2:8, got {value!r}") from None
+
+
+def engine_options(function: _Function) -> _Function:
+    """Add the flags of an engine."""
+    for option in reversed(
+        (
+            click.option(
+                "--engine", type=click.Choice(get_args(EngineName)), help="Who encodes.  [default: ray with an address, else local]"
+            ),
+            click.option(
+                "--address", envvar="RAY_ADDRESS", help="Ray cluster, HOST:PORT or auto.  [default: one of our own, with engine ray]"
+            ),
+            click.option("--workers", type=WorkerRange(), help="Workers on it, N or MIN:MAX.  [default: as many as it has room for]"),
+            click.option("--worker-cpus", type=int, help="CPUs of a worker, one thread each.  [default: 1]"),
+            click.option("--worker-gpus", type=float, help="GPUs of a worker.  [default: 0]"),
+            click.option("--shard-deadline", type=float, help="Seconds until a shard goes to another worker.  [default: learnt]"),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def resolve_engine(chosen: Mapping[str, Any]) -> EngineConfig:
+    """Return the engine that flags, environment and ``cairn.toml`` ask for; ``chosen`` is what somebody set."""
+    name = chosen.get("engine") or ("ray" if chosen.get("address") else "local")
+    fields = {field: chosen[flag] for flag, field in _FIELD_OF.items() if flag in chosen}
+    if "workers" in chosen:
+        fields["min_workers"], fields["max_workers"] = chosen["workers"]
+    engine = EngineConfig(name=name, **fields)
+    if name == "local" and set(fields) - {"address"}:
+        click.echo("warning: engine local encodes in this process and has no workers; flags about them move nothing", err=True)
+    return engine

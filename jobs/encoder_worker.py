@@ -1,0 +1,212 @@
+"""What encodes staged shards, in whatever process: the local engine calls one, a Ray cluster runs many as actors.
+
+    load ─▶ embed_sample, embed_context   once for a collection, by one worker
+    load ─▶ begin ─▶ encode, encode, …    by every worker
+
+A worker loads the model once, is given Parquet bytes and gives Parquet bytes: it knows no collection, no folder and no Ray. So it needs no
+disk in common with anyone, and one that was given up for dead can spoil nothing when it wakes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Float32, Int32
+
+from pipeline.cluster.assignment import ClusterAssigner
+from pipeline.cluster.queries import query_side
+from pipeline.cluster.store import Clusters
+from pipeline.config import IngestConfig
+from pipeline.context.store import ContextSet, build_context
+from pipeline.encode.documents import DocumentEncoder, encode_shard, require_context_fit, require_fit
+from pipeline.encode.shards import as_parquet
+from pipeline.model.backbone import Backbone, load_backbone
+from pipeline.model.context_encoder import ContextEncoder
+from pipeline.model.static_embeddings import StaticEmbedder, StaticFit
+from pipeline.types import TextEmbedder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stages:
+    """Both stages of the encoder in memory, found to fit the settings."""
+
+    backbone: Backbone
+    first_stage: ContextEncoder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """What a worker says when its model is loaded; all workers of a run must say the same."""
+
+    package_version: str
+    first_stage_fingerprint: str
+    host: str = field(compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """The space a worker's vectors lie in; all workers of a run must say the same."""
+
+    encoder_fingerprint: str
+    vector_dim: int
+    host: str = field(compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusView:
+    """What all documents of a collection share, and the clusters of those that were assigned when the clusters were drawn."""
+
+    clusters: Clusters
+    context: ContextSet
+    known_clusters: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddedSample:
+    """The two sides of a sample's documents, as clustering wants them, with what rebuilds the surrogate that embedded them."""
+
+    phi_NV: Float32[np.ndarray, "N V"]
+    psi_NV: Float32[np.ndarray, "N V"]
+    surrogate_fingerprint: str
+    surrogate_state: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedShard:
+    """One staged shard, encoded: the bytes of its two Parquet files."""
+
+    documents: pa.Buffer
+    chunks: pa.Buffer
+    num_documents: int
+    num_characters: int
+    num_tokens: int
+
+
+def load_stages(config: IngestConfig) -> Stages:
+    """Load the model; raise :class:`ConfigError` for dimensions, layers, lengths or prefixes that it has no room for."""
+    backbone = load_backbone(config.encoder)
+    require_fit(config.encoder, backbone)
+    require_context_fit(config, backbone)
+    return Stages(backbone=backbone, first_stage=ContextEncoder.of(backbone, config.encoder, config.context))
+
+
+class EncoderWorker:
+    """The model of one ingest and what it is asked; ``num_threads`` = None leaves threads as the process has them."""
+
+    def __init__(self, config: IngestConfig, num_threads: int | None = None) -> None:
+        self._config = config
+        self._num_threads = num_threads
+        self._stages: Stages | None = None
+        self._encoder: DocumentEncoder | None = None
+        self._view: CorpusView | None = None
+        self._assigner: ClusterAssigner | None = None
+
+    def load(self) -> Loaded:
+        """Load the model and check that the settings fit it."""
+        if self._num_threads is not None:
+            _use_threads(self._num_threads)
+        self._stages = self._stages or load_stages(self._config)
+        return Loaded(
+            package_version=version("cairn-retrieval"),
+            first_stage_fingerprint=self._stages.first_stage.fingerprint,
+            host=socket.gethostname(),
+        )
+
+    def embed_sample(self, sample: pa.Table) -> EmbeddedSample:
+        """Embed documents and their queries with the surrogate, fitted to the sample where it is fitted to anything."""
+        texts: list[str] = sample.column("text").to_pylist()
+        embedder, state = self._new_embedder(texts)
+        queries = query_side(sample.column("title").to_pylist(), sample.column("query").to_pylist(), texts)
+        return EmbeddedSample(
+            phi_NV=embedder.embed(texts),
+            psi_NV=embedder.embed(queries),
+            surrogate_fingerprint=embedder.fingerprint,
+            surrogate_state=state,
+        )
+
+    def draw_context(self, sample: pa.Table, assignments_N: Int32[np.ndarray, " N"]) -> ContextSet:
+        """Draw the context from a clustered sample and embed it with the first stage."""
+        first_stage = self._loaded().first_stage
+        return build_context(sample, assignments_N, self._config.context, first_stage.embed, first_stage.fingerprint)
+
+    def begin(self, view: CorpusView) -> Begun:
+        """Make ready to encode in the light of a corpus."""
+        self._encoder = DocumentEncoder(self._config.encoder, view.context, self._loaded().backbone)
+        self._view, self._assigner = view, None
+        return Begun(encoder_fingerprint=self._encoder.fingerprint, vector_dim=self._encoder.vector_dim, host=socket.gethostname())
+
+    def encode(self, staged: bytes, on_tokens: Callable[[int], None] | None = None) -> EncodedShard:
+        """Encode the bytes of a staged shard; ``on_tokens`` hears how many tokens each batch has finished."""
+        assert self._encoder is not None, "begin comes first"
+        rows = pq.read_table(pa.BufferReader(staged))
+        documents, chunks = encode_shard(rows, self._encoder, self._assign, on_tokens)
+        return EncodedShard(
+            documents=as_parquet(documents),
+            chunks=as_parquet(chunks),
+            num_documents=rows.num_rows,
+            num_characters=sum(map(len, rows.column("text").to_pylist())),
+            num_tokens=int(documents.column("num_tokens").to_numpy().sum()),
+        )
+
+    def _assign(self, rows: pa.Table) -> Int32[np.ndarray, " N"]:
+        """Assign rows to clusters; documents of the sample have been assigned when it was clustered."""
+        assert self._view is not None
+        known = self._view.known_clusters
+        assignments_N = np.array([known.get(doc_id, -1) for doc_id in rows.column("doc_id").to_pylist()], dtype=np.int32)
+        unknown = np.flatnonzero(assignments_N < 0)
+        if len(unknown):
+            self._assigner = self._assigner or ClusterAssigner(self._view.clusters, self._stored_embedder(self._view.clusters))
+            assignments_N[unknown] = self._assigner.assign_rows(rows.take(pa.array(unknown)))
+        return assignments_N
+
+    def _loaded(self) -> Stages:
+        assert self._stages is not None, "load comes first"
+        return self._stages
+
+    def _new_embedder(self, texts: Sequence[str]) -> tuple[TextEmbedder, dict[str, np.ndarray]]:
+        stages = self._loaded()
+        if self._config.cluster.surrogate == "encoder":
+            return _NormalisedFirstStage(stages.first_stage), {}
+        embedder, fit = StaticEmbedder.fitted_to(stages.backbone.token_embeddings, stages.backbone.tokenizer, texts)
+        return embedder, fit.to_arrays()
+
+    def _stored_embedder(self, clusters: Clusters) -> TextEmbedder:
+        stages = self._loaded()
+        if self._config.cluster.surrogate == "encoder":
+            return _NormalisedFirstStage(stages.first_stage)
+        return StaticEmbedder(stages.backbone.token_embeddings, stages.backbone.tokenizer, StaticFit.from_arrays(clusters.surrogate_state))
+
+
+class _NormalisedFirstStage:
+    """The first stage as a surrogate: φ and ψ of unit length, at the price of one more forward pass a document."""
+
+    def __init__(self, first_stage: ContextEncoder) -> None:
+        self._first_stage = first_stage
+
+    @property
+    def fingerprint(self) -> str:
+        return self._first_stage.fingerprint
+
+    @property
+    def vector_dim(self) -> int:
+        return self._first_stage.embedding_dim
+
+    def embed(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
+        vectors_NV = self._first_stage.embed(list(texts))
+        lengths_N1 = np.linalg.norm(vectors_NV, axis=1, keepdims=True)
+        return np.divide(vectors_NV, lengths_N1, out=np.zeros_like(vectors_NV), where=lengths_N1 > 0)
+
+
+def _use_threads(num_threads: int) -> None:
+    """Keep to so many threads: several workers share a machine, and each of them would take all of it."""
+    import torch
+
+    torch.set_num_threads(num_threads)
+    os.environ["RAYON_NUM_THREADS"] = str(num_threads)  # the tokenizer's; read when it first works

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cli.engine import resolve_engine
+from cli.main import cairn, run
+from jobs.engine import EngineConfig
+from pipeline.errors import ConfigError
+
+TEXTS = {"a": "a cairn marks the way over the hill", "b": "the river runs past the old stone mill", "c": "snow lies on the ridge"}
+
+
+@pytest.fixture(autouse=True)
+def quiet_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION", "CAIRN_INGEST_ENGINE", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def ingest(tmp_path: Path, tiny_model_folder: Path) -> list[str]:
+    pq.write_table(pa.table({"id": list(TEXTS), "text": list(TEXTS.values())}), tmp_path / "corpus.parquet")
+    return ["ingest", "corpus.parquet", "--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16", "--quiet"]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    def invoke(*arguments: str) -> tuple[int, str]:
+        code = run(cairn, arguments, "cairn")
+        return code, capsys.readouterr().err
+
+    return invoke
+
+
+def test_engine_is_local_where_nothing_is_said():
+    assert resolve_engine({}) == EngineConfig()
+
+
+def test_engine_is_ray_where_there_is_an_address():
+    assert resolve_engine({"address": "head:6379"}) == EngineConfig(name="ray", address="head:6379")
+    assert resolve_engine({"address": "head:6379", "engine": "local"}).name == "local"
+
+
+def test_engine_takes_its_workers_from_flags():
+    chosen = {"engine": "ray", "workers": (2, 8), "worker_cpus": 4, "worker_gpus": 0.5, "shard_deadline": 90.0}
+    expected = EngineConfig(name="ray", min_workers=2, max_workers=8, cpus_a_worker=4, gpus_a_worker=0.5, shard_deadline_seconds=90.0)
+    assert resolve_engine(chosen) == expected
+
+
+def test_workers_of_a_local_engine_warn(capsys: pytest.CaptureFixture[str]):
+    resolve_engine({"workers": (2, 2)})
+    assert "flags about them move nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "settings", [{"min_workers": 0}, {"min_workers": 3, "max_workers": 2}, {"cpus_a_worker": 0}, {"gpus_a_worker": -1}]
+)
+def test_engine_without_workers_is_refused(settings: dict[str, Any]):
+    with pytest.raises(ConfigError):
+        EngineConfig(name="ray", **settings)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "sentence"),
+    [
+        (["--workers", "many"], 2, "--workers must be a positive number, or two as in 2:8, got 'many'"),
+        (["--workers", "4:2"], 2, "--workers must be a positive number, or two as in 2:8, got 4:2"),
+        (["--engine", "ray", "--shard-deadline", "0"], 2, "--shard-deadline must be positive, got 0.0"),
+        (["--address", "http://127.0.0.1:8265"], 2, "must be HOST:PORT, ray://HOST:PORT or auto, got 'http://127.0.0.1:8265'"),
+        (["--address", "127.0.0.1:1"], 75, "a Ray cluster must answer at '127.0.0.1:1', got Connection refused"),
+        (["--address", "nowhere.invalid:6379"], 75, "a Ray cluster must answer at 'nowhere.invalid:6379'"),
+    ],
+)  # fmt: skip
+def test_engine_that_cannot_be_had_is_one_sentence_and_nothing_is_done(
+    ingest: list[str], call: Callable[..., tuple[int, str]], tmp_path: Path, flags: list[str], code: int, sentence: str
+):
+    got, error = call(*ingest, *flags)
+    assert (got, error.count("\n")) == (code, 1)
+    assert sentence in error
+    assert not (tmp_path / "cairn-data").exists()
+
+
+def test_local_ingest_never_imports_ray(ingest: list[str]):
+    program = f"import sys; from cli.main import cairn, run; code = run(cairn, {ingest!r}, 'cairn'); print(code, 'ray' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "0 False"
+
+
+@pytest.mark.ray
+@pytest.mark.xdist_group("ray")
+def test_ray_of_our_own_is_started_with_a_token_and_gone_afterwards(ingest: list[str]):
+    mark = f"cairn-test-{time.monotonic_ns()}"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-m", "cli.main", *ingest, "--engine", "ray", "--workers", "1", "--json"]
+    process = subprocess.Popen(command, env={**environment, "CAIRN_TEST_MARK": mark}, stdout=subprocess.PIPE, text=True)
+    modes = set()
+    while process.poll() is None:
+        modes |= {found.get("RAY_AUTH_MODE") for name, found in _environments(mark).items() if name in ("gcs_server", "raylet")}
+        time.sleep(0.5)
+    assert process.returncode == 0
+    assert json.loads(process.communicate()[0])["encoded"] == len(TEXTS)
+    assert modes == {"token"}
+    assert _environments(mark) == {}
+
+
+def _environments(mark: str) -> dict[str, dict[str, str]]:
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+            if environment.get("CAIRN_TEST_MARK") == mark:
+                found[process.name()] = environment
+        except psutil.Error:
+            continue
+    return found
