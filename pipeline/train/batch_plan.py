@@ -18,16 +18,19 @@ from pipeline.train.settings import TrainConfig
 from pipeline.train.surrogate import PairVectors
 
 
+def require_batch(num_pairs: int, config: TrainConfig) -> None:
+    """Raise :class:`SourceError` for fewer pairs than a batch."""
+    if num_pairs < config.batch_pairs:
+        raise SourceError(
+            f"training needs at least the {config.batch_pairs} pairs of one batch, got {num_pairs}; lower batch_pairs or give more pairs"
+        )
+
+
 class BatchPlan:
     """Which pairs each step trains on."""
 
     def __init__(self, pairs: TrainingPairs, heldout: Int64[np.ndarray, " n"], vectors: PairVectors, config: TrainConfig) -> None:
         kept = np.setdiff1d(np.arange(len(pairs)), heldout)
-        if len(kept) < config.batch_pairs:
-            raise SourceError(
-                f"training needs at least the {config.batch_pairs} pairs of one batch, got {len(kept)}; "
-                "lower batch_pairs or give more pairs"
-            )
         self.units = make_units(pairs, kept.tolist(), config.sequence_documents)
         self._batch_units = units_of_a_batch(self.units, config.batch_pairs)
         self._config = config

@@ -6,14 +6,15 @@
     RUN/changes.safetensors     what of it differs from the base, in bf16
 
 A checkpoint is written under another name and renamed; the two newest are kept. All that is drawn at random is drawn from the seed and the
-step, so nothing else has to be stored. One that is damaged is passed over with a warning.
+step, so nothing else has to be stored. One that is damaged is passed over with a warning. RUN/.lock keeps a second training out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline import durable
 from pipeline.config import EncoderConfig
+from pipeline.errors import ModelError, TryAgainError
 from pipeline.model.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint, read_checkpoint
 from pipeline.model.encoder_folder import save_encoder_folder, write_encoder_folder
 from pipeline.model.sentence_transformers_folder import read_json
@@ -48,6 +50,24 @@ class RunState:
     log_bytes: int
     best_score: float
     best_step: int
+
+
+@contextlib.contextmanager
+def held_folder(folder: Path) -> Generator[None]:
+    """Make the folder of a run and hold it against other trainings; what a killed one left half written goes away."""
+
+    def busy(by_whom: str) -> TryAgainError:
+        return TryAgainError(
+            f"a folder must have one training at a time, got another at work{by_whom}; wait for it, or name another folder"
+        )
+
+    with durable.storage_errors("starting the run"):
+        folder.mkdir(parents=True, exist_ok=True)
+    with durable.exclusive_lock(folder / ".lock", "the lock of the run", busy):
+        with durable.storage_errors("clearing what a killed run left"):
+            for left in (*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+        yield
 
 
 class RunFolder:
@@ -144,9 +164,10 @@ def _as_json(state: RunState) -> dict[str, Any]:
 
 
 def _is_whole(folder: Path) -> bool:
-    if not (folder / STATE_NAME).is_file():
+    try:
+        hashes: Mapping[str, str] = read_json(folder / STATE_NAME)["sha256"]
+    except (ModelError, KeyError):
         return False
-    hashes: Mapping[str, str] = read_json(folder / STATE_NAME).get("sha256", {})
     return set(hashes) >= set(_HASHED) and all(
         (folder / name).is_file() and durable.sha256_of_file(folder / name) == digest for name, digest in hashes.items()
     )

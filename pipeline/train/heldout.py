@@ -71,9 +71,9 @@ def mean_by_text(
 
 
 def rank_scores(scores_QN: Float32[np.ndarray, "Q N"], positive_Q: Int64[np.ndarray, " Q"]) -> dict[str, float]:
-    """Return both measures for one relevant document a query; a document that scores the same as the positive stands before it."""
+    """Return both measures for one relevant document a query; one that scores the same stands before it, and NaN is found nowhere."""
     own_Q1 = np.take_along_axis(scores_QN, positive_Q[:, None], axis=1)
-    rank_Q = (scores_QN >= own_Q1).sum(axis=1)
+    rank_Q = np.where(np.isnan(own_Q1[:, 0]), np.inf, (~(scores_QN < own_Q1)).sum(axis=1))
     is_seen_Q = rank_Q <= 10
     return {
         "heldout_ndcg_at_10": float(np.where(is_seen_Q, 1.0 / np.log2(1.0 + rank_Q), 0.0).mean()),

@@ -8,6 +8,7 @@ folder belongs to one run: other settings, data, base or dev sets are refused.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -19,15 +20,16 @@ import torch
 from jaxtyping import Int64
 
 from pipeline import durable
-from pipeline.config import EncoderConfig
-from pipeline.errors import FingerprintMismatchError, ModelError, SourceError
+from pipeline.config import BASE_MODEL, EncoderConfig
+from pipeline.errors import FingerprintMismatchError, IntegrityError, ModelError, SourceError
 from pipeline.model.backbone import load_backbone
 from pipeline.model.checkpoint import Checkpoint, read_checkpoint
+from pipeline.model.landmark_mixer import PREFIX as MIXER_PREFIX
 from pipeline.model.names import model_folder
 from pipeline.model.precision import resolve_precision
 from pipeline.model.sentence_transformers_folder import read_json
-from pipeline.train.batch_plan import BatchPlan
-from pipeline.train.checkpoints import RunFolder
+from pipeline.train.batch_plan import BatchPlan, require_batch
+from pipeline.train.checkpoints import RunFolder, held_folder
 from pipeline.train.documents import like_headed, read_document_pairs
 from pipeline.train.heldout import choose_heldout
 from pipeline.train.landmark_encoder import LandmarkEncoder
@@ -75,26 +77,28 @@ def train(
         progress("leakage", 0, len(pairs), "pairs")
         pairs = drop_judged(pairs, read_judged_texts(judged))
     heldout = choose_heldout(pairs, config.heldout_pairs)
+    require_batch(len(pairs) - len(heldout), config)
     dev_sets = None if scorer is None else scorer.fingerprint
     made_of = {"base": checkpoint.fingerprint, "pairs": pairs_fingerprint(pairs), "dev sets": dev_sets}
-    with first_before_others(processes):
-        _claim_folder(folder, config, made_of, pairs.skipped)
-        data = _prepare(pairs, heldout, folder, config, base, checkpoint, progress)
-    teacher = LandmarkEncoder(checkpoint).to(device).requires_grad_(False) if config.distillation_weight else None
-    trainer = Trainer(
-        files=RunFolder(folder, checkpoint, _served_settings(config)),
-        model=model.to(device),
-        teacher=teacher,
-        data=data,
-        heldout=heldout,
-        pairs=pairs,
-        plan=BatchPlan(pairs, heldout, data.vectors, config),
-        config=config,
-        scorer=scorer,
-        processes=processes,
-        progress=progress,
-    )
-    return trainer.run()
+    with contextlib.nullcontext() if processes.rank else held_folder(folder):
+        with first_before_others(processes):
+            _claim_folder(folder, config, made_of, pairs.skipped)
+            data = _prepare(pairs, heldout, folder, config, base, checkpoint, progress)
+        teacher = LandmarkEncoder(checkpoint).to(device).requires_grad_(False) if config.distillation_weight else None
+        trainer = Trainer(
+            files=RunFolder(folder, checkpoint, _served_settings(config)),
+            model=model.to(device),
+            teacher=teacher,
+            data=data,
+            heldout=heldout,
+            pairs=pairs,
+            plan=BatchPlan(pairs, heldout, data.vectors, config),
+            config=config,
+            scorer=scorer,
+            processes=processes,
+            progress=progress,
+        )
+        return trainer.run()
 
 
 def _read(sources: Sequence[Path], documents: Sequence[Path], config: TrainConfig) -> TrainingPairs:
@@ -113,8 +117,12 @@ def _check_fit(config: TrainConfig, checkpoint: Checkpoint, model: LandmarkEncod
         raise ModelError(
             f"matryoshka_layers must end with the base model's last layer {model.num_layers}, got {list(config.matryoshka_layers)}"
         )
-    if checkpoint.steps or checkpoint.cls_id is None:
-        raise ModelError("training must start from a transformer without dense layers and with [CLS], got another; choose another base")
+    has_mixer = any(name.startswith(MIXER_PREFIX) for name in checkpoint.tensors)
+    if checkpoint.steps or checkpoint.cls_id is None or has_mixer:
+        raise ModelError(
+            f"training must start from a transformer with [CLS], and without dense layers and a landmark mixer, got another; "
+            f"choose another base, such as {BASE_MODEL}"
+        )
 
 
 def _served_settings(config: TrainConfig) -> EncoderConfig:
@@ -129,7 +137,7 @@ def _claim_folder(folder: Path, config: TrainConfig, made_of: Mapping[str, str |
     settings = _as_json(config)
     path = folder / "run.json"
     if path.is_file():
-        stored = read_json(path)
+        stored = _read_claim(path)
         # A setting younger than the run stood at its default.
         before: dict[str, Any] = _as_json(TrainConfig(steps=config.steps)) | stored.get("settings", {})
         others = [f"{name} {before.get(name)}" for name, value in settings.items() if before.get(name) != value]
@@ -141,8 +149,14 @@ def _claim_folder(folder: Path, config: TrainConfig, made_of: Mapping[str, str |
             )
         return
     with durable.storage_errors("starting the run"):
-        folder.mkdir(parents=True, exist_ok=True)
         durable.write_json(path, {"settings": settings, **made_of, "skipped": dict(skipped)})
+
+
+def _read_claim(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except ModelError as error:
+        raise IntegrityError(f"{path.name} of the run must be JSON, got a damaged file; train in another folder") from error
 
 
 def _as_json(config: TrainConfig) -> dict[str, Any]:

@@ -89,8 +89,8 @@ def join_pairs(parts: Sequence[TrainingPairs]) -> TrainingPairs:
 def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
     """Read files, or all Parquet and JSON-lines files below folders, in the order of their names.
 
-    A pair with an empty side is skipped, and one that stands there word for word already. Files without a single pair to train on raise
-    :class:`SourceError`, a missing or mistyped column :class:`SchemaError`.
+    A pair with an empty side is skipped, one that stands there word for word already, and one with half a surrogate pair. Files without a
+    single pair to train on raise :class:`SourceError`, a missing or mistyped column :class:`SchemaError`.
     """
     kept: dict[PairRow, None] = {}
     skipped: Counter[str] = Counter()
@@ -98,7 +98,9 @@ def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
         read = read_columns(file, required=_REQUIRED, columns=COLUMNS) if file.suffix == ".parquet" else _read_lines(file)
         for query, document, title, source in read:
             row = PairRow(query, document, title, source or file.stem)
-            if not query.strip() or not document.strip():
+            if not all(map(_is_unicode, row)):
+                skipped["text that is not valid Unicode"] += 1
+            elif not query.strip() or not document.strip():
                 skipped["empty query" if not query.strip() else "empty document"] += 1
             elif row in kept:
                 skipped["repeated pair"] += 1
@@ -132,7 +134,7 @@ def read_columns(path: Path, *, required: Sequence[str], columns: Sequence[str])
     """Yield the rows of a Parquet file's text columns, null and a column that is not there as empty."""
     try:
         file = pq.ParquetFile(path)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise SourceError(f"{path.name} must be a Parquet file, got an unreadable one ({error}); write it again") from error
     names = file.schema_arrow.names
     missing = [name for name in required if name not in names]
@@ -143,10 +145,12 @@ def read_columns(path: Path, *, required: Sequence[str], columns: Sequence[str])
         kind = file.schema_arrow.field(name).type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind)):
             raise SchemaError(f"column {name} of {path.name} must be text, got {kind}; convert it")
-    for batch in file.iter_batches(columns=present):
-        texts = [batch.column(name).to_pylist() if name in present else [None] * batch.num_rows for name in columns]
-        for values in zip(*texts, strict=True):
-            yield tuple(value or "" for value in values)
+    try:
+        for batch in file.iter_batches(columns=present):
+            texts = [batch.column(name).to_pylist() if name in present else [None] * batch.num_rows for name in columns]
+            yield from (tuple(value or "" for value in values) for values in zip(*texts, strict=True))
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{path.name} must hold whole texts in UTF-8, got others ({error}); write it again") from error
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, ...]]:
@@ -165,6 +169,14 @@ def _read_lines(path: Path) -> Iterator[tuple[str, ...]]:
                 if value is not None and not isinstance(value, str):
                     raise SchemaError(f"{name} in line {number} of {path.name} must be text, got {value!r:.60}")
             yield tuple(value or "" for value in values)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def text_numbers(texts: Sequence[str]) -> np.ndarray:

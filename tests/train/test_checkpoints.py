@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from pipeline.config import EncoderConfig
-from pipeline.errors import DiskFullError
+from pipeline.errors import DiskFullError, TryAgainError
 from pipeline.model.checkpoint import read_checkpoint
 from pipeline.model.model_defaults import encoder_config
-from pipeline.train.checkpoints import RunFolder, RunState
+from pipeline.train.checkpoints import RunFolder, RunState, held_folder
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.optimizer import make_optimizer
 from pipeline.train.settings import TrainConfig
@@ -61,3 +61,16 @@ def test_run_folder_checkpoint_on_a_disk_that_is_full_is_said_in_a_sentence_and_
     assert [path.name for path in first.parent.iterdir()] == ["00000001"]
     with pytest.raises(DiskFullError, match="no space left while saving the model"):
         files.save_model("best", model)
+
+
+def test_held_folder_keeps_a_second_training_out_and_clears_what_a_killed_one_left(tmp_path: Path):
+    folder = tmp_path / "run"
+    (folder / "checkpoints" / ".00000004.17.tmp").mkdir(parents=True)
+    (folder / "checkpoints" / "00000002").mkdir()
+    (folder / ".run.json.17.tmp").write_text("{")
+    with held_folder(folder):
+        assert sorted(path.name for path in folder.rglob("*")) == [".lock", "00000002", "checkpoints"]
+        with pytest.raises(TryAgainError, match=r"one training at a time, got another at work \(process \d+\)"), held_folder(folder):
+            pass
+    with held_folder(folder):
+        pass

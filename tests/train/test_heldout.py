@@ -37,6 +37,12 @@ def test_rank_scores_equal_the_measures_written_out():
     assert found["heldout_ndcg_at_10"] == pytest.approx((1 + 1 / np.log2(5)) / 3)
 
 
+def test_rank_scores_that_are_no_numbers_find_nothing():
+    assert rank_scores(np.full((2, 3), np.nan, np.float32), np.array([0, 2])) == {"heldout_ndcg_at_10": 0.0, "heldout_mrr_at_10": 0.0}
+    one = np.array([[np.nan, 0.5, 0.1]], np.float32)
+    assert rank_scores(one, np.array([1]))["heldout_mrr_at_10"] == 0.5  # the NaN stands before it
+
+
 def test_mean_by_text_leaves_out_rows_of_no_text():
     rows = torch.eye(4)
     found = mean_by_text(rows, np.array([0, 0, -1, 1]), 2)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import subprocess
@@ -14,12 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import ConfigError, DiskFullError, FingerprintMismatchError, ModelError, SourceError
+from pipeline.errors import ConfigError, DiskFullError, FingerprintMismatchError, IntegrityError, ModelError, SourceError
 from pipeline.model.backbone import load_backbone
+from pipeline.model.landmark_mixer import PREFIX as MIXER_PREFIX
 from pipeline.train import trainer
 from pipeline.train.log import read_log
 from pipeline.train.loop import train
@@ -253,9 +255,34 @@ def test_train_one_source_only_is_trained_on(run: Any, pairs_file: Path):
     assert run(steps=2).steps == 2
 
 
-def test_train_fewer_pairs_than_a_batch_are_refused(run: Any):
+def test_train_fewer_pairs_than_a_batch_are_refused_before_anything_is_written(run: Any, tmp_path: Path):
     with pytest.raises(SourceError, match="at least the 64 pairs of one batch, got 54; lower batch_pairs"):
         run(batch_pairs=64)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["run.json", "checkpoints/00000008/state.json"])
+def test_train_damaged_records_of_a_run_are_named_or_passed_over(run: Any, tmp_path: Path, name: str):
+    run()
+    (tmp_path / "run" / name).write_text("{")
+    if name == "run.json":
+        with pytest.raises(IntegrityError, match=r"run\.json of the run must be JSON"):
+            run()
+    else:
+        assert run().resumed_at == 6
+
+
+def test_train_base_with_a_landmark_mixer_is_refused(tiny_model_folder: Path, pairs_file: Path, tmp_path: Path):
+    base = shutil.copytree(tiny_model_folder, tmp_path / "base")
+    save_file({f"{MIXER_PREFIX}scale": torch.ones(1)}, base / "cairn_extra.safetensors")
+    with pytest.raises(ModelError, match="without dense layers and a landmark mixer"):
+        train([pairs_file], tmp_path / "run", TrainConfig(**SETTINGS), base=str(base))
+
+
+def test_train_texts_of_no_tokens_are_trained_on_without_harm(run: Any, pairs_file: Path):
+    nothing = [{"query": "\u200b", "document": "old stone"}, {"query": "river", "document": "\u200b\ufeff"}]
+    pairs_file.write_text(pairs_file.read_text() + "".join(json.dumps(pair) + "\n" for pair in nothing))
+    assert math.isfinite(run(steps=6, heldout_pairs=0).last_loss)
 
 
 def test_train_pairs_of_a_judged_set_are_counted_and_left_out(run: Any, tmp_path: Path, pairs_file: Path):

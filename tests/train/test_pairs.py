@@ -51,6 +51,16 @@ def test_read_pairs_empty_sides_and_repetitions_are_counted(tmp_path: Path):
     assert pairs.skipped == {"empty query": 2, "empty document": 1, "repeated pair": 1}
 
 
+def test_read_pairs_text_that_is_not_unicode_is_counted_or_named(tmp_path: Path):
+    path = write_lines(tmp_path / "p.jsonl", {"query": "half \ud800", "document": "x"}, {"query": "a", "document": "x"})
+    pairs = read_pairs([path])
+    assert (pairs.queries, pairs.skipped) == (("a",), {"text that is not valid Unicode": 1})
+    damaged = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xff\xfe")])
+    pq.write_table(pa.table({"query": damaged, "document": ["x"]}), tmp_path / "p.parquet")
+    with pytest.raises(SourceError, match=r"p\.parquet must hold whole texts in UTF-8"):
+        read_pairs([tmp_path / "p.parquet"])
+
+
 def test_take_counts_what_it_leaves_out(tmp_path: Path):
     pairs = read_pairs([write_parquet(tmp_path / "p.parquet", query=["a", "b", "c"], document=["x", "y", "z"])])
     kept = pairs.take([0, 2], "not wanted")
@@ -87,6 +97,11 @@ def test_read_pairs_mistyped_column_is_named(tmp_path: Path):
 def test_read_pairs_damaged_files_are_named(tmp_path: Path):
     (tmp_path / "p.parquet").write_bytes(b"not parquet")
     with pytest.raises(SourceError, match=r"p\.parquet must be a Parquet file"):
+        read_pairs([tmp_path / "p.parquet"])
+    texts = [f"{number} and more" for number in range(9_000)]
+    whole = write_parquet(tmp_path / "p.parquet", query=texts, document=texts).read_bytes()
+    (tmp_path / "p.parquet").write_bytes(whole[:2_000] + b"\x00" * 2_000 + whole[4_000:])
+    with pytest.raises(SourceError, match=r"p\.parquet must hold whole texts"):
         read_pairs([tmp_path / "p.parquet"])
     (tmp_path / "p.jsonl").write_bytes(b'{"query": "a", \n')
     with pytest.raises(SourceError, match=r"line 1 of p\.jsonl must be a JSON object"):
