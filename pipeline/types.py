@@ -168,7 +168,7 @@ class TextEmbedder(Protocol):
 class Passage:
     """A span of a document: ``text`` is ``document.text[start_char:end_char]``.
 
-    ``scores`` holds parts of ``score``: ``chunk`` is the passage's own cosine.
+    ``scores`` holds parts of ``score``: ``chunk`` is the passage's own cosine, ``bm25`` its own BM25, where it has one.
     """
 
     start_char: int
@@ -182,8 +182,8 @@ class Passage:
 class Hit:
     """One document of an answer with its best passages, best first.
 
-    ``scores`` holds the parts the final ``score`` was made of: ``document`` and ``chunk`` are cosines, ``bm25`` is LanceDB's score;
-    absent parts were not asked for or not found.
+    ``scores`` holds the parts the final ``score`` was made of: ``document`` and ``chunk`` are cosines, ``bm25`` is LanceDB's score,
+    ``passage_bm25`` that of the best passage; absent parts were not asked for or not found.
     """
 
     doc_id: str

@@ -16,7 +16,7 @@ from pipeline.config import ContextConfig
 from pipeline.evaluate.encoding_cache import cache_file, read_encoded, write_encoded
 from pipeline.evaluate.encodings import EncodedSet, Encoding, build_encoder, encode_documents, encode_queries
 from pipeline.evaluate.evidence import BUDGETS, Spans, ceiling, evidence_by_query, evidence_recall
-from pipeline.evaluate.lexical import LexicalHits, search_bm25
+from pipeline.evaluate.lexical import LexicalHits, PassageLexicon, read_passages, search_bm25
 from pipeline.evaluate.measures import NDCG, RankedDocuments, document_measures
 from pipeline.evaluate.ranking import NUM_CANDIDATES, Answer, SetRanker
 from pipeline.evaluate.retrieval_set import RetrievalSet
@@ -75,7 +75,9 @@ def run_bench(
         sharing = [system for system in systems if system.encoding == encoding]
         encoded = _encode(judged, encoding, sharing, context_config or ContextConfig(), progress, cache)
         chunk_bm25 = _chunk_bm25(judged, encoded, sharing, progress)
-        ranker = SetRanker(judged.doc_ids, encoded, document_bm25, chunk_bm25)
+        needs_lexicon = any(system.needs_passage_bm25 for system in sharing)
+        lexicon = read_passages(judged.texts, encoded, judged.queries) if needs_lexicon else None
+        ranker = SetRanker(judged.doc_ids, encoded, document_bm25, chunk_bm25, lexicon)
         for number, system in enumerate(sharing, start=1):
             answers = ranker.rank(system, np.array([bool(len(own.start_S)) for own in evidence]))
             progress("rank", number, len(sharing), "systems")
@@ -85,7 +87,7 @@ def run_bench(
                 system=system,
                 values={**document_measures(judged, run), **_evidence_values(answers, evidence)},
                 run=run,
-                cost=_cost(system, encoded, document_bm25, chunk_bm25),
+                cost=_cost(system, encoded, _lexical_bytes(system, document_bm25, chunk_bm25, lexicon)),
             )
 
 
@@ -143,16 +145,16 @@ def _evidence_values(answers: Sequence[Answer], evidence: Sequence[Spans]) -> di
     return dict(zip((*EVIDENCE_MEASURES, *CUT_MEASURES), np.concatenate([whole_QB, cut_QB], axis=1).T, strict=True))
 
 
-def _cost(system: System, encoded: EncodedSet, document_bm25: LexicalHits | None, chunk_bm25: LexicalHits | None) -> Cost:
+def _lexical_bytes(system: System, document: LexicalHits | None, chunk: LexicalHits | None, lexicon: PassageLexicon | None) -> int:
+    needed = ((system.needs_document_bm25, document), (system.needs_chunk_bm25, chunk), (system.needs_passage_bm25, lexicon))
+    return sum(index.index_bytes for is_needed, index in needed if is_needed and index is not None)
+
+
+def _cost(system: System, encoded: EncodedSet, lexical_bytes: int) -> Cost:
     document_vectors, chunk_vectors = len(encoded.document_vectors_NV), len(encoded.chunk_vectors_MV)
     vectors = {"bm25": 0, "document": document_vectors, "chunk": chunk_vectors, "rrf": chunk_vectors}.get(
         system.ranking, document_vectors + chunk_vectors
     )
-    lexical_bytes = 0
-    if system.needs_document_bm25 and document_bm25 is not None:
-        lexical_bytes += document_bm25.index_bytes
-    if system.needs_chunk_bm25 and chunk_bm25 is not None:
-        lexical_bytes += chunk_bm25.index_bytes
     encodes = system.ranking != "bm25"
     return Cost(
         encode_seconds=encoded.encode_seconds if encodes else 0.0,

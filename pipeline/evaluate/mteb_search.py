@@ -23,7 +23,7 @@ from pipeline.config import ContextConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError
 from pipeline.evaluate.encodings import EncodedSet, build_encoder, encode_documents, encode_queries
-from pipeline.evaluate.lexical import LexicalHits, search_bm25
+from pipeline.evaluate.lexical import LexicalHits, read_passages, search_bm25
 from pipeline.evaluate.measures import RankedDocuments
 from pipeline.evaluate.ranking import NUM_CANDIDATES, SetRanker
 from pipeline.evaluate.retrieval_set import Judgements, RetrievalSet
@@ -101,7 +101,8 @@ class MtebModel:
         bm25: LexicalHits | None = None
         if self.system.needs_document_bm25:
             bm25 = search_bm25(corpus.texts, texts, max(top_k, NUM_CANDIDATES), silent_progress)
-        ranker = SetRanker(corpus.doc_ids, encode_queries(self._indexed.encoder, self._indexed.encoded, texts), bm25, None)
+        lexicon = read_passages(corpus.texts, self._indexed.encoded, texts) if self.system.needs_passage_bm25 else None
+        ranker = SetRanker(corpus.doc_ids, encode_queries(self._indexed.encoder, self._indexed.encoded, texts), bm25, None, lexicon)
         depth = top_k if top_ranked is None else len(corpus.doc_ids)
         answers = ranker.rank(self.system, np.zeros(len(rows), np.bool_), depth)
         ranked = {str(row["id"]): _scores(corpus, answer.documents) for row, answer in zip(rows, answers, strict=True)}

@@ -3,7 +3,7 @@
     document     cosine of the document vector                 passages: mean of their cosine and their document's
     chunk        cosine of the best chunk                      passages: by their cosine
     fused        weighted mean of both                         passages: mean of their cosine and their document's score
-    fused+bm25   fused and BM25, each on a scale of its own    passages: mean of their cosine on that scale and their document's score
+    fused+bm25   fused, BM25 and the best passage's BM25       passages: mean of their cosine with BM25 and their document's score
     bm25         BM25 of the document                          passages: BM25 of the chunk
     rrf          Σ 1 / (60 + rank) of BM25 and of best chunks  passages: the same over chunks
 
@@ -13,20 +13,21 @@ Candidates, weights, scales and scores are those of ``pipeline.search``. Recipro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 
 from pipeline.evaluate.encodings import EncodedSet
 from pipeline.evaluate.evidence import BUDGETS, Spans
-from pipeline.evaluate.lexical import LexicalHits
+from pipeline.evaluate.lexical import LexicalHits, PassageLexicon
 from pipeline.evaluate.measures import RUN_DEPTH, RankedDocuments
 from pipeline.evaluate.passages import Passages, best_passages, window_passages
 from pipeline.evaluate.systems import System
 from pipeline.index.generation import sampled_chunks
 from pipeline.search.fusion import Fusion, Scale, passage_scores, weighted_mean
 from pipeline.search.options import SearchOptions
+from pipeline.search.windows import default_window
 
 RRF_K = 60
 NUM_CANDIDATES = SearchOptions(top_k=RUN_DEPTH).num_candidates
@@ -44,10 +45,15 @@ class Answer:
 
 
 class SetRanker:
-    """Ranks with one encoding; BM25's answers arrive as lists, None where no system needs them."""
+    """Ranks with one encoding; what BM25 answers arrives made, None where no system needs it."""
 
     def __init__(
-        self, doc_ids: Sequence[str], encoded: EncodedSet, document_bm25: LexicalHits | None, chunk_bm25: LexicalHits | None
+        self,
+        doc_ids: Sequence[str],
+        encoded: EncodedSet,
+        document_bm25: LexicalHits | None,
+        chunk_bm25: LexicalHits | None,
+        lexicon: PassageLexicon | None,
     ) -> None:
         # Ties go to the lower id, as in a search.
         self._id_rank_N = np.empty(len(doc_ids), np.int64)
@@ -55,6 +61,7 @@ class SetRanker:
         self._encoded = encoded
         self._document_bm25 = document_bm25
         self._chunk_bm25 = chunk_bm25
+        self._lexicon = lexicon
         self._mean_chunk_V = encoded.chunk_vectors_MV[sampled_chunks(len(encoded.chunk_vectors_MV))].mean(axis=0)
 
     def rank(self, system: System, wants_passages_Q: Bool[np.ndarray, " Q"], depth: int = RUN_DEPTH) -> list[Answer]:
@@ -73,46 +80,72 @@ class SetRanker:
         return answers
 
     def _answer(self, system: System, query: int, cosines: _Cosines, passages: Passages | None, depth: int) -> Answer:
-        scores_N, fusion = self._document_scores(system, query, cosines)
+        if system.ranking == "fused+bm25":
+            return self._hybrid_answer(system, query, cosines, passages, depth)
+        scores_N = self._document_scores(system, query, cosines)
         ranked = self._best(scores_N, depth)
         if passages is None:
             return Answer(documents=ranked, passages=None)
         if system.needs_chunk_bm25:
             scores_P = self._lexical_passage_scores(system, query, cosines)
         else:
-            document_P = None if system.ranking == "chunk" else scores_N[passages.document_P]
-            scores_P = passage_scores(cosines.passage_P, document_P, fusion)
+            scores_P = passage_scores(cosines.passage_P, None if system.ranking == "chunk" else scores_N[passages.document_P])
         return Answer(documents=ranked, passages=best_passages(scores_P, passages, max(BUDGETS)))
 
-    def _document_scores(self, system: System, query: int, cosines: _Cosines) -> tuple[Float64[np.ndarray, " N"], Fusion | None]:
-        """Score every document, minus infinity where a document is no candidate; say how BM25 came in where it did."""
+    def _document_scores(self, system: System, query: int, cosines: _Cosines) -> Float64[np.ndarray, " N"]:
+        """Score every document; minus infinity where a document is no candidate."""
         if system.ranking == "document":
-            return cosines.document_N.astype(np.float64), None
+            return cosines.document_N.astype(np.float64)
         if system.ranking == "chunk":
-            return cosines.best_N.astype(np.float64), None
-        dense_N = _dense(cosines.document_N, cosines.best_N)
+            return cosines.best_N.astype(np.float64)
         if system.ranking == "fused":
-            return dense_N, None
+            return _dense(cosines)
         found, bm25 = _hits(self._document_bm25, query)
         if system.ranking == "bm25":
-            return _spread(found, bm25, len(dense_N)), None
-        if system.ranking == "rrf":
-            dense_list = self._best(cosines.best_N, NUM_CANDIDATES).positions
-            return _rrf([found[:NUM_CANDIDATES], dense_list], len(dense_N)), None
-        candidates = self._candidates(query, cosines)
+            return _spread(found, bm25, len(cosines.document_N))
+        dense_list = self._best(cosines.best_N, NUM_CANDIDATES).positions
+        return _rrf([found[:NUM_CANDIDATES], dense_list], len(cosines.document_N))
+
+    def _hybrid_answer(self, system: System, query: int, cosines: _Cosines, passages: Passages | None, depth: int) -> Answer:
+        """Answer as a hybrid search does, from its candidates and with its fusion."""
+        assert self._lexicon is not None, "a system that ranks with BM25 of passages was given none"
+        dense_N, firsts = _dense(cosines), self._encoded.chunk_offsets[:-1]
+        words_M = self._lexicon.scores(query, default_window(system.encoding.encoder.landmark_interval))
+        words_N = np.maximum.reduceat(words_M, firsts)
+        found, bm25 = (hits[:NUM_CANDIDATES] for hits in _hits(self._document_bm25, query))
+        by_words = self._encoded.chunk_document[[chunk for chunk in _top(words_M, NUM_CANDIDATES) if words_M[chunk] > 0.0]]
+        by_vector = (self._best(scores, NUM_CANDIDATES).positions for scores in (cosines.document_N, cosines.best_N))
+        candidates = np.unique(np.concatenate([found, by_words, *by_vector]))
+        bm25_N = _spread(found, bm25, len(dense_N), 0.0)
+        fusion = self._fusion(query, dense_N[candidates], bm25_N[candidates], words_N[candidates])
         scores_N = np.full(len(dense_N), -np.inf)
         scores_N[candidates] = dense_N[candidates]
-        if not len(found):
-            return scores_N, None
-        bm25_N = _spread(found[:NUM_CANDIDATES], bm25[:NUM_CANDIDATES], len(dense_N), 0.0)
-        fusion = _fusion(dense_N[candidates], bm25_N[candidates], float(self._mean_chunk_V @ self._encoded.query_vectors_QV[query]))
-        scores_N[candidates] = fusion.documents(dense_N[candidates], bm25_N[candidates])
-        return scores_N, fusion
+        if fusion is not None:
+            scores_N[candidates] = fusion.documents(dense_N[candidates], bm25_N[candidates], words_N[candidates])
+        ranked = self._best(scores_N, depth)
+        if passages is None:
+            return Answer(documents=ranked, passages=None)
+        own_P = cosines.passage_P
+        if fusion is not None:
+            own_M = self._lexicon.scores(query, system.window_chunks)
+            fusion = replace(fusion, passage_bm25=Scale.of(own_M, floor=0.0) if own_M.any() else None)
+            own_P = fusion.passages(cosines.passage_P, own_M[passages.first_chunk_P])
+        scores_P = passage_scores(own_P, scores_N[passages.document_P])
+        return Answer(documents=ranked, passages=best_passages(scores_P, passages, max(BUDGETS)))
 
-    def _candidates(self, query: int, cosines: _Cosines) -> Int64[np.ndarray, " C"]:
-        found, _ = _hits(self._document_bm25, query)
-        by_vector = (self._best(scores, NUM_CANDIDATES).positions for scores in (cosines.document_N, cosines.best_N))
-        return np.unique(np.concatenate([found[:NUM_CANDIDATES], *by_vector]))
+    def _fusion(
+        self, query: int, dense_C: Float64[np.ndarray, " C"], bm25_C: Float64[np.ndarray, " C"], words_C: Float32[np.ndarray, " C"]
+    ) -> Fusion | None:
+        if not bm25_C.any() and not words_C.any():
+            return None
+        options = SearchOptions()
+        return Fusion(
+            dense=Scale.of(dense_C, floor=float(self._mean_chunk_V @ self._encoded.query_vectors_QV[query])),
+            bm25=Scale.of(bm25_C, floor=0.0) if bm25_C.any() else None,
+            passage_bm25=Scale.of(words_C, floor=0.0) if words_C.any() else None,
+            dense_weight=options.weight("document") + options.weight("chunk"),
+            bm25_weight=options.weight("bm25"),
+        )
 
     def _lexical_passage_scores(self, system: System, query: int, cosines: _Cosines) -> Float64[np.ndarray, " P"]:
         found, bm25 = _hits(self._chunk_bm25, query)
@@ -137,19 +170,9 @@ class _Cosines:
     passage_P: Float32[np.ndarray, " P"]
 
 
-def _dense(document: Float[np.ndarray, " X"], chunk: Float[np.ndarray, " X"]) -> Float64[np.ndarray, " X"]:
+def _dense(cosines: _Cosines) -> Float64[np.ndarray, " N"]:
     options = SearchOptions()
-    return weighted_mean([document, chunk], [options.weight("document"), options.weight("chunk")])
-
-
-def _fusion(dense: Float64[np.ndarray, " X"], bm25: Float64[np.ndarray, " X"], floor: float) -> Fusion:
-    options = SearchOptions()
-    return Fusion(
-        dense=Scale.of(dense, floor=floor),
-        bm25=Scale.of(bm25, floor=0.0),
-        dense_weight=options.weight("document") + options.weight("chunk"),
-        bm25_weight=options.weight("bm25"),
-    )
+    return weighted_mean([cosines.document_N, cosines.best_N], [options.weight("document"), options.weight("chunk")])
 
 
 def _hits(hits: LexicalHits | None, query: int) -> tuple[Int64[np.ndarray, " A"], Float32[np.ndarray, " A"]]:

@@ -17,15 +17,13 @@ from typing import Any, Final, Literal
 from pipeline.config import PREFIX_POOLINGS, WINDOW_TOKENS, EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.evaluate.encodings import ContextKind, Encoding
+from pipeline.search.windows import default_window
 
 Ranking = Literal["document", "chunk", "fused", "fused+bm25", "bm25", "rrf"]
 """By document vector, by best chunk, by both; both with BM25 as a search fuses them; BM25 alone; BM25 and chunks by reciprocal rank."""
 
 BASELINE_TOKENS: Final = (128, 256)
 BASELINE_POOLINGS: Final = ("mean", "cls", "last", "latent")
-PASSAGE_TOKENS: Final = 128
-"""Length of our passages: windows of so many tokens slide over the landmarks, as in a search."""
-
 ENCODERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "cls": {"pooling": "cls", "attention": "chunk"},
     "mean": {"pooling": "mean", "attention": "chunk"},
@@ -56,8 +54,13 @@ class System:
 
     @property
     def needs_chunk_bm25(self) -> bool:
-        """Whether passages are ranked with BM25 of their own."""
+        """Whether passages are single chunks ranked with BM25, as a full-text index over chunks does."""
         return self.ranking in ("bm25", "rrf")
+
+    @property
+    def needs_passage_bm25(self) -> bool:
+        """Whether windows of chunks have a BM25 of their own, as in a search."""
+        return self.ranking == "fused+bm25"
 
 
 def varied(base: EncoderConfig, max_positions: int | None = None, **changes: Any) -> EncoderConfig:
@@ -117,7 +120,7 @@ def our_systems(
     max_positions: int | None = None,
 ) -> list[System]:
     """Return Cairn's own systems on the base configuration's landmark interval."""
-    window = max(1, PASSAGE_TOKENS // base.landmark_interval)
+    window = default_window(base.landmark_interval)
     return [
         System(
             name=f"{encoder}/{context}/{ranking}",
@@ -134,7 +137,7 @@ def our_systems(
 def configured_systems(base: EncoderConfig) -> list[System]:
     """Return the ways to rank with the base configuration exactly as it is: what an ingest with these settings gives."""
     context: ContextKind = "corpus" if base.use_context else "none"
-    window = max(1, PASSAGE_TOKENS // base.landmark_interval)
+    window = default_window(base.landmark_interval)
     encoding = Encoding(encoder=replace(base, use_context=False), context=context)
     return [System(name=f"cairn/{ranking}", encoding=encoding, ranking=ranking, window_chunks=window) for ranking in OUR_RANKINGS]
 

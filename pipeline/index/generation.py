@@ -23,7 +23,17 @@ from pipeline.errors import DamageError, IntegrityError
 from pipeline.index.faiss_index import open_faiss_index
 from pipeline.index.lance_files import damaged_lance_files, read_lance_files
 from pipeline.index.lance_index import DOCUMENTS, TABLES, open_pinned_table
-from pipeline.index.layout import CHUNKS_ARROW, CHUNKS_FAISS, DOCUMENTS_ARROW, DOCUMENTS_FAISS, LANCE_FILES, CollectionLayout
+from pipeline.index.layout import (
+    CHUNKS_ARROW,
+    CHUNKS_FAISS,
+    DOCUMENTS_ARROW,
+    DOCUMENTS_FAISS,
+    LANCE_FILES,
+    PASSAGES_ARROW,
+    CollectionLayout,
+)
+from pipeline.index.passage_bm25 import PassageBM25
+from pipeline.index.passage_terms import open_passage_terms
 from pipeline.index.position_files import CHUNK_POSITIONS_SCHEMA, DOCUMENT_POSITIONS_SCHEMA, open_positions
 from pipeline.index.protocol import VectorIndex
 from pipeline.manifest import Manifest
@@ -39,7 +49,8 @@ class Generation:
     """What one search session reads: two vector indexes, the positions that tie them to the table, and the pinned table itself.
 
     Position p of ``documents`` is row p of ``doc_ids``, ``row_ids`` and ``cluster_ids``; its chunks are positions ``chunk_offsets[p]`` to
-    ``chunk_offsets[p + 1]`` of ``chunks``. ``warning`` is a sentence for the user when an older generation is served because the current
+    ``chunk_offsets[p + 1]`` of ``chunks``. ``passage_terms`` is None in a generation published before passages had a BM25 of their own;
+    the next publication makes it. ``warning`` is a sentence for the user when an older generation is served because the current
     one is damaged.
     """
 
@@ -49,6 +60,7 @@ class Generation:
     chunks: VectorIndex
     positions: pa.RecordBatch
     spans: pa.RecordBatch
+    passage_terms: pa.RecordBatch | None
     document_table: lancedb.table.Table
     warning: str | None = None
 
@@ -106,6 +118,13 @@ class Generation:
     def chunk_ends(self) -> Int64[np.ndarray, " M"]:
         """One past the last character of each chunk."""
         return self.spans.column("end_char").to_numpy(zero_copy_only=True)
+
+    @cached_property
+    def passage_bm25(self) -> PassageBM25 | None:
+        """BM25 of windows of chunks, None where ``passage_terms`` is."""
+        if self.passage_terms is None:
+            return None
+        return PassageBM25(self.passage_terms, self.chunk_offsets, self.chunk_starts, self.chunk_ends)
 
     @cached_property
     def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
@@ -242,5 +261,6 @@ def _open_files(layout: CollectionLayout, number: int, check_hashes: bool) -> Ge
         chunks=open_faiss_index(folder / CHUNKS_FAISS, manifest.indexes["chunks"]),
         positions=positions,
         spans=spans,
+        passage_terms=open_passage_terms(folder / PASSAGES_ARROW) if PASSAGES_ARROW in manifest.files else None,
         document_table=open_pinned_table(layout, DOCUMENTS, manifest.lance_versions[DOCUMENTS]),
     )

@@ -44,6 +44,7 @@ MAX_FRAGMENTS = 32
 MAX_DELETED_SHARE = 0.25
 TEXT_INDEX_MEMORY_MIB = 128
 SCAN_ROWS = 4_096
+TEXT_ROWS = 64
 SCAN_BUFFER_BYTES = 16 << 20
 """Lance reads ahead up to 2 GiB by default."""
 COMPACTION_ROWS = 512
@@ -215,6 +216,11 @@ class LanceTables:
         """Stream the vectors of a pinned version in stored order."""
         for batch in self.scan(table, ["vector"], versions):
             yield vectors_of(batch.column("vector"))
+
+    def scan_texts(self, versions: Mapping[str, int]) -> Iterator[list[str]]:
+        """Stream the texts of the documents at the pinned version, in stored order, a few at a time: one may be long."""
+        for batch in self.scan(DOCUMENTS, ["text"], versions, TEXT_ROWS):
+            yield batch.column("text").to_pylist()
 
     def _latest(self, name: str) -> lancedb.table.Table:
         return self._database.open_table(name)

@@ -49,8 +49,8 @@ class _Spool:
     def __init__(self, schema: pa.Schema, path: Path) -> None:
         self._schema = schema
         self._path = path
-        self._files: dict[str, IO[bytes]] = {field.name: _unnamed_file(path) for field in schema}
-        self._string_bytes: dict[str, IO[bytes]] = {field.name: _unnamed_file(path) for field in schema if field.type == pa.large_string()}
+        self._files: dict[str, IO[bytes]] = {field.name: unnamed_file(path) for field in schema}
+        self._string_bytes: dict[str, IO[bytes]] = {field.name: unnamed_file(path) for field in schema if field.type == pa.large_string()}
         self._string_ends = dict.fromkeys(self._string_bytes, 0)
         for stream in (self._files[name] for name in self._string_bytes):
             stream.write(np.int64(0).tobytes())
@@ -79,9 +79,9 @@ class _Spool:
         """Write the file and return its batch, mapped."""
         arrays = []
         for field in self._schema:
-            buffers = [None, _mapped(self._files[field.name])]
+            buffers = [None, mapped(self._files[field.name])]
             if field.name in self._string_bytes:
-                buffers.append(_mapped(self._string_bytes[field.name]))
+                buffers.append(mapped(self._string_bytes[field.name]))
             arrays.append(pa.Array.from_buffers(field.type, self.num_rows, buffers))
         with pa.OSFile(str(self._path), "wb") as sink, pa.ipc.new_file(sink, self._schema) as writer:
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
@@ -94,11 +94,13 @@ class _Spool:
             stream.close()
 
 
-def _unnamed_file(path: Path) -> IO[bytes]:
+def unnamed_file(path: Path) -> IO[bytes]:
+    """Open a file that is gone when it is closed, on the disk of ``path``."""
     return tempfile.TemporaryFile(dir=path.parent)
 
 
-def _mapped(stream: IO[bytes]) -> pa.Buffer:
+def mapped(stream: IO[bytes]) -> pa.Buffer:
+    """View what was written to a file without reading it into memory."""
     stream.flush()
     size = stream.tell()
     return pa.py_buffer(np.memmap(stream, dtype=np.uint8, mode="r", shape=(size,))) if size else pa.py_buffer(b"")

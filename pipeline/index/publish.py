@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline import durable
 from pipeline.config import IndexConfig
 from pipeline.durable import commit_point, storage_errors
@@ -34,10 +36,12 @@ from pipeline.index.layout import (
     DOCUMENTS_ARROW,
     DOCUMENTS_FAISS,
     LANCE_FILES,
+    PASSAGES_ARROW,
     CollectionLayout,
     generation_name,
     generation_tag,
 )
+from pipeline.index.passage_terms import write_passage_terms
 from pipeline.index.position_files import write_chunk_positions, write_document_positions
 from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
 from pipeline.types import ProgressListener, silent_progress
@@ -52,6 +56,7 @@ COMMIT_POINTS = (
     "text-indexed",
     "tagged",
     "positions-written",
+    "passages-written",
     "documents-index-written",
     "chunks-index-written",
     "side-files-copied",
@@ -194,17 +199,26 @@ def _build(
     number: int,
     folder: Path,
 ) -> Manifest:
-    progress("index", 0, 4, "files")
+    progress("index", 0, 5, "files")
     document_columns = ["doc_id", "num_chunks", "cluster_id", "num_tokens"]
     documents = write_document_positions(tables.scan(DOCUMENTS, document_columns, versions, with_row_id=True), folder / DOCUMENTS_ARROW)
     chunk_columns = ["doc_id", "ordinal", "start_char", "end_char"]
     chunks = write_chunk_positions(tables.scan(CHUNKS, chunk_columns, versions), documents, folder / CHUNKS_ARROW)
     commit_point("positions-written")
+    progress("index", 2, 5, "files")
+    write_passage_terms(
+        tables.scan_texts(versions),
+        np.append(documents.column("chunk_offset").to_numpy(), chunks.num_rows),
+        chunks.column("start_char").to_numpy(),
+        chunks.column("end_char").to_numpy(),
+        folder / PASSAGES_ARROW,
+    )
+    commit_point("passages-written")
     indexes: dict[str, Mapping[str, Any]] = {}
     for done, (table, name, num_vectors) in enumerate(
-        ((DOCUMENTS, DOCUMENTS_FAISS, documents.num_rows), (CHUNKS, CHUNKS_FAISS, chunks.num_rows)), start=2
+        ((DOCUMENTS, DOCUMENTS_FAISS, documents.num_rows), (CHUNKS, CHUNKS_FAISS, chunks.num_rows)), start=3
     ):
-        progress("index", done, 4, "files")
+        progress("index", done, 5, "files")
         indexes[table] = build_faiss_index(
             partial(tables.scan_vectors, table, versions), num_vectors, tables.vector_dim, config, folder / name
         )
@@ -241,7 +255,7 @@ def _build(
     )
     manifest.write(folder)
     durable.fsync_folder(folder)
-    progress("index", 4, 4, "files")
+    progress("index", 5, 5, "files")
     commit_point("manifest-written")
     return manifest
 

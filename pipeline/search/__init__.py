@@ -1,9 +1,10 @@
 """Stage 6: a query becomes a ranked list of documents with their best passages, all from one generation.
 
     query ─▶ encoder ─▶ documents index ─┐
-                   └──▶ chunks index ────┼─▶ candidates ─▶ exact scores ─▶ fusion ─▶ windows ─▶ passages
-    query ─▶ BM25 (LanceDB) ─────────────┘
-    filter ─▶ allowed positions ─▶ all three
+                   └──▶ chunks index ────┤
+    query ─▶ BM25 of documents (LanceDB) ┼─▶ candidates ─▶ exact scores ─▶ fusion ─▶ windows ─▶ passages
+          └▶ BM25 of passages ───────────┘
+    filter ─▶ allowed positions ─▶ all four
 
 Public names: :class:`Searcher`, :class:`SearchOptions`, :func:`compile_filter`, :func:`parse_filter`.
 """

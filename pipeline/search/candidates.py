@@ -1,6 +1,7 @@
 """Which documents are looked at, and the exact scores of each.
 
-The indexes only nominate: the document index its best documents, the chunk index the documents of its best chunks, BM25 its own.
+The indexes only nominate: the document index its best documents, the chunk index the documents of its best chunks, BM25 its best
+documents and those of its best passages.
 Every nominee is then scored from the stored vectors, so that a score never depends on which list found it; the windows of those that are
 returned follow.
 Quantised indexes return approximate vectors, and the scores are exact for those.
@@ -77,11 +78,35 @@ def nominate_by_chunk(
     num_hits = min(num_candidates, limit)
     while True:
         _, positions_QK = generation.chunks.search(vectors_QV, num_hits, allowed_chunks)
-        found = [generation.chunk_documents[row[row != NO_POSITION]] for row in positions_QK]
-        ranked = [documents[np.sort(np.unique(documents, return_index=True)[1])] for documents in found]
+        found = [row[row != NO_POSITION] for row in positions_QK]
+        ranked = [documents_of_chunks(generation, chunks) for chunks in found]
         if num_hits >= limit or all(len(row) >= min_documents or len(hits) < num_hits for row, hits in zip(ranked, found, strict=True)):
             return ranked
         num_hits = min(4 * num_hits, limit)
+
+
+def nominate_by_passage_bm25(generation: Generation, scores_M: Float32[np.ndarray, " M"], num_candidates: int) -> Int64[np.ndarray, " _"]:
+    """Return the documents of the passages with the best BM25, best first, each once; ``scores_M`` is by first chunk, 0 for no word."""
+    found = np.flatnonzero(scores_M)
+    if len(found) > num_candidates:
+        found = found[np.argpartition(-scores_M[found], num_candidates)[:num_candidates]]
+    return documents_of_chunks(generation, found[np.lexsort((found, -scores_M[found]))])
+
+
+def documents_of_chunks(generation: Generation, chunks: Int64[np.ndarray, " A"]) -> Int64[np.ndarray, " B"]:
+    """Return the documents of these chunks in the order in which they are met, each once."""
+    documents = generation.chunk_documents[chunks]
+    return documents[np.sort(np.unique(documents, return_index=True)[1])]
+
+
+def best_of_documents(
+    generation: Generation, scores_M: Float32[np.ndarray, " M"], positions: Int64[np.ndarray, " N"]
+) -> Float32[np.ndarray, " N"]:
+    """Return the best score among each document's chunks; ``scores_M`` are those of all chunks."""
+    if not len(positions):
+        return np.empty(0, dtype=np.float32)
+    counts = generation.chunk_offsets[positions + 1] - generation.chunk_offsets[positions]
+    return np.maximum.reduceat(scores_M[chunk_positions(generation, positions)], np.cumsum(counts) - counts)
 
 
 def merge_nominees(generation: Generation, rankings: Sequence[Int64[np.ndarray, " _"]], min_documents: int) -> Int64[np.ndarray, " N"]:

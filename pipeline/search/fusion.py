@@ -47,28 +47,38 @@ class Scale:
 class Fusion:
     """How one query's dense scores meet BM25, in documents and passages alike: its scales and weights.
 
-    ``dense`` reaches from what an average chunk of the corpus scores to the best document; ``bm25`` from 0 to the best.
+    ``dense`` reaches from what an average chunk of the corpus scores to the best document, the others from 0 to the best. ``bm25`` is
+    that of whole documents, ``passage_bm25`` that of passages; one of them may be None: the collection has none, or no word was found.
     """
 
     dense: Scale
-    bm25: Scale
+    bm25: Scale | None
+    passage_bm25: Scale | None
     dense_weight: float
     bm25_weight: float
 
-    def documents(self, dense_N: Float[np.ndarray, " N"], bm25_N: Float[np.ndarray, " N"]) -> Float64[np.ndarray, " N"]:
-        """Combine dense scores with BM25 (0 where a document holds no word of the query)."""
-        return weighted_mean([self.dense.apply(dense_N), self.bm25.apply(bm25_N)], [self.dense_weight, self.bm25_weight])
+    def documents(
+        self, dense_N: Float[np.ndarray, " N"], bm25_N: Float[np.ndarray, " N"] | None, passage_bm25_N: Float[np.ndarray, " N"] | None
+    ) -> Float64[np.ndarray, " N"]:
+        """Combine dense scores with the mean of both BM25, the document's and its best passage's; 0 where no word of the query stands."""
+        lexical = [
+            scale.apply(part) for scale, part in ((self.bm25, bm25_N), (self.passage_bm25, passage_bm25_N)) if scale and part is not None
+        ]
+        return weighted_mean(
+            [self.dense.apply(dense_N), weighted_mean(lexical, [1.0] * len(lexical))], [self.dense_weight, self.bm25_weight]
+        )
+
+    def passages(self, cosine_W: Float[np.ndarray, " W"], bm25_W: Float[np.ndarray, " W"] | None) -> Float64[np.ndarray, " W"]:
+        """Combine passages' cosines with their own BM25 as documents' scores are combined."""
+        dense_W = self.dense.apply(cosine_W)
+        if self.passage_bm25 is None or bm25_W is None:
+            return dense_W
+        return weighted_mean([dense_W, self.passage_bm25.apply(bm25_W)], [self.dense_weight, self.bm25_weight])
 
 
-def passage_scores(
-    cosine_W: Float[np.ndarray, " W"], document_W: Float64[np.ndarray, " W"] | None, fusion: Fusion | None
-) -> Float64[np.ndarray, " W"]:
-    """Score passages: half by themselves and half by their document's score, where documents count (not None).
-
-    By itself a passage scores its cosine, mapped as the dense scores of documents are where there is a ``fusion``.
-    """
-    own_W = np.asarray(cosine_W, dtype=np.float64) if fusion is None else fusion.dense.apply(cosine_W)
-    return own_W if document_W is None else (own_W + document_W) / 2.0
+def passage_scores(own_W: Float[np.ndarray, " W"], document_W: Float64[np.ndarray, " W"] | None) -> Float64[np.ndarray, " W"]:
+    """Score passages: half by themselves and half by their document's score, where documents count (not None)."""
+    return np.asarray(own_W, dtype=np.float64) if document_W is None else (own_W + document_W) / 2.0
 
 
 def best_first(scores_N: Float[np.ndarray, " N"], doc_ids: Sequence[str], top_k: int) -> Int64[np.ndarray, " K"]:

@@ -1,4 +1,4 @@
-"""BM25 and filters as LanceDB answers them, translated from row ids to document positions.
+"""BM25 of documents and filters as LanceDB answers them, translated from row ids to document positions; BM25 of passages beside it.
 
 The query is a match-query object: quotes, operators and boolean words in a user's text are words or nothing, never syntax.
 Everything reads the table pinned by the generation. Errors of Lance carry paths of their own files; none of their text is passed on.
@@ -77,6 +77,23 @@ def bm25_documents(
     with lance_errors("the BM25 search", generation.layout):
         found = search.with_row_id(True).select([ROW_ID, SCORE]).limit(limit).to_arrow(timeout=timeout)
     return generation.position_of_row_ids(found.column(ROW_ID).to_numpy()), found.column(SCORE).to_numpy()
+
+
+def bm25_passages(
+    generation: Generation, query: str, size: int, allowed: Int64[np.ndarray, " A"] | None
+) -> Float32[np.ndarray, " M"] | None:
+    """Return BM25 of the window of ``size`` chunks that begins with each chunk, 0 outside of the ``allowed`` documents.
+
+    None where the generation has no BM25 of passages or no word of the query stands in any.
+    """
+    if generation.passage_bm25 is None:
+        return None
+    scores = generation.passage_bm25.scores(bounded_words(query), size)
+    if allowed is not None:
+        is_allowed = np.zeros(generation.num_documents, np.bool_)
+        is_allowed[allowed] = True
+        scores *= is_allowed[generation.chunk_documents]
+    return scores if scores.any() else None
 
 
 def allowed_documents(generation: Generation, where: Expr, timeout: dt.timedelta | None) -> Int64[np.ndarray, " A"]:

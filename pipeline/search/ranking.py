@@ -1,8 +1,17 @@
 """From query vectors to ranked documents: nominate, score exactly, fuse.
 
 ``document`` ranks by the cosine of the document vector, ``chunk`` by that of the best stored chunk, ``both`` by their weighted mean.
-``hybrid`` combines that dense score with LanceDB's BM25 (``fusion`` says how); a query none of whose words is indexed is answered by the
-dense score alone. Scores are cosines in dense answers and lie in 0..1 in hybrid ones. No text is read here.
+``hybrid`` combines that dense score with BM25 (``fusion`` says how): LanceDB's of the whole document, and that of its best passage. A query
+none of whose words is indexed is answered by the dense score alone. Scores are cosines in dense answers; in hybrid ones the best possible
+is 1. No text is read here.
+
+    document                                       passage
+    ½ cosine ┐                                     cosine ┐
+             ├─ dense ─┐                                  ├─ own ─┐
+    ½ best chunk ┘     ├─ score  ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ BM25 ┘       ├─ ½ own + ½ its document's score
+    ½ BM25 ┐           │       └──────────────────────────────────┘
+           ├─ lexical ─┘
+    ½ best passage's BM25 ┘
 
 The chunk part is the best single landmark whatever the size of the passages: the nominating index ranks by just that, and it finds more.
 nDCG@10 of ``both`` with the best landmark / the best sliding pair (all-MiniLM-L6-v2, landmarks of 64 tokens): SQuAD articles .960 / .958,
@@ -13,7 +22,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -22,24 +31,29 @@ from lancedb.expr import Expr
 
 from pipeline.index.generation import Generation
 from pipeline.search.candidates import (
+    best_of_documents,
     merge_nominees,
     nominate_by_chunk,
     nominate_by_document,
+    nominate_by_passage_bm25,
     score_chunks,
     score_documents,
     score_windows,
 )
 from pipeline.search.fusion import Fusion, Scale, best_first, passage_scores, weighted_mean
-from pipeline.search.lexical import allowed_documents, bm25_documents
+from pipeline.search.lexical import allowed_documents, bm25_documents, bm25_passages
 from pipeline.search.options import SearchOptions
 from pipeline.search.passages import ChosenPassage, ScoredWindows, best_of_each, best_within
+
+LEXICAL_PARTS = ("bm25", "passage_bm25")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """One call: its generation, its options, and what they resolve to.
 
-    ``schema`` is the documents table's; ``window`` the number of landmarks in a passage.
+    ``schema`` is the documents table's; ``window`` the number of chunks in a passage, ``ranking_window`` that of the passages whose BM25
+    ranks documents, whatever size is asked for.
     """
 
     generation: Generation
@@ -47,6 +61,7 @@ class Plan:
     options: SearchOptions
     where: Expr | None
     window: int
+    ranking_window: int
     timeout: dt.timedelta | None
 
 
@@ -74,7 +89,8 @@ def rank_queries(plan: Plan, query_vectors: Float32[np.ndarray, "Q V"], queries:
     use_bm25 = plan.options.hybrid and plan.options.weight("bm25") > 0.0
     texts = [None] * len(query_vectors) if queries is None or not use_bm25 else queries
     nominees = _nominate(plan, query_vectors, allowed)
-    return [_rank(plan, vector, text, lists) for vector, text, lists in zip(query_vectors, texts, nominees, strict=True)]
+    questions = [_Question(vector=vector, text=text, allowed=allowed) for vector, text in zip(query_vectors, texts, strict=True)]
+    return [_rank(plan, question, lists) for question, lists in zip(questions, nominees, strict=True)]
 
 
 def _nominate(
@@ -92,23 +108,36 @@ def _nominate(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Question:
+    """One query of a call: its vector, its text where BM25 has a say, the documents its filter allows (None: all)."""
+
+    vector: Float32[np.ndarray, " V"]
+    text: str | None
+    allowed: Int64[np.ndarray, " A"] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Candidates:
-    """All candidates of one query with their scores; ``fusion`` is None where no BM25 had a say."""
+    """All candidates of one query with their scores; ``fusion`` is None where no BM25 had a say.
+
+    ``passage_bm25`` is that of every window of ``plan.ranking_window`` chunks.
+    """
 
     positions: Int64[np.ndarray, " N"]
     scores: Float64[np.ndarray, " N"]
     parts: Mapping[str, Float32[np.ndarray, " N"]]
     fusion: Fusion | None
+    passage_bm25: Float32[np.ndarray, " M"] | None
 
 
-def _rank(plan: Plan, vector: Float32[np.ndarray, " V"], text: str | None, nominees: Sequence[Int64[np.ndarray, " _"]]) -> Ranking:
-    candidates = _score(plan, vector, text, nominees)
+def _rank(plan: Plan, question: _Question, nominees: Sequence[Int64[np.ndarray, " _"]]) -> Ranking:
+    candidates = _score(plan, question, nominees)
     doc_ids = plan.generation.doc_ids.take(pa.array(candidates.positions)).to_pylist()
     if plan.options.max_characters is None:
         best = best_first(candidates.scores, doc_ids, plan.options.offset + plan.options.top_k)[plan.options.offset :]
-        passages = _passages_of_each(plan, candidates, best, vector)
+        passages = _passages_of_each(plan, question, candidates, best)
     else:
-        found = _passages_within_budget(plan, candidates, vector, plan.options.max_characters)
+        found = _passages_within_budget(plan, question, candidates, plan.options.max_characters)
         best = np.array([index for index in best_first(candidates.scores, doc_ids, len(doc_ids)).tolist() if index in found], np.int64)
         passages = [found[index] for index in best.tolist()]
     return Ranking(
@@ -119,60 +148,83 @@ def _rank(plan: Plan, vector: Float32[np.ndarray, " V"], text: str | None, nomin
     )
 
 
-def _score(plan: Plan, vector: Float32[np.ndarray, " V"], text: str | None, nominees: Sequence[Int64[np.ndarray, " _"]]) -> _Candidates:
+def _score(plan: Plan, question: _Question, nominees: Sequence[Int64[np.ndarray, " _"]]) -> _Candidates:
     generation, options = plan.generation, plan.options
     bm25_positions, bm25_scores = np.empty(0, np.int64), np.empty(0, np.float32)
-    if text is not None:
-        bm25_positions, bm25_scores = bm25_documents(generation, text, plan.where, options.num_candidates, plan.timeout)
-    positions = merge_nominees(generation, [*nominees, bm25_positions], options.min_documents)
+    by_words, passage_bm25 = list[np.ndarray](), None
+    if question.text is not None:
+        bm25_positions, bm25_scores = bm25_documents(generation, question.text, plan.where, options.num_candidates, plan.timeout)
+        passage_bm25 = bm25_passages(generation, question.text, plan.ranking_window, question.allowed)
+        by_words.append(bm25_positions)
+    if passage_bm25 is not None:
+        by_words.append(nominate_by_passage_bm25(generation, passage_bm25, options.num_candidates))
+    positions = merge_nominees(generation, [*nominees, *by_words], options.min_documents)
     parts: dict[str, Float32[np.ndarray, " N"]] = {}
     if options.granularity != "chunk":
-        parts["document"] = score_documents(generation, positions, vector)
+        parts["document"] = score_documents(generation, positions, question.vector)
     if options.granularity != "document":
-        parts["chunk"] = score_chunks(generation, positions, vector).best()
+        parts["chunk"] = score_chunks(generation, positions, question.vector).best()
     scores = weighted_mean(list(parts.values()), [options.weight(part) for part in parts] if len(parts) > 1 else [1.0])
-    fusion = None
     if len(bm25_positions):
         parts["bm25"] = _spread(positions, bm25_positions, bm25_scores)
-        fusion = Fusion(
-            dense=Scale.of(scores, floor=float(generation.mean_chunk_vector @ vector)),
-            bm25=Scale.of(parts["bm25"], floor=0.0),
-            dense_weight=options.weight("document") + options.weight("chunk"),
-            bm25_weight=options.weight("bm25"),
-        )
-        scores = fusion.documents(scores, parts["bm25"])
-    return _Candidates(positions=positions, scores=scores, parts=parts, fusion=fusion)
+    if passage_bm25 is not None:
+        parts["passage_bm25"] = best_of_documents(generation, passage_bm25, positions)
+    fusion = _fusion(plan, question, scores, parts)
+    if fusion is not None:
+        scores = fusion.documents(scores, parts.get("bm25"), parts.get("passage_bm25"))
+    return _Candidates(positions=positions, scores=scores, parts=parts, fusion=fusion, passage_bm25=passage_bm25)
+
+
+def _fusion(
+    plan: Plan, question: _Question, dense_N: Float64[np.ndarray, " N"], parts: Mapping[str, Float32[np.ndarray, " N"]]
+) -> Fusion | None:
+    scales = {part: Scale.of(parts[part], floor=0.0) for part in LEXICAL_PARTS if part in parts}
+    if not scales:
+        return None
+    return Fusion(
+        dense=Scale.of(dense_N, floor=float(plan.generation.mean_chunk_vector @ question.vector)),
+        bm25=scales.get("bm25"),
+        passage_bm25=scales.get("passage_bm25"),
+        dense_weight=plan.options.weight("document") + plan.options.weight("chunk"),
+        bm25_weight=plan.options.weight("bm25"),
+    )
 
 
 def _parts_of(parts: Mapping[str, Float32[np.ndarray, " N"]], index: int) -> dict[str, float]:
-    """Return one document's parts; without ``bm25`` where it was not found by it."""
-    return {part: float(scores[index]) for part, scores in parts.items() if part != "bm25" or scores[index] > 0.0}
+    """Return one document's parts; without those of BM25 where no word was found."""
+    return {part: float(scores[index]) for part, scores in parts.items() if part not in LEXICAL_PARTS or scores[index] > 0.0}
 
 
 def _passages_of_each(
-    plan: Plan, candidates: _Candidates, best: Int64[np.ndarray, " K"], vector: Float32[np.ndarray, " V"]
+    plan: Plan, question: _Question, candidates: _Candidates, best: Int64[np.ndarray, " K"]
 ) -> Sequence[Sequence[ChosenPassage]]:
     if not plan.options.passages:
         return [()] * len(best)
-    scored = _score_passages(plan, candidates, best, vector)
+    scored = _score_passages(plan, question, candidates, best)
     return best_of_each(scored, len(best), plan.window, plan.options.passages)
 
 
 def _passages_within_budget(
-    plan: Plan, candidates: _Candidates, vector: Float32[np.ndarray, " V"], max_characters: int
+    plan: Plan, question: _Question, candidates: _Candidates, max_characters: int
 ) -> Mapping[int, Sequence[ChosenPassage]]:
-    scored = _score_passages(plan, candidates, np.arange(len(candidates.positions)), vector)
+    scored = _score_passages(plan, question, candidates, np.arange(len(candidates.positions)))
     return best_within(scored, plan.generation.chunk_starts, plan.generation.chunk_ends, max_characters, plan.options.top_k)
 
 
-def _score_passages(
-    plan: Plan, candidates: _Candidates, chosen: Int64[np.ndarray, " K"], vector: Float32[np.ndarray, " V"]
-) -> ScoredWindows:
+def _score_passages(plan: Plan, question: _Question, candidates: _Candidates, chosen: Int64[np.ndarray, " K"]) -> ScoredWindows:
     """Score all windows of some candidates; ranked by chunks alone, a passage's document does not count."""
-    windows = score_windows(plan.generation, candidates.positions[chosen], vector, plan.window)
-    document_scores = None if plan.options.granularity == "chunk" else candidates.scores[chosen][windows.owner]
-    scores = passage_scores(windows.scores, document_scores, candidates.fusion)
-    return ScoredWindows(windows=windows, scores=scores, parts={"chunk": windows.scores})
+    windows = score_windows(plan.generation, candidates.positions[chosen], question.vector, plan.window)
+    parts, own, fusion = {"chunk": windows.scores}, windows.scores, candidates.fusion
+    if fusion is not None:
+        bm25 = candidates.passage_bm25
+        if bm25 is not None and plan.window != plan.ranking_window and question.text is not None:
+            bm25 = bm25_passages(plan.generation, question.text, plan.window, question.allowed)
+            fusion = replace(fusion, passage_bm25=None if bm25 is None else Scale.of(bm25, floor=0.0))
+        if bm25 is not None:
+            parts["bm25"] = bm25[windows.first]
+        own = fusion.passages(windows.scores, parts.get("bm25"))
+    documents = None if plan.options.granularity == "chunk" else candidates.scores[chosen][windows.owner]
+    return ScoredWindows(windows=windows, scores=passage_scores(own, documents), parts=parts)
 
 
 def _spread(

@@ -90,6 +90,7 @@ class Searcher:
             options=options,
             where=_both(options.filters, options.restriction, schema),
             window=window_size(options.chunk_tokens, generation.manifest.settings),
+            ranking_window=window_size(None, generation.manifest.settings),
             timeout=self._timeout,
         )
 

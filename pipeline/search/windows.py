@@ -3,7 +3,7 @@
 A window is k consecutive chunks of one document; it never crosses into another, and a document with fewer than k chunks is one window.
 Its score is the query's cosine with the L2-normalised sum of its landmarks' stored vectors: the rule that makes the document vector, which
 is the widest window. k = 1 leaves the chunks as they are.
-Windows shape passages, never the ranking of documents: ``ranking`` says why.
+The vectors of windows shape passages, never the ranking of documents: ``ranking`` says why.
 
 Windows slide because the passage a query asks for rarely starts where a fixed group would. Share of the evidence within the best 2,000
 characters of a collection (all-MiniLM-L6-v2, landmarks of 64 tokens, 20 whole articles of SQuAD, 600 questions): single landmarks .559,
@@ -33,12 +33,17 @@ def window_size(chunk_tokens: int | None, settings: Mapping[str, Any]) -> int:
     it, else the interval itself.
     """
     interval = int(settings["encoder"]["landmark_interval"])
-    default = interval if DEFAULT_CHUNK_TOKENS % interval else DEFAULT_CHUNK_TOKENS
+    default = interval * default_window(interval)
     wanted = default if chunk_tokens is None else chunk_tokens
     if wanted < interval or wanted % interval:
         allowed = f"{interval}, {2 * interval}, {3 * interval}, …; left out, it is {default}"
         raise ConfigError(f"chunk_tokens must be a multiple of this collection's {interval} ({allowed}), got {wanted}")
     return wanted // interval
+
+
+def default_window(interval: int) -> int:
+    """Return how many landmarks make a passage where nothing else is asked for."""
+    return 1 if DEFAULT_CHUNK_TOKENS % interval else DEFAULT_CHUNK_TOKENS // interval
 
 
 def window_scores(vectors_MV: Float32[np.ndarray, "M V"], query_V: Float32[np.ndarray, " V"], size: int) -> Float32[np.ndarray, " W"]:

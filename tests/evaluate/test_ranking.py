@@ -12,7 +12,7 @@ from pipeline.collection import Collection, open_collection
 from pipeline.config import ContextConfig, EncoderConfig, IngestConfig
 from pipeline.evaluate.encodings import EncodedSet, Encoding, encode_set
 from pipeline.evaluate.evidence import BUDGETS
-from pipeline.evaluate.lexical import LexicalHits, search_bm25
+from pipeline.evaluate.lexical import LexicalHits, read_passages, search_bm25
 from pipeline.evaluate.ranking import NUM_CANDIDATES, Answer, SetRanker
 from pipeline.evaluate.retrieval_set import Judgements, RetrievalSet
 from pipeline.evaluate.systems import Ranking, System
@@ -38,7 +38,7 @@ def hits(*rows: list[tuple[int, float]]) -> LexicalHits:
 def ranker(encoded: EncodedSet) -> SetRanker:
     documents = hits(*[[(query, 4.0), (query + 3, 2.0), (11, 0.5)] for query in range(6)])
     chunks = hits(*[[(2 * query, 4.0), (1, 2.0)] if query else [(7, 1.0)] for query in range(6)])
-    return SetRanker(DOC_IDS, encoded, documents, chunks)
+    return SetRanker(DOC_IDS, encoded, documents, chunks, None)
 
 
 def cosines(encoded: EncodedSet, query: int) -> tuple[list[float], list[float], list[float]]:
@@ -112,7 +112,8 @@ def test_rrf_ranking_adds_reciprocal_ranks(encoded, ranker):
 
 def test_fused_bm25_without_a_hit_is_the_fused_ranking(encoded):
     nothing = hits(*[[] for _ in range(6)])
-    ranker = SetRanker(DOC_IDS, encoded, nothing, None)
+    lexicon = read_passages(["..." * 60] * 12, encoded, ["stone"] * 6)
+    ranker = SetRanker(DOC_IDS, encoded, nothing, None, lexicon)
     with_bm25, without = (ranker.rank(system(name), ALL) for name in ("fused+bm25", "fused"))
 
     assert [a.documents.positions.tolist() for a in with_bm25] == [a.documents.positions.tolist() for a in without]
@@ -145,7 +146,7 @@ def test_equal_scores_are_ranked_by_id(encoded):
         encode_seconds=0.0,
         query_seconds=0.0,
     )
-    answers = SetRanker(DOC_IDS[::-1], tied, None, None).rank(system("document"), ALL)
+    answers = SetRanker(DOC_IDS[::-1], tied, None, None, None).rank(system("document"), ALL)
 
     assert answers[0].documents.positions.tolist() == list(range(12))[::-1]
 
@@ -196,7 +197,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory, tiny_config: EncoderConfig) 
     encoding = Encoding(encoder=tiny_config)
     encoded = encode_set(judged, encoding, ContextConfig(), silent_progress)
     bm25 = search_bm25(texts, queries, NUM_CANDIDATES, silent_progress)
-    ranker = SetRanker(ids, encoded, bm25, None)
+    ranker = SetRanker(ids, encoded, bm25, None, read_passages(texts, encoded, queries))
     return Twins(open_collection("c", root=folder / "root"), ranker, encoding, ids, queries)
 
 

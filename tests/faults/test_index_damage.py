@@ -16,7 +16,7 @@ from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
 from pipeline.manifest import MANIFEST_NAME
 
-DERIVED = ("documents.faiss", "chunks.faiss", "documents.arrow", "chunks.arrow", "lance_files.json")
+DERIVED = ("documents.faiss", "chunks.faiss", "documents.arrow", "chunks.arrow", "passages.arrow", "lance_files.json")
 SIDE = ("context.arrow", "clusters.arrow")
 
 

@@ -47,7 +47,7 @@ def test_publish_leaves_no_file_that_no_generation_needs(published: CollectionLa
 def test_publish_of_the_same_rows_gives_the_same_files(tmp_path: Path, stones: ModuleType) -> None:
     first, second = (CollectionLayout(tmp_path / side, "stones") for side in ("a", "b"))
     hashes = [stones.publish_documents(layout, stones.document_ids(20)).files for layout in (first, second)]
-    derived = ("documents.faiss", "chunks.faiss", "documents.arrow", "chunks.arrow")
+    derived = ("documents.faiss", "chunks.faiss", "documents.arrow", "chunks.arrow", "passages.arrow")
     assert [hashes[0][name] for name in derived] == [hashes[1][name] for name in derived]
 
 

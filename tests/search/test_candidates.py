@@ -4,10 +4,12 @@ import pytest
 from pipeline.index.generation import Generation, open_generation
 from pipeline.search import candidates
 from pipeline.search.candidates import (
+    best_of_documents,
     chunk_positions,
     merge_nominees,
     nominate_by_chunk,
     nominate_by_document,
+    nominate_by_passage_bm25,
     score_chunks,
     score_documents,
     score_windows,
@@ -47,6 +49,23 @@ def test_nominate_by_chunk_widens_until_there_are_enough_documents(generation: G
 def test_nominate_by_chunk_stays_within_the_filter(generation: Generation, query: np.ndarray) -> None:
     allowed = np.array([3, 9, 27])
     assert sorted(nominate_by_chunk(generation, query, 2, 3, allowed)[0]) == allowed.tolist()
+
+
+def test_nominate_by_passage_bm25_takes_the_documents_of_the_best_passages(generation: Generation) -> None:
+    scores = np.zeros(generation.spans.num_rows, np.float32)
+    first = generation.chunk_offsets.tolist()
+    scores[[first[9], first[4], first[5] - 1, first[40], first[7]]] = 5.0, 4.0, 3.0, 2.0, 2.0
+    assert nominate_by_passage_bm25(generation, scores, 10).tolist() == [9, 4, 7, 40]
+    assert nominate_by_passage_bm25(generation, scores, 3).tolist() == [9, 4]
+    assert nominate_by_passage_bm25(generation, np.zeros_like(scores), 3).tolist() == []
+
+
+def test_best_of_documents_is_the_maximum_over_each_ones_chunks(generation: Generation) -> None:
+    scores = np.random.default_rng(0).random(generation.spans.num_rows, np.float32)
+    positions = np.array([0, 7, 8, 59])
+    expected = [scores[generation.chunk_offsets[p] : generation.chunk_offsets[p + 1]].max() for p in positions]
+    assert best_of_documents(generation, scores, positions).tolist() == expected
+    assert len(best_of_documents(generation, scores, positions[:0])) == 0
 
 
 def test_merge_nominees_is_the_union_ascending(generation: Generation) -> None:

@@ -25,36 +25,56 @@ def test_scale_of_equal_scores_maps_all_to_one() -> None:
     assert Scale.of(scores, floor=0.3).apply(scores).tolist() == [1.0, 1.0]
 
 
-def fusion_of(dense: np.ndarray, bm25: np.ndarray, floor: float = -9.0) -> Fusion:
-    return Fusion(dense=Scale.of(dense, floor), bm25=Scale.of(bm25, 0.0), dense_weight=0.7, bm25_weight=0.4)
+def fusion_of(dense: np.ndarray, bm25: np.ndarray | None, words: np.ndarray | None, floor: float = -9.0) -> Fusion:
+    scales = [None if part is None else Scale.of(part, 0.0) for part in (bm25, words)]
+    return Fusion(dense=Scale.of(dense, floor), bm25=scales[0], passage_bm25=scales[1], dense_weight=0.7, bm25_weight=0.4)
+
+
+def random_parts(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.random(20), np.maximum(rng.standard_normal(20), 0) * 9, np.maximum(rng.standard_normal(20), 0) * 5
 
 
 def test_fused_documents_match_a_naive_loop() -> None:
-    rng = np.random.default_rng(0)
-    dense, bm25 = rng.standard_normal(20), np.maximum(rng.standard_normal(20), 0) * 9
-    top = max(bm25)
-    naive = [(0.7 * (d + 9) / (max(dense) + 9) + 0.4 * b / top) / 1.1 for d, b in zip(dense, bm25, strict=True)]
-    assert fusion_of(dense, bm25).documents(dense, bm25) == pytest.approx(naive, abs=1e-12)
+    dense, bm25, words = random_parts(0)
+    naive = [
+        (0.7 * (d + 9) / (max(dense) + 9) + 0.4 * (b / max(bm25) + w / max(words)) / 2) / 1.1
+        for d, b, w in zip(dense, bm25, words, strict=True)
+    ]
+    assert fusion_of(dense, bm25, words).documents(dense, bm25, words) == pytest.approx(naive, abs=1e-12)
+
+
+def test_fused_documents_with_one_bm25_alone_take_all_of_it() -> None:
+    dense, bm25, _ = random_parts(1)
+    naive = [(0.7 * (d + 9) / (max(dense) + 9) + 0.4 * b / max(bm25)) / 1.1 for d, b in zip(dense, bm25, strict=True)]
+    assert fusion_of(dense, bm25, None).documents(dense, bm25, None) == pytest.approx(naive, abs=1e-12)
+    assert fusion_of(dense, None, bm25).documents(dense, None, bm25) == pytest.approx(naive, abs=1e-12)
 
 
 def test_fused_documents_do_not_depend_on_the_scale_of_the_cosines() -> None:
-    rng = np.random.default_rng(1)
-    dense, bm25 = rng.random(20), rng.random(20)
-    narrow = fusion_of(0.7 + 0.1 * dense, bm25, floor=0.75).documents(0.7 + 0.1 * dense, bm25)
-    assert narrow == pytest.approx(fusion_of(dense, bm25, floor=0.5).documents(dense, bm25))
+    dense, bm25, words = random_parts(2)
+    narrow = fusion_of(0.7 + 0.1 * dense, bm25, words, floor=0.75).documents(0.7 + 0.1 * dense, bm25, words)
+    assert narrow == pytest.approx(fusion_of(dense, bm25, words, floor=0.5).documents(dense, bm25, words))
+
+
+def test_fused_passages_match_a_naive_loop() -> None:
+    dense, _, words = random_parts(3)
+    own, own_words = dense[:5] / 2, words[:5] * 1.5
+    naive = [(0.7 * (c + 9) / (max(dense) + 9) + 0.4 * w / max(words)) / 1.1 for c, w in zip(own, own_words, strict=True)]
+    assert fusion_of(dense, None, words).passages(own, own_words) == pytest.approx(naive, abs=1e-12)
+
+
+def test_fused_passages_without_bm25_are_their_cosines_on_the_scale_of_documents() -> None:
+    fusion = fusion_of(np.array([0.5, 0.9]), np.array([3.0, 0.0]), None, floor=0.1)
+    assert fusion.passages(np.array([0.1, 0.9]), None) == pytest.approx([0.0, 1.0])
 
 
 def test_passages_score_half_by_themselves_and_half_by_their_document() -> None:
-    assert passage_scores(np.array([0.2, 0.4]), np.array([0.6, 0.0]), None) == pytest.approx([0.4, 0.2])
+    assert passage_scores(np.array([0.2, 0.4]), np.array([0.6, 0.0])) == pytest.approx([0.4, 0.2])
 
 
-def test_passages_score_their_cosine_where_documents_do_not_count() -> None:
-    assert passage_scores(np.array([0.2, 0.4]), None, None).tolist() == [0.2, 0.4]
-
-
-def test_passages_lie_on_the_scale_of_the_dense_documents() -> None:
-    fusion = fusion_of(np.array([0.5, 0.9]), np.array([3.0, 0.0]), floor=0.1)
-    assert passage_scores(np.array([0.1, 0.9]), np.array([1.0, 1.0]), fusion) == pytest.approx([0.5, 1.0])
+def test_passages_score_themselves_where_documents_do_not_count() -> None:
+    assert passage_scores(np.array([0.2, 0.4]), None).tolist() == [0.2, 0.4]
 
 
 def test_best_first_breaks_ties_by_doc_id_whatever_the_order() -> None:

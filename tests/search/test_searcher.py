@@ -4,6 +4,7 @@ import datetime as dt
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError, FilterError, FingerprintMismatchError, UsageError
+from pipeline.index.maintenance import compact_collection
+from pipeline.manifest import Manifest
 from pipeline.search.searcher import Searcher
 from pipeline.types import Hit, SearchResult
 
@@ -38,24 +41,33 @@ def naive_passages(stones, index: int, vector: np.ndarray, size: int, limit: int
     return taken
 
 
+def best_passage_bm25(searcher: Searcher, text: str) -> dict[str, float]:
+    """Return the best BM25 of two neighbouring landmarks in each document."""
+    generation = searcher.generation
+    scores = generation.passage_bm25.scores(text, 2)
+    bounds = zip(generation.chunk_offsets[:-1], generation.chunk_offsets[1:], strict=True)
+    return {doc_id: float(scores[a:b].max()) for doc_id, (a, b) in zip(generation.doc_ids.to_pylist(), bounds, strict=True)}
+
+
 def naive_ranking(
     stones, searcher: Searcher, text: str, vector: np.ndarray, granularity: str, *, hybrid: bool, filtered: bool
 ) -> list[tuple[str, float]]:
-    """Rank every document by its definition; only BM25's numbers are LanceDB's."""
+    """Rank every document by its definition; only BM25's numbers are the index's."""
     table = searcher.generation.document_table
     found = table.search(text, query_type="fts").select(["doc_id", "_score"]).limit(1000).to_list()
     bm25 = {row["doc_id"]: row["_score"] for row in found}
+    pairs = best_passage_bm25(searcher, text)
     scored = []
     for row, document, chunks in zip(stones.rows, stones.document_vectors, stones.chunk_vectors, strict=True):
         if filtered and not passes(row):
             continue
         best_chunk = float((chunks @ vector).max())
         dense = {"document": float(document @ vector), "chunk": best_chunk, "both": 0.5 * float(document @ vector) + 0.5 * best_chunk}
-        scored.append((row["doc_id"], dense[granularity], bm25.get(row["doc_id"], 0.0)))
-    top = max(b for _, _, b in scored)
+        scored.append((row["doc_id"], dense[granularity], (bm25.get(row["doc_id"], 0.0), pairs[row["doc_id"]])))
+    top, top_pair = (max(b[part] for _, _, b in scored) for part in (0, 1))
     if hybrid and top > 0:
         low, high = float(np.concatenate(stones.chunk_vectors).mean(axis=0) @ vector), max(d for _, d, _ in scored)
-        scored = [(i, ((d - low) / (high - low) + b / top) / 2, b) for i, d, b in scored]
+        scored = [(i, ((d - low) / (high - low) + (b[0] / top + b[1] / top_pair) / 2) / 2, b) for i, d, b in scored]
     return sorted([(i, d) for i, d, _ in scored], key=lambda pair: (-pair[1], pair[0]))
 
 
@@ -113,7 +125,7 @@ def by_id(stones, hit: Hit) -> int:
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_passages_are_the_best_windows_that_do_not_overlap(stones, searcher: Searcher, encoder, granularity, size) -> None:
     vector = encoder.encode_queries([QUERIES[0]])[0]
-    for hit in searcher.search(QUERIES[0], granularity=granularity, passages=3, chunk_tokens=64 * size).hits:
+    for hit in searcher.search(QUERIES[0], granularity=granularity, passages=3, chunk_tokens=64 * size, hybrid=False).hits:
         expected = naive_passages(stones, by_id(stones, hit), vector, size, 3)
         assert [(p.start_char, p.end_char) for p in hit.passages] == [(start, end) for start, end, _ in expected]
         assert [p.scores["chunk"] for p in hit.passages] == pytest.approx([score for _, _, score in expected], abs=1e-6)
@@ -151,6 +163,29 @@ def test_first_passage_of_one_landmark_scores_what_the_chunk_part_says(searcher:
 def test_passages_score_half_by_themselves_and_half_by_their_document(searcher: Searcher) -> None:
     for hit in searcher.search(QUERIES[0], hybrid=False).hits:
         assert [p.score for p in hit.passages] == pytest.approx([(p.scores["chunk"] + hit.score) / 2 for p in hit.passages])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_hybrid_passages_score_by_cosine_and_bm25_and_document(searcher: Searcher, size) -> None:
+    generation = searcher.generation
+    scores = generation.passage_bm25.scores(QUERIES[0], size)
+    result = searcher.search(QUERIES[0], chunk_tokens=64 * size, max_candidates=EVERYTHING, top_k=200)
+    best_dense = max((hit.scores["document"] + hit.scores["chunk"]) / 2 for hit in result.hits)
+    low = float(generation.mean_chunk_vector @ searcher._encoder.encode_queries([QUERIES[0]])[0])
+    for hit in result.hits:
+        position = generation.doc_ids.to_pylist().index(hit.doc_id)
+        starts = generation.chunk_starts[generation.chunk_offsets[position] : generation.chunk_offsets[position + 1]].tolist()
+        for passage in hit.passages:
+            bm25 = float(scores[generation.chunk_offsets[position] + starts.index(passage.start_char)])
+            own = ((passage.scores["chunk"] - low) / (best_dense - low) + bm25 / scores.max()) / 2
+            assert passage.score == pytest.approx((own + hit.score) / 2, abs=1e-5)
+            assert passage.scores.get("bm25", 0.0) == pytest.approx(bm25)
+
+
+def test_bm25_moves_the_passages_of_a_document(searcher: Searcher) -> None:
+    dense, hybrid = (searcher.search("granite slate", hybrid=hybrid, chunk_tokens=64, passages=1).hits for hybrid in (False, True))
+    dense_of = {hit.doc_id: hit.passages[0].start_char for hit in dense}
+    assert any(dense_of.get(hit.doc_id, hit.passages[0].start_char) != hit.passages[0].start_char for hit in hybrid)
 
 
 def naive_reading(stones, result: SearchResult, vector: np.ndarray, max_characters: int) -> dict[str, set[int]]:
@@ -210,9 +245,10 @@ def test_scores_hold_the_parts_that_were_asked_for(searcher: Searcher, options, 
     assert {part for hit in searcher.search(QUERIES[0], **options).hits for part in hit.scores} == parts
 
 
-def test_scores_hold_bm25_only_where_it_found_the_document(searcher: Searcher) -> None:
+@pytest.mark.parametrize("part", ["bm25", "passage_bm25"])
+def test_scores_hold_bm25_only_where_it_found_the_document(searcher: Searcher, part) -> None:
     hits = searcher.search("stone17", top_k=50).hits
-    assert [hit.doc_id for hit in hits if "bm25" in hit.scores] == ["doc-0-017"]
+    assert [hit.doc_id for hit in hits if part in hit.scores] == ["doc-0-017"]
 
 
 def test_hybrid_of_words_nobody_wrote_is_the_dense_answer(searcher: Searcher) -> None:
@@ -228,8 +264,24 @@ def test_weights_move_the_ranking(stones, searcher: Searcher, encoder) -> None:
 
 def test_bm25_weight_alone_ranks_by_bm25(searcher: Searcher) -> None:
     hits = searcher.search(QUERIES[0], granularity="document", weights={"document": 0, "chunk": 0}).hits
-    scores = [hit.scores["bm25"] for hit in hits]
-    assert scores == sorted(scores, reverse=True)
+    top, top_pair = (max(hit.scores[part] for hit in hits) for part in ("bm25", "passage_bm25"))
+    assert [h.score for h in hits] == pytest.approx([(h.scores["bm25"] / top + h.scores["passage_bm25"] / top_pair) / 2 for h in hits])
+    assert [h.score for h in hits] == sorted((h.score for h in hits), reverse=True)
+
+
+def test_a_collection_without_bm25_of_passages_is_searched_with_that_of_documents(layout, publish, make_encoder) -> None:
+    publish(layout)
+    folder = layout.generation_folder(1)
+    manifest = Manifest.read(folder)
+    (folder / "passages.arrow").unlink()
+    replace(manifest, files={name: record for name, record in manifest.files.items() if name != "passages.arrow"}).write(folder)
+    searcher = Searcher(layout, make_encoder())
+    hits = searcher.search(QUERIES[0]).hits
+    assert {part for hit in hits for part in hit.scores} == {"document", "chunk", "bm25"}
+    assert {part for hit in hits for passage in hit.passages for part in passage.scores} == {"chunk"}
+    assert searcher.search(QUERIES[0], max_characters=500).hits
+    compact_collection(layout)
+    assert {part for hit in searcher.search(QUERIES[0]).hits for part in hit.scores} == {"document", "chunk", "bm25", "passage_bm25"}
 
 
 def test_filter_that_matches_nothing_gives_no_hits(searcher: Searcher) -> None:

@@ -1,0 +1,137 @@
+"""``passages.arrow``: which chunk holds which word how often; written here, read and scored by ``passage_bm25``.
+
+    term ─▶ chunks that hold it (ascending), how often each does        one row a term, terms by code point
+
+The file is derived, as those of FAISS are: made whole for each generation, mapped into memory, hashed in the manifest. It is sorted on
+disk: memory grows with the vocabulary and :data:`BLOCK_POSTINGS`, not with the corpus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int64
+
+from pipeline.index.position_files import mapped, open_positions, unnamed_file
+from pipeline.index.words import NO_TERM, TermNumbers, words_of
+
+PASSAGE_TERMS_SCHEMA = pa.schema(
+    [
+        pa.field("term", pa.large_string(), nullable=False),
+        pa.field("chunks", pa.large_list(pa.field("item", pa.uint32(), nullable=False)), nullable=False),
+        pa.field("counts", pa.large_list(pa.field("item", pa.uint8(), nullable=False)), nullable=False),
+    ]
+)
+MAX_COUNT = 255
+"""A word said more often in one chunk counts so often: BM25 is flat long before."""
+BLOCK_WORDS = 1 << 20
+"""Words counted at once: 50 MB."""
+BLOCK_POSTINGS = 1 << 23
+"""Postings sorted at once: 200 MB; a larger corpus is read once more for each so many."""
+
+_POSTING = np.dtype([("term", np.uint32), ("chunk", np.uint32), ("count", np.uint8)])
+
+
+def write_passage_terms(
+    texts: Iterable[Sequence[str]],
+    chunk_offsets: Int64[np.ndarray, " N_plus_1"],
+    start_char: Int64[np.ndarray, " M"],
+    end_char: Int64[np.ndarray, " M"],
+    path: Path,
+) -> pa.RecordBatch:
+    """Count the words of every chunk of N documents and write the file; return it, mapped.
+
+    ``texts`` come in batches, in the order of the documents; document n's chunks are ``chunk_offsets[n] : chunk_offsets[n + 1]``.
+    """
+    numbers = TermNumbers()
+    with ExitStack() as spools:
+        spool, chunks, counts = (spools.enter_context(unnamed_file(path)) for _ in range(3))
+        num_chunks_T = np.zeros(0, np.int64)
+        for postings in _count(texts, chunk_offsets, start_char, end_char, numbers):
+            spool.write(postings.data)
+            num_chunks_T = np.pad(num_chunks_T, (0, len(numbers.terms) - len(num_chunks_T)))
+            num_chunks_T += np.bincount(postings["term"], minlength=len(num_chunks_T))
+        order = np.array(sorted(range(len(numbers.terms)), key=numbers.terms.__getitem__), np.int64)
+        ends_T = np.cumsum(num_chunks_T[order])
+        rank_T = np.empty(len(order), np.uint32)
+        rank_T[order] = np.arange(len(order), dtype=np.uint32)
+        for ordered in _by_rank(spool, rank_T, ends_T):
+            chunks.write(np.ascontiguousarray(ordered["chunk"]).data)
+            counts.write(np.ascontiguousarray(ordered["count"]).data)
+        _write([numbers.terms[number] for number in order.tolist()], ends_T, chunks, counts, path)
+    return open_passage_terms(path)
+
+
+def open_passage_terms(path: Path) -> pa.RecordBatch:
+    """Map the file; another one raises :class:`DamageError`."""
+    return open_positions(path, PASSAGE_TERMS_SCHEMA)
+
+
+def _count(
+    texts: Iterable[Sequence[str]],
+    chunk_offsets: Int64[np.ndarray, " N_plus_1"],
+    start_char: Int64[np.ndarray, " M"],
+    end_char: Int64[np.ndarray, " M"],
+    numbers: TermNumbers,
+) -> Iterator[np.ndarray]:
+    """Yield the postings of stretches of the corpus, by chunk and term."""
+    document = 0
+    terms, sizes = list[int](), list[int]()
+    for batch in texts:
+        for text in batch:
+            own = slice(int(chunk_offsets[document]), int(chunk_offsets[document + 1]))
+            for start, end in zip(start_char[own].tolist(), end_char[own].tolist(), strict=True):
+                words = words_of(text[start:end])
+                terms += numbers.of(words)
+                sizes.append(len(words))
+            document += 1
+            if len(terms) >= BLOCK_WORDS:
+                yield _postings(terms, sizes, int(chunk_offsets[document]) - len(sizes))
+                terms, sizes = [], []
+    assert document == len(chunk_offsets) - 1, f"{document} texts of {len(chunk_offsets) - 1} documents"
+    yield _postings(terms, sizes, int(chunk_offsets[document]) - len(sizes))
+
+
+def _postings(terms: Sequence[int], sizes: Sequence[int], first_chunk: int) -> np.ndarray:
+    term_W = np.array(terms, np.int64)
+    chunk_W = np.repeat(np.arange(first_chunk, first_chunk + len(sizes)), np.array(sizes, np.int64))
+    is_term_W = term_W != NO_TERM
+    pairs, counts = np.unique(chunk_W[is_term_W] << 32 | term_W[is_term_W], return_counts=True)
+    postings = np.empty(len(pairs), _POSTING)
+    postings["term"], postings["chunk"] = pairs & 0xFFFF_FFFF, pairs >> 32
+    postings["count"] = np.minimum(counts, MAX_COUNT)
+    return postings
+
+
+def _by_rank(spool: IO[bytes], rank_T: np.ndarray, ends_T: Int64[np.ndarray, " T"]) -> Iterator[np.ndarray]:
+    """Yield all postings by their term's rank, then by chunk, a block of whole terms at a time, reading the spool once for each."""
+    postings = np.frombuffer(mapped(spool), _POSTING)
+    low = done = 0
+    while low < len(ends_T):
+        high = max(int(np.searchsorted(ends_T, done + BLOCK_POSTINGS, side="right")), low + 1)
+        kept: list[np.ndarray] = []
+        ranks: list[np.ndarray] = []
+        for start in range(0, len(postings), BLOCK_POSTINGS):
+            block = postings[start : start + BLOCK_POSTINGS]
+            rank = rank_T[block["term"]]
+            is_kept = (rank >= low) & (rank < high)
+            kept.append(block[is_kept])
+            ranks.append(rank[is_kept])
+        yield np.concatenate(kept)[np.argsort(np.concatenate(ranks), kind="stable")]
+        low, done = high, int(ends_T[high - 1])
+
+
+def _write(terms: Sequence[str], ends_T: Int64[np.ndarray, " T"], chunks: IO[bytes], counts: IO[bytes], path: Path) -> None:
+    offsets = pa.array(np.append(0, ends_T))
+    num_postings = int(ends_T[-1]) if len(ends_T) else 0
+    columns = [pa.array(terms, pa.large_string())]
+    for field, stream in zip((PASSAGE_TERMS_SCHEMA.field("chunks"), PASSAGE_TERMS_SCHEMA.field("counts")), (chunks, counts), strict=True):
+        values = pa.Array.from_buffers(field.type.value_type, num_postings, [None, mapped(stream)])
+        columns.append(pa.LargeListArray.from_arrays(offsets, values, type=field.type))
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, PASSAGE_TERMS_SCHEMA) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=PASSAGE_TERMS_SCHEMA))

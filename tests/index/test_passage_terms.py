@@ -1,0 +1,81 @@
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.errors import DamageError
+from pipeline.index import passage_terms
+from pipeline.index.passage_terms import open_passage_terms, write_passage_terms
+from pipeline.index.words import terms_of
+
+WORDS = ("stone", "path", "way", "mark", "rivers", "the", "old", "walking")
+
+
+def make_texts(count: int, seed: int = 0) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
+    """Return texts of one to five chunks cut between words: texts, chunk offsets, starts and ends."""
+    rng = np.random.default_rng(seed)
+    texts, offsets, starts, ends = [], [0], [], []
+    for _ in range(count):
+        chunks = [" ".join(rng.choice(WORDS, rng.integers(1, 9))) + " " for _ in range(rng.integers(1, 6))]
+        bounds = np.cumsum([0, *map(len, chunks)]).tolist()
+        texts.append("".join(chunks))
+        starts += bounds[:-1]
+        ends += bounds[1:]
+        offsets.append(len(starts))
+    return texts, np.array(offsets), np.array(starts), np.array(ends)
+
+
+def naive_counts(texts, offsets, starts, ends) -> dict[str, dict[int, int]]:
+    counts: dict[str, dict[int, int]] = {}
+    for document, text in enumerate(texts):
+        for chunk in range(offsets[document], offsets[document + 1]):
+            for term in terms_of(text[starts[chunk] : ends[chunk]]):
+                own = counts.setdefault(term, {})
+                own[chunk] = own.get(chunk, 0) + 1
+    return counts
+
+
+def as_counts(batch: pa.RecordBatch) -> dict[str, dict[int, int]]:
+    return {row["term"]: dict(zip(row["chunks"], row["counts"], strict=True)) for row in batch.to_pylist()}
+
+
+@pytest.mark.parametrize("batch", [1, 7, 100])
+@pytest.mark.parametrize(("words", "postings"), [(1, 1), (20, 10), (1 << 20, 1 << 23)])
+def test_counts_equal_a_naive_count_whatever_the_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, words: int, postings: int
+) -> None:
+    monkeypatch.setattr(passage_terms, "BLOCK_WORDS", words)
+    monkeypatch.setattr(passage_terms, "BLOCK_POSTINGS", postings)
+    texts, offsets, starts, ends = make_texts(30)
+    batches = [texts[start : start + batch] for start in range(0, len(texts), batch)]
+    written = write_passage_terms(batches, offsets, starts, ends, tmp_path / "passages.arrow")
+    assert as_counts(written) == naive_counts(texts, offsets, starts, ends)
+    assert written.column("term").to_pylist() == sorted(written.column("term").to_pylist())
+    assert all(row["chunks"] == sorted(row["chunks"]) for row in written.to_pylist())
+
+
+def test_a_word_said_too_often_counts_as_often_as_a_byte_holds(tmp_path: Path) -> None:
+    text = "stone " * 300
+    written = write_passage_terms([[text]], np.array([0, 1]), np.array([0]), np.array([len(text)]), tmp_path / "passages.arrow")
+    assert as_counts(written) == {"stone": {0: 255}}
+
+
+@pytest.mark.parametrize("texts", [[], ["...", "the"]])
+def test_a_collection_without_words_is_written_and_opened(tmp_path: Path, texts: list[str]) -> None:
+    offsets = np.arange(len(texts) + 1)
+    ends = np.array([len(text) for text in texts], np.int64)
+    write_passage_terms([texts], offsets, np.zeros(len(texts), np.int64), ends, tmp_path / "passages.arrow")
+    assert open_passage_terms(tmp_path / "passages.arrow").num_rows == 0
+
+
+def test_only_the_file_is_left_behind(tmp_path: Path) -> None:
+    texts, offsets, starts, ends = make_texts(3)
+    write_passage_terms([texts], offsets, starts, ends, tmp_path / "passages.arrow")
+    assert [path.name for path in tmp_path.iterdir()] == ["passages.arrow"]
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "passages.arrow").write_bytes(b"no Arrow file")
+    with pytest.raises(DamageError, match=r"passages\.arrow cannot be read"):
+        open_passage_terms(tmp_path / "passages.arrow")
