@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.errors import CairnError, ConfigError, FingerprintMismatchError, IntegrityError
+from pipeline.errors import CairnError, ConfigError, FingerprintMismatchError, IntegrityError, StorageError
 from pipeline.index.generation import Generation, open_latest_intact_generation, read_manifest
 from pipeline.index.layout import CollectionLayout, list_collections
 from pipeline.search.searcher import Searcher
@@ -125,7 +125,7 @@ class Collections:
         try:
             number = layout.current_generation_number()
             manifest = None if number is None else read_manifest(layout, number)
-        except IntegrityError:
+        except (IntegrityError, StorageError):
             return CollectionSummary(name=name, status="damaged")
         if manifest is None:
             return CollectionSummary(name=name, status="building")
@@ -175,27 +175,29 @@ class Collections:
 
     def _open_now(self, name: str) -> ServedCollection:
         layout = CollectionLayout(self._settings.root, name)
-        for is_last_attempt in (False, True):
-            # The searcher checks every hash; here only the manifest and the context are read.
-            generation = open_latest_intact_generation(layout, check_hashes=False)
-            queue = self._queue_for(generation)
-            try:
-                opened = ServedCollection(name, Searcher(layout, queue.encoder, timeout_seconds=TABLE_TIMEOUT_SECONDS), queue)
-            except FingerprintMismatchError:
-                # A generation that was published in between may have another encoder.
-                if is_last_attempt:
-                    raise
-                continue
-            self._use_encoder(name, queue)
-            log.info("serve.opened collection=%s generation=%d", name, opened.searcher.generation.number)
-            return opened
-        raise AssertionError("the last attempt returns or raises")
+        self._use_encoder(name, None)
+        # The searcher checks every hash; here only the manifest and the context are read.
+        generation = open_latest_intact_generation(layout, check_hashes=False)
+        queue = self._queue_for(generation)
+        try:
+            opened = ServedCollection(name, Searcher(layout, queue.encoder, timeout_seconds=TABLE_TIMEOUT_SECONDS), queue)
+        except FingerprintMismatchError:
+            if open_latest_intact_generation(layout, check_hashes=False).number == generation.number:
+                raise
+            return self._open_now(name)  # another one was published in between, and it has another encoder
+        self._use_encoder(name, queue)
+        log.info("serve.opened collection=%s generation=%d", name, opened.searcher.generation.number)
+        return opened
 
     def _use_encoder(self, name: str, queue: EncoderQueue | None) -> None:
-        """Note the encoder of a collection, and retire those no collection has any more; on the opening thread only."""
+        """Note the encoder of a collection, and retire those no collection has any more; on the opening thread only.
+
+        None takes the collection's encoder from it, which stays while no other is in its place.
+        """
         self._encoder_of.pop(name, None)
-        if queue is not None:
-            self._encoder_of[name] = queue
+        if queue is None:
+            return
+        self._encoder_of[name] = queue
         for fingerprint, known in list(self._encoders.items()):
             if known not in self._encoder_of.values():
                 self._encoders.pop(fingerprint).retire()

@@ -14,10 +14,14 @@ from pydantic_core import PydanticCustomError
 from pipeline.index.layout import COLLECTION_NAME
 from pipeline.search.filters import MAX_LIST_VALUES, MAX_NODES, MAX_STRING_BYTES
 from pipeline.search.options import MAX_CHARACTERS, MAX_CHUNK_TOKENS, MAX_PASSAGES, MAX_QUERY_BYTES, MAX_TOP_K
+from pipeline.search.windows import DEFAULT_CHUNK_TOKENS
 from pipeline.types import Granularity
 
 MAX_QUERIES: Final = 32
 """Queries of one request: more would keep the encoder from others."""
+MAX_ANSWER_TOKENS: Final = 1 << 21
+"""Tokens that the passages of all answers of a request may have together: about 8 MB of text."""
+CHARACTERS_A_TOKEN: Final = 4
 MAX_WEIGHT: Final = 1e6
 MAX_CURSOR_CHARACTERS: Final = 256
 START_CURSOR: Final = "*"
@@ -259,6 +263,14 @@ class Problem(Reply):
 def field_names(*models: type[BaseModel]) -> frozenset[str]:
     """Return the names of all fields of these models: what a problem may call by name."""
     return frozenset(name for model in models for name in model.model_fields)
+
+
+def answer_tokens(request: SearchRequest) -> int:
+    """Return how many tokens the passages that a request asks for may have at most."""
+    num_queries = len(request.query) if isinstance(request.query, list) else 1
+    if request.max_characters is not None:
+        return num_queries * request.max_characters // CHARACTERS_A_TOKEN
+    return num_queries * request.top_k * request.passages * (request.chunk_tokens or DEFAULT_CHUNK_TOKENS)
 
 
 def options_of(request: SearchRequest) -> dict[str, Any]:

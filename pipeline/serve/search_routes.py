@@ -7,8 +7,8 @@ from fastapi import APIRouter
 from pipeline.serve.access import SearchGrant, State
 from pipeline.serve.answers import hit_reply, search
 from pipeline.serve.cursors import Page
-from pipeline.serve.problems import INVALID_CURSOR, ProblemError
-from pipeline.serve.schemas import CollectionName, SearchReplies, SearchReply, SearchRequest, options_of
+from pipeline.serve.problems import INVALID_CURSOR, INVALID_REQUEST, ProblemError
+from pipeline.serve.schemas import MAX_ANSWER_TOKENS, CollectionName, SearchReplies, SearchReply, SearchRequest, answer_tokens, options_of
 from pipeline.types import SearchResult
 
 router = APIRouter(tags=["search"])
@@ -20,6 +20,10 @@ async def search_collection(name: CollectionName, request: SearchRequest, state:
 
     A list of queries gives a list of answers, all from one generation, encoded in one pass.
     """
+    if answer_tokens(request) > MAX_ANSWER_TOKENS:
+        raise ProblemError(
+            INVALID_REQUEST, f"queries, top_k, passages and chunk_tokens together must ask for at most {MAX_ANSWER_TOKENS:,} tokens"
+        )
     options = options_of(request)
     if isinstance(request.query, list):
         if request.cursor is not None:

@@ -117,6 +117,25 @@ def test_cursor_where_there_are_no_pages_is_refused(client: TestClient, change: 
     assert (response.status_code, response.json()["type"]) == (422, "urn:problem-type:cairn:invalid-cursor")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": 200, "passages": 50, "chunk_tokens": 256},
+        {"top_k": 10, "passages": 1, "chunk_tokens": 1 << 20},
+        {"query": ["slate"] * 32, "top_k": 200, "passages": 3, "chunk_tokens": 128},
+        {"query": ["slate"] * 32, "max_characters": 1_000_000},
+    ],
+)
+def test_answer_that_would_be_too_large_is_refused(client: TestClient, options: dict[str, Any]) -> None:
+    response = client.post(SEARCH, json={"query": QUERY, **options})
+    assert (response.status_code, response.json()["type"]) == (422, "urn:problem-type:cairn:invalid-request")
+
+
+@pytest.mark.parametrize("options", [{"top_k": 200, "passages": 50}, {"max_characters": 1_000_000}, {"query": ["slate"] * 32}])
+def test_answer_as_large_as_allowed_is_given(client: TestClient, options: dict[str, Any]) -> None:
+    assert client.post(SEARCH, json={"query": QUERY, **options}).status_code == 200
+
+
 def test_published_generation_is_taken_up_and_old_cursors_expire(
     own_root: Path, serve: Callable[..., TestClient], ingest: Callable[..., None], make_rows: Callable[..., Any]
 ) -> None:
