@@ -38,6 +38,15 @@ def test_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
             bind(ServeSettings(root=tmp_path, port=port)).close()
 
 
+def test_answers_are_not_held_back_for_more_to_send(tmp_path: Path) -> None:
+    with (
+        bind(ServeSettings(root=tmp_path, port=0)) as listener,
+        socket.create_connection(listener.getsockname()[:2]),
+        listener.accept()[0] as connection,
+    ):
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_host_that_does_not_resolve_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"no-such-host\.invalid cannot be listened on"):
         bind(ServeSettings(root=tmp_path, host="no-such-host.invalid", port=0))
