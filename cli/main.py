@@ -26,6 +26,7 @@ _VERBS = {
     "status": "Show what a collection holds and how it was built.",
     "evaluate": "Score systems on judged corpora, and say which configuration to use.",
     "train": "Fine-tune an encoder for landmarks and context on your own pairs.",
+    "train-mixer": "Train what mixes title, document and context into a model's landmarks, on your own pairs.",
     "schedule": "Run ingests at the times of cron expressions.",
     "sample": "Write a sample corpus made from Python's own documentation.",
     "verify": "Check every stored file of a collection against its hashes.",
@@ -48,7 +49,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        return getattr(importlib.import_module(f"cli.{cmd_name}"), cmd_name)
+        name = cmd_name.replace("-", "_")
+        return getattr(importlib.import_module(f"cli.{name}"), name)
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -14,7 +14,14 @@ from typing import Any, Final
 from pipeline import durable
 
 WIDTH, HEIGHT, MARGIN = 720, 180, 56
-CURVES: Final = (("loss", "#1b6ca8"), ("heldout_ndcg_at_10", "#b8561b"), ("dev_score", "#8a2b57"), ("lr", "#4d7c3a"))
+CURVES: Final = (
+    ("loss", "#1b6ca8"),
+    ("heldout_ndcg_at_10", "#b8561b"),
+    ("heldout_score", "#b8561b"),
+    ("dev_score", "#8a2b57"),
+    ("turn_loss", "#1b6ca8"),
+    ("lr", "#4d7c3a"),
+)
 DEV_PREFIX: Final = "dev/"
 """What stands before the measures of dev sets; each has a panel of its own behind the others."""
 DEV_COLOUR: Final = "#77516a"

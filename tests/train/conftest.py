@@ -6,14 +6,21 @@ import json
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from pipeline.train.pairs import TrainingPairs
+from pipeline.config import EncoderConfig
+from pipeline.train.mixer_settings import MixerConfig
+from pipeline.train.mixer_sources import MixerData, embed_sources
+from pipeline.train.mixer_vectors import BaseVectors, Kind
+from pipeline.train.pairs import TrainingPairs, read_pairs
 from pipeline.train.processes import Processes
+from pipeline.types import silent_progress
 
 TOPICS = (("stone", "path", "mark", "way"), ("river", "mountain", "walk", "old"), ("cat", "mat", "sat", "on"))
 
@@ -115,3 +122,62 @@ def in_threads() -> Callable[[int, Callable[[Processes], Any]], list[Any]]:
         return results
 
     return call
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedWorld:
+    """Pages of sections in a file, and the vectors a base model would have to give their texts, kept where it looks for them."""
+
+    file: Path
+    cache: Path
+    model: str
+    settings: EncoderConfig
+
+    @property
+    def pairs(self) -> TrainingPairs:
+        return read_pairs([self.file])
+
+    def data(self, config: MixerConfig) -> MixerData:
+        return embed_sources(self.pairs, BaseVectors(self.settings, self.cache), config, silent_progress)
+
+
+@pytest.fixture
+def make_paged_world(tmp_path: Path, tiny_model_folder: Path) -> Callable[..., PagedWorld]:
+    """Return a maker of pages whose sections look alike from page to page.
+
+    A query asks for a section of a page, and a section's vector says which section it is and nothing of its page: the title's does
+    (``clue`` = title), or the document's first chunk (opening), two chunks away from the one that answers.
+    """
+
+    def make(num_pages: int = 12, num_sections: int = 8, clue: str = "title", sources: tuple[str, ...] = ("s",)) -> PagedWorld:
+        generator = np.random.default_rng(0)
+
+        def unit(vector: np.ndarray) -> np.ndarray:
+            return vector / np.linalg.norm(vector)
+
+        def near(vector: np.ndarray, noise: float = 0.6) -> np.ndarray:
+            return unit(vector + noise * unit(generator.normal(size=32)))
+
+        sections = [unit(generator.normal(size=32)) for _ in range(num_sections)]
+        records: list[dict[str, str]] = []
+        vectors: dict[Kind, dict[str, np.ndarray]] = {"document": {}, "query": {}, "title": {}}
+        for page in range(num_pages * len(sources)):
+            source, about = sources[page // num_pages], unit(generator.normal(size=32))
+            title = f"page {page}"
+            vectors["title"][title] = near(about if clue == "title" else generator.normal(size=32), 0.2)[None]
+            for number, section in enumerate(sections):
+                record = {"query": f"q {page} {number}", "document": f"d {page} {number}", "title": title, "source": source}
+                records.append(record)
+                vectors["query"][record["query"]] = near(unit(section + about), 0.2)[None]
+                opening = [near(about), generator.normal(size=32)] if clue == "opening" else []
+                vectors["document"][record["document"]] = np.stack([*opening, near(section)])
+        file = tmp_path / "pages.jsonl"
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        settings = EncoderConfig(model=str(tiny_model_folder), precision="fp32")
+        kept = BaseVectors(settings, tmp_path / "vectors")
+        for kind, of_texts in vectors.items():
+            counts = np.array([len(chunks) for chunks in of_texts.values()])
+            kept.keep(kind, list(of_texts), counts, np.concatenate(list(of_texts.values())).astype(np.float16))
+        return PagedWorld(file=file, cache=tmp_path / "vectors", model=str(tiny_model_folder), settings=settings)
+
+    return make

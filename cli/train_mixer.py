@@ -1,0 +1,100 @@
+"""`cairn train-mixer PAIRS… --output FOLDER`: train the landmark mixer of a model that stays as it is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from cli.settings import given, json_option
+from cli.terminal import ProgressBars, duration, table, thousands
+from cli.train import Numbers
+from pipeline.config import BASE_MODEL, Backend, Precision
+
+_NOT_SETTINGS = ("files", "output", "base", "backend", "precision", "judged", "cache", "quiet", "as_json")
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("files", nargs=-1, required=True, metavar="PAIRS...", type=click.Path(path_type=Path))
+@click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the model, new or empty.")
+@click.option("--base", default=BASE_MODEL, help="Model the mixer is for, by name or folder.")
+@click.option("--backend", type=click.Choice(get_args(Backend)), default="torch", help="What embeds the texts.")
+@click.option("--precision", type=click.Choice(get_args(Precision)), default="auto", help="Arithmetic they are embedded in.")
+@click.option(
+    "--judged", "--exclude", "judged", multiple=True, type=click.Path(path_type=Path), help="Set to keep out of the data; repeat."
+)
+@click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Folder that keeps vectors between runs.")
+@click.option("--max-pairs", type=int, help="Use at most so many pairs of a source, whole pages at a time.  [default: all]")
+@click.option("--min-pairs", type=int, help="Leave smaller sources out.  [default: 48]")
+@click.option("--hold-out", type=float, help="Share of each source that finds the best step.  [default: 0.02]")
+@click.option("--steps", type=int, help="Steps of the mixing, one a batch.  [default: 1000]")
+@click.option("--batch-queries", type=int, help="Queries of a batch, about.  [default: 96]")
+@click.option("--grouped-share", type=float, help="Share of batches with long sequences of neighbours.  [default: 0.6]")
+@click.option("--title-absence", type=float, help="Share of sequences that show no title.  [default: 0.3]")
+@click.option("--context-documents", type=int, help="Most documents of a context; 0: none.  [default: 256]")
+@click.option("--context-absence", type=float, help="Share of batches without a context.  [default: 0.25]")
+@click.option("--num-heads", type=int, help="Heads of each attention.  [default: 2]")
+@click.option("--head-dim", type=int, help="Dimensions of a head.  [default: 32]")
+@click.option("--temperature", type=float, help="Temperature of the loss.  [default: 0.03]")
+@click.option("--distillation-weight", type=float, help="Pull towards the base model's own ranking.  [default: 1]")
+@click.option("--distillation-temperature", type=float, help="Temperature of that ranking.  [default: 0.05]")
+@click.option("--peak-lr", type=float, help="Learning rate after the warm-up.  [default: 0.002]")
+@click.option("--weight-decay", type=float, help="Decay of matrices.  [default: 0.05]")
+@click.option("--warmup-steps", type=int, help="Steps of the warm-up.  [default: 100]")
+@click.option("--max-gradient-norm", type=float, help="Longer gradients are cut to it.  [default: 1]")
+@click.option("--turn-steps", type=int, help="Steps of the turn, after the mixing; 0: principal directions.  [default: 300]")
+@click.option("--turn-lr", type=float, help="Learning rate of the turn.  [default: 0.001]")
+@click.option("--turn-dims", type=Numbers(), help="First dimensions that must rank like all.  [default: a third and a sixth]")
+@click.option("--evaluate-every", type=int, help="Steps between held-out scores.  [default: 200]")
+@click.option("--seed", type=int, help="Seed of everything drawn.  [default: 0]")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@json_option
+@click.pass_context
+def train_mixer(
+    ctx: click.Context,
+    files: tuple[Path, ...],
+    output: Path,
+    base: str,
+    backend: Backend,
+    precision: Precision,
+    judged: tuple[Path, ...],
+    cache: Path | None,
+    *,
+    quiet: bool,
+    as_json: bool,
+    **_: Any,
+) -> int:
+    """Train a landmark mixer on PAIRS (Parquet or JSON lines with query, document, title, source).
+
+    Every text is embedded once; with --cache another run begins with the training. FOLDER is for --model, and its log stands beside it as
+    FOLDER.jsonl and FOLDER.svg.
+    """
+    from pipeline.train.mixer_settings import MixerConfig
+    from pipeline.train.mixer_trainer import train_mixer as run
+
+    config = MixerConfig(**{name: value for name, value in given(ctx).items() if name not in _NOT_SETTINGS})
+    with ProgressBars(quiet=quiet) as progress:
+        report = run(files, output, config, base=base, backend=backend, precision=precision, judged=judged, cache=cache, progress=progress)
+    click.echo(json.dumps(asdict(report), default=dict) if as_json else table(_rows(asdict(report))))
+    return 0
+
+
+def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name, value in report.items():
+        if name == "skipped":
+            rows += [(f"  skipped: {reason}", thousands(count)) for reason, count in sorted(value.items())]
+        elif name == "cut_scores":
+            rows += [(f"  of the first {dim} dimensions", f"{score:.4f}") for dim, score in value.items()]
+        elif name.endswith("_seconds"):
+            rows.append((f"time to {name.removesuffix('_seconds')}", duration(value)))
+        else:
+            rows.append((name.replace("_", " "), "nothing held out" if value is None else _words(value)))
+    return rows
+
+
+def _words(value: object) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

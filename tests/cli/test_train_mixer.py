@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cli.main import cairn, run
+
+PAIRS = [
+    {"query": f"the {word} a{number}", "document": f"old {word} on the path a{number}", "title": f"way {number // 2}", "source": word}
+    for word in ("stone", "river")
+    for number in range(30)
+]
+
+
+@pytest.fixture
+def pairs_file(tmp_path: Path) -> Path:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
+    return path
+
+
+def arguments(pairs_file: Path, base: Path, *more: str) -> list[str]:
+    sizes = ["--steps", "2", "--turn-steps", "1", "--batch-queries", "6", "--min-pairs", "4", "--hold-out", "0.1"]
+    return ["train-mixer", str(pairs_file), "--output", str(pairs_file.parent / "mixer"), "--base", str(base), *sizes, *more]
+
+
+def test_train_mixer_command_leaves_a_model_to_ingest_with(
+    pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(pairs_file.parent)
+    cache = ["--cache", str(pairs_file.parent / "vectors")]
+    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--json", "--turn-dims", "8,16", *cache), "cairn") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["pairs"], report["sources"], set(report["cut_scores"])) == (60, 2, {"8", "16"})
+    corpus = pairs_file.parent / "corpus.parquet"
+
+    pq.write_table(pa.table({"id": ["a", "b"], "title": ["way", "mark"], "text": ["the old stone", "a river"]}), corpus)
+    ingest = ["ingest", str(corpus), "--collection", "c", "--model", str(pairs_file.parent / "mixer"), "--quiet", "--json"]
+    assert run(cairn, ingest, "cairn") == 0
+    assert json.loads(capsys.readouterr().out)["indexed"] == 2
+
+
+def test_train_mixer_command_prints_scores_for_people(pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--max-pairs", "20"), "cairn") == 0
+    out = capsys.readouterr().out
+    assert "of the first 10 dimensions" in out
+    assert "skipped: pair beyond max_pairs of its source" in out
+    assert "time to train" in out
+
+
+def test_train_mixer_command_has_an_option_for_every_setting():
+    from cli.train_mixer import train_mixer
+    from pipeline.train.mixer_settings import MixerConfig
+
+    assert {field.name for field in fields(MixerConfig)} <= {str(parameter.name) for parameter in train_mixer.params}
+
+
+def test_train_mixer_command_says_the_defaults_there_are():
+    from cli.train_mixer import train_mixer
+    from pipeline.train.mixer_settings import MixerConfig
+
+    default = MixerConfig()
+    helps = {str(parameter.name): str(getattr(parameter, "help", "")) for parameter in train_mixer.params}
+    for field in fields(MixerConfig):
+        value = getattr(default, field.name)
+        said = {None: "all", (): "a third and a sixth"}.get(value, f"{value:g}" if isinstance(value, float) else str(value))
+        assert f"[default: {said}]" in helps[field.name]
+
+
+def test_train_mixer_command_mistakes_end_in_a_sentence(pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--min-pairs", "900"), "cairn") == 2
+    assert "at least --min-pairs 900 pairs" in capsys.readouterr().err
+    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--turn-dims", "64"), "cairn") == 2
+    assert "--turn-dims must be different numbers below the base model's 32" in capsys.readouterr().err
+    assert run(cairn, arguments(pairs_file.parent / "absent", tiny_model_folder), "cairn") == 2
+    assert "does not exist" in capsys.readouterr().err
+    (pairs_file.parent / "mixer").mkdir()
+    (pairs_file.parent / "mixer" / "file").touch()
+    assert run(cairn, arguments(pairs_file, tiny_model_folder), "cairn") == 2
+    assert "must be new or empty" in capsys.readouterr().err
