@@ -87,7 +87,7 @@ def root_option(function: _Function) -> _Function:
         envvar="CAIRN_ROOT",
         default=DEFAULT_ROOT,
         show_default=True,
-        help="Folder the collections live under.",
+        help="Folder or s3://BUCKET/PREFIX the collections live under.",
     )(function)
 
 

@@ -40,6 +40,7 @@ CONTEXT_SHARE = 4
 
 def stored_manifest(layout: CollectionLayout) -> Manifest | None:
     """Return the served generation's manifest, None where nothing was ever published."""
+    layout.refresh()
     number = layout.current_generation_number()
     return None if number is None else read_manifest(layout, number)
 

@@ -358,10 +358,13 @@ class ObjectStore:
             return answer.read()
 
     def put(self, key: str, content: bytes) -> None:
-        self.request("PUT", f"/cairn/{key}", content)
+        import obstore
+        from obstore.store import from_url
+
+        obstore.put(from_url("s3://cairn"), key, content)
 
     def fault(self, method: str, path: str, fault: str, times: int = 1) -> None:
-        """Make the next requests that match fail: ``refuse``, ``lose-reply`` or ``die``."""
+        """Make the next requests that match fail: ``refuse``, ``forbid`` or ``lose-reply``."""
         self.request("PUT", "/-/faults", json.dumps([{"method": method, "path": path, "fault": fault, "times": times}]).encode())
 
     def kill(self) -> None:

@@ -1,16 +1,15 @@
 """An S3-compatible server for tests: moto's, on a loopback port of its choice, with faults on demand. Run it as a process.
 
 It writes its address on stdout. ``PUT /-/faults`` takes a list of rules, each with a method, a pattern of paths, a fault and how many
-times: requests that match are answered 503 (``refuse``), done but not answered (``lose-reply``), or the process dies before them (``die``).
+times: requests that match are answered 503 (``refuse``) or 403 (``forbid``), or done but not answered (``lose-reply``).
 Writes are made one at a time: moto itself looks at a condition and writes in two steps.
 
 What it cannot show: the latency, the throughput and the clock of a real store, and how long a real one takes to answer 503.
 """
 
 import json
-import os
 import re
-import signal
+import socket
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -34,18 +33,19 @@ class FaultyStore:
             start_response("200 OK", [])
             return [b"{}"]
         fault = self._fault(environ["REQUEST_METHOD"], environ["PATH_INFO"])
-        if fault == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
         if fault == "refuse":
             start_response("503 Service Unavailable", [("Content-Type", "application/xml")])
             return [b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"]
+        if fault == "forbid":
+            start_response("403 Forbidden", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"]
         if environ["REQUEST_METHOD"] == "PUT":
             with self._writing:
                 answer = list(self._store(environ, start_response))
         else:
             answer = self._store(environ, start_response)
         if fault == "lose-reply":
-            raise ConnectionResetError("the reply is lost")
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         return answer
 
     def _fault(self, method: str, path: str) -> str | None:

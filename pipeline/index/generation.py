@@ -176,13 +176,15 @@ def open_generation(layout: CollectionLayout, number: int | None = None, check_h
     ``check_hashes`` = False trusts sizes alone: for files that this process has just hashed.
     """
     layout.require_exists()
+    layout.refresh()
     if number is not None:
         return _open(layout, number, check_hashes)
     for attempt in range(OPEN_ATTEMPTS):
         served = layout.current_generation_number()
         assert served is not None, "require_exists found a generation"
         try:
-            return _open(layout, served, check_hashes)
+            found = _open(layout, served, check_hashes)
+            return found if layout.replica is None else replace(found, warning=layout.replica.complaint)
         except IntegrityError:
             if attempt + 1 == OPEN_ATTEMPTS or layout.current_generation_number() == served:
                 raise

@@ -2,22 +2,29 @@
 
     <root>/<name>/  lance/ generations/<n>/ CURRENT .lock quarantine/ runs/ pending/
 
-Knows names and the lock, no file's content but ``CURRENT``. A collection exists for readers once a generation stands in it.
+Knows names and the lock, no file's content but ``CURRENT``. A collection exists for readers once a generation stands in it. Under an
+``s3://`` root these are the paths of this machine's copy; see ``replica``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import re
 import shlex
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from pipeline.config import DEFAULT_ROOT
 from pipeline.durable import exclusive_lock, storage_errors
-from pipeline.errors import CollectionBusyError, CollectionNotFoundError, ConfigError, DamageError
+from pipeline.errors import CollectionBusyError, CollectionNotFoundError, ConfigError, DamageError, IntegrityError, TryAgainError
+from pipeline.index.object_folder import STORE_URI, ObjectFolder
+from pipeline.index.replica import Replica
+
+log = logging.getLogger(__name__)
 
 COLLECTION_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 GENERATION_FOLDER = re.compile(r"[0-9]{8}")
@@ -32,21 +39,38 @@ CLUSTERS_ARROW = "clusters.arrow"
 LANCE_FILES = "lance_files.json"
 
 
+def store_uri(root: Path | str) -> str | None:
+    """Return the root as ``s3://bucket/prefix`` where it is one, None for a folder; other schemes are refused."""
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(root)):
+        return None
+    found = STORE_URI.fullmatch(str(root))
+    if found is None:
+        raise ConfigError(f"the root must be a folder or s3://BUCKET/PREFIX, got {str(root)!r}; mount or copy other storage")
+    return "/".join(["s3:/", found["bucket"], *filter(None, [found["prefix"]])])
+
+
 def resolve_root(root: Path | str) -> Path:
-    """Return the root as an absolute folder; anything with a URI scheme is refused."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(root)):
-        raise ConfigError(f"the root must be a local folder, got {str(root)!r}; mount or copy the storage and name its folder")
-    return Path(root).resolve()
+    """Return the root as an absolute folder; of one in an object store, the folder of this machine's copies."""
+    uri = store_uri(root)
+    if uri is None:
+        return Path(root).resolve()
+    cache = os.environ.get("CAIRN_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cairn"
+    return Path(cache).resolve() / "s3" / uri.removeprefix("s3://")
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionLayout:
-    """The paths of one collection; building one touches no file but checks the name and refuses a symlinked folder."""
+    """The paths of one collection; building one touches no file but checks the name and refuses a symlinked folder.
+
+    ``replica`` is the collection in the object store that the folder is a copy of, None where the root is a folder.
+    """
 
     root: Path
     name: str
+    replica: Replica | None = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
+        uri = store_uri(self.root)
         object.__setattr__(self, "root", resolve_root(self.root))
         if self.root.exists() and not self.root.is_dir():
             raise ConfigError(f"the root must be a folder, got the file {self.root.name!r}; give the folder collections are to live under")
@@ -57,6 +81,7 @@ class CollectionLayout:
             )
         if self.folder.is_symlink():
             raise ConfigError(f"the folder of collection {self.name!r} must not be a symbolic link; move the folder itself under the root")
+        object.__setattr__(self, "replica", None if uri is None else Replica(f"{uri}/{self.name}", self.folder))
 
     @property
     def folder(self) -> Path:
@@ -152,13 +177,32 @@ class CollectionLayout:
 
     def exists(self) -> bool:
         """Tell whether anything was ever published here; an unfinished first ingest does not count."""
-        return self.current_path.exists() or bool(self.generation_numbers())
+        stands = self.current_path.exists() or bool(self.generation_numbers())
+        return stands or (self.replica is not None and self.replica.is_published())
 
     def require_exists(self) -> None:
         """Raise :class:`CollectionNotFoundError`, naming the collections there are."""
         if not self.exists():
             known = ", ".join(list_collections(self.root)) or "none yet"
             raise CollectionNotFoundError(f"collection {self.name!r} must exist under the root; known collections: {known}")
+
+    def refresh(self) -> None:
+        """Bring a copy up to date, for readers that begin; of a collection in a folder there is nothing to do.
+
+        What was copied before is read where the store does not answer or is damaged, or where a writer of this machine has the copy;
+        the replica then has a complaint.
+        """
+        if self.replica is None or not self.replica.is_due():
+            return
+        try:
+            with self._copy_lock():
+                self.replica.pull()
+            self.replica.complaint = None
+        except (TryAgainError, IntegrityError) as error:
+            if not self.current_path.exists():
+                raise
+            self.replica.complaint = f"this machine's copy is served as it is: {error}"
+            log.warning("replica.not_refreshed collection=%s error=%s", self.name, error)
 
     def current_generation_number(self) -> int | None:
         """Read ``CURRENT``; None where nothing was ever published.
@@ -178,7 +222,8 @@ class CollectionLayout:
 
     def command(self, verb: str) -> str:
         """Return the command line of a verb on this collection, for advice that works as it stands."""
-        root = () if self.root == resolve_root(DEFAULT_ROOT) else ("--root", str(self.root))
+        where = str(self.root) if self.replica is None else self.replica.uri.rpartition("/")[0]
+        root = () if self.root == resolve_root(DEFAULT_ROOT) else ("--root", where)
         return shlex.join(["cairn", verb, self.name, *root])
 
     def damaged(self, fault: str, verb: Literal["repair", "verify"] = "repair") -> DamageError:
@@ -200,8 +245,13 @@ class CollectionLayout:
     def writer_lock(self) -> Generator[None]:
         """Hold the collection for writing, making its folder if need be; raise :class:`CollectionBusyError` if another process does.
 
-        The kernel drops the lock when the holder dies, so a killed run never leaves a stale one.
+        The kernel drops the lock when the holder dies, so a killed run never leaves a stale one. In an object store others wait for the
+        lease of a killed run to expire; the copy is up to date inside the block.
         """
+        with self._copy_lock(), contextlib.nullcontext() if self.replica is None else self.replica.writing(self.name):
+            yield
+
+    def _copy_lock(self) -> contextlib.AbstractContextManager[None]:
         name = f"the lock of collection {self.name!r}"
         with storage_errors(f"opening {name}"):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -209,8 +259,7 @@ class CollectionLayout:
         def busy(by_whom: str) -> CollectionBusyError:
             return CollectionBusyError(f"collection {self.name!r} is being written by another run{by_whom}; try again when it has finished")
 
-        with exclusive_lock(self.lock_path, name, busy):
-            yield
+        return exclusive_lock(self.lock_path, name, busy)
 
 
 def generation_name(number: int) -> str:
@@ -225,10 +274,11 @@ def generation_tag(number: int) -> str:
 
 def list_collections(root: Path | str) -> list[str]:
     """List the collections that can be read under a root, by name."""
-    folder = resolve_root(root)
-    if not folder.is_dir():
+    uri, folder = store_uri(root), resolve_root(root)
+    if uri is not None:
+        names: Iterable[str] = ObjectFolder(uri).folders()
+    elif folder.is_dir():
+        names = (entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink())
+    else:
         return []
-    names = (
-        entry.name for entry in folder.iterdir() if COLLECTION_NAME.fullmatch(entry.name) and entry.is_dir() and not entry.is_symlink()
-    )
-    return sorted(name for name in names if CollectionLayout(folder, name).exists())
+    return sorted(name for name in names if COLLECTION_NAME.fullmatch(name) and CollectionLayout(Path(root), name).exists())

@@ -76,6 +76,7 @@ def delete_documents(layout: CollectionLayout, doc_ids: Sequence[str], progress:
 def collection_status(layout: CollectionLayout) -> dict[str, Any]:
     """Return what is served, as JSON values; reads the manifest and one mapped column, checks no hash."""
     layout.require_exists()
+    layout.refresh()
     served = layout.current_generation_number()
     if served is None:
         raise CollectionNotFoundError(f"collection {layout.name!r} must have a published generation; run an ingest")

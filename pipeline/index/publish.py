@@ -185,7 +185,12 @@ def prune_generations(layout: CollectionLayout, tables: LanceTables) -> None:
 
 
 def serve_generation(layout: CollectionLayout, number: int) -> None:
-    """Point ``CURRENT`` at a generation that stands whole: the one step that changes what readers see."""
+    """Point ``CURRENT`` at a generation that stands whole: the one step that changes what readers see.
+
+    In an object store that is the store's ``CURRENT``; the copy follows.
+    """
+    if layout.replica is not None:
+        layout.replica.push(number)
     durable.write_bytes(layout.current_path, f"{generation_name(number)}\n".encode())
 
 

@@ -1,6 +1,7 @@
 """Bring a damaged collection back to something whole, losing as little as possible.
 
     only derived files damaged      ─▶ made again from Lance, published as a new generation
+    files damaged in a store        ─▶ written to it again from this machine's copy
     anything else                   ─▶ CURRENT returns to the newest generation that is whole
     nothing whole                   ─▶ refused: the rows must be ingested again
 
@@ -21,7 +22,7 @@ from pipeline.index.generation import read_manifest
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.publish import GenerationFacts, prepare_writer, publish_generation, serve_generation
-from pipeline.index.verify import Problem, verify_generation
+from pipeline.index.verify import Problem, store_problems, verify_generation
 from pipeline.manifest import Manifest
 from pipeline.types import ProgressListener, silent_progress
 
@@ -46,8 +47,18 @@ def repair_collection(layout: CollectionLayout, progress: ProgressListener = sil
     """Repair under the lock; a whole collection is left as it is, a hopeless one raises :class:`IntegrityError`."""
     layout.require_exists()
     with layout.writer_lock():
-        report = _repair(layout, progress)
+        report = _restore(layout, _repair(layout, progress))
         return replace(report, problems=(*report.problems, *_drop_damaged_predecessors(layout, report.generation)))
+
+
+def _restore(layout: CollectionLayout, report: RepairReport) -> RepairReport:
+    """Write to the store what it has no more of the generation served now."""
+    lacking = store_problems(layout, report.generation)
+    if not lacking or layout.replica is None:
+        return report
+    layout.replica.restore(report.generation, [problem.file for problem in lacking])
+    action = f"{len(lacking)} file(s) of generation {report.generation} were written to the store again"
+    return replace(report, action=action, problems=(*report.problems, *lacking))
 
 
 def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairReport:

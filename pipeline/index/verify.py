@@ -26,8 +26,11 @@ from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW, LANCE_FILES, Co
 from pipeline.manifest import MANIFEST_NAME, Manifest
 from pipeline.types import ProgressListener, silent_progress
 
-Part = Literal["current", "manifest", "derived", "side", "lance", "rows"]
-"""What is damaged: ``derived`` files can be made again from Lance, ``side`` files (context, clusters) and Lance cannot."""
+Part = Literal["current", "manifest", "derived", "side", "lance", "rows", "store"]
+"""What is damaged: ``derived`` files can be made again from Lance, ``side`` files (context, clusters) and Lance cannot.
+
+Files that the ``store`` lacks are written to it again from a copy that is whole.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +46,7 @@ class Problem:
 def verify_collection(layout: CollectionLayout, progress: ProgressListener = silent_progress) -> list[Problem]:
     """Return every fault of every generation that stands, the served one's first; an empty list means none was found."""
     layout.require_exists()
+    layout.refresh()
     problems: list[Problem] = []
     try:
         served = layout.current_generation_number()
@@ -64,7 +68,19 @@ def verify_collection(layout: CollectionLayout, progress: ProgressListener = sil
         if served is None or number <= served:  # a newer one was never served: the next writer removes it
             problems += verify_generation(layout, number, check_rows=number == served)
     progress("verify", len(numbers), len(numbers), "generations")
-    return problems
+    return problems + store_problems(layout, served)
+
+
+def store_problems(layout: CollectionLayout, served: int | None) -> list[Problem]:
+    """Return what is wrong in an object store with the generation it serves; of a collection in a folder there is nothing to find."""
+    if layout.replica is None:
+        return []
+    try:
+        found = layout.replica.problems()
+    except IntegrityError as error:
+        return [Problem(generation=served, part="store", file="CURRENT", sentence=str(error))]
+    where = layout.replica.uri
+    return [Problem(generation=served, part="store", file=name, sentence=f"{name} {problem} in {where}") for name, problem in found.items()]
 
 
 def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 A search asks once and holds what it gets until its answer is complete; an old generation goes away with the last search that holds it.
 Finding out whether something was published costs one ``stat``; a damaged generation is tried again every :data:`RETRY_SECONDS` at most.
+A collection in an object store is followed by a thread that brings this machine's copy up to date.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 
-from pipeline.errors import FingerprintMismatchError, IntegrityError, StorageError
+from pipeline.errors import CairnError, FingerprintMismatchError, IntegrityError, StorageError
 from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout
+from pipeline.index.replica import REFRESH_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,8 @@ class ServedGeneration:
         self._refusal = self._compare(self._generation)
         if self._refusal is not None:
             raise self._refusal
+        if layout.replica is not None:
+            threading.Thread(target=_follow, args=[weakref.ref(self), layout], name="cairn-follow", daemon=True).start()
 
     @property
     def warning(self) -> str | None:
@@ -97,3 +102,13 @@ class ServedGeneration:
     @staticmethod
     def _next_retry() -> float:
         return time.monotonic() + RETRY_SECONDS
+
+
+def _follow(served: weakref.ref[ServedGeneration], layout: CollectionLayout) -> None:
+    """Keep a copy up to date for as long as somebody searches it."""
+    while served() is not None:
+        time.sleep(REFRESH_SECONDS)
+        try:
+            layout.refresh()
+        except CairnError as error:
+            log.warning("search.not_followed collection=%s error=%s", layout.name, error)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.errors import ConfigError
-from pipeline.index.layout import COLLECTION_NAME
+from pipeline.index.layout import COLLECTION_NAME, resolve_root
 
 DEFAULT_PORT: Final = 8400
 DEFAULT_DEADLINE_SECONDS: Final = 10.0
@@ -59,8 +59,8 @@ class ServeSettings:
 
     @property
     def keys_path(self) -> Path:
-        """The file of API keys: the one named, else ``keys.json`` beside the collections."""
-        return self.keys_file if self.keys_file is not None else self.root / KEYS_NAME
+        """The file of API keys: the one named, else ``keys.json`` beside the collections, or this machine's copies of them."""
+        return self.keys_file if self.keys_file is not None else resolve_root(self.root) / KEYS_NAME
 
     @property
     def is_loopback(self) -> bool:

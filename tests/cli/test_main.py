@@ -269,7 +269,7 @@ def test_dry_run_prints_counts_tokens_and_time_and_writes_nothing(
             "--layers must lie between 1 and the model's layers, got 0",
         ),
         (("ingest", "corpus.parquet", "--collection", "c", "--pooling", "multi_cls"), "must go with attention full, got chunk"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--root", "s3://bucket/x"), "local folder"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--root", "gs://bucket/x"), "folder or s3://BUCKET/PREFIX"),
         (("ingest", "corpus.parquet", "--collection", "c", "--root", "notes.txt"), "must be a folder"),
         (("search", "x", "--collection", "c", "--root", "notes.txt"), "must be a folder"),
     ],

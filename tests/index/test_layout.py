@@ -17,9 +17,9 @@ def test_layout_of_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
         CollectionLayout(tmp_path, name)
 
 
-@pytest.mark.parametrize("root", ["s3://bucket/x", "gs://bucket", "file:///tmp"])
-def test_layout_of_a_remote_root_is_refused(root: str) -> None:
-    with pytest.raises(ConfigError, match="local folder"):
+@pytest.mark.parametrize("root", ["gs://bucket", "file:///tmp", "http://host/x", "s3://", "s3://key:secret@bucket/x"])
+def test_layout_of_a_root_of_another_scheme_or_without_a_plain_bucket_is_refused(root: str) -> None:
+    with pytest.raises(ConfigError, match="must be a folder or s3://BUCKET/PREFIX"):
         CollectionLayout(root, "stones")  # pyright: ignore[reportArgumentType]
 
 
@@ -104,3 +104,18 @@ def test_writer_lock_held_by_another_process_is_busy_and_names_it(layout: Collec
 def test_writer_lock_within_one_process_is_not_reentrant(layout: CollectionLayout) -> None:
     with layout.writer_lock(), pytest.raises(CollectionBusyError), layout.writer_lock():
         pass
+
+
+def test_root_in_an_object_store_has_its_copies_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path))
+    for root in ("s3://bucket/some/where", "s3://bucket/some/where/", Path("s3://bucket/some/where")):
+        layout = CollectionLayout(Path(root), "handbook")
+        assert layout.folder == tmp_path / "s3" / "bucket" / "some" / "where" / "handbook"
+        assert layout.command("verify") == "cairn verify handbook --root s3://bucket/some/where"
+        assert not layout.folder.exists()
+
+
+def test_root_in_an_object_store_without_its_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ConfigError, match=r"must have the package obstore.*cairn-retrieval\[store\]"):
+        CollectionLayout(Path("s3://bucket"), "handbook")

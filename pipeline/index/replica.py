@@ -1,0 +1,367 @@
+"""A collection in an object store, and this machine's copy of it, which everything else works on as on any local collection.
+
+    s3://bucket/prefix/NAME/                          the copy's folder
+      CURRENT        which generations there are  ──▶ CURRENT, REMOTE
+      files/<sha256> every file of theirs, once   ──▶ generations/<n>/, lance/
+      LEASE          who is writing
+      runs/, quarantine/
+
+A file never changes under its name, so nothing can be torn: :meth:`Replica.push` uploads what is new and then swaps ``CURRENT``, which
+succeeds only if nobody else has swapped it since this copy was brought up to date. A reader pulls what ``CURRENT`` names and checks every
+hash. Files that no generation needs are removed a day later, by the store's clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Generator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from pipeline import durable
+from pipeline.durable import commit_point
+from pipeline.errors import CairnError, CollectionBusyError, DamageError, IntegrityError, TryAgainError
+from pipeline.index.lease import LEASE_KEY, Lease
+from pipeline.index.object_folder import ObjectFolder, StoredObject
+from pipeline.manifest import MANIFEST_NAME, FileRecord, record_file
+
+CURRENT_KEY: Final = "CURRENT"
+POINTER_VERSION: Final = 1
+LANCE_FILES_NAME: Final = "lance_files.json"
+REMOTE_NAME: Final = "REMOTE"
+"""In the copy's folder: which ``CURRENT`` of the store the copy is of."""
+
+KEPT_SECONDS: Final = 24 * 3_600.0
+"""How long a file outlives its last generation in the store: longer than any reader takes to pull it."""
+REUSED_SECONDS: Final = KEPT_SECONDS / 2
+"""How old a file of no generation may be to count as uploaded: an interrupted upload goes on, and none of its files is about to go."""
+REFRESH_SECONDS: Final = 5.0
+"""How old a reader's knowledge of ``CURRENT`` may be."""
+TRANSFERS: Final = 4
+"""Files on their way at a time, each holding a piece or a few parts in memory."""
+RECORD_FOLDERS: Final = ("runs", "quarantine")
+
+REPLICA_POINTS: Final = (
+    "store-files-written",
+    "store-current-swapped",
+    "copy-files-pulled",
+    "copy-generation-renamed",
+    "copy-current-replaced",
+)
+
+Records = dict[str, FileRecord]
+"""Path in the copy's folder to what the file must be."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoteGeneration:
+    """One generation in the store: its manifest names all its files but the Lance tags, which are named here."""
+
+    generation: int
+    manifest: FileRecord
+    tags: Mapping[str, FileRecord]
+
+    @property
+    def folder(self) -> str:
+        """The generation's folder in a copy."""
+        return f"generations/{self.generation:08d}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pointer:
+    """What the store's ``CURRENT`` says: the served generation first, then the one before; ``token`` makes each writing of it another."""
+
+    token: str
+    generations: tuple[RemoteGeneration, ...]
+
+    def to_bytes(self) -> bytes:
+        """Return the object's content."""
+        return json.dumps({"format_version": POINTER_VERSION, **asdict(self)}, indent=2, sort_keys=True).encode()
+
+    @classmethod
+    def of(cls, content: bytes, uri: str) -> Pointer:
+        """Read a pointer; a damaged or foreign one raises :class:`IntegrityError`."""
+        try:
+            raw: Any = json.loads(content)
+            if raw["format_version"] != POINTER_VERSION:
+                raise IntegrityError(f"CURRENT of {uri} must have format_version {POINTER_VERSION}; it was written by another release")
+            generations = tuple(
+                RemoteGeneration(
+                    generation=int(each["generation"]),
+                    manifest=FileRecord(**each["manifest"]),
+                    tags={path: FileRecord(**record) for path, record in each["tags"].items()},
+                )
+                for each in raw["generations"]
+            )
+            return cls(token=str(raw["token"]), generations=generations)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise IntegrityError(
+                f"CURRENT of {uri} must name its generations, got other content; bring back the object's last version, "
+                "or remove the collection there and ingest it again"
+            ) from error
+
+    @property
+    def served(self) -> RemoteGeneration:
+        """The generation readers are to see."""
+        return self.generations[0]
+
+
+class Replica:
+    """The store's side of one collection; ``folder`` is the copy. Whoever pulls or pushes holds the copy's lock."""
+
+    def __init__(self, uri: str, folder: Path) -> None:
+        self.uri = uri
+        self._folder = folder
+        self._store = ObjectFolder(uri)
+        self.complaint: str | None = None
+        """Why the copy may be behind the store, None where it is up to date."""
+        self._seen: StoredObject | None = None
+        self._looked_seconds = -REFRESH_SECONDS
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Generator[None]:
+        """Hold the lease and an up-to-date copy during the block; upload records of runs at its end."""
+        with Lease(self._store, name).held():
+            self.pull()
+            try:
+                yield
+            finally:
+                with contextlib.suppress(CairnError):  # what was published stands; the next run uploads them
+                    self._upload_records()
+
+    def is_published(self) -> bool:
+        """Say whether the store has the collection."""
+        return self._store.read(CURRENT_KEY) is not None
+
+    def is_due(self) -> bool:
+        """Say whether it is time to look at the store again; asked, it counts as having looked."""
+        now = time.monotonic()
+        if now - self._looked_seconds < REFRESH_SECONDS:
+            return False
+        self._looked_seconds = now
+        return True
+
+    def pull(self) -> None:
+        """Bring the copy to what the store serves, and to nothing else; a copy that is of it already stays as it is."""
+        self._seen = found = self._store.read(CURRENT_KEY)
+        if found is None:
+            if (self._folder / CURRENT_KEY).exists():
+                raise IntegrityError(
+                    f"{self.uri} must have what {self._folder} is a copy of, got no CURRENT; "
+                    "restore it there, or remove the copy to begin anew"
+                )
+            return
+        pointer = Pointer.of(found.content, self.uri)
+        if self._copied_token() == pointer.token:
+            return
+        with durable.storage_errors(f"copying {self.uri}"):
+            self._pull(pointer)
+
+    def push(self, number: int) -> None:
+        """Upload a generation of the copy and let the store serve it.
+
+        Raises :class:`CollectionBusyError` where another writer was faster: nothing is served of this one then.
+        """
+        before = Pointer.of(self._seen.content, self.uri) if self._seen else None
+        new = self._generation(number)
+        older = [each for each in (before.generations if before else ()) if each.generation < number]
+        pointer = Pointer(token=secrets.token_hex(16), generations=(new, *older[:1]))
+        self._upload(self._records(new))
+        commit_point("store-files-written")
+        content = pointer.to_bytes()
+        self._swap(content, pointer.token)
+        commit_point("store-current-swapped")
+        self._note(pointer)
+        with contextlib.suppress(TryAgainError):  # the next writer does it
+            self._sweep()
+
+    def problems(self) -> dict[str, str]:
+        """Read every file of the served generation in the store; return what is wrong by the path of the file."""
+        found = self._store.read(CURRENT_KEY)
+        if found is None:
+            return {CURRENT_KEY: "is missing"}
+        stored = self._store.list("files")
+
+        def problem(record: FileRecord) -> str | None:
+            size = stored[_key(record)][0] if _key(record) in stored else None
+            if size != record.size_bytes:
+                return "is missing" if size is None else f"must have {record.size_bytes} bytes, got {size}"
+            return None if self._store.is_intact(_key(record), record) else "does not match its SHA-256"
+
+        records = self._records(Pointer.of(found.content, self.uri).served)
+        with ThreadPoolExecutor(TRANSFERS) as pool:
+            problems = zip(records, pool.map(problem, records.values()), strict=True)
+            return {path: sentence for path, sentence in sorted(problems) if sentence is not None}
+
+    def restore(self, number: int, paths: Iterable[str]) -> None:
+        """Write files of a generation that the copy serves, and the store has no more as they were, to the store again."""
+        records = self._records(self._generation(number))
+        self._store.delete(_key(records[path]) for path in paths if path in records)
+        self.push(number)
+
+    def _generation(self, number: int) -> RemoteGeneration:
+        folder = self._folder / f"generations/{number:08d}"
+        tags = sorted(self._folder.glob(f"lance/*.lance/_refs/tags/generation-{number}.json"))
+        return RemoteGeneration(
+            generation=number,
+            manifest=record_file(folder / MANIFEST_NAME),
+            tags={path.relative_to(self._folder).as_posix(): record_file(path) for path in tags},
+        )
+
+    def _records(self, generation: RemoteGeneration) -> Records:
+        """Return every file of a generation, its manifest read from the copy or, where it has another, from the store."""
+        manifest = json.loads(self._small(f"{generation.folder}/{MANIFEST_NAME}", generation.manifest))
+        records = {f"{generation.folder}/{name}": FileRecord(**record) for name, record in manifest["files"].items()}
+        lance_files = self._small(f"{generation.folder}/{LANCE_FILES_NAME}", records[f"{generation.folder}/{LANCE_FILES_NAME}"])
+        lance = {f"lance/{name}": FileRecord(**record) for name, record in json.loads(lance_files).items()}
+        for path in (*records, *lance, *generation.tags):
+            if Path(path).is_absolute() or ".." in Path(path).parts:
+                raise DamageError(f"a file of {self.uri} must lie in its collection, got {path!r}")
+        return {f"{generation.folder}/{MANIFEST_NAME}": generation.manifest, **records, **lance, **generation.tags}
+
+    def _small(self, path: str, record: FileRecord) -> bytes:
+        local = self._folder / path
+        if _holds(local, record):
+            return local.read_bytes()
+        found = self._store.read(_key(record))
+        if found is None or hashlib.sha256(found.content).hexdigest() != record.sha256:
+            raise DamageError(f"{path} in {self.uri} {'is missing' if found is None else 'does not match its SHA-256'}")
+        return found.content
+
+    def _upload(self, records: Records) -> None:
+        files = {_key(record): (self._folder / path, record) for path, record in records.items()}
+        stored = self._store.list("files")
+        kept = self._kept_keys(self._seen)
+        lease = self._store.read(LEASE_KEY)  # renewed a moment ago: the store's clock
+
+        def is_there(key: str, record: FileRecord) -> bool:
+            if key not in stored or stored[key][0] != record.size_bytes:
+                return False
+            return key in kept or (lease is not None and lease.modified_at - stored[key][1] < timedelta(seconds=REUSED_SECONDS))
+
+        missing = [(key, path) for key, (path, record) in files.items() if not is_there(key, record)]
+        with durable.storage_errors(f"uploading to {self.uri}"), ThreadPoolExecutor(TRANSFERS) as pool:
+            list(pool.map(lambda each: self._store.write(*each), missing))
+
+    def _kept_keys(self, found: StoredObject | None) -> set[str]:
+        pointer = Pointer.of(found.content, self.uri) if found else None
+        return {_key(record) for each in (pointer.generations if pointer else ()) for record in self._records(each).values()}
+
+    def _swap(self, content: bytes, token: str) -> None:
+        try:
+            is_swapped = self._store.swap(CURRENT_KEY, content, self._seen and self._seen.e_tag)
+            unsure = None
+        except TryAgainError as error:
+            is_swapped, unsure = False, error
+        found = self._store.read(CURRENT_KEY)
+        # A reply may be lost, and the write repeated on the way: what stands there now decides.
+        if not is_swapped and (found is None or token.encode() not in found.content):
+            raise unsure or CollectionBusyError(
+                f"{self.uri} was published by another run meanwhile; run the same command again, it goes on from there"
+            )
+        self._seen = found
+
+    def _sweep(self) -> None:
+        """Remove files of no generation that are old enough for nobody to count on them."""
+        assert self._seen is not None
+        kept = self._kept_keys(self._seen)
+        oldest = self._seen.modified_at - timedelta(seconds=KEPT_SECONDS)
+        self._store.delete(key for key, (_, modified_at) in self._store.list("files").items() if key not in kept and modified_at < oldest)
+
+    def _pull(self, pointer: Pointer) -> None:
+        served = pointer.served
+        records = self._records(served)
+        target = self._folder / served.folder
+        temporary = target.with_name(f".{target.name}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        trusted = self._copied_records()
+        downloads: list[tuple[str, Path, FileRecord]] = []
+        for path, record in records.items():
+            local = self._folder / path
+            if local.parent == target:
+                local = temporary / local.name
+                if _holds(target / local.name, record):
+                    local.hardlink_to(target / local.name)
+                    continue
+            elif trusted.get(path) == record and local.is_file() and local.stat().st_size == record.size_bytes:
+                continue
+            if not _holds(local, record):
+                downloads.append((_key(record), local, record))
+        with ThreadPoolExecutor(TRANSFERS) as pool:
+            list(pool.map(lambda each: self._store.download(*each), downloads))
+        for hint in self._folder.glob("lance/*.lance/_versions/latest_version_hint.json"):
+            hint.unlink()  # of the versions that were here before
+        commit_point("copy-files-pulled")
+        shutil.rmtree(target, ignore_errors=True)
+        temporary.rename(target)
+        durable.fsync_folder(target.parent)
+        commit_point("copy-generation-renamed")
+        previous = self._copied_number()
+        durable.write_bytes(self._folder / CURRENT_KEY, f"{target.name}\n".encode())
+        self._note(pointer)
+        commit_point("copy-current-replaced")
+        self._prune(served.generation, previous)
+
+    def _prune(self, number: int, previous: int | None) -> None:
+        """Leave two generations, for searches that still hold the one before, and of Lance what they need."""
+        kept = {number} if previous is None or previous > number else {number, previous}
+        files: set[str] = set()
+        for folder in (self._folder / "generations").iterdir():
+            if folder.name.isdigit() and int(folder.name) not in kept:
+                shutil.rmtree(folder)
+            elif folder.name.isdigit():
+                with contextlib.suppress(OSError, ValueError, AttributeError):  # a damaged predecessor keeps nothing
+                    files |= {f"lance/{name}" for name in json.loads((folder / LANCE_FILES_NAME).read_bytes())}
+        tags = {f"generation-{each}.json" for each in kept}
+        for path in (self._folder / "lance").rglob("*"):
+            name = path.relative_to(self._folder).as_posix()
+            is_tag = path.parent.name == "tags" and path.name in tags
+            if path.is_file() and not is_tag and name not in files:
+                path.unlink()
+
+    def _copied_records(self) -> Records:
+        """Return the Lance data of the generation this copy serves: hashed when it came, written to by nobody."""
+        number = self._copied_number()
+        if number is None:
+            return {}
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, CairnError):
+            return {path: record for path, record in self._records(self._generation(number)).items() if path.endswith(".lance")}
+        return {}
+
+    def _copied_token(self) -> str | None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return json.loads((self._folder / REMOTE_NAME).read_bytes())["token"]
+        return None
+
+    def _copied_number(self) -> int | None:
+        with contextlib.suppress(OSError, ValueError):
+            return int((self._folder / CURRENT_KEY).read_text())
+        return None
+
+    def _note(self, pointer: Pointer) -> None:
+        durable.write_json(self._folder / REMOTE_NAME, {"token": pointer.token, "uri": self.uri})
+
+    def _upload_records(self) -> None:
+        for name in RECORD_FOLDERS:
+            local = sorted((self._folder / name).glob("*")) if (self._folder / name).is_dir() else []
+            stored = self._store.list(name) if local else {}
+            for path in local:
+                if f"{name}/{path.name}" not in stored:
+                    self._store.write(f"{name}/{path.name}", path)
+
+
+def _key(record: FileRecord) -> str:
+    return f"files/{record.sha256}"
+
+
+def _holds(path: Path, record: FileRecord) -> bool:
+    return path.is_file() and path.stat().st_size == record.size_bytes and record_file(path) == record

@@ -1,0 +1,311 @@
+"""A collection in an object store: pushed, pulled, followed; two writers; a store that refuses, loses replies or dies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pipeline.errors import CollectionBusyError, ConfigError, DamageError, IntegrityError, StorageError, TryAgainError
+from pipeline.index import replica as replica_module
+from pipeline.index.generation import open_generation, open_latest_intact_generation
+from pipeline.index.layout import CollectionLayout, list_collections
+from pipeline.index.maintenance import collection_status, compact_collection, delete_documents, repair_collection, verify_collection
+from pipeline.index.object_folder import ObjectFolder
+from pipeline.index.replica import Replica
+
+if TYPE_CHECKING:
+    from conftest import ObjectStore
+
+ROOT = "s3://cairn/indexes"
+Machine = Callable[[str], CollectionLayout]
+
+
+@pytest.fixture
+def machine(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Return a maker of layouts of one collection, each with the copies of the machine it names."""
+    monkeypatch.setattr(replica_module, "REFRESH_SECONDS", 0.0)
+
+    def on(name: str) -> CollectionLayout:
+        monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / name))
+        return CollectionLayout(Path(ROOT), "stones")
+
+    return on
+
+
+@pytest.fixture
+def bucket(object_store: ObjectStore) -> ObjectFolder:
+    """Return the collection's folder in the store, without any copy."""
+    return ObjectFolder(f"{ROOT}/stones")
+
+
+def pointer_in(bucket: ObjectFolder) -> dict[str, Any]:
+    found = bucket.read("CURRENT")
+    assert found is not None
+    return json.loads(found.content)
+
+
+def served(layout: CollectionLayout) -> list[str]:
+    return sorted(open_generation(layout).doc_ids.to_pylist())
+
+
+def test_generation_pushed_by_one_machine_is_served_by_another(machine: Machine, stones: ModuleType) -> None:
+    manifest = stones.publish_documents(machine("a"), stones.document_ids(20))
+    reader = machine("b")
+    generation = open_generation(reader)
+    assert (generation.number, generation.manifest) == (1, manifest)
+    assert sorted(generation.doc_ids.to_pylist()) == sorted(stones.document_ids(20))
+    assert generation.fetch_documents([3], ["text"]).column("text").to_pylist() == [stones.text_of(stones.document_ids(20)[3])]
+    assert verify_collection(reader) == []
+
+
+def test_machines_take_turns_in_writing_and_lose_nothing(machine: Machine, stones: ModuleType) -> None:
+    expected: set[str] = set()
+    for turn, name in enumerate("abab"):
+        ids = stones.document_ids(5, f"{name}{turn}-")
+        stones.publish_documents(machine(name), ids)
+        expected |= set(ids)
+    for name in "abc":
+        layout = machine(name)
+        assert served(layout) == sorted(expected)
+        assert layout.current_generation_number() == 4
+        assert verify_collection(layout) == []
+
+
+def test_reader_follows_what_is_published_and_keeps_the_generation_it_holds_readable(machine: Machine, stones: ModuleType) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(20))
+    reader = machine("b")
+    held = open_generation(reader)
+    stones.publish_change(machine("a"), "n")
+    assert open_generation(reader).number == 2
+    assert held.fetch_documents([0], ["doc_id"]).column("doc_id").to_pylist() == [held.doc_ids[0].as_py()]
+    for _ in range(3):
+        stones.publish_change(machine("a"), "n")
+    assert open_generation(reader).number == 5
+    assert reader.generation_numbers() == [2, 5]
+
+
+def test_second_pull_downloads_only_what_is_new(machine: Machine, stones: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(20))
+    reader = machine("b")
+    open_generation(reader)
+    stones.publish_documents(machine("a"), stones.document_ids(3, "new"))
+    assert reader.replica is not None
+    before = {path: path.stat().st_ino for path in reader.lance_folder.rglob("*.lance") if path.is_file()}
+    open_generation(reader)
+    after = {path: path.stat().st_ino for path in reader.lance_folder.rglob("*.lance") if path.is_file()}
+    data = {path: inode for path, inode in before.items() if path.parent.name == "data"}
+    assert len(data) == 2
+    assert data.items() <= after.items()
+
+
+def test_writer_that_was_overtaken_publishes_nothing_and_its_next_run_goes_on_from_the_others(
+    machine: Machine, stones: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    push = Replica.push
+
+    def overtaken(self: Replica, number: int) -> None:
+        monkeypatch.setattr(Replica, "push", push)
+        assert self._store.swap("LEASE", b"{}", self._store.read("LEASE").e_tag)  # type: ignore[union-attr]  # as if it had expired
+        stones.publish_documents(machine("b"), stones.document_ids(5, "faster"))
+        push(self, number)
+
+    monkeypatch.setattr(Replica, "push", overtaken)
+    with pytest.raises(CollectionBusyError, match="published by another run meanwhile"):
+        stones.publish_documents(machine("a"), stones.document_ids(5, "slower"))
+    expected = {*stones.document_ids(5), *stones.document_ids(5, "faster")}
+    assert served(machine("c")) == sorted(expected)
+    stones.publish_documents(machine("a"), stones.document_ids(5, "slower"))
+    assert served(machine("b")) == sorted(expected | set(stones.document_ids(5, "slower")))
+    assert verify_collection(machine("a")) == []
+
+
+def test_two_writers_at_a_time_let_one_work_and_send_the_other_away(machine: Machine, stones: ModuleType) -> None:
+    with machine("a").writer_lock(), pytest.raises(CollectionBusyError, match="being written by another run"):
+        stones.publish_documents(machine("b"), stones.document_ids(5))
+    stones.publish_documents(machine("b"), stones.document_ids(5))
+
+
+@pytest.mark.parametrize(("method", "path"), [("PUT", "/files/"), ("PUT", "/CURRENT"), ("GET", "/stones"), ("PUT", "/LEASE")])
+@pytest.mark.parametrize("fault", ["refuse", "lose-reply"])
+def test_store_that_refuses_or_loses_replies_for_a_while_publishes_once(
+    machine: Machine, stones: ModuleType, object_store: ObjectStore, method: str, path: str, fault: str
+) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    object_store.fault(method, path, fault, times=2)
+    stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
+    object_store.request("PUT", "/-/faults", b"[]")
+    reader = machine("b")
+    assert served(reader) == sorted([*stones.document_ids(5), *stones.document_ids(5, "n")])
+    assert reader.current_generation_number() == 2
+    assert verify_collection(reader) == []
+
+
+def test_store_that_refuses_for_long_keeps_the_old_generation_and_the_same_run_later_publishes(
+    machine: Machine, stones: ModuleType, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", {"max_retries": 1})
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    object_store.fault("PUT", "/CURRENT", "refuse", times=100)
+    with pytest.raises(TryAgainError, match="does not answer when CURRENT is written"):
+        stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
+    object_store.request("PUT", "/-/faults", b"[]")
+    assert served(machine("a")) == served(machine("b")) == sorted(stones.document_ids(5))
+    stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
+    assert len(served(machine("b"))) == 10
+
+
+def test_reader_goes_on_with_its_copy_while_the_store_does_not_answer(
+    machine: Machine, stones: ModuleType, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", {"max_retries": 0})
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    open_generation(machine("b"))
+    object_store.kill()
+    generation = open_generation(machine("b"))
+    assert (generation.num_documents, "does not answer" in str(generation.warning)) == (5, True)
+    with pytest.raises(TryAgainError, match="does not answer"):
+        open_generation(machine("c"))
+    with pytest.raises(TryAgainError, match="does not answer"):
+        stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
+
+
+def test_file_that_was_changed_in_the_store_is_refused_and_the_copy_from_before_served(
+    machine: Machine, stones: ModuleType, bucket: ObjectFolder
+) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(20))
+    reader = machine("b")
+    open_generation(reader)
+    record = stones.publish_change(machine("a"), "n").files["chunks.faiss"]
+    bucket.write(f"files/{record.sha256}", b"x" * record.size_bytes)
+    generation = open_latest_intact_generation(reader)
+    assert (generation.number, "chunks.faiss" in str(generation.warning)) == (1, True)
+    with pytest.raises(DamageError, match="does not match its SHA-256"):
+        open_generation(machine("c"))
+
+
+def test_verify_finds_damage_in_the_store_and_repair_brings_it_back_from_a_copy(
+    machine: Machine, stones: ModuleType, bucket: ObjectFolder
+) -> None:
+    layout = machine("a")
+    files = stones.publish_documents(layout, stones.document_ids(5)).files
+    bucket.delete([f"files/{files['lance_files.json'].sha256}"])
+    bucket.write(f"files/{files['documents.arrow'].sha256}", b"x" * files["documents.arrow"].size_bytes)
+    bucket.write(f"files/{files['context.arrow'].sha256}", b"short")
+    folder = "generations/00000001"
+    assert [(problem.part, problem.file, problem.sentence.split(" in s3")[0]) for problem in verify_collection(layout)] == [
+        ("store", f"{folder}/context.arrow", f"{folder}/context.arrow must have {files['context.arrow'].size_bytes} bytes, got 5"),
+        ("store", f"{folder}/documents.arrow", f"{folder}/documents.arrow does not match its SHA-256"),
+        ("store", f"{folder}/lance_files.json", f"{folder}/lance_files.json is missing"),
+    ]
+    assert "3 file(s) of generation 1 were written to the store again" in repair_collection(layout).action
+    assert verify_collection(machine("a")) == verify_collection(machine("b")) == []
+
+
+def test_files_of_no_generation_are_removed_when_they_are_old_enough(
+    machine: Machine, stones: ModuleType, bucket: ObjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(20))
+    for _ in range(3):
+        stones.publish_change(machine("a"), "n")
+    many = len(bucket.list("files"))
+    monkeypatch.setattr(replica_module, "KEPT_SECONDS", -1.0)
+    stones.publish_change(machine("a"), "n")
+    few = set(bucket.list("files"))
+    assert len(few) < many
+    pointer = pointer_in(bucket)
+    assert [each["generation"] for each in pointer["generations"]] == [5, 4]
+    assert verify_collection(machine("b")) == []
+    assert machine("b").replica is not None
+    layout = machine("a")
+    wanted = {f"files/{record.sha256}" for number in (4, 5) for record in _records(layout, number)}
+    assert few == wanted
+
+
+def _records(layout: CollectionLayout, number: int) -> list[replica_module.FileRecord]:
+    assert layout.replica is not None
+    return list(layout.replica._records(layout.replica._generation(number)).values())
+
+
+def test_interrupted_upload_goes_on_with_what_it_had_written(
+    machine: Machine, stones: ModuleType, bucket: ObjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    write = replica_module.ObjectFolder.write
+    monkeypatch.setattr(replica_module.ObjectFolder, "write", lambda self, key, content: (written.append(key), write(self, key, content)))
+    layout = machine("a")
+    stones.publish_documents(layout, stones.document_ids(5))
+    assert len(written) > 10
+    bucket.delete(["CURRENT"])
+    (layout.folder / "CURRENT").unlink()
+    written.clear()
+    with layout.writer_lock():
+        assert layout.replica is not None
+        layout.replica.push(1)
+    assert [key for key in written if key.startswith("files/")] == []
+
+
+def test_delete_compact_and_status_work_on_a_collection_in_a_store(machine: Machine, stones: ModuleType) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(20))
+    assert delete_documents(machine("b"), ["d0"]).generation == 2
+    assert compact_collection(machine("a")).generation == 3
+    status = collection_status(machine("c"))
+    assert (status["documents"], status["generation"]) == (19, 3)
+
+
+def test_records_of_runs_are_uploaded_by_the_next_writer(machine: Machine, stones: ModuleType, bucket: ObjectFolder) -> None:
+    layout = machine("a")
+    stones.publish_documents(layout, stones.document_ids(5))
+    layout.runs_folder.mkdir()
+    (layout.runs_folder / "run.json").write_text("{}")
+    stones.publish_documents(layout, stones.document_ids(5, "n"))
+    assert [*bucket.list("runs")] == ["runs/run.json"]
+
+
+def test_collections_of_a_store_are_listed_once_they_are_published(machine: Machine, stones: ModuleType, bucket: ObjectFolder) -> None:
+    ObjectFolder(f"{ROOT}/unfinished").write("files/x", b"")
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    assert list_collections(Path(ROOT)) == list_collections(ROOT) == ["stones"]
+
+
+def test_copy_of_a_collection_that_vanished_from_its_store_is_not_published_over_it(
+    machine: Machine, stones: ModuleType, bucket: ObjectFolder
+) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    bucket.delete(["CURRENT"])
+    with pytest.raises(IntegrityError, match="got no CURRENT; restore it there, or remove the copy"):
+        stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"format_version": 2}', b'{"format_version": 1, "token": "t", "generations": [3]}'])
+def test_damaged_current_of_a_store_is_one_sentence(machine: Machine, stones: ModuleType, bucket: ObjectFolder, content: bytes) -> None:
+    bucket.write("CURRENT", content)
+    with pytest.raises(IntegrityError, match="CURRENT of s3://cairn/indexes/stones must") as caught:
+        open_generation(machine("a"))
+    assert "\n" not in str(caught.value)
+
+
+def test_manifest_that_points_out_of_its_collection_is_refused(machine: Machine, stones: ModuleType, bucket: ObjectFolder) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    pointer = pointer_in(bucket)
+    (name,) = [name for name in pointer["generations"][0]["tags"] if "documents" in name]
+    pointer["generations"][0]["tags"]["../../outside"] = pointer["generations"][0]["tags"].pop(name)
+    bucket.write("CURRENT", json.dumps(pointer | {"token": "another"}).encode())
+    with pytest.raises(DamageError, match="must lie in its collection"):
+        open_generation(machine("b"))
+
+
+def test_root_in_a_bucket_that_is_not_there_is_one_sentence(machine: Machine, stones: ModuleType) -> None:
+    with pytest.raises(ConfigError, match="the bucket of s3://nobody/x/stones must exist"):
+        stones.publish_documents(CollectionLayout(Path("s3://nobody/x"), "stones"), stones.document_ids(5))
+
+
+def test_store_that_refuses_our_keys_is_one_sentence(machine: Machine, object_store: ObjectStore) -> None:
+    object_store.fault("GET", "/stones", "forbid", times=100)
+    with pytest.raises(StorageError, match="check its keys"):
+        machine("a").exists()

@@ -1,0 +1,102 @@
+"""The whole line over an object store: a corpus in it, a collection in it, and machines that share nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cli.main import cairn, run
+from pipeline import open_collection
+from pipeline.index import replica as replica_module
+from pipeline.index.object_folder import ObjectFolder
+from pipeline.search import served as served_module
+
+if TYPE_CHECKING:
+    from conftest import ObjectStore
+
+ROOT = "s3://cairn/indexes"
+TEXTS = {"a": "a cairn marks the way over the hill", "b": "the river runs past the old stone mill", "c": ""}
+
+
+def put_corpus(store: ObjectStore, texts: dict[str, str]) -> None:
+    content = io.BytesIO()
+    pq.write_table(pa.table({"id": [*texts], "text": [*texts.values()]}), content)
+    store.put("articles/part.parquet", content.getvalue())
+
+
+@pytest.fixture
+def on(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Return a runner of cairn on a machine of that name; it returns the exit code and what stdout says in JSON."""
+    monkeypatch.setattr(replica_module, "REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(served_module, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setenv("CAIRN_ROOT", ROOT)
+    monkeypatch.chdir(tmp_path)
+    put_corpus(object_store, TEXTS)
+
+    def invoke(machine: str, *arguments: str) -> tuple[int, Any]:
+        monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / machine))
+        code = run(cairn, arguments, "cairn")
+        return code, json.loads(capsys.readouterr().out or "null")
+
+    return invoke
+
+
+@pytest.fixture
+def ingest(tiny_model_folder: Path) -> tuple[str, ...]:
+    model = ("--model", str(tiny_model_folder), "--landmark-interval", "16")
+    return ("ingest", "s3://cairn/articles/", "--collection", "c", *model, "--json", "--quiet")
+
+
+def test_ingest_from_a_store_into_a_store_is_searched_updated_and_verified_elsewhere(
+    on: Callable[..., Any], ingest: tuple[str, ...], object_store: ObjectStore
+) -> None:
+    code, report = on("a", *ingest)
+    assert (code, report["indexed"], report["quarantined"], report["generation"]) == (3, 2, 1, 1)
+    code, answer = on("b", "search", "the old stone mill", "--collection", "c", "--json")
+    assert (code, answer["hits"][0]["doc_id"]) == (0, "b")
+    put_corpus(object_store, {**TEXTS, "b": "the river runs past the new stone mill", "d": "snow lies on the ridge until june"})
+    code, report = on("b", *ingest)
+    assert [report[name] for name in ("indexed", "unchanged", "encoded", "generation")] == [2, 1, 2, 2]
+    code, status = on("a", "status", "c", "--json")
+    assert (code, status["documents"], status["generation"], status["warnings"]) == (0, 3, 2, [])
+    code, statuses = on("c", "status", "--json")
+    assert [entry["collection"] for entry in statuses] == ["c"]
+    assert on("c", "verify", "c", "--json")[0] == 0
+
+
+def test_records_and_refused_rows_of_a_run_are_in_the_store(on: Callable[..., Any], ingest: tuple[str, ...]) -> None:
+    on("a", *ingest)
+    folder = ObjectFolder(f"{ROOT}/c")
+    assert [[Path(key).suffix for key in folder.list(name)] for name in ("runs", "quarantine")] == [[".json"], [".parquet"]]
+
+
+def test_open_collection_follows_what_another_machine_publishes(
+    on: Callable[..., Any], ingest: tuple[str, ...], object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on("a", *ingest)
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "reader"))
+    collection = open_collection("c", root=ROOT)
+    assert collection.search("snow").generation == 1
+    put_corpus(object_store, {**TEXTS, "d": "snow lies on the ridge until june"})
+    on("b", *ingest)
+    deadline = time.monotonic() + 60
+    while collection.search("snow").generation == 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert collection.search("snow lies on the ridge").hits[0].doc_id == "d"
+
+
+def test_advice_names_the_root_in_the_store(on: Callable[..., Any], ingest: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    on("a", *ingest)
+    folder = ObjectFolder(f"{ROOT}/c")
+    folder.delete(list(folder.list("files"))[:1])
+    assert run(cairn, ["verify", "c"], "cairn") == 1
+    assert "cairn repair c --root s3://cairn/indexes" in capsys.readouterr().err
