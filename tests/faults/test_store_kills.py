@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -70,6 +71,7 @@ def kill(point: str, action: str) -> None:
     command = [sys.executable, "-c", KILLED, point, action, str(INDEX_TESTS)]
     killed = subprocess.run(command, env=dict(os.environ), capture_output=True, check=False, timeout=120)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    time.sleep(0.2)  # until its lease has expired
 
 
 def served(layout: CollectionLayout) -> list[str]:
