@@ -35,7 +35,7 @@ class Numbers(click.ParamType):
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("sources", nargs=-1, metavar="SOURCE...", type=click.Path(path_type=Path))
+@click.argument("sources", nargs=-1, metavar="[SOURCE...]", type=click.Path(path_type=Path))
 @click.option("--documents", multiple=True, type=click.Path(path_type=Path), help="Parquet of long documents to make pairs of; repeat.")
 @click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the run.")
 @click.option("--base", default=BASE_MODEL, help="Model to start from: a BERT-like one, by name or folder.")

@@ -82,6 +82,21 @@ def test_train_command_scores_dev_sets_keeps_them_out_of_the_data_and_counts_wha
     assert report["best_score"] == max(record["dev_score"] for record in scored)
 
 
+def test_train_command_makes_pairs_of_documents(tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]):
+    sections = [
+        " ".join(f"the {word} number {n} sat on the old stone path by the river." for n in range(6)) for word in ("cat", "mat", "way")
+    ]
+    text = "\n\n".join(f"# part {number}\n\n{section}" for number, section in enumerate(sections))
+    pq.write_table(
+        pa.table({"id": [1, 2], "title": ["one", "two"], "text": [text, text.replace("old", "a")]}), tmp_path / "manuals.parquet"
+    )
+    flags = ["--output", str(tmp_path / "run"), "--base", str(tiny_model_folder), "--steps", "1", "--batch-pairs", "3", "--quiet", "--json"]
+    assert run(cairn, ["train", "--documents", str(tmp_path / "manuals.parquet"), *flags], "cairn") == 0
+    assert json.loads(capsys.readouterr().out)["pairs"] == 6
+    assert run(cairn, ["train", *flags], "cairn") == 2
+    assert "must have pairs or documents, got neither" in capsys.readouterr().err
+
+
 def test_train_command_settings_of_dev_sets_without_any_are_refused(
     pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -105,7 +105,7 @@ def in_threads() -> Callable[[int, Callable[[Processes], Any]], list[Any]]:
     """Return what calls a function in so many threads at once, each as one of as many processes, and returns what they return."""
 
     def call(size: int, function: Callable[[Processes], Any]) -> list[Any]:
-        slots, results, barrier = [None] * size, [None] * size, threading.Barrier(size, timeout=60)
+        slots, results, barrier = [None] * size, [None] * size, threading.Barrier(size, timeout=600)
 
         def work(rank: int) -> None:
             try:

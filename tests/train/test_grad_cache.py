@@ -82,9 +82,8 @@ def test_cached_backward_of_several_processes_adds_up_to_the_plain_gradient(in_t
         processes.add_up_gradients(model.parameters())
         return float(value), {name: parameter.grad for name, parameter in model.named_parameters()}
 
-    shares = in_threads(size, share)  # of two parts of texts, two of four processes have none
     expected_loss, expected = gradients(plain_backward, 4, texts_a_part)
-    for loss, found in shares:
+    for loss, found in in_threads(size, share):  # of two parts of texts, two of four processes have none
         assert loss == pytest.approx(expected_loss, abs=1e-5)
         for name, gradient in expected.items():
             assert float((found[name] - gradient).abs().max()) <= 1e-5, name
