@@ -16,7 +16,7 @@ from pipeline.config import ContextConfig
 from pipeline.evaluate.encoding_cache import cache_file, read_encoded, write_encoded
 from pipeline.evaluate.encodings import EncodedSet, Encoding, build_encoder, encode_documents, encode_queries
 from pipeline.evaluate.evidence import BUDGETS, Spans, ceiling, evidence_by_query, evidence_recall
-from pipeline.evaluate.lexical import LexicalHits, PassageLexicon, read_passages, search_bm25
+from pipeline.evaluate.lexical import LexicalHits, Lexicon, read_lexicon, search_bm25
 from pipeline.evaluate.measures import NDCG, RankedDocuments, document_measures
 from pipeline.evaluate.ranking import NUM_CANDIDATES, Answer, SetRanker
 from pipeline.evaluate.retrieval_set import RetrievalSet
@@ -71,12 +71,14 @@ def run_bench(
     evidence = evidence_by_query(judged.judgements, len(judged.query_ids))
     needs_bm25 = any(system.needs_document_bm25 for system in systems)
     document_bm25 = search_bm25(judged.texts, judged.queries, NUM_CANDIDATES, progress) if needs_bm25 else None
+    needs_titled = any(system.needs_lexicon for system in systems)
+    titled_bm25 = search_bm25(judged.texts, judged.queries, NUM_CANDIDATES, progress, judged.titles) if needs_titled else None
     for encoding in dict.fromkeys(system.encoding for system in systems):
         sharing = [system for system in systems if system.encoding == encoding]
         encoded = _encode(judged, encoding, sharing, context_config or ContextConfig(), progress, cache)
         chunk_bm25 = _chunk_bm25(judged, encoded, sharing, progress)
-        needs_lexicon = any(system.needs_passage_bm25 for system in sharing)
-        lexicon = read_passages(judged.texts, encoded, judged.queries) if needs_lexicon else None
+        needs_lexicon = any(system.needs_lexicon for system in sharing)
+        lexicon = read_lexicon(judged.texts, encoded, judged.queries, titled_bm25) if titled_bm25 and needs_lexicon else None
         ranker = SetRanker(judged.doc_ids, encoded, document_bm25, chunk_bm25, lexicon)
         for number, system in enumerate(sharing, start=1):
             answers = ranker.rank(system, np.array([bool(len(own.start_S)) for own in evidence]))
@@ -145,8 +147,8 @@ def _evidence_values(answers: Sequence[Answer], evidence: Sequence[Spans]) -> di
     return dict(zip((*EVIDENCE_MEASURES, *CUT_MEASURES), np.concatenate([whole_QB, cut_QB], axis=1).T, strict=True))
 
 
-def _lexical_bytes(system: System, document: LexicalHits | None, chunk: LexicalHits | None, lexicon: PassageLexicon | None) -> int:
-    needed = ((system.needs_document_bm25, document), (system.needs_chunk_bm25, chunk), (system.needs_passage_bm25, lexicon))
+def _lexical_bytes(system: System, document: LexicalHits | None, chunk: LexicalHits | None, lexicon: Lexicon | None) -> int:
+    needed = ((system.needs_document_bm25, document), (system.needs_chunk_bm25, chunk), (system.needs_lexicon, lexicon))
     return sum(index.index_bytes for is_needed, index in needed if is_needed and index is not None)
 
 

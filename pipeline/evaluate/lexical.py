@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import lance
 import lancedb
 import numpy as np
 import pyarrow as pa
@@ -34,17 +35,27 @@ class LexicalHits:
     index_bytes: int
 
 
-def search_bm25(texts: Sequence[str], queries: Sequence[str], limit: int, progress: ProgressListener) -> LexicalHits:
-    """Return LanceDB's best ``limit`` texts of every query; a text without a word of the query is never among them."""
+def search_bm25(
+    texts: Sequence[str], queries: Sequence[str], limit: int, progress: ProgressListener, titles: Sequence[str] | None = None
+) -> LexicalHits:
+    """Return LanceDB's best ``limit`` texts of every query, with ``titles`` those whose title and text score best together.
+
+    A text without a word of the query is never among them.
+    """
+    columns = {"text": pa.array(texts, pa.large_string())}
+    if titles is not None:
+        columns["title"] = pa.array([title or None for title in titles], pa.string())
     positions: list[Int64[np.ndarray, " _"]] = []
     scores: list[Float32[np.ndarray, " _"]] = []
     with tempfile.TemporaryDirectory(prefix="cairn-bm25-") as folder, lance_errors("the BM25 search"):
-        rows = pa.table({"position": pa.array(np.arange(len(texts))), "text": pa.array(texts, pa.large_string())})
-        table = lancedb.connect(folder).create_table("texts", rows)
+        table = lancedb.connect(folder).create_table("texts", pa.table({"position": pa.array(np.arange(len(texts))), **columns}))
         stored = _folder_bytes(Path(folder))
-        table.create_index("text", config=FTS(with_position=False))
+        for column in columns:
+            table.create_index(column, config=FTS(with_position=False))
+        dataset = lance.dataset(f"{folder}/texts.lance")
         for number, query in enumerate(queries):
-            found = table.search(match_any_word(query), query_type="fts").select(["position", SCORE]).limit(limit).to_arrow()
+            scanner = dataset.scanner(["position", SCORE], full_text_query=match_any_word(query, list(columns)), limit=limit)
+            found = scanner.to_table()
             place, score = found.column("position").to_numpy(), found.column(SCORE).to_numpy()
             order = np.lexsort((place, -score))
             positions.append(place[order])
@@ -56,25 +67,29 @@ def search_bm25(texts: Sequence[str], queries: Sequence[str], limit: int, progre
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PassageLexicon:
-    """BM25 of any window of an encoded set's chunks; ``index_bytes`` is what its file took on disk."""
+class Lexicon:
+    """What a search knows of an encoded set's words: BM25 of documents, title and text, and of any window of chunks.
 
+    ``index_bytes`` is what both took on disk.
+    """
+
+    documents: LexicalHits
     bm25: PassageBM25
     queries: Sequence[str]
     index_bytes: int
 
-    def scores(self, query: int, size: int) -> Float32[np.ndarray, " M"]:
+    def passages(self, query: int, size: int) -> Float32[np.ndarray, " M"]:
         """Return BM25 of the window of ``size`` chunks that begins with each chunk, as a search takes it."""
         return self.bm25.scores(bounded_words(self.queries[query]), size)
 
 
-def read_passages(texts: Sequence[str], encoded: EncodedSet, queries: Sequence[str]) -> PassageLexicon:
+def read_lexicon(texts: Sequence[str], encoded: EncodedSet, queries: Sequence[str], documents: LexicalHits) -> Lexicon:
     """Count the words of an encoded set's chunks in the file that a collection keeps them in, which is gone afterwards."""
     offsets, start, end = encoded.chunk_offsets, encoded.start_char, encoded.end_char
     with tempfile.TemporaryDirectory(prefix="cairn-passages-") as folder, storage_errors("counting the words of passages"):
         path = Path(folder) / PASSAGES_ARROW
-        terms = write_passage_terms([texts], offsets, start, end, path)  # stays mapped
-        return PassageLexicon(bm25=PassageBM25(terms, offsets, start, end), queries=queries, index_bytes=path.stat().st_size)
+        bm25 = PassageBM25(write_passage_terms([texts], offsets, start, end, path), offsets, start, end)  # the file stays mapped
+        return Lexicon(documents=documents, bm25=bm25, queries=queries, index_bytes=documents.index_bytes + path.stat().st_size)
 
 
 def _folder_bytes(folder: Path) -> int:

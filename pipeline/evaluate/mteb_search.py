@@ -23,7 +23,7 @@ from pipeline.config import ContextConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError
 from pipeline.evaluate.encodings import EncodedSet, build_encoder, encode_documents, encode_queries
-from pipeline.evaluate.lexical import LexicalHits, read_passages, search_bm25
+from pipeline.evaluate.lexical import read_lexicon, search_bm25
 from pipeline.evaluate.measures import RankedDocuments
 from pipeline.evaluate.ranking import NUM_CANDIDATES, SetRanker
 from pipeline.evaluate.retrieval_set import Judgements, RetrievalSet
@@ -98,10 +98,11 @@ class MtebModel:
         corpus = self._indexed.corpus
         rows = list(queries)
         texts = [f"{row['text']} {row.get('instruction') or ''}".strip() for row in rows]
-        bm25: LexicalHits | None = None
-        if self.system.needs_document_bm25:
-            bm25 = search_bm25(corpus.texts, texts, max(top_k, NUM_CANDIDATES), silent_progress)
-        lexicon = read_passages(corpus.texts, self._indexed.encoded, texts) if self.system.needs_passage_bm25 else None
+        needs_bm25 = self.system.needs_document_bm25 or self.system.needs_lexicon
+        bm25 = (
+            search_bm25(corpus.texts, texts, max(top_k, NUM_CANDIDATES), silent_progress) if needs_bm25 else None
+        )  # titles are in the texts
+        lexicon = read_lexicon(corpus.texts, self._indexed.encoded, texts, bm25) if bm25 and self.system.needs_lexicon else None
         ranker = SetRanker(corpus.doc_ids, encode_queries(self._indexed.encoder, self._indexed.encoded, texts), bm25, None, lexicon)
         depth = top_k if top_ranked is None else len(corpus.doc_ids)
         answers = ranker.rank(self.system, np.zeros(len(rows), np.bool_), depth)

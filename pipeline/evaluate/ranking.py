@@ -3,7 +3,7 @@
     document     cosine of the document vector                 passages: mean of their cosine and their document's
     chunk        cosine of the best chunk                      passages: by their cosine
     fused        weighted mean of both                         passages: mean of their cosine and their document's score
-    fused+bm25   fused, BM25 and the best passage's BM25       passages: mean of their cosine with BM25 and their document's score
+    fused+bm25   fused, BM25 (titles too), best passage's BM25 passages: mean of their cosine with BM25 and their document's score
     bm25         BM25 of the document                          passages: BM25 of the chunk
     rrf          Σ 1 / (60 + rank) of BM25 and of best chunks  passages: the same over chunks
 
@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64
 
 from pipeline.evaluate.encodings import EncodedSet
 from pipeline.evaluate.evidence import BUDGETS, Spans
-from pipeline.evaluate.lexical import LexicalHits, PassageLexicon
+from pipeline.evaluate.lexical import LexicalHits, Lexicon
 from pipeline.evaluate.measures import RUN_DEPTH, RankedDocuments
 from pipeline.evaluate.passages import Passages, best_passages, window_passages
 from pipeline.evaluate.systems import System
@@ -53,7 +53,7 @@ class SetRanker:
         encoded: EncodedSet,
         document_bm25: LexicalHits | None,
         chunk_bm25: LexicalHits | None,
-        lexicon: PassageLexicon | None,
+        lexicon: Lexicon | None,
     ) -> None:
         # Ties go to the lower id, as in a search.
         self._id_rank_N = np.empty(len(doc_ids), np.int64)
@@ -110,9 +110,9 @@ class SetRanker:
         """Answer as a hybrid search does, from its candidates and with its fusion."""
         assert self._lexicon is not None, "a system that ranks with BM25 of passages was given none"
         dense_N, firsts = _dense(cosines), self._encoded.chunk_offsets[:-1]
-        words_M = self._lexicon.scores(query, default_window(system.encoding.encoder.landmark_interval))
+        words_M = self._lexicon.passages(query, default_window(system.encoding.encoder.landmark_interval))
         words_N = np.maximum.reduceat(words_M, firsts)
-        found, bm25 = (hits[:NUM_CANDIDATES] for hits in _hits(self._document_bm25, query))
+        found, bm25 = (hits[:NUM_CANDIDATES] for hits in _hits(self._lexicon.documents, query))
         by_words = self._encoded.chunk_document[[chunk for chunk in _top(words_M, NUM_CANDIDATES) if words_M[chunk] > 0.0]]
         by_vector = (self._best(scores, NUM_CANDIDATES).positions for scores in (cosines.document_N, cosines.best_N))
         candidates = np.unique(np.concatenate([found, by_words, *by_vector]))
@@ -127,7 +127,7 @@ class SetRanker:
             return Answer(documents=ranked, passages=None)
         own_P = cosines.passage_P
         if fusion is not None:
-            own_M = self._lexicon.scores(query, system.window_chunks)
+            own_M = self._lexicon.passages(query, system.window_chunks)
             fusion = replace(fusion, passage_bm25=Scale.of(own_M, floor=0.0) if own_M.any() else None)
             own_P = fusion.passages(cosines.passage_P, own_M[passages.first_chunk_P])
         scores_P = passage_scores(own_P, scores_N[passages.document_P])

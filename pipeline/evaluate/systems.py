@@ -49,8 +49,8 @@ class System:
 
     @property
     def needs_document_bm25(self) -> bool:
-        """Whether documents are ranked with BM25."""
-        return self.ranking in ("bm25", "rrf", "fused+bm25")
+        """Whether documents are ranked with BM25 of their text alone, as a full-text index over one column does."""
+        return self.ranking in ("bm25", "rrf")
 
     @property
     def needs_chunk_bm25(self) -> bool:
@@ -58,8 +58,8 @@ class System:
         return self.ranking in ("bm25", "rrf")
 
     @property
-    def needs_passage_bm25(self) -> bool:
-        """Whether windows of chunks have a BM25 of their own, as in a search."""
+    def needs_lexicon(self) -> bool:
+        """Whether words count as in a search: BM25 of title and text, and of windows of chunks."""
         return self.ranking == "fused+bm25"
 
 

@@ -17,6 +17,8 @@ import lancedb
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Int32, Int64, UInt64
+from lance.query import FullTextQuery
+from lancedb.expr import Expr
 
 from pipeline.durable import sha256_of_file, storage_errors
 from pipeline.errors import DamageError, IntegrityError
@@ -159,9 +161,21 @@ class Generation:
             )
         return rows.take(pa.array(inverse)).select(list(columns))
 
+    def match_documents(self, query: FullTextQuery, where: Expr | None, limit: int) -> pa.Table:
+        """Return ``_rowid`` and ``_score`` of the best documents for a full-text query, best first, among those a filter matches."""
+        scanner = self._dataset.scanner(
+            columns=["_score"],
+            with_row_id=True,
+            full_text_query=query,
+            filter=None if where is None else where.to_sql(),
+            prefilter=True,
+            limit=limit,
+        )
+        return scanner.to_table()
+
     @cached_property
     def _dataset(self) -> lance.LanceDataset:
-        # A take through this handle costs a third of one through the table's, which waits on a background thread.
+        # A take or a full-text query through this handle costs a third of one through the table's, which waits on a background thread.
         return lance.dataset(str(self.layout.lance_folder / f"{DOCUMENTS}.lance"), version=self.manifest.lance_versions[DOCUMENTS])
 
 

@@ -9,19 +9,20 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import numpy as np
 from jaxtyping import Float32, Int64
+from lance.query import BooleanQuery, FullTextQuery, MatchQuery, Occur
 from lancedb.expr import Expr
-from lancedb.query import FullTextOperator, MatchQuery
 
 from pipeline.errors import StorageError, TryAgainError
 from pipeline.index.generation import Generation
+from pipeline.index.lance_index import TEXT_INDEX_COLUMNS
 from pipeline.index.layout import CollectionLayout
 
 MAX_WORDS = 128
-"""Words of a query that reach BM25; its cost grows with them (7 ms at 128, 70 ms at 1,000, on 20,000 documents)."""
+"""Words of a query that reach BM25; nothing cuts it short, and its cost grows with them (7 ms at 128, 70 ms at 1,000, 20,000 documents)."""
 MAX_REPEATS = 3
 """How often one word counts; LanceDB scores every repeat anew (a word repeated 1,000 times took 0.4 s)."""
 
@@ -53,29 +54,18 @@ def bounded_words(query: str) -> str:
     return " ".join(kept[:MAX_WORDS])
 
 
-def match_any_word(query: str) -> MatchQuery:
-    """Return the full-text query for texts that hold any of the query's words, bounded as :func:`bounded_words` does."""
-    return MatchQuery(
-        bounded_words(query),
-        "text",
-        boost=1.0,
-        fuzziness=0,
-        max_expansions=50,
-        operator=FullTextOperator.OR,
-        prefix_length=0,
-        document_granularity=None,
-    )
+def match_any_word(query: str, columns: Sequence[str]) -> FullTextQuery:
+    """Return the full-text query for rows that hold any of the query's words in any of the columns, their scores added up."""
+    matches = [MatchQuery(bounded_words(query), column) for column in columns]
+    return matches[0] if len(matches) == 1 else BooleanQuery([(Occur.SHOULD, match) for match in matches])
 
 
 def bm25_documents(
-    generation: Generation, query: str, where: Expr | None, limit: int, timeout: dt.timedelta | None
+    generation: Generation, query: str, where: Expr | None, limit: int
 ) -> tuple[Int64[np.ndarray, " A"], Float32[np.ndarray, " A"]]:
-    """Return the positions and scores of the documents with the best BM25 of ``text``; empty when no word of the query is indexed."""
-    search = generation.document_table.search(match_any_word(query), query_type="fts")
-    if where is not None:
-        search = search.where(where, prefilter=True)
+    """Return the positions and scores of the documents with the best BM25 of title and text; empty when no word of the query is indexed."""
     with lance_errors("the BM25 search", generation.layout):
-        found = search.with_row_id(True).select([ROW_ID, SCORE]).limit(limit).to_arrow(timeout=timeout)
+        found = generation.match_documents(match_any_word(query, TEXT_INDEX_COLUMNS), where, limit)
     return generation.position_of_row_ids(found.column(ROW_ID).to_numpy()), found.column(SCORE).to_numpy()
 
 
@@ -93,7 +83,7 @@ def bm25_passages(
         is_allowed = np.zeros(generation.num_documents, np.bool_)
         is_allowed[allowed] = True
         scores *= is_allowed[generation.chunk_documents]
-    return scores if scores.any() else None
+    return scores if scores.max(initial=0.0) > 0.0 else None
 
 
 def allowed_documents(generation: Generation, where: Expr, timeout: dt.timedelta | None) -> Int64[np.ndarray, " A"]:

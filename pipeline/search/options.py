@@ -26,8 +26,9 @@ MAX_CHUNK_TOKENS = 1 << 20
 MAX_CHARACTERS = 1_000_000
 MIN_DEFAULT_CANDIDATES = 50
 
-DEFAULT_WEIGHTS: Mapping[str, float] = {"document": 0.5, "chunk": 0.5, "bm25": 1.0}
-"""Document and chunk cosine alike, and the dense part as much as BM25; ``fusion`` says how they meet and on what they were measured."""
+DEFAULT_WEIGHTS: Mapping[str, float] = {"document": 0.25, "chunk": 0.75, "bm25": 1.0}
+"""The best chunk's cosine three times the document's, and the dense part as much as BM25. nDCG@10, mean of nine judged sets: .701 by
+these, .694 by equal weights, .697 by chunks alone; with BM25 .763, .760 and .764. Equal weights win on no set."""
 
 
 class SearchKeywords(TypedDict, total=False):

@@ -1,14 +1,14 @@
 """From query vectors to ranked documents: nominate, score exactly, fuse.
 
 ``document`` ranks by the cosine of the document vector, ``chunk`` by that of the best stored chunk, ``both`` by their weighted mean.
-``hybrid`` combines that dense score with BM25 (``fusion`` says how): LanceDB's of the whole document, and that of its best passage. A query
+``hybrid`` combines that dense score with BM25 (``fusion`` says how): LanceDB's of title and text, and that of its best passage. A query
 none of whose words is indexed is answered by the dense score alone. Scores are cosines in dense answers; in hybrid ones the best possible
 is 1. No text is read here.
 
     document                                       passage
-    ½ cosine ┐                                     cosine ┐
+    ¼ cosine ┐                                     cosine ┐
              ├─ dense ─┐                                  ├─ own ─┐
-    ½ best chunk ┘     ├─ score  ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ BM25 ┘       ├─ ½ own + ½ its document's score
+    ¾ best chunk ┘     ├─ score  ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ BM25 ┘       ├─ ½ own + ½ its document's score
     ½ BM25 ┐           │       └──────────────────────────────────┘
            ├─ lexical ─┘
     ½ best passage's BM25 ┘
@@ -153,7 +153,7 @@ def _score(plan: Plan, question: _Question, nominees: Sequence[Int64[np.ndarray,
     bm25_positions, bm25_scores = np.empty(0, np.int64), np.empty(0, np.float32)
     by_words, passage_bm25 = list[np.ndarray](), None
     if question.text is not None:
-        bm25_positions, bm25_scores = bm25_documents(generation, question.text, plan.where, options.num_candidates, plan.timeout)
+        bm25_positions, bm25_scores = bm25_documents(generation, question.text, plan.where, options.num_candidates)
         passage_bm25 = bm25_passages(generation, question.text, plan.ranking_window, question.allowed)
         by_words.append(bm25_positions)
     if passage_bm25 is not None:

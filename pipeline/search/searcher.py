@@ -32,7 +32,7 @@ class Searcher:
     """Searches one collection with one encoder; a newly published generation is taken up at the next call."""
 
     def __init__(self, layout: CollectionLayout, encoder: QueryEncoder, *, timeout_seconds: float | None = None) -> None:
-        """Open the newest intact generation; ``timeout_seconds`` bounds each query of the tables, None does not."""
+        """Open the newest intact generation; ``timeout_seconds`` bounds reading a filter's documents, None does not."""
         self._encoder = encoder
         self._timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
         self._served = ServedGeneration(layout, encoder.fingerprint)

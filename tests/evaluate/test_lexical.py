@@ -53,3 +53,13 @@ def test_limit_keeps_the_best():
 
 def test_index_takes_bytes():
     assert search_bm25(TEXTS, ["stone"], 10, silent_progress).index_bytes > 0
+
+
+def test_titles_add_to_the_score_of_their_text():
+    titles = ["", "stone", "river stone", "", ""]
+    found = [search_bm25(TEXTS, ["stone"], 10, silent_progress, given) for given in (None, titles)]
+    plain, titled = (dict(zip(hits.positions[0].tolist(), hits.scores[0].tolist(), strict=True)) for hits in found)
+
+    assert (set(plain), set(titled)) == ({0, 1}, {0, 1, 2})
+    assert titled[0] == pytest.approx(plain[0])
+    assert titled[1] - plain[1] > titled[2] > 0.0  # the same word in a longer title

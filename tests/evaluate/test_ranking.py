@@ -12,7 +12,7 @@ from pipeline.collection import Collection, open_collection
 from pipeline.config import ContextConfig, EncoderConfig, IngestConfig
 from pipeline.evaluate.encodings import EncodedSet, Encoding, encode_set
 from pipeline.evaluate.evidence import BUDGETS
-from pipeline.evaluate.lexical import LexicalHits, read_passages, search_bm25
+from pipeline.evaluate.lexical import LexicalHits, read_lexicon, search_bm25
 from pipeline.evaluate.ranking import NUM_CANDIDATES, Answer, SetRanker
 from pipeline.evaluate.retrieval_set import Judgements, RetrievalSet
 from pipeline.evaluate.systems import Ranking, System
@@ -82,7 +82,7 @@ def test_chunk_ranking_is_by_the_best_chunk(encoded, ranker):
 def test_fused_ranking_is_by_the_mean_of_both(encoded, ranker):
     for query, answer in enumerate(ranker.rank(system("fused"), ALL)):
         document, best, chunk = cosines(encoded, query)
-        scores = {n: (document[n] + best[n]) / 2 for n in range(12)}
+        scores = {n: document[n] / 4 + best[n] * 3 / 4 for n in range(12)}
 
         assert answer.documents.positions.tolist() == order(scores)
         assert read(encoded, answer) == order({m: (scores[d] + chunk[m]) / 2 for m, d in enumerate(encoded.chunk_document.tolist())})
@@ -112,7 +112,7 @@ def test_rrf_ranking_adds_reciprocal_ranks(encoded, ranker):
 
 def test_fused_bm25_without_a_hit_is_the_fused_ranking(encoded):
     nothing = hits(*[[] for _ in range(6)])
-    lexicon = read_passages(["..." * 60] * 12, encoded, ["stone"] * 6)
+    lexicon = read_lexicon(["..." * 60] * 12, encoded, ["stone"] * 6, nothing)
     ranker = SetRanker(DOC_IDS, encoded, nothing, None, lexicon)
     with_bm25, without = (ranker.rank(system(name), ALL) for name in ("fused+bm25", "fused"))
 
@@ -182,13 +182,15 @@ def twins(tmp_path_factory: pytest.TempPathFactory, tiny_config: EncoderConfig) 
     texts = [" ".join(generator.choice(WORDS, size)) for size in generator.integers(5, 200, 40)]
     queries = [" ".join(generator.choice(WORDS, 4)) for _ in range(5)]
     ids = [f"d{index:02d}" for index in range(len(texts))]
-    pq.write_table(pa.table({"id": ids, "text": texts}), folder / "corpus.parquet")
+    titles = [" ".join(generator.choice(WORDS, 2)) if index % 3 else "" for index in range(len(texts))]
+    rows = pa.table({"id": ids, "text": texts, "title": [title or None for title in titles]})
+    pq.write_table(rows, folder / "corpus.parquet")
     build_index([str(folder / "corpus.parquet")], folder / "root", "c", IngestConfig(encoder=tiny_config))
     none = np.zeros(0, np.int64)
     judged = RetrievalSet(
         name="c",
         doc_ids=tuple(ids),
-        titles=("",) * len(ids),
+        titles=tuple(titles),
         texts=tuple(texts),
         query_ids=("a", "b", "c", "d", "e"),
         queries=tuple(queries),
@@ -196,8 +198,8 @@ def twins(tmp_path_factory: pytest.TempPathFactory, tiny_config: EncoderConfig) 
     )
     encoding = Encoding(encoder=tiny_config)
     encoded = encode_set(judged, encoding, ContextConfig(), silent_progress)
-    bm25 = search_bm25(texts, queries, NUM_CANDIDATES, silent_progress)
-    ranker = SetRanker(ids, encoded, bm25, None, read_passages(texts, encoded, queries))
+    bm25 = search_bm25(texts, queries, NUM_CANDIDATES, silent_progress, titles)
+    ranker = SetRanker(ids, encoded, None, None, read_lexicon(texts, encoded, queries, bm25))
     return Twins(open_collection("c", root=folder / "root"), ranker, encoding, ids, queries)
 
 

@@ -5,7 +5,7 @@ import pytest
 from pipeline.errors import StorageError, TryAgainError
 from pipeline.index.generation import Generation, open_generation
 from pipeline.search.filters import compile_filter
-from pipeline.search.lexical import MAX_WORDS, bm25_documents, bounded_words, lance_errors
+from pipeline.search.lexical import MAX_WORDS, allowed_documents, bm25_documents, bounded_words, lance_errors
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +14,7 @@ def generation(stones) -> Generation:
 
 
 def found_ids(generation: Generation, query: str, where=None, limit: int = 60) -> list[str]:
-    positions, scores = bm25_documents(generation, query, where, limit, None)
+    positions, scores = bm25_documents(generation, query, where, limit)
     assert sorted(scores, reverse=True) == scores.tolist()
     return [generation.doc_ids[position].as_py() for position in positions]
 
@@ -63,6 +63,18 @@ def test_lance_errors_of_a_timeout_ask_to_try_again() -> None:
         raise RuntimeError("lance error: Query timeout after 50 ms, /root/x.rs")
 
 
-def test_bm25_within_its_deadline_answers(generation: Generation) -> None:
-    positions, _ = bm25_documents(generation, "stone17", None, 10, dt.timedelta(seconds=60))
-    assert len(positions) == 1
+def test_filter_within_its_deadline_answers(generation: Generation) -> None:
+    where = compile_filter({"type": "eq", "key": "cluster_id", "value": 3}, generation.document_table.schema)
+    assert len(allowed_documents(generation, where, dt.timedelta(seconds=60))) == 15
+
+
+def test_bm25_finds_words_of_titles(generation: Generation, stones) -> None:
+    titled = {row["doc_id"] for row in stones.rows if row["title"] == "Title 17"}
+    assert set(found_ids(generation, "17")) == titled
+
+
+def test_bm25_adds_up_title_and_text(generation: Generation) -> None:
+    positions, scores = bm25_documents(generation, "title stone17", None, 60)
+    both = dict(zip(positions.tolist(), scores.tolist(), strict=True))
+    title, text = (dict(zip(*map(list, bm25_documents(generation, word, None, 60)), strict=True)) for word in ("title", "stone17"))
+    assert both[17] == pytest.approx(title[17] + text[17], rel=1e-5)

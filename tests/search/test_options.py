@@ -50,7 +50,7 @@ def test_search_options_candidates_grow_with_top_k() -> None:
 
 def test_search_options_weights_override_only_what_they_name() -> None:
     options = SearchOptions(weights={"bm25": 2})
-    assert [options.weight(part) for part in ("document", "chunk", "bm25")] == [0.5, 0.5, 2.0]
+    assert [options.weight(part) for part in ("document", "chunk", "bm25")] == [0.25, 0.75, 2.0]
 
 
 @pytest.mark.parametrize("query", ["", "   \n\t ", "x" * 8_193, "é" * 4_097, "\ud800", 7, None])

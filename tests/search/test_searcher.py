@@ -53,16 +53,18 @@ def naive_ranking(
     stones, searcher: Searcher, text: str, vector: np.ndarray, granularity: str, *, hybrid: bool, filtered: bool
 ) -> list[tuple[str, float]]:
     """Rank every document by its definition; only BM25's numbers are the index's."""
-    table = searcher.generation.document_table
-    found = table.search(text, query_type="fts").select(["doc_id", "_score"]).limit(1000).to_list()
-    bm25 = {row["doc_id"]: row["_score"] for row in found}
+    bm25: dict[str, float] = {}
+    for column in ("title", "text"):
+        found = searcher.generation.document_table.search(text, query_type="fts", fts_columns=column).select(["doc_id", "_score"])
+        for row in found.limit(1000).to_list():
+            bm25[row["doc_id"]] = bm25.get(row["doc_id"], 0.0) + row["_score"]
     pairs = best_passage_bm25(searcher, text)
     scored = []
     for row, document, chunks in zip(stones.rows, stones.document_vectors, stones.chunk_vectors, strict=True):
         if filtered and not passes(row):
             continue
         best_chunk = float((chunks @ vector).max())
-        dense = {"document": float(document @ vector), "chunk": best_chunk, "both": 0.5 * float(document @ vector) + 0.5 * best_chunk}
+        dense = {"document": float(document @ vector), "chunk": best_chunk, "both": 0.25 * float(document @ vector) + 0.75 * best_chunk}
         scored.append((row["doc_id"], dense[granularity], (bm25.get(row["doc_id"], 0.0), pairs[row["doc_id"]])))
     top, top_pair = (max(b[part] for _, _, b in scored) for part in (0, 1))
     if hybrid and top > 0:
@@ -170,7 +172,7 @@ def test_hybrid_passages_score_by_cosine_and_bm25_and_document(searcher: Searche
     generation = searcher.generation
     scores = generation.passage_bm25.scores(QUERIES[0], size)
     result = searcher.search(QUERIES[0], chunk_tokens=64 * size, max_candidates=EVERYTHING, top_k=200)
-    best_dense = max((hit.scores["document"] + hit.scores["chunk"]) / 2 for hit in result.hits)
+    best_dense = max(hit.scores["document"] / 4 + hit.scores["chunk"] * 3 / 4 for hit in result.hits)
     low = float(generation.mean_chunk_vector @ searcher._encoder.encode_queries([QUERIES[0]])[0])
     for hit in result.hits:
         position = generation.doc_ids.to_pylist().index(hit.doc_id)
