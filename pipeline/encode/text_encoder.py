@@ -83,6 +83,8 @@ class TextEncoder:
 
     def _encode(self, texts: Sequence[str], titles: Sequence[str | None] | None) -> EncodedDocuments:
         require_texts(texts, "document")
+        if titles is not None:
+            require_texts([title or "" for title in titles] if isinstance(titles, list | tuple) else titles, "title")
         if titles is not None and len(titles) != len(texts):
             raise ConfigError(f"titles must be one a text, got {len(titles)} for {len(texts)}; give None for a text without")
         return self._documents.encode(texts, titles=titles)

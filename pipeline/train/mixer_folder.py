@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from pipeline import durable
 from pipeline.config import EncoderConfig
@@ -29,6 +29,15 @@ def require_new(folder: Path) -> None:
         raise ConfigError(f"the folder to train a mixer into must be new or empty, got {str(folder)!r}; choose another")
 
 
+def log_paths(folder: Path) -> tuple[Path, Path]:
+    """Return where a run's log and its picture lie, beside its folder; raise :class:`ConfigError` where something lies there already."""
+    paths = folder.with_name(f"{folder.name}.jsonl"), folder.with_name(f"{folder.name}.svg")
+    for path in paths:
+        if path.exists():
+            raise ConfigError(f"the log of a run must not replace a file, got {str(path)!r}; move it away, or choose another folder")
+    return paths
+
+
 def save_mixer(
     folder: Path, mixer: LandmarkMixer, base: Base, settings: EncoderConfig, base_extra: Mapping[str, torch.Tensor] | None = None
 ) -> None:
@@ -40,4 +49,5 @@ def save_mixer(
     with durable.storage_errors(f"saving the mixer to {folder}"), durable.replacing_folder(folder) as temporary:
         durable.write_json(temporary / CAIRN_SETTINGS_NAME, {**settings_of_a_folder(settings), "base": asdict(base)})
         tensors = {f"{PREFIX}{name}": tensor.detach().float().contiguous() for name, tensor in mixer.state_dict().items()}
-        save_file({**(base_extra or {}), **tensors}, temporary / EXTRA_NAME, metadata={"format": "pt"})
+        # As bytes: a file safetensors makes is for its owner alone.
+        durable.write_bytes(temporary / EXTRA_NAME, save({**(base_extra or {}), **tensors}, metadata={"format": "pt"}))

@@ -31,7 +31,7 @@ from pipeline.model.names import model_folder
 from pipeline.train.leakage import drop_judged, read_judged_texts
 from pipeline.train.log import TrainingLog, write_plot
 from pipeline.train.mixer_batches import BatchMaker
-from pipeline.train.mixer_folder import require_new, save_mixer
+from pipeline.train.mixer_folder import log_paths, require_new, save_mixer
 from pipeline.train.mixer_heldout import score_mixer
 from pipeline.train.mixer_losses import judge, mix_batch, mixing_loss, passages_of
 from pipeline.train.mixer_settings import MixerConfig
@@ -83,6 +83,7 @@ def train_mixer(
     Texts of ``judged`` evaluation sets are kept out of the data; vectors are kept under ``cache`` for the next run.
     """
     require_new(folder)
+    log_path, plot_path = log_paths(folder)
     named, settings, base_extra = _base(base, backend, precision)
     pairs = read_pairs(files)
     if judged:
@@ -94,7 +95,7 @@ def train_mixer(
     dims = _require_fit(vectors, config)
     data = embed_sources(pairs, vectors, config, progress)
     embedded = time.monotonic()
-    run = _Run(folder=folder, config=config, data=data, progress=progress)
+    run = _Run(log_path=log_path, plot_path=plot_path, config=config, data=data, progress=progress)
     run.train_mixing()
     cut_scores = run.train_turn(dims)
     save_mixer(folder, run.mixer, named, replace(settings, use_context=config.context_documents > 0), base_extra)
@@ -145,7 +146,7 @@ def _require_fit(vectors: BaseVectors, config: MixerConfig) -> tuple[int, ...]:
 class _Run:
     """A mixer on its way: its steps, its log, and the best of it so far."""
 
-    def __init__(self, *, folder: Path, config: MixerConfig, data: MixerData, progress: ProgressListener) -> None:
+    def __init__(self, *, log_path: Path, plot_path: Path, config: MixerConfig, data: MixerData, progress: ProgressListener) -> None:
         self._config, self._progress = config, progress
         self._maker = BatchMaker(data, config)
         with torch.random.fork_rng(devices=[]):
@@ -154,8 +155,8 @@ class _Run:
         # Turning changes no whole vector: it is left out until the mixing is trained.
         self.mixer.turn.requires_grad_(False)
         with durable.storage_errors("starting the run"):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-        self._log_path, self._plot_path = (folder.with_name(f"{folder.name}.{kind}") for kind in ("jsonl", "svg"))
+            log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._log_path, self._plot_path = log_path, plot_path
         self._log = TrainingLog(self._log_path)
         self.losses: list[float] = []
         self.base_score: float | None = None

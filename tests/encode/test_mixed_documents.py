@@ -151,6 +151,12 @@ def test_titles_are_one_a_text(trained_folder):
         load_encoder(trained_folder).encode_documents(TEXTS, ["one"])
 
 
+@pytest.mark.parametrize("titles", ["ABC", ["\ud800", "b", "c"]])
+def test_titles_are_a_list_of_texts(trained_folder, titles):
+    with pytest.raises(ConfigError, match="title"):
+        load_encoder(trained_folder).encode_documents(TEXTS, titles)
+
+
 def test_the_default_model_is_the_base_with_what_was_trained_for_it():
     config = encoder_config({})
     assert config.model == DEFAULT_MODEL

@@ -13,7 +13,7 @@ from pipeline.model.checkpoint import read_checkpoint
 from pipeline.model.landmark_mixer import LandmarkMixer, read_landmark_mixer
 from pipeline.model.model_defaults import Base, encoder_config
 from pipeline.train import mixer_folder
-from pipeline.train.mixer_folder import save_mixer
+from pipeline.train.mixer_folder import log_paths, save_mixer
 
 
 @pytest.fixture
@@ -46,7 +46,21 @@ def test_save_mixer_on_a_full_disk_leaves_nothing(base: Base, tmp_path: Path, mo
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(mixer_folder, "save_file", full)
+    monkeypatch.setattr(mixer_folder.durable, "write_bytes", full)
     with pytest.raises(DiskFullError, match="no space left while saving the mixer"):
         save_mixer(tmp_path / "mixer", LandmarkMixer(32), base, EncoderConfig())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_replaces_no_file(tmp_path: Path):
+    assert log_paths(tmp_path / "mixer") == (tmp_path / "mixer.jsonl", tmp_path / "mixer.svg")
+    for name in ("mixer.jsonl", "mixer.svg"):
+        (tmp_path / name).write_text("pairs")
+        with pytest.raises(ConfigError, match="must not replace a file"):
+            log_paths(tmp_path / "mixer")
+        (tmp_path / name).unlink()
+
+
+def test_a_saved_mixer_is_readable_by_others_where_its_settings_are(base: Base, tmp_path: Path):
+    save_mixer(tmp_path / "mixer", LandmarkMixer(32, 3, 5), base, EncoderConfig(model=base.model))
+    assert len({path.stat().st_mode for path in (tmp_path / "mixer").iterdir()}) == 1
