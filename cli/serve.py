@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 
@@ -43,8 +44,7 @@ def serve(*, collections: tuple[str, ...], root: Path, keys_file: Path | None, q
     def say(address: str) -> None:
         click.echo(f"serving {', '.join(collections) or f'all collections under {root}'} at {address}", err=True)
 
-    try:
+    with contextlib.suppress(KeyboardInterrupt):  # raised or not once the server has ended by the signal, as uvicorn sees fit
         run_server(chosen, say)
-    except KeyboardInterrupt:
-        click.echo("stopped", err=True)
+    click.echo("stopped", err=True)
     return 0

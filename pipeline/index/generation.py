@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Int32, Int64, UInt64
 from lance.query import FullTextQuery
-from lancedb.expr import Expr
 
 from pipeline.durable import sha256_of_file, storage_errors
 from pipeline.errors import DamageError, IntegrityError
@@ -161,14 +160,12 @@ class Generation:
             )
         return rows.take(pa.array(inverse)).select(list(columns))
 
-    def match_documents(self, query: FullTextQuery, where: Expr | None, limit: int) -> pa.Table:
-        """Return ``_rowid`` and ``_score`` of the best documents for a full-text query, best first, among those a filter matches."""
+    def match_documents(self, query: FullTextQuery, limit: int) -> pa.Table:
+        """Return ``_rowid`` and ``_score`` of the best documents for a full-text query, best first."""
         scanner = self._dataset.scanner(
             columns=["_score"],
             with_row_id=True,
             full_text_query=query,
-            filter=None if where is None else where.to_sql(),
-            prefilter=True,
             limit=limit,
         )
         return scanner.to_table()

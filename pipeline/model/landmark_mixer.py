@@ -230,7 +230,8 @@ def _batches(
 
 def read_landmark_mixer(tensors: Mapping[str, torch.Tensor], width: int, device: torch.device) -> LandmarkMixer | None:
     """Return a checkpoint's mixer, None where it has none; tensors that are missing, foreign or not finite raise :class:`ModelError`."""
-    own = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
+    # By name: a CDE checkpoint notes which of its tensors are looked at.
+    own = {name.removeprefix(PREFIX): tensors[name] for name in tensors if name.startswith(PREFIX)}
     if not own:
         return None
     gates, query = own.get("document.gate"), own.get("document.query.weight")

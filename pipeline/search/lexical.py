@@ -10,10 +10,12 @@ import contextlib
 import datetime as dt
 from collections import Counter
 from collections.abc import Generator, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
-from lance.query import BooleanQuery, FullTextQuery, MatchQuery, Occur
+from lance import query as dataset_query
+from lancedb import query as table_query
 from lancedb.expr import Expr
 
 from pipeline.errors import StorageError, TryAgainError
@@ -54,10 +56,13 @@ def bounded_words(query: str) -> str:
     return " ".join(kept[:MAX_WORDS])
 
 
-def match_any_word(query: str, columns: Sequence[str]) -> FullTextQuery:
-    """Return the full-text query for rows that hold any of the query's words in any of the columns, their scores added up."""
-    matches = [MatchQuery(bounded_words(query), column) for column in columns]
-    return matches[0] if len(matches) == 1 else BooleanQuery([(Occur.SHOULD, match) for match in matches])
+def match_any_word(query: str, columns: Sequence[str], kinds: Any = dataset_query) -> Any:
+    """Return the full-text query for rows that hold any of the query's words in any of the columns, their scores added up.
+
+    ``kinds`` is the module whose classes it is made of: that of the dataset, or that of the table.
+    """
+    matches = [kinds.MatchQuery(bounded_words(query), column) for column in columns]
+    return matches[0] if len(matches) == 1 else kinds.BooleanQuery([(kinds.Occur.SHOULD, match) for match in matches])
 
 
 def bm25_documents(
@@ -65,7 +70,12 @@ def bm25_documents(
 ) -> tuple[Int64[np.ndarray, " A"], Float32[np.ndarray, " A"]]:
     """Return the positions and scores of the documents with the best BM25 of title and text; empty when no word of the query is indexed."""
     with lance_errors("the BM25 search", generation.layout):
-        found = generation.match_documents(match_any_word(query, TEXT_INDEX_COLUMNS), where, limit)
+        if where is None:
+            found = generation.match_documents(match_any_word(query, TEXT_INDEX_COLUMNS), limit)
+        else:
+            # The dataset takes a filter as SQL alone, and refuses some that the table resolves: a whole number compared with 1e-231.
+            search = generation.document_table.search(match_any_word(query, TEXT_INDEX_COLUMNS, table_query), query_type="fts")
+            found = search.where(where, prefilter=True).with_row_id(True).select([ROW_ID, SCORE]).limit(limit).to_arrow()
     return generation.position_of_row_ids(found.column(ROW_ID).to_numpy()), found.column(SCORE).to_numpy()
 
 
