@@ -42,7 +42,7 @@ def schedule(ctx: click.Context, file: Path) -> None:
 
 @schedule.command()
 @click.argument("name")
-@click.argument("words", nargs=-1, required=True, metavar="-- ingest SOURCE... --collection NAME [OPTIONS]")
+@click.argument("words", nargs=-1, required=True, metavar="-- ingest SOURCE... --collection NAME ...")
 @click.option("--cron", required=True, help="Minute, hour, day, month and weekday, as in '30 2 * * *'.")
 @click.option("--time-zone", help="Zone of the expression, such as Europe/Vienna.  [default: the machine's]")
 @click.pass_context
@@ -72,7 +72,8 @@ def _check_command(ctx: click.Context, added: Schedule) -> None:
     assert verb is not None, "schedules run verbs that there are"
     parameters = verb.make_context(added.run[0], list(added.run[1:]), parent=ctx.find_root()).params
     CollectionLayout(Path(parameters["root"]), parameters["collection"])
-    resolve_sources(parameters["sources"])
+    if "sources" in parameters:
+        resolve_sources(parameters["sources"])
 
 
 @schedule.command("list")

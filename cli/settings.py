@@ -41,7 +41,7 @@ FLAG_OF = {
 """Settings whose flags have other names."""
 
 _SHARED = ("root", "collection")
-_EVERYWHERE = ("ingest", "search", "serve", "keys", "status", "verify", "repair", "compact", "delete")
+_EVERYWHERE = ("ingest", "search", "serve", "keys", "status", "plan", "verify", "repair", "compact", "delete")
 _STORED = {"corpus": CorpusConfig, "cluster": ClusterConfig, "context": ContextConfig, "encoder": EncoderConfig, "index": IndexConfig}
 
 

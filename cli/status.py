@@ -69,7 +69,14 @@ def _describe(report: dict[str, Any]) -> str:
             "drift",
             f"{drift['verdict']}  (total variation {drift['total_variation']:.3f}, {drift['added_share']:.1%} of documents added since)",
         ),
-        ("", f"re-contextualising would encode {thousands(cost['documents'])} documents, about {duration(cost['seconds'])}"),
+        (
+            "",
+            (
+                f"re-contextualising (cairn plan) would encode {thousands(cost['documents'])} documents, about {duration(cost['seconds'])}"
+                if encoder["use_context"]
+                else "no vector depends on the context"
+            ),
+        ),
         *(("warning", warning) for warning in report["warnings"]),
     ]
     return table(rows)

@@ -9,6 +9,7 @@
     pending         what an unfinished run leaves behind, so that the next one goes on from there
     engine          who encodes: one encoder_worker in this process, or
     ray_engine      many on a cluster: ray_pool has workers and deadlines, ray_runtime connects, ray_local starts a Ray
+    recontextualise another context for the whole corpus: all of the above from the stored texts
     schedules       what runs when; schedule_history what ran; scheduler the process that starts it
 
 Only this package may know how work is spread over processes and machines; the stages it calls are in `pipeline`.

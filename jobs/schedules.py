@@ -35,7 +35,7 @@ from pipeline.errors import ConfigError
 
 SCHEDULE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
-REPORTING_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {"ingest": ("--json", "--quiet")}
+REPORTING_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {"ingest": ("--json", "--quiet"), "plan": ("--json", "--quiet")}
 """The verbs a schedule may run, each with what makes it say at its end, and only there, what it did."""
 
 _CLOCK_CHANGE: Final = timedelta(hours=3)

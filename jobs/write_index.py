@@ -5,6 +5,7 @@ Workers only ever make Parquet shards; this is the single place that merges them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from jobs import pending
 from jobs.encode_corpus import EncodedCorpus, encode_corpus
 from jobs.run import Run, source_names
+from pipeline.config import IngestConfig
 from pipeline.corpus.ledger import Ledger
 from pipeline.corpus.staging import Staged
 from pipeline.index.lance_index import LanceTables, Versions
@@ -30,7 +32,8 @@ def encode_and_publish(run: Run, staged: Staged, ledger: Ledger, *, delete_vanis
     if not run.published:
         tables.roll_back(None)
     versions = _commit(run, tables, ledger, corpus, delete_vanished=delete_vanished)
-    manifest = publish_generation(run.layout, tables, versions, _facts(run, corpus, tables, versions), run.config.index, run.progress)
+    facts = generation_facts(run.run_id, run.config, corpus, run.published, source_names(run.scan), tables, versions)
+    manifest = publish_generation(run.layout, tables, versions, facts, run.config.index, run.progress)
     return manifest, corpus.documents
 
 
@@ -50,10 +53,19 @@ def _commit(run: Run, tables: LanceTables, ledger: Ledger, corpus: EncodedCorpus
     return versions
 
 
-def _facts(run: Run, corpus: EncodedCorpus, tables: LanceTables, versions: Versions) -> GenerationFacts:
-    published, view = run.published, corpus.view
-    if published:
-        sizes, at_context = published.context_cluster_sizes, published.documents_at_context
+def generation_facts(
+    run_id: str,
+    config: IngestConfig,
+    corpus: EncodedCorpus,
+    kept: Manifest | None,
+    sources: Sequence[str],
+    tables: LanceTables,
+    versions: Versions,
+) -> GenerationFacts:
+    """Return what the manifest is to say; ``kept`` is the generation whose clusters and context are carried over, None for drawn ones."""
+    view = corpus.view
+    if kept:
+        sizes, at_context = kept.context_cluster_sizes, kept.documents_at_context
     else:
         sizes_K = np.zeros(view.clusters.num_clusters, dtype=np.int64)
         for batch in tables.scan("documents", ["cluster_id"], versions):
@@ -61,13 +73,13 @@ def _facts(run: Run, corpus: EncodedCorpus, tables: LanceTables, versions: Versi
         sizes, at_context = tuple(sizes_K.tolist()), int(sizes_K.sum())
     measured = corpus.tokens / corpus.seconds if corpus.tokens else 0.0
     return GenerationFacts(
-        run_id=run.run_id,
+        run_id=run_id,
         side_files={name: corpus.view_folder / name for name in (CONTEXT_ARROW, CLUSTERS_ARROW)},
         fingerprints={"encoder": corpus.encoder_fingerprint, "context": view.context.fingerprint, "clusters": view.clusters.fingerprint},
-        settings=run.config.to_dict(),
+        settings=config.to_dict(),
         context_documents=len(view.context.doc_ids),
         context_cluster_sizes=sizes,
         documents_at_context=at_context,
-        encode_tokens_per_second=measured or (published.encode_tokens_per_second if published else 0.0),
-        sources=tuple(source_names(run.scan)),
+        encode_tokens_per_second=measured or (kept.encode_tokens_per_second if kept else 0.0),
+        sources=tuple(sources),
     )

@@ -134,8 +134,12 @@ class Collection:
             "added_share": drift.added_share,
             "changed_clusters": list(drift.changed_clusters),
         }
-        speed = manifest.encode_tokens_per_second
-        status["context"]["recontextualisation"] = {"documents": manifest.documents, "seconds": manifest.tokens / speed if speed else 0.0}
+        # Vectors of an encoder that reads no context stand in none.
+        tokens, speed = (manifest.tokens if status["encoder"]["use_context"] else 0), manifest.encode_tokens_per_second
+        status["context"]["recontextualisation"] = {
+            "documents": manifest.documents if tokens else 0,
+            "seconds": tokens / speed if speed else 0.0,
+        }
         return status
 
     def _searcher(self) -> Searcher:

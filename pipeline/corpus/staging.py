@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,27 @@ def plan_changes(
 ) -> Staged:
     """Count what :func:`stage_changes` would do, writing no shard."""
     return _pass_through(scan, config, ledger, None, quarantine, progress)
+
+
+def stage_stored(
+    documents: Iterable[pa.RecordBatch], ledger: Ledger, folder: Path, shard_characters: int, schema: pa.Schema
+) -> tuple[tuple[Path, ...], int]:
+    """Stage rows that are stored already, without those the ledger has encoded; return the shards and the characters of their texts.
+
+    Rows have the columns of the staged ``schema`` but for ``query``, which is not stored.
+    """
+    with durable.storage_errors("staging the stored documents"):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    characters = 0
+    with _ShardWriter(folder, schema, shard_characters) as shards:
+        for batch in documents:
+            codes = ledger.classify(batch.column("doc_id").to_pylist(), batch.column("content_sha256").to_pylist())
+            rows = batch.filter(pa.array(codes != ENCODED))
+            columns = [pa.nulls(rows.num_rows, field.type) if field.name == "query" else rows.column(field.name) for field in schema]
+            characters += int(pc.sum(pc.utf8_length(rows.column("text"))).as_py() or 0)
+            shards.write(pa.RecordBatch.from_arrays(columns, schema=schema))
+        return shards.finish(), characters
 
 
 def _pass_through(

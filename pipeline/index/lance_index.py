@@ -129,6 +129,7 @@ class LanceTables:
         *,
         generation: int,
         deleted_ids: Iterable[Sequence[str]] = (),
+        replaces_all: bool = False,
         documents: pa.RecordBatchReader | None = None,
         chunks: pa.RecordBatchReader | None = None,
         expected_documents: int = 0,
@@ -137,9 +138,9 @@ class LanceTables:
     ) -> Versions:
         """Delete, append, compact, index and tag; return the versions that hold the result.
 
-        ``deleted_ids`` comes in lists of at most 1,000. ``documents`` and ``chunks`` carry the same documents in the same order, each
-        streamed into ONE append. Row counts are checked after each write; a difference raises :class:`IntegrityError` and leaves the
-        roll-back to the next run.
+        ``deleted_ids`` comes in lists of at most 1,000; ``replaces_all`` deletes every row instead. ``documents`` and ``chunks`` carry the
+        same documents in the same order, each streamed into ONE append. Row counts are checked after each write; a difference raises
+        :class:`IntegrityError` and leaves the roll-back to the next run.
         """
         for ids in deleted_ids:
             assert len(ids) <= MAX_IDS_A_DELETE, len(ids)
@@ -147,6 +148,10 @@ class LanceTables:
                 with lance_errors(f"deleting rows of table `{name}`"):
                     self._latest(name).delete(col("doc_id").isin(list(ids)))
                 commit_point(f"{name}-deleted")
+        for name in TABLES if replaces_all else ():
+            with lance_errors(f"deleting all rows of table `{name}`"):
+                self._latest(name).delete("true")
+            commit_point(f"{name}-deleted")
         for name, reader, expected in ((DOCUMENTS, documents, expected_documents), (CHUNKS, chunks, expected_chunks)):
             if reader is not None and expected:
                 self._append(name, reader, expected)

@@ -95,13 +95,17 @@ def test_schedule_takes_its_collection_from_cairn_toml_as_ingest_does(call: Any,
     assert call("add", "nightly", "--cron", "30 2 * * *", "--", "ingest", corpus)[0] == 0
 
 
+def test_schedule_of_a_plan_is_added(call: Any) -> None:
+    assert call("add", "weekly", "--cron", "0 4 * * 0", "--", "plan", "c", "--apply")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("cron", "words", "sentence"),
     [
         ("every night", ("ingest", "corpus.parquet", "--collection", "c"), "write '30 2 * * *' for every night at 2:30"),
         ("30 2 * * *", ("ingest", "gone.parquet", "--collection", "c"), "source gone.parquet does not exist"),
         ("30 2 * * *", ("ingest", "corpus.parquet", "--collection", "../c"), "a collection's name must match"),
-        ("30 2 * * *", ("search", "corpus.parquet", "--collection", "c"), "must run one of ingest"),
+        ("30 2 * * *", ("search", "corpus.parquet", "--collection", "c"), "must run one of ingest, plan"),
     ],
 )
 def test_schedule_that_could_not_run_is_refused_and_nothing_is_written(

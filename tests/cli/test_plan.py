@@ -1,0 +1,64 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cli.main import cairn, run
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION"):
+        monkeypatch.delenv(name, raising=False)
+
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        code = run(cairn, arguments, "cairn")
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return invoke
+
+
+@pytest.fixture
+def drifted(call: Any, tiny_model_folder: Path, tmp_path: Path) -> list[str]:
+    """Ingest six stones, then as many cats and more; return the words of the ingest."""
+    options = ["--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16", "--use-context", "--quiet"]
+    stones = {f"s{number}": f"stone path hill {'stone ' * number}" for number in range(6)}
+    cats = {f"c{number}": f"the cat sat on the mat {'cat ' * number}" for number in range(12)}
+    for texts in (stones, stones | cats):
+        pq.write_table(pa.table({"id": [*texts], "text": [*texts.values()]}), tmp_path / "corpus.parquet")
+        assert call("ingest", "corpus.parquet", *options)[0] == 0
+    return ["ingest", "corpus.parquet", *options]
+
+
+def test_plan_says_what_is_to_do_and_apply_does_it_once(call: Any, drifted: list[str]) -> None:
+    code, out, _ = call("plan", "c")
+    assert (code, "--apply draws a new context and encodes every document" in out, "18 of 18 documents" in out) == (0, True, True)
+    assert "re-contextualising (cairn plan) would encode 18 documents" in call("status", "c")[1]
+    code, out, _ = call("plan", "c", "--apply", "--json", "--quiet")
+    applied = json.loads(out)["applied"]
+    assert (code, applied["generation"], applied["documents"], applied["encoded"]) == (0, 3, 18, 18)
+    code, out, _ = call("plan", "c", "--apply", "--json", "--quiet")
+    assert (code, json.loads(out)["verdict"], json.loads(out)["applied"]) == (0, "none", None)
+    assert "none: the drift is none; --apply --force does it anyway" in call("plan", "c", "--apply")[1]
+    assert call("plan", "c", "--apply", "--force", "--quiet")[0] == 0
+    assert json.loads(call("status", "c", "--json")[1])["generation"] == 4
+    code, out, _ = call(*drifted, "--json")
+    assert (code, json.loads(out)["unchanged"]) == (0, 18)
+
+
+def test_plan_of_an_encoder_that_reads_no_context_has_nothing_to_do(call: Any, tiny_model_folder: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["a"], "text": ["stone path"]}), tmp_path / "corpus.parquet")
+    call("ingest", "corpus.parquet", "--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16", "--quiet")
+    code, out, _ = call("plan", "c", "--apply", "--force")
+    assert (code, "the encoder reads no context" in out, "0 of 1 documents" in out) == (0, True, True)
+    assert "no vector depends on the context" in call("status", "c")[1]
+
+
+def test_plan_of_a_collection_that_is_not_there_is_one_sentence(call: Any) -> None:
+    code, _, err = call("plan", "c")
+    assert (code, err.count("\n"), "must exist under the root" in err) == (2, 1, True)
