@@ -8,7 +8,7 @@ JUDGED := $(patsubst %/qrels.parquet,%,$(sort $(wildcard $(EVALUATION)/*/qrels.p
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo evaluate test lint types unit faults bench models format clean
+.PHONY: help install demo evaluate test lint types unit faults bench models secrets reference format clean
 
 help: ## Show what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -52,14 +52,20 @@ types: $(STAMP)
 unit: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not bench and not faults and not gpu and not network"
 
-faults: $(STAMP) ## Kill and freeze the workers and machines of a Ray cluster (two minutes)
-	$(BIN)/python -m pytest -m faults -p no:xdist tests/faults
+faults: $(STAMP) ## Kill and freeze the workers and machines of a Ray cluster, and cut a link (four minutes)
+	$(BIN)/python -m pytest -m faults -n 0 tests/faults
 
 bench: $(STAMP) ## Measure speed and memory, ratios in one run (about ten minutes)
 	$(BIN)/python -m pytest -m bench -p no:xdist -s tests/benchmarks
 
 models: $(STAMP) ## Write README's table of models by trying every one
 	$(BIN)/python -m pytest -q -p no:xdist tests/model/test_families.py -k readme --rewrite-readme
+
+secrets: ## Write .env with fresh secrets for docker compose, unless there is one
+	@test -e .env || (umask 077 && $(PYTHON) -c "from secrets import token_hex, token_urlsafe; print(f'RAY_AUTH_TOKEN={token_hex(32)}\nAWS_ACCESS_KEY_ID=cairn\nAWS_SECRET_ACCESS_KEY={token_hex(32)}\nCAIRN_API_KEY=cairn_{token_hex(6)}_{token_urlsafe(32)}')" > .env)
+
+reference: $(STAMP) ## Write REFERENCE.md from the command line's help and the API's description
+	$(BIN)/python -m cli.reference > REFERENCE.md
 
 format: $(STAMP) ## Format the code and sort its imports
 	$(BIN)/ruff check --fix .

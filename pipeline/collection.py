@@ -21,13 +21,14 @@ from pipeline.context.drift import measure_drift
 from pipeline.context.store import ContextSet
 from pipeline.errors import CollectionNotFoundError, ConfigError, FingerprintMismatchError
 from pipeline.index.generation import Generation, open_latest_intact_generation
-from pipeline.index.layout import CollectionLayout, list_collections
+from pipeline.index.layout import CollectionLayout, list_states
 from pipeline.index.maintenance import collection_status
 from pipeline.model.embedded_weights import MODEL_NAMES
 from pipeline.model.names import describe_model, model_folder
 from pipeline.search.filters import parse_filter
+from pipeline.search.rerank import reranked, widened
 from pipeline.search.searcher import Searcher
-from pipeline.types import Document, Granularity, QueryEncoder, SearchResult
+from pipeline.types import Document, Granularity, QueryEncoder, Reranker, SearchResult
 
 if TYPE_CHECKING:
     from pipeline.encode.text_encoder import TextEncoder
@@ -61,6 +62,7 @@ class Collection:
         self.layout = layout
         self._given_encoder = encoder
         self._opened: Searcher | None = None
+        self._rerankers: dict[str, Reranker] = {}
 
     @property
     def name(self) -> str:
@@ -84,10 +86,12 @@ class Collection:
         chunk_tokens: int | None = None,
         weights: Mapping[str, float] | None = None,
         max_characters: int | None = None,
+        rerank: str | Reranker | None = None,
     ) -> SearchResult:
         """Rank documents for a query, each with its best passages, or with those of the best within ``max_characters``.
 
-        The options are those of :class:`pipeline.search.options.SearchOptions`.
+        The options are those of :class:`pipeline.search.options.SearchOptions`. ``rerank`` names a cross-encoder, by name or folder, that
+        judges the passages of the best documents anew (:mod:`pipeline.search.rerank`); needs the extra ``rerank``.
         """
         return self.search_batch(
             [query],
@@ -99,10 +103,18 @@ class Collection:
             chunk_tokens=chunk_tokens,
             weights=weights,
             max_characters=max_characters,
+            rerank=rerank,
         )[0]
 
-    def search_batch(self, queries: Sequence[str], **options: Any) -> list[SearchResult]:
+    def search_batch(self, queries: Sequence[str], *, rerank: str | Reranker | None = None, **options: Any) -> list[SearchResult]:
         """Answer several queries with one encoder pass; the options are those of :meth:`search`."""
+        if rerank is None:
+            return self._search_batch(queries, options)
+        wider = widened(options)
+        reranker = self._reranker(rerank) if isinstance(rerank, str) else rerank
+        return [reranked(result, reranker, options) for result in self._search_batch(queries, wider)]
+
+    def _search_batch(self, queries: Sequence[str], options: Mapping[str, Any]) -> list[SearchResult]:
         try:
             return self._searcher().search_batch(queries, **options)
         except FingerprintMismatchError:
@@ -110,6 +122,13 @@ class Collection:
                 raise
             self._opened = None  # another generation came with another context: its encoder is built anew
             return self._searcher().search_batch(queries, **options)
+
+    def _reranker(self, model: str) -> Reranker:
+        if model not in self._rerankers:
+            from pipeline.encode.cross_encoder import CrossEncoderReranker
+
+            self._rerankers = {model: CrossEncoderReranker(model)}  # one: whoever changes models seldom goes back
+        return self._rerankers[model]
 
     def read_document(self, doc_id: str) -> Document | None:
         """Return a document by its id, None where there is none."""
@@ -176,13 +195,20 @@ def load_query_encoder(generation: Generation) -> TextEncoder:
 
 
 def list_statuses(root: str | Path | None = None) -> list[dict[str, Any]]:
-    """Describe every collection under ``root`` in a line each; a damaged one says so instead of hiding."""
+    """Describe every collection under ``root`` in a line each; a damaged one says so instead of hiding.
+
+    Those of which nothing is published yet come last: ``building`` while their first ingest is at work, ``unfinished`` where it stopped.
+    """
     reports: list[dict[str, Any]] = []
-    for name in list_collections(collections_root(root)):
-        layout = CollectionLayout(collections_root(root), name)
+    states = list_states(collections_root(root))
+    for name, begun in sorted(states.items(), key=lambda item: item[1] is not None):
+        if begun is not None:
+            status = "building" if begun == "at work" else "unfinished"
+            reports.append({"status": status, "collection": name, "documents": None, "chunks": None, "generation": None})
+            continue
         try:
-            status = collection_status(layout)
+            found = collection_status(CollectionLayout(collections_root(root), name))
         except CollectionNotFoundError:
             continue
-        reports.append({key: status[key] for key in ("collection", "documents", "chunks", "generation")})
+        reports.append({"status": "ready", **{key: found[key] for key in ("collection", "documents", "chunks", "generation")}})
     return reports

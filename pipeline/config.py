@@ -6,7 +6,7 @@ CLI's business, not this module's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from numbers import Integral, Real
@@ -71,16 +71,21 @@ _KINDS: Final[Mapping[str, tuple[type, str]]] = {
 }
 
 
-def _require_kinds(config: EncoderConfig) -> None:
-    """Refuse a value of another type than its field's, which a caller in Python or a settings file may give."""
+def require_kinds(config: Any) -> None:
+    """Refuse a value of another type than its field's, which a caller in Python or a settings file may give.
+
+    ``config`` is a dataclass; fields of other types than those above, and tuples of them, are its own business.
+    """
     for item in fields(config):
         name, _, optional = str(item.type).partition(" | ")
-        if name not in _KINDS:
-            continue
-        kind, words = _KINDS[name]
+        is_list = name.startswith("tuple[") and name.endswith(", ...]")
+        kind, words = _KINDS.get(name.removeprefix("tuple[").removesuffix(", ...]"), (object, ""))
         value: Any = getattr(config, item.name)
-        is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-        _require(is_kind or (value is None and optional == "None"), f"{item.name} must be {words}, got {value!r}")
+        if kind is object or (value is None and optional == "None"):
+            continue
+        values: Sequence[Any] = (value,) if not is_list else value if isinstance(value, (list, tuple)) else (None,)
+        is_kind = all(isinstance(one, kind) and (kind is bool or not isinstance(one, bool)) for one in values)
+        _require(is_kind, f"{item.name} must be {f'a list, each {words}' if is_list else words}, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +107,7 @@ class CorpusConfig:
     max_id_characters: int = 1_024
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         _require(self.batch_rows > 0, f"batch_rows must be positive, got {self.batch_rows}")
         _require(self.batch_bytes > 0, f"batch_bytes must be positive, got {self.batch_bytes}")
 
@@ -118,6 +124,7 @@ class ClusterConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         _require(self.num_clusters is None or self.num_clusters > 0, f"num_clusters must be positive, got {self.num_clusters}")
         _require(self.max_sample_documents > 0, f"max_sample_documents must be positive, got {self.max_sample_documents}")
         _require(self.num_iterations > 0, f"num_iterations must be positive, got {self.num_iterations}")
@@ -133,6 +140,7 @@ class ContextConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         _require(self.num_documents > 0, f"the number of context documents must be positive, got {self.num_documents}")
         _require(self.max_document_tokens > 0, f"max_document_tokens must be positive, got {self.max_document_tokens}")
 
@@ -182,7 +190,7 @@ class EncoderConfig:
         return max(self.landmark_interval, self.whole_text_tokens)
 
     def __post_init__(self) -> None:
-        _require_kinds(self)
+        require_kinds(self)
         _require_one_of("pooling", self.pooling, get_args(Pooling))
         _require_one_of("attention", self.attention, get_args(Attention))
         _require_one_of("landmarks", self.landmarks, get_args(Landmarks))
@@ -306,6 +314,7 @@ class IndexConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         _require_one_of("index kind", self.kind, ("auto", "flat", "ivf_sq8", "ivf_rabitq"))
 
 
@@ -322,6 +331,7 @@ class IngestConfig:
     shard_characters: int = 1 << 18
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         _require(self.shard_characters > 0, f"shard_characters must be positive, got {self.shard_characters}")
 
     def to_dict(self) -> dict[str, Any]:

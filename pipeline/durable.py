@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -26,6 +27,8 @@ from typing_extensions import Buffer
 
 from pipeline.errors import DiskFullError, StorageError, TryAgainError
 
+LOCK_ATTEMPTS: Final = 5
+LOCK_PAUSE_SECONDS: Final = 0.01
 _RENAME_EXCHANGE: Final = 2
 _AT_FDCWD: Final = -100
 """Linux: paths are relative to the working folder."""
@@ -166,14 +169,40 @@ def exclusive_lock(path: Path, name: str, busy: Callable[[str], TryAgainError]) 
     with storage_errors(f"opening {name}"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _take(descriptor):
             holder = os.pread(descriptor, 32, 0).decode("ascii", errors="replace").strip()
-            raise busy(f" (process {holder})" if holder.isdigit() else "") from None
+            raise busy(f" (process {holder})" if holder.isdigit() else "")
         with storage_errors(f"writing {name}"):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether a process holds a lock file; one that is not there nobody holds."""
+    with storage_errors(f"looking at {path.name}"):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for an instant, which `_take` waits out
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
+def _take(descriptor: int) -> bool:
+    """Take a lock, unless another holds it for longer than whoever only looks."""
+    for _ in range(LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_SECONDS)
+        else:
+            return True
+    return False

@@ -14,11 +14,15 @@
     │   └── DamageError                  what is stored is not what was written; verify or repair the collection
     ├── StorageError                 1   the disk refused a read or a write
     ├── ClusterError                 1   the workers of a Ray cluster cannot do the work
+    ├── SchedulerDownError           1   no scheduler runs the schedules of a file
     └── TryAgainError               75   nothing is wrong; the same call may work later
         ├── CollectionBusyError          another writer holds the collection
         ├── SchedulerBusyError           another scheduler holds the schedule file
         ├── ClusterUnreachableError      no Ray cluster answers at the address
         └── DiskFullError                no space left on the device
+
+What a server of the search API answers with, and what becomes of a call without an answer, are the errors of
+:mod:`pipeline.client.errors`.
 
 A message reads ``<what> must <contract>, got <value>; <what to do>``.
 """
@@ -112,6 +116,10 @@ class ClusterError(CairnError):
     """The workers of a Ray cluster cannot do the work: they are too few, die, or do not have what they need."""
 
 
+class SchedulerDownError(CairnError):
+    """No scheduler runs the schedules of a file, or it hangs."""
+
+
 class TryAgainError(CairnError):
     """Nothing is broken: the same call may succeed later."""
 
@@ -132,3 +140,10 @@ class ClusterUnreachableError(TryAgainError):
 
 class DiskFullError(TryAgainError):
     """No space is left where the collection stands."""
+
+
+def extra_missing(error: ModuleNotFoundError, *, what: str, module: str, package: str, extra: str) -> ConfigError:
+    """Return the sentence for a package that an extra brings and nobody installed; another missing module is raised as it is."""
+    if (error.name or "").partition(".")[0] != module:
+        raise error
+    return ConfigError(f"{what} must have the package {package}, got none; install it with `pip install 'cairn-retrieval[{extra}]'`")

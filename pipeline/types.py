@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32
+from jaxtyping import Float32, Float64
 
 Granularity = Literal["document", "chunk", "both"]
 
@@ -123,6 +123,15 @@ class QueryEncoder(Protocol):
         ...
 
 
+@runtime_checkable
+class Reranker(Protocol):
+    """Judges passages with their query: slower than comparing vectors, often better."""
+
+    def score(self, query: str, texts: Sequence[str]) -> Float64[np.ndarray, " N"]:
+        """Score texts for a query, each from 0 to 1, in the order given."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelScores:
     """How good a model is: one number to choose by, and the measures it is made of, named ``set/measure``."""
@@ -183,7 +192,7 @@ class Hit:
     """One document of an answer with its best passages, best first.
 
     ``scores`` holds the parts the final ``score`` was made of: ``document`` and ``chunk`` are cosines, ``bm25`` is LanceDB's score,
-    ``passage_bm25`` that of the best passage; absent parts were not asked for or not found.
+    ``passage_bm25`` that of the best passage, ``rerank`` the score of a reranker; absent parts were not asked for or not found.
     """
 
     doc_id: str

@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
+import jaxtyping
 import pytest
 from jaxtyping import install_import_hook
 
@@ -33,9 +34,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-openapi", action="store_true", help="write the API's description into tests/golden")
 
 
+def check_outermost(*, typechecker: Any, check: Callable[..., Any] = jaxtyping.jaxtyped) -> Callable[[Any], Any]:
+    """Stand in the place of ``jaxtyping.jaxtyped``: a function in a function would be wrapped anew at every call.
+
+    That is more than half of the time a tiny model takes to encode a text.
+    """
+    return lambda item: item if "<locals>" in item.__qualname__ else check(item, typechecker=typechecker)
+
+
+jaxtyping.jaxtyped = check_outermost
 install_import_hook(
     ["pipeline.evaluate", "pipeline.model", "pipeline.train", "pipeline.encode", "pipeline.corpus.tokenization"], "beartype.beartype"
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_waits_for_the_disk() -> Iterator[None]:
+    """Flush nothing to the disk: no test cuts the power, and hundreds of ingests would wait for a third of the time.
+
+    What is flushed and when is tested by who asks for it; measurements flush (tests/benchmarks), as do the processes that tests start.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
 
 TINY_WORDS = (
     "the",
@@ -364,7 +386,7 @@ class ObjectStore:
         obstore.put(from_url("s3://cairn"), key, content)
 
     def fault(self, method: str, path: str, fault: str, times: int = 1) -> None:
-        """Make the next requests that match fail: ``refuse``, ``forbid`` or ``lose-reply``."""
+        """Make the next requests that match fail: ``refuse``, ``forbid``, ``lose-reply`` or ``stall``."""
         self.request("PUT", "/-/faults", json.dumps([{"method": method, "path": path, "fault": fault, "times": times}]).encode())
 
     def kill(self) -> None:
@@ -479,15 +501,17 @@ def stop_at() -> Iterator[Any]:
 
 
 class RayCluster:
-    """A head that computes nothing and two machines of one CPU each, on this machine, in processes that can be killed."""
+    """Machines on this one, in processes that can be killed: a head that computes nothing and two others, or one with a dashboard."""
 
     STARTS = 3
     """Ray gives a machine 30 seconds to start, which a busy one may exceed."""
 
-    def __init__(self) -> None:
-        program = Path(__file__).with_name("ray_cluster.py")
+    def __init__(self, *options: str) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("ray_cluster.py")), *options]
+        # What a job calls `python` is the cluster's.
+        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         for left in reversed(range(self.STARTS)):
-            self._process = subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             try:
                 self._hear()
                 break
@@ -500,6 +524,7 @@ class RayCluster:
         assert self._process.stdout is not None
         heard = json.loads(self._process.stdout.readline())
         self.address: str = heard["address"]
+        self.dashboard = f"http://{heard['dashboard']}"
         self.raylets: list[int] = heard["raylets"]
 
     def machines(self) -> list[int]:
@@ -515,16 +540,25 @@ class RayCluster:
         return [raylet, *(child.pid for child in psutil.Process(raylet).children(recursive=True))]
 
     def workers(self, class_name: str) -> list[int]:
-        """Return the processes of living actors of a class."""
+        """Return the processes of living actors of a class, the oldest first."""
         import psutil
 
         found = [child for raylet in self.machines() for child in psutil.Process(raylet).children(recursive=True)]
-        return [process.pid for process in found if process.name().startswith(f"ray::{class_name}"[:15])]
+        actors = [process for process in found if process.name().startswith(f"ray::{class_name}"[:15])]
+        return [process.pid for process in sorted(actors, key=psutil.Process.create_time)]
 
-    def restore(self) -> None:
-        """Bring the cluster back to two machines."""
+    def machine_at_work(self, class_name: str) -> int:
+        """Return the machine of the oldest actor of a class."""
+        import psutil
+
+        parents = {process.pid for process in psutil.Process(self.workers(class_name)[0]).parents()}
+        (machine,) = parents.intersection(self.machines())
+        return machine
+
+    def restore(self, machines: int = 2) -> None:
+        """Bring the cluster back to so many machines."""
         assert self._process.stdin is not None
-        while len(self.machines()) < 2:
+        while len(self.machines()) < machines:
             self._process.stdin.write("\n")
             self._process.stdin.flush()
             self._hear()
@@ -547,3 +581,110 @@ def ray_cluster(started_ray_cluster: RayCluster) -> RayCluster:
     """Return a whole cluster."""
     started_ray_cluster.restore()
     return started_ray_cluster
+
+
+@pytest.fixture(scope="session")
+def ray_head() -> Iterator[RayCluster]:
+    """Start one machine that takes jobs."""
+    cluster = RayCluster("--dashboard")
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def short_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make samples of a few modules: all of them take seconds to read."""
+    from pipeline.corpus import sample
+
+    modules = sample._library_sources()[:20]
+    monkeypatch.setattr(sample, "_library_sources", lambda: modules)
+
+
+@pytest.fixture(scope="session")
+def tiny_cross_encoder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """Return the folder of a random cross-encoder of one score, as Sentence-Transformers reads it."""
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny-cross-encoder")
+    tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=TINY_DIM,
+        num_hidden_layers=TINY_LAYERS,
+        num_attention_heads=4,
+        intermediate_size=TINY_INNER,
+        max_position_embeddings=TINY_POSITIONS,
+        num_labels=1,
+        initializer_range=0.5,
+    )
+    BertForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+STONES = ("granite", "basalt", "slate", "marble", "flint", "chalk", "quartz", "gneiss", "shale", "chert")
+
+
+@pytest.fixture(scope="session")
+def stones_root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """A root with the collection ``stones``: 12 documents of several chunks, ids with slashes, a number and a date to filter by."""
+    import datetime as dt
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from jobs.build_index import build_index
+    from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+
+    folder = tmp_path_factory.mktemp("stones")
+    rows = [
+        {
+            "id": f"stones/{STONES[number % 10]}/{number}",
+            "title": f"{STONES[number % 10].title()} {number}" if number % 4 else None,
+            "text": f"stone {number} é: " + " ".join(STONES[(number + step * step) % 10] for step in range(20 + number)),
+            "year": 2000 + number,
+            "found": dt.date(2000 + number, 1, 1),
+        }
+        for number in range(12)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "stones.parquet")
+    encoder = EncoderConfig(
+        model=str(tiny_model_folder), landmark_interval=16, max_window_tokens=64, window_overlap_tokens=16, precision="fp32"
+    )
+    config = IngestConfig(
+        encoder=encoder, cluster=ClusterConfig(num_clusters=2), context=ContextConfig(num_documents=4, max_document_tokens=32)
+    )
+    build_index([str(folder / "stones.parquet")], folder / "root", "stones", config)
+    return folder / "root"
+
+
+@pytest.fixture(scope="session")
+def stones_address(stones_root: Path) -> Iterator[str]:
+    """The address of a server over that root, in a thread of this process."""
+    import threading
+    import time
+
+    import uvicorn
+
+    from pipeline.serve.app import create_app
+    from pipeline.serve.server import bind
+    from pipeline.serve.settings import ServeSettings
+
+    settings = ServeSettings(root=stones_root, port=0, deadline_seconds=300.0)
+    with bind(settings) as listener:
+        server = uvicorn.Server(uvicorn.Config(create_app(settings), lifespan="on", ws="none", log_config=None, access_log=False))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="stones-server")
+        thread.start()
+        try:
+            while not server.started and thread.is_alive():
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

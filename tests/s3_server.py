@@ -1,7 +1,8 @@
 """An S3-compatible server for tests: moto's, on a loopback port of its choice, with faults on demand. Run it as a process.
 
 It writes its address on stdout. ``PUT /-/faults`` takes a list of rules, each with a method, a pattern of paths, a fault and how many
-times: requests that match are answered 503 (``refuse``) or 403 (``forbid``), or done but not answered (``lose-reply``).
+times: requests that match are answered 503 (``refuse``) or 403 (``forbid``), or done and not answered (``lose-reply``), or not in time
+(``stall``: after ``STALL_SECONDS``).
 Writes are made one at a time: moto itself looks at a condition and writes in two steps.
 
 What it cannot show: the latency, the throughput and the clock of a real store, and how long a real one takes to answer 503.
@@ -11,11 +12,14 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
+
+STALL_SECONDS = 2.0
 
 
 class FaultyStore:
@@ -46,6 +50,8 @@ class FaultyStore:
             answer = self._store(environ, start_response)
         if fault == "lose-reply":
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+        if fault == "stall":
+            time.sleep(STALL_SECONDS)
         return answer
 
     def _fault(self, method: str, path: str) -> str | None:

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from pipeline.config import EncoderConfig, IngestConfig
+from pipeline.config import ClusterConfig, ContextConfig, CorpusConfig, EncoderConfig, IndexConfig, IngestConfig
 from pipeline.errors import ConfigError
 
 STEPS = ((128, 0.95), (512, 0.9))
@@ -67,6 +67,24 @@ def test_prefix_that_is_not_valid_unicode_is_refused(name):
 def test_setting_of_another_type_is_refused(changes, words):
     with pytest.raises(ConfigError, match=f"^{words}"):
         EncoderConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        (CorpusConfig, {"id_column": 1}, "id_column must be text, got 1"),
+        (CorpusConfig, {"metadata_columns": "year"}, "metadata_columns must be a list, each text, got 'year'"),
+        (CorpusConfig, {"metadata_columns": ("year", 2)}, r"metadata_columns must be a list, each text, got \('year', 2\)"),
+        (ClusterConfig, {"num_clusters": "many"}, "num_clusters must be a whole number, got 'many'"),
+        (ContextConfig, {"seed": None}, "seed must be a whole number, got None"),
+        (IndexConfig, {"flat_max_vectors": 1.5}, "flat_max_vectors must be a whole number, got 1.5"),
+        (IngestConfig, {"sync": "yes"}, "sync must be true or false, got 'yes'"),
+    ],
+    ids=str,
+)
+def test_setting_of_another_type_is_refused_by_every_stage(kind, changes, words):
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        kind(**changes)
 
 
 def test_negative_window_is_blamed_on_the_window():

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 from safetensors import SafetensorError
 
 from pipeline import durable
-from pipeline.errors import DiskFullError, StorageError
+from pipeline.errors import DiskFullError, StorageError, TryAgainError
 
 
 @pytest.fixture
@@ -46,6 +48,24 @@ def put_half(folder: Path) -> None:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record the names under which files and folders are flushed to the disk."""
+    found: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: found.append(Path(f"/proc/self/fd/{descriptor}").readlink().name))
+    return found
+
+
+def test_file_is_flushed_under_its_temporary_name_and_its_folder_once_it_has_its_own(folder: Path, flushed: list[str]):
+    durable.write_bytes(folder / "old.txt", b"new")
+    assert flushed == [f".old.txt.{os.getpid()}.tmp", "taken"]
+
+
+def test_folder_is_flushed_with_all_it_holds_before_it_takes_its_place(folder: Path, flushed: list[str]):
+    put_new(folder)
+    assert flushed == ["inside", "new.txt", f".taken.{os.getpid()}.tmp", *[folder.parent.name] * 2]
 
 
 @pytest.mark.parametrize("has_exchange", [True, False])
@@ -107,3 +127,25 @@ def test_replacing_folder_makes_one_where_there_is_none(tmp_path: Path):
 def test_storage_errors_reads_the_system_error_that_safetensors_writes_out(sentence: str, error: type[Exception]):
     with pytest.raises(error, match=r"while writing|writing .* failed|header too small"), durable.storage_errors("writing the model"):
         raise SafetensorError(sentence)
+
+
+def test_lock_is_seen_while_it_is_held_and_looking_makes_no_file(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    assert not durable.is_locked(path)
+    assert not path.exists()
+    with durable.exclusive_lock(path, "the lock", TryAgainError):
+        assert durable.is_locked(path)
+        with pytest.raises(TryAgainError, match=r"process \d+"), durable.exclusive_lock(path, "the lock", TryAgainError):
+            pass
+    assert not durable.is_locked(path)
+
+
+def test_who_looks_at_a_lock_keeps_no_writer_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / ".lock"
+    path.touch()
+    descriptor = os.open(path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    monkeypatch.setattr("pipeline.durable.time.sleep", lambda _: fcntl.flock(descriptor, fcntl.LOCK_UN))
+    with durable.exclusive_lock(path, "the lock", TryAgainError):
+        assert durable.is_locked(path)
+    os.close(descriptor)

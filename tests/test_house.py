@@ -7,9 +7,12 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("pipeline", "cli", "jobs")
@@ -31,6 +34,26 @@ def heavy_modules_after_import(*modules: str) -> list[str]:
 
 def test_sources_of_every_package_are_found():
     assert {relative(path).split("/")[0] for path in SOURCES} == set(PACKAGES)
+
+
+def test_pinned_versions_are_those_that_are_asked_for():
+    """pip refuses an install whose constraints contradict its requirements, in an environment made before nobody would notice."""
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    asked = map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["cpu"], *project["optional-dependencies"]["dev"]])
+    found = {canonicalize_name(name): version for name, version in pins.items()}
+    wrong = [str(one) for one in asked if not one.specifier.contains(found.get(canonicalize_name(one.name), "0"), prereleases=True)]
+
+    assert wrong == []
+
+
+@pytest.mark.xdist_group("house")
+def test_groups_of_tests_stay_on_one_worker(request: pytest.FixtureRequest):
+    """What starts Ray or Chromium is grouped; a pytest that ignores groups runs two of them at once, and nothing says so."""
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("the run has no groups")
+    assert request.node.nodeid.endswith("@house")
 
 
 def test_source_files_hold_at_most_400_lines():

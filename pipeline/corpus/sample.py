@@ -216,9 +216,11 @@ def _topics() -> Iterator[SampleDocument]:
 
 
 def _distributions() -> Iterator[SampleDocument]:
-    """Yield the description of each installed distribution, the first on the path where a name comes twice."""
+    """Yield the description of each distribution installed for this interpreter, the first where a name comes twice."""
     documents: dict[str, SampleDocument] = {}
-    for distribution in importlib.metadata.distributions():
+    # Not all of sys.path: packages put folders of their own on it when they are imported, with other versions of the same distributions.
+    folders = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    for distribution in importlib.metadata.distributions(path=list(folders)):
         if not (distribution.read_text("METADATA") or distribution.read_text("PKG-INFO")):
             continue  # an uninstall that stopped halfway leaves an empty folder behind
         metadata = distribution.metadata.json

@@ -2,7 +2,8 @@
 
 Systems are chosen by their quality: the mean of the primary measures of a set (nDCG@10, and evidence recall at 2,000 characters where there
 is evidence), averaged over the sets. The advice names only what an ingest can build. Beside the best it names a cheaper one, where one
-of at most half the encoding time or half the bytes does not differ from it by more than chance (p ≥ .05, paired over all queries).
+of at most half the encoding time or half the bytes loses at most .02 to it (the 95 % interval, paired over all queries): a few queries
+show no difference between anything, and so none that small either.
 
 Tests are paired query by query; with several sets the queries of all count alike, so a large set decides more of a test than of an average.
 """
@@ -10,18 +11,20 @@ Tests are paired query by query; with several sets the queries of all count alik
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
-from pipeline.config import WINDOW_TOKENS, EncoderConfig, default_overlap
+from pipeline.config import DEFAULT_MODEL, WINDOW_TOKENS, EncoderConfig, default_overlap
 from pipeline.evaluate.bench import SystemResult, primary_measures
 from pipeline.evaluate.significance import Comparison, compare_paired
 from pipeline.evaluate.systems import System
+from pipeline.model.model_defaults import model_defaults
 
-SIGNIFICANCE = 0.05
+MAX_LOSS = 0.02
+"""Quality that a cheaper configuration may lose, at the far end of the interval."""
 CHEAPER = 0.5
 """How much of the best one's cost a cheaper configuration may take to be worth naming."""
 
@@ -45,6 +48,7 @@ _INGEST_FLAGS = {
     "precision": "--precision",
     "backend": "--backend",
 }
+_OFF_FLAGS = {"--causal": "--bidirectional", "--pool-prefix": "--no-pool-prefix"}
 _SEARCH_FLAGS = {
     "document": "--granularity document --no-hybrid",
     "chunk": "--granularity chunk --no-hybrid",
@@ -114,7 +118,7 @@ class Report:
         best = self._best(buildable)
         if best is None:
             return []
-        as_good = [name for name in buildable if name != best and self._is_cheaper(name, best) and not self._differs(name, best, seed)]
+        as_good = [name for name in buildable if name != best and self._is_cheaper(name, best) and self._keeps_up(name, best, seed)]
         cheaper = self._best(as_good)
         return [self._advice(name) for name in (best, cheaper) if name is not None]
 
@@ -151,8 +155,8 @@ class Report:
             own.index_bytes <= CHEAPER * theirs.index_bytes and own.encode_seconds <= theirs.encode_seconds
         )
 
-    def _differs(self, name: str, other: str, seed: int) -> bool:
-        return compare_paired(self._per_query(name), self._per_query(other), seed=seed).p_value < SIGNIFICANCE
+    def _keeps_up(self, name: str, best: str, seed: int) -> bool:
+        return compare_paired(self._per_query(name), self._per_query(best), seed=seed).low >= -MAX_LOSS
 
     def _per_query(self, name: str) -> Float64[np.ndarray, " Q"]:
         """Return the mean of a query's primary measures, those of all sets one after the other."""
@@ -187,14 +191,16 @@ def is_buildable(system: System) -> bool:
 
 
 def ingest_flags(system: System) -> str:
-    """Return the flags of ``ingest`` that differ from its defaults."""
+    """Return the flags of ``ingest`` that give this system: those that differ from its defaults and from what the model's folder brings."""
     config = system.encoding.encoder
-    default = replace(EncoderConfig(), max_window_tokens=WINDOW_TOKENS[config.attention])
-    changed = {field.name: getattr(config, field.name) for field in fields(config)}
+    of_folder = model_defaults({"model": config.model})
+    default = EncoderConfig(model=config.model, **of_folder)
+    window = of_folder.get("max_window_tokens", WINDOW_TOKENS[config.attention])
+    brought = {name: getattr(default, name) for name in _INGEST_FLAGS} | {"model": DEFAULT_MODEL, "max_window_tokens": window}
     given = [
-        f"{flag} {_quoted(changed[name])}".rstrip()
+        _flag(flag, value)
         for name, flag in _INGEST_FLAGS.items()
-        if changed[name] is not None and changed[name] != getattr(default, name)
+        if (value := getattr(config, name)) is not None and value != brought[name]
     ]
     uses_context = system.encoding.context == "corpus"
     if uses_context != default.use_context:
@@ -202,11 +208,11 @@ def ingest_flags(system: System) -> str:
     return " ".join(given)
 
 
-def _quoted(value: Any) -> str:
-    if value is True:
-        return ""
+def _flag(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return name if value else _OFF_FLAGS[name]
     text = ",".join(f"{length}:{step:g}" for length, step in value) if isinstance(value, tuple) else str(value)
-    return f"'{text}'" if not text or any(map(str.isspace, text)) else text
+    return f"{name} '{text}'" if not text or any(map(str.isspace, text)) else f"{name} {text}"
 
 
 def measures_shown(averages: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import faiss
 import numpy as np
 from jaxtyping import Float32, Int64
+from numpy.lib.stride_tricks import sliding_window_view
 
 from pipeline.config import IndexConfig
 from pipeline.errors import DamageError
@@ -95,7 +96,7 @@ class FaissIndex:
         self._search_index = index if refine is None else faiss.IndexRefine(index, refine)
         self._is_flat = description["kind"] == "flat"
         self._nprobe = int(description.get("nprobe", 1))
-        self._direct_map_lock = threading.Lock()
+        self._codes_lock = threading.Lock()
 
     @property
     def num_vectors(self) -> int:
@@ -140,18 +141,17 @@ class FaissIndex:
         """Return the vectors at these positions, in their order, decoded from what the file holds."""
         if not len(positions):
             return np.empty((0, self.vector_dim), np.float32)
-        return self._addressable.reconstruct_batch(positions)
+        if self._is_flat:
+            return self._index.reconstruct_batch(positions)
+        return self._codes.decode(positions)
 
     @cached_property
-    def _addressable(self) -> Any:
+    def _codes(self) -> _RefineCodes | _ListedCodes:
         """The stored codes by position; inverted lists need a map of 8 bytes a vector for it, made when first asked for."""
         if self._refine is not None:
-            return self._refine
-        if not self._is_flat:
-            with self._direct_map_lock:
-                if self._index.direct_map.type == faiss.DirectMap.NoMap:
-                    self._index.make_direct_map(True)
-        return self._index
+            return _RefineCodes(self._refine)
+        with self._codes_lock:
+            return _ListedCodes(self._index)
 
     def _parameters(self, nprobe: int, allowed: Int64[np.ndarray, " A"] | None) -> Any:
         selector = None if allowed is None else _bitmap_selector(allowed, self.num_vectors)
@@ -161,6 +161,45 @@ class FaissIndex:
             return faiss.SearchParametersIVF(nprobe=nprobe, sel=selector)
         base = faiss.IVFRaBitQSearchParameters(nprobe=nprobe, sel=selector, qb=self._index.qb)
         return faiss.IndexRefineSearchParameters(k_factor=float(self.description["refine_factor"]), base_index_params=base)
+
+
+class _RefineCodes:
+    """8-bit codes that lie in the file by position, decoded many at once."""
+
+    def __init__(self, index: Any) -> None:
+        self._index = index
+        codes = faiss.rev_swig_ptr(index.codes.data(), index.ntotal * index.code_size)
+        self._codes_NC = codes.reshape(index.ntotal, index.code_size)
+
+    def decode(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
+        """Return the vectors at these positions."""
+        return self._index.sa_decode(self._codes_NC[positions])
+
+
+class _ListedCodes:
+    """8-bit codes that lie in inverted lists, found by position and decoded many at once.
+
+    FAISS's ``reconstruct_batch`` gives the same vectors in four times the time: it prepares a decoder for each.
+    """
+
+    def __init__(self, index: Any) -> None:
+        if index.direct_map.type == faiss.DirectMap.NoMap:
+            index.make_direct_map(True)
+        lists = faiss.downcast_InvertedLists(index.invlists)
+        self._index = index
+        self._places_N: Int64[np.ndarray, " N"] = faiss.rev_swig_ptr(index.direct_map.array.data(), index.ntotal)
+        self._begins_L = np.array([lists.lists.at(number).offset for number in range(index.nlist)], np.int64)
+        # Row b is the code that begins at byte b of the file.
+        self._codes_BC = sliding_window_view(faiss.rev_swig_ptr(lists.ptr, lists.totsize), index.code_size)
+
+    def decode(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
+        """Return the vectors at these positions."""
+        places_A = self._places_N[positions]  # FAISS packs a list's number above 32 bits of the place in it
+        lists_A = places_A >> 32
+        codes_AC = self._codes_BC[self._begins_L[lists_A] + (places_A & 0xFFFF_FFFF) * self._index.code_size]
+        vectors_AV = np.empty((len(positions), self._index.d), np.float32)
+        self._index.decode_vectors(len(positions), faiss.swig_ptr(codes_AC), faiss.swig_ptr(lists_A), faiss.swig_ptr(vectors_AV))
+        return vectors_AV
 
 
 def _bitmap_selector(allowed: Int64[np.ndarray, " A"], num_vectors: int) -> Any:

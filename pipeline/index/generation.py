@@ -7,7 +7,9 @@ business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -37,12 +39,43 @@ from pipeline.index.passage_bm25 import PassageBM25
 from pipeline.index.passage_terms import open_passage_terms
 from pipeline.index.position_files import CHUNK_POSITIONS_SCHEMA, DOCUMENT_POSITIONS_SCHEMA, open_positions
 from pipeline.index.protocol import VectorIndex
-from pipeline.manifest import Manifest
+from pipeline.manifest import FileRecord, Manifest
 
 SAMPLED_CHUNKS = 4_096
 """Chunks that stand for the corpus where an average will do."""
 OPEN_ATTEMPTS = 3
 """A reader that loses its generation to two publications in a row while opening it starts over."""
+
+
+class HeldFiles:
+    """Files that are mapped, held open: reading a part that is cut off would end the process, and only who holds a file can always tell.
+
+    One that was removed is whole for who holds it, one that was cut before it was removed is not. One that is not there when it is to be
+    held raises :class:`DamageError`, as mapping it does, so that a reader who lost its generation starts over.
+    """
+
+    def __init__(self, folder: Path, records: Mapping[str, FileRecord]) -> None:
+        self._sizes = {name: record.size_bytes for name, record in records.items()}
+        self._descriptors: dict[str, int] = {}
+        weakref.finalize(self, _close, self._descriptors)
+        for name in records:
+            try:
+                self._descriptors[name] = os.open(folder / name, os.O_RDONLY)
+            except OSError as error:
+                raise DamageError(f"{name} cannot be read") from error
+
+    def cut_file(self) -> tuple[str, str] | None:
+        """Return a file that became shorter and what is wrong with it, None where all are whole."""
+        for name, descriptor in self._descriptors.items():
+            size = os.fstat(descriptor).st_size
+            if size < self._sizes[name]:
+                return name, f"must have {self._sizes[name]:,} bytes, got {size:,}: it was cut while it was open"
+        return None
+
+
+def _close(descriptors: dict[str, int]) -> None:
+    for descriptor in descriptors.values():
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,6 +96,7 @@ class Generation:
     spans: pa.RecordBatch
     passage_terms: pa.RecordBatch | None
     document_table: lancedb.table.Table
+    held_files: HeldFiles
     warning: str | None = None
 
     @property
@@ -147,6 +181,13 @@ class Generation:
         if np.any(found >= self.num_documents) or np.any(self._sorted_row_ids[np.minimum(found, self.num_documents - 1)] != wanted):
             raise self.layout.damaged(f"row ids must belong to generation {self.number} of {self.layout.name!r}", "verify")
         return self._row_order[found]
+
+    def require_whole(self) -> None:
+        """Raise :class:`DamageError` where a file has become shorter since it was opened."""
+        found = self.held_files.cut_file()
+        if found is not None:
+            name, fault = found
+            raise self.layout.damaged(f"{name} of generation {self.number} {fault}")
 
     def fetch_documents(self, positions: Sequence[int] | np.ndarray, columns: Sequence[str]) -> pa.Table:
         """Read columns of the documents at these positions from the pinned table, in the order asked; a position may repeat."""
@@ -276,4 +317,5 @@ def _open_files(layout: CollectionLayout, number: int, check_hashes: bool) -> Ge
         spans=spans,
         passage_terms=open_passage_terms(folder / PASSAGES_ARROW) if PASSAGES_ARROW in manifest.files else None,
         document_table=open_pinned_table(layout, DOCUMENTS, manifest.lance_versions[DOCUMENTS]),
+        held_files=HeldFiles(folder, manifest.files),
     )

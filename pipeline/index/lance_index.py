@@ -274,14 +274,27 @@ class LanceTables:
             )
 
     def _compact(self, name: str, *, force: bool) -> None:
+        """Merge fragments and drop deleted rows where there are many: all of a table or nothing, as positions are rows of a scan.
+
+        Lance puts fragments in the order of their ids and gives what it rewrites new ones, so a table whose first fragments alone are
+        rewritten has them at its end, and what an index covers is rewritten apart from what it does not. The text indexes are dropped
+        before and built again by ``_index_text``.
+        """
         with lance_errors(f"compacting table `{name}`"):
-            dataset = self._dataset(name)
-            fragments = dataset.get_fragments()
+            fragments = self._dataset(name).get_fragments()
             stored = sum(fragment.physical_rows for fragment in fragments)
             deleted = sum(fragment.num_deletions for fragment in fragments)
-            if force or len(fragments) > MAX_FRAGMENTS or deleted > MAX_DELETED_SHARE * stored:
-                threshold = 0.0 if force else None
-                dataset.optimize.compact_files(batch_size=COMPACTION_ROWS, num_threads=1, materialize_deletions_threshold=threshold)
+            if not (force or len(fragments) > MAX_FRAGMENTS or deleted > MAX_DELETED_SHARE * stored):
+                return
+            table = self._latest(name)
+            for index in table.list_indices():
+                table.drop_index(index.name)
+            self._dataset(name).optimize.compact_files(
+                target_rows_per_fragment=stored + 1,  # none is large enough to be left out
+                batch_size=COMPACTION_ROWS,
+                num_threads=1,
+                materialize_deletions_threshold=0.0,
+            )
 
     def _index_text(self) -> None:
         """Make BM25 cover every row: built the first time, extended afterwards."""

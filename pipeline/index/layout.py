@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.config import DEFAULT_ROOT
-from pipeline.durable import exclusive_lock, storage_errors
+from pipeline.durable import exclusive_lock, is_locked, storage_errors
 from pipeline.errors import CollectionBusyError, CollectionNotFoundError, ConfigError, DamageError, IntegrityError, TryAgainError
 from pipeline.index.object_folder import STORE_URI, ObjectFolder
 from pipeline.index.replica import Replica
@@ -38,6 +38,13 @@ CONTEXT_ARROW = "context.arrow"
 CLUSTERS_ARROW = "clusters.arrow"
 LANCE_FILES = "lance_files.json"
 
+FirstIngest = Literal["at work", "stopped"]
+FIRST_INGEST: dict[FirstIngest, str] = {
+    "at work": "its first ingest has not finished yet; try again when it has",
+    "stopped": "its first ingest was stopped, or failed; run `cairn ingest` again: it goes on where it was",
+}
+"""What to do about a collection of which nothing is published, by what became of its first ingest."""
+
 
 def store_uri(root: Path | str) -> str | None:
     """Return the root as ``s3://bucket/prefix`` where it is one, None for a folder; other schemes are refused."""
@@ -54,8 +61,13 @@ def resolve_root(root: Path | str) -> Path:
     uri = store_uri(root)
     if uri is None:
         return Path(root).resolve()
+    return cache_folder() / "s3" / uri.removeprefix("s3://")
+
+
+def cache_folder() -> Path:
+    """Return the folder of what this machine can make or fetch again; RuntimeError where nothing says where the home is."""
     cache = os.environ.get("CAIRN_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cairn"
-    return Path(cache).resolve() / "s3" / uri.removeprefix("s3://")
+    return Path(cache).resolve()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +192,18 @@ class CollectionLayout:
         stands = self.current_path.exists() or bool(self.generation_numbers())
         return stands or (self.replica is not None and self.replica.is_published())
 
+    def first_ingest(self) -> FirstIngest | None:
+        """Tell what became of the first ingest of a collection of which nothing is published; None where none ever began."""
+        if is_locked(self.lock_path) or (self.replica is not None and self.replica.is_being_written(self.name)):
+            return "at work"
+        return "stopped" if self.lock_path.exists() else None
+
     def require_exists(self) -> None:
-        """Raise :class:`CollectionNotFoundError`, naming the collections there are."""
+        """Raise :class:`CollectionNotFoundError`, naming the collections there are, or saying why there is nothing of this one yet."""
         if not self.exists():
+            begun = self.first_ingest()
+            if begun is not None:
+                raise CollectionNotFoundError(f"collection {self.name!r} must have a published generation, got none: {FIRST_INGEST[begun]}")
             known = ", ".join(list_collections(self.root)) or "none yet"
             raise CollectionNotFoundError(f"collection {self.name!r} must exist under the root; known collections: {known}")
 
@@ -274,6 +295,20 @@ def generation_tag(number: int) -> str:
 
 def list_collections(root: Path | str) -> list[str]:
     """List the collections that can be read under a root, by name."""
+    return [layout.name for layout in _layouts(root) if layout.exists()]
+
+
+def list_states(root: Path | str) -> dict[str, FirstIngest | None]:
+    """Return the collections that were begun, by name: None of a published one, else what became of its first ingest."""
+    states: dict[str, FirstIngest | None] = {}
+    for layout in _layouts(root):
+        begun = None if (is_published := layout.exists()) else layout.first_ingest()
+        if is_published or begun is not None:
+            states[layout.name] = begun
+    return states
+
+
+def _layouts(root: Path | str) -> list[CollectionLayout]:
     uri, folder = store_uri(root), resolve_root(root)
     if uri is not None:
         names: Iterable[str] = ObjectFolder(uri).folders()
@@ -281,4 +316,4 @@ def list_collections(root: Path | str) -> list[str]:
         names = (entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink())
     else:
         return []
-    return sorted(name for name in names if COLLECTION_NAME.fullmatch(name) and CollectionLayout(Path(root), name).exists())
+    return [CollectionLayout(Path(root), name) for name in sorted(names) if COLLECTION_NAME.fullmatch(name)]

@@ -48,6 +48,11 @@ class Lease:
             renewing.join()
             self._release()
 
+    def is_held(self) -> bool:
+        """Tell whether a writer holds the lease now."""
+        holder = _holder(self._store.read(LEASE_KEY))
+        return holder is not None and datetime.now(UTC) < holder[1]
+
     def _acquire(self) -> None:
         found = self._store.read(LEASE_KEY)
         holder = _holder(found)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from io import SEEK_END
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
@@ -32,7 +34,7 @@ MAX_COUNT = 255
 BLOCK_WORDS = 1 << 20
 """Words counted at once: 50 MB."""
 BLOCK_POSTINGS = 1 << 23
-"""Postings sorted at once: 200 MB; a larger corpus is read once more for each so many."""
+"""Postings sorted at once: 200 MB."""
 
 _POSTING = np.dtype([("term", np.uint32), ("chunk", np.uint32), ("count", np.uint8)])
 
@@ -50,17 +52,20 @@ def write_passage_terms(
     """
     numbers = TermNumbers()
     with ExitStack() as spools:
-        spool, chunks, counts = (spools.enter_context(unnamed_file(path)) for _ in range(3))
+        spool, spill, chunks, counts = (spools.enter_context(unnamed_file(path)) for _ in range(4))
         num_chunks_T = np.zeros(0, np.int64)
         for postings in _count(texts, chunk_offsets, start_char, end_char, numbers):
             spool.write(postings.data)
-            num_chunks_T = np.pad(num_chunks_T, (0, len(numbers.terms) - len(num_chunks_T)))
-            num_chunks_T += np.bincount(postings["term"], minlength=len(num_chunks_T))
+            if len(numbers.terms) > len(num_chunks_T):  # doubled, so that all copying together stays linear
+                num_chunks_T = np.pad(num_chunks_T, (0, 2 * len(numbers.terms) - len(num_chunks_T)))
+            seen, times = np.unique(postings["term"], return_counts=True)
+            num_chunks_T[seen] += times
+        num_chunks_T = num_chunks_T[: len(numbers.terms)]
         order = np.array(sorted(range(len(numbers.terms)), key=numbers.terms.__getitem__), np.int64)
         ends_T = np.cumsum(num_chunks_T[order])
         rank_T = np.empty(len(order), np.uint32)
         rank_T[order] = np.arange(len(order), dtype=np.uint32)
-        for ordered in _by_rank(spool, rank_T, ends_T):
+        for ordered in _by_rank(spool, spill, rank_T, ends_T):
             chunks.write(np.ascontiguousarray(ordered["chunk"]).data)
             counts.write(np.ascontiguousarray(ordered["count"]).data)
         _write([numbers.terms[number] for number in order.tolist()], ends_T, chunks, counts, path)
@@ -108,22 +113,43 @@ def _postings(terms: Sequence[int], sizes: Sequence[int], first_chunk: int) -> n
     return postings
 
 
-def _by_rank(spool: IO[bytes], rank_T: np.ndarray, ends_T: Int64[np.ndarray, " T"]) -> Iterator[np.ndarray]:
-    """Yield all postings by their term's rank, then by chunk, a block of whole terms at a time, reading the spool once for each."""
+def _by_rank(spool: IO[bytes], spill: IO[bytes], rank_T: np.ndarray, ends_T: Int64[np.ndarray, " T"]) -> Iterator[np.ndarray]:
+    """Yield all postings by their term's rank, then by chunk, a block of whole terms at a time.
+
+    The spool is read once: what belongs to a block is gathered in the block's own region of the spill file, whose place is known.
+    """
     postings = np.frombuffer(mapped(spool), _POSTING)
-    low = done = 0
-    while low < len(ends_T):
-        high = max(int(np.searchsorted(ends_T, done + BLOCK_POSTINGS, side="right")), low + 1)
-        kept: list[np.ndarray] = []
-        ranks: list[np.ndarray] = []
-        for start in range(0, len(postings), BLOCK_POSTINGS):
-            block = postings[start : start + BLOCK_POSTINGS]
-            rank = rank_T[block["term"]]
-            is_kept = (rank >= low) & (rank < high)
-            kept.append(block[is_kept])
-            ranks.append(rank[is_kept])
-        yield np.concatenate(kept)[np.argsort(np.concatenate(ranks), kind="stable")]
-        low, done = high, int(ends_T[high - 1])
+    bounds = _block_bounds(ends_T)
+    begins = np.append(0, ends_T)[bounds]
+    if len(bounds) > 2:
+        _gather(postings, spill, rank_T, bounds, begins[:-1].copy())
+        postings = np.frombuffer(mapped(spill), _POSTING)
+    for begin, end in pairwise(begins.tolist()):
+        block = postings[begin:end]
+        yield block[np.argsort(rank_T[block["term"]], kind="stable")]
+
+
+def _block_bounds(ends_T: Int64[np.ndarray, " T"]) -> list[int]:
+    """Return the ranks at which blocks of whole terms begin, and T: each of :data:`BLOCK_POSTINGS` at most, or of one term."""
+    bounds, done = [0], 0
+    while bounds[-1] < len(ends_T):
+        bounds.append(max(int(np.searchsorted(ends_T, done + BLOCK_POSTINGS, side="right")), bounds[-1] + 1))
+        done = int(ends_T[bounds[-1] - 1])
+    return bounds
+
+
+def _gather(postings: np.ndarray, spill: IO[bytes], rank_T: np.ndarray, bounds: Sequence[int], cursors: Int64[np.ndarray, " B"]) -> None:
+    """Write each posting behind the last one of its block; ``cursors`` say where blocks begin, in postings. Keeps the order in a block."""
+    for start in range(0, len(postings), BLOCK_POSTINGS):
+        part = postings[start : start + BLOCK_POSTINGS]
+        block_of = np.searchsorted(bounds, rank_T[part["term"]], side="right") - 1
+        sizes = np.bincount(block_of, minlength=len(cursors))
+        for block, run in enumerate(np.split(part[np.argsort(block_of, kind="stable")], np.cumsum(sizes)[:-1])):
+            if len(run):
+                spill.seek(int(cursors[block]) * _POSTING.itemsize)
+                spill.write(run.data)
+        cursors += sizes
+    spill.seek(0, SEEK_END)
 
 
 def _write(terms: Sequence[str], ends_T: Int64[np.ndarray, " T"], chunks: IO[bytes], counts: IO[bytes], path: Path) -> None:

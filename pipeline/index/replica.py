@@ -141,6 +141,10 @@ class Replica:
         """Say whether the store has the collection."""
         return self._store.read(CURRENT_KEY) is not None
 
+    def is_being_written(self, name: str) -> bool:
+        """Say whether a writer of any machine holds the lease."""
+        return Lease(self._store, name).is_held()
+
     def is_due(self) -> bool:
         """Say whether it is time to look at the store again; asked, it counts as having looked."""
         now = time.monotonic()

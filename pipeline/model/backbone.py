@@ -137,7 +137,7 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
     if on_openvino:
         _require_openvino(device)
     precision = resolve_precision(config.precision, device)
-    dtype, run_on = (torch.float32, _to_openvino(precision)) if on_openvino else (precision, _as_it_is)
+    dtype, run_on = (torch.float32, _to_openvino(precision)) if on_openvino else (precision, _packed)
     checkpoint = read_checkpoint(model_folder(config.model))
     if config.model in MODEL_NAMES:
         require_official_weights(checkpoint.weights_sha256)
@@ -156,7 +156,8 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
     return run_on(_FAMILIES[model_type](checkpoint, dtype=dtype, device=device, **settings))
 
 
-def _as_it_is(engine: Transformer) -> Transformer:
+def _packed(engine: Transformer) -> Transformer:
+    engine.pack()
     return engine
 
 

@@ -8,6 +8,7 @@ are float32 and not normalised.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,6 +19,11 @@ from pipeline.model.batching import run_in_batches, run_windows_in_batches
 from pipeline.model.landmark_reader import LandmarkReader
 from pipeline.model.landmarks import Rows
 from pipeline.model.pooling import pool_spans
+
+SMALL_BATCH_TOKENS: Final = 1_024
+WIDTH_STEP: Final = 8
+"""A small batch, such as the queries of a server, is this many tokens wide or a multiple: oneDNN builds and keeps its products shape by
+shape, which costs a query of a new length milliseconds and the process megabytes."""
 
 
 def embed_chunks(
@@ -46,7 +52,10 @@ def embed_chunks(
     temperature_R = np.broadcast_to(np.asarray(temperature, np.float64), lengths_R.shape)
 
     def hidden_states(batch_B: Int64[np.ndarray, " B"]) -> Float[torch.Tensor, "B T D"]:
-        ids_BT, lengths_B = pad_rows(rows, batch_B, backbone.pad_id)
+        width = int(lengths_R[batch_B].max())
+        if landmarks is None and len(batch_B) * width <= SMALL_BATCH_TOKENS:
+            width = min(-(-width // WIDTH_STEP) * WIDTH_STEP, max(width, backbone.max_positions))
+        ids_BT, lengths_B = pad_rows(rows, batch_B, backbone.pad_id, width)
         one_temperature = float(temperature_R[batch_B[0]])
         if landmarks is None or rows.window_R is None:
             return backbone.hidden_states(ids_BT, lengths_B, context_CD, one_temperature)
@@ -82,9 +91,11 @@ def embed_chunks(
     return embeddings_ME
 
 
-def pad_rows(rows: Rows, batch_B: Int64[np.ndarray, " B"], pad_id: int) -> tuple[Int64[np.ndarray, "B T"], Int64[np.ndarray, " B"]]:
-    """Gather rows into a rectangle; validity is by true length, as padding may be a token that texts use too."""
+def pad_rows(
+    rows: Rows, batch_B: Int64[np.ndarray, " B"], pad_id: int, width: int | None = None
+) -> tuple[Int64[np.ndarray, "B T"], Int64[np.ndarray, " B"]]:
+    """Gather rows into a rectangle as wide as told, else as the longest; validity is by true length, as texts may use the padding token."""
     starts_B, lengths_B = rows.row_offsets[batch_B], rows.row_offsets[batch_B + 1] - rows.row_offsets[batch_B]
-    positions_T = np.arange(int(lengths_B.max()))
+    positions_T = np.arange(int(lengths_B.max()) if width is None else width)
     source_BT = np.minimum(starts_B[:, None] + positions_T, len(rows.ids) - 1)
     return np.where(positions_T < lengths_B[:, None], rows.ids[source_BT], pad_id).astype(np.int64), lengths_B

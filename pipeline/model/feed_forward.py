@@ -7,7 +7,7 @@ product whose first half is the gate.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -44,6 +44,10 @@ class PlainMlp:
     down: Linear
     activate: Activation
 
+    def packed(self) -> PlainMlp:
+        """Return it with its projections laid out for this processor."""
+        return replace(self, up=self.up.packed(), down=self.down.packed())
+
     def add_to(self, residual_ND: torch.Tensor, x_ND: torch.Tensor, workspace: Workspace) -> None:
         """Add the feed-forward of ``x`` to ``residual`` in place; they may be one tensor, as ``x`` is read before anything is written."""
         out = workspace.take("inner", (x_ND.shape[0], self.up.weight.shape[0]), x_ND.dtype)
@@ -57,6 +61,10 @@ class GatedMlp:
     gate_up: Linear
     down: Linear
     activate: Activation
+
+    def packed(self) -> GatedMlp:
+        """Return it with its projections laid out for this processor."""
+        return replace(self, gate_up=self.gate_up.packed(), down=self.down.packed())
 
     def add_to(self, residual_ND: torch.Tensor, x_ND: torch.Tensor, workspace: Workspace) -> None:
         """Add the feed-forward of ``x`` to ``residual`` in place; they may be one tensor, as ``x`` is read before anything is written."""

@@ -39,12 +39,16 @@ def model_folder(model: str) -> Path:
     for name in _hub_names(model):
         if snapshot := _cached_snapshot(name):
             return snapshot
-    wanted = model if _HUB_NAME.fullmatch(model) else "NAME"
     raise ConfigError(
         "model must be cairn-minilm, all-MiniLM-L6-v2, a folder that holds config.json, model.safetensors and tokenizer.json, or a name in "
-        f"the Hugging Face cache {_cache_folder()}, got {model!r}; models are not downloaded here: run `hf download {wanted}` once where "
-        "there is a network, or give the folder"
+        f"the Hugging Face cache {_cache_folder()}, got {model!r}; {how_to_get(model)}, or give the folder"
     )
+
+
+def how_to_get(model: str) -> str:
+    """Say what to do about a model that is not on this machine."""
+    wanted = model if _HUB_NAME.fullmatch(model) else "NAME"
+    return f"models are not downloaded here: run `hf download {wanted}` once where there is a network"
 
 
 def describe_model(model: str) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -60,6 +60,10 @@ class Layer:
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     is_local: bool = False
+
+    def packed(self) -> Layer:
+        """Return it with its projections laid out for this processor."""
+        return replace(self, qkv=self.qkv.packed(), attention_output=self.attention_output.packed(), mlp=self.mlp.packed())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +110,7 @@ class Transformer:
         self.max_positions = shape.max_positions
         self.max_context: int | None = None
         self._embedding = embedding
-        self._layers = tuple(layers)
+        self._layers = list(layers)
         self._final_norm = final_norm
         self.shape = shape
         self.rotary = rotary
@@ -124,6 +128,11 @@ class Transformer:
         unprojected = copy(self)
         unprojected._projection, unprojected.embedding_dim = None, self.model_dim
         return unprojected
+
+    def pack(self) -> None:
+        """Lay the layers' weights out as this processor multiplies them, one layer after another; the plain ones go."""
+        for index, layer in enumerate(self._layers):
+            self._layers[index] = layer.packed()
 
     @property
     def token_embeddings(self) -> Float32[np.ndarray, "vocabulary D"]:

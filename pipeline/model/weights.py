@@ -7,7 +7,7 @@ the family holds. Biases are optional: the rotary families are published without
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import torch
@@ -15,6 +15,8 @@ import torch.nn.functional as F  # noqa: N812 - the name torch documents
 
 from pipeline.errors import ModelError
 
+_HAS_ONEDNN: Final = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+"""What torch's own compiler calls oneDNN by; builds for other processors have none."""
 _FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -25,14 +27,29 @@ class Linear:
     weight: torch.Tensor
     bias: torch.Tensor | None = None
 
+    def packed(self) -> Linear:
+        """Return the projection with its weight laid out as oneDNN multiplies it; itself where that library is not what multiplies.
+
+        A product of few rows, such as a query's, then reads the weight once, in order. In float32 oneDNN also multiplies twice as fast as
+        torch's default on AMD processors.
+        """
+        if self.weight.device.type != "cpu" or self.weight.is_mkldnn or not _HAS_ONEDNN:
+            return self
+        return replace(self, weight=torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), None))
+
     def project(self, x_ND: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Write the projection into ``out``."""
+        if self.weight.is_mkldnn:
+            return out.copy_(torch.ops.mkldnn._linear_pointwise(x_ND, self.weight, self.bias, "none", [], ""))
         if self.bias is None:
             return torch.mm(x_ND, self.weight.t(), out=out)
         return torch.addmm(self.bias, x_ND, self.weight.t(), out=out)
 
     def add_projection(self, x_NE: torch.Tensor, residual_ND: torch.Tensor) -> None:
         """Add the projection to ``residual`` in place."""
+        if self.weight.is_mkldnn:
+            residual_ND.copy_(torch.ops.mkldnn._linear_pointwise.binary(x_NE, residual_ND, self.weight, self.bias, "add"))
+            return
         if self.bias is not None:
             residual_ND.add_(self.bias)
         residual_ND.addmm_(x_NE, self.weight.t())

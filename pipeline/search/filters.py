@@ -205,7 +205,8 @@ def _date(key: str, value: Any) -> dt.date:
 
 def _timestamp(key: str, data_type: pa.TimestampType, value: Any) -> Expr:
     """Return the instant as a cast integer: Lance reads a literal timestamp in the column's own zone, and wraps nanoseconds beyond 2262."""
-    sentence = f"column {key!r} is a timestamp: its value must read like 2024-05-31T08:30:00Z, got {_shown(value)}"
+    example = "2024-05-31T08:30:00" if data_type.tz is None else "2024-05-31T08:30:00Z"
+    sentence = f"column {key!r} is a timestamp: its value must read like {example}, got {_shown(value)}"
     if isinstance(value, str):
         try:
             value = dt.datetime.fromisoformat(value)

@@ -15,7 +15,8 @@ import pyarrow as pa
 from pipeline.index.generation import Generation
 from pipeline.search.lexical import lance_errors
 from pipeline.search.passages import ChosenPassage
-from pipeline.search.ranking import Plan, Ranking
+from pipeline.search.plan import Plan
+from pipeline.search.ranking import Ranking
 from pipeline.types import RESERVED_COLUMNS, Hit, Passage
 
 

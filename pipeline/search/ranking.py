@@ -20,49 +20,27 @@ QMSum, 50 meetings, .510 / .498, Cranfield .476 / .435, SQuAD passages .817 / .7
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Float64, Int64
-from lancedb.expr import Expr
 
-from pipeline.index.generation import Generation
 from pipeline.search.candidates import (
     best_of_documents,
     merge_nominees,
     nominate_by_chunk,
     nominate_by_document,
-    nominate_by_passage_bm25,
     score_chunks,
     score_documents,
     score_windows,
 )
 from pipeline.search.fusion import Fusion, Scale, best_first, passage_scores, weighted_mean
-from pipeline.search.lexical import allowed_documents, bm25_documents, bm25_passages
-from pipeline.search.options import SearchOptions
 from pipeline.search.passages import ChosenPassage, ScoredWindows, best_of_each, best_within
+from pipeline.search.plan import Plan, ReadAhead, WordScores, read_words
 
 LEXICAL_PARTS = ("bm25", "passage_bm25")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """One call: its generation, its options, and what they resolve to.
-
-    ``schema`` is the documents table's; ``window`` the number of chunks in a passage, ``ranking_window`` that of the passages whose BM25
-    ranks documents, whatever size is asked for.
-    """
-
-    generation: Generation
-    schema: pa.Schema
-    options: SearchOptions
-    where: Expr | None
-    window: int
-    ranking_window: int
-    timeout: dt.timedelta | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,16 +59,16 @@ class Ranking:
 NOTHING = Ranking(positions=np.empty(0, dtype=np.int64), scores=np.empty(0), parts=(), passages=())
 
 
-def rank_queries(plan: Plan, query_vectors: Float32[np.ndarray, "Q V"], queries: Sequence[str] | None) -> list[Ranking]:
+def rank_queries(plan: Plan, query_vectors: Float32[np.ndarray, "Q V"], ahead: ReadAhead) -> list[Ranking]:
     """Rank documents for each query vector (L2-normalised), using BM25 where the text is known and ``hybrid`` asks for it."""
-    allowed = None if plan.where is None else allowed_documents(plan.generation, plan.where, plan.timeout)
+    allowed = ahead.allowed
     if plan.generation.num_documents == 0 or (allowed is not None and len(allowed) == 0):
         return [NOTHING] * len(query_vectors)
-    use_bm25 = plan.options.hybrid and plan.options.weight("bm25") > 0.0
-    texts = [None] * len(query_vectors) if queries is None or not use_bm25 else queries
-    nominees = _nominate(plan, query_vectors, allowed)
-    questions = [_Question(vector=vector, text=text, allowed=allowed) for vector, text in zip(query_vectors, texts, strict=True)]
-    return [_rank(plan, question, lists) for question, lists in zip(questions, nominees, strict=True)]
+    rankings: list[Ranking] = []
+    for index, lists in enumerate(_nominate(plan, query_vectors, allowed)):
+        words = read_words(plan, allowed, index) if index else ahead.words
+        rankings.append(_rank(plan, _Question(vector=query_vectors[index], words=words), lists))
+    return rankings
 
 
 def _nominate(
@@ -109,36 +87,31 @@ def _nominate(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Question:
-    """One query of a call: its vector, its text where BM25 has a say, the documents its filter allows (None: all)."""
+    """One query of a call: its vector, and its BM25 where that has a say."""
 
     vector: Float32[np.ndarray, " V"]
-    text: str | None
-    allowed: Int64[np.ndarray, " A"] | None
+    words: WordScores | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Candidates:
-    """All candidates of one query with their scores; ``fusion`` is None where no BM25 had a say.
-
-    ``passage_bm25`` is that of every window of ``plan.ranking_window`` chunks.
-    """
+    """All candidates of one query with their scores; ``fusion`` is None where no BM25 had a say."""
 
     positions: Int64[np.ndarray, " N"]
     scores: Float64[np.ndarray, " N"]
     parts: Mapping[str, Float32[np.ndarray, " N"]]
     fusion: Fusion | None
-    passage_bm25: Float32[np.ndarray, " M"] | None
 
 
 def _rank(plan: Plan, question: _Question, nominees: Sequence[Int64[np.ndarray, " _"]]) -> Ranking:
     candidates = _score(plan, question, nominees)
-    doc_ids = plan.generation.doc_ids.take(pa.array(candidates.positions)).to_pylist()
     if plan.options.max_characters is None:
-        best = best_first(candidates.scores, doc_ids, plan.options.offset + plan.options.top_k)[plan.options.offset :]
+        last = plan.options.offset + plan.options.top_k
+        best = _best_first(plan, candidates, _at_least_nth(candidates.scores, last))[plan.options.offset : last]
         passages = _passages_of_each(plan, question, candidates, best)
     else:
         found = _passages_within_budget(plan, question, candidates, plan.options.max_characters)
-        best = np.array([index for index in best_first(candidates.scores, doc_ids, len(doc_ids)).tolist() if index in found], np.int64)
+        best = _best_first(plan, candidates, np.array(sorted(found), np.int64))
         passages = [found[index] for index in best.tolist()]
     return Ranking(
         positions=candidates.positions[best],
@@ -148,31 +121,34 @@ def _rank(plan: Plan, question: _Question, nominees: Sequence[Int64[np.ndarray, 
     )
 
 
+def _at_least_nth(scores_N: Float64[np.ndarray, " N"], count: int) -> Int64[np.ndarray, " _"]:
+    """Return the indices of the ``count`` best scores and of what ties with the last of them."""
+    return np.flatnonzero(scores_N >= np.partition(scores_N, -count)[-count]) if len(scores_N) > count else np.arange(len(scores_N))
+
+
+def _best_first(plan: Plan, candidates: _Candidates, few: Int64[np.ndarray, " A"]) -> Int64[np.ndarray, " A"]:
+    """Order some candidates by score, ties by id."""
+    doc_ids = plan.generation.doc_ids.take(pa.array(candidates.positions[few])).to_pylist()
+    return few[best_first(candidates.scores[few], doc_ids, len(few))]
+
+
 def _score(plan: Plan, question: _Question, nominees: Sequence[Int64[np.ndarray, " _"]]) -> _Candidates:
-    generation, options = plan.generation, plan.options
-    bm25_positions, bm25_scores = np.empty(0, np.int64), np.empty(0, np.float32)
-    by_words, passage_bm25 = list[np.ndarray](), None
-    if question.text is not None:
-        bm25_positions, bm25_scores = bm25_documents(generation, question.text, plan.where, options.num_candidates)
-        passage_bm25 = bm25_passages(generation, question.text, plan.ranking_window, question.allowed)
-        by_words.append(bm25_positions)
-    if passage_bm25 is not None:
-        by_words.append(nominate_by_passage_bm25(generation, passage_bm25, options.num_candidates))
-    positions = merge_nominees(generation, [*nominees, *by_words], options.min_documents)
+    generation, options, words = plan.generation, plan.options, question.words
+    positions = merge_nominees(generation, [*nominees, *(words.nominees if words else ())], options.min_documents)
     parts: dict[str, Float32[np.ndarray, " N"]] = {}
     if options.granularity != "chunk":
         parts["document"] = score_documents(generation, positions, question.vector)
     if options.granularity != "document":
         parts["chunk"] = score_chunks(generation, positions, question.vector).best()
     scores = weighted_mean(list(parts.values()), [options.weight(part) for part in parts] if len(parts) > 1 else [1.0])
-    if len(bm25_positions):
-        parts["bm25"] = _spread(positions, bm25_positions, bm25_scores)
-    if passage_bm25 is not None:
-        parts["passage_bm25"] = best_of_documents(generation, passage_bm25, positions)
+    if words is not None and len(words.documents):
+        parts["bm25"] = _spread(positions, words.documents, words.scores)
+    if words is not None and words.passages is not None:
+        parts["passage_bm25"] = best_of_documents(generation, words.passages, positions)
     fusion = _fusion(plan, question, scores, parts)
     if fusion is not None:
         scores = fusion.documents(scores, parts.get("bm25"), parts.get("passage_bm25"))
-    return _Candidates(positions=positions, scores=scores, parts=parts, fusion=fusion, passage_bm25=passage_bm25)
+    return _Candidates(positions=positions, scores=scores, parts=parts, fusion=fusion)
 
 
 def _fusion(
@@ -216,9 +192,8 @@ def _score_passages(plan: Plan, question: _Question, candidates: _Candidates, ch
     windows = score_windows(plan.generation, candidates.positions[chosen], question.vector, plan.window)
     parts, own, fusion = {"chunk": windows.scores}, windows.scores, candidates.fusion
     if fusion is not None:
-        bm25 = candidates.passage_bm25
-        if bm25 is not None and plan.window != plan.ranking_window and question.text is not None:
-            bm25 = bm25_passages(plan.generation, question.text, plan.window, question.allowed)
+        bm25 = question.words.windows if question.words else None
+        if plan.window != plan.ranking_window:
             fusion = replace(fusion, passage_bm25=None if bm25 is None else Scale.of(bm25, floor=0.0))
         if bm25 is not None:
             parts["bm25"] = bm25[windows.first]

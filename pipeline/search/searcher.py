@@ -1,6 +1,7 @@
 """Answer queries over one collection: the public face of stage 6.
 
-Checks what is asked, takes one generation, encodes all queries in one pass, and lets ``ranking`` and ``hits`` do the rest.
+Checks what is asked, takes one generation, encodes all queries in one pass while ``plan`` reads what needs no vector, and lets ``ranking``
+and ``hits`` do the rest.
 The query encoder arrives as a protocol: no model is known here. Safe to use from several threads when the encoder is.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Unpack
 
 import numpy as np
@@ -22,10 +24,28 @@ from pipeline.search.documents import count_documents, read_document
 from pipeline.search.filters import compile_filter, compile_restriction
 from pipeline.search.hits import make_hits
 from pipeline.search.options import SearchKeywords, SearchOptions, check_queries, unit_vectors
-from pipeline.search.ranking import Plan, rank_queries
+from pipeline.search.plan import Plan, read_ahead
+from pipeline.search.ranking import rank_queries
 from pipeline.search.served import ServedGeneration
 from pipeline.search.windows import window_size
 from pipeline.types import Document, QueryEncoder, SearchResult
+
+
+class BegunSearch:
+    """A search whose vectors are to come. It answers from the generation that it began with, whatever is published meanwhile."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._ahead = read_ahead(plan)
+
+    def finish(self, query_vectors: Float[np.ndarray, "Q V"]) -> list[SearchResult]:
+        """Answer the queries, given a vector each."""
+        generation, queries = self._plan.generation, self._plan.queries
+        generation.require_whole()  # the encoder may have taken its time
+        rankings = rank_queries(self._plan, unit_vectors(query_vectors, generation.manifest.vector_dim), self._ahead)
+        texts = [""] * len(rankings) if queries is None else queries
+        answers = zip(texts, make_hits(self._plan, rankings), strict=True)
+        return [SearchResult(query=text, generation=generation.number, hits=hits) for text, hits in answers]
 
 
 class Searcher:
@@ -36,6 +56,7 @@ class Searcher:
         self._encoder = encoder
         self._timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
         self._served = ServedGeneration(layout, encoder.fingerprint)
+        self._beside = ThreadPoolExecutor(thread_name_prefix="cairn-words")  # its threads end with the searcher
         generation = self._served.take()
         self._known_schema: tuple[Generation, pa.Schema] = (generation, generation.document_table.schema)
 
@@ -54,22 +75,27 @@ class Searcher:
         return self.search_batch([query], **options)[0]
 
     def search_batch(self, queries: Sequence[str], **options: Unpack[SearchKeywords]) -> list[SearchResult]:
-        """Answer several queries in one pass of the encoder and one search of each vector index."""
-        chosen = SearchOptions(**options)
-        check_queries(queries)
-        plan = self._plan(chosen)
-        return _answer(plan, self._encoder.encode_queries(list(queries)), queries)
+        """Answer several queries in one pass of the encoder and one search of each vector index; words are looked up beside the encoder."""
+        plan = self._plan(queries, options)
+        begun = self._beside.submit(BegunSearch, plan)
+        try:
+            vectors = self._encoder.encode_queries(list(queries))
+        finally:
+            wait([begun])
+        return begun.result().finish(vectors)
 
     def search_vectors(
         self, query_vectors: Float[np.ndarray, "Q V"], *, queries: Sequence[str] | None = None, **options: Unpack[SearchKeywords]
     ) -> list[SearchResult]:
         """Answer queries that are already encoded; without their texts there is no BM25, and the answers' ``query`` is empty."""
-        chosen = SearchOptions(**options)
-        if queries is not None:
-            check_queries(queries)
-            if len(queries) != len(query_vectors):
-                raise UsageError(f"there must be one query text a vector, got {len(queries)} texts and {len(query_vectors)} vectors")
-        return _answer(self._plan(chosen), query_vectors, queries)
+        plan = self._plan(queries, options)
+        if queries is not None and len(queries) != len(query_vectors):
+            raise UsageError(f"there must be one query text a vector, got {len(queries)} texts and {len(query_vectors)} vectors")
+        return BegunSearch(plan).finish(query_vectors)
+
+    def begin(self, queries: Sequence[str], **options: Unpack[SearchKeywords]) -> BegunSearch:
+        """Do all that can be done before the queries are encoded, for a caller that encodes them meanwhile."""
+        return BegunSearch(self._plan(queries, options))
 
     def read_document(self, doc_id: str, *, restriction: Mapping[str, Any] | None = None) -> Document | None:
         """Return a document by its id; None where there is none, or none that matches ``restriction``."""
@@ -81,13 +107,17 @@ class Searcher:
         generation = self._served.take()
         return count_documents(generation, self._schema_of(generation), restriction, self._timeout)
 
-    def _plan(self, options: SearchOptions) -> Plan:
+    def _plan(self, queries: Sequence[str] | None, keywords: SearchKeywords) -> Plan:
+        options = SearchOptions(**keywords)
+        if queries is not None:
+            check_queries(queries)
         generation = self._served.take()
         schema = self._schema_of(generation)
         return Plan(
             generation=generation,
             schema=schema,
             options=options,
+            queries=queries,
             where=_both(options.filters, options.restriction, schema),
             window=window_size(options.chunk_tokens, generation.manifest.settings),
             ranking_window=window_size(None, generation.manifest.settings),
@@ -108,10 +138,3 @@ def _both(filters: Mapping[str, Any] | None, restriction: Mapping[str, Any] | No
     allowed = None if restriction is None else compile_restriction(restriction, schema)
     wanted = None if filters is None else compile_filter(filters, schema)
     return wanted if allowed is None else (allowed if wanted is None else allowed.and_(wanted))
-
-
-def _answer(plan: Plan, query_vectors: np.ndarray, queries: Sequence[str] | None) -> list[SearchResult]:
-    rankings = rank_queries(plan, unit_vectors(query_vectors, plan.generation.manifest.vector_dim), queries)
-    texts = [""] * len(rankings) if queries is None else queries
-    answers = zip(texts, make_hits(plan, rankings), strict=True)
-    return [SearchResult(query=text, generation=plan.generation.number, hits=hits) for text, hits in answers]

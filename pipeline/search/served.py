@@ -51,10 +51,10 @@ class ServedGeneration:
     def take(self) -> Generation:
         """Return the generation to answer one call from, after taking up a newly published one.
 
-        While one thread opens a new generation, the others go on with the old one.
+        While one thread opens a new generation, the others go on with the old one, or wait where its tables went away with it.
         A new generation made by another encoder raises :class:`FingerprintMismatchError`.
         """
-        if self._is_due() and self._lock.acquire(blocking=False):
+        if self._is_due() and self._lock.acquire(blocking=not self._generation.folder.exists()):
             try:
                 if self._is_due():
                     self._take_up()
@@ -62,7 +62,9 @@ class ServedGeneration:
                 self._lock.release()
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
-        return self._generation
+        generation = self._generation
+        generation.require_whole()
+        return generation
 
     def _is_due(self) -> bool:
         return self._read_stamp() != self._stamp or (self._retry_at is not None and time.monotonic() >= self._retry_at)

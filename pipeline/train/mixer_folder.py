@@ -24,7 +24,10 @@ from pipeline.model.model_defaults import CAIRN_SETTINGS_NAME, Base, settings_of
 
 
 def require_new(folder: Path) -> None:
-    """Raise :class:`ConfigError` for a place that is taken."""
+    """Raise :class:`ConfigError` for a place that is taken, or below a file."""
+    parent = next(parent for parent in folder.absolute().parents if parent.exists())
+    if not parent.is_dir():
+        raise ConfigError(f"the folder to train a mixer into must lie in a folder, got {str(folder)!r} below a file; choose another")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"the folder to train a mixer into must be new or empty, got {str(folder)!r}; choose another")
 

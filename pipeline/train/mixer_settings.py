@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.config import require_kinds
 from pipeline.errors import ConfigError
 
 
@@ -48,6 +49,7 @@ class MixerConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         for name in ("steps", "num_heads", "head_dim", "min_pairs", "evaluate_every"):
             _require(getattr(self, name) >= 1, name, "be at least 1", getattr(self, name))
         for name in ("context_documents", "warmup_steps", "turn_steps", "seed"):

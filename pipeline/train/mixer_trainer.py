@@ -22,7 +22,8 @@ from torch import nn
 
 from pipeline import durable
 from pipeline.config import Backend, EncoderConfig, Precision
-from pipeline.errors import ModelError
+from pipeline.encode.documents import require_fit
+from pipeline.errors import ConfigError, ModelError
 from pipeline.model.cde_settings import is_cde
 from pipeline.model.checkpoint import read_checkpoint
 from pipeline.model.landmark_mixer import PREFIX, LandmarkMixer
@@ -76,11 +77,13 @@ def train_mixer(
     precision: Precision = "auto",
     judged: Sequence[Path] = (),
     cache: Path | None = None,
+    whole_text_tokens: int = 0,
     progress: ProgressListener = silent_progress,
 ) -> MixerReport:
     """Train a mixer for ``base`` on the pairs of ``files`` and leave it in ``folder``, new or empty.
 
-    Texts of ``judged`` evaluation sets are kept out of the data; vectors are kept under ``cache`` for the next run.
+    Texts of ``judged`` evaluation sets are kept out of the data; vectors are kept under ``cache`` for the next run. ``whole_text_tokens``
+    is a setting the folder brings to those who encode with it: the mixer learns from chunks.
     """
     require_new(folder)
     log_path, plot_path = log_paths(folder)
@@ -93,12 +96,14 @@ def train_mixer(
     started = time.monotonic()
     vectors = BaseVectors(settings, cache)
     dims = _require_fit(vectors, config)
+    brought = replace(settings, use_context=config.context_documents > 0, whole_text_tokens=whole_text_tokens)
+    require_fit(brought, vectors.encoder.backbone)
     data = embed_sources(pairs, vectors, config, progress)
     embedded = time.monotonic()
     run = _Run(log_path=log_path, plot_path=plot_path, config=config, data=data, progress=progress)
     run.train_mixing()
     cut_scores = run.train_turn(dims)
-    save_mixer(folder, run.mixer, named, replace(settings, use_context=config.context_documents > 0), base_extra)
+    save_mixer(folder, run.mixer, named, brought, base_extra)
     return MixerReport(
         folder=str(folder),
         pairs=len(pairs),
@@ -118,12 +123,12 @@ def train_mixer(
 def _base(base: str, backend: Backend, precision: Precision) -> tuple[Base, EncoderConfig, dict[str, torch.Tensor]]:
     """Return what the folder names as its base, the settings texts are embedded with, and the base's own tensors beside its weights.
 
-    Raises :class:`ModelError` for a model no mixer goes with.
+    Raises :class:`ConfigError` for a model no mixer goes with.
     """
     folder = model_folder(base)
     checkpoint = None if base_of_folder(folder) else read_checkpoint(folder)
     if checkpoint is None or is_cde(checkpoint.config) or any(name.startswith(PREFIX) for name in checkpoint.tensors):
-        raise ModelError(f"a mixer must be trained for one transformer that has no mixer yet, got {base!r}; choose another base")
+        raise ConfigError(f"a mixer must be trained for one transformer that has no mixer yet, got {base!r}; choose another base")
     # A folder must be found from elsewhere, too.
     is_path = folder == Path(base).expanduser()
     named = Base(model=str(folder.absolute()) if is_path else base, weights_sha256=checkpoint.weights_sha256)

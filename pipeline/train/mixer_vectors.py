@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -37,6 +37,7 @@ BLOCK_TEXTS: Final = 2_048
 """Texts that a file holds, and a killed run has to embed again at most."""
 
 Kind = Literal["document", "query", "title"]
+_STAGES: Final[Mapping[Kind, str]] = {"document": "documents", "query": "queries", "title": "titles"}
 _KeptFile = tuple[list[bytes], np.ndarray, np.ndarray]
 
 
@@ -93,7 +94,7 @@ class BaseVectors:
             self.keep(kind, [texts[place] for place in places], counts_n, vectors_mD)
             for place, vectors in zip(places, np.split(vectors_mD, np.cumsum(counts_n)[:-1]), strict=True):
                 found[place] = vectors
-            progress(f"{kind}s", start + len(places), len(missing), "texts")
+            progress(_STAGES[kind], start + len(places), len(missing), "texts")
         parts = [vectors for vectors in found if vectors is not None]
         offsets_N1 = np.cumsum([0, *map(len, parts)], dtype=np.int64)
         width = self.encoder.vector_dim

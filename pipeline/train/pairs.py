@@ -163,7 +163,8 @@ def _read_lines(path: Path) -> Iterator[tuple[str, ...]]:
             except ValueError as error:
                 raise SourceError(f"line {number} of {path.name} must be a JSON object, got an unreadable one ({error})") from error
             if not isinstance(record, dict) or any(name not in record for name in _REQUIRED):
-                raise SchemaError(f"line {number} of {path.name} must be a JSON object with {' and '.join(_REQUIRED)}, got {line[:60]!r}")
+                found = f"one with {', '.join(map(str, record)) or 'nothing'}" if isinstance(record, dict) else f"{record!r:.60}"
+                raise SchemaError(f"line {number} of {path.name} must be a JSON object with {' and '.join(_REQUIRED)}, got {found}")
             values = [record.get(name) for name in COLUMNS]
             for name, value in zip(COLUMNS, values, strict=True):
                 if value is not None and not isinstance(value, str):

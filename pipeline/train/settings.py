@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pipeline.cluster.packing import Tour
-from pipeline.config import Precision
+from pipeline.config import Precision, require_kinds
 from pipeline.errors import ConfigError
 
 TrainedPooling = Literal["mean", "lmk"]
@@ -79,6 +79,7 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         for name in (
             "steps",
             "sequence_documents",

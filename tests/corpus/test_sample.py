@@ -71,7 +71,7 @@ def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source.replace("\n        ", "\n").strip() + "\n")
     monkeypatch.setattr(sample.sysconfig, "get_path", lambda name: str(root))
-    monkeypatch.setattr(importlib.metadata, "distributions", lambda: iter(()))
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda path: iter(()))
     return root
 
 
@@ -216,6 +216,16 @@ def second_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]
 
 def test_sample_is_the_same_bytes_in_another_process(full: SampleReport, second_run: tuple[Path, set[str]]):
     assert bytes_of(second_run[0]) == bytes_of(full.files[0].parent)
+
+
+def test_folder_that_a_package_puts_on_the_path_brings_no_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    described = tmp_path / "vendored" / "zzz_vendored-1.0.dist-info"
+    described.mkdir(parents=True)
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: zzz-vendored\nVersion: 1.0\nSummary: vendored\n\nA long text.\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "vendored"))
+    assert any(found.name == "zzz-vendored" for found in importlib.metadata.distributions())
+
+    assert "dist/zzz-vendored" not in {document.id for document in sample._distributions()}
 
 
 def test_library_is_parsed_without_being_imported(second_run: tuple[Path, set[str]]):

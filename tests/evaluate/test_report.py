@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from pipeline.evaluate.bench import MAIN_EVIDENCE, Cost, SystemResult
 from pipeline.evaluate.encodings import Encoding
 from pipeline.evaluate.measures import NDCG
 from pipeline.evaluate.report import Report, ingest_flags, is_buildable
-from pipeline.evaluate.systems import System, baseline_systems, our_systems
+from pipeline.evaluate.systems import System, baseline_systems, configured_systems, our_systems
+from pipeline.model.model_defaults import encoder_config, settings_of_a_folder
 
 BASE = EncoderConfig()
+BASE_FLAGS = "--model all-MiniLM-L6-v2"
 COST = Cost(encode_seconds=10.0, tokens=1_000, vectors=10, index_bytes=1_000, query_milliseconds=1.0)
 NOISE = np.random.default_rng(0).normal(0.0, 0.05, 100)
 
@@ -62,6 +65,16 @@ def test_advice_names_the_best_and_a_cheaper_one_that_is_as_good():
     assert [advice.system for advice in report.advise(seed=0)] == ["best", "cheapo"]
 
 
+def test_advice_names_no_cheaper_one_on_too_few_queries_to_tell():
+    cheap = result("cheapo", 0.49, cost=replace(COST, encode_seconds=2.0))
+    few = (
+        replace(cheap, values={NDCG: cheap.values[NDCG][:4]}),
+        replace(result("best", 0.5), values={NDCG: result("best", 0.5).values[NDCG][:4]}),
+    )
+
+    assert [advice.system for advice in Report(list(few)).advise(seed=0)] == ["best"]
+
+
 def test_advice_names_no_other_one_that_costs_as_much():
     report = Report([result("best", 0.5), result("same", 0.499, cost=replace(COST, encode_seconds=8.0))])
 
@@ -99,23 +112,40 @@ def test_window_with_another_overlap_is_not_buildable():
 def test_ingest_flags_name_what_differs_from_the_defaults():
     by_name = {system.name: system for system in (*our_systems(BASE), *baseline_systems(BASE, 512))}
 
-    assert ingest_flags(by_name["mean/none/fused"]) == ""
-    assert ingest_flags(by_name["late-128"]) == "--attention full --landmark-interval 128"
-    assert ingest_flags(by_name["landmarks/corpus/chunk"]) == "--pooling lmk --attention full --use-context"
-    assert ingest_flags(our_systems(EncoderConfig(query_prefix="query: "), ["none"], ["mean"])[0]) == "--query-prefix 'query: '"
+    assert ingest_flags(by_name["mean/none/fused"]) == BASE_FLAGS
+    assert ingest_flags(by_name["late-128"]) == f"{BASE_FLAGS} --attention full --landmark-interval 128"
+    assert ingest_flags(by_name["landmarks/corpus/chunk"]) == f"{BASE_FLAGS} --pooling lmk --attention full --use-context"
+    prefixed = our_systems(EncoderConfig(query_prefix="query: "), ["none"], ["mean"])[0]
+    assert ingest_flags(prefixed) == f"{BASE_FLAGS} --query-prefix 'query: '"
+
+
+def test_ingest_flags_name_what_differs_from_what_the_default_model_brings():
+    brought = encoder_config({})
+    without = our_systems(replace(brought, whole_text_tokens=0), ["none"], ["mean"])[0]
+
+    assert ingest_flags(configured_systems(brought)[0]) == ""
+    assert ingest_flags(without) == "--whole-text-tokens 0 --no-context"
+
+
+def test_ingest_flags_turn_off_what_the_folder_brings(tmp_path: Path):
+    settings = settings_of_a_folder(EncoderConfig(query_prefix="query: ", pool_prefix=True, causal=True))
+    (tmp_path / "cairn_config.json").write_text(json.dumps(settings))
+    config = replace(encoder_config({"model": str(tmp_path)}), pool_prefix=False, causal=False)
+
+    assert ingest_flags(configured_systems(config)[0]) == f"--model {tmp_path} --bidirectional --no-pool-prefix"
 
 
 def test_ingest_flags_are_written_as_ingest_reads_them():
     config = EncoderConfig(temperature_by_length=((128, 0.95), (512, 0.9)), causal=True)
 
-    assert ingest_flags(our_systems(config, ["none"], ["mean"])[0]) == "--temperature-by-length 128:0.95,512:0.9 --causal"
+    assert ingest_flags(our_systems(config, ["none"], ["mean"])[0]) == (f"{BASE_FLAGS} --temperature-by-length 128:0.95,512:0.9 --causal")
 
 
 def test_ingest_flags_name_a_window_of_another_length():
     late, landmarks = (our_systems(EncoderConfig(), ["none"], [name], max_positions=256)[0] for name in ("late", "landmark-attention"))
 
-    assert ingest_flags(late) == "--attention full --window-tokens 256"
-    assert ingest_flags(landmarks) == "--pooling lmk --attention landmark"
+    assert ingest_flags(late) == f"{BASE_FLAGS} --attention full --window-tokens 256"
+    assert ingest_flags(landmarks) == f"{BASE_FLAGS} --pooling lmk --attention landmark"
 
 
 def test_report_as_json_has_means_costs_comparisons_and_advice():

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import signal
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline import durable
 from pipeline.config import IndexConfig, IngestConfig
 from pipeline.errors import CollectionNotFoundError, IntegrityError
 from pipeline.index.generation import open_generation
@@ -120,21 +115,6 @@ def document_ids(count: int, prefix: str = "d") -> list[str]:
     return [f"{prefix}{'x' * (i % 4)}{i}" for i in range(count)]
 
 
-def kill_writers(*assignments: str) -> None:
-    """For each ``point=root``: change the collection under the root in a process of its own that dies at that commit point.
-
-    Forking from one process that has imported everything saves a second a death.
-    """
-    for assignment in assignments:
-        point, root = assignment.split("=", 1)
-        pid = os.fork()
-        if pid == 0:
-            durable.observe_commit_points(lambda name, point=point: os.kill(os.getpid(), signal.SIGKILL) if name == point else None)
-            publish_change(CollectionLayout(Path(root), "stones"), "n")
-            os._exit(0)
-        print(point, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-
-
 def publish_change(layout: CollectionLayout, prefix: str) -> Manifest:
     """Add ten documents and replace ``d0``: the same change however often it is repeated."""
     changed = [*document_ids(10, prefix), "d0"]
@@ -147,7 +127,3 @@ def served_ids(layout: CollectionLayout) -> list[str]:
         return open_generation(layout).doc_ids.to_pylist()
     except (CollectionNotFoundError, IntegrityError):
         return []
-
-
-if __name__ == "__main__":
-    kill_writers(*sys.argv[1:])

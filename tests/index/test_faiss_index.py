@@ -13,7 +13,7 @@ from pipeline.errors import IntegrityError
 from pipeline.index import faiss_build
 from pipeline.index.exact_index import ExactIndex
 from pipeline.index.faiss_build import build_faiss_index
-from pipeline.index.faiss_index import BRUTE_FORCE_POSITIONS, FaissIndex, choose_kind, open_faiss_index
+from pipeline.index.faiss_index import BRUTE_FORCE_POSITIONS, REFINE_SUFFIX, FaissIndex, choose_kind, open_faiss_index
 from pipeline.index.protocol import VectorIndex
 
 KINDS = ("flat", "ivf_sq8", "ivf_rabitq")
@@ -99,6 +99,16 @@ def test_search_does_not_depend_on_the_number_of_queries(index: FaissIndex) -> N
 
 def test_reconstruct_returns_the_vectors_in_position_order(index: FaissIndex) -> None:
     assert np.abs(index.reconstruct(np.arange(100, 150)) - VECTORS[100:150]).max() < 0.02
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reconstruct_gives_to_the_bit_what_faiss_itself_decodes(tmp_path: Path, kind: str) -> None:
+    index, _, path = build(tmp_path, kind)
+    own = faiss.read_index(str(path if kind != "ivf_rabitq" else path.with_name(path.name + REFINE_SUFFIX)))
+    if kind == "ivf_sq8":
+        own.make_direct_map(True)
+    positions = np.random.default_rng(3).integers(0, NUM_VECTORS, 500)
+    assert np.array_equal(index.reconstruct(positions), own.reconstruct_batch(positions))
 
 
 def test_reconstruct_of_nothing_is_empty(index: FaissIndex) -> None:

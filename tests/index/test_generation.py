@@ -5,9 +5,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from pipeline.errors import CollectionNotFoundError, IntegrityError
+from pipeline.errors import CollectionNotFoundError, DamageError, IntegrityError
 from pipeline.index.exact_index import ExactIndex
-from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
+from pipeline.index.generation import Generation, HeldFiles, open_generation, open_latest_intact_generation
 from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
 
 
@@ -19,6 +19,12 @@ def generation(published: CollectionLayout) -> Generation:
 def test_generation_positions_follow_the_ingest_order(generation: Generation, stones: ModuleType) -> None:
     assert generation.doc_ids.to_pylist() == stones.document_ids(20)
     assert generation.num_documents == 20
+
+
+def test_file_that_went_away_before_it_could_be_held_is_damage(generation: Generation) -> None:
+    (generation.folder / CHUNKS_FAISS).unlink()
+    with pytest.raises(DamageError, match=f"^{CHUNKS_FAISS} cannot be read"):
+        HeldFiles(generation.folder, generation.manifest.files)
 
 
 def test_generation_vectors_are_those_of_their_positions(generation: Generation, stones: ModuleType) -> None:

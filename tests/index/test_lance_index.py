@@ -110,6 +110,27 @@ def test_forced_compaction_keeps_rows_and_order(tables: LanceTables, stones: Mod
     assert {name: scan_ids(tables, name, versions) for name in (DOCUMENTS, CHUNKS)} == before
 
 
+@pytest.mark.parametrize(("stored", "replaced"), [(2, [0]), (2, [1]), (8, [0, 3, 4]), (8, [5, 6, 7]), (9, [0, 1, 2, 3, 4, 5, 6, 7])])
+def test_replacing_many_documents_keeps_both_tables_in_one_order(
+    tables: LanceTables, stones: ModuleType, stored: int, replaced: list[int]
+) -> None:
+    ids = stones.document_ids(stored)
+    commit(tables, stones, ids)
+    again = [ids[index] for index in replaced]
+    documents, chunks = stones.document_rows(again, 1), stones.chunk_rows(again, 1)
+    versions = tables.commit(
+        generation=2,
+        deleted_ids=[again],
+        documents=pa.RecordBatchReader.from_batches(documents.schema, [documents]),
+        chunks=pa.RecordBatchReader.from_batches(chunks.schema, [chunks]),
+        expected_documents=len(again),
+        expected_chunks=chunks.num_rows,
+    )
+    expected = [doc_id for doc_id in ids if doc_id not in again] + again
+    assert scan_ids(tables, DOCUMENTS, versions) == expected
+    assert list(dict.fromkeys(scan_ids(tables, CHUNKS, versions))) == expected
+
+
 def test_roll_back_undoes_what_came_after_the_pinned_versions(tables: LanceTables, stones: ModuleType) -> None:
     pinned = commit(tables, stones, stones.document_ids(5))
     commit(tables, stones, stones.document_ids(5, "later"), generation=2)

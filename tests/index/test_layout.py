@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import CollectionBusyError, CollectionNotFoundError, ConfigError, DamageError, IntegrityError
-from pipeline.index.layout import CollectionLayout, list_collections
+from pipeline.index.layout import CollectionLayout, list_collections, list_states
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "../x", "a/b", "-rf", ".hidden", "a" * 64, "nul\0", "x\n"])
@@ -119,3 +119,15 @@ def test_root_in_an_object_store_without_its_package_is_one_sentence(monkeypatch
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(ConfigError, match=r"must have the package obstore.*cairn-retrieval\[store\]"):
         CollectionLayout(Path("s3://bucket"), "handbook")
+
+
+def test_first_ingest_is_at_work_while_its_lock_is_held_and_stopped_after_that(published: CollectionLayout) -> None:
+    layout = CollectionLayout(published.root, "pebbles")
+    assert layout.first_ingest() is None
+    with layout.writer_lock():
+        assert list_states(published.root) == {"pebbles": "at work", "stones": None}
+        with pytest.raises(CollectionNotFoundError, match="has not finished yet"):
+            layout.require_exists()
+    assert list_states(published.root) == {"pebbles": "stopped", "stones": None}
+    with pytest.raises(CollectionNotFoundError, match="run `cairn ingest` again"):
+        layout.require_exists()

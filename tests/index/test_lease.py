@@ -54,3 +54,10 @@ def test_lease_is_taken_though_the_store_refuses_or_loses_a_reply(folder: Object
     object_store.fault("PUT", LEASE_KEY, fault)
     with Lease(folder, "c").held():
         assert folder.read(LEASE_KEY) is not None
+
+
+def test_lease_is_held_until_it_is_given_back(folder: ObjectFolder) -> None:
+    assert not Lease(folder, "c").is_held()
+    with Lease(folder, "c").held():
+        assert Lease(folder, "c").is_held()
+    assert not Lease(folder, "c").is_held()

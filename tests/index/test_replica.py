@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.errors import CollectionBusyError, ConfigError, DamageError, IntegrityError, StorageError, TryAgainError
+from pipeline.errors import (
+    CollectionBusyError,
+    CollectionNotFoundError,
+    ConfigError,
+    DamageError,
+    IntegrityError,
+    StorageError,
+    TryAgainError,
+)
 from pipeline.index import replica as replica_module
 from pipeline.index.generation import open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout, list_collections
@@ -144,6 +152,44 @@ def test_store_that_refuses_or_loses_replies_for_a_while_publishes_once(
     assert served(reader) == sorted([*stones.document_ids(5), *stones.document_ids(5, "n")])
     assert reader.current_generation_number() == 2
     assert verify_collection(reader) == []
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have requests time out in half the time that a stalled answer takes, instead of half a minute."""
+    from obstore import store
+
+    opened = store.from_url
+
+    def from_url(uri: str, **settings: Any) -> Any:
+        return opened(uri, **{**settings, "client_options": {"allow_http": True, "timeout": "1s"}})
+
+    monkeypatch.setattr(store, "from_url", from_url)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("method", "path"), [("PUT", "/files/"), ("PUT", "/CURRENT"), ("GET", "/stones")])
+def test_store_that_answers_too_late_publishes_once(
+    machine: Machine, stones: ModuleType, object_store: ObjectStore, method: str, path: str
+) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    object_store.fault(method, path, "stall")
+    stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
+    reader = machine("b")
+    assert served(reader) == sorted([*stones.document_ids(5), *stones.document_ids(5, "n")])
+    assert reader.current_generation_number() == 2
+    assert verify_collection(reader) == []
+
+
+@pytest.mark.usefixtures("impatient")
+def test_store_that_answers_too_late_without_end_is_one_sentence(
+    bucket: ObjectFolder, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.swap("CURRENT", b"one", None)
+    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", {"max_retries": 1})
+    object_store.fault("GET", "/CURRENT", "stall", times=2)
+    with pytest.raises(TryAgainError, match="does not answer when CURRENT is read"):
+        ObjectFolder(bucket.uri).read("CURRENT")
 
 
 def test_store_that_refuses_for_long_keeps_the_old_generation_and_the_same_run_later_publishes(
@@ -309,3 +355,13 @@ def test_store_that_refuses_our_keys_is_one_sentence(machine: Machine, object_st
     object_store.fault("GET", "/stones", "forbid", times=100)
     with pytest.raises(StorageError, match="check its keys"):
         machine("a").exists()
+
+
+def test_first_ingest_of_another_machine_is_at_work_while_it_holds_the_lease(machine: Machine) -> None:
+    writer, reader = machine("a"), machine("b")
+    assert reader.first_ingest() is None
+    with writer.writer_lock():
+        assert (writer.first_ingest(), reader.first_ingest()) == ("at work", "at work")
+        with pytest.raises(CollectionNotFoundError, match="has not finished yet"):
+            reader.require_exists()
+    assert (writer.first_ingest(), reader.first_ingest()) == ("stopped", None)

@@ -15,7 +15,6 @@ from pipeline.errors import ConfigError, ModelError
 from pipeline.model.backbone import load_backbone
 from pipeline.model.checkpoint import read_checkpoint
 from pipeline.model.latent_attention import read_latent_attention
-from pipeline.model.m3bert import M3Bert, M3BertConfig, save_m3bert
 from pipeline.model.model_defaults import encoder_config
 from pipeline.model.packed import Packed
 
@@ -439,59 +438,3 @@ def test_encode_with_a_byte_level_tokenizer_covers_every_text(qwen_folder):
     for index, text in enumerate(texts):
         own = slice(*encoded.chunk_offsets[index : index + 2])
         assert "".join(text[start:end] for start, end in zip(encoded.start_char[own], encoded.end_char[own], strict=True)) == text
-
-
-@pytest.fixture(scope="module")
-def m3bert(tiny_model_folder):
-    tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
-    config = M3BertConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_position_embeddings=96,
-        rope_theta=700.0,
-        matryoshka_layers=(1, 3),
-        matryoshka_dims=(8, 32),
-    )
-    model = M3Bert(config, seed=3)
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.15)
-    return model
-
-
-@pytest.fixture(scope="module")
-def m3bert_folder(m3bert, tiny_model_folder, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("m3bert") / "model"
-    save_m3bert(m3bert, folder, Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json")))
-    return folder
-
-
-@pytest.mark.parametrize("num_layers", [1, 2, 3])
-def test_m3bert_backbone_equals_the_pretrained_model_at_every_exit(m3bert, m3bert_folder, num_layers):
-    backbone = _load(m3bert_folder, num_layers=num_layers)
-    ids = _ids(backbone)
-    with torch.inference_mode():
-        theirs = m3bert(torch.from_numpy(ids), torch.from_numpy(LENGTHS), layers=(num_layers,))[num_layers]
-    assert _worst(backbone.hidden_states(ids, LENGTHS), theirs) <= 1e-5
-
-
-def test_m3bert_backbone_temperature_equals_logits_divided_by_it(m3bert, m3bert_folder, monkeypatch):
-    from pipeline.model import m3bert as module
-
-    fused = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(module.F, "scaled_dot_product_attention", lambda query, *others, **named: fused(query / 0.5, *others, **named))
-    backbone = _load(m3bert_folder)
-    ids = _ids(backbone)
-    with torch.inference_mode():
-        theirs = m3bert(torch.from_numpy(ids), torch.from_numpy(LENGTHS), layers=(3,))[3]
-    monkeypatch.undo()
-    assert _worst(backbone.hidden_states(ids, LENGTHS, temperature=0.5), theirs) <= 1e-5
-
-
-def test_m3bert_causal_is_refused(m3bert_folder):
-    with pytest.raises(ConfigError, match="got a model of type m3bert"):
-        _load(m3bert_folder, causal=True)

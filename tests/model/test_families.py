@@ -126,8 +126,13 @@ def _context(backbone: Backbone) -> ContextSet:
     )
 
 
+@cache
+def _backbone(**what_it_depends_on: Any) -> Backbone:
+    return load_backbone(EncoderConfig(**what_it_depends_on))
+
+
 def _encoder(config: EncoderConfig, *, backwards: bool = False) -> DocumentEncoder:
-    backbone = load_backbone(config)
+    backbone = _backbone(**{name: getattr(config, name) for name in ("model", "precision", "backend", "causal", "num_layers")})
     if not config.use_context:
         return DocumentEncoder(config, None, backbone)
     context = _context(backbone)
@@ -140,6 +145,14 @@ def _encoder(config: EncoderConfig, *, backwards: bool = False) -> DocumentEncod
             first_stage_fingerprint="first",
         )
     return DocumentEncoder(config, context, backbone)
+
+
+def _is_taken(folder: Path, attention: str, pooling: str) -> bool:
+    try:
+        _encoder(_config(folder, attention=attention, pooling=pooling))
+    except ConfigError:
+        return False
+    return True
 
 
 def _vectors(folder: Path, *, backwards: bool = False, **settings: Any) -> np.ndarray | None:
@@ -196,7 +209,7 @@ def _features(folder: Path) -> dict[str, str]:
         assert other is None or np.allclose(other, plain, atol=1e-4)
         return other is not None
 
-    tried = {mode: _vectors(folder, attention=mode[0], pooling=mode[1]) is not None for mode in MODES}
+    tried = {mode: _is_taken(folder, *mode) for mode in MODES}
     poolings = [pooling for pooling in get_args(Pooling) if any(tried[mode] for mode in MODES if mode[1] == pooling)]
     attentions = [attention for attention in get_args(Attention) if any(tried[mode] for mode in MODES if mode[0] == attention)]
     context = moves(use_context=True)

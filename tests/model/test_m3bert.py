@@ -8,7 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError, ModelError
+from pipeline.model import m3bert
+from pipeline.model.backbone import load_backbone
 from pipeline.model.m3bert import NO_LABEL, M3Bert, M3BertConfig, load_m3bert, save_m3bert
 
 SIZES = {
@@ -17,6 +20,7 @@ SIZES = {
     "num_attention_heads": 4,
     "intermediate_size": 48,
     "max_position_embeddings": 40,
+    "rope_theta": 700.0,
     "matryoshka_layers": (1, 3),
     "matryoshka_dims": (8, 32),
 }
@@ -234,3 +238,33 @@ def test_load_without_a_tensor_is_refused(folder, name):
     save_file({other: tensor for other, tensor in tensors.items() if other != name}, folder / "model.safetensors")
     with pytest.raises(ModelError, match=re.escape(f"{name} of an m3BERT must have the shape")):
         load_m3bert(folder)
+
+
+def _backbone(folder, **settings):
+    return load_backbone(EncoderConfig(model=str(folder), precision="fp32", **settings))
+
+
+def _require_same(ours, theirs):
+    assert max(float((ours[row, :length] - theirs[row, :length]).abs().max()) for row, length in enumerate(LENGTHS.tolist())) <= 1e-5
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+@torch.inference_mode()
+def test_backbone_equals_the_pretrained_model_at_every_exit(model, folder, config, num_layers):
+    ids = _ids(config)
+    ours = _backbone(folder, num_layers=num_layers).hidden_states(ids.numpy(), LENGTHS.numpy())
+    _require_same(ours, model(ids, LENGTHS, layers=(num_layers,))[num_layers])
+
+
+@torch.inference_mode()
+def test_backbone_temperature_equals_logits_divided_by_it(model, folder, config, monkeypatch):
+    ids = _ids(config)
+    ours = _backbone(folder).hidden_states(ids.numpy(), LENGTHS.numpy(), temperature=0.5)
+    fused = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(m3bert.F, "scaled_dot_product_attention", lambda query, *others, **named: fused(query / 0.5, *others, **named))
+    _require_same(ours, model(ids, LENGTHS, layers=(3,))[3])
+
+
+def test_backbone_causal_is_refused(folder):
+    with pytest.raises(ConfigError, match="got a model of type m3bert"):
+        _backbone(folder, causal=True)

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from cli.settings import resolve_ingest_config
+from jobs.ingest_settings import resolve_ingest_config
 from pipeline.config import DEFAULT_MODEL, EncoderConfig, IngestConfig
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.embedded_weights import embedded_folder

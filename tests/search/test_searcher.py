@@ -4,6 +4,7 @@ import datetime as dt
 import json
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import ConfigError, FilterError, FingerprintMismatchError, UsageError
+from pipeline.errors import ConfigError, FilterError, FingerprintMismatchError, ModelError, StorageError, UsageError
 from pipeline.index.maintenance import compact_collection
 from pipeline.manifest import Manifest
+from pipeline.search.plan import Plan, ReadAhead, read_ahead
 from pipeline.search.searcher import Searcher
 from pipeline.types import Hit, SearchResult
 
@@ -113,6 +115,72 @@ def test_search_vectors_without_texts_is_dense(searcher: Searcher, encoder) -> N
     found = searcher.search_vectors(encoder.encode_queries(QUERIES[:1]))[0]
     assert found.query == ""
     assert flat(found) == flat(searcher.search(QUERIES[0], hybrid=False))
+
+
+@pytest.mark.parametrize("options", [{}, {"hybrid": False}, {"filters": FILTER}, {"chunk_tokens": 192}, {"max_characters": 500}])
+@pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
+def test_search_begun_before_its_vectors_is_the_search(searcher: Searcher, encoder, granularity, options) -> None:
+    begun = searcher.begin(QUERIES, granularity=granularity, **options)
+    found = begun.finish(encoder.encode_queries(QUERIES))
+    assert found == searcher.search_vectors(encoder.encode_queries(QUERIES), queries=QUERIES, granularity=granularity, **options)
+    assert found == searcher.search_batch(QUERIES, granularity=granularity, **options)
+
+
+def words_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("cairn-words")]
+
+
+def test_words_are_read_while_the_encoder_works(searcher: Searcher, encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    were_read = threading.Event()
+    encode = encoder.encode_queries
+
+    def read(plan: Plan) -> ReadAhead:
+        ahead = read_ahead(plan)
+        were_read.set()
+        return ahead
+
+    def wait(texts: list[str]) -> np.ndarray:
+        assert were_read.wait(60), "the encoder ended before the words were read"
+        return encode(texts)
+
+    expected = searcher.search(QUERIES[0])
+    monkeypatch.setattr("pipeline.search.searcher.read_ahead", read)
+    encoder.encode_queries = wait
+    assert searcher.search(QUERIES[0]) == expected
+
+
+@pytest.mark.parametrize("failing", [["encoder"], ["words"], ["encoder", "words"]])
+def test_failure_of_either_half_is_raised_when_both_have_ended(
+    searcher: Searcher, encoder, monkeypatch: pytest.MonkeyPatch, failing
+) -> None:
+    ended: list[str] = []
+
+    def end(half: str, result: Any) -> Any:
+        ended.append(half)
+        if half in failing:
+            raise (ModelError if half == "encoder" else StorageError)("what failed")
+        return result
+
+    encode = encoder.encode_queries
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "encode_queries", lambda texts: end("encoder", encode(texts)))
+        patch.setattr("pipeline.search.searcher.read_ahead", lambda plan: end("words", read_ahead(plan)))
+        with pytest.raises(ModelError if "encoder" in failing else StorageError, match=r"^what failed$"):
+            searcher.search(QUERIES[0])
+    assert sorted(ended) == ["encoder", "words"]
+    assert searcher.search(QUERIES[0]).hits
+
+
+def test_threads_for_words_end_with_their_searcher(stones, encoder) -> None:
+    before = set(words_threads())
+    searcher = Searcher(stones.layout, encoder)
+    searcher.search(QUERIES[0])
+    own = set(words_threads()) - before
+    assert len(own) == 1
+    del searcher
+    for thread in own:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_search_is_deterministic(searcher: Searcher) -> None:

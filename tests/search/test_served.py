@@ -1,10 +1,14 @@
 """Which generation answers: published, damaged, foreign, and while several threads search."""
 
+import os
+import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pipeline.errors import CollectionNotFoundError, FingerprintMismatchError, IntegrityError
+from pipeline.errors import CollectionNotFoundError, DamageError, FingerprintMismatchError, IntegrityError
+from pipeline.index.generation import Generation
 from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
 from pipeline.search import served
 from pipeline.search.searcher import Searcher
@@ -33,6 +37,25 @@ def test_published_generation_is_taken_up_at_the_next_call(layout, publish, enco
     publish(layout, 9, version=1, replaces=first)
     result = searcher.search("slate")
     assert (result.generation, version_of(result)) == (2, {"1"})
+
+
+def test_search_begun_before_a_publication_answers_from_its_generation(layout, publish, encoder) -> None:
+    first = publish(layout, 12)
+    searcher = Searcher(layout, encoder)
+    begun = searcher.begin(["slate"])
+    publish(layout, 9, version=1, replaces=first)
+    after = searcher.search("slate")
+    before = begun.finish(encoder.encode_queries(["slate"]))[0]
+    assert (before.generation, version_of(before)) == (1, {"0"})
+    assert (after.generation, version_of(after)) == (2, {"1"})
+
+
+def test_file_that_is_cut_before_the_vectors_come_is_an_error_and_not_the_end(layout, publish, encoder) -> None:
+    publish(layout, 12)
+    begun = Searcher(layout, encoder).begin(["slate"])
+    os.truncate(layout.generation_folder(1) / CHUNKS_FAISS, 10)
+    with pytest.raises(DamageError, match="it was cut while it was open"):
+        begun.finish(encoder.encode_queries(["slate"]))
 
 
 def test_unchanged_current_is_not_opened_again(layout, publish, encoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +106,34 @@ def test_opening_on_a_damaged_generation_serves_the_older_one_with_a_warning(lay
     searcher = Searcher(layout, encoder)
     assert searcher.search("slate").generation == 1
     assert len(searcher.warnings) == 1
+
+
+@pytest.mark.parametrize("name", ["chunks.faiss", "documents.faiss", "chunks.arrow", "passages.arrow"])
+def test_file_that_is_cut_while_it_is_open_is_an_error_and_not_the_end(layout, publish, encoder, name: str) -> None:
+    publish(layout, 12)
+    searcher = Searcher(layout, encoder)
+    searcher.search("slate")
+    os.truncate(layout.generation_folder(1) / name, 10)
+    with pytest.raises(DamageError, match=f"{name} of generation 1 must have .* bytes, got 10: it was cut while it was open"):
+        searcher.search("slate")
+
+
+def test_file_that_is_cut_and_then_removed_with_all_there_is_stays_an_error(layout, publish, encoder) -> None:
+    publish(layout, 12)
+    searcher = Searcher(layout, encoder)
+    os.truncate(layout.generation_folder(1) / "passages.arrow", 10)
+    layout.current_path.unlink()
+    for _ in range(2):
+        with pytest.raises(DamageError, match="it was cut while it was open"):
+            searcher.search("slate")
+        shutil.rmtree(layout.folder, ignore_errors=True)
+
+
+def test_files_of_a_generation_that_went_away_serve_on(layout, publish, encoder) -> None:
+    publish(layout, 12)
+    searcher = Searcher(layout, encoder)
+    (layout.generation_folder(1) / "chunks.faiss").unlink()
+    assert searcher.search("slate").hits
 
 
 def test_opening_with_nothing_intact_is_an_integrity_error(layout, publish, encoder) -> None:
@@ -137,3 +188,31 @@ def test_many_threads_get_the_same_answer(stones, searcher: Searcher) -> None:
     for thread in threads:
         thread.join()
     assert answers == [expected] * 40
+
+
+@pytest.mark.parametrize("publications", [1, 2])
+def test_thread_waits_for_the_new_generation_only_where_the_old_one_went_away(
+    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch, publications: int
+) -> None:
+    previous = publish(layout, 12)
+    searcher = Searcher(layout, encoder)
+    for version in range(1, publications + 1):
+        previous = publish(layout, 12, version=version, replaces=previous)
+    is_opening, may_open = threading.Event(), threading.Event()
+    open_generation = served.open_generation
+
+    def slowly(asked: CollectionLayout) -> Generation:
+        is_opening.set()
+        assert may_open.wait(60)
+        return open_generation(asked)
+
+    monkeypatch.setattr(served, "open_generation", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(searcher.search, "slate")
+        assert is_opening.wait(60)
+        second = pool.submit(searcher.search, "slate")
+        if publications == 1:
+            assert second.result(60).generation == 1
+        may_open.set()
+        assert first.result(60).generation == publications + 1
+        assert second.result(60).generation == (1 if publications == 1 else 3)

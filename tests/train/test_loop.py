@@ -103,7 +103,7 @@ def test_train_saved_models_are_read_by_the_engine(run: Any, tmp_path: Path):
     assert (tmp_path / "run" / "log.svg").read_text().startswith("<svg")
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 6, 7])
+@pytest.mark.parametrize("step", [1, 2, 7])  # before the first checkpoint, at one, between an evaluation and the next
 def test_train_stopped_and_resumed_ends_bit_for_bit_as_if_undisturbed(run: Any, tmp_path: Path, step: int):
     run("straight")
     with pytest.raises(KilledError):

@@ -37,6 +37,8 @@ def test_save_mixer_to_a_place_that_is_taken_is_refused(base: Base, tmp_path: Pa
     for taken in (tmp_path, tmp_path / "file"):
         with pytest.raises(ConfigError, match="must be new or empty"):
             save_mixer(taken, LandmarkMixer(32), base, EncoderConfig())
+    with pytest.raises(ConfigError, match="below a file"):
+        save_mixer(tmp_path / "file" / "mixer", LandmarkMixer(32), base, EncoderConfig())
     (tmp_path / "empty").mkdir()
     save_mixer(tmp_path / "empty", LandmarkMixer(32), base, EncoderConfig())
     assert (tmp_path / "empty" / "cairn_config.json").is_file()

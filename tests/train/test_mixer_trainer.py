@@ -166,7 +166,7 @@ def test_train_mixer_sources_that_are_too_small_are_counted_and_none_left_is_ref
 def test_train_mixer_base_with_a_mixer_is_refused(make_paged_world: Callable[..., Any], tmp_path: Path):
     world = make_paged_world()
     run(world, steps=1, turn_steps=0)
-    with pytest.raises(ModelError, match="one transformer that has no mixer yet"):
+    with pytest.raises(ConfigError, match="one transformer that has no mixer yet"):
         run(world, "other", base=str(tmp_path / "mixer"))
 
 

@@ -26,9 +26,11 @@ class Heard:
 
     def __init__(self) -> None:
         self.embedded: list[int] = []
+        self.stages: list[str] = []
 
     def __call__(self, stage: str, done: int, total: int | None, unit: str) -> None:
         self.embedded.append(total or 0)
+        self.stages.append(stage)
 
 
 def test_base_vectors_of_documents_are_an_encoders_and_their_means_its_documents(settings: EncoderConfig, tmp_path: Path):
@@ -42,10 +44,11 @@ def test_base_vectors_of_documents_are_an_encoders_and_their_means_its_documents
 
 def test_base_vectors_of_queries_and_titles_stand_behind_their_own_prefixes(settings: EncoderConfig):
     prefixed = replace(settings, document_prefix="path", query_prefix="walk")
-    vectors = BaseVectors(prefixed, None)
-    np.testing.assert_allclose(vectors.embed("query", TEXTS).means(), DocumentEncoder(prefixed).encode_queries(TEXTS), atol=1e-3)
+    vectors, heard = BaseVectors(prefixed, None), Heard()
+    np.testing.assert_allclose(vectors.embed("query", TEXTS, heard).means(), DocumentEncoder(prefixed).encode_queries(TEXTS), atol=1e-3)
     plain = DocumentEncoder(settings).encode(TEXTS).document_vectors_NV
-    np.testing.assert_allclose(vectors.embed("title", TEXTS).means(), plain, atol=1e-3)
+    np.testing.assert_allclose(vectors.embed("title", TEXTS, heard).means(), plain, atol=1e-3)
+    assert heard.stages == ["queries", "titles"]
 
 
 def test_base_vectors_embeds_only_what_is_not_kept_and_gives_the_order_asked_for(settings: EncoderConfig, tmp_path: Path):

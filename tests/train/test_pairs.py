@@ -83,7 +83,7 @@ def test_text_numbers_equal_texts_share_a_number():
 def test_read_pairs_missing_column_is_named(tmp_path: Path):
     with pytest.raises(SchemaError, match=r"p\.parquet must have the columns query and document, got question, document"):
         read_pairs([write_parquet(tmp_path / "p.parquet", question=["a"], document=["x"])])
-    with pytest.raises(SchemaError, match=r"line 2 of p\.jsonl"):
+    with pytest.raises(SchemaError, match=r"line 2 of p\.jsonl must be a JSON object with query and document, got one with query$"):
         read_pairs([write_lines(tmp_path / "p.jsonl", {"query": "a", "document": "x"}, {"query": "b"})])
 
 

@@ -1,4 +1,4 @@
-"""Two processes over gloo, started as a user starts them; what one process by itself does is the oracle."""
+"""Two processes over gloo, started by torchrun as a user starts them; what one process by itself does is the oracle."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 PROGRAM = """
-import json, os, sys
+import json, os, signal, socket, sys
 from pathlib import Path
 import torch
 from safetensors.torch import save_file
@@ -43,46 +43,78 @@ from pipeline.train.loop import train
 from pipeline.train.processes import joined_processes
 from pipeline.train.settings import TrainConfig
 
-base, pairs, output, settings, dies_after = sys.argv[1:]
+base, pairs, settings = sys.argv[1:4]
 torch.set_num_threads(1)
 real_step = trainer.train_step
 
-def step_and_keep(model, *arguments):
-    report = real_step(model, *arguments)
-    if arguments[3] == 0:  # the first step's gradient, before the optimiser's
-        gradients = {name: each.grad.contiguous().clone() for name, each in model.named_parameters() if each.grad is not None}
-        save_file(gradients, f"{output}-gradients-{processes.rank}.safetensors")
-    return report
+def work(output, dies_after=-1):
+    def step_and_keep(model, *arguments):
+        report = real_step(model, *arguments)
+        if arguments[3] == 0:  # the first step's gradient, before the optimiser's
+            gradients = {name: each.grad.contiguous().clone() for name, each in model.named_parameters() if each.grad is not None}
+            save_file(gradients, f"{output}-gradients-{processes.rank}.safetensors")
+        return report
 
-def die(name):
-    if name == "train.checkpoint" and Path(output, "checkpoints", f"{int(dies_after):08d}").exists():
-        os._exit(9)
+    def die(name):
+        if name == "train.checkpoint" and Path(output, "checkpoints", f"{int(dies_after):08d}").exists():
+            os._exit(9)
 
-trainer.train_step = step_and_keep
-durable.observe_commit_points(die)
-with joined_processes() as processes:
-    assert ("pipeline.train.torch_processes" in sys.modules) == (processes.size > 1)
-    report = train([Path(pairs)], Path(output), TrainConfig(**json.loads(settings)), base=base, processes=processes)
-done = {"rank": processes.rank, "size": processes.size, "resumed_at": report.resumed_at, "loss": report.last_loss}
-Path(f"{output}-{processes.rank}.json").write_text(json.dumps(done))
+    trainer.train_step = step_and_keep
+    durable.observe_commit_points(die)
+    with joined_processes() as processes:
+        assert ("pipeline.train.torch_processes" in sys.modules) == (processes.size > 1)
+        report = train([Path(pairs)], Path(output), TrainConfig(**json.loads(settings)), base=base, processes=processes)
+    done = {"rank": processes.rank, "size": processes.size, "resumed_at": report.resumed_at, "loss": report.last_loss}
+    Path(f"{output}-{processes.rank}.json").write_text(json.dumps(done))
+
+def fork(size, output, dies_after=-1):
+    # What torchrun does, from a process that has imported everything: it tells who is who, and ends all when one fails.
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pids = []
+    for rank in range(size):
+        pids.append(os.fork())
+        if not pids[-1]:
+            if size > 1:
+                given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+                os.environ.update({name: str(value) for name, value in given.items()})
+            work(output, dies_after)
+            os._exit(0)
+    for left in range(size, 0, -1):
+        pid, status = os.wait()
+        pids.remove(pid)
+        if status and left == size:
+            assert (os.waitstatus_to_exitcode(status), dies_after >= 0) == (9, True)
+            for other in pids:
+                os.kill(other, signal.SIGKILL)
+
+if sys.argv[4:5] == ["fork"]:
+    for size, output, dies_after in json.loads(sys.argv[5]):
+        fork(size, output, dies_after)
+else:
+    work(sys.argv[4])
 """
 
 
 @pytest.fixture
 def start(tiny_model_folder: Path, pairs_file: Path, tmp_path: Path) -> Any:
-    """Return what runs a training in so many processes and returns what each says of it."""
+    """Return what runs the program above with these words."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
 
-    def run(name: str, num_processes: int, dies_after: int = -1, **settings: Any) -> list[dict[str, Any]]:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)] if num_processes > 1 else []
-        given = [str(tiny_model_folder), str(pairs_file), str(tmp_path / name), json.dumps(SETTINGS | settings), str(dies_after)]
-        command = [sys.executable, *torchrun, str(program), *given]
+    def run(*words: str, launcher: tuple[str, ...] = ()) -> None:
+        given = [str(tiny_model_folder), str(pairs_file), json.dumps(SETTINGS), *words]
+        command = [sys.executable, *launcher, str(program), *given]
         done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
-        assert (done.returncode == 0) == (dies_after < 0), done.stderr
-        return [json.loads(path.read_text()) for path in sorted(tmp_path.glob(f"{name}-?.json"))]
+        assert done.returncode == 0, done.stderr
 
     return run
+
+
+def said(tmp_path: Path, name: str) -> list[dict[str, Any]]:
+    """Return what each process said at its end."""
+    return [json.loads(path.read_text()) for path in sorted(tmp_path.glob(f"{name}-?.json"))]
 
 
 def gradients(tmp_path: Path, name: str, rank: int = 0) -> dict[str, torch.Tensor]:
@@ -95,8 +127,12 @@ def logged(tmp_path: Path, name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_two_processes_make_the_gradient_of_one_on_the_same_batch_and_go_on_after_a_kill(start: Any, tmp_path: Path):
-    assert [each["size"] for each in start("alone", 1)] == [1]
-    both = start("both", 2)
+    start(str(tmp_path / "both"), launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"))
+    killed = str(tmp_path / "killed")
+    start("fork", json.dumps([[1, str(tmp_path / "alone"), -1], [2, killed, 2], [2, killed, -1]]))
+
+    assert [each["size"] for each in said(tmp_path, "alone")] == [1]
+    both = said(tmp_path, "both")
     assert [(each["rank"], each["size"]) for each in both] == [(0, 2), (1, 2)]
     assert both[0]["loss"] == both[1]["loss"]
 
@@ -113,8 +149,7 @@ def test_two_processes_make_the_gradient_of_one_on_the_same_batch_and_go_on_afte
         record["num_tokens"] for record in by_one if "loss" in record
     ]
 
-    assert start("killed", 2, dies_after=2) == []
-    assert [each["resumed_at"] for each in start("killed", 2)] == [2, 2]
+    assert [each["resumed_at"] for each in said(tmp_path, "killed")] == [2, 2]
     straight, resumed = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("both", "killed"))
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
     assert logged(tmp_path, "killed") == by_two

@@ -1,0 +1,83 @@
+"""Passages judged anew by a model that reads query and passage together: optional, slower, often better.
+
+    search, wider ─▶ passages ─▶ score(query, passage) ─▶ documents by their best passage, cut to what was asked for,
+                                                          or the best passages that fit a budget of characters
+
+What the first ranking did not find, reranking cannot bring back, so it looks at :data:`RERANK_DOCUMENTS` documents at least. The model
+arrives as a protocol: nothing here knows one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from pipeline.errors import ConfigError, ModelError
+from pipeline.search.options import SearchOptions
+from pipeline.types import Hit, Passage, Reranker, SearchResult
+
+RERANK_DOCUMENTS: Final = 30
+"""Documents whose passages are judged, where fewer are asked for."""
+
+
+def widened(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check a search's keywords and return those that find what is to be judged."""
+    asked = SearchOptions(**options)
+    if asked.offset:
+        raise ConfigError(f"reranking must come without an offset, got {asked.offset}; it judges the first page")
+    return {
+        **options,
+        "top_k": max(asked.top_k, RERANK_DOCUMENTS),
+        "passages": max(asked.passages, 1),
+        "max_candidates": None if asked.max_candidates is None else max(asked.max_candidates, RERANK_DOCUMENTS),
+        "max_characters": None,
+    }
+
+
+def reranked(result: SearchResult, reranker: Reranker, options: Mapping[str, Any]) -> SearchResult:
+    """Order an answer to :func:`widened` options by the model's scores, and cut it to what ``options`` ask for.
+
+    A passage's ``score`` is the model's, a document's that of its best passage; both have it among their parts as ``rerank``. Ties keep
+    their order.
+    """
+    asked = SearchOptions(**options)
+    scores = _scores(result, reranker)
+    judged = [_judged(hit, [next(scores) for _ in hit.passages]) for hit in result.hits if hit.passages]
+    if asked.max_characters is not None:
+        judged = _within(judged, asked.max_characters, asked.top_k)
+    else:
+        judged = [replace(hit, passages=hit.passages[: asked.passages]) for hit in judged]
+    return replace(result, hits=tuple(sorted(judged, key=lambda hit: -hit.score)[: asked.top_k]))
+
+
+def _scores(result: SearchResult, reranker: Reranker) -> Iterator[float]:
+    texts = [passage.text for hit in result.hits for passage in hit.passages]
+    scores = np.asarray(reranker.score(result.query, texts) if texts else np.zeros(0))
+    if scores.shape != (len(texts),) or not np.isfinite(scores).all():
+        raise ModelError("the rerank model must give one finite score a passage, got NaN, infinity or another number of scores")
+    return iter(scores.tolist())
+
+
+def _judged(hit: Hit, scores: list[float]) -> Hit:
+    passages = [
+        replace(passage, score=score, scores={**passage.scores, "rerank": score})
+        for passage, score in zip(hit.passages, scores, strict=True)
+    ]
+    ranked = tuple(sorted(passages, key=lambda passage: -passage.score))
+    return replace(hit, score=ranked[0].score, scores={**hit.scores, "rerank": ranked[0].score}, passages=ranked)
+
+
+def _within(hits: list[Hit], max_characters: int, max_documents: int) -> list[Hit]:
+    """Keep the best passages of all documents that fit the budget together; one that does not fit is passed over for a shorter one."""
+    kept: dict[int, list[Passage]] = {}
+    left = max_characters
+    passages = [(passage, place) for place, hit in enumerate(hits) for passage in hit.passages]
+    for passage, place in sorted(passages, key=lambda each: -each[0].score):
+        size = passage.end_char - passage.start_char
+        if size <= left and (place in kept or len(kept) < max_documents):
+            kept.setdefault(place, []).append(passage)
+            left -= size
+    return [replace(hits[place], passages=tuple(chosen), score=chosen[0].score) for place, chosen in kept.items()]

@@ -1,0 +1,119 @@
+"""The cross-encoder against Sentence-Transformers and transformers, on a tiny random one; and the models that are none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.main import cairn, run
+from pipeline import open_collection
+from pipeline.encode.cross_encoder import CrossEncoderReranker
+from pipeline.errors import ConfigError, ModelError
+
+TEXTS = ["the stone path", "a river and a mat " * 40, "old mountain", ""]
+
+
+def test_scores_are_those_of_the_model_itself(tiny_cross_encoder: Path) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    scores = CrossEncoderReranker(str(tiny_cross_encoder)).score("the cat", TEXTS)
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny_cross_encoder))
+    model = AutoModelForSequenceClassification.from_pretrained(str(tiny_cross_encoder)).eval()
+    with torch.inference_mode():
+        logits = [model(**tokenizer("the cat", text, truncation=True, max_length=94, return_tensors="pt")).logits.item() for text in TEXTS]
+    np.testing.assert_allclose(scores, 1 / (1 + np.exp(-np.array(logits))), atol=1e-5)
+    assert scores.dtype == np.float64
+    assert len(set(scores.tolist())) == len(TEXTS)
+
+
+def test_search_is_ranked_by_the_model(tiny_cross_encoder: Path, stones_root: Path) -> None:
+    stones = open_collection("stones", root=stones_root)
+    found = stones.search("granite", top_k=3, passages=2, rerank=str(tiny_cross_encoder))
+    model = CrossEncoderReranker(str(tiny_cross_encoder))
+    every = stones.search("granite", top_k=30, passages=2)
+    best = {hit.doc_id: model.score("granite", [passage.text for passage in hit.passages]).max() for hit in every.hits}
+    assert [hit.doc_id for hit in found.hits] == sorted(best, key=lambda doc_id: -best[doc_id])[:3]
+    for hit in found.hits:
+        assert hit.score == pytest.approx(best[hit.doc_id], abs=1e-6)
+        assert hit.scores["rerank"] == hit.score
+        assert [passage.score for passage in hit.passages] == sorted((passage.score for passage in hit.passages), reverse=True)
+    within = stones.search("granite", max_characters=200, rerank=model)
+    assert 0 < sum(len(passage.text) for hit in within.hits for passage in hit.passages) <= 200
+    assert "rerank" not in stones.search("granite").hits[0].scores
+
+
+def test_command_line_ranks_by_the_model(tiny_cross_encoder: Path, stones_root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["search", "granite", "--collection", "stones", "--root", str(stones_root), "--json", "--top-k", "3"]
+    assert run(cairn, [*arguments, "--rerank", str(tiny_cross_encoder)], "cairn") == 0
+    said = capfd.readouterr()
+    assert said.err == ""
+    found = json.loads(said.out)
+    expected = open_collection("stones", root=stones_root).search("granite", top_k=3, rerank=str(tiny_cross_encoder))
+    assert [hit["doc_id"] for hit in found["hits"]] == [hit.doc_id for hit in expected.hits]
+    capfd.readouterr()
+    assert run(cairn, [*arguments, "--rerank", "no/such-model"], "cairn") == 2
+    assert capfd.readouterr().err.startswith("error: ")
+
+
+def test_model_that_is_not_there_says_how_to_get_it() -> None:
+    with pytest.raises(ConfigError, match="hf download cross-encoder/none"):
+        CrossEncoderReranker("cross-encoder/none")
+
+
+def test_model_without_a_head_is_refused_instead_of_given_a_random_one(tiny_model_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="no head for one"):
+        CrossEncoderReranker(str(tiny_model_folder))
+
+
+def test_model_of_several_scores_is_refused(tiny_cross_encoder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_cross_encoder, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "A", "1": "B", "2": "C"}}))
+    with pytest.raises(ConfigError, match="which has 3 scores"):
+        CrossEncoderReranker(str(folder))
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if key != "id2label"}))
+    with pytest.raises(ConfigError, match="which has 2 scores"):
+        CrossEncoderReranker(str(folder))
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 64])
+def test_damaged_weights_are_one_sentence(tiny_cross_encoder: Path, tmp_path: Path, damage: bytes) -> None:
+    folder = Path(shutil.copytree(tiny_cross_encoder, tmp_path / "model"))
+    (folder / "model.safetensors").write_bytes(damage)
+    with pytest.raises(ModelError, match="must load as a cross-encoder in safetensors") as caught:
+        CrossEncoderReranker(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_would_be_unpickled_are_not_loaded(tiny_cross_encoder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_cross_encoder, tmp_path / "model"))
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="in safetensors"):
+        CrossEncoderReranker(str(folder))
+
+
+def test_model_that_gives_nan_is_at_fault(tiny_cross_encoder: Path, tmp_path: Path, stones_root: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = Path(shutil.copytree(tiny_cross_encoder, tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["classifier.bias"].fill_(float("nan"))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="one finite score a passage"):
+        open_collection("stones", root=stones_root).search("granite", rerank=str(folder))
+
+
+def test_failing_model_does_not_repeat_the_text(tiny_cross_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = CrossEncoderReranker(str(tiny_cross_encoder))
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("secret text")
+
+    monkeypatch.setattr(model._model, "predict", fail)
+    with pytest.raises(ModelError, match=r"got RuntimeError$"):
+        model.score("q", ["secret text"])

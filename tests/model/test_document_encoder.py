@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.config import EncoderConfig
+from pipeline.model import document_encoder
+from pipeline.model.backbone import load_backbone
+from pipeline.model.document_encoder import embed_chunks
+from pipeline.model.landmarks import Rows, chunk_rows, split_into_chunks
+
+CPU = torch.device("cpu")
+LENGTHS = [3, 11, 18, 5]
+
+
+@pytest.fixture
+def backbone(tiny_model_folder: Path) -> Any:
+    return load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="fp32"), CPU)
+
+
+def rows_of(lengths: list[int]) -> Rows:
+    ids = np.random.default_rng(0).integers(5, 20, sum(lengths)).astype(np.int32)
+    chunks = split_into_chunks(np.zeros(sum(lengths), np.uint8), np.cumsum([0, *lengths]), 64)
+    return chunk_rows(ids, chunks, cls_id=2, landmark_id=3, pooling="mean", prefix_ids=np.zeros(0, np.int32))
+
+
+def test_small_batches_are_a_few_widths_and_large_ones_as_wide_as_their_longest_row(backbone: Any, monkeypatch: pytest.MonkeyPatch):
+    widths: list[int] = []
+    real = backbone.hidden_states
+
+    def seen(ids_BT: np.ndarray, *arguments: Any) -> torch.Tensor:
+        widths.append(ids_BT.shape[1])
+        return real(ids_BT, *arguments)
+
+    monkeypatch.setattr(backbone, "hidden_states", seen)
+    padded = embed_chunks(backbone, rows_of(LENGTHS), batch_tokens=10_000)
+    monkeypatch.setattr(document_encoder, "SMALL_BATCH_TOKENS", 0)
+    exact = embed_chunks(backbone, rows_of(LENGTHS), batch_tokens=10_000)
+    assert widths == [24, 20]
+    np.testing.assert_allclose(padded, exact, atol=1e-6)
+
+
+def test_small_batch_is_never_wider_than_the_model_reads(backbone: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(backbone, "max_positions", 21)
+    assert embed_chunks(backbone, rows_of([19]), batch_tokens=10_000).shape == (1, 32)
