@@ -1,20 +1,29 @@
-"""What a route gets beside its request: the server's state, and a grant with the scope the route needs."""
+"""What a route gets beside its request: the server's state, a grant with the scope the route needs, and no parameter it does not know."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, get_origin
 
 from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 
 from pipeline.serve.collections import Collections, ServedCollection
+from pipeline.serve.corpus_map import CorpusMap
+from pipeline.serve.drawings import Drawings
 from pipeline.serve.guard import GRANT
 from pipeline.serve.keys import Grant
+from pipeline.serve.length_curve import LengthBin
+from pipeline.serve.map_files import MapFiles
 from pipeline.serve.metrics import Metrics
-from pipeline.serve.problems import SCOPE_MISSING, ProblemError, unknown_collection
+from pipeline.serve.problems import INVALID_REQUEST, SCOPE_MISSING, ProblemError, unknown_collection, unknown_names
+from pipeline.serve.schemas import MAX_TOLD, InvalidField
 from pipeline.serve.settings import ServeSettings
+from pipeline.types import Reranker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +34,11 @@ class ServerState:
     collections: Collections
     metrics: Metrics
     search_pool: ThreadPoolExecutor
+    rerank_pool: ThreadPoolExecutor
+    reranker: Reranker | None
+    maps: Drawings[CorpusMap]
+    map_files: MapFiles
+    length_curves: Drawings[list[LengthBin]]
 
 
 async def _state(request: Request) -> ServerState:
@@ -41,10 +55,20 @@ def _scope(name: str) -> Callable[[Request], Any]:
     return require
 
 
+async def _require_whole_server(request: Request) -> Grant:
+    """Return a grant of the scope admin, which is of no use to a key for some collections or documents: figures are of all."""
+    grant = await _scope("admin")(request)
+    if grant.collections is not None or grant.restriction is not None:
+        raise ProblemError(
+            SCOPE_MISSING, "the server's figures are of all collections: they need a key without a filter and for all of them"
+        )
+    return grant
+
+
 State = Annotated[ServerState, Depends(_state)]
 SearchGrant = Annotated[Grant, Depends(_scope("search"))]
 EmbedGrant = Annotated[Grant, Depends(_scope("embed"))]
-AdminGrant = Annotated[Grant, Depends(_scope("admin"))]
+AdminGrant = Annotated[Grant, Depends(_require_whole_server)]
 
 
 async def reachable(state: ServerState, grant: Grant, name: str) -> ServedCollection:
@@ -52,3 +76,30 @@ async def reachable(state: ServerState, grant: Grant, name: str) -> ServedCollec
     if not grant.reaches(name):
         raise unknown_collection()
     return await state.collections.get(name)
+
+
+async def refuse_unknown_parameters(request: Request) -> None:
+    """Refuse query parameters that the route does not declare, or that come twice: one that is ignored looks like one that works."""
+    if not request.scope["query_string"]:
+        return
+    taken = dict(_query_parameters(cast(APIRoute, request.scope["route"]).dependant))
+    advice = f"this address takes {', '.join(taken)}" if taken else "this address takes none"
+    if request.method == "POST":
+        advice += ": what is asked goes into the body"
+    sent = Counter(name for name, _ in request.query_params.multi_items())
+    wrong = unknown_names("query", [name for name in sent if name not in taken][:MAX_TOLD], advice)
+    wrong += [
+        InvalidField(pointer=f"query/{name}", detail="there must be one of it")
+        for name, count in sent.items()
+        if count > 1 and taken.get(name) is False
+    ]
+    if wrong:
+        raise ProblemError(INVALID_REQUEST, f"{len(wrong)} part(s) of the request must be changed", errors=wrong)
+
+
+def _query_parameters(dependant: Dependant) -> Iterator[tuple[str, bool]]:
+    """Give the name of each parameter, and whether it may come more than once."""
+    for field in dependant.query_params:
+        yield field.alias, get_origin(field.field_info.annotation) is list
+    for each in dependant.dependencies:
+        yield from _query_parameters(each)

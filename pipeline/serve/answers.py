@@ -1,6 +1,7 @@
 """One search, from checked options to hits: encoded in company, ranked on a thread of its own, given as JSON values.
 
-Options are checked before the encoder is asked, and again, with the collection's columns, by the searcher.
+What needs no vector is read while the encoder works. Options are checked before either begins, and again, with the collection's columns,
+by the searcher.
 """
 
 from __future__ import annotations
@@ -9,41 +10,84 @@ import asyncio
 import base64
 import datetime as dt
 import decimal
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
 from pipeline.errors import CairnError, CollectionNotFoundError, FingerprintMismatchError
 from pipeline.search.options import SearchOptions, check_queries
+from pipeline.search.rerank import reranked, widened
 from pipeline.serve.access import ServerState, reachable
 from pipeline.serve.collections import ServedCollection
 from pipeline.serve.keys import Grant
-from pipeline.serve.problems import search_problem
-from pipeline.serve.schemas import HitReply, PassageReply
-from pipeline.types import Hit, SearchResult
+from pipeline.serve.problems import INVALID_REQUEST, RERANKER_FAILED, ProblemError, contract, search_problem
+from pipeline.serve.schemas import HitReply, InvalidField, PassageReply
+from pipeline.types import Hit, Reranker, SearchResult
+
+log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+_First = TypeVar("_First")
+_Second = TypeVar("_Second")
 
 
-async def search(state: ServerState, grant: Grant, name: str, queries: Sequence[str], options: dict[str, Any]) -> list[SearchResult]:
+async def search(
+    state: ServerState, grant: Grant, name: str, queries: Sequence[str], options: dict[str, Any], *, rerank: bool = False
+) -> list[SearchResult]:
     """Answer queries from one generation of a collection, within the grant's restriction."""
-    options = {**options, "restriction": grant.restriction}
+    asked = options = {**options, "restriction": grant.restriction}
+    reranker = _reranker(state) if rerank else None
     served = await reachable(state, grant, name)
     try:
         SearchOptions(**options)
         check_queries(queries)
+        options = asked if reranker is None else widened(asked)
     except CairnError as error:
         raise search_problem(error) from None
 
     async def attempt(opened: ServedCollection) -> list[SearchResult]:
-        vectors = await opened.encoder.encode(queries)
-        return await on_search_thread(state, lambda: opened.searcher.search_vectors(vectors, queries=queries, **options))
+        vectors, begun = await _side_by_side(
+            opened.encoder.encode(queries), on_search_thread(state, lambda: opened.searcher.begin(queries, **options))
+        )
+        return await on_search_thread(state, lambda: begun.finish(vectors))
 
     results = await with_collection(state, served, attempt)
     state.metrics.generation.labels(name).set(results[0].generation)
-    return results
+    return results if reranker is None else await _reranked(state, reranker, results, asked)
+
+
+async def _side_by_side(first: Coroutine[Any, Any, _First], second: Coroutine[Any, Any, _Second]) -> tuple[_First, _Second]:
+    """Await both; when one fails, or the request is given up, the other is cancelled, and nobody hears of how it ended."""
+    tasks = asyncio.ensure_future(first), asyncio.ensure_future(second)
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _reranker(state: ServerState) -> Reranker:
+    if state.reranker is None:
+        field = InvalidField(pointer="#/rerank", detail="this server has no cross-encoder; leave it out")
+        raise ProblemError(INVALID_REQUEST, "1 part(s) of the request must be changed", errors=[field])
+    return state.reranker
+
+
+async def _reranked(
+    state: ServerState, reranker: Reranker, results: Sequence[SearchResult], options: Mapping[str, Any]
+) -> list[SearchResult]:
+    """Judge answers anew, on the thread of the cross-encoder, one after another."""
+    found: list[SearchResult] = []
+    for result in results:
+        try:
+            found.append(await asyncio.get_running_loop().run_in_executor(state.rerank_pool, reranked, result, reranker, options))
+        except CairnError as error:
+            log.error("serve.reranker_failed error=%s", type(error).__name__)  # noqa: TRY400 - its message may hold text
+            raise ProblemError(RERANKER_FAILED, "the model gave no score; the server's log says more") from None
+    return found
 
 
 async def with_collection(state: ServerState, served: ServedCollection, attempt: Callable[[ServedCollection], Any]) -> Any:
@@ -57,7 +101,10 @@ async def with_collection(state: ServerState, served: ServedCollection, attempt:
         state.collections.forget(served)
         raise search_problem(error) from None
     except CairnError as error:
-        raise search_problem(error) from error
+        problem = search_problem(error)
+        if problem.kind.status >= 500:
+            log.error("serve.read_failed collection=%s error=%s sentence=%s", served.name, type(error).__name__, contract(error))  # noqa: TRY400
+        raise problem from error
 
 
 async def on_search_thread(state: ServerState, call: Callable[[], _Result]) -> _Result:

@@ -14,22 +14,38 @@ from functools import partial
 from importlib.metadata import version
 from typing import Final
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import Response
+from threadpoolctl import threadpool_limits
 
 from pipeline.collection import load_query_encoder
-from pipeline.serve import collection_routes, health_routes, openai_routes, openai_schemas, openapi, schemas, search_routes
-from pipeline.serve.access import ServerState
+from pipeline.serve import (
+    collection_routes,
+    health_routes,
+    look_routes,
+    openai_routes,
+    openai_schemas,
+    openapi,
+    page_routes,
+    schemas,
+    search_routes,
+)
+from pipeline.serve.access import ServerState, refuse_unknown_parameters
 from pipeline.serve.collections import Collections, LoadEncoder
+from pipeline.serve.corpus_map import CorpusMap
+from pipeline.serve.drawings import Drawings, low_priority
 from pipeline.serve.envelope import Envelope
 from pipeline.serve.guard import Guard
 from pipeline.serve.keys import KeyFile, Keyring
+from pipeline.serve.length_curve import LengthBin
+from pipeline.serve.map_files import MapFiles
 from pipeline.serve.metrics import Metrics
 from pipeline.serve.problems import INTERNAL_ERROR, METHOD_REFUSED, NOT_FOUND, ProblemError, schema_problem
 from pipeline.serve.settings import ServeSettings, num_processors
+from pipeline.types import Reranker
 
 _DESCRIPTION: Final = (
     "Search documents and their passages, each answer from one generation of a collection. "
@@ -44,21 +60,36 @@ _KNOWN_FIELDS: Final = schemas.field_names(*_REQUESTS) | _PARAMETERS
 
 
 def create_app(
-    settings: ServeSettings, *, load_encoder: LoadEncoder = load_query_encoder, on_encoder_thread: Callable[[], None] | None = None
+    settings: ServeSettings,
+    *,
+    load_encoder: LoadEncoder = load_query_encoder,
+    reranker: Reranker | None = None,
+    on_encoder_thread: Callable[[], None] | None = None,
 ) -> FastAPI:
-    """Return the application; ``on_encoder_thread`` runs first on every encoder's thread. Nothing is opened before it starts up."""
+    """Return the application; ``on_encoder_thread`` runs first on every model's thread. Nothing is opened before it starts up.
+
+    The first search thread limits BLAS to one thread in all of the process, unless another thread has set a limit.
+    """
     metrics = Metrics()
     keys = KeyFile(settings.keys_path)
     keyring = Keyring(keys, is_required=not settings.is_loopback)
     collections = Collections(settings, load_encoder, on_start=on_encoder_thread, observe=metrics.observe_pass)
-    pool = ThreadPoolExecutor(settings.search_threads or num_processors(), thread_name_prefix="cairn-search")
+    # A search thread is one processor's work: threads of FAISS and BLAS would spin beside it, waiting for more, where others could work.
+    pool = ThreadPoolExecutor(
+        settings.search_threads or num_processors(), thread_name_prefix="cairn-search", initializer=partial(threadpool_limits, limits=1)
+    )
+    rerank_pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-rerank", initializer=on_encoder_thread)
+    map_pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-map", initializer=low_priority)
+    maps = Drawings[CorpusMap](map_pool)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         collections.start_preloading()
         yield
+        maps.stop()
         await collections.close()
-        pool.shutdown(wait=False, cancel_futures=True)
+        for each in (pool, rerank_pool, map_pool):
+            each.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(
         title="Cairn",
@@ -75,8 +106,20 @@ def create_app(
         ],
         exception_handlers={RequestValidationError: _refuse_request, HTTPException: _refuse_route},
     )
-    app.state.server = ServerState(settings=settings, collections=collections, metrics=metrics, search_pool=pool)
-    for routes in (search_routes, collection_routes, openai_routes, health_routes):
+    app.state.server = ServerState(
+        settings=settings,
+        collections=collections,
+        metrics=metrics,
+        search_pool=pool,
+        rerank_pool=rerank_pool,
+        reranker=reranker,
+        maps=maps,
+        map_files=MapFiles(),
+        length_curves=Drawings[list[LengthBin]](pool),
+    )
+    for routes in (search_routes, collection_routes, look_routes, openai_routes):
+        app.include_router(routes.router, dependencies=[Depends(refuse_unknown_parameters)])
+    for routes in (health_routes, page_routes):
         app.include_router(routes.router)
     app.openapi = partial(openapi.describe, app)
     return app
@@ -92,5 +135,6 @@ async def _refuse_route(_: Request, error: Exception) -> Response:
     if error.status_code == 404:
         raise ProblemError(NOT_FOUND, "see GET /openapi.json for the addresses there are")
     if error.status_code == 405:
-        raise ProblemError(METHOD_REFUSED, "see GET /openapi.json for its methods", headers=error.headers)
+        allowed = {name: value.replace("GET", "GET, HEAD") for name, value in (error.headers or {}).items()}
+        raise ProblemError(METHOD_REFUSED, "see GET /openapi.json for its methods", headers=allowed)
     raise ProblemError(INTERNAL_ERROR, "the server's log says more")

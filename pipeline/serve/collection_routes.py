@@ -52,10 +52,10 @@ MAX_OFFSET: Final = 1 << 31
 
 @router.get("")
 async def list_collections(state: State, grant: SearchGrant) -> CollectionList:
-    """List the collections this key may ask, by name."""
+    """List the collections this key may ask, by name, and those of which nothing is published yet."""
 
     def summaries() -> list[CollectionSummary]:
-        return [_visible(state.collections.summarise(name), grant) for name in state.collections.names() if grant.reaches(name)]
+        return [_visible(state.collections.summarise(name), grant) for name in state.collections.listed() if grant.reaches(name)]
 
     return CollectionList(collections=await on_search_thread(state, summaries))
 
@@ -65,7 +65,7 @@ async def describe_collection(name: CollectionName, state: State, grant: SearchG
     """Say what a collection holds and how it may be asked."""
 
     async def attempt(served: ServedCollection) -> CollectionReply:
-        return await on_search_thread(state, lambda: _describe(served, grant))
+        return await on_search_thread(state, lambda: _describe(served, grant, reranks=state.reranker is not None))
 
     return await with_collection(state, await reachable(state, grant, name), attempt)
 
@@ -97,7 +97,7 @@ def _visible(summary: CollectionSummary, grant: Grant) -> CollectionSummary:
     return summary.model_copy(update={"documents": None, "chunks": None})
 
 
-def _describe(served: ServedCollection, grant: Grant) -> CollectionReply:
+def _describe(served: ServedCollection, grant: Grant, *, reranks: bool) -> CollectionReply:
     searcher = served.searcher
     generation = searcher.generation
     manifest = generation.manifest
@@ -109,8 +109,9 @@ def _describe(served: ServedCollection, grant: Grant) -> CollectionReply:
         chunks=manifest.chunks if grant.restriction is None else None,
         vector_dim=manifest.vector_dim,
         landmark_interval=manifest.settings["encoder"]["landmark_interval"],
-        context_documents=manifest.context_documents,
+        context_documents=manifest.context_documents if grant.restriction is None else None,
         uses_context=manifest.settings["encoder"]["use_context"],
+        reranks=reranks,
         filter_columns=[
             Column(name=name, type=str(data_type)) for name, data_type in filterable_columns(generation.document_table.schema).items()
         ],

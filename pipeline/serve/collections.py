@@ -17,11 +17,15 @@ from typing import Final
 
 from pipeline.errors import CairnError, ConfigError, FingerprintMismatchError, IntegrityError, StorageError
 from pipeline.index.generation import Generation, open_latest_intact_generation, read_manifest
-from pipeline.index.layout import CollectionLayout, list_collections
+from pipeline.index.layout import FIRST_INGEST, CollectionLayout, list_collections, list_states
+from pipeline.manifest import Manifest
 from pipeline.search.searcher import Searcher
 from pipeline.serve.batching import EncoderQueue, Observer, TextVectors, unobserved
 from pipeline.serve.problems import (
     COLLECTION_BUILDING,
+    COLLECTION_DAMAGED,
+    COLLECTION_OPENING,
+    COLLECTION_UNFINISHED,
     INTERNAL_ERROR,
     ProblemError,
     opening_problem,
@@ -33,6 +37,8 @@ from pipeline.serve.settings import TABLE_TIMEOUT_SECONDS, ServeSettings
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 5.0
+OPENING_SHARE: Final = 0.8
+"""Of a request's time, what it waits for its collection to be opened; the rest is left to answer in."""
 
 LoadEncoder = Callable[[Generation], TextVectors]
 
@@ -77,6 +83,10 @@ class Collections:
         """List what can be asked for, by name."""
         return [name for name in list_collections(self._settings.root) if self.serves(name)]
 
+    def listed(self) -> list[str]:
+        """List what can be asked for and what was begun, by name."""
+        return [name for name in list_states(self._settings.root) if self.serves(name)]
+
     def serves(self, name: str) -> bool:
         """Tell whether the server was started for this collection."""
         return not self._settings.collections or name in self._settings.collections
@@ -84,25 +94,27 @@ class Collections:
     async def get(self, name: str) -> ServedCollection:
         """Return an opened collection; anything that prevents it raises :class:`ProblemError`."""
         task = self._opened.get(name)
-        if task is None or (task.done() and isinstance(found := task.result(), _Failure) and time.monotonic() >= found.retry_at):
+        if task is None or (isinstance(found := self._outcome(name), _Failure) and time.monotonic() >= found.retry_at):
             self._require_published(name)
             task = self._opened[name] = asyncio.create_task(self._open(name))
-        outcome = await asyncio.shield(task)
+        if not task.done():
+            await asyncio.wait({task}, timeout=OPENING_SHARE * self._settings.deadline_seconds)
+        if not task.done():
+            raise ProblemError(COLLECTION_OPENING, "its files are checked and its model is loaded; that goes on, so try again")
+        outcome = task.result()
         if isinstance(outcome, _Failure):
             raise outcome.problem.with_traceback(None)
         return outcome
 
     async def reopen(self, stale: ServedCollection) -> ServedCollection:
         """Open a collection anew whose generation or encoder is another one now; concurrent callers share the work."""
-        task = self._opened.get(stale.name)
-        if task is not None and task.done() and task.result() is stale:
+        if self._outcome(stale.name) is stale:
             del self._opened[stale.name]
         return await self.get(stale.name)
 
     def forget(self, gone: ServedCollection) -> None:
         """Let go of a collection that is no longer there."""
-        task = self._opened.get(gone.name)
-        if task is not None and task.done() and task.result() is gone:
+        if self._outcome(gone.name) is gone:
             del self._opened[gone.name]
             self._pool.submit(self._use_encoder, gone.name, None)
 
@@ -115,12 +127,22 @@ class Collections:
         if self._preloading is None or not self._preloading.done():
             return "collections are being opened"
         wanted = set(self._settings.collections) or set(self._opened)
-        ready = {name for name, task in self._opened.items() if task.done() and isinstance(task.result(), ServedCollection)}
+        ready = {name for name in self._opened if isinstance(self._outcome(name), ServedCollection)}
         is_ready = wanted <= ready if self._settings.collections else bool(ready) or not wanted
         return None if is_ready else f"{len(wanted - ready)} of {len(wanted)} collection(s) cannot be served; the server's log says more"
 
     def summarise(self, name: str) -> CollectionSummary:
-        """Describe a collection in a line without opening it."""
+        """Describe a collection in a line, as it is served where it is open, else as its files say."""
+        found = self._outcome(name)
+        if isinstance(found, _Failure) and found.problem.kind is COLLECTION_DAMAGED:
+            return CollectionSummary(name=name, status="damaged")
+        if isinstance(found, ServedCollection):
+            try:
+                return _ready(name, found.searcher.generation.manifest)
+            except IntegrityError:
+                return CollectionSummary(name=name, status="damaged")
+            except CairnError:  # another encoder's, or gone: as its files say
+                pass
         layout = CollectionLayout(self._settings.root, name)
         try:
             number = layout.current_generation_number()
@@ -128,10 +150,13 @@ class Collections:
         except (IntegrityError, StorageError):
             return CollectionSummary(name=name, status="damaged")
         if manifest is None:
-            return CollectionSummary(name=name, status="building")
-        return CollectionSummary(
-            name=name, status="ready", generation=manifest.generation, documents=manifest.documents, chunks=manifest.chunks
-        )
+            return CollectionSummary(name=name, status="building" if layout.first_ingest() == "at work" else "unfinished")
+        return _ready(name, manifest)
+
+    def _outcome(self, name: str) -> ServedCollection | _Failure | None:
+        """Return what opening a collection came to, None before it is tried or while it lasts."""
+        task = self._opened.get(name)
+        return None if task is None or not task.done() or task.cancelled() else task.result()
 
     async def close(self) -> None:
         """Stop all threads."""
@@ -158,8 +183,9 @@ class Collections:
             raise unknown_collection()
         if not layout.exists():
             self._opened.pop(name, None)
-            if layout.lock_path.exists():
-                raise ProblemError(COLLECTION_BUILDING, "its first ingest has not finished yet")
+            begun = layout.first_ingest()
+            if begun is not None:
+                raise ProblemError(COLLECTION_BUILDING if begun == "at work" else COLLECTION_UNFINISHED, FIRST_INGEST[begun])
             raise unknown_collection()
 
     async def _open(self, name: str) -> ServedCollection | _Failure:
@@ -210,3 +236,9 @@ class Collections:
             queue = self._encoders.get(encoder.fingerprint) or EncoderQueue(encoder, on_start=self._on_start, observe=self._observe)
             self._encoders[encoder.fingerprint] = queue
         return queue
+
+
+def _ready(name: str, manifest: Manifest) -> CollectionSummary:
+    return CollectionSummary(
+        name=name, status="ready", generation=manifest.generation, documents=manifest.documents, chunks=manifest.chunks
+    )

@@ -1,7 +1,7 @@
 """Around every request: a bound on how many there are, a deadline, security headers, figures, a log line; and no error leaves as it is.
 
-Health checks and metrics pass the bound: they must answer when the server is full. The log holds the route and never what was sent: of an
-unforeseen error its type and place, not its message, which may quote a text.
+Health checks and metrics pass the bound: they must answer when the server is full. HEAD is a GET whose body stays here. The log holds the
+route and never what was sent: of an unforeseen error its type and place, not its message, which may quote a text.
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ class Envelope:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_seconds = time.perf_counter()
         status = 0
+        method = scope["method"]
+        is_head = method == "HEAD"
+        if is_head:
+            scope = {**scope, "method": "GET"}
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -61,6 +65,8 @@ class Envelope:
                 status = message["status"]
                 present = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = [*message["headers"], *(pair for pair in _HEADERS if pair[0] not in present)]
+            elif is_head:
+                message = {**message, "body": b""}
             await send(message)
 
         self._num_requests += 1
@@ -74,7 +80,7 @@ class Envelope:
         finally:
             self._num_requests -= 1
             self._metrics.requests_in_flight.set(self._num_requests)
-            self._record(scope, status, time.perf_counter() - started_seconds)
+            self._record(method, scope, status, time.perf_counter() - started_seconds)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> ProblemError | None:
         """Run the request; return the problem it ended with where nobody inside has answered it."""
@@ -93,8 +99,8 @@ class Envelope:
             return ProblemError(INTERNAL_ERROR, "the server's log says more")
         return None
 
-    def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
+    def _record(self, method: str, scope: Scope, status: int, seconds: float) -> None:
+        method = method if method in ("GET", "POST", "HEAD", "OPTIONS") else "other"
         route = route_of(scope)
         self._metrics.requests.labels(method, route, str(status)).inc()
         self._metrics.request_seconds.labels(route).observe(seconds)

@@ -17,7 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.errors import CairnError
 from pipeline.serve.keys import EVERYTHING, Keyring
+from pipeline.serve.page_routes import PAGE_PATHS
 from pipeline.serve.problems import (
+    BODY_AMBIGUOUS,
     BODY_SLOW,
     BODY_TOO_LARGE,
     HOST_REFUSED,
@@ -33,7 +35,7 @@ from pipeline.serve.settings import MAX_BODY_BYTES, ServeSettings
 
 GRANT: Final = "cairn.grant"
 """Where a request's grant stands in its scope."""
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/openapi.json"})
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/openapi.json"}) | PAGE_PATHS
 """What anybody may ask: nothing there depends on a collection."""
 
 _LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
@@ -56,6 +58,8 @@ class Guard:
             return
         headers = Headers(scope=scope)
         self._check_addressee(headers)
+        if "transfer-encoding" in headers and "content-length" in headers:  # a proxy may have gone by the other one (RFC 9112 §6.1)
+            raise ProblemError(BODY_AMBIGUOUS, "send Content-Length or Transfer-Encoding", headers={"Connection": "close"})
         if scope["path"] not in OPEN_PATHS:
             scope[GRANT] = self._grant(headers)
         if scope["method"] == "POST":
@@ -110,7 +114,9 @@ async def _read_json(headers: Headers, receive: Receive) -> bytes:
     try:
         from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError:
-        raise ProblemError(INVALID_JSON, "send UTF-8 JSON without NaN and Infinity, nested at most 200 deep") from None
+        raise ProblemError(
+            INVALID_JSON, "send UTF-8 JSON without NaN, Infinity and numbers of thousands of digits, at most 200 deep"
+        ) from None
     return body
 
 

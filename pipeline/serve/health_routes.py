@@ -20,7 +20,10 @@ async def live() -> Health:
 
 @router.get("/readyz")
 async def ready(state: State) -> Health:
-    """Say that the collections are open; those named at the start must all be, else one of them."""
+    """Say that collections are open: all that the server was started for, else one of those that are published, where there are any.
+
+    One that is published later is opened when it is first asked for.
+    """
     reason = state.collections.readiness()
     if reason is not None:
         raise ProblemError(NOT_READY, reason)

@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import hmac
 import json
+import logging
 import os
 import re
 import secrets
@@ -26,6 +27,8 @@ from typing import Any, Final
 from pipeline import durable
 from pipeline.errors import CairnError, ConfigError, IntegrityError
 from pipeline.index.layout import COLLECTION_NAME
+
+log = logging.getLogger(__name__)
 
 SCOPES: Final = ("search", "embed", "admin")
 """Search and read documents; embed texts; read the server's metrics."""
@@ -94,13 +97,24 @@ class KeyFile:
         scopes: Sequence[str] = ("search",),
         collections: Sequence[str] | None = None,
         restriction: Mapping[str, Any] | None = None,
+        token: str | None = None,
     ) -> tuple[ApiKey, str]:
-        """Make a key; return it with its token, which is kept nowhere else."""
+        """Make a key; return it with its token, which is kept nowhere else.
+
+        Names are for people, so no two good keys have one. ``token`` is one that somebody else made: where it is a good key already, that
+        one stays as it is and is returned; its name may be taken, as a deployment's next secret comes under the name of the last.
+        """
         _check(name, scopes, collections, restriction)
-        key_id = secrets.token_hex(6)
-        token = f"cairn_{key_id}_{secrets.token_urlsafe(32)}"
+        if "admin" in scopes and (collections is not None or restriction is not None):
+            raise ConfigError(
+                "a key with the scope admin must be for all collections, got some or a filter; make a key of its own for admin"
+            )
+        given, token = token, token or f"cairn_{secrets.token_hex(6)}_{secrets.token_urlsafe(32)}"
+        match = _TOKEN.fullmatch(token)
+        if match is None:
+            raise ConfigError(f"a key must be cairn_, 12 hexadecimal digits, _ and 43 of A-Z a-z 0-9 _ -, got {len(token)} characters else")
         key = ApiKey(
-            key_id=key_id,
+            key_id=match["key_id"],
             name=name,
             sha256=digest(token),
             scopes=tuple(scope for scope in SCOPES if scope in scopes),
@@ -109,18 +123,33 @@ class KeyFile:
             created_at=_now(),
         )
         with self._locked():
-            self._write([*self.read(), key])
+            keys = self.read()
+            for found in keys:
+                if found.key_id == key.key_id and found.sha256 == key.sha256 and found.revoked_at is None:
+                    return found, token
+                if given is None and found.name == name and found.revoked_at is None:
+                    raise ConfigError(
+                        f"a key's name must be new, got {name!r}, which key {found.key_id} has; choose another, or revoke that key"
+                    )
+                if found.key_id == key.key_id:
+                    raise ConfigError(f"a key's id must be new, got {key.key_id}, which another key has or a revoked one; make another key")
+            self._write([*keys, key])
         return key, token
 
-    def revoke(self, key_id: str) -> ApiKey:
-        """Make a key worthless from now on; one that is not there or was revoked before raises :class:`ConfigError`."""
+    def revoke(self, wanted: str) -> ApiKey:
+        """Make a key worthless from now on, by its id or name; one that no good key has, or several, raises :class:`ConfigError`."""
         with self._locked():
             keys = self.read()
-            found = [key for key in keys if key.key_id == key_id and key.revoked_at is None]
+            good = [key for key in keys if key.revoked_at is None]
+            found = [key for key in good if key.key_id == wanted] or [key for key in good if key.name == wanted]
+            if len(found) > 1:
+                raise ConfigError(
+                    f"a name must be of one key to revoke it, got one of {', '.join(key.key_id for key in found)}; name an id"
+                )
             if not found:
-                raise ConfigError(f"key_id must be the id of a key that is good, got {key_id[:40]!r}; see `cairn keys list`")
+                raise ConfigError(f"a key to revoke must be good, got {wanted[:40]!r}, no good key's id or name; see `cairn keys list`")
             revoked = replace(found[0], revoked_at=_now())
-            self._write([revoked if key.key_id == key_id else key for key in keys])
+            self._write([revoked if key is found[0] else key for key in keys])
         return revoked
 
     def _write(self, keys: Sequence[ApiKey]) -> None:
@@ -189,6 +218,7 @@ class Keyring:
             self._failure = None
         except CairnError as error:
             self._keys, self._failure = {}, error
+            log.error("serve.keys_unreadable sentence=%s", error)  # noqa: TRY400
         self._stamp = stamp
 
     def _read_stamp(self) -> tuple[int, int, int] | None:
@@ -225,17 +255,21 @@ def _parse(content: bytes) -> list[ApiKey]:
     try:
         raw = json.loads(content)
         _require(raw["format_version"] == FORMAT_VERSION and isinstance(raw["keys"], list))
-        return [_key_of(item) for item in raw["keys"]]
+        keys = [_key_of(item) for item in raw["keys"]]
+        _require(len({key.key_id for key in keys}) == len(keys))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError(
             "the file of API keys must be as `cairn keys` writes it; restore it, or remove it and make new keys"
         ) from error
+    return keys
 
 
 def _key_of(item: dict[str, Any]) -> ApiKey:
     scopes, collections, restriction = item["scopes"], item["collections"], item["restriction"]
     _require(set(item) == {field.name for field in fields(ApiKey)})
     _require(re.fullmatch(r"[0-9a-f]{64}", item["sha256"]) is not None)
+    _require(re.fullmatch(r"[0-9a-f]{12}", item["key_id"]) is not None)
+    _require(isinstance(item["created_at"], str) and isinstance(item["revoked_at"], str | None))
     _require(restriction is None or isinstance(restriction, dict))
     _require(isinstance(scopes, list) and (collections is None or isinstance(collections, list)))
     read: dict[str, Any] = {**item, "scopes": tuple(scopes), "collections": None if collections is None else tuple(collections)}

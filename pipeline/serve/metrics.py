@@ -27,7 +27,10 @@ class Metrics:
             "cairn_encoder_pass_seconds", "Seconds of an encoder pass.", buckets=_SECONDS, registry=self._registry
         )
         self.search_seconds = Histogram(
-            "cairn_search_seconds", "Seconds of a search, its encoding aside.", buckets=_SECONDS, registry=self._registry
+            "cairn_search_seconds",
+            "Seconds of work on a search thread; a search is two, before and after its vectors.",
+            buckets=_SECONDS,
+            registry=self._registry,
         )
         self.generation = Gauge("cairn_generation", "Generation of the last answer.", ["collection"], registry=self._registry)
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
 
-from pipeline.serve.schemas import MAX_QUERIES, CollectionName, Filter, Query, Reply, Request
+from pipeline.serve.schemas import MAX_QUERIES, CollectionName, Filter, Query, Reply, Request, not_blank
 
 MAX_RESULTS: Final = 50
 MAX_INPUTS: Final = 256
@@ -70,13 +69,7 @@ class FileResults(Reply):
     next_page: None = None
 
 
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise PydanticCustomError("blank_text", "Text should hold more than white space")
-    return text
-
-
-Input = Annotated[str, Field(min_length=1, max_length=MAX_INPUT_CHARACTERS), AfterValidator(_not_blank)]
+Input = Annotated[str, Field(min_length=1, max_length=MAX_INPUT_CHARACTERS), AfterValidator(not_blank)]
 
 
 class EmbeddingsRequest(Request):

@@ -1,12 +1,15 @@
 """Everything that can go wrong with a request, as a problem (RFC 9457): a stable ``type``, the right status, one sentence.
 
 A problem never says where anything lies on this machine and never repeats what was sent: sentences of Cairn's errors are cut before their
-``got …``, and a place in the body is named only where its name is one of the schema's.
+``got …``. A place in the body is named where its name is one of the schema's. The name of a field or parameter that is not known is the one
+thing of a caller's that is repeated, or a slip of the pen could not be found: only where it is a short identifier, which has no room for a
+key, a text, a line break or markup.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,7 +27,7 @@ from pipeline.errors import (
     TryAgainError,
     UsageError,
 )
-from pipeline.serve.schemas import InvalidField, Problem
+from pipeline.serve.schemas import MAX_TOLD, UNKNOWN_FIELD, InvalidField, Problem
 
 MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:problem-type:cairn:"
@@ -41,6 +44,7 @@ class ProblemType:
 
 
 INVALID_JSON = ProblemType("invalid-json", 400, "The body is not JSON as RFC 8259 has it")
+BODY_AMBIGUOUS = ProblemType("body-ambiguous", 400, "The length of the body is given in two ways")
 KEY_MISSING = ProblemType("key-missing", 401, "An API key is required")
 KEY_UNKNOWN = ProblemType("key-unknown", 401, "The API key is not known")
 SCOPE_MISSING = ProblemType("scope-missing", 403, "The API key does not have this scope")
@@ -60,9 +64,12 @@ INVALID_FILTER = ProblemType("invalid-filter", 422, "The filter does not fit thi
 INVALID_CURSOR = ProblemType("invalid-cursor", 422, "The cursor does not belong to this request")
 INTERNAL_ERROR = ProblemType("internal-error", 500, "The server failed")
 ENCODER_FAILED = ProblemType("encoder-failed", 500, "The collection's encoder failed on this text")
+RERANKER_FAILED = ProblemType("reranker-failed", 500, "The server's cross-encoder failed on this text")
 OVERLOADED = ProblemType("overloaded", 503, "The server has as much to do as it accepts", retry_seconds=1)
 NOT_READY = ProblemType("not-ready", 503, "The server is not ready", retry_seconds=5)
 COLLECTION_BUILDING = ProblemType("collection-building", 503, "The collection is being built", retry_seconds=30)
+COLLECTION_OPENING = ProblemType("collection-opening", 503, "The collection is being opened", retry_seconds=2)
+COLLECTION_UNFINISHED = ProblemType("collection-unfinished", 503, "Nothing of the collection is published yet, and nobody is building it")
 COLLECTION_DAMAGED = ProblemType("collection-damaged", 503, "The collection's files are damaged")
 ENCODER_UNAVAILABLE = ProblemType("encoder-unavailable", 503, "The collection's encoder cannot be loaded")
 ENCODER_MISMATCH = ProblemType("encoder-mismatch", 503, "The collection was built by another encoder than is in its model's place")
@@ -152,28 +159,60 @@ def unknown_collection() -> ProblemError:
 
 def schema_problem(errors: Sequence[Mapping[str, Any]], known_fields: frozenset[str]) -> ProblemError:
     """Return the problem of a request that does not follow its schema; each place is a JSON pointer of known names and positions."""
-    found = [_invalid_field(error, known_fields) for error in errors]
-    # Of a field that may be a text or a list, only the errors of what was sent: not that it might have been the other.
-    deeper = [field for field in found if not field.detail.startswith(_OTHER_TYPE)]
-    told = [field for field in found if field in deeper or not any(other.pointer.startswith(field.pointer) for other in deeper)]
-    return ProblemError(INVALID_REQUEST, f"{len(told)} part(s) of the request must be changed", errors=told[:_MAX_FIELDS])
+    found: dict[str, dict[str, None]] = {}
+    for error in errors:
+        for field in _invalid_fields(error, known_fields):
+            found.setdefault(field.pointer, {})[field.detail] = None
+    above = {pointer[: slash.start()] for pointer in found for slash in re.finditer("/", pointer)}
+    told = [
+        InvalidField(pointer=pointer, detail=_joined(details))
+        for pointer, details in found.items()
+        if pointer not in above or _of_type_sent(details)
+    ]
+    return ProblemError(INVALID_REQUEST, f"{len(told)} part(s) of the request must be changed", errors=told[:MAX_TOLD])
 
 
-_MAX_FIELDS: Final = 10
-_OTHER_TYPE: Final = ("Input should be a valid string", "Input should be a valid list")
+def _of_type_sent(details: Iterable[str]) -> list[str]:
+    """Of a field that may have several types, such as a text or a list, keep the errors of what was sent: not what else it might be."""
+    return [detail for detail in details if not detail.startswith(_OTHER_TYPE)]
 
 
-def _invalid_field(error: Mapping[str, Any], known_fields: frozenset[str]) -> InvalidField:
+def _joined(details: Iterable[str]) -> str:
+    first, *others = _of_type_sent(details) or details
+    return " or ".join([first, *(detail.removeprefix("Input should be ") for detail in others[: MAX_TOLD - 1])])
+
+
+_OTHER_TYPE: Final = "Input should be a valid "
+
+
+def unknown_names(place: str, names: Iterable[str], advice: str) -> list[InvalidField]:
+    """Return what is wrong with names that are not known at a place of the request, each by its name where that may be repeated."""
+    return [
+        InvalidField(pointer=f"{place}/{name}", detail=f"there is no such name; {advice}")
+        if _NAME.fullmatch(name)
+        else InvalidField(pointer=place, detail=f"a name here, which is not an identifier, is not known; {advice}")
+        for name in names
+    ]
+
+
+def _invalid_fields(error: Mapping[str, Any], known_fields: frozenset[str]) -> list[InvalidField]:
     place, *steps = error["loc"] or ("body",)
     known = [str(step) for step in steps if isinstance(step, int) or step in known_fields]
-    return InvalidField(pointer=_pointer(place, known), detail=_OWN_WORDS.get(error["type"]) or str(error["msg"]))
+    if error["type"] == UNKNOWN_FIELD:
+        sent = error["ctx"]
+        return unknown_names(_pointer(place, known), sent["names"], f"this object takes {', '.join(sent['fields'])}")
+    own = _OWN_WORDS.get(error["type"])
+    detail = str(error["msg"]) if own is None else own.format_map(error.get("ctx", {}))
+    return [InvalidField(pointer=_pointer(place, known), detail=detail)]
 
 
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _OWN_WORDS: Final = {
-    "extra_forbidden": "there is a field here that the schema does not have",
-    "union_tag_invalid": "Input should have one of the types the schema has",
+    "model_attributes_type": "Input should be an object",
+    "union_tag_invalid": "Input should have a type that is one of {expected_tags}",
+    "union_tag_not_found": "Input should have a field `type`",
 }
-"""For errors whose own words repeat what was sent."""
+"""For errors whose own words repeat what was sent, or speak of something else than JSON; in braces what an error knows of the schema."""
 
 
 def _pointer(place: Any, steps: Sequence[str]) -> str:

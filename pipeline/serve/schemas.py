@@ -6,14 +6,15 @@ tighter where one request could hold up others.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
 from pipeline.index.layout import COLLECTION_NAME
 from pipeline.search.filters import MAX_LIST_VALUES, MAX_NODES, MAX_STRING_BYTES
 from pipeline.search.options import MAX_CHARACTERS, MAX_CHUNK_TOKENS, MAX_PASSAGES, MAX_QUERY_BYTES, MAX_TOP_K
+from pipeline.search.rerank import RERANK_DOCUMENTS
 from pipeline.search.windows import DEFAULT_CHUNK_TOKENS
 from pipeline.types import Granularity
 
@@ -22,7 +23,13 @@ MAX_QUERIES: Final = 32
 MAX_ANSWER_TOKENS: Final = 1 << 21
 """Tokens that the passages of all answers of a request may have together: about 8 MB of text."""
 CHARACTERS_A_TOKEN: Final = 4
+MAX_RERANK_PAIRS: Final = 1_000
+"""Passages that one request may have judged: some seconds of a small cross-encoder on two cores."""
 MAX_WEIGHT: Final = 1e6
+MAX_TOLD: Final = 10
+"""Parts of a request that a problem speaks of; a caller who has mended those may hear of others."""
+UNKNOWN_FIELD: Final = "unknown_field"
+"""The type of the error that names fields a schema does not have."""
 MAX_CURSOR_CHARACTERS: Final = 256
 START_CURSOR: Final = "*"
 MAX_DOC_ID_CHARACTERS: Final = 1_024
@@ -34,6 +41,17 @@ class Request(BaseModel):
     """Base of what is taken."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_fields(cls, sent: Any) -> Any:
+        """Say which fields are not known, and which are; pydantic says the former only."""
+        if isinstance(sent, dict):
+            names = [name for name in cast("dict[str, Any]", sent) if name not in cls.model_fields]
+            if names:
+                told = {"names": names[:MAX_TOLD], "fields": list(cls.model_fields)}
+                raise PydanticCustomError(UNKNOWN_FIELD, "There are fields here that the schema does not have", told)
+        return cast("Any", sent)
 
 
 class Reply(BaseModel):
@@ -51,12 +69,20 @@ def _within_bytes(limit: int) -> AfterValidator:
     return AfterValidator(check)
 
 
+def not_blank(text: str) -> str:
+    """Refuse a text of white space only."""
+    if not text.strip():
+        raise PydanticCustomError("blank_text", "Text should hold more than white space")
+    return text
+
+
 CollectionName = Annotated[
     str, Field(pattern=f"^{COLLECTION_NAME.pattern}$", description="Name of a collection.", examples=["python-docs"])
 ]
 Query = Annotated[
     str,
-    Field(min_length=1, max_length=MAX_QUERY_BYTES, pattern=r"\S", examples=["how do I reset a password"]),
+    Field(min_length=1, max_length=MAX_QUERY_BYTES, json_schema_extra={"pattern": r"\S"}, examples=["how do I reset a password"]),
+    AfterValidator(not_blank),
     _within_bytes(MAX_QUERY_BYTES),
 ]
 FilterValue = Annotated[str, Field(max_length=MAX_STRING_BYTES)] | bool | int | float
@@ -134,6 +160,9 @@ class SearchRequest(Request):
     filters: Annotated[Filter | None, Field(description="What documents must match.")] = None
     hybrid: Annotated[bool, Field(description="Fuse the vectors' ranking with BM25.")] = True
     weights: Weights | None = None
+    rerank: Annotated[
+        bool, Field(description="Let the server's cross-encoder judge the passages of the best documents anew, where it has one.")
+    ] = False
     include_text: Annotated[bool, Field(description="Give the text of passages beside their spans.")] = True
     cursor: Annotated[
         str | None,
@@ -188,7 +217,9 @@ class CollectionSummary(Reply):
     """A collection in a line; counts are null where there are none, or where the key sees a part of the documents only."""
 
     name: str
-    status: Literal["ready", "building", "damaged"]
+    status: Literal["ready", "building", "unfinished", "damaged"] = Field(
+        description="building: its first ingest is at work; unfinished: that was stopped, and goes on when it is run again."
+    )
     generation: int | None = None
     documents: int | None = None
     chunks: int | None = None
@@ -217,8 +248,11 @@ class CollectionReply(Reply):
     chunks: int | None = Field(default=None, description="null where the key sees a part of the documents only.")
     vector_dim: int
     landmark_interval: int = Field(description="chunk_tokens must be a multiple of it.")
-    context_documents: int = Field(description="Documents of the stored context.")
+    context_documents: int | None = Field(
+        default=None, description="Documents of the stored context; null where the key sees a part of the documents only."
+    )
     uses_context: bool = Field(description="Whether the encoder reads the context.")
+    reranks: bool = Field(description="Whether the server has a cross-encoder, so that a search may say `rerank`.")
     filter_columns: list[Column]
     is_outdated: bool = Field(description="A newer generation was published but is damaged; an older one answers.")
 
@@ -271,6 +305,12 @@ def answer_tokens(request: SearchRequest) -> int:
     if request.max_characters is not None:
         return num_queries * request.max_characters // CHARACTERS_A_TOKEN
     return num_queries * request.top_k * request.passages * (request.chunk_tokens or DEFAULT_CHUNK_TOKENS)
+
+
+def rerank_pairs(request: SearchRequest) -> int:
+    """Return how many passages a request lets the cross-encoder judge at most."""
+    num_queries = len(request.query) if isinstance(request.query, list) else 1
+    return num_queries * max(request.top_k, RERANK_DOCUMENTS) * max(request.passages, 1) if request.rerank else 0
 
 
 def options_of(request: SearchRequest) -> dict[str, Any]:

@@ -8,7 +8,17 @@ from pipeline.serve.access import SearchGrant, State
 from pipeline.serve.answers import hit_reply, search
 from pipeline.serve.cursors import Page
 from pipeline.serve.problems import INVALID_CURSOR, INVALID_REQUEST, ProblemError
-from pipeline.serve.schemas import MAX_ANSWER_TOKENS, CollectionName, SearchReplies, SearchReply, SearchRequest, answer_tokens, options_of
+from pipeline.serve.schemas import (
+    MAX_ANSWER_TOKENS,
+    MAX_RERANK_PAIRS,
+    CollectionName,
+    SearchReplies,
+    SearchReply,
+    SearchRequest,
+    answer_tokens,
+    options_of,
+    rerank_pairs,
+)
 from pipeline.types import SearchResult
 
 router = APIRouter(tags=["search"])
@@ -24,14 +34,20 @@ async def search_collection(name: CollectionName, request: SearchRequest, state:
         raise ProblemError(
             INVALID_REQUEST, f"queries, top_k, passages and chunk_tokens together must ask for at most {MAX_ANSWER_TOKENS:,} tokens"
         )
+    if rerank_pairs(request) > MAX_RERANK_PAIRS:
+        raise ProblemError(
+            INVALID_REQUEST, f"queries, top_k and passages together must ask to rerank at most {MAX_RERANK_PAIRS:,} passages"
+        )
+    if request.rerank and request.cursor is not None:
+        raise ProblemError(INVALID_CURSOR, "the best documents are judged anew on one page; leave the cursor out, or rerank")
     options = options_of(request)
     if isinstance(request.query, list):
         if request.cursor is not None:
             raise ProblemError(INVALID_CURSOR, "pages are of a single query; leave the cursor out, or send one query")
-        results = await search(state, grant, name, request.query, options)
+        results = await search(state, grant, name, request.query, options, rerank=request.rerank)
         return SearchReplies(generation=results[0].generation, answers=[_reply(result, request) for result in results])
     if request.cursor is None:
-        return _reply((await search(state, grant, name, [request.query], options))[0], request)
+        return _reply((await search(state, grant, name, [request.query], options, rerank=request.rerank))[0], request)
     if request.max_characters is not None:
         raise ProblemError(INVALID_CURSOR, "a budget of characters is spent on one page; leave the cursor out, or the budget")
     page = Page.of(request.cursor, request.query, options)

@@ -10,14 +10,17 @@ from typing import Final
 
 import torch
 import uvicorn
+from fastapi import FastAPI
 
+from pipeline.encode.cross_encoder import CrossEncoderReranker
 from pipeline.errors import ConfigError, StorageError
 from pipeline.serve.app import create_app
+from pipeline.serve.connections import PunctualProtocol
 from pipeline.serve.keys import KeyFile
 from pipeline.serve.settings import MAX_HEADER_BYTES, ServeSettings, num_processors
 
 CONNECTIONS_A_REQUEST: Final = 8
-"""Connections that may be open, idle ones too, for each request that may be in flight; more are refused before they are read."""
+"""Connections that may be open, idle ones too, for each request that may be in flight; more are refused."""
 BACKLOG: Final = 1_024
 KEEP_ALIVE_SECONDS: Final = 30
 
@@ -26,26 +29,34 @@ def run_server(settings: ServeSettings, on_listening: Callable[[str], None]) -> 
     """Serve until SIGINT or SIGTERM; ``on_listening`` hears the address once it is bound."""
     require_key(settings)
     num_threads = settings.encoder_threads or min(torch.get_num_threads(), num_processors())
-    app = create_app(settings, on_encoder_thread=partial(torch.set_num_threads, num_threads))
+    reranker = None if settings.rerank_model is None else CrossEncoderReranker(settings.rerank_model)
+    app = create_app(settings, reranker=reranker, on_encoder_thread=partial(torch.set_num_threads, num_threads))
     listener = bind(settings)
-    config = uvicorn.Config(
-        app,
-        lifespan="on",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=CONNECTIONS_A_REQUEST * settings.max_requests,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=max(1, round(settings.deadline_seconds)),
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-    )
     with listener:
         host, port = listener.getsockname()[:2]
         on_listening(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-        uvicorn.Server(config).run(sockets=[listener])
+        server_of(app, settings).run(sockets=[listener])
+
+
+def server_of(app: FastAPI, settings: ServeSettings) -> uvicorn.Server:
+    """Return what serves an application within the bounds of its settings."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=PunctualProtocol,
+            lifespan="on",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=CONNECTIONS_A_REQUEST * settings.max_requests,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=max(1, round(settings.deadline_seconds)),
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        )
+    )
 
 
 def require_key(settings: ServeSettings) -> None:

@@ -27,7 +27,7 @@ MAX_REQUESTS: Final = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeSettings:
-    """A server's settings; ``collections`` = () serves whatever stands under the root.
+    """A server's settings; ``collections`` = () serves whatever stands under the root, ``rerank_model`` = None reranks nothing.
 
     ``max_requests`` bounds the requests in flight. ``encoder_threads`` and ``search_threads`` default to the processors this process has.
     """
@@ -42,6 +42,7 @@ class ServeSettings:
     max_requests: int = 128
     encoder_threads: int | None = None
     search_threads: int | None = None
+    rerank_model: str | None = None
 
     def __post_init__(self) -> None:
         for name in self.collections:

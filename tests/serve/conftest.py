@@ -62,6 +62,14 @@ def patience() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what servers keep away from this machine's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CAIRN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def ingest(tiny_model_folder: Path) -> Callable[..., None]:
     """Return ``ingest(root, name, rows)``, with the tiny model unless told otherwise."""

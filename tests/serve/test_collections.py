@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
 from pipeline.search import served
 from pipeline.serve import collections
+from pipeline.serve.app import create_app
 from pipeline.serve.settings import ServeSettings
 
 
@@ -64,8 +69,24 @@ def test_linked_collection_is_not_followed(own_root: Path, tmp_path: Path, serve
 def test_collection_being_built(own_root: Path, serve: Callable[..., TestClient]) -> None:
     layout = CollectionLayout(own_root, "coming")
     with layout.writer_lock():
-        reply = require_refused(serve(ServeSettings(root=own_root)), own_root, "coming", 503, "collection-building")
+        client = serve(ServeSettings(root=own_root))
+        reply = require_refused(client, own_root, "coming", 503, "collection-building")
         assert reply.headers["Retry-After"] == "30"
+        assert listed(client)["coming"] == "building"
+        assert "has not finished yet" in reply.json()["detail"]
+
+
+def test_collection_whose_first_ingest_was_killed(own_root: Path, serve: Callable[..., TestClient], ingest: Callable[..., None]) -> None:
+    with CollectionLayout(own_root, "coming").writer_lock():
+        pass  # what a killed run leaves: the file, and no lock
+    client = serve(ServeSettings(root=own_root))
+    reply = require_refused(client, own_root, "coming", 503, "collection-unfinished")
+    assert "Retry-After" not in reply.headers
+    assert "run `cairn ingest` again" in reply.json()["detail"]
+    assert listed(client) == {"coming": "unfinished", "pebbles": "ready", "stones": "ready"}
+    ingest(own_root, "coming", [{"id": "a", "text": "granite"}])
+    assert asked(client, "coming") == (200, "")
+    assert listed(client)["coming"] == "ready"
 
 
 def test_corrupt_collection(own_root: Path, serve: Callable[..., TestClient]) -> None:
@@ -158,6 +179,31 @@ def test_collections_with_one_encoder_load_it_once(served_root: Path, serve: Cal
     assert len(loaded) == 1
 
 
+def test_requests_while_a_model_is_loaded_wait_and_are_told_to_try_again(served_root: Path) -> None:
+    from pipeline.collection import load_query_encoder
+
+    go_on = threading.Event()
+
+    def load(generation: Any) -> Any:
+        go_on.wait()
+        return load_query_encoder(generation)
+
+    def app(deadline_seconds: float) -> FastAPI:
+        return create_app(ServeSettings(root=served_root, deadline_seconds=deadline_seconds), load_encoder=load)
+
+    with TestClient(app(0.5), base_url="http://127.0.0.1") as hurried:
+        response = hurried.post("/v1/collections/stones/search", json={"query": "slate"})
+        assert (response.status_code, response.json()["type"]) == (503, "urn:problem-type:cairn:collection-opening")
+        assert response.headers["Retry-After"] == "2"
+        assert hurried.get("/readyz").json()["detail"] == "collections are being opened"
+        go_on.set()
+    go_on.clear()
+    with TestClient(app(300.0), base_url="http://127.0.0.1") as patient, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(asked, patient, "stones")
+        go_on.set()
+        assert waiting.result() == (200, "")
+
+
 def test_server_is_ready_when_one_of_all_collections_is(own_root: Path, serve: Callable[..., TestClient]) -> None:
     damage(own_root, "stones")
     assert serve(ServeSettings(root=own_root)).get("/readyz").status_code == 200
@@ -181,3 +227,46 @@ def test_unknown_names_leave_nothing_behind(client: TestClient) -> None:
     for number in range(20):
         assert client.get(f"/v1/collections/name-{number}").status_code == 404
     assert json.dumps(sorted(client.app.state.server.collections._opened)) == before
+
+
+def test_list_says_what_requests_will_find(own_root: Path, serve: Callable[..., TestClient]) -> None:
+    client = serve(ServeSettings(root=own_root))
+    (own_root / "stones" / "CURRENT").write_bytes(b"")
+    assert asked(client, "stones") == (200, "")
+    assert listed(client)["stones"] == "ready"  # what is open serves on
+
+
+def test_list_says_which_collection_was_found_damaged(own_root: Path, serve: Callable[..., TestClient]) -> None:
+    damage(own_root, "stones")
+    client = serve(ServeSettings(root=own_root))
+    require_refused(client, own_root, "stones", 503, "collection-damaged")
+    assert listed(client) == {"stones": "damaged", "pebbles": "ready"}
+
+
+def test_collection_whose_file_is_cut_while_it_is_open(own_root: Path, serve: Callable[..., TestClient]) -> None:
+    client = serve(ServeSettings(root=own_root))
+    assert asked(client, "stones") == (200, "")
+    os.truncate(CollectionLayout(own_root, "stones").generation_folder(1) / CHUNKS_FAISS, 10)
+    assert asked(client, "stones") == (503, "collection-damaged")
+    assert asked(client, "pebbles") == (200, "")
+    assert listed(client) == {"stones": "damaged", "pebbles": "ready"}
+
+
+def test_collection_whose_tables_are_gone_is_a_failing_storage_and_the_log_says_so(
+    own_root: Path, serve: Callable[..., TestClient], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.serve.look_routes.MAP_PATIENCE_SECONDS", 300.0)
+    client = serve(ServeSettings(root=own_root))
+    shutil.rmtree(own_root / "stones" / "lance")
+    for path in ("/map", "/map/places?doc_id=stones/granite/0", "/documents/stones/granite/0"):
+        caplog.clear()
+        response = client.get(f"/v1/collections/stones{path}")
+        assert (response.status_code, response.json()["type"]) == (503, "urn:problem-type:cairn:storage-failed")
+        assert str(own_root) not in response.text
+        assert "serve.read_failed collection=stones error=StorageError" in caplog.text
+    assert asked(client, "stones") == (503, "storage-failed")
+    assert asked(client, "pebbles") == (200, "")
+
+
+def listed(client: TestClient) -> dict[str, str]:
+    return {found["name"]: found["status"] for found in client.get("/v1/collections").json()["collections"]}

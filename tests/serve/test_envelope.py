@@ -15,6 +15,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from pipeline.collection import load_query_encoder
+from pipeline.errors import StorageError
+from pipeline.search.plan import Plan, ReadAhead, read_ahead
+from pipeline.search.searcher import Searcher
 from pipeline.serve.settings import ServeSettings
 
 SEARCH = "/v1/collections/stones/search"
@@ -32,8 +35,10 @@ class Stubborn:
         self.has_begun = threading.Event()
         self.error: BaseException | None = None
         self.gives_nan = False
+        self.encoded: list[str] = []
 
     def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
+        self.encoded += texts
         self.has_begun.set()
         self.go_on.wait()
         if self.error is not None:
@@ -123,6 +128,7 @@ def test_failing_encoder_is_a_problem_of_its_own_and_nothing_is_told(
     encoder.error = error
     response = ask(client)
     assert problem(response) == (500, "encoder-failed")
+    assert "never retrieved" not in caplog.text
     encoder.error = None
     assert ask(client).status_code == 200
     assert client.get("/v1/collections/stones").status_code == 200
@@ -135,6 +141,55 @@ def test_encoder_that_gives_nan_is_at_fault_not_the_caller(stubborn: Callable[..
     client, encoder = stubborn()
     encoder.gives_nan = True
     assert problem(ask(client)) == (500, "encoder-failed")
+
+
+def test_failing_words_are_told_at_once_and_their_query_is_not_encoded(
+    stubborn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, encoder = stubborn()
+    queue = client.app.state.server.collections._encoders[encoder.fingerprint]
+    encoder.go_on.clear()
+
+    def fail_on_slate(plan: Plan) -> ReadAhead:
+        if plan.queries == ["slate"]:
+            raise StorageError("the BM25 search failed")
+        return read_ahead(plan)
+
+    monkeypatch.setattr("pipeline.search.searcher.read_ahead", fail_on_slate)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(ask, client)
+        encoder.has_begun.wait()
+        assert problem(client.post(SEARCH, json={"query": "slate"})) == (503, "storage-failed")
+        encoder.go_on.set()
+        assert first.result().status_code == 200
+    assert ask(client).status_code == 200
+    assert (encoder.encoded, queue.waiting_bytes) == ([SECRET, SECRET], 0)
+    assert "never retrieved" not in caplog.text
+
+
+def test_answer_is_of_the_generation_its_words_were_read_from(
+    own_root: Path, serve: Callable[..., TestClient], ingest: Callable[..., None], make_rows: Callable[..., Any]
+) -> None:
+    made: list[Stubborn] = []
+    client = serve(
+        ServeSettings(root=own_root, collections=("stones",)), load_encoder=lambda found: made.append(Stubborn(found)) or made[0]
+    )
+    made[0].go_on.clear()
+    read = threading.Event()
+    begin = Searcher.begin
+
+    with ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Searcher, "begin", lambda *args, **options: (begin(*args, **options), read.set())[0])
+        waiting = pool.submit(ask, client)
+        read.wait()
+        ingest(own_root, "stones", make_rows(version=1))
+        made[0].go_on.set()
+        before, after = waiting.result().json(), ask(client).json()
+    assert (before["generation"], after["generation"]) == (1, 2)
+    for version, answer in ((0, before), (1, after)):
+        texts = [passage["text"] for hit in answer["hits"] for passage in hit["passages"] if not passage["start_char"]]
+        assert texts
+        assert all(text.startswith(f"version {version} ") for text in texts)
 
 
 def test_unforeseen_error_is_a_problem_without_its_message(
@@ -219,3 +274,18 @@ def test_concurrent_queries_share_encoder_passes(stubborn: Callable[..., Any]) -
     assert "cairn_encoder_pass_texts_count 2.0" in text
     assert "cairn_encoder_pass_texts_sum 6.0" in text
     assert [answer["hits"] for answer in answers] == [answers[0]["hits"]] * 6
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/page/page.js", "/v1/collections", "/v1/collections/stones", "/healthz", "/openapi.json", "/nowhere"]
+)
+def test_head_is_get_without_its_body(client: TestClient, path: str) -> None:
+    got, headed = client.get(path), client.head(path)
+    assert (headed.status_code, headed.content) == (got.status_code, b"")
+    assert headed.headers == got.headers
+
+
+def test_head_of_an_address_that_takes_no_get_is_refused(client: TestClient) -> None:
+    response = client.head(SEARCH)
+    assert (response.status_code, response.headers["allow"], response.content) == (405, "POST", b"")
+    assert client.put("/v1/collections").headers["allow"] == "GET, HEAD"

@@ -174,6 +174,9 @@ ROUTES_BY_SCOPE = {
         ("GET", "/v1/collections", None),
         ("GET", "/v1/collections/stones", None),
         ("GET", "/v1/collections/stones/documents/stones/granite/0", None),
+        ("GET", "/v1/collections/stones/map", None),
+        ("GET", "/v1/collections/stones/map/places?doc_id=a", None),
+        ("GET", "/v1/collections/stones/health", None),
         ("POST", SEARCH, {"query": "slate"}),
         ("POST", "/v1/vector_stores/stones/search", {"query": "slate"}),
     ],
@@ -194,9 +197,12 @@ def test_key_opens_the_routes_of_its_scope_and_no_others(keyed: Callable[..., Te
 def test_every_route_needs_a_scope_or_is_open_on_purpose(client: TestClient) -> None:
     described = client.get("/openapi.json").json()["paths"]
     known = {"/v1/collections", "/v1/collections/{name}", "/v1/collections/{name}/documents/{doc_id}", "/v1/collections/{name}/search"}
+    known |= {f"/v1/collections/{{name}}/{look}" for look in ("map", "map/places", "health")}
     known |= {"/v1/vector_stores/{vector_store_id}/search", "/v1/embeddings", "/metrics"}
     assert set(described) == known | {"/healthz", "/readyz"}
-    assert {"/healthz", "/readyz", "/openapi.json"} == guard.OPEN_PATHS
+    page = {path for path in guard.OPEN_PATHS if path == "/" or path.startswith("/page/")}
+    assert page | {"/healthz", "/readyz", "/openapi.json"} == guard.OPEN_PATHS
+    assert all(not path.startswith("/v1") for path in guard.OPEN_PATHS)
 
 
 def test_key_for_one_collection_learns_nothing_of_another(keyed: Callable[..., TestClient]) -> None:
@@ -220,3 +226,10 @@ def test_keys_that_cannot_be_read_let_nobody_in_and_say_no_path(keyed: Callable[
     response = client.get("/v1/collections")
     assert outcome(response) == (503, "keys-unreadable")
     assert str(own_root) not in response.text
+
+
+def test_body_of_two_lengths_is_refused_and_the_connection_closed(client: TestClient) -> None:
+    headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked", "Content-Length": "18"}
+    response = client.post(SEARCH, content=b'{"query": "slate"}', headers=headers)
+    assert outcome(response) == (400, "body-ambiguous")
+    assert response.headers["Connection"] == "close"

@@ -42,7 +42,7 @@ def test_keys_are_read_as_they_were_made(file: KeyFile) -> None:
 
 
 def test_tokens_differ(file: KeyFile) -> None:
-    assert len({file.create("reader")[1] for _ in range(20)}) == 20
+    assert len({file.create(f"reader {number}")[1] for number in range(20)}) == 20
 
 
 def test_grant_is_what_the_key_was_made_for(file: KeyFile) -> None:
@@ -106,10 +106,13 @@ def test_server_with_keys_is_not_opened_by_losing_them(file: KeyFile, how: str) 
         lambda raw: raw["keys"][0].pop("restriction"),
         lambda raw: raw["keys"][0].update(extra=1),
         lambda raw: raw["keys"][0].update(sha256="0"),
+        lambda raw: raw["keys"][0].update(revoked_at=False),
+        lambda raw: raw["keys"][0].update(key_id="../up"),
+        lambda raw: raw["keys"].append({**raw["keys"][0], "restriction": None}),
         lambda raw: raw.update(keys={}),
     ],
 )
-def test_file_that_was_tampered_with_lets_nobody_in(file: KeyFile, change) -> None:
+def test_file_that_was_tampered_with_lets_nobody_in(file: KeyFile, change, caplog: pytest.LogCaptureFixture) -> None:
     _, token = file.create("tenant", collections=["stones"], restriction=RESTRICTION)
     keyring = Keyring(file, is_required=True)
     raw = json.loads(file.path.read_text())
@@ -117,6 +120,7 @@ def test_file_that_was_tampered_with_lets_nobody_in(file: KeyFile, change) -> No
     file.path.write_text(json.dumps(raw))
     with pytest.raises(IntegrityError):
         keyring.grant_of(token)
+    assert "serve.keys_unreadable" in caplog.text
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
@@ -128,7 +132,9 @@ def test_file_that_cannot_be_read_lets_nobody_in(file: KeyFile, content: bytes) 
 
 
 def test_concurrent_creations_lose_no_key(file: KeyFile) -> None:
-    threads = [threading.Thread(target=lambda: [file.create("reader") for _ in range(5)]) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda first: [file.create(f"reader {first + n}") for n in range(5)], args=[5 * n]) for n in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -147,6 +153,8 @@ def test_concurrent_creations_lose_no_key(file: KeyFile) -> None:
         {"collections": []},
         {"collections": ["../up"]},
         {"restriction": {}},
+        {"scopes": ["search", "admin"], "collections": ["stones"]},
+        {"scopes": ["admin"], "restriction": RESTRICTION},
     ],
 )
 def test_key_that_makes_no_sense_is_refused(file: KeyFile, wrong) -> None:
@@ -161,3 +169,22 @@ def test_revoking_twice_or_an_unknown_key_is_refused(file: KeyFile) -> None:
     for key_id in (key.key_id, "0" * 12):
         with pytest.raises(ConfigError, match="cairn keys list"):
             file.revoke(key_id)
+
+
+def test_name_is_of_one_good_key(file: KeyFile) -> None:
+    first, _ = file.create("reader")
+    with pytest.raises(ConfigError, match=f"must be new, got 'reader', which key {first.key_id} has"):
+        file.create("reader", scopes=["embed"])
+    assert file.read() == [first]
+    file.revoke("reader")
+    second, _ = file.create("reader")
+    assert [(key.key_id, key.revoked_at is None) for key in file.read()] == [(first.key_id, False), (second.key_id, True)]
+
+
+def test_name_of_several_keys_does_not_say_which_to_revoke(file: KeyFile) -> None:
+    """A deployment's next secret comes under the name of the last."""
+    made = [file.create("compose", token=f"cairn_{number:012x}_{'x' * 43}")[0].key_id for number in range(2)]
+    with pytest.raises(ConfigError, match=f"got one of {made[0]}, {made[1]}; name an id"):
+        file.revoke("compose")
+    assert file.revoke(made[0]).key_id == made[0]
+    assert file.revoke("compose").key_id == made[1]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from pipeline import errors
 from pipeline.errors import CairnError
@@ -19,7 +21,9 @@ from pipeline.serve.problems import (
     problem_response,
     schema_problem,
     search_problem,
+    unknown_names,
 )
+from pipeline.serve.schemas import InvalidField, Membership, SearchRequest, field_names
 
 PLACE = "/srv/secret/place"
 SENTENCE = f"top_k must be a number, got 'canary'; see {PLACE}"
@@ -95,12 +99,19 @@ def test_problem_types_have_names_of_their_own() -> None:
 def test_schema_problem_names_known_places_and_nothing_else() -> None:
     found = [
         {"type": "int_type", "loc": ("body", "top_k"), "msg": "Input should be a valid integer", "input": "canary"},
-        {"type": "extra_forbidden", "loc": ("body", "filters", "canary"), "msg": "Extra inputs are not permitted", "input": 1},
-        {"type": "union_tag_invalid", "loc": ("body", "filters"), "msg": "Input tag 'canary' found", "input": {}},
+        {"type": "unknown_field", "loc": ("body", "filters"), "msg": "", "ctx": {"names": ["a canary"], "fields": ["key"]}, "input": {}},
+        {
+            "type": "union_tag_invalid",
+            "loc": ("body", "filters"),
+            "msg": "Input tag 'canary' found",
+            "ctx": {"expected_tags": "'a'"},
+            "input": {},
+        },
         {"type": "string_pattern_mismatch", "loc": ("path", "name"), "msg": "String should match", "input": "canary"},
     ]
     problem = schema_problem(found, frozenset({"top_k", "filters", "name"}))
-    assert [error.pointer for error in problem.errors] == ["#/top_k", "#/filters", "#/filters", "path/name"]
+    assert [error.pointer for error in problem.errors] == ["#/top_k", "#/filters", "path/name"]
+    assert problem.detail == "3 part(s) of the request must be changed"
     assert "canary" not in str([error.detail for error in problem.errors])
 
 
@@ -114,4 +125,47 @@ def test_schema_problem_tells_of_the_type_that_was_sent_only() -> None:
     both = [
         {"type": f"{kind}_type", "loc": ("body", "query", kind), "msg": f"Input should be a valid {kind}"} for kind in ("string", "list")
     ]
-    assert len(schema_problem(both, frozenset({"query"})).errors) == 2
+    problem = schema_problem([*both, *both], frozenset({"query"}))
+    assert problem.errors == (InvalidField(pointer="#/query", detail="Input should be a valid string or a valid list"),)
+    assert problem.detail == "1 part(s) of the request must be changed"
+
+
+@pytest.mark.parametrize(
+    ("sent", "pointer", "detail"),
+    [
+        ({"query": None}, "#/query", "Input should be a valid string or a valid list"),
+        ({"query": [None]}, "#/query/0", "Input should be a valid string"),
+        ({"query": " \n"}, "#/query", "Text should hold more than white space"),
+        (
+            {"query": "a", "filters": {"type": "in", "key": "year", "value": [1, None]}},
+            "#/filters/value/1",
+            "Input should be a valid string or a valid boolean or a valid integer or a valid number",
+        ),
+        (
+            {"query": "a", "filters": {"type": "eq", "key": "year", "value": float("nan")}},
+            "#/filters/value",
+            "Input should be a finite number",
+        ),
+    ],
+)
+def test_one_mistake_is_one_part(sent: dict[str, Any], pointer: str, detail: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        SearchRequest.model_validate(sent)
+    found = [{**error, "loc": ("body", *error["loc"])} for error in caught.value.errors()]
+    problem = schema_problem(found, field_names(SearchRequest, Membership))
+    assert problem.errors == (InvalidField(pointer=pointer, detail=detail),)
+    assert problem.detail == "1 part(s) of the request must be changed"
+
+
+@pytest.mark.parametrize("name", ["topk", "Top_K2", "_"])
+def test_unknown_name_that_is_a_short_identifier_is_told(name: str) -> None:
+    assert unknown_names("#/weights", [name], "it takes a") == [
+        InvalidField(pointer=f"#/weights/{name}", detail="there is no such name; it takes a")
+    ]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 33, "1x", "a b", "a-b", "a/b", "<b>", "line\n", "é", "cairn_0123456789ab_" + "A" * 43])
+def test_no_other_name_is_repeated(name: str) -> None:
+    (told,) = unknown_names("query", [name], "it takes a")
+    assert told.pointer == "query"
+    assert not name or name not in told.detail

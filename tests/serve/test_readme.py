@@ -18,7 +18,8 @@ from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestC
 from pipeline.serve.settings import ServeSettings
 
 README = Path(__file__).parents[2] / "README.md"
-LINES = re.findall(r"^curl .*$", README.read_text(encoding="utf-8"), re.MULTILINE)
+SECTION = README.read_text(encoding="utf-8").split("### From curl\n")[1].split("\n##")[0]
+LINES = re.findall(r"^curl .*$", SECTION, re.MULTILINE)
 
 
 def parsed(line: str) -> tuple[str, dict[str, str], str | None]:

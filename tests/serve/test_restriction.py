@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import operator
+import secrets
 import string
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,6 +53,7 @@ likely = st.one_of(
     ),
     st.sampled_from(["gte", "lt"]).flatmap(lambda t: st.integers(1999, 2020).map(lambda v: {"type": t, "key": "year", "value": v})),
 )
+trees = st.lists(likely, min_size=1, max_size=3)
 filters = st.recursive(
     likely | leaves,
     lambda children: st.builds(
@@ -106,9 +110,73 @@ def test_documents_of_others_are_not_found_by_id(tenant: TestClient, make_rows: 
 
 def test_counts_are_of_the_documents_the_key_sees(tenant: TestClient) -> None:
     found = tenant.get("/v1/collections/stones").json()
-    assert (found["documents"], found["chunks"]) == (10, None)
+    assert (found["documents"], found["chunks"], found["context_documents"]) == (10, None, None)
     listed = tenant.get("/v1/collections").json()["collections"]
     assert {(c["documents"], c["chunks"]) for c in listed} == {(None, None)}
+
+
+def matches(row: dict[str, Any], tree: dict[str, Any]) -> bool:
+    if tree["type"] in ("and", "or"):
+        return (all if tree["type"] == "and" else any)(matches(row, each) for each in tree["filters"])
+    value = row[tree["key"]]
+    return value is not None and getattr(operator, {"gte": "ge"}.get(tree["type"], tree["type"]))(value, tree["value"])
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(restriction=likely | st.builds(lambda kind, trees: {"type": kind, "filters": trees}, st.sampled_from(["and", "or"]), trees))
+def test_figures_are_of_what_any_restriction_lets_through(
+    tenant: TestClient, make_rows: Callable[..., list[dict[str, Any]]], restriction: dict[str, Any]
+) -> None:
+    token = f"cairn_{secrets.token_hex(6)}_{secrets.token_urlsafe(32)}"
+    KeyFile(tenant.app.state.server.settings.keys_path).create("any", restriction=restriction, token=token)
+    expected = {row["id"] for row in make_rows() if matches(row, restriction)}
+
+    def asked(path: str) -> dict[str, Any]:
+        return tenant.get(f"/v1/collections{path}", headers={"Authorization": f"Bearer {token}"}).json()
+
+    described, health = asked("/stones"), asked("/stones/health")
+    assert (described["documents"], described["chunks"], described["context_documents"]) == (len(expected), None, None)
+    assert (health["documents"], health["context_documents"], health["drift"]) == (len(expected), None, None)
+    assert sum(each["documents"] for each in health["lengths"]) == len(expected)
+    assert {(each["documents"], each["chunks"]) for each in asked("")["collections"]} == {(None, None)}
+
+
+def test_nothing_that_is_counted_depends_on_documents_the_key_does_not_see(
+    tmp_path: Path, serve: Callable[..., TestClient], ingest: Callable[..., None], make_rows: Callable[..., list[dict[str, Any]]]
+) -> None:
+    own = [row for row in make_rows() if row["tenant"] == "acme"]
+    others = [
+        {"id": f"other/{n}", "title": "Zinc", "text": "zinc and lead " * (n + 1), "tenant": "zenith", "year": 1990} for n in range(25)
+    ]
+    _, token = KeyFile(tmp_path / "keys.json").create("acme", restriction=OWN)
+    seen: list[Any] = []
+    for name, rows in (("few", [*own, others[0]]), ("many", [*others, *own])):
+        ingest(tmp_path / name, "stones", rows)
+        client = serve(ServeSettings(root=tmp_path / name, keys_file=tmp_path / "keys.json"))
+        client.headers["Authorization"] = f"Bearer {token}"
+        replies = [client.get(f"/v1/collections{path}").json() for path in ("", "/stones", "/stones/health", "/stones/map")]
+        # When it was published, and the numbers of the clusters, which are the collection's.
+        hidden = ("created_at", "points", "clusters", "status")
+        seen.append([{key: value for key, value in reply.items() if key not in hidden} for reply in replies])
+    assert seen[0] == seen[1]
+    assert seen[0][2]["documents"] == 10
+
+
+@pytest.mark.parametrize("bounds", [{"restriction": OWN}, {"collections": ("stones",)}])
+def test_figures_of_the_whole_server_are_not_for_a_key_that_is_bound(
+    served_root: Path, serve: Callable[..., TestClient], tmp_path: Path, bounds: dict[str, Any]
+) -> None:
+    """Such keys are not made any more, but there may be some."""
+    keys = KeyFile(tmp_path / "keys.json")
+    _, whole = keys.create("whole", scopes=("admin",))
+    _, bound = keys.create("bound", **bounds)
+    raw = json.loads(keys.path.read_text())
+    raw["keys"][1]["scopes"] = ["search", "admin"]
+    keys.path.write_text(json.dumps(raw))
+    client = serve(ServeSettings(root=served_root, keys_file=keys.path))
+    replies = [client.get("/metrics", headers={"Authorization": f"Bearer {token}"}) for token in (whole, bound)]
+    assert [reply.status_code for reply in replies] == [200, 403]
+    assert replies[1].json()["type"].endswith(":scope-missing")
 
 
 @pytest.mark.parametrize(
@@ -143,12 +211,12 @@ def test_no_refusal_repeats_what_was_sent(tenant: TestClient, place: int, canary
     bodies: list[Any] = [
         {"query": "a", "granularity": canary},
         {"query": {"text": canary}},
-        {"query": "a", canary: 1},
+        {"query": "a", f"a {canary}": 1},
         {"query": "a", "filters": {"type": "eq", "key": canary, "value": 1}},
         {"query": "a", "filters": {"type": canary, "key": "year", "value": 1}},
         {"query": "a", "filters": {"type": "eq", "key": "year", "value": canary}},
         {"query": "a", "filters": {"type": "in", "key": "year", "value": [1, canary]}},
-        {"query": "a", "weights": {canary: 1}},
+        {"query": "a", "weights": {canary * 2: 1}},
         {"query": "a", "cursor": canary},
         canary,
     ]

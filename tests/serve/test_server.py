@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import ConfigError, StorageError
+from pipeline.serve.app import create_app
 from pipeline.serve.keys import KeyFile
-from pipeline.serve.server import bind, require_key
+from pipeline.serve.server import bind, require_key, run_server
 from pipeline.serve.settings import ServeSettings, is_loopback
 
 
@@ -45,6 +47,22 @@ def test_answers_are_not_held_back_for_more_to_send(tmp_path: Path) -> None:
         listener.accept()[0] as connection,
     ):
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_every_search_thread_keeps_to_one_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited: list[tuple[str, int]] = []
+    monkeypatch.setattr("pipeline.serve.app.threadpool_limits", lambda limits: limited.append((threading.current_thread().name, limits)))
+    pool = create_app(ServeSettings(root=tmp_path, search_threads=2)).state.server.search_pool
+    both = threading.Barrier(2)
+    with pool:
+        for waiting in [pool.submit(both.wait) for _ in range(2)]:
+            waiting.result()
+    assert sorted(limited) == [("cairn-search_0", 1), ("cairn-search_1", 1)]
+
+
+def test_rerank_model_that_is_not_there_is_told_before_anything_is_served(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="hf download cross-encoder/none"):
+        run_server(ServeSettings(root=tmp_path, port=0, rerank_model="cross-encoder/none"), pytest.fail)
 
 
 def test_host_that_does_not_resolve_is_one_sentence(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""Connections that nobody can hold without asking something.
+
+    connected ──▶ head of a request ──▶ the application ──▶ answer
+                  │                 └─ too many connections │
+                  │                    503, when to try again └─ nothing of it read within READ_SECONDS: closed
+                  └─ not there after HEAD_SECONDS: closed
+
+uvicorn waits for a head for ever, keeps an answer for ever for who does not read it, and refuses everybody, health checks too, once enough
+connections are open: whoever opened them and sent nothing would have the server to himself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from typing_extensions import override
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pipeline.serve.envelope import UNBOUNDED_PATHS
+from pipeline.serve.problems import OVERLOADED, ProblemError, problem_response
+
+HEAD_SECONDS: Final = 10.0
+"""Within which the head of a request must have arrived, from the connection or its first byte on."""
+READ_SECONDS: Final = 30.0
+"""Within which some of an answer must have been read."""
+
+
+class PunctualProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1, for callers who are in time."""
+
+    _waiting: asyncio.TimerHandle | None = None
+    _reading: asyncio.TimerHandle | None = None
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Note a connection; one beyond the bound is answered by a refusal."""
+        super().connection_made(transport)
+        bound, self.limit_concurrency = self.limit_concurrency, None
+        if bound is not None and len(self.connections) > bound:
+            self.app = _crowded(self.app)
+        self._wait()
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        """Take what has come; the time runs while no request is under way."""
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison] - before the first
+            self._wait()
+        else:
+            self._stop_waiting()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of the connection."""
+        self._stop_waiting()
+        if self._reading is not None:
+            self._reading.cancel()
+        super().connection_lost(exc)
+
+    @override
+    def on_response_complete(self) -> None:
+        """Look after the answer, which is written and may not be read."""
+        super().on_response_complete()
+        if self._reading is None and self.transport.get_write_buffer_size():
+            self._watch(self.transport.get_write_buffer_size())
+
+    def _watch(self, unread_bytes: int) -> None:
+        self._reading = self.loop.call_later(READ_SECONDS, self._look, unread_bytes)
+
+    def _look(self, unread_bytes: int) -> None:
+        """Cut the connection of a caller who has read nothing since the last look."""
+        self._reading = None
+        left_bytes = self.transport.get_write_buffer_size()
+        if left_bytes >= unread_bytes:
+            self.transport.abort()
+        elif left_bytes:
+            self._watch(left_bytes)
+
+    def _wait(self) -> None:
+        if self._waiting is None:
+            self._waiting = self.loop.call_later(HEAD_SECONDS, self.timeout_keep_alive_handler)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+
+def _crowded(app: ASGIApp) -> ASGIApp:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in UNBOUNDED_PATHS:
+            await app(scope, receive, send)
+            return
+        problem = ProblemError(OVERLOADED, "too many connections are open", headers={"Connection": "close"})
+        await problem_response(problem)(scope, receive, send)
+
+    return refuse

@@ -1,0 +1,157 @@
+// A document with the passages of a hit marked where they stand.
+//
+// Spans count code points, as Python does; JavaScript's strings count UTF-16 units. Of a long text one stretch is read at a time.
+
+import { documentPath, get } from "./api.js";
+import { count, digits, make, score } from "./dom.js";
+
+const STRETCH = 200_000;
+const LEAD = 20_000;
+const LINES_ABOVE_PIXELS = 60;
+
+/** Return where in `text` each of the ascending code point offsets lies, in UTF-16 units. */
+export function unitsOf(text, offsets) {
+  const units = [];
+  let unit = 0;
+  let point = 0;
+  for (const offset of offsets) {
+    for (; point < offset && unit < text.length; point += 1) unit += text.codePointAt(unit) > 0xffff ? 2 : 1;
+    units.push(unit);
+  }
+  return units;
+}
+
+/** Cut a text at its passages' ends; `first` is the offset of its first character. Gives [{text, start, end, passages}] in order. */
+export function segmentsOf(text, first, last, passages) {
+  const inside = (offset) => Math.min(Math.max(offset, first), last);
+  const ends = passages.flatMap((passage) => [inside(passage.start_char), inside(passage.end_char)]);
+  const cuts = [...new Set([first, ...ends, last])].sort((a, b) => a - b);
+  const units = unitsOf(text, cuts.map((cut) => cut - first));
+  return cuts.slice(1).map((end, index) => {
+    const start = cuts[index];
+    const covering = passages.flatMap((passage, rank) => (passage.start_char <= start && end <= passage.end_char ? [rank] : []));
+    return { text: text.slice(units[index], units[index + 1]), start, end, passages: covering };
+  });
+}
+
+export class Reader {
+  #request = null;
+  #hit = null;
+  #active = 0;
+
+  constructor(element, { close, fail }) {
+    Object.assign(this, { element, close, fail });
+    this.reset();
+  }
+
+  get isOpen() {
+    return this.#hit !== null;
+  }
+
+  reset() {
+    this.#request?.abort();
+    this.#hit = null;
+    this.element.replaceChildren(make("p", { class: "empty" }, "Open a document to read it here, with the passages that were found marked in its text."));
+  }
+
+  /** Read a hit's document and go to one of its passages. */
+  async open(collection, hit, active = 0) {
+    const first = hit.passages[active]?.start_char ?? 0;
+    this.#active = active;
+    await this.#read(collection, hit, first + LEAD < STRETCH ? 0 : first - LEAD);
+  }
+
+  /** Go to the next passage, or the one before. */
+  step(by) {
+    const found = this.#hit?.passages.length ?? 0;
+    if (!found) return;
+    this.#active = (this.#active + by + found) % found;
+    const { collection, start, end } = this.shown;
+    const passage = this.#hit.passages[this.#active];
+    if (passage.start_char >= start && passage.start_char < end) this.#goToPassage();
+    else this.#read(collection, this.#hit, passage.start_char - LEAD);
+  }
+
+  async #read(collection, hit, start) {
+    this.#request?.abort();
+    const request = (this.#request = new AbortController());
+    this.#hit = hit;
+    this.element.setAttribute("aria-busy", "true");
+    try {
+      const text = await get(`${documentPath(collection, hit.doc_id)}?start_char=${Math.max(0, start)}&max_characters=${STRETCH}`, request.signal);
+      this.#show(collection, hit, text);
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      this.reset();
+      this.fail(error);
+    } finally {
+      if (this.#request === request) this.element.removeAttribute("aria-busy");
+    }
+  }
+
+  #show(collection, hit, found) {
+    this.shown = { collection, start: found.start_char, end: found.end_char };
+    const segments = segmentsOf(found.text, found.start_char, found.end_char, hit.passages);
+    const text = make(
+      "div",
+      { class: "text", role: "region", tabindex: "0", "aria-label": "Text" },
+      ...segments.map(({ text: piece, start, end, passages }) =>
+        passages.length ? make("mark", { data: { start, end, passages: passages.join(" ") } }, piece) : piece,
+      ),
+    );
+    this.element.replaceChildren(
+      make(
+        "div",
+        { class: "reader-head" },
+        make("button", { class: "quiet icon", type: "button", "aria-label": "Close the document", on: { click: () => this.close() } }, "×"),
+        make("h2", { tabindex: "-1", dir: "auto", title: found.title || found.doc_id }, found.title || found.doc_id),
+        make("p", { class: "id", title: found.doc_id }, found.doc_id),
+        make("p", { class: "facts", title: facts(found) }, facts(found)),
+        this.#passageSteps(hit),
+      ),
+      ...this.#stretchNotice(collection, hit, found),
+      text,
+    );
+    if (!this.#goToPassage()) this.element.scrollTop = 0;
+    this.element.querySelector("h2").focus({ preventScroll: true });
+  }
+
+  #passageSteps(hit) {
+    if (!hit.passages.length) return null;
+    const step = (by, label, sign) => make("button", { class: "quiet icon", type: "button", "aria-label": label, on: { click: () => this.step(by) } }, sign);
+    this.place = make("span", { role: "status" });
+    return make("div", { class: "steps" }, step(-1, "Passage before", "↑"), this.place, step(1, "Next passage", "↓"));
+  }
+
+  #stretchNotice(collection, hit, found) {
+    if (found.start_char === 0 && found.end_char === found.num_characters) return [];
+    const turn = (start, label) => make("button", { class: "quiet", type: "button", on: { click: () => this.#read(collection, hit, start) } }, label);
+    return [
+      make(
+        "p",
+        { class: "stretch" },
+        `Characters ${digits(found.start_char)} to ${digits(found.end_char)} of ${digits(found.num_characters)} `,
+        found.start_char > 0 ? turn(found.start_char - STRETCH, "Earlier") : null,
+        found.end_char < found.num_characters ? turn(found.end_char, "Later") : null,
+      ),
+    ];
+  }
+
+  #goToPassage() {
+    const passage = this.#hit.passages[this.#active];
+    if (!passage) return false;
+    this.place.textContent = `passage ${this.#active + 1} of ${this.#hit.passages.length}, ${score(passage.score)}`;
+    const marks = [...this.element.querySelectorAll("mark")];
+    for (const mark of marks) mark.classList.toggle("active", mark.dataset.passages.split(" ").includes(String(this.#active)));
+    const first = marks.find((mark) => mark.classList.contains("active"));
+    this.element.style.scrollPaddingTop = `${this.element.querySelector(".reader-head").offsetHeight + LINES_ABOVE_PIXELS}px`;
+    first?.scrollIntoView({ block: "start" });
+    return first !== undefined;
+  }
+}
+
+function facts({ metadata, num_tokens: tokens, num_characters: characters }) {
+  const known = Object.entries(metadata).filter(([, value]) => value !== null && value !== "");
+  const said = known.map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+  return [count(tokens, "token"), count(characters, "character"), ...said].join(" · ");
+}

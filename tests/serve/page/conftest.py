@@ -1,0 +1,153 @@
+"""The page in headless Chromium: servers over a small collection, one browser a file of tests, tabs whose console must stay silent.
+
+Tests that use it are skipped where there is no Chromium (Debian's package, or CAIRN_CHROMIUM).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from pipeline.serve.app import create_app
+from pipeline.serve.settings import ServeSettings
+from pipeline.types import Reranker
+
+CHROMIUM = os.environ.get("CAIRN_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PATIENCE_MILLISECONDS = 120_000.0
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync",
+]  # fmt: skip
+EVIL = '<img src=x onerror="document.title=\'taken\'"><script>document.title="taken"</script>'
+ROWS = [
+    {"id": "plain/granite", "title": "Granite", "text": "granite is an old stone on the way. " * 12, "tenant": "acme", "year": 2001},
+    {"id": "plain/basalt", "title": "Basalt", "text": "basalt is a dark stone by the river path. " * 40, "tenant": "zenith", "year": 2002},
+    {"id": "astral/🪨", "title": "Letters 🏔🪨", "text": "🏔😀🪨 😀 mark the way é " * 14 + "pumice on the river 🏔 " * 9, "tenant": "acme",
+     "year": 2003},
+    {"id": EVIL, "title": EVIL, "text": f"obsidian {EVIL} cuts the mat. " * 6, "tenant": EVIL, "year": 2004},
+    {"id": "astral/rtl", "title": "אבני דרך", "text": "אבן ישנה על הדרך, ליד הנהר. " * 12, "tenant": "acme", "year": 2005},
+    *({"id": f"filler/{n}", "title": f"Filler {n}", "text": f"chert number {n} walks the old path " * (1 + n % 5), "tenant": "acme",
+       "year": 2010 + n} for n in range(30)),
+]  # fmt: skip
+
+
+class Listening:
+    """A server of an application on a port of its own, on a thread."""
+
+    def __init__(self, settings: ServeSettings, reranker: Reranker | None) -> None:
+        self._server = uvicorn.Server(uvicorn.Config(create_app(settings, reranker=reranker), log_config=None, lifespan="on", ws="none"))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, name="page-server")
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._listener.close()
+
+
+@pytest.fixture(scope="session")
+def rows() -> list[dict[str, Any]]:
+    """The documents of the collection ``stones``; ids and titles hold astral characters, markup, and a script from right to left."""
+    return ROWS
+
+
+@pytest.fixture(scope="session")
+def evil() -> str:
+    """An id, a title and a part of a text that would be markup."""
+    return EVIL
+
+
+@pytest.fixture(scope="session")
+def patience_milliseconds() -> float:
+    """Milliseconds to wait for what a busy machine will show at last."""
+    return PATIENCE_MILLISECONDS
+
+
+@pytest.fixture(scope="session")
+def page_root(tmp_path_factory: pytest.TempPathFactory, ingest: Callable[..., None]) -> Path:
+    root = tmp_path_factory.mktemp("page") / "root"
+    ingest(root, "stones", ROWS)
+    ingest(root, "pebbles", ROWS[:2])
+    return root
+
+
+@pytest.fixture(scope="session")
+def start() -> Iterator[Callable[..., str]]:
+    """Return a starter of servers that gives their address."""
+    running: list[Listening] = []
+
+    def run(settings: ServeSettings, reranker: Reranker | None = None) -> str:
+        running.append(Listening(settings, reranker))
+        return running[-1].address
+
+    yield run
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def address(page_root: Path, start: Callable[..., str]) -> str:
+    return start(ServeSettings(root=page_root, deadline_seconds=300.0))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium; a module's, because its driver keeps an event loop running on this thread."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium")
+    with sync_api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, timeout=PATIENCE_MILLISECONDS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
+    """Return ``visit(hash, **context)``: a tab on the page with a collection chosen; at the end its console must have been silent."""
+    complaints: list[str] = []
+    contexts: list[Any] = []
+
+    def run(fragment: str = "#collection=stones", *, at: str | None = None, **options: Any) -> Any:
+        contexts.append(browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **options}))
+        contexts[-1].set_default_timeout(PATIENCE_MILLISECONDS)
+        tab = contexts[-1].new_page()
+        tab.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.add_init_script("document.addEventListener('securitypolicyviolation', (e) => console.error('policy', e.violatedDirective))")
+        tab.goto(f"{at or address}/{fragment}")
+        return tab
+
+    yield run
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.fixture(scope="session")
+def ask() -> Callable[[Any, str, str], None]:
+    """Return ``ask(tab, query, title)``: type a query and wait for its answer, with a document of this title among the hits."""
+
+    def run(tab: Any, query: str, found: str) -> None:
+        tab.fill("#query", query)
+        tab.locator(f"#hits[data-query={json.dumps(query, ensure_ascii=False)}]").wait_for(state="attached")
+        tab.locator(".hit h2", has_text=found).first.wait_for()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def titles() -> Callable[[Any], list[str]]:
+    """Return ``titles(tab)``: the titles of the hits, best first."""
+    return lambda tab: tab.locator(".hit h2").all_text_contents()

@@ -1,0 +1,249 @@
+"""Asking: answers while one types, switches, filters, keys of the server, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx2
+import numpy as np
+import pytest
+
+from pipeline.serve.keys import KeyFile
+from pipeline.serve.settings import ServeSettings
+
+pytestmark = pytest.mark.xdist_group("page")
+
+
+def test_results_appear_while_one_types(visit: Callable[..., Any], ask: Callable[..., None], titles: Callable[[Any], list[str]]) -> None:
+    tab = visit()
+    tab.locator("#query").press_sequentially("pumi")
+    tab.locator(".hit").first.wait_for()
+    ask(tab, "basalt", "Basalt")
+    assert titles(tab)[0] == "Basalt"
+    assert "generation 1" in tab.inner_text("#status")
+    tab.fill("#query", "")
+    tab.locator(".hit").first.wait_for(state="detached")
+
+
+def test_what_is_typed_before_the_collections_are_known_keeps_the_rest_of_the_address(visit: Callable[..., Any]) -> None:
+    tab = visit("")
+    held: list[Any] = []
+    tab.route("**/v1/collections", lambda route: held.append(route))
+    only_acme = {"type": "eq", "key": "tenant", "value": "acme"}
+    tab.goto(
+        f"{tab.url.split('#')[0]}?again#{urlencode({'collection': 'stones', 'bm25': 'off', 'q': 'old', 'filters': json.dumps(only_acme)})}"
+    )
+    assert tab.locator("#query").input_value() == "old"
+    tab.fill("#query", "granite")
+    with tab.expect_request(lambda request: request.url.endswith("/search") and "granite" in (request.post_data or "")) as request:
+        held.pop().continue_()
+        tab.locator(".filter").wait_for()
+    body = request.value.post_data_json
+    assert "/stones/" in request.value.url
+    assert (body["hybrid"], body["filters"]) == (False, only_acme)
+
+
+def test_answer_that_is_not_wanted_any_more_is_never_shown(
+    visit: Callable[..., Any], ask: Callable[..., None], titles: Callable[[Any], list[str]]
+) -> None:
+    tab = visit()
+    ask(tab, "basalt", "Basalt")
+    late: list[Any] = []
+    tab.route("**/search", lambda route: late.append(route) if "granite" in route.request.post_data else route.continue_())
+    with tab.expect_request(lambda request: "granite" in (request.post_data or "")):
+        tab.fill("#query", "granite")
+    with tab.expect_response("**/search"):
+        tab.fill("#query", "pumice")
+    tab.locator("#hits[data-query=pumice]").wait_for(state="attached")
+    assert [request.failure for request in [late[0].request]] == ["net::ERR_ABORTED"]
+    assert titles(tab)[0].startswith("Letters")
+
+
+def test_parts_of_a_score_are_those_of_the_api(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+    tab = visit()
+    with tab.expect_response("**/search") as response:
+        ask(tab, "basalt", "Basalt")
+    scores = response.value.json()["hits"][0]["scores"]
+    shown = tab.eval_on_selector_all(".hit:first-child .part", "all => all.map((p) => [p.dataset.part, p.querySelector('dd').textContent])")
+    assert {part for part, _ in shown} == set(scores) >= {"document", "chunk", "bm25"}
+    assert all(float(value) == pytest.approx(scores[part], abs=0.06) for part, value in shown)
+
+
+def test_granularity_and_bm25_are_what_is_asked(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+    tab = visit()
+    ask(tab, "basalt", "Basalt")
+    for label, expected in (("Documents", "document"), ("Passages", "chunk"), ("Both", "both")):
+        with tab.expect_request("**/search") as request:
+            tab.get_by_text(label, exact=True).click()
+        assert request.value.post_data_json["granularity"] == expected
+    with tab.expect_request("**/search") as request:
+        tab.locator(".toggle", has_text="BM25").click()
+    assert request.value.post_data_json["hybrid"] is False
+
+
+def test_filters_are_rows_that_make_the_apis_tree(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+    tab = visit()
+    ask(tab, "basalt", "Basalt")
+    tab.click("#add-filter")
+    row = tab.locator(".filter").first
+    row.locator("[name=column]").select_option("year")
+    row.locator("[name=comparison]").select_option("gte")
+    row.locator("[name=value]").fill("20x")
+    assert row.locator("[name=value]").get_attribute("aria-invalid") == "true"
+    assert row.locator(".complaint").inner_text() == "year takes a whole number: left out until it fits."
+    with tab.expect_request(lambda request: "2012" in (request.post_data or "")) as request:
+        row.locator("[name=value]").fill("2012")
+    assert request.value.post_data_json["filters"] == {"type": "gte", "key": "year", "value": 2012}
+    tab.locator(".hit h2", has_text="Basalt").wait_for(state="detached")
+    with tab.expect_request(lambda request: '"and"' in (request.post_data or "")) as request:
+        tab.locator(".hit .chip", has_text="tenant").first.click()
+    assert request.value.post_data_json["filters"]["filters"][1] == {"type": "eq", "key": "tenant", "value": "acme"}
+    with tab.expect_request(lambda request: '"or"' in (request.post_data or "")):
+        tab.locator(".join select").select_option("or")
+    tab.reload()
+    tab.locator(".filter").nth(1).wait_for()
+
+
+def test_problem_is_told_in_its_own_words_and_takes_the_place_of_older_hits(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+    tab = visit()
+    ask(tab, "basalt", "Basalt")
+    tab.route("**/search", lambda route: route.fulfill(status=299, content_type="application/problem+json", body="not JSON"))
+    tab.fill("#query", "granite")
+    tab.locator("#notice:not([hidden])").wait_for()
+    assert tab.inner_text("#notice p") == "The server answered 299."
+    assert tab.locator(".hit").count() == 0
+    tab.unroute("**/search")
+    tab.get_by_text("Try again").click()
+    tab.locator(".hit h2", has_text="Granite").first.wait_for()
+    tab.locator("#notice").wait_for(state="hidden")
+
+
+def test_filters_that_nothing_matches_can_be_left_out(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+    tab = visit()
+    ask(tab, "basalt", "Basalt")
+    tab.click("#add-filter")
+    assert tab.locator(".filter [name=column]").input_value() == "tenant"
+    assert tab.locator(".filter option[value=acme]").count() == 1  # what the hits have is offered
+    tab.locator(".filter [name=value]").fill("nobody")
+    tab.get_by_text("No document matches the filters.").wait_for()
+    tab.get_by_text("Search without filters").click()
+    tab.locator(".hit h2", has_text="Basalt").first.wait_for()
+    assert tab.locator(".filter").count() == 0
+
+
+def renewed(reply: dict[str, Any]) -> Callable[[Any], None]:
+    """Give a reply as if a newer generation were served."""
+    return lambda route: route.fulfill(json={**reply, "generation": 2})
+
+
+def test_answer_of_another_generation_renews_what_is_shown(visit: Callable[..., Any], address: str, ask: Callable[..., None]) -> None:
+    tab = visit()
+    ask(tab, "basalt", "Basalt")
+    tab.locator("#map canvas[data-hits='20']").wait_for()
+    stones = f"{address}/v1/collections/stones"
+    with httpx2.Client(timeout=None) as client:
+        found = {
+            "**/search": client.post(f"{stones}/search", json={"query": "granite", "top_k": 20}).json(),
+            "**/collections/stones/map": client.get(f"{stones}/map").json(),
+            "**/collections/stones": client.get(stones).json(),
+        }
+    for path, reply in found.items():
+        tab.route(path, renewed(reply))
+    ask(tab, "granite", "Granite")
+    tab.locator("#holds", has_text="generation 2").wait_for()
+    tab.locator(".map-caption", has_text="generation 2").wait_for()
+
+
+def test_server_with_keys_is_asked_with_the_key_that_is_entered(
+    browser: Any,
+    page_root: Path,
+    start: Callable[..., str],
+    tmp_path: Path,
+    ask: Callable[..., None],
+    titles: Callable[[Any], list[str]],
+    patience_milliseconds: float,
+) -> None:
+    keys = tmp_path / "keys.json"
+    _, token = KeyFile(keys).create("reader", restriction={"type": "eq", "key": "tenant", "value": "zenith"})
+    guarded = start(ServeSettings(root=page_root, keys_file=keys, deadline_seconds=300.0))
+    assert httpx2.get(f"{guarded}/v1/collections").status_code == 401
+    with browser.new_context() as context:
+        context.set_default_timeout(patience_milliseconds)
+        tab = context.new_page()
+        tab.goto(guarded)
+        tab.fill("#key-value", "cairn_wrong")
+        tab.get_by_text("Use this key").click()
+        tab.locator("#key-complaint", has_text="API key").wait_for()
+        tab.fill("#key-value", token)
+        tab.keyboard.press("Enter")
+        tab.select_option("#collection", "stones")
+        ask(tab, "stone", "Basalt")
+        assert titles(tab) == ["Basalt"]
+        assert token not in str(context.cookies()) + tab.evaluate("JSON.stringify(localStorage) + location.href")
+
+
+def test_words_of_the_clusters_are_offered_to_begin_with(visit: Callable[..., Any]) -> None:
+    tab = visit()
+    offer = tab.locator("#suggestions button").first
+    words = offer.inner_text()
+    offer.click()
+    tab.locator(".hit").first.wait_for()
+    assert tab.input_value("#query") == words
+    assert tab.locator("#welcome").is_hidden()
+
+
+def test_collection_that_is_being_opened_is_waited_for(browser: Any, address: str, patience_milliseconds: float) -> None:
+    left = ["first", "second"]
+
+    def opening(route: Any) -> None:
+        if left:
+            left.pop()
+            problem = {"type": "urn:x", "title": "The collection is being opened", "detail": "soon", "status": 503}
+            route.fulfill(status=503, headers={"Retry-After": "0.1"}, content_type="application/problem+json", json=problem)
+        else:
+            route.continue_()
+
+    with browser.new_context() as context:
+        context.set_default_timeout(patience_milliseconds)
+        tab = context.new_page()
+        tab.route("**/v1/collections/stones", opening)
+        tab.goto(f"{address}/#collection=stones&q=basalt")
+        tab.locator(".hit h2", has_text="Basalt").first.wait_for()
+        assert not left
+        assert tab.locator("#notice").is_hidden()
+
+
+def test_address_that_is_changed_by_hand_is_followed(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+    tab = visit()
+    ask(tab, "basalt", "Basalt")
+    tab.evaluate("location.hash = '#collection=stones&q=pumice&granularity=chunk'")
+    tab.locator("#hits[data-query=pumice]").wait_for(state="attached")
+    assert tab.locator("[name=granularity][value=chunk]").is_checked()
+
+
+class Shortest:
+    """A cross-encoder that prefers short passages."""
+
+    def score(self, _: str, texts: Sequence[str]) -> np.ndarray:
+        return np.array([-float(len(text)) for text in texts])
+
+
+def test_rerank_is_offered_where_the_server_can_and_off_until_asked(
+    visit: Callable[..., Any], page_root: Path, start: Callable[..., str], ask: Callable[..., None]
+) -> None:
+    without = visit()
+    ask(without, "basalt", "Basalt")
+    assert without.locator("#rerank").is_checked() is without.locator(".toggle", has_text="Rerank").is_visible() is False
+    tab = visit(at=start(ServeSettings(root=page_root, deadline_seconds=300.0), Shortest()))
+    with tab.expect_request("**/search") as request:
+        ask(tab, "basalt", "Basalt")
+    assert "rerank" not in request.value.post_data_json
+    for step in (tab.locator(".toggle", has_text="Rerank").click, tab.reload):
+        with tab.expect_request("**/search") as request:
+            step()
+        assert request.value.post_data_json["rerank"] is True
+        tab.locator(".hit .part[data-part=rerank]").first.wait_for()

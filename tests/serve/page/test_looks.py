@@ -1,0 +1,165 @@
+"""How the page looks and is gone about: keys alone, both colour schemes, contrast, a phone; the panel of health."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+
+pytestmark = pytest.mark.xdist_group("page")
+
+
+def test_keys_alone_find_open_read_and_go_back(visit: Callable[..., Any], titles: Callable[[Any], list[str]]) -> None:
+    tab = visit()
+    tab.locator("#collection option").first.wait_for(state="attached")
+    tab.locator("#theme").focus()
+    tab.keyboard.press("/")
+    tab.keyboard.type("basalt")
+    tab.locator(".hit h2", has_text="Basalt").first.wait_for()
+    tab.keyboard.press("ArrowDown")
+    first = tab.evaluate("document.activeElement.textContent")
+    assert first == titles(tab)[0]
+    tab.keyboard.press("ArrowDown")
+    assert tab.evaluate("document.activeElement.textContent") == titles(tab)[1]
+    assert tab.evaluate("document.activeElement.matches(':focus-visible')")
+    tab.keyboard.press("ArrowUp")
+    tab.keyboard.press("Enter")
+    tab.locator("mark.active").first.wait_for()
+    place = tab.inner_text("#document .steps [role=status]")
+    tab.keyboard.press("n")
+    assert tab.inner_text("#document .steps [role=status]") != place
+    tab.keyboard.press("Escape")
+    assert tab.evaluate("document.activeElement.textContent") == first
+    tab.keyboard.press("Escape")
+    assert tab.evaluate("document.activeElement.id") == "query"
+
+
+def test_colours_follow_the_system_until_one_chooses(visit: Callable[..., Any]) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light, dark = visit(color_scheme="light"), visit(color_scheme="dark")
+    assert light.evaluate(ground) != dark.evaluate(ground)
+    chosen = dark.evaluate(ground)
+    light.click("#theme")
+    light.click("#theme")
+    assert light.evaluate(ground) == chosen
+    light.reload()
+    assert light.evaluate(ground) == chosen
+
+
+CONTRASTS = """() => {
+  const context = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const luminance = ([...parts]) => {
+    const [r, g, b] = parts.slice(0, 3).map((part) => (part <= 10 ? part / 3294 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility() || element.closest(".unseen, noscript, option")) continue;
+    const line = [];
+    for (let at = element; at; at = at.parentElement) line.unshift(at);
+    context.clearRect(0, 0, 1, 1);
+    const paint = (colour) => {
+      context.fillStyle = colour;
+      context.fillRect(0, 0, 1, 1);
+      return luminance(context.getImageData(0, 0, 1, 1).data);
+    };
+    let ground = 0;
+    for (const each of line) ground = paint(getComputedStyle(each).backgroundColor);
+    const ink = paint(getComputedStyle(element).color);
+    found.push([(Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05), walker.currentNode.data.trim().slice(0, 40)]);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_can_be_read_against_its_ground(visit: Callable[..., Any], ask: Callable[..., None], scheme: str) -> None:
+    """WCAG 2.2, 1.4.3: 4.5 to 1, whatever is shown."""
+    tab = visit(color_scheme=scheme, reduced_motion="reduce")
+    tab.locator("#suggestions button").first.wait_for()
+    seen = tab.evaluate(CONTRASTS)
+    ask(tab, "basalt", "Basalt")
+    tab.click("#add-filter")
+    tab.locator(".filter [name=column]").select_option("year")
+    tab.locator(".filter [name=value]").fill("20x")
+    tab.locator(".legend summary").click()
+    tab.locator(".legend button").first.click()
+    tab.locator("#hits:not([aria-busy])").wait_for()
+    seen += tab.evaluate(CONTRASTS)
+    tab.click("#tab-health")
+    tab.locator("#health .tile").first.wait_for()
+    seen += tab.evaluate(CONTRASTS)
+    tab.locator(".hit .open").first.click()
+    tab.locator("mark.active").first.wait_for()
+    seen += tab.evaluate(CONTRASTS)
+    tab.click("#key")
+    seen += tab.evaluate(CONTRASTS)
+    assert len(seen) > 300
+    assert [(text, round(contrast, 2)) for contrast, text in seen if contrast < 4.5] == []
+
+
+def test_tab_key_passes_everything_and_shows_where_it_is(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+    tab = visit()
+    ask(tab, "basalt", "Basalt")
+    tab.locator("#map canvas[data-hits='20']").wait_for()
+    passed: list[str] = []
+    while len(passed) < 300 and (not passed or passed[-1] != "BODY"):
+        tab.keyboard.press("Tab")
+        name, is_shown = tab.evaluate(
+            """() => {
+              const here = document.activeElement;
+              const outlined = [here, here.nextElementSibling].some((each) => each && getComputedStyle(each).outlineStyle !== "none");
+              const name = here.id || here.getAttribute("aria-label") || here.className || here.textContent.trim() || here.tagName;
+              return [here === document.body ? "BODY" : name, here === document.body || outlined];
+            }"""
+        )
+        assert is_shown, name
+        passed.append(name)
+    assert passed[-1] == "BODY"
+    assert {"hybrid", "add-filter", "open", "passage", "chip", "tab-map", "Clusters"} <= set(passed)
+    assert any(name.startswith("Map of the collection") for name in passed)
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_nothing_is_wider_than_a_phone(visit: Callable[..., Any], width: int, ask: Callable[..., None], evil: str) -> None:
+    tab = visit(viewport={"width": width, "height": 800}, has_touch=True, is_mobile=True)
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    ask(tab, "obsidian cuts", evil)
+    tab.click("#add-filter")
+    assert tab.evaluate(overflow) == 0
+    tab.locator(".hit .open").first.click()
+    tab.locator("mark.active").first.wait_for()
+    assert tab.evaluate(overflow) == 0
+    tab.get_by_label("Close the document").click()
+    tab.locator(".hit").first.wait_for()
+
+
+def test_phone_has_one_view_at_a_time_and_the_hits_on_its_map(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+    tab = visit(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    ask(tab, "basalt", "Basalt")
+    for name, inside in (("map", "canvas[data-hits='20']"), ("health", ".tile"), ("find", ".hit")):
+        tab.click(f"#tab-{name}")
+        tab.locator(f"#{name} {inside}").first.wait_for()
+        assert tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+        assert [each for each in ("find", "map", "document", "health") if tab.locator(f"#{each}").is_visible()] == [name]
+
+
+def test_health_shows_the_figures_of_the_api(visit: Callable[..., Any], address: str, patience_milliseconds: float) -> None:
+    tab = visit()
+    tab.locator("#tab-map[aria-selected=true]").focus()
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("ArrowRight")
+    tab.locator("#health .tile").first.wait_for()
+    found = httpx2.get(f"{address}/v1/collections/stones/health", timeout=patience_milliseconds / 1000).json()
+    tiles = dict(zip(tab.locator("#health dt").all_text_contents(), tab.locator("#health dd").all_text_contents(), strict=True))
+    assert [tiles[name] for name in ("documents", "chunks", "clusters", "generation")] == [
+        f"{found[name]:,}" for name in ("documents", "chunks", "clusters", "generation")
+    ]
+    assert "in step" in tab.inner_text("#health .verdict")
+    rows = tab.eval_on_selector_all("#health tbody tr", "all => all.map((r) => [...r.children].map((c) => c.textContent))")
+    assert [row[1] for row in rows] == [str(each["documents"]) for each in found["lengths"]]
+    assert tab.locator("#health .curve .dot").count() == sum(each["cosine"] is not None for each in found["lengths"]) >= 1

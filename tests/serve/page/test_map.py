@@ -1,0 +1,199 @@
+"""The map: every document, the hits lit, under the pointer and by keyboard, in colours that can be told apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.xdist_group("page")
+
+
+def painted(tab: Any) -> list[list[float]]:
+    """Return some places on the map's canvas, in CSS pixels, where something coloured is."""
+    return tab.evaluate(
+        """() => {
+          const canvas = document.querySelector("#map canvas");
+          const { width, height } = canvas;
+          const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+          const found = [];
+          for (let at = 0; at < data.length && found.length < 20; at += 4) {
+            const colours = [data[at], data[at + 1], data[at + 2]];
+            if (data[at + 3] < 200 || Math.max(...colours) - Math.min(...colours) < 60) continue;
+            found.push([((at / 4) % width) / devicePixelRatio, Math.floor(at / 4 / width) / devicePixelRatio]);
+          }
+          return found;
+        }"""
+    )
+
+
+def test_map_shows_every_document_and_lights_the_hits(
+    visit: Callable[..., Any], ask: Callable[..., None], rows: list[dict[str, Any]]
+) -> None:
+    tab = visit()
+    tab.locator(f"#map canvas[data-points='{len(rows)}'][data-hits='0']").wait_for()
+    assert painted(tab)
+    with tab.expect_response("**/search") as response:
+        ask(tab, "basalt", "Basalt")
+    hits = response.value.json()["hits"]
+    tab.locator(f"#map canvas[data-hits='{len(hits)}']").wait_for()
+    assert f"{len(rows)} documents" in tab.inner_text(".map-caption")
+    tab.fill("#query", "")
+    tab.locator("#map canvas[data-hits='0']").wait_for()
+
+
+def test_point_under_the_pointer_has_its_title_and_opens(
+    visit: Callable[..., Any], ask: Callable[..., None], rows: list[dict[str, Any]], evil: str
+) -> None:
+    tab = visit()
+    ask(tab, "obsidian cuts", evil)
+    tab.locator("#map canvas[data-hits='20']").wait_for()
+    x, y = painted(tab)[0]
+    canvas = tab.locator("#map canvas")
+    canvas.hover(position={"x": x + 1, "y": y + 1})
+    title = tab.locator(".map-label strong").inner_text()
+    assert title in {row["title"] for row in rows}
+    assert tab.locator("#map img, #map script").count() == 0
+    canvas.click(position={"x": x + 1, "y": y + 1})
+    tab.locator("#document .text").wait_for()
+    assert tab.inner_text("#document h2") == title
+    tab.keyboard.press("Escape")
+    canvas.wait_for()
+
+
+def test_every_document_of_the_map_is_reached_by_arrow_keys(visit: Callable[..., Any], rows: list[dict[str, Any]]) -> None:
+    tab = visit()
+    tab.locator(f"#map canvas[data-points='{len(rows)}']").wait_for()
+    reached = tab.evaluate(
+        """async () => {
+          const { neighbour } = await import("/page/map_keys.js");
+          const { points } = await (await fetch("/v1/collections/stones/map")).json();
+          const all = points.doc_id.map((id, i) => ({ id, x: points.x[i], y: points.y[i] }));
+          const seen = new Set([all[0]]);
+          for (const point of seen) {
+            for (const way of [[1, 0], [-1, 0], [0, 1], [0, -1]]) {
+              const next = neighbour(all, point, (p) => [300 * p.x, -300 * p.y], way);
+              if (next) seen.add(next);
+            }
+          }
+          return seen.size;
+        }"""
+    )
+    assert reached == len(rows)
+
+
+def test_map_is_gone_about_by_keys_alone(visit: Callable[..., Any], ask: Callable[..., None], titles: Callable[[Any], list[str]]) -> None:
+    tab = visit()
+    ask(tab, "basalt", "Basalt")
+    tab.locator("#map canvas[data-hits='20']").wait_for()
+    tab.locator("#tab-map").focus()
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.tagName") == "CANVAS"
+    said = tab.locator("#map [aria-live]")
+    first, second = titles(tab)[:2]
+    assert said.inner_text().startswith(f"{first}, cluster ")
+    assert said.inner_text().endswith("number 1 of the answer")
+    assert tab.locator(".map-label strong").inner_text() == first
+    assert tab.locator(".map-keys").is_visible()
+    tab.keyboard.press("n")
+    assert said.inner_text().startswith(second)
+    tab.keyboard.press("p")
+    tab.keyboard.press("+")
+    tab.get_by_text("Show all").wait_for()
+    assert any(said.inner_text() not in {press(tab, key, said), ""} for key in ("ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"))
+    here = tab.locator(".map-label strong").inner_text()
+    tab.keyboard.press("Enter")
+    tab.locator("#document .text").wait_for()
+    assert tab.inner_text("#document h2") == here
+    tab.keyboard.press("Escape")
+    assert tab.evaluate("document.activeElement.tagName") == "CANVAS"
+    assert tab.locator(".map-label strong").inner_text() == here
+
+
+def press(tab: Any, key: str, said: Any) -> str:
+    tab.keyboard.press(key)
+    return said.inner_text()
+
+
+def test_legend_names_clusters_and_makes_one_stand_out(visit: Callable[..., Any], address: str) -> None:
+    tab = visit()
+    tab.locator(".legend summary").click()
+    found = httpx2.get(f"{address}/v1/collections/stones/map", timeout=120.0).json()["clusters"]
+    shown = tab.eval_on_selector_all(
+        ".legend button", "all => all.map((b) => [b.querySelector('bdi').textContent, b.querySelector('.size').textContent])"
+    )
+    expected = sorted(found, key=lambda each: -each["documents"])
+    assert shown == [[each["name"] or f"cluster {each['cluster']}", str(each["documents"])] for each in expected]
+    button = tab.locator(".legend button").first
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    fills = tab.eval_on_selector_all(".legend circle", "all => all.map((c) => c.getAttribute('fill'))")
+    assert len(set(fills)) == len(found)
+
+
+SEES = {
+    "all": np.eye(3),
+    "no red": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]),
+    "no green": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]),
+    "no blue": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]),
+}
+"""Linear RGB as dichromats see it (Machado, Oliveira & Fernandes 2009, severity 1)."""
+TO_CONES = np.array(
+    [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566], [0.0883024619, 0.2817188376, 0.6299787005]]
+)
+TO_OKLAB = np.array(
+    [[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099], [0.0259040371, 0.7827717662, -0.8086757660]]
+)
+"""Ottosson 2020: equal distances look about equally far apart."""
+
+
+def test_colours_of_clusters_are_told_apart_and_stand_out_from_the_ground(visit: Callable[..., Any]) -> None:
+    """WCAG 2.2, 1.4.11: 3 to 1 against the ground; five times what an eye just notices (0.02) between any two."""
+    for scheme in ("light", "dark"):
+        tab = visit(color_scheme=scheme)
+        hues = tab.evaluate("(scheme) => import('/page/map_colours.js').then((m) => m.HUES[scheme])", scheme)
+        ground = tab.eval_on_selector("#map", "e => getComputedStyle(e).backgroundColor")
+        linear = np.array([linear_of([int(hue[at : at + 2], 16) for at in (1, 3, 5)]) for hue in hues])
+        luminances = np.append(linear, [linear_of([int(part) for part in re.findall(r"\d+", ground)[:3]])], axis=0) @ [
+            0.2126,
+            0.7152,
+            0.0722,
+        ]
+        lighter, darker = np.maximum(luminances[:-1], luminances[-1]), np.minimum(luminances[:-1], luminances[-1])
+        assert ((lighter + 0.05) / (darker + 0.05)).min() >= 3.0, scheme
+        for eye, seen in SEES.items():
+            lab = np.cbrt(np.clip(linear @ seen.T, 0, 1) @ TO_CONES.T) @ TO_OKLAB.T
+            apart = np.linalg.norm(lab[:, None] - lab[None], axis=2) + np.eye(len(lab))
+            assert apart.min() >= 0.1, (scheme, eye)
+
+
+def linear_of(colour: list[int]) -> list[float]:
+    return [part / 255 / 12.92 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in colour]
+
+
+def test_neighbouring_clusters_never_share_a_colour_where_eight_are_enough(visit: Callable[..., Any]) -> None:
+    tab = visit()
+    shared = tab.evaluate(
+        """async () => {
+          const { colourClusters, HUES } = await import("/page/map_colours.js");
+          const points = [];
+          for (let at = 0; at < 900; at += 1) {
+            const [x, y] = [at % 30, Math.floor(at / 30)];
+            points.push({ x, y: y + (at % 7) / 100, cluster: Math.floor(x / 5) + 6 * Math.floor(y / 5) });
+          }
+          const clusters = [...new Set(points.map((p) => p.cluster))].map((cluster) => ({ cluster }));
+          const hues = colourClusters(points, clusters);
+          const away = (a, b) => [(a % 6) - (b % 6), Math.floor(a / 6) - Math.floor(b / 6)].map(Math.abs);
+          const beside = (a, b) => a !== b && Math.max(...away(a, b)) <= 1;
+          const all = [...hues.keys()];
+          const shared = all.flatMap((a) => all.filter((b) => beside(a, b) && hues.get(a) === hues.get(b)));
+          return [all.length, Math.max(...hues.values()) < HUES.light.length, shared];
+        }"""
+    )
+    assert shared == [36, True, []]

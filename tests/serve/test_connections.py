@@ -1,0 +1,126 @@
+"""Checklist 3: connections that ask nothing are closed, and while too many are open health checks are answered and others told when."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fastapi import FastAPI, Response
+
+from pipeline.serve import connections, server
+from pipeline.serve.app import create_app
+from pipeline.serve.settings import ServeSettings
+
+HEAD = b"GET /v1/collections HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+Connect = Callable[[], socket.socket]
+
+
+@pytest.fixture
+def serve_real(tmp_path: Path) -> Iterator[Callable[..., Connect]]:
+    """Return a starter of servers on a port of this machine: ``serve_real(app, **settings)`` gives what connects to it."""
+    with ExitStack() as stack:
+
+        def start(app: FastAPI | None = None, **changes: int) -> Connect:
+            settings = replace(ServeSettings(root=tmp_path, port=0, deadline_seconds=300.0), **changes)
+            listener = stack.enter_context(server.bind(settings))
+            running = server.server_of(app or create_app(settings), settings)
+            thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+            thread.start()
+
+            def stop() -> None:
+                running.force_exit = running.should_exit = True
+                thread.join()
+
+            stack.callback(stop)
+            while not running.started:
+                time.sleep(0.01)
+            return lambda: stack.enter_context(socket.create_connection(listener.getsockname()[:2], timeout=120.0))
+
+        yield start
+
+
+def answered(connection: socket.socket) -> bytes:
+    """Return all that comes until the server closes the connection."""
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: 127", HEAD.replace(b"Connection: close", b"Content-Length: 9") + b"a"])
+def test_connection_that_asks_nothing_is_closed(serve_real: Callable[..., Connect], monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 1)
+    connect = serve_real()
+    idle = connect()
+    idle.sendall(sent)
+    assert answered(idle).count(b"HTTP/1.1 200 OK") == (b"\r\n\r\n" in sent)
+
+
+def test_request_that_came_in_time_is_answered_however_long_that_takes(
+    serve_real: Callable[..., Connect], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = FastAPI()
+
+    @slow.get("/v1/collections")
+    async def wait() -> str:
+        await asyncio.sleep(5 * connections.HEAD_SECONDS)
+        return "late"
+
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.1)
+    connection = serve_real(slow)()
+    connection.sendall(HEAD)
+    assert answered(connection).endswith(b'"late"')
+
+
+def test_connection_of_who_does_not_read_is_closed(serve_real: Callable[..., Connect], monkeypatch: pytest.MonkeyPatch) -> None:
+    large = FastAPI()
+    num_bytes = 32 << 20  # more than the kernel keeps
+
+    @large.get("/v1/collections")
+    async def give() -> Response:
+        return Response(b"x" * num_bytes)
+
+    looked = threading.Event()
+    abort = connections.PunctualProtocol._look
+    monkeypatch.setattr(connections, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(connections.PunctualProtocol, "_look", lambda self, unread: (abort(self, unread), looked.set()))
+    idle = serve_real(large)()
+    idle.sendall(HEAD)
+    assert looked.wait(120.0)
+    with contextlib.suppress(ConnectionResetError):
+        assert len(answered(idle)) < num_bytes
+
+
+def test_who_reads_some_of_an_answer_is_waited_for() -> None:
+    left, told = [50, 20, 20], []
+    protocol = object.__new__(connections.PunctualProtocol)
+    protocol.transport = SimpleNamespace(get_write_buffer_size=lambda: left.pop(0), abort=lambda: told.append("abort"))
+    protocol.loop = SimpleNamespace(call_later=lambda _, look, unread: told.append(unread) or look)
+    for unread in (100, 50, 20):
+        protocol._look(unread)
+    assert told == [50, 20, "abort"]
+
+
+def test_too_many_connections_keep_no_health_check_out(serve_real: Callable[..., Connect], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_A_REQUEST", 2)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 300.0)
+    connect = serve_real(max_requests=1)
+    idle = [connect(), connect()]
+    refused, health = connect(), connect()
+    health.sendall(HEAD.replace(b"/v1/collections", b"/healthz"))
+    assert b"HTTP/1.1 200 OK" in answered(health)
+    refused.sendall(HEAD.replace(b"Connection: close\r\n", b""))
+    head, _, body = answered(refused).partition(b"\r\n\r\n")
+    assert b"HTTP/1.1 503" in head
+    assert b"retry-after: 1" in head.lower()
+    assert json.loads(body)["type"] == "urn:problem-type:cairn:overloaded"
+    idle[0].sendall(HEAD)
+    assert b"HTTP/1.1 200 OK" in answered(idle[0])

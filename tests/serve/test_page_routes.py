@@ -1,0 +1,80 @@
+"""The page's files as they are served: open to anybody, from here alone, under a policy that runs nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from pipeline.serve import page_routes
+from pipeline.serve.keys import KeyFile
+from pipeline.serve.page_routes import PAGE_PATHS
+from pipeline.serve.settings import ServeSettings
+
+ASSETS = Path(page_routes.__file__).parent / "page_assets"
+VENDORED = {"d3.min.js"}
+MAX_BYTES = 2 << 20
+
+
+def test_page_and_its_files_are_served_with_their_types(client: TestClient) -> None:
+    types = {path: client.get(path).headers["content-type"].partition(";")[0] for path in PAGE_PATHS}
+    assert types["/"] == "text/html"
+    assert {kind for path, kind in types.items() if path.endswith(".js")} == {"text/javascript"}
+    assert {types["/page/page.css"], types["/page/icon.svg"], types["/page/inter-latin.woff2"]} == {
+        "text/css", "image/svg+xml", "font/woff2",
+    }  # fmt: skip
+
+
+def test_everything_the_page_names_is_served(client: TestClient) -> None:
+    found = set(re.findall(r'(?:src|href)="(page/[^"]+)"', client.get("/").text))
+    for path in PAGE_PATHS - {"/"}:
+        if path.rpartition("/")[2] not in VENDORED and path.endswith((".js", ".css")):
+            found |= {f"page/{name}" for name in re.findall(r'(?:from "\./|url\(")([^"]+)"', client.get(path).text)}
+    assert {f"/{name}" for name in found} == set(PAGE_PATHS) - {"/"}
+
+
+def test_every_file_comes_with_the_policy_that_lets_nothing_else_run(client: TestClient) -> None:
+    for path in PAGE_PATHS:
+        policy = client.get(path).headers["content-security-policy"].split("; ")
+        assert policy[0] == "default-src 'none'"
+        assert {"script-src 'self'", "style-src 'self'", "connect-src 'self'", "require-trusted-types-for 'script'"} <= set(policy)
+        assert not any(word in " ".join(policy) for word in ("unsafe", "http:", "https:", "*", "data:"))
+
+
+def test_page_names_no_other_place_and_holds_no_script_of_its_own() -> None:
+    page = (ASSETS / "index.html").read_text(encoding="utf-8")
+    assert re.findall(r"<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=|<style|javascript:", page) == []
+    for path in [*ASSETS.glob("*.js"), *ASSETS.glob("*.css"), ASSETS / "index.html"]:
+        if path.name not in VENDORED:
+            text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+            assert "//" not in re.sub(r"(?m)(^|\s)//.*$", "", text), path.name
+            assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text) == []
+
+
+def test_what_is_shipped_is_small_and_has_its_licences() -> None:
+    assert sum(path.stat().st_size for path in ASSETS.iterdir()) < MAX_BYTES
+    assert "SIL OPEN FONT LICENSE" in (ASSETS / "inter.LICENSE").read_text(encoding="utf-8")
+
+
+def test_page_is_kept_while_it_is_the_same(client: TestClient) -> None:
+    first = client.get("/")
+    again = client.get("/", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert client.get("/", headers={"If-None-Match": '"another"'}).status_code == 200
+
+
+def test_page_is_given_without_a_key_and_collections_are_not(served_root: Path, serve: Callable[..., TestClient], tmp_path: Path) -> None:
+    KeyFile(tmp_path / "keys.json").create("somebody")
+    client = serve(ServeSettings(root=served_root, keys_file=tmp_path / "keys.json"))
+    assert {client.get(path).status_code for path in PAGE_PATHS} == {200}
+    assert client.get("/v1/collections").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "path", ["/page/", "/page/none.js", "/page/..%2fapp.py", "/page/%2e%2e/app.py", "/page/inter.LICENSE", "/index.html"]
+)
+def test_nothing_else_is_served(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 404
