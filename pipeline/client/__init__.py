@@ -1,0 +1,33 @@
+"""A client of the search API, and of what a collection offers Python the part that can be asked for over HTTP.
+
+    CairnClient ──▶ collection("handbook") ──▶ search, search_pages, read_document, encode_queries
+      retries, timeouts, key                   the records that Python's own search returns
+
+``AsyncCairnClient`` is the same with ``await``. Nothing here loads a model or opens a collection. Public names: :class:`CairnClient`,
+:class:`AsyncCairnClient`, and the errors of :mod:`pipeline.client.errors`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.client.async_client import AsyncCairnClient, AsyncRemoteCollection
+    from pipeline.client.sync_client import CairnClient, RemoteCollection
+
+__all__ = ["AsyncCairnClient", "AsyncRemoteCollection", "CairnClient", "RemoteCollection"]
+
+_HOMES = {
+    "AsyncCairnClient": "pipeline.client.async_client",
+    "AsyncRemoteCollection": "pipeline.client.async_client",
+    "CairnClient": "pipeline.client.sync_client",
+    "RemoteCollection": "pipeline.client.sync_client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # httpx2 is an extra: the errors and records are there without it.
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'pipeline.client' has no attribute {name!r}")

@@ -1,0 +1,102 @@
+"""What a call to the search API can end with.
+
+    CairnError
+    ├── ApiError                     the server answered with a problem: status, type, title, detail, errors
+    │   ├── InvalidRequestError          400, 405, 408, 413, 415, 421, 422: the request has to be another one (a UsageError)
+    │   ├── AccessError                  401, 403: the key is missing, unknown, or may not do this
+    │   ├── NotFoundError                404: no such collection, or none for this key
+    │   ├── CursorExpiredError           410: the collection has changed since the first page
+    │   ├── UnavailableError             429, 502, 503, 504: not now (a TryAgainError)
+    │   └── ServerFailedError            anything else
+    ├── UsageError (ValueError)      an argument that cannot be sent, such as a query that is no text: nothing was
+    │   └── ConfigError                  an address, key or timeout no client can be made with
+    └── ServerUnreachableError       no answer came: nothing listens, the connection broke, or it took too long (a TryAgainError)
+
+``type`` is the server's stable name of the problem, such as ``urn:problem-type:cairn:unknown-collection``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from pipeline.errors import CairnError, TryAgainError, UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldProblem:
+    """A part of the request that must be changed; ``pointer`` is a JSON pointer into the body, or ``query/name`` or ``path/name``."""
+
+    pointer: str
+    detail: str
+
+
+class ApiError(CairnError):
+    """The server answered with a problem (RFC 9457)."""
+
+    def __init__(self, *, status: int, type: str, title: str, detail: str, errors: Sequence[FieldProblem] = ()) -> None:  # noqa: A002
+        super().__init__("; ".join([f"{title}: {detail}" if detail else title, *(f"{field.pointer} {field.detail}" for field in errors)]))
+        self.status = status
+        self.type = type
+        self.title = title
+        self.detail = detail
+        self.errors = tuple(errors)
+
+
+class InvalidRequestError(ApiError, UsageError):
+    """The request does not follow the schema or does not fit the collection."""
+
+
+class AccessError(ApiError):
+    """The key is missing, unknown or revoked, or may not do this."""
+
+
+class NotFoundError(ApiError):
+    """No such collection, or none that this key may ask."""
+
+
+class CursorExpiredError(ApiError):
+    """The collection has changed since the cursor was given out: begin with the first page again."""
+
+
+class UnavailableError(ApiError, TryAgainError):
+    """The server cannot answer now: it is busy, starting, or the collection is being built or damaged."""
+
+
+class ServerFailedError(ApiError):
+    """The server failed, or what answered is no search API of Cairn's."""
+
+
+class ServerUnreachableError(TryAgainError):
+    """No answer came."""
+
+
+_BY_STATUS: Final[Mapping[int, type[ApiError]]] = {
+    **dict.fromkeys((400, 405, 408, 413, 415, 421, 422), InvalidRequestError),
+    **dict.fromkeys((401, 403), AccessError),
+    404: NotFoundError,
+    410: CursorExpiredError,
+    **dict.fromkeys((429, 502, 503, 504), UnavailableError),
+}
+BLANK_TYPE: Final = "about:blank"
+"""The type of a problem that has no name (RFC 9457 §4.2.1): an answer that something between here and the server gave."""
+
+
+def api_error(status: int, problem: Any) -> ApiError:
+    """Return the error of a response; ``problem`` is its JSON body, or None where it is no problem+json."""
+    kind = _BY_STATUS.get(status, ServerFailedError)
+    known = cast("dict[str, Any]", problem) if isinstance(problem, dict) else {}
+    told = known.get("errors") if isinstance(known.get("errors"), list) else []
+    fields = [
+        FieldProblem(pointer=str(field.get("pointer", "")), detail=str(field.get("detail", "")))
+        for field in cast("list[Any]", told)
+        if isinstance(field, dict)
+    ]
+    return kind(
+        status=status,
+        type=str(known.get("type", BLANK_TYPE)),
+        title=str(known.get("title", f"the server answered with status {status}")),
+        detail=str(known.get("detail", "")),
+        errors=fields,
+    )

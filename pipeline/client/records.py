@@ -1,0 +1,54 @@
+"""What the server says of its collections; answers and documents come as the records of :mod:`pipeline.types`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from pipeline.types import Granularity
+
+
+class SearchParameters(TypedDict, total=False):
+    """The keywords of a search over HTTP; meanings, defaults and limits are those of the server (``/openapi.json``)."""
+
+    top_k: int
+    granularity: Granularity
+    filters: Mapping[str, Any] | None
+    hybrid: bool
+    passages: int
+    chunk_tokens: int | None
+    weights: Mapping[str, float] | None
+    max_characters: int | None
+    rerank: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectionSummary:
+    """A collection in a line; counts are None where there are none, or where the key sees a part of the documents only."""
+
+    name: str
+    status: Literal["ready", "building", "unfinished", "damaged"]
+    generation: int | None
+    documents: int | None
+    chunks: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectionDescription:
+    """What a collection holds and how it may be asked; ``filter_columns`` gives the type of each column filters may name.
+
+    ``documents`` counts those the key sees; ``chunks`` and ``context_documents`` are None where it sees a part of them only.
+    """
+
+    name: str
+    generation: int
+    created_at: str
+    documents: int
+    chunks: int | None
+    vector_dim: int
+    landmark_interval: int
+    context_documents: int | None
+    uses_context: bool
+    is_outdated: bool
+    filter_columns: Mapping[str, str]

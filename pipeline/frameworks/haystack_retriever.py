@@ -1,0 +1,114 @@
+"""A retriever for Haystack: passages of a collection as documents, in a component that pipelines write to YAML and read again.
+
+    pipeline.add_component("retriever", CairnRetriever("handbook", url="http://127.0.0.1:8400"))
+    Pipeline.loads(written, allowed_modules=["pipeline.frameworks.haystack_retriever"])
+
+Filters may be Haystack's (``{"field": "meta.year", "operator": ">=", "value": 2020}``) or Cairn's (``{"type": "gte", …}``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+from pipeline.client.records import SearchParameters
+from pipeline.errors import FilterError, extra_missing
+from pipeline.frameworks.source import FoundPassage, Searchable, find_passages, open_source
+
+try:
+    from haystack import Document, component, default_from_dict, default_to_dict
+    from haystack.utils import Secret
+except ModuleNotFoundError as error:
+    raise extra_missing(error, what="Haystack's retriever", module="haystack", package="haystack-ai", extra="haystack") from None
+
+_COMPARISONS: Final = {"==": "eq", "!=": "ne", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte", "in": "in", "not in": "nin"}
+_COMBINATIONS: Final = {"AND": "and", "OR": "or"}
+
+
+@component
+class CairnRetriever:
+    """Retrieves passages of a collection: behind the API at ``url``, else under ``root`` on this machine.
+
+    ``parameters`` are more keywords of a search, such as ``{"max_characters": 2000}``. The key is written to YAML by its variable's name
+    only. The collection is opened at the first run, or by ``warm_up``.
+    """
+
+    def __init__(
+        self,
+        collection: str,
+        *,
+        url: str | None = None,
+        root: str | None = None,
+        api_key: Secret = Secret.from_env_var("CAIRN_API_KEY", strict=False),  # noqa: B008 - Haystack's way to name a variable
+        top_k: int = 10,
+        filters: dict[str, Any] | None = None,
+        parameters: dict[str, Any] | None = None,
+    ) -> None:
+        self.collection = collection
+        self.url = url
+        self.root = root
+        self.api_key = api_key
+        self.top_k = top_k
+        self.filters = filters
+        self.parameters = parameters or {}
+        self._source: Searchable | None = None
+
+    def warm_up(self) -> None:
+        """Open the collection."""
+        if self._source is None:
+            root = None if self.root is None else Path(self.root)
+            self._source = open_source(self.collection, root=root, url=self.url, api_key=self.api_key.resolve_value())
+
+    @component.output_types(documents=list[Document])
+    def run(self, query: str, filters: dict[str, Any] | None = None, top_k: int | None = None) -> dict[str, list[Document]]:
+        """Return the best passages; ``filters`` and ``top_k`` take the place of those the component was made with."""
+        self.warm_up()
+        assert self._source is not None
+        chosen = cairn_filter(filters if filters is not None else self.filters)
+        parameters = cast(SearchParameters, {**self.parameters, "filters": chosen})
+        found = find_passages(self._source, query, self.top_k if top_k is None else top_k, parameters)
+        return {"documents": [as_document(passage) for passage in found]}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the component is made from."""
+        return default_to_dict(
+            self,
+            collection=self.collection,
+            url=self.url,
+            root=self.root,
+            api_key=self.api_key.to_dict(),
+            top_k=self.top_k,
+            filters=self.filters,
+            parameters=self.parameters,
+        )
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> CairnRetriever:
+        """Make a component again."""
+        given = dict(data.get("init_parameters", {}))
+        if isinstance(given.get("api_key"), dict):
+            given["api_key"] = Secret.from_dict(given["api_key"])
+        return default_from_dict(cls, {**data, "init_parameters": given})
+
+
+def as_document(passage: FoundPassage) -> Document:
+    """Return a passage as Haystack has documents."""
+    return Document(id=passage.passage_id, content=passage.text, score=passage.score, meta=dict(passage.metadata))
+
+
+def cairn_filter(filters: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return a filter in Cairn's grammar; one that is in it already stays as it is. NOT has no counterpart and is refused."""
+    if not filters:
+        return None
+    if "type" in filters:
+        return dict(filters)
+    operator = filters.get("operator")
+    if operator in _COMBINATIONS:
+        return {"type": _COMBINATIONS[operator], "filters": [cairn_filter(condition) for condition in filters.get("conditions", [])]}
+    if operator not in _COMPARISONS or not isinstance(filters.get("field"), str):
+        known = ", ".join([*_COMBINATIONS, *_COMPARISONS])
+        raise FilterError(
+            f"a filter must have a field and one of the operators {known}, got {str(operator)[:20]!r}; say != or not in for NOT"
+        )
+    return {"type": _COMPARISONS[operator], "key": filters["field"].removeprefix("meta."), "value": filters.get("value")}

@@ -1,0 +1,231 @@
+"""What is tried again, how often, after how long; every claim for both clients."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import json
+from collections.abc import Callable, Sequence
+from email.utils import format_datetime
+from typing import Any
+
+import httpx2
+import pytest
+
+from pipeline.client import AsyncCairnClient, CairnClient
+from pipeline.client.errors import (
+    AccessError,
+    ApiError,
+    CursorExpiredError,
+    InvalidRequestError,
+    NotFoundError,
+    ServerFailedError,
+    ServerUnreachableError,
+    UnavailableError,
+)
+from pipeline.client.retries import RetryPolicy, retry_after_seconds
+from pipeline.errors import ConfigError, UsageError
+
+ANSWER = {"query": "q", "generation": 3, "hits": [], "next_cursor": None}
+Reply = tuple[int, Any, dict[str, str]] | Exception
+
+
+def problem(status: int, name: str, **headers: str) -> Reply:
+    body = {"type": f"urn:problem-type:cairn:{name}", "title": "Title", "status": status, "detail": "a sentence"}
+    return status, body, {"content-type": "application/problem+json", **headers}
+
+
+class Script:
+    """A server that gives one reply after another and keeps what it was sent."""
+
+    def __init__(self, replies: Sequence[Reply]) -> None:
+        self.replies = list(replies)
+        self.requests: list[httpx2.Request] = []
+
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        self.requests.append(request)
+        reply = self.replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        status, body, headers = reply
+        return httpx2.Response(status, content=body if isinstance(body, bytes) else json.dumps(body).encode(), headers=headers)
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that clients waited, without waiting."""
+    waited: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr("pipeline.client.sync_client.sleep", waited.append)
+    monkeypatch.setattr("pipeline.client.async_client.sleep", pause)
+    return waited
+
+
+def search_now(script: Script, **settings: Any) -> Any:
+    with CairnClient("http://cairn.test", transport=httpx2.MockTransport(script), **settings) as client:
+        return client.collection("stones").search("q")
+
+
+def search_awaited(script: Script, **settings: Any) -> Any:
+    async def search() -> Any:
+        async with AsyncCairnClient("http://cairn.test", transport=httpx2.MockTransport(script), **settings) as client:
+            return await client.collection("stones").search("q")
+
+    return asyncio.run(search())
+
+
+both = pytest.mark.parametrize("search", [search_now, search_awaited])
+Search = Callable[..., Any]
+
+
+@both
+@pytest.mark.parametrize(
+    "first",
+    [
+        httpx2.ConnectError("refused"),
+        httpx2.ConnectTimeout("slow"),
+        httpx2.RemoteProtocolError("closed"),
+        problem(503, "overloaded", **{"Retry-After": "1"}),
+        problem(429, "too-many", **{"Retry-After": "1"}),
+        (502, b"<html>a proxy's page</html>", {}),
+        (503, b"", {}),
+    ],
+)
+def test_what_may_pass_is_tried_again(search: Search, pauses: list[float], first: Reply) -> None:
+    script = Script([first, first, (200, ANSWER, {})])
+    assert search(script).generation == 3
+    assert len(pauses) == 2
+    assert [request.content for request in script.requests] == [script.requests[0].content] * 3
+
+
+@both
+def test_server_says_how_long_to_wait(search: Search, pauses: list[float]) -> None:
+    search(Script([problem(503, "overloaded", **{"Retry-After": "7"}), (200, ANSWER, {})]))
+    assert 7.0 < pauses[0] < 7.5
+
+
+@both
+def test_waits_grow_where_the_server_says_nothing(search: Search, pauses: list[float]) -> None:
+    search(Script([httpx2.ConnectError("refused")] * 4 + [(200, ANSWER, {})]), max_retries=4)
+    assert [0.125 * 2**step <= pause <= 0.25 * 2**step for step, pause in enumerate(pauses)] == [True] * 4
+
+
+@both
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (problem(400, "invalid-json"), InvalidRequestError),
+        (problem(401, "key-missing"), AccessError),
+        (problem(403, "scope-missing"), AccessError),
+        (problem(404, "unknown-collection"), NotFoundError),
+        (problem(410, "cursor-expired"), CursorExpiredError),
+        (problem(422, "invalid-request"), InvalidRequestError),
+        (problem(500, "internal-error"), ServerFailedError),
+        (problem(503, "collection-damaged"), UnavailableError),
+        (problem(503, "overloaded", **{"Retry-After": "3600"}), UnavailableError),
+        ((302, b"", {"location": "http://elsewhere.test"}), ServerFailedError),
+        ((200, b"<html>another server</html>", {}), ServerFailedError),
+        ((200, {"hits": [{}], "query": "q", "generation": 1}, {}), ServerFailedError),
+        ((200, [], {}), ServerFailedError),
+        ((418, ["?"], {}), ServerFailedError),
+        ((500, {"errors": 5}, {}), ServerFailedError),
+        ((422, {"errors": [1, {"pointer": 3}], "title": None}, {}), InvalidRequestError),
+        pytest.param((200, b"[" * 100_000, {}), ServerFailedError, id="deep"),
+    ],
+)
+def test_what_stays_as_it_is_is_an_error_at_once(search: Search, pauses: list[float], reply: Reply, kind: type[ApiError]) -> None:
+    script = Script([reply])
+    with pytest.raises(kind) as caught:
+        search(script)
+    assert type(caught.value) is kind
+    assert len(script.requests) == 1
+    assert pauses == []
+
+
+@both
+def test_answer_that_takes_too_long_is_not_asked_for_again(search: Search, pauses: list[float]) -> None:
+    script = Script([httpx2.ReadTimeout("slow")])
+    with pytest.raises(ServerUnreachableError, match="no answer came in time") as caught:
+        search(script)
+    assert caught.value.exit_code == 75
+
+
+@both
+def test_attempts_end(search: Search, pauses: list[float]) -> None:
+    script = Script([httpx2.ConnectError("connection refused")] * 3)
+    with pytest.raises(ServerUnreachableError, match=r"http://cairn\.test .* connection refused; is `cairn serve` running"):
+        search(script, max_retries=2)
+    assert len(script.requests) == 3
+    with pytest.raises(UnavailableError):
+        search(Script([problem(503, "overloaded", **{"Retry-After": "1"})]), max_retries=0)
+
+
+@both
+def test_key_is_sent_and_never_shown(search: Search, pauses: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script([(200, ANSWER, {})] * 3)
+    monkeypatch.delenv("CAIRN_API_KEY", raising=False)
+    search(script)
+    monkeypatch.setenv("CAIRN_API_KEY", "from-the-environment")
+    search(script)
+    search(script, api_key="given")
+    sent = [request.headers.get("authorization") for request in script.requests]
+    assert sent == [None, "Bearer from-the-environment", "Bearer given"]
+    with CairnClient(api_key="a-secret") as client:
+        assert "a-secret" not in repr(client.connection)
+    for wrong in ("two\nlines", "schlüssel", "\x00"):
+        with pytest.raises(ConfigError) as caught:
+            CairnClient(api_key=wrong)
+        assert wrong not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [{"base_url": "localhost:8400"}, {"timeout_seconds": 0.0}, {"max_retries": -1}])
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        CairnClient(**wrong)
+    with pytest.raises(ConfigError):
+        RetryPolicy(max_retries=101)
+
+
+def test_values_that_are_no_json_are_refused_before_anything_is_sent() -> None:
+    script = Script([])
+    with CairnClient("http://cairn.test", transport=httpx2.MockTransport(script)) as client:
+        for wrong in (float("nan"), object()):
+            with pytest.raises(UsageError, match="must be JSON"):
+                client.collection("stones").search("q", filters={"type": "eq", "key": "year", "value": wrong})
+    assert script.requests == []
+
+
+def test_dates_are_sent_as_iso_8601() -> None:
+    script = Script([(200, ANSWER, {})])
+    with CairnClient("http://cairn.test", transport=httpx2.MockTransport(script)) as client:
+        client.collection("stones").search("q", filters={"type": "gte", "key": "found", "value": dt.date(2004, 1, 1)})
+    assert json.loads(script.requests[0].content)["filters"]["value"] == "2004-01-01"
+
+
+def test_retry_after_is_read_as_seconds_or_date() -> None:
+    assert retry_after_seconds("120") == 120.0
+    assert retry_after_seconds(format_datetime(dt.datetime(2001, 1, 1, tzinfo=dt.UTC), usegmt=True)) == 0.0
+    assert retry_after_seconds("soon") is None
+    assert retry_after_seconds(None) is None
+
+
+@both
+def test_answer_that_cannot_be_decompressed_is_no_answer(search: Search) -> None:
+    with pytest.raises(ServerUnreachableError, match="must answer, got: incorrect header"):
+        search(Script([httpx2.DecodingError("incorrect header")]), max_retries=0)
+
+
+def test_password_of_an_address_is_not_shown() -> None:
+    for kind in (CairnClient, AsyncCairnClient):
+        client = kind("http://somebody:secret@cairn.test:1", max_retries=0)
+        assert client.connection.shown_url == "http://cairn.test:1"
+        assert "secret" not in repr(client.connection)
+    refused = httpx2.MockTransport(Script([httpx2.ConnectError("refused")]))
+    with (
+        CairnClient("http://somebody:secret@cairn.test", max_retries=0, transport=refused) as client,
+        pytest.raises(ServerUnreachableError, match=r"http://cairn\.test must answer"),
+    ):
+        client.collections()

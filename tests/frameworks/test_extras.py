@@ -1,0 +1,48 @@
+"""Cairn without its extras: nothing imports a framework that was not asked for, and who asks is told what to install."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FRAMEWORKS = ("langchain_core", "llama_index", "haystack", "mcp", "httpx2", "httpx", "openai")
+
+
+def run(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+
+
+def test_cairn_imports_no_framework_by_itself() -> None:
+    loaded = json.loads(
+        run(
+            "import json, sys, cli.main, pipeline.collection, pipeline.client.errors, pipeline.frameworks.source\n"
+            "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+        )
+    )
+    assert set(loaded) & set(FRAMEWORKS) == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [
+        ("pipeline.client.sync_client", "httpx2", "client"),
+        ("pipeline.client.async_client", "httpx2", "client"),
+        ("pipeline.frameworks.langchain_retriever", "langchain-core", "langchain"),
+        ("pipeline.frameworks.langchain_embeddings", "langchain-core", "langchain"),
+        ("jobs.langchain_store", "langchain-core", "langchain"),
+        ("pipeline.frameworks.llama_retriever", "llama-index-core", "llama-index"),
+        ("pipeline.frameworks.haystack_retriever", "haystack-ai", "haystack"),
+        ("pipeline.frameworks.mcp_server", "mcp", "mcp"),
+    ],
+)
+def test_extra_that_is_missing_is_named(module: str, package: str, extra: str) -> None:
+    said = run(
+        f"import sys\nfor name in {FRAMEWORKS}: sys.modules[name] = None\n"
+        f"from pipeline.errors import ConfigError\ntry:\n    import {module}\nexcept ConfigError as error:\n    print(error)"
+    )
+    assert f"must have the package {package}, got none; install it with `pip install 'cairn-retrieval[{extra}]'`" in said

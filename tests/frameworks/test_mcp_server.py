@@ -1,0 +1,66 @@
+"""The MCP server, asked by the SDK's own client."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from mcp import Client
+
+from pipeline.frameworks.mcp_server import make_server
+from pipeline.frameworks.source import Searchable
+
+pytestmark = pytest.mark.anyio
+QUERY = "granite and slate"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_tools_read_and_nothing_else(stones: Searchable) -> None:
+    async with Client(make_server(stones)) as client:
+        tools = (await client.list_tools()).tools
+        assert {tool.name for tool in tools} == {"search", "get_document"}
+        for tool in tools:
+            assert tool.annotations is not None
+            assert tool.annotations.read_only_hint is True
+            assert tool.output_schema is not None
+
+
+async def test_search_finds_documents_that_get_document_reads(stones: Searchable) -> None:
+    async with Client(make_server(stones)) as client:
+        filters = {"type": "gte", "key": "year", "value": 2003}
+        asked = {"query": QUERY, "top_k": 3, "max_characters": 400, "filters": filters}
+        answer = (await client.call_tool("search", asked)).structured_content
+        assert answer is not None
+        assert answer["collection"] == "stones"
+        assert 1 <= len(answer["documents"]) <= 3
+        first = answer["documents"][0]
+        passage = first["passages"][0]
+        assert first["metadata"]["year"] >= 2003
+        assert sum(len(each["text"]) for document in answer["documents"] for each in document["passages"]) <= 400
+        place = {"doc_id": first["doc_id"], "start_char": passage["start_char"], "max_characters": len(passage["text"])}
+        read = (await client.call_tool("get_document", place)).structured_content
+        assert read is not None
+        assert read["text"] == passage["text"]
+        assert read["num_characters"] >= read["end_char"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "asked", "sentence"),
+    [
+        ("get_document", {"doc_id": "nowhere"}, "there is no document of this id"),
+        ("search", {"query": "  "}, "blank|white space|pattern"),
+        ("search", {"query": "x", "filters": {"type": "eq", "key": "no_such_column", "value": 1}}, "key"),
+        ("search", {"query": "x", "top_k": 1_000}, "less than or equal to 50"),
+    ],
+)
+async def test_what_cannot_be_answered_is_a_sentence(stones: Searchable, tool: str, asked: dict[str, object], sentence: str) -> None:
+    async with Client(make_server(stones)) as client:
+        result = await client.call_tool(tool, asked)
+        assert result.is_error
+        text = " ".join(block.text for block in result.content if block.type == "text")
+        assert re.search(sentence, text), text
+        assert "Traceback" not in text
