@@ -4,17 +4,20 @@
 
 Every stage streams, and peak memory does not depend on the corpus. This process holds the collection's writer lock throughout and alone
 writes to it; only what needs a model is the engine's, which may have workers on other machines.
-Nothing a reader sees changes before the last step, and every finished shard outlives a kill.
+Nothing a reader sees changes before the last step, and every finished shard outlives a kill. So the jobs ``cluster_corpus`` and
+``encode_corpus`` are this line stopped early, and ``write_index`` is what is left of it then, each on the machine that suits it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 from jobs import pending
 from jobs.engine import EngineConfig, open_engine
+from jobs.job_file import IngestJobName
 from jobs.run import Run, StageWatch, describe_reasons, is_repointed, may_have_another_model, new_run_id, record_run, require_same_settings
 from pipeline.config import IngestConfig
 from pipeline.corpus.ledger import Ledger
@@ -36,9 +39,12 @@ def build_index(
     config: IngestConfig,
     progress: ProgressListener = silent_progress,
     engine: EngineConfig | None = None,
+    job: IngestJobName = "build_index",
 ) -> IngestReport:
     """Bring a collection up to date with its sources and return what was done.
 
+    ``job`` = ``cluster_corpus`` or ``encode_corpus`` stops after that stage and keeps its work for the next, with the served generation
+    (0: none) in the report; ``write_index`` raises :class:`ConfigError` where a document is not encoded yet.
     Sources, columns and settings are checked before anything is written; a first ingest, which needs the model anyhow, loads it for that.
     A row is counted once: ``rows == indexed + unchanged + quarantined``.
     """
@@ -56,7 +62,9 @@ def build_index(
                 from jobs.encode_corpus import require_same_model  # torch comes in here: a run without changes never loads it
 
                 require_same_model(layout, published, config, opened)
-            run = Run(run_id=new_run_id(), layout=layout, scan=scan, config=config, published=published, progress=watch, engine=opened)
+            run = Run(
+                run_id=new_run_id(), layout=layout, scan=scan, config=config, published=published, progress=watch, engine=opened, job=job
+            )
             report = _execute(run)
             record_run(run, report)
     return report
@@ -76,7 +84,7 @@ def _execute(run: Run) -> IngestReport:
         pending.load_encoded(layout, ledger)
         with QuarantineWriter(layout.quarantine_path(run.run_id)) as quarantine:
             staged = stage_changes(run.scan, config.corpus, ledger, layout.staged_folder, config.shard_characters, quarantine, run.progress)
-        deletes = config.sync and staged.is_complete  # what a damaged file held cannot be told from what vanished
+        deletes = config.sync and staged.is_complete and run.publishes  # what a damaged file held cannot be told from what vanished
         deleted = sum(map(len, ledger.vanished_ids())) if deletes else 0
         encoded = 0
         manifest = published
@@ -84,8 +92,9 @@ def _execute(run: Run) -> IngestReport:
             from jobs.write_index import encode_and_publish  # torch comes in here, too
 
             manifest, encoded = encode_and_publish(run, staged, ledger, delete_vanished=deletes)
-    pending.discard(layout)
-    if manifest is None:
+    if run.publishes or not staged.indexed:
+        pending.discard(layout)
+    if manifest is None and not staged.indexed:
         raise SourceError(
             f"every row was quarantined ({describe_reasons(staged.quarantine_reasons)}) and nothing was indexed; "
             f"see {layout.quarantine_path(run.run_id)}"
@@ -98,11 +107,17 @@ def _execute(run: Run) -> IngestReport:
         quarantined=staged.quarantined,
         deleted=deleted,
         encoded=encoded,
-        generation=manifest.generation,
+        generation=manifest.generation if manifest else 0,
         seconds=run.progress.seconds,
-        chunks=manifest.chunks,
-        tokens=manifest.tokens,
+        chunks=manifest.chunks if manifest else 0,
+        tokens=manifest.tokens if manifest else 0,
         quarantine_reasons=staged.quarantine_reasons,
         stage_seconds=run.progress.stage_seconds(),
         warnings=run.warnings(staged),
     )
+
+
+if __name__ == "__main__":
+    from jobs.job import main
+
+    sys.exit(main("build_index"))

@@ -7,6 +7,7 @@ they encode, shard by shard.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -89,3 +90,9 @@ def _draw(layout: CollectionLayout, staged: Sequence[Path], config: IngestConfig
     durable.commit_point("context-written")
     known = dict(zip(sample.column("doc_id").to_pylist(), assignments_N.tolist(), strict=True))
     return CorpusView(clusters=clusters, context=context, known_clusters=known)
+
+
+if __name__ == "__main__":
+    from jobs.job import main
+
+    sys.exit(main("cluster_corpus"))

@@ -5,6 +5,7 @@ This process alone writes shards, as they come in, whoever encoded them. What a 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ def encode_corpus(
     comes after needs no model, and takes long.
     """
     view = corpus_view(layout, published, staged, config, engine, progress)
+    progress("encode", 0, None, "tokens")  # workers that have to be started are started for it
     begun = engine.begin(view)
     if published:
         _require_same_encoder(published, begun.encoder_fingerprint, config)
@@ -123,3 +125,9 @@ class _TokenMeter:
         self._characters += characters
         self._tokens_a_character = self.tokens / max(1, self._characters)
         self.add(0)
+
+
+if __name__ == "__main__":
+    from jobs.job import main
+
+    sys.exit(main("encode_corpus"))

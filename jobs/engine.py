@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int32
 
-from pipeline.config import IngestConfig
+from pipeline.config import IngestConfig, require_kinds
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class EngineConfig:
     shard_deadline_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        require_kinds(self)
         if self.name not in ("local", "ray"):
             raise ConfigError(f"engine must be local or ray, got {self.name!r}")
         if self.min_workers < 1 or (self.max_workers is not None and self.max_workers < self.min_workers):

@@ -6,6 +6,7 @@ with whoever started it, however that one ends, so that no Ray is left behind. P
 
 from __future__ import annotations
 
+import os
 import sys
 from logging import ERROR
 from typing import Final
@@ -16,6 +17,7 @@ OBJECT_STORE_BYTES: Final = 512 << 20
 
 def main() -> None:
     """Start Ray, say where it is, and stop it when stdin ends."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing about an ingest leaves this machine
     import ray
 
     ray.init(address="local", object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False, log_to_driver=False, logging_level=ERROR)

@@ -1,9 +1,11 @@
 """Workers of a Ray cluster that share a list of calls, each done once, whatever becomes of the workers.
 
-    calls waiting ─▶ two a worker: one under way, one behind it ─▶ result, in any order
-          ▲                          │
+    calls waiting ─▶ one a worker ─▶ result, in any order
+          ▲              │
           └── worker dead, or past its deadline: another one starts anew
 
+One a worker and none behind it, so that no more than one a worker is lost with whoever asked for them; the worker waits some milliseconds
+for its next, of the seconds that a shard takes.
 Plain actors and not Ray Data: a Ray Data stage waits for a hung worker for ever, where here every call has a deadline of its own, and it
 takes a gigabyte more. Calls must be idempotent: one that was given to two workers is answered by the second, the first is killed unheard.
 """
@@ -18,9 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pipeline.errors import CairnError, ClusterError
-
-CALLS_A_WORKER: Final = 2
-"""One under way and one behind it, so that no worker waits for the driver."""
 
 MAX_ATTEMPTS: Final = 4
 """How many workers a call may cost before the run fails: what kills them is then the call itself."""
@@ -54,7 +53,7 @@ class _Call:
 class _Worker:
     actor: Any
     steps_passed: int = 0
-    calls: deque[_Call] = field(default_factory=deque[_Call])
+    call: _Call | None = None
 
 
 @dataclass(slots=True)
@@ -141,25 +140,25 @@ class WorkerPool:
         self._give_up_late(work)
 
     def _hand_out(self, worker: _Worker, work: _Work | None) -> None:
-        if worker.steps_passed < len(self._steps):
-            if not worker.calls:
-                self._send(worker, None, *self._steps[worker.steps_passed])
+        if worker.call:
             return
-        while work and work.waiting and len(worker.calls) < CALLS_A_WORKER:
+        if worker.steps_passed < len(self._steps):
+            self._send(worker, None, *self._steps[worker.steps_passed])
+        elif work and work.waiting:
             number = work.waiting.popleft()
             self._send(worker, number, work.method, work.arguments(number))
 
     def _send(self, worker: _Worker, number: int | None, method: str, arguments: tuple[Any, ...]) -> None:
         reference = getattr(worker.actor, method).remote(*arguments)
-        worker.calls.append(_Call(number, reference, began_seconds=time.monotonic()))
+        worker.call = _Call(number, reference, began_seconds=time.monotonic())
 
     def _finished(self, work: _Work | None) -> Iterator[tuple[int, Any]]:
-        heads = {worker.calls[0].reference: worker for worker in self._workers if worker.calls}
-        done, _ = self._ray.wait(list(heads), num_returns=1, timeout=_TICK_SECONDS)
+        under_way = {worker.call.reference: (worker, worker.call) for worker in self._workers if worker.call}
+        done, _ = self._ray.wait(list(under_way), num_returns=1, timeout=_TICK_SECONDS)
         if done:  # take along whatever else is finished by now
-            done, _ = self._ray.wait(list(heads), num_returns=len(heads), timeout=0)
+            done, _ = self._ray.wait(list(under_way), num_returns=len(under_way), timeout=0)
         for reference in done:
-            worker = heads[reference]
+            worker, call = under_way[reference]
             try:
                 answer = self._ray.get(reference)
             except self._ray.exceptions.RayTaskError as error:
@@ -167,17 +166,14 @@ class WorkerPool:
             except self._ray.exceptions.RayError as error:
                 self._lose(worker, work, str(error))
                 continue
-            call = worker.calls.popleft()
-            seconds = time.monotonic() - call.began_seconds
-            if worker.calls:
-                worker.calls[0].began_seconds = time.monotonic()
+            worker.call = None
             if call.number is None:
                 self._pass_step(worker, answer)
                 continue
             assert work is not None
             self._deaths_in_a_row = 0
             if work.sizes:
-                pace = seconds / max(1, work.sizes[call.number])
+                pace = (time.monotonic() - call.began_seconds) / max(1, work.sizes[call.number])
                 self._slowest_seconds_a_byte = max(self._slowest_seconds_a_byte or 0.0, pace)
             yield call.number, answer
 
@@ -199,9 +195,10 @@ class WorkerPool:
         elif now - self._enough_seconds > self._start_seconds:
             raise self._too_few(ready)
         for worker in list(self._workers):
-            if worker.calls:
-                deadline_seconds = self._deadline(work, worker.calls[0].number)
-                if now - worker.calls[0].began_seconds > deadline_seconds:
+            if worker.call:
+                deadline_seconds = self._deadline(work, worker.call.number)
+                # Who asked may have been busy with other answers for long, and this one may have come meanwhile.
+                if now - worker.call.began_seconds > deadline_seconds and not self._ray.wait([worker.call.reference], timeout=0)[0]:
                     self._lose(worker, work, f"it was not done after {deadline_seconds:.0f} seconds")
 
     def _deadline(self, work: _Work | None, number: int | None) -> float:
@@ -219,7 +216,7 @@ class WorkerPool:
         return seconds * 2 ** work.attempts.get(number, 0)
 
     def _lose(self, worker: _Worker, work: _Work | None, reason: str) -> None:
-        """Give a worker's calls to others; it is killed, as it may only seem dead."""
+        """Give a worker's call to another one; it is killed, as it may only seem dead."""
         self._workers.remove(worker)
         self._ray.kill(worker.actor)
         if "ModuleNotFoundError" in reason:
@@ -228,17 +225,17 @@ class WorkerPool:
                 f"every machine of the cluster must have Cairn installed, got one that says {missing!r}; install the same version"
             )
         self._deaths_in_a_row += 1
-        head = worker.calls[0].number
-        if work and head is not None:
-            work.attempts[head] = work.attempts.get(head, 0) + 1
-        if (work and head is not None and work.attempts[head] >= MAX_ATTEMPTS) or self._deaths_in_a_row >= MAX_ATTEMPTS * self._max_workers:
-            what = "a worker must start and stay alive" if head is None else f"shard {head} must be encoded by a worker"
+        number = worker.call.number if worker.call else None
+        if work and number is not None:
+            work.attempts[number] = work.attempts.get(number, 0) + 1
+            work.waiting.appendleft(number)
+        is_hopeless = work is not None and number is not None and work.attempts[number] >= MAX_ATTEMPTS
+        if is_hopeless or self._deaths_in_a_row >= MAX_ATTEMPTS * self._max_workers:
+            what = "a worker must start and stay alive" if number is None else f"shard {number} must be encoded by a worker"
             raise ClusterError(
                 f"{what}, got {MAX_ATTEMPTS} that failed, the last because: {_first_sentence(reason)}; "
                 "look into the cluster's logs, or give workers more memory or time"
             )
-        if work:
-            work.waiting.extendleft(call.number for call in reversed(worker.calls) if call.number is not None)
 
     def _too_few(self, ready: int) -> ClusterError:
         total, free = self._ray.cluster_resources(), self._ray.available_resources()

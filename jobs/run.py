@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jobs.engine import Engine
+from jobs.job_file import IngestJobName
 from pipeline import durable
 from pipeline.config import IngestConfig
 from pipeline.corpus.parquet import Scan
@@ -36,6 +37,12 @@ class Run:
     published: Manifest | None
     progress: StageWatch
     engine: Engine
+    job: IngestJobName = "build_index"
+
+    @property
+    def publishes(self) -> bool:
+        """Whether the run ends with a generation, and not with work for the next job."""
+        return self.job in ("build_index", "write_index")
 
     def warnings(self, staged: Staged) -> tuple[str, ...]:
         """Return what the user should know although the run went through."""
@@ -141,6 +148,7 @@ def record_run(run: Run, report: IngestReport) -> None:
     run.layout.runs_folder.mkdir(exist_ok=True)
     content: dict[str, Any] = {
         "run_id": run.run_id,
+        "job": run.job,
         "settings": run.config.to_dict(),
         "sources": source_names(run.scan),
         "damaged_files": [{"file": file.name, "reason": reason} for file, reason in run.scan.damaged_files],

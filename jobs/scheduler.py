@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import signal
 import subprocess
 import tempfile
@@ -31,13 +32,18 @@ from typing_extensions import override
 
 from jobs.schedule_history import INTERRUPTED, ScheduledRun, append_run, last_runs, read_history
 from jobs.schedules import REPORTING_FLAGS, Schedule, ScheduleFile
-from pipeline.durable import exclusive_lock
-from pipeline.errors import CairnError, SchedulerBusyError, TryAgainError
+from pipeline.durable import exclusive_lock, is_locked, raise_storage_error
+from pipeline.errors import CairnError, SchedulerBusyError, SchedulerDownError, TryAgainError
 
 STOP_SECONDS: Final = 0.2
 """How long a request to stop may go unnoticed."""
 RELOAD_SECONDS: Final = 5.0
 """How long an edit of the file, or a host that woke from sleep, may."""
+HEALTHY_SECONDS: Final = 60.0
+"""How long ago the sign of life of a scheduler in health may be; it gives one every ``RELOAD_SECONDS``.
+
+One that ended is noticed without them, as the kernel drops its lock.
+"""
 GRACE_SECONDS: Final = 30.0
 """What an interrupted child has to end in before it is killed."""
 FIRST_RETRY_SECONDS: Final = 30.0
@@ -76,6 +82,21 @@ def first_fire(schedule: Schedule, last: ScheduledRun | None, now: datetime) -> 
     return missed if missed > done_until else schedule.next_fire(max(now, done_until))
 
 
+def require_scheduler(file: ScheduleFile) -> None:
+    """Raise :class:`SchedulerDownError` where no scheduler of this file runs, or the one that does has given no sign of life lately."""
+    try:
+        age_seconds = abs(time.time() - file.lock_path.stat().st_mtime)
+        is_running = is_locked(file.lock_path)
+    except FileNotFoundError:
+        age_seconds, is_running = None, False
+    except OSError as error:
+        raise_storage_error(error, f"reading {file.lock_path}")
+    if not is_running or age_seconds is None or age_seconds > HEALTHY_SECONDS:
+        ended = "" if is_running else "one that ended, "
+        got = "none yet" if age_seconds is None else f"{ended}its last sign of life {age_seconds:,.0f} seconds ago"
+        raise SchedulerDownError(f"a scheduler must run the schedules of {file.path}, got {got}; start one with `cairn schedule run`")
+
+
 @dataclass(slots=True, eq=False)
 class Scheduler:
     """Runs the schedules of one file until it is stopped.
@@ -109,6 +130,7 @@ class Scheduler:
                 job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
             )
             pool.add_listener(lambda event: self._say(event.job_id, "still-running"), EVENT_JOB_MAX_INSTANCES)
+            self._give_sign_of_life()
             signature = self._signature()
             self._arm(pool, self.file.read())
             pool.start()
@@ -128,12 +150,19 @@ class Scheduler:
             if time.monotonic() < look_again:
                 continue
             look_again = time.monotonic() + RELOAD_SECONDS
+            self._give_sign_of_life()
             if signature != (signature := self._signature()):
                 try:
                     self._arm(pool, self.file.read())
                 except CairnError as error:
                     self.log(f'event=refused error="{error}"; the schedules from before hold')
             pool.wakeup()  # its own wait does not count the time a host slept
+
+    def _give_sign_of_life(self) -> None:
+        try:
+            os.utime(self.file.lock_path)
+        except OSError as error:
+            self.log(f'event=no-sign-of-life error="{error.strerror}"')
 
     def _signature(self) -> tuple[int, int] | None:
         with contextlib.suppress(OSError):

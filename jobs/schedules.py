@@ -35,8 +35,12 @@ from pipeline.errors import ConfigError
 
 SCHEDULE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
-REPORTING_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {"ingest": ("--json", "--quiet"), "plan": ("--json", "--quiet")}
-"""The verbs a schedule may run, each with what makes it say at its end, and only there, what it did."""
+REPORTING_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "ingest": ("--json", "--quiet"),
+    "plan": ("--json", "--quiet"),
+    "submit": ("--json",),  # a job says in its log, on stderr, why it failed
+}
+"""The verbs a schedule may run, each with what makes its report the last line of stdout, and the reason of a failure that of stderr."""
 
 _CLOCK_CHANGE: Final = timedelta(hours=3)
 """By how much local clocks are set at once: the most that Debian's cron makes up for."""

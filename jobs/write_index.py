@@ -5,29 +5,39 @@ Workers only ever make Parquet shards; this is the single place that merges them
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
 
 from jobs import pending
+from jobs.cluster_corpus import corpus_view
 from jobs.encode_corpus import EncodedCorpus, encode_corpus
 from jobs.run import Run, source_names
 from pipeline.config import IngestConfig
 from pipeline.corpus.ledger import Ledger
 from pipeline.corpus.staging import Staged
+from pipeline.errors import ConfigError
 from pipeline.index.lance_index import LanceTables, Versions
 from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW
 from pipeline.index.publish import GenerationFacts, next_generation_number, publish_generation
 from pipeline.manifest import Manifest
 
 
-def encode_and_publish(run: Run, staged: Staged, ledger: Ledger, *, delete_vanished: bool) -> tuple[Manifest, int]:
-    """Encode what was staged, commit it with the deletions, and serve the result.
+def encode_and_publish(run: Run, staged: Staged, ledger: Ledger, *, delete_vanished: bool) -> tuple[Manifest | None, int]:
+    """Encode what was staged, commit it with the deletions, and serve the result; a job that stops before does what is its own.
 
-    Returns the manifest and how many documents passed through the encoder.
+    Returns the manifest of what is served then and how many documents passed through the encoder.
     """
+    if run.job == "cluster_corpus":
+        corpus_view(run.layout, run.published, staged.shards, run.config, run.engine, run.progress)
+        return run.published, 0
+    if run.job == "write_index" and staged.staged:
+        raise ConfigError(f"every document must be encoded before write_index, got {staged.staged:,} that are not; run encode_corpus first")
     corpus = encode_corpus(run.layout, run.published, staged.shards, staged.characters, run.config, run.engine, run.progress)
+    if not run.publishes:
+        return run.published, corpus.documents
     tables = LanceTables.open_or_create(run.layout, run.scan.metadata_fields, corpus.vector_dim)
     if not run.published:
         tables.roll_back(None)
@@ -83,3 +93,9 @@ def generation_facts(
         encode_tokens_per_second=measured or (kept.encode_tokens_per_second if kept else 0.0),
         sources=tuple(sources),
     )
+
+
+if __name__ == "__main__":
+    from jobs.job import main
+
+    sys.exit(main("write_index"))

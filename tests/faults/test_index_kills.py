@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +21,13 @@ from pipeline.index.maintenance import delete_documents, verify_collection
 from pipeline.index.publish import COMMIT_POINTS
 
 STONES = Path(__file__).parents[1] / "index" / "stones.py"
+WORK = f"""
+sys.path.insert(0, {str(STONES.parent)!r})
+import stones
+from pipeline.index.layout import CollectionLayout
+def work(root):
+    stones.publish_change(CollectionLayout(Path(root), "stones"), "n")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -40,30 +45,28 @@ def layout(tmp_path: Path) -> CollectionLayout:
     return CollectionLayout(tmp_path, "stones")
 
 
-def kill_at_each_point(roots: dict[str, Path]) -> None:
-    """Run one writer a root, killed at the point the root stands for."""
-    arguments = [f"{point}={root}" for point, root in roots.items()]
-    result = subprocess.run([sys.executable, str(STONES), *arguments], capture_output=True, text=True, timeout=120, check=True)
-    assert result.stdout.splitlines() == [f"{point} {-signal.SIGKILL}" for point in roots], result.stderr
+@pytest.fixture(scope="module")
+def write(start_forks: Callable[[str], Callable[..., int]]) -> Callable[..., int]:
+    return start_forks(WORK)
 
 
 @pytest.fixture(scope="module")
-def killed(stones: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CollectionLayout]:
+def killed(stones: ModuleType, write: Callable[..., int], tmp_path_factory: pytest.TempPathFactory) -> dict[str, CollectionLayout]:
     """For each commit point, a collection of twenty documents whose second publication died there."""
     template = tmp_path_factory.mktemp("template")
     stones.publish_documents(CollectionLayout(template, "stones"), stones.document_ids(20))
     roots = {point: tmp_path_factory.mktemp(point) for point in COMMIT_POINTS}
     for root in roots.values():
         shutil.copytree(template, root, dirs_exist_ok=True)
-    kill_at_each_point(roots)
+    assert {write(point, str(root)) for point, root in roots.items()} == {-signal.SIGKILL}
     return {point: CollectionLayout(root, "stones") for point, root in roots.items()}
 
 
 @pytest.fixture(scope="module")
-def first_killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CollectionLayout]:
+def first_killed(write: Callable[..., int], tmp_path_factory: pytest.TempPathFactory) -> dict[str, CollectionLayout]:
     """For each commit point, a collection whose very first publication died there."""
     roots = {point: tmp_path_factory.mktemp(f"first-{point}") for point in FIRST_POINTS}
-    kill_at_each_point(roots)
+    assert {write(point, str(root)) for point, root in roots.items()} == {-signal.SIGKILL}
     return {point: CollectionLayout(root, "stones") for point, root in roots.items()}
 
 
@@ -97,30 +100,14 @@ def test_first_writer_killed_at_a_commit_point_is_completed_by_a_rerun(
     assert_converged(layout, stones, [*stones.document_ids(10, "n"), "d0"])
 
 
-def wait_until_unlocked(layout: CollectionLayout) -> None:
-    """Wait for the writer's forked child: the kill has been sent to it, too, but only its parent was waited for."""
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            with layout.writer_lock():
-                return
-        except CollectionBusyError:
-            assert time.monotonic() < deadline, "a killed writer must not hold the lock"
-            time.sleep(0.01)
-
-
-@pytest.mark.slow
-def test_writers_killed_at_random_times_never_tear_a_generation(layout: CollectionLayout, stones: ModuleType) -> None:
+def test_writers_killed_at_random_times_never_tear_a_generation(
+    layout: CollectionLayout, stones: ModuleType, write: Callable[..., int]
+) -> None:
     old = stones.document_ids(20)
     stones.publish_documents(layout, old)
     clock = random.Random(0)
     for _ in range(25):
-        with subprocess.Popen(
-            [sys.executable, str(STONES), f"never={layout.root}"], stdout=subprocess.DEVNULL, start_new_session=True
-        ) as writer:
-            time.sleep(clock.uniform(0.8, 2.2))
-            os.killpg(writer.pid, signal.SIGKILL)
-        wait_until_unlocked(layout)
+        assert write(clock.uniform(0.01, 0.4), str(layout.root)) in (0, -signal.SIGALRM)
         served = open_generation(layout).doc_ids.to_pylist()
         assert len(served) == len(set(served))
         assert sorted(served) in (sorted(old), sorted([*old, *stones.document_ids(10, "n")]))

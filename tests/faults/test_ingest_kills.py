@@ -1,10 +1,10 @@
 """SIGKILL an ingest at every commit point (reliability: a reader sees the old or the new generation, never a mix; a rerun converges)."""
 
-import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,13 @@ from pipeline.index.publish import COMMIT_POINTS
 INGEST_POINTS = ("clusters-written", "context-written", "shard-chunks-written", "shard-written")
 WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
 
-# Run in a process of its own: ingest argv[2] into argv[1] with the model argv[3], and die at commit point argv[4].
-KILLED_INGEST = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[5])
-from pipeline import durable
-durable.observe_commit_points(lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == sys.argv[4] else None)
+# Ingest a corpus into a root with a model.
+WORK = """
+import jobs.encoder_worker
 from test_ingest_kills import settings
 from jobs.build_index import build_index
-build_index([sys.argv[2]], sys.argv[1], "c", settings(Path(sys.argv[3])))
+def work(root, corpus, model):
+    build_index([corpus], root, "c", settings(Path(model)))
 """
 
 
@@ -68,7 +65,9 @@ def visible(root: Path) -> dict[str, tuple[str, int]]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> dict[str, Any]:
+def world(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, start_forks: Callable[[str], Callable[..., int]]
+) -> dict[str, Any]:
     """Build a collection of an old corpus, and what it becomes with the new one: two documents changed, three added, one gone."""
     folder = tmp_path_factory.mktemp("kills")
     old = corpus(folder / "old.parquet", dict.fromkeys(range(14), 0))
@@ -79,13 +78,12 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> 
     build_index([new], folder / "both", "c", config)
     build_index([new], folder / "new", "c", config)
     roots = {name: folder / name for name in ("old", "both", "new")}
-    return {"roots": roots, "new": new, "model": tiny_model_folder, **{f"seen-{name}": visible(root) for name, root in roots.items()}}
+    seen = {f"seen-{name}": visible(root) for name, root in roots.items()}
+    return {"roots": roots, "new": new, "model": tiny_model_folder, "ingest": start_forks(WORK), **seen}
 
 
 def killed_ingest(world: dict[str, Any], root: Path, point: str) -> int:
-    command = [sys.executable, "-c", KILLED_INGEST, str(root), world["new"], str(world["model"]), point, str(Path(__file__).parent)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, check=False, timeout=120).returncode
+    return world["ingest"](point, str(root), world["new"], str(world["model"]))
 
 
 @pytest.mark.parametrize("point", [*INGEST_POINTS[2:], *(point for point in COMMIT_POINTS if not point.endswith("-rolled-back"))])
@@ -125,7 +123,7 @@ def test_concurrent_ingests_of_one_collection_let_one_work_and_send_the_others_a
     root = tmp_path / "root"
     shutil.copytree(world["roots"]["old"], root)
     command = [sys.executable, "-m", "cli.main", "ingest", world["new"], "--collection", "c", "--root", str(root), "--quiet"]
-    processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     outcomes = [(process.communicate(timeout=120)[1], process.returncode) for process in processes]
     codes = [code for _, code in outcomes]
     assert codes.count(0) >= 1

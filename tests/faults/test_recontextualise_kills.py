@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +25,12 @@ pytestmark = pytest.mark.slow
 
 WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[4])
-from pipeline import durable
-durable.observe_commit_points(lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == sys.argv[3] else None)
+WORK = """
+import jobs.encoder_worker
 from test_recontextualise_kills import settings
 from jobs.recontextualise import recontextualise
-recontextualise(sys.argv[1], "c", settings(Path(sys.argv[2])))
+def work(root, model):
+    recontextualise(root, "c", settings(Path(model)))
 """
 
 
@@ -74,14 +69,18 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> dict[str, Any]:
+def world(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, start_forks: Callable[[str], Callable[..., int]]
+) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("drifted")
     config = settings(tiny_model_folder)
     build_index([corpus(folder / "before.parquet", 0, 6)], folder / "old", "c", config)
     build_index([corpus(folder / "more.parquet", 6, 18)], folder / "old", "c", config)
     shutil.copytree(folder / "old", folder / "new")
     recontextualise(folder / "new", "c", config)
-    return {"old": folder / "old", "model": tiny_model_folder, "seen-old": visible(folder / "old"), "seen-new": visible(folder / "new")}
+    roots = {"old": folder / "old", "new": folder / "new"}
+    work_and_die = start_forks(WORK)
+    return {**roots, "model": tiny_model_folder, "die": work_and_die, **{f"seen-{name}": visible(root) for name, root in roots.items()}}
 
 
 @pytest.mark.parametrize(
@@ -92,9 +91,7 @@ def test_killed_run_changes_nothing_and_a_rerun_goes_on(world: dict[str, Any], t
     root = tmp_path / "root"
     shutil.copytree(world["old"], root)
     assert not any(np.allclose(vector, world["seen-new"][key], atol=1e-4) for key, vector in world["seen-old"].items())
-    command = [sys.executable, "-c", KILLED, str(root), str(world["model"]), point, str(Path(__file__).parent)]
-    killed = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, check=False, timeout=120)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert world["die"](point, str(root), str(world["model"])) == -signal.SIGKILL
     assert same(visible(root), world["seen-old"])
     report = recontextualise(root, "c", settings(world["model"]))
     if point != "context-written":
@@ -106,8 +103,7 @@ def test_killed_run_changes_nothing_and_a_rerun_goes_on(world: dict[str, Any], t
 def test_ingest_after_a_killed_run_keeps_the_old_context(world: dict[str, Any], tmp_path: Path) -> None:
     root = tmp_path / "root"
     shutil.copytree(world["old"], root)
-    command = [sys.executable, "-c", KILLED, str(root), str(world["model"]), "documents-added", str(Path(__file__).parent)]
-    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, check=False, timeout=120)
+    assert world["die"]("documents-added", str(root), str(world["model"])) == -signal.SIGKILL
     build_index([corpus(tmp_path / "one.parquet", 100, 1)], root, "c", settings(world["model"]))
     assert same({key: vector for key, vector in visible(root).items() if not key.startswith("d100")}, world["seen-old"])
     assert verify_collection(CollectionLayout(root, "c")) == []

@@ -30,12 +30,12 @@ SECONDS = 120.0
 # by name and by number, and then goes on if it can.
 CHILD = """
 import os, sys, time
-import cli.settings
+import jobs.ingest_settings
 from dataclasses import replace
 from cli.main import cairn, run
 from pipeline import durable
-resolve = cli.settings.resolve_ingest_config
-cli.settings.resolve_ingest_config = lambda *given: replace(resolve(*given), shard_characters=300)
+resolve = jobs.ingest_settings.resolve_ingest_config
+jobs.ingest_settings.resolve_ingest_config = lambda *given: replace(resolve(*given), shard_characters=300)
 scheduler = os.getppid()
 def disturb(name):
     if name == sys.argv[1] and not os.path.exists("disturbed"):

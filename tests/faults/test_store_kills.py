@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,20 +27,18 @@ pytestmark = pytest.mark.slow
 ROOT = "s3://cairn/indexes"
 INDEX_TESTS = Path(__file__).resolve().parents[1] / "index"
 
-# Write to the collection, or read it, and die at commit point argv[1].
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[3])
+# Write to the collection, or read it, with a machine's settings.
+WORK = f"""
+sys.path.insert(0, {str(INDEX_TESTS)!r})
 import stones
-from pipeline import durable
 from pipeline.index import lease
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
 lease.LEASE_SECONDS = 0.1
-durable.observe_commit_points(lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == sys.argv[1] else None)
-layout = CollectionLayout(Path("s3://cairn/indexes"), "stones")
-stones.publish_change(layout, "n") if sys.argv[2] == "write" else open_generation(layout)
+def work(action, **settings):
+    os.environ.update(settings)
+    layout = CollectionLayout(Path("{ROOT}"), "stones")
+    stones.publish_change(layout, "n") if action == "write" else open_generation(layout)
 """
 
 
@@ -67,11 +63,21 @@ def machine(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.Monke
     return on
 
 
-def kill(point: str, action: str) -> None:
-    command = [sys.executable, "-c", KILLED, point, action, str(INDEX_TESTS)]
-    killed = subprocess.run(command, env=dict(os.environ), capture_output=True, check=False, timeout=120)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    time.sleep(0.2)  # until its lease has expired
+@pytest.fixture(scope="module")
+def forks(start_forks: Callable[[str], Callable[..., int]]) -> Callable[..., int]:
+    return start_forks(WORK)
+
+
+@pytest.fixture
+def kill(forks: Callable[..., int]) -> Callable[[str, str], None]:
+    def kill_at(point: str, action: str) -> None:
+        assert (
+            forks(point, action, **{name: value for name, value in os.environ.items() if name.startswith(("AWS_", "CAIRN_"))})
+            == -signal.SIGKILL
+        )
+        time.sleep(0.2)  # until its lease has expired
+
+    return kill_at
 
 
 def served(layout: CollectionLayout) -> list[str]:
@@ -81,7 +87,7 @@ def served(layout: CollectionLayout) -> list[str]:
 @pytest.mark.parametrize("same_machine", [True, False], ids=["rerun-here", "rerun-elsewhere"])
 @pytest.mark.parametrize("point", ["chunks-added", "generation-renamed", *REPLICA_POINTS[:2], "current-replaced"])
 def test_killed_writer_shows_old_or_new_to_all_and_a_rerun_converges(
-    machine: Callable[[str], CollectionLayout], stones: ModuleType, point: str, same_machine: bool
+    machine: Callable[[str], CollectionLayout], stones: ModuleType, kill: Callable[[str, str], None], point: str, same_machine: bool
 ) -> None:
     stones.publish_documents(machine("a"), stones.document_ids(20))
     old = served(machine("reader"))
@@ -98,7 +104,7 @@ def test_killed_writer_shows_old_or_new_to_all_and_a_rerun_converges(
 
 @pytest.mark.parametrize("point", REPLICA_POINTS[2:])
 def test_killed_reader_leaves_a_copy_that_the_next_one_completes(
-    machine: Callable[[str], CollectionLayout], stones: ModuleType, point: str
+    machine: Callable[[str], CollectionLayout], stones: ModuleType, kill: Callable[[str, str], None], point: str
 ) -> None:
     stones.publish_documents(machine("a"), stones.document_ids(20))
     old = served(machine("reader"))
@@ -109,7 +115,9 @@ def test_killed_reader_leaves_a_copy_that_the_next_one_completes(
     assert verify_collection(machine("reader")) == []
 
 
-def test_first_writer_killed_before_the_swap_leaves_nothing_to_see(machine: Callable[[str], CollectionLayout], stones: ModuleType) -> None:
+def test_first_writer_killed_before_the_swap_leaves_nothing_to_see(
+    machine: Callable[[str], CollectionLayout], stones: ModuleType, kill: Callable[[str, str], None]
+) -> None:
     machine("a")
     kill("store-files-written", "write")
     assert not machine("reader").exists()

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,6 +86,13 @@ def test_map_answers_every_number_once(make_pool: Any, tmp_path: Path) -> None:
     assert [len((tmp_path / f"began-{number}").read_text()) for number in range(20)] == [1] * 20
 
 
+def test_map_has_no_more_numbers_begun_than_it_has_workers_and_answered(make_pool: Any, tmp_path: Path) -> None:
+    """What is lost with a driver that is killed: one shard a worker."""
+    answers = make_pool().map("square", lambda number: (number,), [1] * 12)
+    for answered, _ in enumerate(answers):
+        assert len(list(tmp_path.glob("began-*"))) <= answered + 2
+
+
 def test_map_of_nothing_gives_nothing(make_pool: Any) -> None:
     assert squares(make_pool(), 0) == {}
 
@@ -105,6 +113,23 @@ def test_map_with_a_worker_that_hangs_past_its_deadline_answers_every_number_onc
     pool.step("load")
     assert squares(pool, 8) == {number: number * number for number in range(8)}
     assert (tmp_path / "began-2").read_text() == "xx"
+
+
+def test_map_whose_caller_was_busy_past_the_deadline_takes_the_answers_that_came_meanwhile(
+    ray: Any, make_pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_pool(deadline_seconds=200.0)
+    pool.step("load")
+    while sum(worker.steps_passed for worker in pool._workers) < 2:
+        squares(pool, 4)
+    answers = pool.map("square", lambda number: (100 + number,), [1] * 8)
+    next(answers)
+    under_way = [worker.call.reference for worker in pool._workers if worker.call]
+    assert len(ray.wait(under_way, num_returns=len(under_way), timeout=100)[0]) == 1
+    real = time.monotonic
+    monkeypatch.setattr(ray_pool, "time", SimpleNamespace(monotonic=lambda: real() + 1_000.0))
+    assert len(list(answers)) == 7
+    assert [(tmp_path / f"began-{100 + number}").read_text() for number in range(8)] == ["x"] * 8
 
 
 def test_map_learns_a_deadline_from_the_numbers_before(make_pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

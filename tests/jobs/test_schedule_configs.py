@@ -6,8 +6,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 import types
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -96,6 +98,66 @@ def test_kubernetes_cronjob_tries_75_again_and_gives_up_on_a_wrong_command_line(
     assert {action: rule["values"] for action, rule in rules.items()} == {"Ignore": [75], "FailJob": [2]}
     assert {rule["containerName"] for rule in rules.values()} == {"ingest"}
     assert job["template"]["spec"]["restartPolicy"] == "Never"  # what a policy by exit code requires
+
+
+RAY_JOB_FIELDS = {
+    *("submissionMode", "entrypoint", "backoffLimit", "activeDeadlineSeconds", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished"),
+    "rayClusterSpec",
+}
+RAY_CLUSTER_FIELDS = {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"}
+RAY_GROUP_FIELDS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
+"""Of the fields of ray.io/v1 in KubeRay 1.7 those that are used here; one that is misspelt would be dropped in silence."""
+
+
+def test_ray_job_has_the_fields_of_its_kind_and_a_token_on_every_process() -> None:
+    job = yaml.safe_load((FOLDER / "rayjob.yaml").read_text("utf-8"))
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    assert set(job["spec"]) == RAY_JOB_FIELDS
+    cluster = job["spec"]["rayClusterSpec"]
+    assert set(cluster) == RAY_CLUSTER_FIELDS
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert set(cluster["headGroupSpec"]) == {"rayStartParams", "template"}
+    (workers,) = cluster["workerGroupSpecs"]
+    assert set(workers) == RAY_GROUP_FIELDS
+    assert cluster["rayVersion"] == version("ray")
+    for group in (cluster["headGroupSpec"], workers):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_ray_job_runs_an_ingest_that_may_quarantine_rows_and_tries_75_again(tmp_path: Path) -> None:
+    entrypoint = yaml.safe_load((FOLDER / "rayjob.yaml").read_text("utf-8"))["spec"]["entrypoint"]
+    words = shlex.split(entrypoint.splitlines()[1])
+    assert parse_ingest(words)["root"] == "s3://indexes"
+    assert {code: exit_code(entrypoint, code, tmp_path) for code in (0, 1, 2, 3)} == {0: 0, 1: 1, 2: 2, 3: 0}
+    waited = tmp_path / "waited"
+    (tmp_path / "sleep").write_text(f'#!/bin/sh\necho "$1" >> {waited}\nsed -i "s/exit .*/exit 3/" {tmp_path}/ingest\n')
+    (tmp_path / "sleep").chmod(0o755)
+    assert (exit_code(entrypoint, 75, tmp_path), waited.read_text()) == (0, "60\n")
+
+
+def test_ray_cron_job_runs_the_ray_job() -> None:
+    job, cron = (yaml.safe_load((FOLDER / name).read_text("utf-8")) for name in ("rayjob.yaml", "raycronjob.yaml"))
+    assert (cron["apiVersion"], cron["kind"], set(cron["spec"])) == (
+        "ray.io/v1",
+        "RayCronJob",
+        {"schedule", "timeZone", "jobTemplate"},
+    )
+    assert cron["spec"]["jobTemplate"] == job["spec"]
+    assert next(CronSim(cron["spec"]["schedule"], datetime.now(UTC)))
+    assert ZoneInfo(cron["spec"]["timeZone"])
+
+
+@pytest.mark.parametrize("name", ["cronjob.yaml", "rayjob.yaml", "raycronjob.yaml"])
+def test_image_is_the_one_of_this_version(name: str) -> None:
+    images = {line.split("image: ")[1] for line in (FOLDER / name).read_text("utf-8").splitlines() if "image: " in line}
+    project = tomllib.loads((FOLDER.parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    assert images == {f"cairn:{project['version']}"}
 
 
 def test_airflow_dag_runs_one_ingest_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

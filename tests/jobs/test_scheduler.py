@@ -1,4 +1,5 @@
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -10,9 +11,10 @@ import pytest
 
 from jobs import scheduler as scheduler_module
 from jobs.schedule_history import INTERRUPTED, ScheduledRun, read_history
-from jobs.scheduler import Scheduler, first_fire
+from jobs.scheduler import Scheduler, first_fire, require_scheduler
 from jobs.schedules import Schedule, ScheduleFile
-from pipeline.errors import ConfigError, SchedulerBusyError
+from pipeline.durable import exclusive_lock
+from pipeline.errors import ConfigError, SchedulerBusyError, SchedulerDownError
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -100,6 +102,34 @@ def test_command_gets_its_words_its_folder_and_the_flags_of_a_report(
     with running(make("import sys; open('seen', 'w').write(' '.join(sys.argv[1:]))")):
         runs(file)
     assert (tmp_path / "corpus" / "seen").read_text() == "ingest articles/ --collection handbook --json --quiet"
+
+
+def test_submitted_job_leaves_its_report_and_the_last_line_of_its_log(make: Callable[..., Scheduler], file: ScheduleFile) -> None:
+    file.add(nightly(run=("submit", "nightly.toml"), cron="0 0 1 1 *"))
+    log = "submitted cairn-build_index-c-1\\nstage=encode done=2\\nerror: source s3://gone does not exist\\n"
+    program = f"import sys; sys.stderr.write('{log}'); assert sys.argv[1:] == ['submit', 'nightly.toml', '--json']; sys.exit(2)"
+    with running(make(program)):
+        (run,) = runs(file)
+    assert (run.exit_code, run.error, run.counts) == (2, "source s3://gone does not exist", {})
+
+
+def test_scheduler_gives_signs_of_life(make: Callable[..., Scheduler], file: ScheduleFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SchedulerDownError, match="got none yet; start one with `cairn schedule run`"):
+        require_scheduler(file)
+    with running(make()):
+        wait_for(file.lock_path.exists)
+        os.utime(file.lock_path, (0, 0))
+        wait_for(lambda: file.lock_path.stat().st_mtime > 0)
+        require_scheduler(file)
+    with pytest.raises(SchedulerDownError, match=r"got one that ended, its last sign of life \d+ seconds ago"):
+        require_scheduler(file)
+
+
+def test_scheduler_that_hangs_is_noticed_by_its_last_sign_of_life(file: ScheduleFile) -> None:
+    with exclusive_lock(file.lock_path, "the lock of the scheduler", SchedulerBusyError):
+        os.utime(file.lock_path, (0, 0))
+        with pytest.raises(SchedulerDownError, match=r"got its last sign of life \d.* seconds ago"):
+            require_scheduler(file)
 
 
 def test_exit_code_75_is_tried_again(make: Callable[..., Scheduler], file: ScheduleFile, tmp_path: Path) -> None:

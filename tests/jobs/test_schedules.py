@@ -105,7 +105,7 @@ def test_schedule_file_that_is_missing_holds_none(tmp_path: Path) -> None:
         ({"time_zone": "../etc/passwd"}, "IANA"),
         ({"name": "../x"}, "name must match"),
         ({"run": ()}, "got 'nothing'"),
-        ({"run": ("rm", "-rf", "/")}, "must run one of ingest, plan"),
+        ({"run": ("rm", "-rf", "/")}, "must run one of ingest, plan, submit"),
         ({"since": datetime(2026, 11, 21, 9)}, "must say its offset"),  # noqa: DTZ001 (what a hand may write)
     ],
 )

@@ -100,3 +100,16 @@ def test_advice_names_the_root_in_the_store(on: Callable[..., Any], ingest: tupl
     folder.delete(list(folder.list("files"))[:1])
     assert run(cairn, ["verify", "c"], "cairn") == 1
     assert "cairn repair c --root s3://cairn/indexes" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("short_library")
+def test_sample_is_written_into_a_store(on: Callable[..., Any], object_store: ObjectStore) -> None:
+    code, report = on("here", "sample", "s3://cairn/corpus", "--max-documents", "5", "--json")
+    assert (code, report["documents"]) == (0, 5)
+    code, report = on("here", "ingest", "s3://cairn/corpus", "--collection", "c", "--dry-run", "--json", "--quiet")
+    assert (code, report["rows"]) == (0, 5)
+
+
+def test_sample_for_another_kind_of_storage_is_refused_before_it_is_made(on: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("pipeline.corpus.sample.write_sample")
+    assert on("here", "sample", "gs://bucket/corpus", "--max-documents", "5")[0] == 2

@@ -1,0 +1,193 @@
+"""Jobs as processes are asked to run them, `python -m jobs.<name> --config FILE`, alone and one after another."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.job import main
+from jobs.job_file import JOBS, read_job
+from pipeline.index.layout import CollectionLayout
+
+CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs"
+WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
+DOCUMENTS = 30
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    rows = [
+        {"id": f"d{number:03d}", "text": " ".join(np.random.default_rng(number).choice(WORDS, size=12 + number)), "year": 2000}
+        for number in range(DOCUMENTS)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "corpus.parquet")
+    return tmp_path
+
+
+@pytest.fixture
+def write_job(folder: Path, tiny_model_folder: Path) -> Callable[..., str]:
+    def write(job: str, collection: str = "c", sources: str = '["corpus.parquet"]') -> str:
+        path = folder / f"{job}-{collection}.toml"
+        path.write_text(
+            f"""job = "{job}"
+sources = {sources}
+collection = "{collection}"
+root = "root"
+[cluster]
+num_clusters = 3
+[context]
+num_documents = 8
+[encoder]
+model = "{tiny_model_folder}"
+landmark_interval = 16
+"""
+        )
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, dict[str, Any], str]]:
+    def call(job: Any, *arguments: str) -> tuple[int, dict[str, Any], str]:
+        code = main(job, ["--config", *arguments])
+        captured = capsys.readouterr()
+        return code, json.loads(captured.out or "{}"), captured.err
+
+    return call
+
+
+def test_jobs_one_after_another_build_what_build_index_builds(
+    folder: Path, write_job: Any, run: Any, stored: Callable[..., Any], require_same: Callable[..., None]
+):
+    code, report, _ = run("cluster_corpus", write_job("cluster_corpus"))
+    layout = CollectionLayout(folder / "root", "c")
+    assert (code, report["indexed"], report["encoded"], report["generation"]) == (0, DOCUMENTS, 0, 0)
+    assert layout.pending_context_path.exists()
+    assert not layout.exists()
+    code, report, _ = run("encode_corpus", write_job("encode_corpus"))
+    assert (code, report["indexed"], report["encoded"], report["generation"]) == (0, DOCUMENTS, DOCUMENTS, 0)
+    code, report, _ = run("write_index", write_job("write_index"))
+    assert (code, report["indexed"], report["encoded"], report["generation"]) == (0, DOCUMENTS, 0, 1)
+    assert not layout.pending_folder.exists()
+    code, report, _ = run("build_index", write_job("build_index", "whole"))
+    assert (code, report["encoded"], report["generation"]) == (0, DOCUMENTS, 1)
+    require_same(stored(folder / "root", "c"), stored(folder / "root", "whole"))
+
+
+def test_encode_corpus_by_itself_clusters_first(folder: Path, write_job: Any, run: Any):
+    assert run("encode_corpus", write_job("encode_corpus"))[1]["encoded"] == DOCUMENTS
+    assert run("write_index", write_job("write_index"))[1]["generation"] == 1
+
+
+def test_write_index_before_everything_is_encoded_is_refused(folder: Path, write_job: Any, run: Any):
+    run("cluster_corpus", write_job("cluster_corpus"))
+    code, _, error = run("write_index", write_job("write_index"))
+    assert code == 2
+    assert f"every document must be encoded before write_index, got {DOCUMENTS} that are not; run encode_corpus first" in error
+    assert not CollectionLayout(folder / "root", "c").exists()
+
+
+def test_jobs_of_a_collection_without_changes_leave_it(write_job: Any, run: Any):
+    run("build_index", write_job("build_index"))
+    for job in ("cluster_corpus", "encode_corpus", "write_index"):
+        code, report, _ = run(job, write_job(job))
+        assert (code, report["unchanged"], report["generation"]) == (0, DOCUMENTS, 1)
+
+
+def test_job_with_quarantined_rows_ends_with_3(folder: Path, write_job: Any, run: Any):
+    pq.write_table(pa.table({"id": ["a", "b"], "text": ["an old path", " "], "year": [1, 2]}), folder / "corpus.parquet")
+    assert run("build_index", write_job("build_index"))[0] == 3
+
+
+def test_job_that_fails_is_one_sentence(write_job: Any, run: Any):
+    code, report, error = run("build_index", write_job("build_index", sources='["absent.parquet"]'))
+    assert (code, report, error.count("\n")) == (2, {}, 1)
+    assert error.startswith("error: ")
+
+
+def test_setting_of_another_type_is_one_sentence(folder: Path, write_job: Any, run: Any):
+    config = write_job("build_index")
+    Path(config).write_text(Path(config).read_text().replace("num_clusters = 3", "num_clusters = 'many'"))
+    assert run("build_index", config) == (2, {}, "error: num_clusters must be a whole number, got 'many'\n")
+
+
+def test_job_run_by_another_module_is_refused(write_job: Any, run: Any):
+    code, _, error = run("write_index", write_job("build_index"))
+    assert code == 2
+    assert "run python -m jobs.build_index" in error
+
+
+def test_relative_paths_start_from_the_folder_that_is_given(
+    folder: Path, write_job: Any, run: Any, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+):
+    config = write_job("build_index")
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert run("build_index", config, "--folder", str(folder))[0] == 0
+    assert CollectionLayout(folder / "root", "c").exists()
+
+
+def test_job_runs_as_a_module(folder: Path, write_job: Any):
+    command = [sys.executable, "-m", "jobs.build_index", "--config", write_job("build_index")]
+    result = subprocess.run(command, cwd=folder, env={**os.environ}, capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout)["encoded"] == DOCUMENTS
+    assert "stage=encode done=" in result.stderr
+
+
+def test_train_encoder_trains_and_says_so(folder: Path, run: Any, tiny_model_folder: Path):
+    pairs = [{"query": f"the {WORDS[n % 11]} {n}", "document": f"an old {WORDS[n % 11]} {n} on the way", "source": "s"} for n in range(60)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    config = folder / "train.toml"
+    config.write_text(
+        f'job = "train_encoder"\nsources = ["pairs.jsonl"]\noutput = "run"\nbase = "{tiny_model_folder}"\n'
+        "[train]\nsteps = 2\nbatch_pairs = 12\nheldout_pairs = 6\nmax_document_tokens = 40\nprecision = 'fp32'\n"
+    )
+    code, report, error = run("train_encoder", str(config))
+    assert (code, error.partition("error")[1]) == (0, "")
+    assert report["steps"] == 2
+    assert (folder / "run" / "model" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ("", "[train] steps must be given"),
+        ("[train]\nstepps = 2\n", "[train] must not have 'stepps'; there are steps, batch_pairs, "),
+        ("[train]\nsteps = 2\ntrain_for = 2\n", "[train] must not have 'train_for'; there are steps, batch_pairs, "),
+    ],
+)
+def test_train_encoder_without_its_settings_is_refused(folder: Path, run: Any, settings: str, sentence: str):
+    (folder / "train.toml").write_text(f'job = "train_encoder"\nsources = ["pairs.jsonl"]\noutput = "run"\n{settings}')
+    code, _, error = run("train_encoder", str(folder / "train.toml"))
+    assert (code, error.count("\n")) == (2, 1)
+    assert error.startswith(f"error: {sentence}")
+
+
+def test_train_encoder_setting_of_another_type_is_refused_before_torch_is_loaded(folder: Path):
+    """In a process of its own: here beartype refuses it first."""
+    (folder / "train.toml").write_text('job = "train_encoder"\nsources = ["pairs.jsonl"]\noutput = "run"\n[train]\nsteps = "two"\n')
+    program = "import sys; from jobs.job import main; print(main('train_encoder', ['--config', 'train.toml']), 'torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], cwd=folder, env={**os.environ}, capture_output=True, text=True, check=True)
+    assert (result.stdout, result.stderr) == ("2 False\n", "error: [train] steps must be a whole number, got 'two'\n")
+
+
+def test_every_job_has_a_config_that_says_what_to_expect():
+    paths = {path.stem: path for path in CONFIGS.glob("*.toml")}
+    assert sorted(paths) == sorted(JOBS)
+    for name, path in paths.items():
+        assert read_job(path).job == name
+        assert re.search(r"^# Expected: .*\d", path.read_text(), re.MULTILINE), path.name
+        assert re.search(r"^# Result: ", path.read_text(), re.MULTILINE), path.name
