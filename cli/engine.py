@@ -1,4 +1,4 @@
-"""Flags that choose who encodes: this process, or the workers of a Ray cluster."""
+"""Flags that choose who encodes, this process or the workers of a Ray cluster, and where a cluster takes jobs."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ class WorkerRange(click.ParamType):
             return int(least), int(most or least)
         except ValueError:
             raise ConfigError(f"workers must be a positive number, or two as in 2:8, got {value!r}") from None
+
+
+def job_server_option(function: _Function) -> _Function:
+    """Add ``--address`` of a cluster's jobs."""
+    return click.option(
+        "--address", envvar="RAY_API_SERVER_ADDRESS", default="http://127.0.0.1:8265", help="Dashboard of the Ray cluster, for its jobs."
+    )(function)
 
 
 def engine_options(function: _Function) -> _Function:

@@ -331,7 +331,9 @@ def _cost_cells(cost: Cost) -> tuple[str, str, str]:
 
 
 def _advice_lines(advice: Sequence[Advice], report: Report) -> Iterator[str]:
-    for title, own in zip(("use", "cheaper, and not worse by more than chance"), advice, strict=False):
+    from pipeline.evaluate.report import MAX_LOSS
+
+    for title, own in zip(("use", f"cheaper, and worse by at most {MAX_LOSS:g} (95 %)"), advice, strict=False):
         yield f"\n{title}: {own.system}   (quality {own.quality:.4f})"
         yield f"  ingest … {own.ingest_flags}".rstrip()
         yield f"  cairn search … {own.search_flags}".rstrip()

@@ -11,8 +11,9 @@ import click
 
 from cli.engine import engine_options, resolve_engine
 from cli.flags import FIELD_OF
-from cli.settings import TemperatureSteps, given, json_option, resolve_ingest_config, root_option, warn_of_window
+from cli.settings import TemperatureSteps, given, json_option, root_option, warn_of_window
 from cli.terminal import ProgressBars, duration, table, thousands
+from jobs.ingest_settings import resolve_ingest_config
 from pipeline.config import Attention, Backend, Landmarks, Pooling
 from pipeline.types import IngestReport
 

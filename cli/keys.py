@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -43,22 +44,30 @@ def _place_options(function: _Function) -> _Function:
 @click.option(
     "--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="See matching documents only; =, !=, >, >=, <, <=; repeat."
 )
+@click.option("--from-env", "variable", metavar="VARIABLE", help="Take the key from this variable; one that is there stays as it is.")
 @json_option
 def create(
     *,
     name: str,
     root: str,
+    variable: str | None,
     keys_file: Path | None,
     scopes: tuple[str, ...],
     collections: tuple[str, ...],
     filters: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Make a key called NAME and show it, once."""
+    """Make a key called NAME, which no other good key is called, and show it, once."""
+    if variable is not None and not os.environ.get(variable):
+        raise ConfigError(f"variable {variable} must hold a key, got nothing; leave --from-env out to make one")
+    given = os.environ[variable] if variable else None
     restriction = _restriction(Path(root), collections, filters)
-    key, token = _file(root, keys_file).create(name, scopes=scopes, collections=collections or None, restriction=restriction)
+    key, token = _file(root, keys_file).create(name, scopes=scopes, collections=collections or None, restriction=restriction, token=given)
     if as_json:
-        click.echo(json.dumps({**_shown(key), "key": token}))
+        click.echo(json.dumps(_shown(key) if given else {**_shown(key), "key": token}))
+        return 0
+    if given:
+        click.echo(f"key {key.key_id} may {_may(key)}", err=True)
         return 0
     click.echo(token)
     click.echo(f"key {key.key_id} may {_may(key)}; it is shown this once: keep it where secrets are kept", err=True)
@@ -80,12 +89,12 @@ def list_keys(*, root: str, keys_file: Path | None, as_json: bool) -> int:
 
 
 @keys.command(context_settings={"show_default": True})
-@click.argument("key_id", metavar="ID")
+@click.argument("key", metavar="ID|NAME")
 @_place_options
-def revoke(*, key_id: str, root: str, keys_file: Path | None) -> int:
-    """Make key ID worthless, at once and for good."""
-    key = _file(root, keys_file).revoke(key_id)
-    click.echo(f"{key.key_id} ({key.name}) is revoked")
+def revoke(*, key: str, root: str, keys_file: Path | None) -> int:
+    """Make the key of this id or name worthless, at once and for good."""
+    revoked = _file(root, keys_file).revoke(key)
+    click.echo(f"{revoked.key_id} ({revoked.name}) is revoked")
     return 0
 
 

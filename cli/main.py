@@ -22,6 +22,7 @@ _VERBS = {
     "ingest": "Index a Parquet corpus, or what changed in it since the last time.",
     "search": "Search a collection; answers are documents with their best passages.",
     "serve": "Serve the search API over HTTP.",
+    "mcp": "Serve a collection to a language model as MCP tools, on stdin and stdout.",
     "keys": "Make, list and revoke API keys of the server.",
     "status": "Show what a collection holds and how it was built.",
     "plan": "Show whether the corpus has drifted from its context, and give it a new one.",
@@ -29,12 +30,16 @@ _VERBS = {
     "train": "Fine-tune an encoder for landmarks and context on your own pairs.",
     "train-mixer": "Train what mixes title, document and context into a model's landmarks, on your own pairs.",
     "schedule": "Run ingests at the times of cron expressions.",
+    "submit": "Run a job from a file on a Ray cluster, and follow it.",
+    "jobs": "List the jobs of a Ray cluster.",
     "sample": "Write a sample corpus made from Python's own documentation.",
     "verify": "Check every stored file of a collection against its hashes.",
     "repair": "Bring a damaged collection back to its last good state.",
     "compact": "Merge small files and drop what no generation needs.",
     "delete": "Delete documents by id.",
 }
+_FILES = {"mcp": "mcp_stdio"}
+"""Where a verb's own name is a package's."""
 _INTERRUPTED = 130
 _FAILED = 1
 
@@ -51,7 +56,7 @@ class _LazyGroup(click.Group):
         if cmd_name not in _VERBS:
             return None
         name = cmd_name.replace("-", "_")
-        return getattr(importlib.import_module(f"cli.{name}"), name)
+        return getattr(importlib.import_module(f"cli.{_FILES.get(name, name)}"), name)
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.engine import engine_options, resolve_engine
-from cli.settings import collection_argument, given, json_option, resolve_ingest_config
+from cli.settings import collection_argument, given, json_option
 from cli.terminal import ProgressBars, duration, table, thousands
+from jobs.ingest_settings import resolve_ingest_config
 
 if TYPE_CHECKING:
     from jobs.recontextualise import RecontextualisationPlan, RecontextualisationReport

@@ -3,32 +3,60 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from cli.settings import json_option
 from cli.terminal import ProgressBars, table, thousands
+from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.index.object_folder import ObjectFolder
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path("cairn-sample"))
+@click.argument("folder", default="cairn-sample")
 @click.option("--max-documents", type=click.IntRange(min=1), help="Write at most this many documents.  [default: all]")
 @json_option
-def sample(*, folder: Path, max_documents: int | None, as_json: bool) -> int:
-    """Write a Parquet corpus into FOLDER: docstrings, help topics and descriptions of what is installed here."""
-    from pipeline.corpus.sample import write_sample
-
-    with ProgressBars() as progress:
-        report = write_sample(folder, max_documents=max_documents, progress=progress)
-    values = asdict(report)
+def sample(*, folder: str, max_documents: int | None, as_json: bool) -> int:
+    """Write a Parquet corpus into FOLDER, or s3://BUCKET/FOLDER: docstrings, help topics and descriptions of what is installed here."""
+    if "://" in folder:
+        store = _store(folder)
+        with tempfile.TemporaryDirectory(prefix="cairn-sample-") as local:
+            values = _written(Path(local), max_documents)
+            values["files"] = _uploaded(values["files"], store, folder)
+    else:
+        values = _written(Path(folder), max_documents)
     click.echo(
         json.dumps(values, default=str) if as_json else table((key.replace("_", " "), _cell(value)) for key, value in values.items())
     )
     return 0
+
+
+def _written(folder: Path, max_documents: int | None) -> dict[str, Any]:
+    from pipeline.corpus.sample import write_sample
+
+    with ProgressBars() as progress:
+        return asdict(write_sample(folder, max_documents=max_documents, progress=progress))
+
+
+def _store(uri: str) -> ObjectFolder:
+    from pipeline.index.object_folder import STORE_URI, ObjectFolder
+
+    if not STORE_URI.fullmatch(uri):
+        raise ConfigError(f"the sample's destination must be a folder or s3://BUCKET/FOLDER, got {uri!r}; copy it to other storage")
+    return ObjectFolder(uri)
+
+
+def _uploaded(paths: Sequence[Path], store: ObjectFolder, uri: str) -> tuple[str, ...]:
+    for path in paths:
+        store.write(path.name, path)
+    return tuple(f"{uri.rstrip('/')}/{path.name}" for path in paths)
 
 
 def _cell(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""`cairn schedule add | list | remove | run | history`: ingests that come back by themselves."""
+"""`cairn schedule add | list | remove | run | history | health`: ingests and jobs that come back by themselves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def schedule(ctx: click.Context, file: Path) -> None:
 
 @schedule.command()
 @click.argument("name")
-@click.argument("words", nargs=-1, required=True, metavar="-- ingest SOURCE... --collection NAME ...")
+@click.argument("words", nargs=-1, required=True, metavar="-- ingest|plan|submit ARGUMENTS...")
 @click.option("--cron", required=True, help="Minute, hour, day, month and weekday, as in '30 2 * * *'.")
 @click.option("--time-zone", help="Zone of the expression, such as Europe/Vienna.  [default: the machine's]")
 @click.pass_context
@@ -63,14 +63,20 @@ def add(ctx: click.Context, *, name: str, words: tuple[str, ...], cron: str, tim
 
 
 def _check_command(ctx: click.Context, added: Schedule) -> None:
-    """Refuse what the verb itself would: unknown flags, a name that is none, sources that are not there."""
+    """Refuse what the verb itself would: unknown flags, a name that is none, sources or a job file that are not there."""
     from cli.main import cairn
+    from jobs.job_file import IngestJob, read_job
     from pipeline.corpus.sources import resolve_sources
     from pipeline.index.layout import CollectionLayout
 
     verb = cairn.get_command(ctx, added.run[0])
     assert verb is not None, "schedules run verbs that there are"
     parameters = verb.make_context(added.run[0], list(added.run[1:]), parent=ctx.find_root()).params
+    if added.run[0] == "submit":
+        job = read_job(parameters["config"])
+        if isinstance(job, IngestJob):  # its sources need be there for the cluster alone
+            CollectionLayout(Path(job.root), job.collection)
+        return
     CollectionLayout(Path(parameters["root"]), parameters["collection"])
     if "sources" in parameters:
         resolve_sources(parameters["sources"])
@@ -164,6 +170,17 @@ def history(file: ScheduleFile, *, name: str | None, last: int, as_json: bool) -
         for each in runs[-last:]
     ]
     click.echo(table([header, *rows]))
+    return 0
+
+
+@schedule.command()
+@click.pass_obj
+def health(file: ScheduleFile) -> int:
+    """Tell by the exit code whether a scheduler runs the schedules of the file: 0 yes, 1 no."""
+    from jobs.scheduler import require_scheduler
+
+    require_scheduler(file)
+    click.echo("a scheduler runs")
     return 0
 
 

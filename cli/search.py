@@ -24,6 +24,7 @@ _WIDTH = 100
 @click.option("--chunk-tokens", type=int, help="Length of a passage, a multiple of the landmark interval.  [default: 128]")
 @click.option("--max-characters", type=int, help="Instead: the best passages of all documents within so many characters.")
 @click.option("--hybrid/--no-hybrid", default=True, help="Fuse the vectors' ranking with BM25.")
+@click.option("--rerank", metavar="MODEL", help="Cross-encoder that judges the best passages anew, a name or folder; extra rerank.")
 @click.option("--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="Keep matching documents; =, !=, >, >=, <, <=; repeat.")
 @json_option
 def search(
@@ -37,6 +38,7 @@ def search(
     chunk_tokens: int | None,
     max_characters: int | None,
     hybrid: bool,
+    rerank: str | None,
     filters: tuple[str, ...],
     as_json: bool,
 ) -> int:
@@ -52,6 +54,7 @@ def search(
         chunk_tokens=chunk_tokens,
         max_characters=max_characters,
         hybrid=hybrid,
+        rerank=rerank,
         filters=opened.parse_filters(filters) if filters else None,
     )
     for warning in opened.warnings:

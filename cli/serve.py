@@ -25,6 +25,7 @@ _PACKAGES = ("fastapi", "starlette", "uvicorn", "prometheus_client", "pydantic")
 @click.option("--max-requests", type=int, default=128, help="Requests in flight; more are told to try again.")
 @click.option("--encoder-threads", type=int, help="Threads of an encoder.  [default: one a processor]")
 @click.option("--search-threads", type=int, help="Searches at a time.  [default: one a processor]")
+@click.option("--rerank-model", metavar="MODEL", help="Cross-encoder for requests that ask to rerank, a name or folder; extra rerank.")
 @click.option("--quiet", is_flag=True, help="Log problems only, not each request.")
 def serve(*, collections: tuple[str, ...], root: Path, keys_file: Path | None, quiet: bool, **settings: object) -> int:
     """Serve the search API for collections NAME, or for all that stand under the root."""

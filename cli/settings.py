@@ -1,8 +1,7 @@
 """Where a setting comes from: flag > CAIRN_* environment > cairn.toml > what the collection was built with > default.
 
-A new collection takes what its model's folder brings (``pipeline.model.model_defaults``) before the default.
-
-``cairn.toml`` in the working folder (or the file ``CAIRN_CONFIG`` names) has one table a verb, with the long option names as keys::
+``jobs.ingest_settings`` composes them. ``cairn.toml`` in the working folder (or the file ``CAIRN_CONFIG`` names) has one table a verb, with
+the long option names as keys::
 
     [ingest]
     collection = "handbook"
@@ -16,7 +15,6 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,9 +22,8 @@ import click
 from click.core import ParameterSource
 from typing_extensions import override
 
-from pipeline.config import DEFAULT_ROOT, ClusterConfig, ContextConfig, CorpusConfig, EncoderConfig, IndexConfig, IngestConfig
+from pipeline.config import DEFAULT_ROOT, EncoderConfig
 from pipeline.errors import ConfigError
-from pipeline.model.model_defaults import model_defaults
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -42,7 +39,6 @@ FLAG_OF = {
 
 _SHARED = ("root", "collection")
 _EVERYWHERE = ("ingest", "search", "serve", "keys", "status", "plan", "verify", "repair", "compact", "delete")
-_STORED = {"corpus": CorpusConfig, "cluster": ClusterConfig, "context": ContextConfig, "encoder": EncoderConfig, "index": IndexConfig}
 
 
 def load_default_map() -> dict[str, Any]:
@@ -135,23 +131,3 @@ def warn_of_window(chosen: Mapping[str, Any], encoder: EncoderConfig) -> None:
             "or landmark",
             err=True,
         )
-
-
-def resolve_ingest_config(chosen: Mapping[str, Any], stored: Mapping[str, Any] | None) -> IngestConfig:
-    """Compose one configuration: what was ``chosen`` over what the collection has ``stored`` over the defaults.
-
-    ``chosen`` is keyed by stage and field, as in ``{"encoder": {"pooling": "lmk"}}``; ``stored`` is a manifest's ``settings``.
-    """
-    stages: dict[str, Any] = {}
-    for stage, kind in _STORED.items():
-        names = {item.name for item in fields(kind)}
-        kept = {name: _as_field(value) for name, value in (stored or {}).get(stage, {}).items() if name in names}
-        # A collection has all its settings stored: what its model's folder brings counts for a new one only.
-        brought = model_defaults(chosen.get(stage, {})) if stage == "encoder" and stored is None else {}
-        stages[stage] = kind(**{**brought, **kept, **chosen.get(stage, {})})
-    config = IngestConfig(**stages)
-    return replace(config, **{key: value for key, value in chosen.items() if key not in _STORED})
-
-
-def _as_field(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -26,7 +26,12 @@ def status(*, collection: str | None, root: str, as_json: bool) -> int:
         listed = list_statuses(root)
         rows = [
             ("collection", "documents", "chunks", "generation"),
-            *((r["collection"], r["documents"], r["chunks"], r["generation"]) for r in listed),
+            *(
+                (r["collection"], r["documents"], r["chunks"], r["generation"])
+                if r["generation"]
+                else (r["collection"], r["status"], "", "")
+                for r in listed
+            ),
         ]
         click.echo(json.dumps(listed) if as_json else (table(rows) if listed else f"no collections under {root}"))
         return 0

@@ -1,13 +1,11 @@
 """What a person sees while a long stage runs, and the tables at its end.
 
-Bars (counts, rate, time left) are drawn on stderr only when it is a terminal; otherwise a long stage leaves a line now and then, and
-each finished one a line.
+Bars (counts, rate, time left) are drawn on stderr only when it is a terminal; otherwise stages leave lines (``jobs.progress_log``).
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
@@ -15,9 +13,9 @@ from typing import Any
 import click
 from tqdm import tqdm
 
+from jobs.progress_log import ProgressLog
+
 _STAGE_WIDTH = 8
-_SILENT_SECONDS = 30.0
-"""How long a log may say nothing while a stage works."""
 
 
 class ProgressBars:
@@ -25,58 +23,44 @@ class ProgressBars:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._live = sys.stderr.isatty()
+        self._log = None if sys.stderr.isatty() else ProgressLog(lambda line: click.echo(line, err=True))
         self._stage: str | None = None
         self._bar: tqdm[Any] | None = None
-        self._started_seconds = self._spoke_seconds = time.monotonic()
-        self._last = (0, "")
 
     def __enter__(self) -> ProgressBars:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._finish()
+        if self._log is not None:
+            self._log.finish()
+        elif self._bar is not None:
+            self._bar.close()
 
     def __call__(self, stage: str, done: int, total: int | None, unit: str) -> None:
         """Show where a stage stands; another stage name ends the bar before."""
         if self._quiet:
             return
-        if stage != self._stage:
-            self._finish()
-            self._start(stage, total, unit)
-        self._last = (done, unit)
-        if self._bar is not None:
-            self._bar.total = total
-            self._bar.update(done - self._bar.n)
-        elif not self._live and time.monotonic() - self._spoke_seconds >= _SILENT_SECONDS:
-            self._spoke_seconds = time.monotonic()
-            click.echo(f"stage={stage} done={done} total={total} unit={unit}", err=True)
-
-    def _start(self, stage: str, total: int | None, unit: str) -> None:
-        self._stage = stage
-        self._started_seconds = time.monotonic()
-        if self._live:
-            self._bar = tqdm(
-                desc=stage.ljust(_STAGE_WIDTH),
-                total=total,
-                unit=f" {unit}",
-                unit_scale=True,
-                file=sys.stderr,
-                dynamic_ncols=True,
-                leave=True,
-            )
-
-    def _finish(self) -> None:
-        if self._stage is None:
+        if self._log is not None:
+            self._log(stage, done, total, unit)
             return
+        if self._bar is None or stage != self._stage:
+            self._bar = self._start(stage, total, unit)
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
+
+    def _start(self, stage: str, total: int | None, unit: str) -> tqdm[Any]:
         if self._bar is not None:
             self._bar.close()
-            self._bar = None
-        else:
-            done, unit = self._last
-            seconds = time.monotonic() - self._started_seconds
-            click.echo(f"stage={self._stage} done={done} unit={unit} seconds={seconds:.1f}", err=True)
-        self._stage = None
+        self._stage = stage
+        return tqdm(
+            desc=stage.ljust(_STAGE_WIDTH),
+            total=total,
+            unit=f" {unit}",
+            unit_scale=True,
+            file=sys.stderr,
+            dynamic_ncols=True,
+            leave=True,
+        )
 
 
 def table(rows: Iterable[Sequence[object]]) -> str:

@@ -14,7 +14,7 @@ from cli.terminal import ProgressBars, duration, table, thousands
 from cli.train import Numbers
 from pipeline.config import BASE_MODEL, Backend, Precision
 
-_NOT_SETTINGS = ("files", "output", "base", "backend", "precision", "judged", "cache", "quiet", "as_json")
+_NOT_SETTINGS = ("files", "output", "base", "backend", "precision", "judged", "cache", "whole_text_tokens", "quiet", "as_json")
 
 
 @click.command(context_settings={"show_default": True})
@@ -27,6 +27,7 @@ _NOT_SETTINGS = ("files", "output", "base", "backend", "precision", "judged", "c
     "--judged", "--exclude", "judged", multiple=True, type=click.Path(path_type=Path), help="Set to keep out of the data; repeat."
 )
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Folder that keeps vectors between runs.")
+@click.option("--whole-text-tokens", type=int, default=0, help="Texts of at most so many tokens the model will keep whole.")
 @click.option("--max-pairs", type=int, help="Use at most so many pairs of a source, whole pages at a time.  [default: all]")
 @click.option("--min-pairs", type=int, help="Leave smaller sources out.  [default: 48]")
 @click.option("--hold-out", type=float, help="Share of each source that finds the best step.  [default: 0.02]")
@@ -62,6 +63,7 @@ def train_mixer(
     precision: Precision,
     judged: tuple[Path, ...],
     cache: Path | None,
+    whole_text_tokens: int,
     *,
     quiet: bool,
     as_json: bool,
@@ -77,7 +79,22 @@ def train_mixer(
 
     config = MixerConfig(**{name: value for name, value in given(ctx).items() if name not in _NOT_SETTINGS})
     with ProgressBars(quiet=quiet) as progress:
-        report = run(files, output, config, base=base, backend=backend, precision=precision, judged=judged, cache=cache, progress=progress)
+        report = run(
+            files,
+            output,
+            config,
+            base=base,
+            backend=backend,
+            precision=precision,
+            judged=judged,
+            cache=cache,
+            whole_text_tokens=whole_text_tokens,
+            progress=progress,
+        )
+    if report.base_score is None:
+        click.echo("nothing was held out, so the last step was kept, good or bad; give more pairs, or raise --hold-out", err=True)
+    elif not report.best_step:
+        click.echo("no step scored above the base model, so the mixer mixes nothing; give more pairs, or lower --peak-lr", err=True)
     click.echo(json.dumps(asdict(report), default=dict) if as_json else table(_rows(asdict(report))))
     return 0
 

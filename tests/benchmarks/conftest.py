@@ -18,6 +18,11 @@ PASSAGE_CHARACTERS = 280
 """Some 69 tokens: a short passage, where padding and per-call costs weigh most."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_waits_for_the_disk() -> None:
+    """Flush, as users do."""
+
+
 @pytest.fixture
 def sample_passages(tmp_path: Path) -> Callable[[int], list[str]]:
     """Return a function that gives so many passages."""

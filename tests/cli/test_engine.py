@@ -22,13 +22,6 @@ from pipeline.errors import ConfigError
 TEXTS = {"a": "a cairn marks the way over the hill", "b": "the river runs past the old stone mill", "c": "snow lies on the ridge"}
 
 
-@pytest.fixture(autouse=True)
-def quiet_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION", "CAIRN_INGEST_ENGINE", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def ingest(tmp_path: Path, tiny_model_folder: Path) -> list[str]:
     pq.write_table(pa.table({"id": list(TEXTS), "text": list(TEXTS.values())}), tmp_path / "corpus.parquet")
@@ -112,7 +105,10 @@ def test_ray_of_our_own_is_started_with_a_token_and_gone_afterwards(ingest: list
     assert process.returncode == 0
     assert json.loads(process.communicate()[0])["encoded"] == len(TEXTS)
     assert modes == {"token"}
-    assert _environments(mark) == {}
+    deadline = time.monotonic() + 120  # a busy machine takes its time to end a worker
+    while left := _environments(mark):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 def _environments(mark: str) -> dict[str, dict[str, str]]:

@@ -17,13 +17,6 @@ TEXTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quiet_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("CAIRN_CONFIG", "CAIRN_MODEL"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], tiny_model_folder: Path) -> Any:
     def invoke(*arguments: str) -> tuple[int, str, str]:

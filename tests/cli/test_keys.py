@@ -8,25 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cli.main import cairn, run
-
-
-@pytest.fixture(autouse=True)
-def quiet_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Any:
-    def invoke(*arguments: str) -> tuple[int, str, str]:
-        code = run(cairn, arguments, "cairn")
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return invoke
-
 
 @pytest.fixture
 def collections(call: Any, tmp_path: Path, tiny_model_folder: Path) -> None:
@@ -52,10 +33,30 @@ def test_key_is_shown_once_listed_without_itself_and_revoked(call: Any, tmp_path
     assert (code, error.count("\n")) == (2, 1)
 
 
+def test_key_from_a_variable_is_taken_once_and_not_shown(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = f"cairn_0123456789ab_{'x' * 43}"
+    monkeypatch.setenv("MY_KEY", token)
+    for _ in range(2):
+        code, out, said = call("keys", "create", "app", "--from-env", "MY_KEY")
+        assert (code, out, token in said, "key 0123456789ab may search everywhere" in said) == (0, "", False, True)
+    assert [key["key_id"] for key in json.loads(call("keys", "list", "--json")[1])] == ["0123456789ab"]
+    call("keys", "revoke", "0123456789ab")
+    code, _, error = call("keys", "create", "app", "--from-env", "MY_KEY")
+    assert (code, error.count("\n"), token in error) == (2, 1, False)
+
+
+@pytest.mark.parametrize(("value", "sentence"), [("", "variable MY_KEY must hold a key, got nothing"), ("secret", "a key must be cairn_")])
+def test_key_from_a_variable_that_holds_none_is_refused(call: Any, monkeypatch: pytest.MonkeyPatch, value: str, sentence: str) -> None:
+    monkeypatch.setenv("MY_KEY", value)
+    code, _, error = call("keys", "create", "app", "--from-env", "MY_KEY")
+    assert (code, error.count("\n"), sentence in error) == (2, 1, True)
+    assert json.loads(call("keys", "list", "--json")[1]) == []
+
+
 def test_keys_in_json_hold_no_digest(call: Any) -> None:
-    made = json.loads(call("keys", "create", "embedder", "--scope", "embed", "--scope", "admin", "--for", "stones", "--json")[1])
+    made = json.loads(call("keys", "create", "embedder", "--scope", "embed", "--scope", "search", "--for", "stones", "--json")[1])
     assert made["key"].startswith(f"cairn_{made['key_id']}_")
-    assert (made["scopes"], made["collections"], made["restriction"]) == (["embed", "admin"], ["stones"], None)
+    assert (made["scopes"], made["collections"], made["restriction"]) == (["search", "embed"], ["stones"], None)
     listed = json.loads(call("keys", "list", "--json")[1])[0]
     assert set(listed) == {"key_id", "name", "scopes", "collections", "restriction", "created_at", "revoked_at"}
 

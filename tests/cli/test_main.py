@@ -10,38 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cli.main import cairn, run
-
-
-@pytest.fixture(autouse=True)
-def quiet_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run in an empty folder, without settings of the machine the tests run on."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION", "CAIRN_TEXT_COLUMN", "CAIRN_SYNC", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Any:
-    def invoke(*arguments: str) -> tuple[int, str, str]:
-        code = run(cairn, arguments, "cairn")
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return invoke
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> str:
-    path = tmp_path / "corpus.parquet"
-    texts = ["a cairn marks the way over the hill", "the river runs past the old stone mill", "snow lies on the ridge until june"]
-    pq.write_table(pa.table({"id": ["a", "b", "c"], "title": ["Cairns", "Mills", "Snow"], "text": texts, "year": [2001, 2002, 2003]}), path)
-    return str(path)
-
-
-@pytest.fixture
-def ingest_options(tiny_model_folder: Path) -> list[str]:
-    return ["--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16"]
+from pipeline.index.layout import CollectionLayout
 
 
 def one_line(error: str) -> bool:
@@ -376,6 +345,7 @@ def test_compact_and_delete_publish_generations(call: Any, corpus: str, ingest_o
     assert json.loads(out)["documents"] == 2
 
 
+@pytest.mark.usefixtures("short_library")
 def test_sample_for_people_lists_files_as_paths(call: Any) -> None:
     code, out, _ = call("sample", "made", "--max-documents", "5")
     assert code == 0
@@ -383,44 +353,6 @@ def test_sample_for_people_lists_files_as_paths(call: Any) -> None:
     assert not set("{}()[]") & set(out)
     listed = next(line for line in out.splitlines() if line.startswith("files"))
     assert all(Path(name).is_file() for name in listed.split(maxsplit=1)[1].split(", "))
-
-
-def test_settings_come_from_flag_then_environment_then_file(
-    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cairn.toml").write_text('root = "from-file"\n')
-    call("ingest", corpus, *ingest_options, "--quiet")
-    assert (tmp_path / "from-file" / "c" / "CURRENT").exists()
-    monkeypatch.setenv("CAIRN_ROOT", "from-environment")
-    call("ingest", corpus, *ingest_options, "--quiet")
-    assert (tmp_path / "from-environment" / "c" / "CURRENT").exists()
-    call("ingest", corpus, *ingest_options, "--quiet", "--root", "from-flag")
-    assert (tmp_path / "from-flag" / "c" / "CURRENT").exists()
-
-
-def test_temperature_by_length_in_the_file_is_a_list_of_pairs(call: Any, corpus: str, ingest_options: list[str], tmp_path: Path) -> None:
-    (tmp_path / "cairn.toml").write_text("[ingest]\ntemperature-by-length = [[8, 0.95], [16, 0.9]]\n")
-    assert call("ingest", corpus, *ingest_options, "--quiet")[0] == 0
-    manifest = json.loads((tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text())
-    assert manifest["settings"]["encoder"]["temperature_by_length"] == [[8, 0.95], [16, 0.9]]
-
-
-def test_misspelt_setting_in_the_file_is_refused(call: Any, corpus: str, tmp_path: Path) -> None:
-    (tmp_path / "cairn.toml").write_text('[ingest]\ncolection = "c"\n')
-    code, _, err = call("ingest", corpus)
-    assert code == 2
-    assert "[ingest] has no setting 'colection'" in err
-    (tmp_path / "cairn.toml").write_text('rooot = "x"\n')
-    code, _, err = call("status")
-    assert code == 2
-    assert "'rooot' before the first table; there are root, collection" in err
-
-
-def test_any_option_has_a_variable_of_its_verb(call: Any, corpus: str, ingest_options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
-    monkeypatch.setenv("CAIRN_SEARCH_TOP_K", "1")
-    _, out, _ = call("search", "stone", "--collection", "c", "--json")
-    assert len(json.loads(out)["hits"]) == 1
 
 
 def test_repair_of_what_cannot_be_mended_does_not_recommend_itself(
@@ -434,13 +366,6 @@ def test_repair_of_what_cannot_be_mended_does_not_recommend_itself(
     assert "ingest the sources again" in err
 
 
-def test_broken_settings_file_is_one_sentence(call: Any, tmp_path: Path) -> None:
-    (tmp_path / "cairn.toml").write_text("root = \n")
-    code, _, err = call("status")
-    assert code == 2
-    assert one_line(err)
-
-
 def test_help_loads_neither_torch_nor_lancedb() -> None:
     script = (
         "import sys, cli.main; code = cli.main.run(cli.main.cairn, ['--help'], 'cairn'); "
@@ -448,3 +373,15 @@ def test_help_loads_neither_torch_nor_lancedb() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "0 set()"
+
+
+def test_collection_whose_first_ingest_was_stopped_is_listed_and_said_to_be_unfinished(call: Any, tmp_path: Path) -> None:
+    layout = CollectionLayout(tmp_path / "cairn-data", "coming")
+    with layout.writer_lock():
+        assert "building" in call("status")[1]
+    assert json.loads(call("status", "--json")[1]) == [
+        {"status": "unfinished", "collection": "coming", "documents": None, "chunks": None, "generation": None}
+    ]
+    for verb in (("status", "coming"), ("search", "granite", "--collection", "coming")):
+        code, _, error = call(*verb)
+        assert (code, error.count("\n"), "run `cairn ingest` again" in error) == (2, 1, True)

@@ -6,22 +6,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cli.main import cairn, run
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.chdir(tmp_path)
-    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION"):
-        monkeypatch.delenv(name, raising=False)
-
-    def invoke(*arguments: str) -> tuple[int, str, str]:
-        code = run(cairn, arguments, "cairn")
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return invoke
-
 
 @pytest.fixture
 def drifted(call: Any, tiny_model_folder: Path, tmp_path: Path) -> list[str]:

@@ -18,13 +18,6 @@ from jobs.schedules import ScheduleFile
 SECONDS = 60.0
 
 
-@pytest.fixture(autouse=True)
-def quiet_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION", "CAIRN_SCHEDULE_FILE"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Any:
     def invoke(*arguments: str) -> tuple[int, str, str]:
@@ -99,13 +92,35 @@ def test_schedule_of_a_plan_is_added(call: Any) -> None:
     assert call("add", "weekly", "--cron", "0 4 * * 0", "--", "plan", "c", "--apply")[0] == 0
 
 
+JOB = 'job = "build_index"\nsources = ["s3://articles"]\ncollection = "{}"\nroot = "s3://indexes"\n'
+
+
+def test_schedule_of_a_job_for_a_cluster_is_added(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "nightly.toml").write_text(JOB.format("c"))
+    assert call("add", "nightly", "--cron", "30 2 * * *", "--", "submit", "nightly.toml", "--address", "http://head:8265")[0] == 0
+
+
+@pytest.mark.parametrize(("collection", "sentence"), [(None, "No such file"), ("../c", "a collection's name must match")])
+def test_schedule_of_a_job_that_could_not_run_is_refused(call: Any, tmp_path: Path, collection: str | None, sentence: str) -> None:
+    if collection:
+        (tmp_path / "nightly.toml").write_text(JOB.format(collection))
+    code, _, err = call("add", "nightly", "--cron", "30 2 * * *", "--", "submit", "nightly.toml")
+    assert (code, err.count("\n"), sentence in err) == (2, 1, True)
+    assert not (tmp_path / "cairn-schedules.toml").exists()
+
+
+def test_health_without_a_scheduler_is_one_sentence_and_exit_code_1(call: Any) -> None:
+    code, _, err = call("health")
+    assert (code, err.count("\n"), "a scheduler must run the schedules of" in err) == (1, 1, True)
+
+
 @pytest.mark.parametrize(
     ("cron", "words", "sentence"),
     [
         ("every night", ("ingest", "corpus.parquet", "--collection", "c"), "write '30 2 * * *' for every night at 2:30"),
         ("30 2 * * *", ("ingest", "gone.parquet", "--collection", "c"), "source gone.parquet does not exist"),
         ("30 2 * * *", ("ingest", "corpus.parquet", "--collection", "../c"), "a collection's name must match"),
-        ("30 2 * * *", ("search", "corpus.parquet", "--collection", "c"), "must run one of ingest, plan"),
+        ("30 2 * * *", ("search", "corpus.parquet", "--collection", "c"), "must run one of ingest, plan, submit"),
     ],
 )
 def test_schedule_that_could_not_run_is_refused_and_nothing_is_written(
@@ -160,6 +175,7 @@ def test_scheduler_says_in_one_sentence_that_the_corpus_vanished_refuses_a_secon
         2,
         "source corpus.parquet does not exist; give a Parquet file, a folder of them, a glob or a URI",
     )
+    assert call("health")[0] == 0
     code, _, err = call("run")
     assert (code, err.count("\n"), f"another scheduler (process {process.pid})" in err) == (75, 1, True)
     process.send_signal(signal.SIGTERM)

@@ -21,13 +21,6 @@ from cli.main import cairn, run
 START_SECONDS = 120
 
 
-@pytest.fixture(autouse=True)
-def quiet_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
     """Return a starter of `cairn serve` on a free port: (process, address)."""

@@ -10,19 +10,6 @@ import pytest
 
 from cli.main import cairn, run
 
-PAIRS = [
-    {"query": f"the {word} a{number}", "document": f"old {word} on the path a{number}", "title": "way", "source": word}
-    for word in ("stone", "river", "cat")
-    for number in range(8)
-]
-
-
-@pytest.fixture
-def pairs_file(tmp_path: Path) -> Path:
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
-    return path
-
 
 def arguments(pairs_file: Path, base: Path, *more: str) -> list[str]:
     sizes = ["--steps", "2", "--batch-pairs", "6", "--context-documents", "3", "--matryoshka-dims", "8,32"]
@@ -32,7 +19,7 @@ def arguments(pairs_file: Path, base: Path, *more: str) -> list[str]:
 def test_train_command_trains_and_prints_what_it_did(pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]):
     assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--json"), "cairn") == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["pairs"], report["steps"], report["resumed_at"]) == (24, 2, 0)
+    assert (report["pairs"], report["steps"], report["resumed_at"]) == (60, 2, 0)
     assert json.loads((pairs_file.parent / "run" / "run.json").read_text())["settings"]["matryoshka_dims"] == [8, 32]
     assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet"), "cairn") == 0
     assert "resumed at" in capsys.readouterr().out
@@ -57,7 +44,7 @@ def test_train_command_mistakes_end_in_a_sentence(pairs_file: Path, tiny_model_f
 def dev_set(folder: Path, name: str, unknown: int = 0) -> Path:
     folder = folder / name
     folder.mkdir()
-    texts = ["the cat sat on the mat", PAIRS[0]["document"], "a river"]
+    texts = ["the cat sat on the mat", "old stone on the path a0", "a river"]
     pq.write_table(pa.table({"id": ["1", "2", "3"], "text": texts}), folder / "corpus.parquet")
     pq.write_table(pa.table({"id": ["q"], "text": ["where sat the cat"]}), folder / "queries.parquet")
     known = {"query_id": ["q"], "doc_id": ["1"], "score": [1]}

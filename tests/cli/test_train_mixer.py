@@ -10,19 +10,6 @@ import pytest
 
 from cli.main import cairn, run
 
-PAIRS = [
-    {"query": f"the {word} a{number}", "document": f"old {word} on the path a{number}", "title": f"way {number // 2}", "source": word}
-    for word in ("stone", "river")
-    for number in range(30)
-]
-
-
-@pytest.fixture
-def pairs_file(tmp_path: Path) -> Path:
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
-    return path
-
 
 def arguments(pairs_file: Path, base: Path, *more: str) -> list[str]:
     sizes = ["--steps", "2", "--turn-steps", "1", "--batch-queries", "6", "--min-pairs", "4", "--hold-out", "0.1"]
@@ -70,6 +57,29 @@ def test_train_mixer_command_says_the_defaults_there_are():
         value = getattr(default, field.name)
         said = {None: "all", (): "a third and a sixth"}.get(value, f"{value:g}" if isinstance(value, float) else str(value))
         assert f"[default: {said}]" in helps[field.name]
+
+
+def test_train_mixer_command_says_when_there_is_nothing_to_choose_a_step_by(
+    pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--hold-out", "0"), "cairn") == 0
+    assert "nothing was held out, so the last step was kept" in capsys.readouterr().err
+
+
+def test_train_mixer_command_says_when_no_step_was_better_than_the_base(
+    pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--peak-lr", "1e-12"), "cairn") == 0
+    assert "no step scored above the base model" in capsys.readouterr().err
+
+
+def test_train_mixer_command_leaves_a_model_that_keeps_short_texts_whole(
+    pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--whole-text-tokens", "900"), "cairn") == 2
+    assert "--whole-text-tokens must lie between 0 and" in capsys.readouterr().err
+    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--whole-text-tokens", "80"), "cairn") == 0
+    assert json.loads((pairs_file.parent / "mixer" / "cairn_config.json").read_text())["encoder"]["whole_text_tokens"] == 80
 
 
 def test_train_mixer_command_mistakes_end_in_a_sentence(pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,0 +1,169 @@
+"""REFERENCE.md, written from what the program says of itself: every verb and option by click, every address and field by OpenAPI.
+
+    python -m cli.reference > REFERENCE.md               which `make reference` does; a test compares
+
+Nothing is described here that is not described there, so the page cannot say anything else than the program does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from cli.main import cairn
+
+_INTRODUCTION: Final = (
+    "# Reference\n\n"
+    "Every verb and option of the command line, every address and field of the search API. Written by `make reference`; "
+    "change the program, not this page. [README.md](README.md) says what to begin with.\n"
+)
+_EXIT_CODES: Final = "Exit codes: 0 done, 1 failed, 2 usage, 3 done with quarantined rows, 75 try again, 130 interrupted."
+
+
+def reference() -> str:
+    """Return the page."""
+    return "\n".join([_INTRODUCTION, *_command_line(), *_search_api()]).rstrip("\n") + "\n"
+
+
+def _command_line() -> Iterator[str]:
+    yield "## Command line\n"
+    yield f"`ingest` is `cairn ingest`. {_EXIT_CODES}\n"
+    context = click.Context(cairn, info_name="cairn")
+    for name in cairn.list_commands(context):
+        command = cairn.get_command(context, name)
+        assert command is not None
+        yield from _command(command, click.Context(command, info_name=name, parent=context))
+
+
+def _command(command: click.Command, context: click.Context) -> Iterator[str]:
+    yield f"### `{context.command_path}`\n"
+    yield f"{_cell(command.help or '')}\n"
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    yield f"```\n{usage}\n```\n"
+    records = [(option, text) for param in command.params for option, text in [_record(param, context)] if text]
+    if records:
+        yield from _table(("option", "what it does"), [(f"`{_cell(option)}`", _cell(text)) for option, text in records])
+    for name, verb in sorted(command.commands.items()) if isinstance(command, click.Group) else ():
+        yield from _command(verb, click.Context(verb, info_name=name, parent=context))
+
+
+def _record(param: click.Parameter, context: click.Context) -> tuple[str, str]:
+    """Return an option as it is typed and what it does; nothing is said of an argument, which the usage shows."""
+    context.show_default = True
+    return param.get_help_record(context) or ("", "")
+
+
+def _search_api() -> Iterator[str]:
+    from pipeline.serve.app import create_app
+    from pipeline.serve.problems import PROBLEM_TYPES, TYPE_PREFIX
+    from pipeline.serve.settings import ServeSettings
+
+    description = create_app(ServeSettings(root=Path())).openapi()
+    schemas: dict[str, Any] = description["components"]["schemas"]
+    yield "## Search API\n"
+    yield f"{description['info']['description']} The same as JSON: `GET /openapi.json`.\n"
+    for path, operations in description["paths"].items():
+        for method, operation in operations.items():
+            yield from _operation(method.upper(), path, operation, schemas)
+    yield "### Fields\n"
+    for name in sorted(schemas):
+        if "properties" in schemas[name]:
+            yield from _schema(name, schemas[name])
+    yield "### Problems\n"
+    rows = [
+        (f"`{TYPE_PREFIX}{kind.name}`", str(kind.status), kind.title, "" if kind.retry_seconds is None else f"{kind.retry_seconds} s")
+        for kind in sorted(PROBLEM_TYPES.values(), key=lambda kind: (kind.status, kind.name))
+    ]
+    yield from _table(("`type`", "status", "title", "`Retry-After`"), rows)
+
+
+def _operation(method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[str]:
+    yield f"### `{method} {path}`\n"
+    yield f"{_cell(operation.get('description') or operation.get('summary', ''))}\n"
+    rows = [
+        (f"`{each['name']}`", each["in"], _type(each["schema"]), _cell(each.get("description", "")))
+        for each in operation.get("parameters", [])
+    ]
+    if rows:
+        yield from _table(("parameter", "in", "type", "what it is"), rows)
+    body = _json_schema(operation.get("requestBody", {}))
+    if body is not None:
+        yield f"Body: {_type(body)}.\n"
+        for example in schemas[body["$ref"].rpartition("/")[2]].get("examples", []):
+            line = f"curl -s localhost:8400{_shown(path)} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(example))}"
+            yield f"```\n{line}\n```\n"
+    reply = _json_schema(operation["responses"].get("200", {}))
+    if reply is not None and reply:
+        yield f"Answer: {_type(reply)}.\n"
+
+
+def _schema(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
+    yield f"#### {name}\n"
+    if schema.get("description"):
+        yield f"{_cell(schema['description'])}\n"
+    required = set(schema.get("required", []))
+    rows = [
+        (
+            f"`{field}`",
+            _type(about),
+            "required" if field in required else f"`{json.dumps(about['default'])}`" if "default" in about else "",
+            _cell(about.get("description", "")),
+        )
+        for field, about in schema["properties"].items()
+    ]
+    yield from _table(("field", "type", "default", "what it is"), rows)
+
+
+def _json_schema(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return content.get("content", {}).get("application/json", {}).get("schema")
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    """Say a schema's type and limits in a few words."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    for choice in ("anyOf", "oneOf"):
+        if choice in schema:
+            return " or ".join(dict.fromkeys(_type(each) for each in schema[choice]))
+    if "const" in schema or "enum" in schema:
+        return " or ".join(f"`{json.dumps(value)}`" for value in schema.get("enum", [schema.get("const")]))
+    if schema.get("type") == "array":
+        return f"list of {_type(schema.get('items', {}))}" + _limits(schema, "minItems", "maxItems", "items")
+    if schema.get("type") == "string":
+        return "string" + _limits(schema, "minLength", "maxLength", "characters")
+    return str(schema.get("type", "any")) + _limits(schema, "minimum", "maximum", "")
+
+
+def _limits(schema: Mapping[str, Any], low: str, high: str, unit: str) -> str:
+    least, most = (f"{limit:g}" if isinstance(limit := schema.get(name), float) else limit for name in (low, high))
+    if least is None and most is None:
+        return ""
+    said = f"{least} to {most}" if least is not None and most is not None else f"at least {least}" if most is None else f"at most {most}"
+    return f" ({said} {unit})" if unit else f" ({said})"
+
+
+def _shown(path: str) -> str:
+    return re.sub(r"\{\w+\}", "NAME", path)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{' --- |' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+    yield ""
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    click.echo(reference(), nl=False)

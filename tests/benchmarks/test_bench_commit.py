@@ -1,0 +1,169 @@
+"""What everything but the encoder costs a million chunks: staging, the commit to Lance, a generation's files; and what it all weighs.
+
+The encoder is replaced by one that gives random unit vectors; texts are the sample's passages, drawn into documents of ten. Two sizes, each
+in a process of its own: what another million chunks costs is the difference between them, and start-up falls out of it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs import build_index as line
+from jobs.encoder_worker import Begun, CorpusView, EmbeddedSample, EncodedShard, Loaded
+from pipeline import durable
+from pipeline.config import ClusterConfig, EncoderConfig, IngestConfig
+from pipeline.context.store import ContextSet, build_context
+from pipeline.encode.documents import EncodedDocuments, encode_shard
+from pipeline.encode.shards import as_parquet
+from pipeline.index.layout import CollectionLayout
+
+pytestmark = pytest.mark.bench
+
+SIZES = (280_000, 360_000)
+"""Chunks; beyond 262,144 an inverted file has as many lists as it ever has, and its training no longer grows."""
+VECTOR_DIM, PASSAGES_A_DOCUMENT, SAMPLE_PASSAGES = 384, 10, 19_000
+CHUNK_CHARACTERS = 256
+"""Of 64 tokens, the interval of landmarks."""
+
+MEASURE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_bench_commit import measure
+measure(sys.argv[2], sys.argv[3])
+"""
+
+
+class RandomEncoder:
+    """Unit vectors of nothing, a chunk for every ``CHUNK_CHARACTERS``."""
+
+    vector_dim = VECTOR_DIM
+
+    def __init__(self) -> None:
+        self._generator = np.random.default_rng(0)
+
+    def vectors(self, count: int) -> np.ndarray:
+        vectors = self._generator.standard_normal((count, VECTOR_DIM), dtype=np.float32)
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    def encode(self, texts: Sequence[str], on_tokens: Any = None, *, titles: Any = None) -> EncodedDocuments:
+        starts = [np.arange(0, len(text), CHUNK_CHARACTERS) for text in texts]
+        ends = [np.append(start[1:], len(text)) for start, text in zip(starts, texts, strict=True)]
+        offsets = np.cumsum([0, *map(len, starts)])
+        return EncodedDocuments(
+            document_vectors_NV=self.vectors(len(texts)),
+            num_tokens=np.array([len(text) // 4 for text in texts], np.int32),
+            chunk_offsets=offsets,
+            start_char=np.concatenate(starts),
+            end_char=np.concatenate(ends),
+            chunk_vectors_MV=self.vectors(int(offsets[-1])),
+        )
+
+
+class RandomEngine:
+    """A :class:`jobs.engine.Engine` without a model."""
+
+    def __init__(self) -> None:
+        self._encoder = RandomEncoder()
+
+    def load(self) -> Loaded:
+        return Loaded(package_version="bench", first_stage_fingerprint="f" * 64, host="bench")
+
+    def embed_sample(self, sample: pa.Table) -> EmbeddedSample:
+        sides = [self._encoder.vectors(sample.num_rows) for _ in range(2)]
+        return EmbeddedSample(phi_NV=sides[0], psi_NV=sides[1], surrogate_fingerprint="s" * 64, surrogate_state={})
+
+    def draw_context(self, sample: pa.Table, assignments_N: np.ndarray) -> ContextSet:
+        return build_context(sample, assignments_N, IngestConfig().context, lambda texts: self._encoder.vectors(len(texts)), "f" * 64)
+
+    def begin(self, view: CorpusView) -> Begun:
+        return Begun(encoder_fingerprint="e" * 64, vector_dim=VECTOR_DIM, host="bench")
+
+    def encode(self, shards: Sequence[Path], on_tokens: Callable[[int], None]) -> Iterator[tuple[int, EncodedShard]]:
+        for number, shard in enumerate(shards):
+            rows = pq.read_table(shard)
+            documents, chunks = encode_shard(rows, self._encoder, lambda rows: np.zeros(rows.num_rows, np.int32))
+            tokens = int(np.sum(documents.column("num_tokens").to_numpy()))
+            on_tokens(tokens)
+            yield (
+                number,
+                EncodedShard(
+                    documents=as_parquet(documents),
+                    chunks=as_parquet(chunks),
+                    num_documents=rows.num_rows,
+                    num_characters=4 * tokens,
+                    num_tokens=tokens,
+                ),
+            )
+
+    def close(self) -> None: ...
+
+
+def measure(source: str, root: str) -> None:
+    """Ingest, and print as JSON what each part took of processor and clock, the peak of memory and the bytes of what was written."""
+    line.open_engine = lambda *_: RandomEngine()
+    marks: list[tuple[str, float, float]] = []
+
+    def mark(name: str) -> None:
+        marks.append((name, time.process_time(), time.perf_counter()))
+
+    stages: list[str] = []
+
+    def progress(stage: str, *_: Any) -> None:
+        if stage not in stages:
+            stages.append(stage)
+            mark(f"before {stage}")
+
+    durable.observe_commit_points(mark)
+    mark("start")
+    # A sample that both corpora exceed, as those worth this question exceed the default one.
+    config = IngestConfig(encoder=EncoderConfig(model="all-MiniLM-L6-v2"), cluster=ClusterConfig(max_sample_documents=4_096))
+    report = line.build_index([source], root, "c", config, progress=progress)
+    mark("end")
+    processor: dict[str, float] = {}
+    clock: dict[str, float] = {}
+    for (_, cpu, wall), (name, later_cpu, later_wall) in pairwise(marks):
+        processor[name] = processor.get(name, 0.0) + later_cpu - cpu
+        clock[name] = clock.get(name, 0.0) + later_wall - wall
+    layout = CollectionLayout(Path(root), "c")
+    folder = layout.generation_folder(1)
+    files = {path.name: path.stat().st_size for path in folder.iterdir()}
+    files |= {path.name: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in layout.lance_folder.iterdir()}
+    status = dict(row.split(":", 1) for row in Path("/proc/self/status").read_text().splitlines())
+    peak = int(status["VmHWM"].split()[0]) * 1024
+    print(json.dumps({"chunks": report.chunks, "processor": processor, "clock": clock, "bytes": files, "peak": peak}))
+
+
+def test_bench_commit_of_a_million_chunks(tmp_path: Path, sample_passages: Callable[[int], list[str]]) -> None:
+    passages = sample_passages(SAMPLE_PASSAGES)
+    measured = []
+    for size in SIZES:
+        generator = np.random.default_rng(size)
+        draws = generator.integers(0, len(passages), (size // PASSAGES_A_DOCUMENT, PASSAGES_A_DOCUMENT))
+        texts = ["\n\n".join(passages[number] for number in row) for row in draws]
+        source = tmp_path / f"{size}.parquet"
+        pq.write_table(pa.table({"id": [f"d{number:07d}" for number in range(len(texts))], "text": texts}), source)
+        command = [sys.executable, "-c", MEASURE, str(Path(__file__).parent), str(source), str(tmp_path / f"root-{size}")]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        measured.append(json.loads(ran.stdout))
+    small, large = measured
+    millions = (large["chunks"] - small["chunks"]) / 1e6
+    print(f"\n{small['chunks']:,} and {large['chunks']:,} chunks; of another million, processor seconds (and by the clock):")
+    for name in large["processor"]:
+        values = [(large[kind][name] - small[kind].get(name, 0.0)) / millions for kind in ("processor", "clock")]
+        if values[0] >= 1.0:
+            print(f"  {values[0]:7.1f} ({values[1]:.1f})  to {name}")
+    print("bytes a chunk:", {name: round(size / large["chunks"], 1) for name, size in large["bytes"].items() if size > large["chunks"]})
+    print(f"peak memory {small['peak'] / 1e6:.0f} and {large['peak'] / 1e6:.0f} MB")

@@ -1,0 +1,238 @@
+"""The Ray engine beside bare encoder processes, against the number of machines, and its driver's memory at ten times the corpus.
+
+Start-up (Ray, imports, loading models) is left out of times. Both sides take turns, and processor time of all processes of a side,
+Ray's own included, is what a busy machine disturbs least.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.build_index import build_index
+from jobs.encoder_worker import CorpusView
+from jobs.engine import EngineConfig
+from jobs.ray_engine import RayEngine
+from jobs.ray_pool import WorkerPool
+from jobs.ray_runtime import RayConnection
+from pipeline.cluster.store import Clusters
+from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from pipeline.context.store import ContextSet
+from pipeline.encode.shards import write_encoded_shard
+from pipeline.index.layout import CollectionLayout
+from pipeline.types import staged_schema
+
+pytestmark = pytest.mark.bench
+
+WORKERS, TURNS = 2, 2
+SHARDS, PASSAGES_A_SHARD = 8, 80
+"""Shards of some 7,000 tokens, a ninth of the default: what a shard costs beside its encoding shows nine times."""
+VIEW_PASSAGES = 200
+
+BARE_ENCODER = """
+import sys
+from pathlib import Path
+import pyarrow.parquet as pq
+import torch
+torch.set_num_threads(1)
+from pipeline.config import IngestConfig
+from pipeline.context.store import ContextSet
+from pipeline.encode.documents import DocumentEncoder
+encoder = DocumentEncoder(IngestConfig().encoder, ContextSet.read(Path(sys.argv[1])))
+print("ready", flush=True)
+for line in sys.stdin:
+    tokens = 0
+    for path in line.split():
+        tokens += int(encoder.encode(pq.read_table(path).column("text").to_pylist()).num_tokens.sum())
+    print(tokens, flush=True)
+"""
+
+# Both in one session, as Ray's workers are: a busy Linux shares its processors between sessions.
+BARE_ENCODERS = """
+import subprocess, sys
+program, context, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+command = [sys.executable, "-c", program, context]
+children = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+print(*{child.stdout.readline() for child in children}, end="", flush=True)
+for line in sys.stdin:
+    paths = line.split()
+    for number, child in enumerate(children):
+        child.stdin.write(" ".join(paths[number::count]) + chr(10))
+        child.stdin.flush()
+    print(sum(int(child.stdout.readline()) for child in children), flush=True)
+"""
+
+
+def test_bench_two_workers_against_two_bare_encoders(
+    tmp_path: Path, sample_passages: Callable[[int], list[str]], write_passages: Callable[[Path, list[str]], str]
+) -> None:
+    texts = sample_passages(VIEW_PASSAGES + SHARDS * PASSAGES_A_SHARD)
+    build_index([write_passages(tmp_path / "view.parquet", texts[:VIEW_PASSAGES])], tmp_path, "c", IngestConfig())
+    folder = CollectionLayout(tmp_path, "c").generation_folder(1)
+    view = CorpusView(clusters=Clusters.read(folder / "clusters.arrow"), context=ContextSet.read(folder / "context.arrow"))
+    shards = [
+        _stage(tmp_path / f"shard-{number}.parquet", texts[VIEW_PASSAGES + number :: SHARDS][:PASSAGES_A_SHARD]) for number in range(SHARDS)
+    ]
+    measured: dict[str, list[tuple[float, float]]] = {"bare": [], "ray": []}
+    tokens: set[int] = set()
+    bare = _start_bare(folder / "context.arrow")
+
+    def ask_bare() -> None:
+        _stream(bare.stdin).write(" ".join(map(str, shards)) + "\n")
+        _stream(bare.stdin).flush()
+        tokens.add(int(_stream(bare.stdout).readline()))
+
+    with closing(RayEngine(EngineConfig(name="ray", max_workers=WORKERS), IngestConfig())) as engine:
+        engine.begin(view)
+
+        def ask_ray(folder: Path) -> None:
+            encoded = []
+            for number, shard in engine.encode(shards, lambda _: None):
+                write_encoded_shard(folder, number, shard.documents, shard.chunks)
+                encoded.append(shard.num_tokens)
+            tokens.add(sum(encoded))
+
+        ask_ray(tmp_path / "warm")
+        assert engine._pool is not None
+        while sum(worker.steps_passed == 2 for worker in engine._pool._workers) < WORKERS:
+            ask_ray(tmp_path / "warm")
+        ask_bare()
+        for turn in range(TURNS):
+            for name, ask in (("bare", ask_bare), ("ray", lambda turn=turn: ask_ray(tmp_path / f"encoded-{turn}"))):
+                processor, started = _processor_seconds(), time.perf_counter()
+                ask()
+                measured[name].append((time.perf_counter() - started, _processor_seconds() - processor))
+    bare.communicate(timeout=60)
+    (count,) = tokens
+    for kind, position in (("by the clock", 0), ("of processor time", 1)):
+        best = {name: min(values[position] for values in turns) for name, turns in measured.items()}
+        total = {name: sum(values[position] for values in turns) for name, turns in measured.items()}
+        print(
+            f"\nRay with {WORKERS} workers / {WORKERS} bare encoders, {kind}: {total['bare'] / total['ray']:.3f} x, best turns "
+            f"{best['bare'] / best['ray']:.3f} x ({count / best['ray']:.0f} against {count / best['bare']:.0f} tokens/s)  (goal >= 0.85)"
+        )
+
+
+NODES = (1, 4, 16)
+CALLS_A_WORKER, CALL_SECONDS = 4, 5.0
+"""A shard of the default size takes a core 7 seconds."""
+STAGED_BYTES, ENCODED_BYTES = 256 << 10, 2 << 20
+"""What a shard of 65,000 tokens weighs, before and after."""
+
+
+class Sleeper:
+    """A stage that waits, as one on an accelerator of its own does, and sends back what a shard weighs."""
+
+    def work(self, staged: bytes, seconds: float) -> tuple[bytes, bytes]:
+        time.sleep(seconds)
+        return bytes(ENCODED_BYTES // 8), bytes(ENCODED_BYTES)
+
+
+def test_bench_throughput_against_machines(started_ray_cluster: Any, tmp_path: Path) -> None:
+    staged = bytes(STAGED_BYTES)
+    with closing(RayConnection(started_ray_cluster.address)) as connection:
+        connection.ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        print()
+        for nodes in NODES:
+            started_ray_cluster.restore(nodes)
+            pool = WorkerPool(connection.ray, Sleeper, (), {"num_cpus": 1}, min_workers=nodes, max_workers=nodes, deadline_seconds=None)
+            with closing(pool):
+                _finish(pool, tmp_path / "warm", staged, nodes, 0.0)  # one for each: all have started
+                processor, started = time.process_time(), time.perf_counter()
+                count = nodes * CALLS_A_WORKER
+                _finish(pool, tmp_path / f"encoded-{nodes}", staged, count, CALL_SECONDS)
+                seconds, processor = time.perf_counter() - started, time.process_time() - processor
+            print(
+                f"{nodes:3d} machines: {count / seconds:6.2f} shards/s, {count * CALL_SECONDS / seconds / nodes:.3f} of linear; "
+                f"{1e3 * processor / count:.1f} ms of the driver's processor a shard"
+            )
+
+
+DOCUMENTS = 3_000
+MEASURE_PEAK = """
+import resource, sys
+from jobs.build_index import build_index
+sys.path.insert(0, sys.argv[4])
+from jobs.engine import EngineConfig
+from test_bench_ray import peak_config
+build_index([sys.argv[1]], sys.argv[2], "c", peak_config(sys.argv[3]), engine=EngineConfig(name="ray", max_workers=2))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def peak_config(model: str) -> IngestConfig:
+    """Return settings with a sample that either corpus exceeds."""
+    return IngestConfig(
+        encoder=EncoderConfig(model=model), cluster=ClusterConfig(max_sample_documents=1_000), context=ContextConfig(num_documents=64)
+    )
+
+
+def test_bench_drivers_memory_at_ten_times_the_corpus(
+    tmp_path: Path, tiny_model_folder: Path, sample_passages: Callable[[int], list[str]], write_passages: Callable[[Path, list[str]], str]
+) -> None:
+    """With a tiny model, whose vectors of 32 dimensions a driver handles as it does others."""
+    passages = sample_passages(DOCUMENTS)
+    peaks = []
+    for times in (1, 10):
+        texts = [f"{number} {text}" for number in range(times) for text in passages]
+        source = write_passages(tmp_path / f"{times}.parquet", texts)
+        command = [
+            sys.executable,
+            "-c",
+            MEASURE_PEAK,
+            source,
+            str(tmp_path / f"root-{times}"),
+            str(tiny_model_folder),
+            str(Path(__file__).parent),
+        ]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        peaks.append(float(ran.stdout.split()[-1]))
+    print(f"\ndriver's peak {peaks[0]:.0f} MiB at {DOCUMENTS:,} documents, {peaks[1]:.0f} at ten times: {peaks[1] / peaks[0]:.2f} x")
+
+
+def _finish(pool: WorkerPool, folder: Path, staged: bytes, count: int, seconds: float) -> None:
+    for number, (documents, chunks) in pool.map("work", lambda _: (staged, seconds), [STAGED_BYTES] * count):
+        write_encoded_shard(folder, number, pa.py_buffer(documents), pa.py_buffer(chunks))
+
+
+def _stage(path: Path, texts: list[str]) -> Path:
+    rows = [
+        {"doc_id": f"{path.stem}-{number}", "text": text, "content_sha256": "0" * 64, "source_file": "bench"}
+        for number, text in enumerate(texts)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=staged_schema([])), path)
+    return path
+
+
+def _start_bare(context: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}  # as a worker
+    command = [sys.executable, "-c", BARE_ENCODERS, BARE_ENCODER, str(context), str(WORKERS)]
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert _stream(process.stdout).readline() == "ready\n"
+    return process
+
+
+def _stream(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream
+
+
+def _processor_seconds() -> float:
+    """Return what this process and all that it started have used."""
+    used = time.process_time()
+    for process in psutil.Process().children(recursive=True):
+        times = process.cpu_times()
+        used += times.user + times.system
+    return used

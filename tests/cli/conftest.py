@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cli.main import cairn, run
+
+
+@pytest.fixture(autouse=True)
+def quiet_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in an empty folder, without settings of the machine the tests run on."""
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("CAIRN_") or name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Return what runs a command line in this process and gives its exit code, stdout and stderr."""
+
+    def invoke(*arguments: str) -> tuple[int, str, str]:
+        code = run(cairn, arguments, "cairn")
+        return code, *capsys.readouterr()
+
+    return invoke
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    path = tmp_path / "corpus.parquet"
+    texts = ["a cairn marks the way over the hill", "the river runs past the old stone mill", "snow lies on the ridge until june"]
+    pq.write_table(pa.table({"id": ["a", "b", "c"], "title": ["Cairns", "Mills", "Snow"], "text": texts, "year": [2001, 2002, 2003]}), path)
+    return str(path)
+
+
+@pytest.fixture
+def ingest_options(tiny_model_folder: Path) -> list[str]:
+    return ["--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16"]
+
+
+@pytest.fixture
+def pairs_file(tmp_path: Path) -> Path:
+    """Return sixty pairs of two sources to train on, two to a page, as JSON lines."""
+    pairs = [
+        {"query": f"the {word} a{number}", "document": f"old {word} on the path a{number}", "title": f"way {number // 2}", "source": word}
+        for word in ("stone", "river")
+        for number in range(30)
+    ]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    return path

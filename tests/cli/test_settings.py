@@ -1,0 +1,50 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_settings_come_from_flag_then_environment_then_file(
+    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cairn.toml").write_text('root = "from-file"\n')
+    call("ingest", corpus, *ingest_options, "--quiet")
+    assert (tmp_path / "from-file" / "c" / "CURRENT").exists()
+    monkeypatch.setenv("CAIRN_ROOT", "from-environment")
+    call("ingest", corpus, *ingest_options, "--quiet")
+    assert (tmp_path / "from-environment" / "c" / "CURRENT").exists()
+    call("ingest", corpus, *ingest_options, "--quiet", "--root", "from-flag")
+    assert (tmp_path / "from-flag" / "c" / "CURRENT").exists()
+
+
+def test_temperature_by_length_in_the_file_is_a_list_of_pairs(call: Any, corpus: str, ingest_options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "cairn.toml").write_text("[ingest]\ntemperature-by-length = [[8, 0.95], [16, 0.9]]\n")
+    assert call("ingest", corpus, *ingest_options, "--quiet")[0] == 0
+    manifest = json.loads((tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text())
+    assert manifest["settings"]["encoder"]["temperature_by_length"] == [[8, 0.95], [16, 0.9]]
+
+
+def test_misspelt_setting_in_the_file_is_refused(call: Any, corpus: str, tmp_path: Path) -> None:
+    (tmp_path / "cairn.toml").write_text('[ingest]\ncolection = "c"\n')
+    code, _, err = call("ingest", corpus)
+    assert code == 2
+    assert "[ingest] has no setting 'colection'" in err
+    (tmp_path / "cairn.toml").write_text('rooot = "x"\n')
+    code, _, err = call("status")
+    assert code == 2
+    assert "'rooot' before the first table; there are root, collection" in err
+
+
+def test_any_option_has_a_variable_of_its_verb(call: Any, corpus: str, ingest_options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    monkeypatch.setenv("CAIRN_SEARCH_TOP_K", "1")
+    _, out, _ = call("search", "stone", "--collection", "c", "--json")
+    assert len(json.loads(out)["hits"]) == 1
+
+
+def test_broken_settings_file_is_one_sentence(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "cairn.toml").write_text("root = \n")
+    code, _, err = call("status")
+    assert code == 2
+    assert (err.startswith("error: "), err.count("\n")) == (True, 1)

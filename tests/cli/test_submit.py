@@ -1,0 +1,101 @@
+"""`cairn submit` and `cairn jobs`: what a terminal shows of a cluster's jobs, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.submission import Listed, Outcome, Submission
+from pipeline.errors import ClusterError
+
+
+class FakeServer:
+    """A cluster that runs one job, as :class:`jobs.submission.JobServer` tells of it."""
+
+    outcome: Any = Outcome(exit_code=0, report={"encoded": 3})
+    submission = Submission(submission_id="cairn-build_index-c-0-1", status="PENDING", is_new=True)
+    listed: tuple[Listed, ...] = ()
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def submit(self, path: Path, key: str | None = None) -> Submission:
+        return self.submission
+
+    def follow(self, submission_id: str, write: Callable[[str], object]) -> Outcome:
+        write("stage=encode done=3\n")
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+    def list(self) -> list[Listed]:
+        return list(self.listed)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeServer]:
+    class Server(FakeServer):
+        pass
+
+    monkeypatch.setattr("jobs.submission.JobServer", Server)
+    return Server
+
+
+def test_submit_shows_the_log_and_ends_with_the_exit_code_of_the_job(server: Any, call: Any):
+    server.outcome = Outcome(exit_code=3, report={"encoded": 3})
+    assert call("submit", "build.toml") == (3, "stage=encode done=3\n", "submitted cairn-build_index-c-0-1\n")
+
+
+def test_submit_in_json_prints_the_report_alone(server: Any, call: Any):
+    code, out, error = call("submit", "build.toml", "--json")
+    assert (code, json.loads(out)) == (0, {"encoded": 3})
+    assert "stage=encode" in error
+
+
+def test_submit_of_a_job_that_runs_says_that_it_was_joined(server: Any, call: Any):
+    server.submission = Submission(submission_id="cairn-build_index-c-0-1", status="RUNNING")
+    assert call("submit", "build.toml", "--quiet") == (0, "", "joined cairn-build_index-c-0-1\n")
+
+
+def test_submit_detached_does_not_follow(server: Any, call: Any):
+    assert call("submit", "build.toml", "--detach")[1] == "submitted cairn-build_index-c-0-1\n"
+    assert json.loads(call("submit", "build.toml", "--detach", "--json")[1]) == {"submission_id": "cairn-build_index-c-0-1", "is_new": True}
+
+
+def test_interrupt_detaches_and_says_how_to_come_back(server: Any, call: Any):
+    server.outcome = KeyboardInterrupt()
+    code, _, error = call("submit", "build.toml")
+    assert code == 130
+    assert "detached; cairn-build_index-c-0-1 goes on" in error
+
+
+def test_submit_that_fails_is_one_sentence(server: Any, call: Any):
+    server.outcome = ClusterError("every machine of the cluster must have Cairn installed, got one without it; install the same version")
+    code, _, error = call("submit", "build.toml", "--quiet")
+    assert code == 1
+    assert error.splitlines()[1:] == [f"error: {server.outcome}"]
+
+
+def test_submit_without_a_cluster_is_one_sentence(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, error = call("submit", "build.toml", "--address", "http://127.0.0.1:1")
+    assert (code, out, error.count("\n")) == (75, "", 1)
+    assert error.startswith("error: a Ray cluster must answer at 'http://127.0.0.1:1'")
+
+
+def test_jobs_are_listed(server: Any, call: Any):
+    assert call("jobs") == (0, "no job was submitted yet\n", "")
+    server.listed = (
+        Listed(submission_id="b-2", status="RUNNING", started_at=1.0, seconds=5.0, exit_code=None),
+        Listed(submission_id="a-1", status="FAILED", started_at=None, seconds=None, exit_code=2),
+    )
+    code, out, _ = call("jobs")
+    lines = [line.split() for line in out.splitlines()]
+    assert (code, lines[0]) == (0, ["job", "status", "started", "time", "exit"])
+    assert (lines[1][:2], lines[1][-2:]) == (["b-2", "running"], ["5.0", "s"])
+    assert lines[2] == ["a-1", "failed", "2"]
+    assert [job["submission_id"] for job in json.loads(call("jobs", "--json")[1])] == ["b-2", "a-1"]
