@@ -27,7 +27,7 @@ WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "wa
 SECONDS = 120.0
 
 # The ingest of the command line, with small shards, which at commit point argv[1] sends the signals of argv[2], "child" or "scheduler"
-# by name and by number, and then goes on if it can.
+# by name and by number, and then goes on if it can: beside a scheduler that is asked to stop, once that has had its time to interrupt it.
 CHILD = """
 import os, sys, time
 import jobs.ingest_settings
@@ -43,7 +43,7 @@ def disturb(name):
         for word in sys.argv[2].split():
             whom, number = word.split("=")
             os.kill(os.getpid() if whom == "child" else scheduler, int(number))
-        time.sleep(1)
+        time.sleep(100 if "scheduler=15" in sys.argv[2] else 1)
 durable.observe_commit_points(disturb)
 sys.exit(run(cairn, sys.argv[3:], "cairn"))
 """
