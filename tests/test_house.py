@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("pipeline", "cli", "jobs")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MAX_LINES = 400
 HEAVY_MODULES = ("torch", "transformers", "ray", "sentence_transformers")
 
@@ -56,8 +57,8 @@ def test_groups_of_tests_stay_on_one_worker(request: pytest.FixtureRequest):
     assert request.node.nodeid.endswith("@house")
 
 
-def test_source_files_hold_at_most_400_lines():
-    long_files = {relative(path): lines for path in SOURCES if (lines := len(path.read_text("utf-8").splitlines())) > MAX_LINES}
+def test_files_hold_at_most_400_lines():
+    long_files = {relative(path): lines for path in [*SOURCES, *TESTS] if (lines := len(path.read_text("utf-8").splitlines())) > MAX_LINES}
 
     assert long_files == {}
 
@@ -93,13 +94,13 @@ def test_source_files_never_pickle():
 
 
 def test_test_folders_are_not_packages():
-    assert list((ROOT / "tests").rglob("__init__.py")) == []
+    assert [relative(path) for path in TESTS if path.name == "__init__.py"] == []
 
 
 def test_test_files_make_no_claim_twice():
     """A second function of the same name silently replaces the first."""
     repeated: list[str] = []
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+    for path in TESTS:
         names = [node.name for node in ast.parse(path.read_bytes()).body if isinstance(node, ast.FunctionDef)]
         repeated += [f"{relative(path)}::{name}" for name in sorted(set(names)) if names.count(name) > 1]
 

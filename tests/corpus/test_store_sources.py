@@ -16,7 +16,7 @@ from pipeline.corpus.sources import resolve_sources
 from pipeline.errors import SourceError, TryAgainError
 
 if TYPE_CHECKING:
-    from conftest import ObjectStore
+    from tests.object_stores import ObjectStore
 
 CONFIG = CorpusConfig(batch_rows=64)
 

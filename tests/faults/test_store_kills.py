@@ -20,7 +20,7 @@ from pipeline.index.maintenance import verify_collection
 from pipeline.index.replica import REPLICA_POINTS
 
 if TYPE_CHECKING:
-    from conftest import ObjectStore
+    from tests.object_stores import ObjectStore
 
 pytestmark = pytest.mark.slow
 

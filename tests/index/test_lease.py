@@ -12,7 +12,7 @@ from pipeline.index.lease import LEASE_KEY, Lease
 from pipeline.index.object_folder import ObjectFolder
 
 if TYPE_CHECKING:
-    from conftest import ObjectStore
+    from tests.object_stores import ObjectStore
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from pipeline.index.object_folder import ObjectFolder
 from pipeline.index.replica import Replica
 
 if TYPE_CHECKING:
-    from conftest import ObjectStore
+    from tests.object_stores import ObjectStore
 
 ROOT = "s3://cairn/indexes"
 Machine = Callable[[str], CollectionLayout]
@@ -159,7 +159,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have requests time out in half the time that a stalled answer takes, instead of half a minute."""
     from obstore import store
 
-    opened = store.from_url
+    opened: Any = store.from_url
 
     def from_url(uri: str, **settings: Any) -> Any:
         return opened(uri, **{**settings, "client_options": {"allow_http": True, "timeout": "1s"}})
@@ -274,8 +274,8 @@ def test_files_of_no_generation_are_removed_when_they_are_old_enough(
 
 
 def _records(layout: CollectionLayout, number: int) -> list[replica_module.FileRecord]:
-    assert layout.replica is not None
-    return list(layout.replica._records(layout.replica._generation(number)).values())
+    replica: Any = layout.replica
+    return list(replica._records(replica._generation(number)).values())
 
 
 def test_interrupted_upload_goes_on_with_what_it_had_written(

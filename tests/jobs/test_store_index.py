@@ -20,7 +20,7 @@ from pipeline.index.object_folder import ObjectFolder
 from pipeline.search import served as served_module
 
 if TYPE_CHECKING:
-    from conftest import ObjectStore
+    from tests.object_stores import ObjectStore
 
 ROOT = "s3://cairn/indexes"
 TEXTS = {"a": "a cairn marks the way over the hill", "b": "the river runs past the old stone mill", "c": ""}

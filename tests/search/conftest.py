@@ -53,6 +53,10 @@ class Stones:
     chunk_vectors: list[np.ndarray]
     spans: list[list[tuple[int, int]]]
 
+    def index_of(self, doc_id: str) -> int:
+        """Return the place of a document among all."""
+        return [row["doc_id"] for row in self.rows].index(doc_id)
+
 
 class StoneEncoder:
     """Vectors by the hash of the text, and a count of the calls."""

@@ -1,0 +1,75 @@
+"""S3-compatible servers on this machine that a test may kill or make fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass
+class ObjectStore:
+    """An S3-compatible server in a process of its own, see ``s3_server.py``, with one empty bucket, ``cairn``."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
+        headers = {"Content-Type": "application/octet-stream"}
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, body, headers, method=method), timeout=30) as answer:
+            return answer.read()
+
+    def put(self, key: str, content: bytes) -> None:
+        import obstore
+        from obstore.store import from_url
+
+        obstore.put(from_url("s3://cairn"), key, content)
+
+    def fault(self, method: str, path: str, fault: str, times: int = 1) -> None:
+        """Make the next requests that match fail: ``refuse``, ``forbid``, ``lose-reply`` or ``stall``."""
+        self.request("PUT", "/-/faults", json.dumps([{"method": method, "path": path, "fault": fault, "times": times}]).encode())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def object_stores() -> Generator[list[ObjectStore]]:
+    """Hold the server that the tests of a session share, started by the first that asks for it and after each that killed it."""
+    stores: list[ObjectStore] = []
+    yield stores
+    for store in stores:
+        store.kill()
+
+
+@pytest.fixture
+def object_store(object_stores: list[ObjectStore], monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """Return an S3-compatible server on loopback, emptied, and point this process, and those it starts, to it."""
+    if not object_stores or object_stores[-1].process.poll() is not None:
+        command = [sys.executable, str(Path(__file__).with_name("s3_server.py"))]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert process.stdout is not None
+        with process.stdout:
+            object_stores.append(ObjectStore(process.stdout.readline().strip(), process))
+    store = object_stores[-1]
+    store.request("PUT", "/-/faults", b"[]")
+    store.request("POST", "/moto-api/reset")
+    store.request("PUT", "/cairn")
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "tester",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": store.url,
+        "AWS_ALLOW_HTTP": "true",
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    return store

@@ -1,0 +1,69 @@
+"""The collection ``stones``, made by an ingest with a tiny model, and a server over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+STONES = ("granite", "basalt", "slate", "marble", "flint", "chalk", "quartz", "gneiss", "shale", "chert")
+
+
+@pytest.fixture(scope="session")
+def stones_root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """A root with the collection ``stones``: 12 documents of several chunks, ids with slashes, a number and a date to filter by."""
+    import datetime as dt
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from jobs.build_index import build_index
+    from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+
+    folder = tmp_path_factory.mktemp("stones")
+    rows = [
+        {
+            "id": f"stones/{STONES[number % 10]}/{number}",
+            "title": f"{STONES[number % 10].title()} {number}" if number % 4 else None,
+            "text": f"stone {number} é: " + " ".join(STONES[(number + step * step) % 10] for step in range(20 + number)),
+            "year": 2000 + number,
+            "found": dt.date(2000 + number, 1, 1),
+        }
+        for number in range(12)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "stones.parquet")
+    encoder = EncoderConfig(
+        model=str(tiny_model_folder), landmark_interval=16, max_window_tokens=64, window_overlap_tokens=16, precision="fp32"
+    )
+    config = IngestConfig(
+        encoder=encoder, cluster=ClusterConfig(num_clusters=2), context=ContextConfig(num_documents=4, max_document_tokens=32)
+    )
+    build_index([str(folder / "stones.parquet")], folder / "root", "stones", config)
+    return folder / "root"
+
+
+@pytest.fixture(scope="session")
+def stones_address(stones_root: Path) -> Iterator[str]:
+    """The address of a server over that root, in a thread of this process."""
+    import threading
+    import time
+
+    import uvicorn
+
+    from pipeline.serve.app import create_app
+    from pipeline.serve.server import bind
+    from pipeline.serve.settings import ServeSettings
+
+    settings = ServeSettings(root=stones_root, port=0, deadline_seconds=300.0)
+    with bind(settings) as listener:
+        server = uvicorn.Server(uvicorn.Config(create_app(settings), lifespan="on", ws="none", log_config=None, access_log=False))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="stones-server")
+        thread.start()
+        try:
+            while not server.started and thread.is_alive():
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
