@@ -71,7 +71,7 @@ def _read_layer(reader: WeightReader, checkpoint: Checkpoint, index: int, epsilo
         mlp=PlainMlp(
             up=reader.linear(f"{prefix}.intermediate.dense", (inner, width), dtype, bias=True),
             down=reader.linear(f"{prefix}.output.dense", (width, inner), dtype, bias=True),
-            activate=activation_named("hidden_act", str(checkpoint.config.get("hidden_act", "gelu"))),
+            activation=activation_named("hidden_act", str(checkpoint.config.get("hidden_act", "gelu"))),
         ),
         mlp_norm=reader.norm(f"{prefix}.output.LayerNorm", width, dtype, epsilon=epsilon, bias=True),
     )

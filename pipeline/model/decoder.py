@@ -122,7 +122,7 @@ def _read_layer(reader: WeightReader, checkpoint: Checkpoint, index: int, shape:
         mlp=GatedMlp(
             gate_up=stack_rows(gate_and_up),
             down=reader.linear(f"{prefix}.mlp.down_proj", (width, inner), dtype, bias=mlp_bias),
-            activate=activation_named("hidden_act", str(config.get("hidden_act", "silu"))),
+            activation=activation_named("hidden_act", str(config.get("hidden_act", "silu"))),
         ),
     )
     reader.require_all_read(prefix)

@@ -1,32 +1,35 @@
 """The feed-forward of a layer: plain ``down(act(up))`` as in BERT, gated ``down(act(gate) · up)`` as GeGLU and SwiGLU.
 
-Activation and multiplication happen in place, and the result is added to the residual by the last product itself. Gate and up are one
+The activation is part of the first product where oneDNN multiplies, in place elsewhere; the result is added to the residual by the last
+product itself. Gate and up are one
 product whose first half is the gate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 
 from pipeline.errors import ModelError
-from pipeline.model.weights import Linear
+from pipeline.model.weights import Activation, Linear
 from pipeline.model.workspace import Workspace
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
+_EXACT_GELU: Final = Activation(in_place=torch.ops.aten.gelu_.default, in_product=("gelu", "none"))
+_TANH_GELU: Final = Activation(in_place=partial(torch.ops.aten.gelu_.default, approximate="tanh"), in_product=("gelu", "tanh"))
 
 ACTIVATIONS: Final[Mapping[str, Activation]] = {
-    "gelu": torch.ops.aten.gelu_.default,
-    "gelu_new": lambda x: torch.ops.aten.gelu_.default(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: torch.ops.aten.gelu_.default(x, approximate="tanh"),
-    "relu": F.relu_,
-    "silu": lambda x: F.silu(x, inplace=True),
+    "gelu": _EXACT_GELU,
+    "gelu_new": _TANH_GELU,
+    "gelu_pytorch_tanh": _TANH_GELU,
+    "relu": Activation(in_place=F.relu_, in_product=("relu", "")),
+    "silu": Activation(in_place=partial(F.silu, inplace=True), in_product=("swish", "")),
 }
-"""By the names configurations use; each works in place."""
+"""By the names configurations use."""
 
 
 def activation_named(setting: str, name: str) -> Activation:
@@ -42,16 +45,15 @@ class PlainMlp:
 
     up: Linear
     down: Linear
-    activate: Activation
+    activation: Activation
 
     def packed(self) -> PlainMlp:
         """Return it with its projections laid out for this processor."""
         return replace(self, up=self.up.packed(), down=self.down.packed())
 
-    def add_to(self, residual_ND: torch.Tensor, x_ND: torch.Tensor, workspace: Workspace) -> None:
-        """Add the feed-forward of ``x`` to ``residual`` in place; they may be one tensor, as ``x`` is read before anything is written."""
-        out = workspace.take("inner", (x_ND.shape[0], self.up.weight.shape[0]), x_ND.dtype)
-        self.down.add_projection(self.activate(self.up.project(x_ND, out)), residual_ND)
+    def add_to(self, residual_ND: torch.Tensor, x_ND: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+        """Return the feed-forward of ``x`` added to ``residual``, which may be overwritten; they may be one tensor."""
+        return self.down.add_projection(self.up.project(x_ND, workspace, "inner", self.activation), residual_ND)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,14 +62,13 @@ class GatedMlp:
 
     gate_up: Linear
     down: Linear
-    activate: Activation
+    activation: Activation
 
     def packed(self) -> GatedMlp:
         """Return it with its projections laid out for this processor."""
         return replace(self, gate_up=self.gate_up.packed(), down=self.down.packed())
 
-    def add_to(self, residual_ND: torch.Tensor, x_ND: torch.Tensor, workspace: Workspace) -> None:
-        """Add the feed-forward of ``x`` to ``residual`` in place; they may be one tensor, as ``x`` is read before anything is written."""
-        out = workspace.take("inner", (x_ND.shape[0], self.gate_up.weight.shape[0]), x_ND.dtype)
-        gate_NI, up_NI = self.gate_up.project(x_ND, out).chunk(2, dim=1)
-        self.down.add_projection(self.activate(gate_NI).mul_(up_NI), residual_ND)
+    def add_to(self, residual_ND: torch.Tensor, x_ND: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+        """Return the feed-forward of ``x`` added to ``residual``, which may be overwritten; they may be one tensor."""
+        gate_NI, up_NI = self.gate_up.project(x_ND, workspace, "inner").chunk(2, dim=1)
+        return self.down.add_projection(self.activation.in_place(gate_NI).mul_(up_NI), residual_ND)

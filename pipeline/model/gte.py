@@ -104,5 +104,5 @@ def _layer(checkpoint: Checkpoint, *, qkv: Linear, output: Linear, norms: list[N
         attention_output=output,
         attention_norm=norms[0],
         mlp_norm=norms[1],
-        mlp=GatedMlp(gate_up=gate_up, down=down, activate=activation_named("hidden_act", activation)),
+        mlp=GatedMlp(gate_up=gate_up, down=down, activation=activation_named("hidden_act", activation)),
     )

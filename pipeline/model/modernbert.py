@@ -101,6 +101,6 @@ def _read_layer(reader: WeightReader, checkpoint: Checkpoint, index: int, kind: 
         mlp=GatedMlp(
             gate_up=reader.linear(f"{prefix}.mlp.Wi", (2 * inner, width), dtype, bias=mlp_bias),
             down=reader.linear(f"{prefix}.mlp.Wo", (width, inner), dtype, bias=mlp_bias),
-            activate=activation_named("hidden_activation", str(config.get("hidden_activation", "gelu"))),
+            activation=activation_named("hidden_activation", str(config.get("hidden_activation", "gelu"))),
         ),
     )

@@ -128,4 +128,4 @@ def _read_native_layer(reader: WeightReader, index: int, width: int, inner: int,
 
 
 def _gated_mlp(gate: Linear, up: Linear, down: Linear) -> GatedMlp:
-    return GatedMlp(gate_up=stack_rows([gate, up]), down=down, activate=ACTIVATIONS["silu"])
+    return GatedMlp(gate_up=stack_rows([gate, up]), down=down, activation=ACTIVATIONS["silu"])

@@ -120,7 +120,7 @@ def _rotate(x: Any, cos: Any, sin: Any, head_dim: int) -> Any:
 
 
 def _feed_forward(mlp: PlainMlp | GatedMlp, x: Any) -> Any:
-    activate = _ACTIVATIONS[next(name for name, activation in ACTIVATIONS.items() if activation is mlp.activate)]
+    activate = _ACTIVATIONS[next(name for name, activation in ACTIVATIONS.items() if activation is mlp.activation)]
     if isinstance(mlp, PlainMlp):
         return _project(mlp.down, activate(_project(mlp.up, x)))
     inner = len(mlp.gate_up.weight) // 2

@@ -244,16 +244,23 @@ class Transformer:
                 pattern = pattern.without_lead()
         return x_ND
 
+    def _pad(self, x_ND: torch.Tensor, lead: int, trail: int) -> torch.Tensor:
+        """Copy tokens between rows of zeros."""
+        padded_ND = self.workspace.take("padded", (lead + len(x_ND) + trail, x_ND.shape[1]), x_ND.dtype)
+        padded_ND[:lead].zero_()
+        padded_ND[lead : lead + len(x_ND)] = x_ND
+        padded_ND[lead + len(x_ND) :].zero_()
+        return padded_ND
+
     def _layer(self, index: int, x_ND: torch.Tensor, pattern: Pattern, *, drop_lead: bool) -> torch.Tensor:
         layer, norm_first = self._layers[index], self.shape.norm_first
         lead, trail = pattern.margins(is_local=layer.is_local)
         num_tokens, num_heads = len(x_ND), self.shape.num_heads
-        padded_ND = self.workspace.take("qkv", (lead + num_tokens + trail, layer.qkv.weight.shape[0]), self.dtype)
-        padded_ND[:lead].zero_()
-        padded_ND[lead + num_tokens :].zero_()
         normed_ND = x_ND if not norm_first or layer.attention_norm is None else layer.attention_norm(x_ND)
+        padded_ND = layer.qkv.project(normed_ND, self.workspace, "qkv")
+        if lead or trail:
+            padded_ND = self._pad(padded_ND, lead, trail)
         padded_NPd = padded_ND.view(len(padded_ND), -1, self.shape.head_dim)
-        layer.qkv.project(normed_ND, padded_ND[lead : lead + num_tokens])
         heads_NPd = padded_NPd[lead : lead + num_tokens]
         num_turned = num_heads + self.shape.num_key_value_heads
         if layer.query_norm is not None and layer.key_norm is not None:
@@ -262,11 +269,9 @@ class Transformer:
         pattern.rotate_(heads_NPd[:, :num_turned], is_local=layer.is_local)
         mixed_MD = pattern.attend(padded_NPd, index, is_local=layer.is_local, drop_lead=drop_lead)
         x_MD = pattern.text(x_ND) if drop_lead else x_ND
-        layer.attention_output.add_projection(mixed_MD, x_MD)
+        x_MD = layer.attention_output.add_projection(mixed_MD, x_MD)
         if norm_first:
-            layer.mlp.add_to(x_MD, layer.mlp_norm(x_MD), self.workspace)
-            return x_MD
+            return layer.mlp.add_to(x_MD, layer.mlp_norm(x_MD), self.workspace)
         if layer.attention_norm is not None:
             x_MD = layer.attention_norm(x_MD)
-        layer.mlp.add_to(x_MD, x_MD, self.workspace)
-        return layer.mlp_norm(x_MD)
+        return layer.mlp_norm(layer.mlp.add_to(x_MD, x_MD, self.workspace))

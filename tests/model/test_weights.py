@@ -7,8 +7,10 @@ import torch
 
 from pipeline.config import EncoderConfig
 from pipeline.model.backbone import load_backbone
+from pipeline.model.feed_forward import ACTIVATIONS
 from pipeline.model.transformer import Transformer
 from pipeline.model.weights import Linear
+from pipeline.model.workspace import Workspace
 
 CPU = torch.device("cpu")
 
@@ -27,14 +29,20 @@ def test_packed_projection_multiplies_as_the_plain_one(num_rows: int, dtype: tor
     packed = plain.packed()
     x = torch.randn(num_rows, 80, generator=torch.Generator().manual_seed(0)).to(dtype)[:, ::2]
     residual = torch.randn(num_rows, 48, generator=torch.Generator().manual_seed(1)).to(dtype)
-    # A slice of a larger buffer, as a layer gives it.
-    expected, found = (each.project(x, torch.empty(num_rows + 2, 48, dtype=dtype)[1:-1]) for each in (plain, packed))
+    expected, found = (each.project(x, Workspace(CPU), "product") for each in (plain, packed))
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance / 10)
 
-    sums = residual.clone(), residual.clone()
-    for each, total in zip((plain, packed), sums, strict=True):
-        each.add_projection(x, total)
-    torch.testing.assert_close(sums[1], sums[0], atol=tolerance, rtol=tolerance / 10)
+    expected, found = (each.add_projection(x, residual.clone()) for each in (plain, packed))
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance / 10)
+
+
+@pytest.mark.parametrize("name", list(ACTIVATIONS))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.5)])
+def test_packed_projection_activates_as_the_plain_one(name: str, dtype: torch.dtype, tolerance: float):
+    plain = linear(48, 40, dtype, bias=True)
+    x = torch.randn(7, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected, found = (each.project(x, Workspace(CPU), "product", ACTIVATIONS[name]) for each in (plain, plain.packed()))
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance / 10)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
