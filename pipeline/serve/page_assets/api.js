@@ -1,6 +1,6 @@
 // The server's addresses, as any client asks them. The key lies in sessionStorage: this tab's, gone with it.
 
-/** Tells the document that an answer is waited for; `detail` says why. */
+/** Tells the document that an answer is waited for; `detail` says why, and is empty once it is not any more. */
 export const WAITING = "cairn-waiting";
 const MAX_TRIES = 20;
 const MAX_RETRY_SECONDS = 5;
@@ -24,17 +24,23 @@ export const key = {
 
 /** Ask, and once more where the server says that it may answer soon: a collection that is being opened, a moment's overload. */
 async function ask(path, options) {
-  for (let tries = 1; ; tries += 1) {
-    try {
-      return await askOnce(path, options);
-    } catch (error) {
-      if (!(error.retrySeconds <= MAX_RETRY_SECONDS) || tries === MAX_TRIES) throw error;
-      document.dispatchEvent(new CustomEvent(WAITING, { detail: error.message }));
-      await new Promise((resolve) => setTimeout(resolve, 1_000 * error.retrySeconds));
-      options.signal?.throwIfAborted();
+  try {
+    for (let tries = 1; ; tries += 1) {
+      try {
+        return await askOnce(path, options);
+      } catch (error) {
+        if (!(error.retrySeconds <= MAX_RETRY_SECONDS) || tries === MAX_TRIES) throw error;
+        tellWaiting(error.message);
+        await new Promise((resolve) => setTimeout(resolve, 1_000 * error.retrySeconds));
+        options.signal?.throwIfAborted();
+      }
     }
+  } finally {
+    tellWaiting("");
   }
 }
+
+const tellWaiting = (detail) => document.dispatchEvent(new CustomEvent(WAITING, { detail }));
 
 async function askOnce(path, options) {
   const headers = { Accept: "application/json", ...options.headers };
@@ -47,6 +53,7 @@ async function askOnce(path, options) {
     throw new Refusal(0, "unreachable", "The server does not answer.");
   }
   const body = await response.json().catch(() => null);
+  options.signal?.throwIfAborted();
   if (response.ok && body !== null) return body;
   const retry = response.status === 503 ? parseFloat(response.headers.get("Retry-After")) : NaN;
   throw new Refusal(response.status, body?.type ?? "", sentence(body, response.status), retry);
@@ -55,7 +62,7 @@ async function askOnce(path, options) {
 function sentence(problem, status) {
   if (!problem?.title) return `The server answered ${status}.`;
   const parts = problem.errors?.map((error) => error.detail) ?? [problem.detail];
-  return `${problem.title}: ${parts.filter(Boolean).join("; ")}.`;
+  return `${[problem.title, parts.filter(Boolean).join("; ")].filter(Boolean).join(": ")}.`;
 }
 
 export const get = (path, signal) => ask(path, { signal });

@@ -31,10 +31,11 @@ export class CollectionPanel {
 
   /** Await work of this panel: what was called off is silent, what failed is told and may be asked for again. */
   async doing(work) {
+    const { signal } = this;
     try {
       await work;
     } catch (error) {
-      if (error.name === "AbortError") return;
+      if (signal?.aborted) return;
       this.collection = null;
       this.fail(error);
     }

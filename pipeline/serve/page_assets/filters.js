@@ -24,10 +24,16 @@ export class Filters {
   use(columns) {
     this.#columns = [...columns].sort((a, b) => RARELY_FILTERED.includes(a.name) - RARELY_FILTERED.includes(b.name));
     this.#seen.clear();
-    for (const row of this.#rows()) {
-      if (!columns.some((column) => column.name === row.querySelector("[name=column]").value)) row.remove();
+    const rows = this.#rows();
+    for (const row of rows) {
+      const column = row.querySelector("[name=column]");
+      const { value } = column;
+      column.replaceChildren(...this.#choices());
+      column.value = value;
+      if (column.value !== value) row.remove();
     }
     this.#settle();
+    if (this.#rows().length < rows.length) this.changed();
   }
 
   /** Take note of values that documents of an answer have: they are offered where a value is typed. */
@@ -45,9 +51,9 @@ export class Filters {
   add({ key = this.#columns[0]?.name, type = "eq", value = "" } = {}) {
     if (!this.#columns.some((column) => column.name === key)) return;
     const row = make("div", { class: "filter" });
-    const column = make("select", { name: "column", "aria-label": "Column" }, ...this.#columns.map(({ name }) => make("option", { value: name }, name)));
+    const column = make("select", { name: "column", "aria-label": "Column" }, ...this.#choices());
     const comparison = make("select", { name: "comparison", "aria-label": "Comparison" });
-    const input = make("input", { name: "value", "aria-label": "Value", value: Array.isArray(value) ? value.join(", ") : value, spellcheck: "false", dir: "auto" });
+    const input = make("input", { name: "value", "aria-label": "Value", value: Array.isArray(value) ? value.join(", ") : String(value), spellcheck: "false", dir: "auto" });
     const offered = make("datalist", { id: `values-${(this.#number += 1)}` });
     input.setAttribute("list", offered.id);
     input.addEventListener("focus", () => offered.replaceChildren(...[...(this.#seen.get(column.value) ?? [])].sort().map((each) => make("option", { value: each }))));
@@ -90,8 +96,12 @@ export class Filters {
   restore(tree) {
     this.clear();
     const isJoined = Array.isArray(tree?.filters);
-    if (isJoined && tree.type === "or") this.join.value = "or";
+    this.join.value = isJoined && tree.type === "or" ? "or" : "and";
     for (const leaf of isJoined ? tree.filters : tree ? [tree] : []) this.add(leaf);
+  }
+
+  #choices() {
+    return this.#columns.map(({ name }) => make("option", { value: name }, name));
   }
 
   #rows() {

@@ -64,6 +64,7 @@ export class CorpusMap extends CollectionPanel {
     this.#clusters = [];
     this.#chosen = null;
     this.#rested = null;
+    this.#tree = null;
     this.#places.clear();
     this.legend.show([], this.#names);
     this.caption.textContent = "";
@@ -91,8 +92,12 @@ export class CorpusMap extends CollectionPanel {
   }
 
   async #whenDrawn(path, signal) {
+    const endCaption = (error) => {
+      if (!signal.aborted) this.caption.textContent = "";
+      throw error;
+    };
     for (;;) {
-      const map = await get(path, signal);
+      const map = await get(path, signal).catch(endCaption);
       if (map.status === "ready") return map;
       this.caption.textContent = `Drawing a map of ${count(map.documents, "document")}…`;
       await new Promise((resolve) => setTimeout(resolve, ASK_AGAIN_MILLISECONDS));

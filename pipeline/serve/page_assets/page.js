@@ -17,11 +17,15 @@ const VIEWS = ["find", "map", "document", "health"];
 
 const [query, list, status, notice, main] = ["query", "hits", "status", "notice", "main"].map(byId);
 const [collections, hybrid, rerank, holds, dialog, keyValue] = ["collection", "hybrid", "rerank", "holds", "ask-key", "key-value"].map(byId);
-const [welcome, unfilter] = ["welcome", "unfilter"].map(byId);
+const [welcome, unfilter, addFilter] = ["welcome", "unfilter", "add-filter"].map(byId);
 const [complaint, again] = notice.children;
 
-let filterable = new Set();
-let served = { generation: null };
+let said = "";
+let beginning = new AbortController();
+/** What the server says of the collection that is wanted; null before: then it may be typed and switched, and nothing is asked. */
+let served = null;
+/** The collection of the address or of the list, and the filters of the address: null once they are rows. Both wait for the server. */
+let wanted = { collection: "", filters: null };
 let openedFrom = { view: "find", element: null };
 const isWide = matchMedia("(min-width: 900px)");
 
@@ -37,7 +41,8 @@ const granularity = () => document.querySelector("[name=granularity]:checked").v
 
 function ask(options) {
   remember();
-  if (query.value.trim() && collections.value) return search.ask(rerank.checked ? { rest: RERANK_REST_MILLISECONDS, ...options } : options);
+  if (served === null) return;
+  if (query.value.trim()) return search.ask(rerank.checked ? { rest: RERANK_REST_MILLISECONDS, ...options } : options);
   search.cancel();
   showNothing();
   notice.hidden = true;
@@ -47,6 +52,7 @@ function ask(options) {
 const askNow = () => ask({ rest: 0 });
 
 function showNothing() {
+  if (list.contains(document.activeElement)) query.focus();
   list.replaceChildren();
   delete list.dataset.query;
   map.light([]);
@@ -60,15 +66,18 @@ async function send(signal) {
     say("Reranking…");
   }
   const began = performance.now();
-  const answer = await post(collectionPath(collections.value, "/search"), body, signal);
+  const answer = await post(collectionPath(served.name, "/search"), body, signal);
   return { ...answer, query: body.query, milliseconds: performance.now() - began };
 }
 
 function show({ query: asked, hits, generation, milliseconds }) {
   notice.hidden = true;
   welcome.hidden = true;
+  const filterable = new Set(served.filter_columns.map((column) => column.name));
+  const focused = list.contains(document.activeElement) ? document.activeElement.closest(".hit").dataset.id : null;
   showHits(list, hits, { open: openDocument, narrow: (name, value) => filters.add({ key: name, value }), filterable });
   list.scrollTop = 0;
+  if (focused !== null) ([...list.children].find((hit) => hit.dataset.id === focused)?.querySelector(".open") ?? query).focus();
   list.dataset.query = asked;
   filters.offer(hits);
   map.light(hits);
@@ -76,12 +85,18 @@ function show({ query: asked, hits, generation, milliseconds }) {
   const nothing = isFiltered ? "No document matches the filters." : "No document matches.";
   say(hits.length ? `${count(hits.length, "document")} in ${Math.round(milliseconds)} ms · generation ${generation}` : nothing);
   unfilter.hidden = hits.length > 0 || !isFiltered;
-  if (generation !== served.generation) describe().catch(fail);
+  if (generation !== served.generation) describe();
 }
 
 function say(sentence) {
+  said = sentence;
   status.textContent = sentence;
   unfilter.hidden = true;
+}
+
+/** Say why an answer is waited for in the place of what was said, which comes back. */
+function sayWaiting({ detail }) {
+  if (status.textContent !== (detail || said)) status.textContent = detail || said;
 }
 
 function fail(error) {
@@ -105,7 +120,7 @@ function openDocument(hit, passage) {
   else openedFrom.element = document.activeElement;
   look("document");
   mark(hit.doc_id);
-  reader.open(collections.value, hit, passage);
+  reader.open(served.name, hit, passage);
 }
 
 function closeDocument() {
@@ -127,9 +142,14 @@ function look(view) {
     byId(`tab-${name}`).setAttribute("aria-selected", isShown);
     byId(`tab-${name}`).tabIndex = isShown ? 0 : -1;
   }
-  if (!collections.value) return;
-  if (main.dataset.view === "map") map.use(collections.value);
-  if (main.dataset.view === "health") health.use(collections.value);
+  lookInside();
+}
+
+/** Load what is looked at, and the map in any case: it knows what the clusters speak of. */
+function lookInside() {
+  if (served === null) return;
+  map.use(served.name);
+  if (main.dataset.view === "health") health.use(served.name);
 }
 
 /** Offer what the clusters speak of to who does not know what to ask. */
@@ -157,53 +177,86 @@ isWide.addEventListener("change", () => look(main.dataset.view));
 
 // ---- collections and keys
 
+/** Call off what was asked of the list or of a collection before: whatever comes of it is late. */
+function begin() {
+  beginning.abort();
+  beginning = new AbortController();
+  return beginning.signal;
+}
+
 async function loadCollections() {
+  const signal = begin();
   try {
-    const { collections: found } = await get("collections");
-    const ready = found.filter((collection) => collection.status === "ready");
-    collections.replaceChildren(...ready.map(({ name }) => make("option", { value: name }, name)));
-    notice.hidden = ready.length > 0;
-    again.hidden = false;
-    const others = found.map(({ name, status: state }) => `${name} is ${state === "building" ? "being built" : "damaged"}`);
-    const none = ["There is no collection to search yet: ", make("code", {}, "ingest SOURCE --collection NAME"), " makes one."];
-    complaint.replaceChildren(...(others.length ? [`Nothing can be searched yet: ${others.join(", ")}.`] : none));
-    if (ready.length) await restore();
+    showCollections((await get("collections", signal)).collections);
   } catch (error) {
-    fail(error);
+    if (!signal.aborted) fail(error);
   }
 }
 
-async function useCollection() {
-  reader.reset();
-  map.forget();
-  health.forget();
-  look("find");
-  holds.textContent = "";
-  await describe();
+function showCollections(found) {
+  const ready = found.filter((collection) => collection.status === "ready").map(({ name }) => name);
+  collections.replaceChildren(...ready.map((name) => make("option", { value: name }, name)));
+  notice.hidden = ready.length > 0;
+  again.hidden = false;
+  const others = found.map(({ name, status: state }) => `${name} is ${state === "building" ? "being built" : "damaged"}`);
+  const none = ["There is no collection to search yet: ", make("code", {}, "ingest SOURCE --collection NAME"), " makes one."];
+  complaint.replaceChildren(...(others.length ? [`Nothing can be searched yet: ${others.join(", ")}.`] : none));
+  if (ready.length) useCollection(ready.includes(wanted.collection) ? wanted.collection : ready[0]);
 }
 
-/** Show what a collection holds and can be asked; called again when an answer is of another generation. */
+function useCollection(name) {
+  letGo();
+  collections.value = wanted.collection = name;
+  describe();
+}
+
+/** Show nothing of the collection any more: what is still asked of it is called off, and nothing is asked until one is described. */
+function letGo() {
+  beginning.abort();
+  search.cancel();
+  served = null;
+  showNothing();
+  suggest([]);
+  reader.reset();
+  for (const panel of [map, health]) panel.forget();
+  if (main.dataset.view === "document") look("find");
+  holds.textContent = "";
+  addFilter.disabled = true;
+}
+
+/** Show what the collection holds and can be asked; called again when an answer is of another generation. */
 async function describe() {
-  const name = collections.value;
-  const described = await get(collectionPath(name));
-  if (name !== collections.value) return;
-  if (served.name === name && served.generation !== described.generation) [map, health].forEach((panel) => panel.forget());
+  const signal = begin();
+  try {
+    take(await get(collectionPath(wanted.collection), signal));
+  } catch (error) {
+    if (!signal.aborted) fail(error);
+  }
+}
+
+function take(described) {
+  const before = served;
+  if (before !== null && before.generation !== described.generation) for (const panel of [map, health]) panel.forget();
   served = described;
-  if (main.dataset.view === "health") health.use(name);
-  map.use(name);
-  filterable = new Set(described.filter_columns.map((column) => column.name));
+  addFilter.disabled = false;
+  lookInside();
   filters.use(described.filter_columns);
   holds.textContent = `${count(described.documents, "document")} · generation ${described.generation}`;
-  document.title = `${name} · Cairn`;
+  document.title = `${described.name} · Cairn`;
   rerank.parentElement.hidden = !described.reranks;
-  if (!described.reranks) rerank.checked = false;
+  const isAskedInVain = rerank.checked && !described.reranks;
+  if (isAskedInVain) rerank.checked = false;
+  if (wanted.filters !== null) restoreFilters();
+  if (before === null || isAskedInVain) askNow();
 }
 
 function askForKey(sentence) {
   byId("key-complaint").textContent = sentence;
+  if (dialog.open) return;
   keyValue.value = "";
   byId("key-forget").hidden = !key.get();
-  if (!dialog.open) dialog.showModal();
+  dialog.returnValue = "";
+  dialog.showModal();
 }
 
 dialog.addEventListener("close", () => {
@@ -217,39 +270,42 @@ byId("key").addEventListener("click", () => askForKey(""));
 
 // ---- what was asked, in the address
 
-const inAddress = () => new URLSearchParams(location.hash.slice(1));
-
-/** What waits for the server, the collection and its filters, stays as the address has it until it is there. */
+/** What waits for the server stays as the address has it. */
 function remember() {
-  const before = inAddress();
-  const state = new URLSearchParams({ collection: collections.value || (before.get("collection") ?? ""), q: query.value });
+  const state = new URLSearchParams({ collection: wanted.collection, q: query.value });
   if (granularity() !== "both") state.set("granularity", granularity());
   if (!hybrid.checked) state.set("bm25", "off");
   if (rerank.checked) state.set("rerank", "on");
-  const tree = collections.value ? JSON.stringify(filters.tree()) : before.get("filters");
-  if (tree && tree !== "null") state.set("filters", tree);
+  const tree = wanted.filters ?? JSON.stringify(filters.tree());
+  if (tree !== "null") state.set("filters", tree);
   history.replaceState(null, "", `#${state}`);
 }
 
-/** Set what needs no server; what somebody types from then on is kept. */
-function restoreControls() {
-  const state = inAddress();
-  query.value = state.get("q") ?? query.value;
+/** Set what needs no server; what somebody types from then on is kept, and so is what was typed before this file came. */
+function restore(hash, typed = "") {
+  const state = new URLSearchParams(hash.slice(1));
+  query.value = typed || (state.get("q") ?? query.value);
   hybrid.checked = state.get("bm25") !== "off";
   rerank.checked = state.get("rerank") === "on";
   for (const choice of document.getElementsByName("granularity")) choice.checked = choice.value === (state.get("granularity") ?? "both");
+  wanted = { collection: state.get("collection") ?? wanted.collection, filters: state.get("filters") ?? "null" };
 }
 
-async function restore() {
-  const state = inAddress();
-  if ([...collections.options].some((option) => option.value === state.get("collection"))) collections.value = state.get("collection");
-  await useCollection();
+function restoreFilters() {
+  const tree = wanted.filters;
+  wanted.filters = null;
   try {
-    filters.restore(JSON.parse(state.get("filters") ?? "null"));
+    filters.restore(JSON.parse(tree));
   } catch {
     filters.clear(); // an address somebody mistyped
   }
-  askNow();
+}
+
+/** Follow an address that was changed by hand; the list of collections may be another one by now. */
+function follow({ newURL }) {
+  letGo();
+  restore(new URL(newURL).hash);
+  loadCollections();
 }
 
 // ---- colours
@@ -311,18 +367,18 @@ function stepBack(target) {
 
 query.addEventListener("input", () => ask());
 for (const choice of [hybrid, rerank, byId("granularity")]) choice.addEventListener("change", askNow);
-byId("add-filter").addEventListener("click", () => filters.add());
+addFilter.addEventListener("click", () => filters.add());
 unfilter.addEventListener("click", () => (filters.clear(), query.focus(), askNow()));
-again.addEventListener("click", () => (collections.value ? (query.focus(), askNow()) : loadCollections()));
+again.addEventListener("click", () => (query.focus(), served === null ? loadCollections() : (lookInside(), askNow())));
 byId("search").addEventListener("submit", (event) => {
   event.preventDefault();
   askNow();
 });
-document.addEventListener(WAITING, (event) => say(event.detail));
-addEventListener("hashchange", () => (restoreControls(), restore().catch(fail)));
-collections.addEventListener("change", () => useCollection().then(askNow, fail));
+document.addEventListener(WAITING, sayWaiting);
+addEventListener("hashchange", follow);
+collections.addEventListener("change", () => (useCollection(collections.value), remember()));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => map.redraw());
 showTheme();
 look("find");
-restoreControls();
+restore(location.hash, query.value);
 loadCollections();

@@ -51,6 +51,7 @@ export class Reader {
   reset() {
     this.#request?.abort();
     this.#hit = null;
+    this.shown = null;
     this.element.replaceChildren(make("p", { class: "empty" }, "Open a document to read it here, with the passages that were found marked in its text."));
   }
 
@@ -61,10 +62,10 @@ export class Reader {
     await this.#read(collection, hit, first + LEAD < STRETCH ? 0 : first - LEAD);
   }
 
-  /** Go to the next passage, or the one before. */
+  /** Go to the next passage, or the one before, of the text that is shown. */
   step(by) {
     const found = this.#hit?.passages.length ?? 0;
-    if (!found) return;
+    if (!found || this.shown === null) return;
     this.#active = (this.#active + by + found) % found;
     const { collection, start, end } = this.shown;
     const passage = this.#hit.passages[this.#active];
@@ -76,12 +77,16 @@ export class Reader {
     this.#request?.abort();
     const request = (this.#request = new AbortController());
     this.#hit = hit;
+    this.shown = null;
     this.element.setAttribute("aria-busy", "true");
+    const asked = document.activeElement;
     try {
       const text = await get(`${documentPath(collection, hit.doc_id)}?start_char=${Math.max(0, start)}&max_characters=${STRETCH}`, request.signal);
+      const isElsewhere = ![asked, document.body].includes(document.activeElement) && !this.element.contains(document.activeElement);
       this.#show(collection, hit, text);
+      if (!isElsewhere) this.element.querySelector("h2").focus({ preventScroll: true });
     } catch (error) {
-      if (error.name === "AbortError") return;
+      if (request.signal.aborted) return;
       this.reset();
       this.fail(error);
     } finally {
@@ -113,7 +118,6 @@ export class Reader {
       text,
     );
     if (!this.#goToPassage()) this.element.scrollTop = 0;
-    this.element.querySelector("h2").focus({ preventScroll: true });
   }
 
   #passageSteps(hit) {

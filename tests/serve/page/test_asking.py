@@ -225,6 +225,22 @@ def test_address_that_is_changed_by_hand_is_followed(visit: Callable[..., Any], 
     assert tab.locator("[name=granularity][value=chunk]").is_checked()
 
 
+@pytest.mark.parametrize("join", ["and", "or"])
+def test_filters_of_an_address_are_joined_as_it_says_whatever_was_before(visit: Callable[..., Any], address: str, join: str) -> None:
+    reply = httpx2.get(f"{address}/v1/collections/stones", timeout=None).json()
+    leaves = [{"type": "eq", "key": "polished", "value": False}, {"type": "gt", "key": "year", "value": 0}]
+    tab = visit()
+    tab.locator("#holds", has_text="generation 1").wait_for()
+    described = {**reply, "filter_columns": [*reply["filter_columns"], {"name": "polished", "type": "bool"}]}
+    tab.route("**/collections/stones", lambda route: route.fulfill(json=described))
+    tab.route("**/search", lambda route: route.fulfill(json={"query": "x", "generation": 1, "hits": [], "next_cursor": None}))
+    for each in ({"and": "or", "or": "and"}[join], join):
+        tree = {"type": each, "filters": leaves}
+        with tab.expect_request("**/search") as request:
+            tab.evaluate("hash => { location.hash = hash }", urlencode({"collection": "stones", "q": each, "filters": json.dumps(tree)}))
+        assert request.value.post_data_json["filters"] == tree
+
+
 class Shortest:
     """A cross-encoder that prefers short passages."""
 
