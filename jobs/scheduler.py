@@ -143,7 +143,7 @@ class Scheduler:
     def _busy(self, by_whom: str) -> TryAgainError:
         return SchedulerBusyError(f"the schedules of {self.file.path} are being run by another scheduler{by_whom}; stop that one first")
 
-    def _watch(self, pool: BackgroundScheduler, signature: tuple[int, int] | None) -> None:
+    def _watch(self, pool: BackgroundScheduler, signature: tuple[int, int, int] | None) -> None:
         look_again = time.monotonic() + RELOAD_SECONDS
         while not self.is_stopping:
             time.sleep(STOP_SECONDS)
@@ -164,10 +164,10 @@ class Scheduler:
         except OSError as error:
             self.log(f'event=no-sign-of-life error="{error.strerror}"')
 
-    def _signature(self) -> tuple[int, int] | None:
+    def _signature(self) -> tuple[int, int, int] | None:
         with contextlib.suppress(OSError):
             found = self.file.path.stat()
-            return found.st_mtime_ns, found.st_ino
+            return found.st_ino, found.st_mtime_ns, found.st_size
         return None
 
     def _arm(self, pool: BackgroundScheduler, schedules: Mapping[str, Schedule]) -> None:

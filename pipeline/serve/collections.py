@@ -92,13 +92,16 @@ class Collections:
         return not self._settings.collections or name in self._settings.collections
 
     async def get(self, name: str) -> ServedCollection:
-        """Return an opened collection; anything that prevents it raises :class:`ProblemError`."""
+        """Return an opened collection; anything that prevents it raises :class:`ProblemError`, also that it takes long."""
+        return await self._opened_within(name, OPENING_SHARE * self._settings.deadline_seconds)
+
+    async def _opened_within(self, name: str, timeout_seconds: float | None) -> ServedCollection:
         task = self._opened.get(name)
         if task is None or (isinstance(found := self._outcome(name), _Failure) and time.monotonic() >= found.retry_at):
             self._require_published(name)
             task = self._opened[name] = asyncio.create_task(self._open(name))
         if not task.done():
-            await asyncio.wait({task}, timeout=OPENING_SHARE * self._settings.deadline_seconds)
+            await asyncio.wait({task}, timeout=timeout_seconds)
         if not task.done():
             raise ProblemError(COLLECTION_OPENING, "its files are checked and its model is loaded; that goes on, so try again")
         outcome = task.result()
@@ -169,7 +172,7 @@ class Collections:
     async def _preload(self) -> None:
         for name in self._settings.collections or self.names():
             try:
-                await self.get(name)
+                await self._opened_within(name, None)
             except ProblemError as problem:
                 log.warning("serve.not_opened collection=%s problem=%s", name, problem.kind.name)
 

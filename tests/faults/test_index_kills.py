@@ -163,10 +163,12 @@ def test_readers_during_publications_see_whole_generations_only(layout: Collecti
     try:
         for prefix in ("p", "q", "r", "s"):
             stones.publish_change(layout, prefix)
-            time.sleep(0.1)
+            newest = open_generation(layout).number
+            while newest not in seen and not faults:
+                time.sleep(0.01)
     finally:
         stop.set()
         for reader in readers:
             reader.join()
     assert faults == []
-    assert len(seen) >= 2
+    assert len(seen) >= 4

@@ -184,7 +184,7 @@ def test_retired_queue_ends_after_what_waits(queue: EncoderQueue, gate: Gate) ->
         return await asyncio.gather(first, waiting)
 
     assert [vectors.shape for vectors in asyncio.run(run())] == [(1, DIM)] * 2
-    queue._thread.join(5)
+    queue._thread.join(300.0)
     assert not queue._thread.is_alive()
 
 

@@ -179,7 +179,7 @@ def test_collections_with_one_encoder_load_it_once(served_root: Path, serve: Cal
     assert len(loaded) == 1
 
 
-def test_requests_while_a_model_is_loaded_wait_and_are_told_to_try_again(served_root: Path) -> None:
+def test_requests_while_a_model_is_loaded_wait_and_are_told_to_try_again(served_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pipeline.collection import load_query_encoder
 
     go_on = threading.Event()
@@ -188,17 +188,19 @@ def test_requests_while_a_model_is_loaded_wait_and_are_told_to_try_again(served_
         go_on.wait()
         return load_query_encoder(generation)
 
-    def app(deadline_seconds: float) -> FastAPI:
-        return create_app(ServeSettings(root=served_root, deadline_seconds=deadline_seconds), load_encoder=load)
+    def app() -> FastAPI:
+        return create_app(ServeSettings(root=served_root, deadline_seconds=300.0), load_encoder=load)
 
-    with TestClient(app(0.5), base_url="http://127.0.0.1") as hurried:
+    monkeypatch.setattr(collections, "OPENING_SHARE", 0.0)
+    with TestClient(app(), base_url="http://127.0.0.1") as hurried:
         response = hurried.post("/v1/collections/stones/search", json={"query": "slate"})
         assert (response.status_code, response.json()["type"]) == (503, "urn:problem-type:cairn:collection-opening")
         assert response.headers["Retry-After"] == "2"
         assert hurried.get("/readyz").json()["detail"] == "collections are being opened"
         go_on.set()
     go_on.clear()
-    with TestClient(app(300.0), base_url="http://127.0.0.1") as patient, ThreadPoolExecutor(1) as pool:
+    monkeypatch.undo()
+    with TestClient(app(), base_url="http://127.0.0.1") as patient, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(asked, patient, "stones")
         go_on.set()
         assert waiting.result() == (200, "")

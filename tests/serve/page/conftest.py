@@ -56,6 +56,20 @@ class Listening:
         self._listener.close()
 
 
+class Held:
+    """The requests of a tab that match a pattern, held back until they are let go."""
+
+    def __init__(self, tab: Any, pattern: str) -> None:
+        self._tab, self._routes = tab, list[Any]()
+        tab.route(pattern, lambda route: self._routes.append(route))
+
+    def first(self) -> Any:
+        """Wait for a request and give its route."""
+        while not self._routes:
+            self._tab.wait_for_timeout(10)
+        return self._routes.pop(0)
+
+
 @pytest.fixture(scope="session")
 def rows() -> list[dict[str, Any]]:
     """The documents of the collection ``stones``; ids and titles hold astral characters, markup, and a script from right to left."""
@@ -133,6 +147,12 @@ def visit(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert complaints == []
+
+
+@pytest.fixture(scope="session")
+def hold() -> Callable[[Any, str], Held]:
+    """Return ``hold(tab, pattern)``: requests of a tab that wait; ``.first()`` is the route of the first of them, once it is there."""
+    return Held
 
 
 @pytest.fixture(scope="session")

@@ -29,18 +29,20 @@ def test_results_appear_while_one_types(visit: Callable[..., Any], ask: Callable
     tab.locator(".hit").first.wait_for(state="detached")
 
 
-def test_what_is_typed_before_the_collections_are_known_keeps_the_rest_of_the_address(visit: Callable[..., Any]) -> None:
+def test_what_is_typed_before_the_collections_are_known_keeps_the_rest_of_the_address(
+    visit: Callable[..., Any], hold: Callable[[Any, str], Any]
+) -> None:
     tab = visit("")
-    held: list[Any] = []
-    tab.route("**/v1/collections", lambda route: held.append(route))
+    held = hold(tab, "**/v1/collections")
     only_acme = {"type": "eq", "key": "tenant", "value": "acme"}
     tab.goto(
         f"{tab.url.split('#')[0]}?again#{urlencode({'collection': 'stones', 'bm25': 'off', 'q': 'old', 'filters': json.dumps(only_acme)})}"
     )
+    collections = held.first()
     assert tab.locator("#query").input_value() == "old"
     tab.fill("#query", "granite")
     with tab.expect_request(lambda request: request.url.endswith("/search") and "granite" in (request.post_data or "")) as request:
-        held.pop().continue_()
+        collections.continue_()
         tab.locator(".filter").wait_for()
     body = request.value.post_data_json
     assert "/stones/" in request.value.url
@@ -170,7 +172,7 @@ def test_server_with_keys_is_asked_with_the_key_that_is_entered(
     keys = tmp_path / "keys.json"
     _, token = KeyFile(keys).create("reader", restriction={"type": "eq", "key": "tenant", "value": "zenith"})
     guarded = start(ServeSettings(root=page_root, keys_file=keys, deadline_seconds=300.0))
-    assert httpx2.get(f"{guarded}/v1/collections").status_code == 401
+    assert httpx2.get(f"{guarded}/v1/collections", timeout=None).status_code == 401
     with browser.new_context() as context:
         context.set_default_timeout(patience_milliseconds)
         tab = context.new_page()

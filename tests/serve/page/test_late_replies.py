@@ -9,31 +9,13 @@ from urllib.parse import urlencode
 
 import pytest
 
+Hold = Callable[[Any, str], Any]
+
 pytestmark = pytest.mark.xdist_group("page")
 
 ONLY_ACME = {"type": "eq", "key": "tenant", "value": "acme"}
 DESCRIPTION = "**/v1/collections/stones"
 FOCUSED_HIT = "document.activeElement.closest('.hit')?.dataset.id"
-
-
-class Held:
-    """The requests of a tab that match a pattern, held back until they are let go."""
-
-    def __init__(self, tab: Any, pattern: str) -> None:
-        self._tab, self._routes = tab, list[Any]()
-        tab.route(pattern, lambda route: self._routes.append(route))
-
-    def first(self) -> Any:
-        """Wait for a request and give its route."""
-        while not self._routes:
-            self._tab.wait_for_timeout(10)
-        return self._routes.pop(0)
-
-
-@pytest.fixture
-def hold() -> Callable[[Any, str], Held]:
-    """Return ``hold(tab, pattern)``."""
-    return Held
 
 
 @pytest.fixture
@@ -97,8 +79,8 @@ def test_another_try_loads_a_map_that_failed(arrive: Callable[..., Any], rows: l
     tab.locator(f"#map canvas[data-points='{len(rows)}']").wait_for()
 
 
-def test_nothing_is_asked_before_the_columns_of_the_filters_are_known(arrive: Callable[..., Any], hold: Callable[[Any, str], Held]) -> None:
-    held: list[Held] = []
+def test_nothing_is_asked_before_the_columns_of_the_filters_are_known(arrive: Callable[..., Any], hold: Hold) -> None:
+    held: list[Any] = []
     searches: list[dict[str, Any]] = []
     tab = arrive(lambda tab: held.append(hold(tab, DESCRIPTION)), collection="stones", filters=json.dumps(ONLY_ACME))
     tab.on("request", lambda request: searches.append(request.post_data_json) if is_search(request) else None)
@@ -110,8 +92,8 @@ def test_nothing_is_asked_before_the_columns_of_the_filters_are_known(arrive: Ca
     assert [search["filters"] for search in searches] == [ONLY_ACME]
 
 
-def test_collection_that_is_left_before_it_is_described_is_called_off(arrive: Callable[..., Any], hold: Callable[[Any, str], Held]) -> None:
-    held: list[Held] = []
+def test_collection_that_is_left_before_it_is_described_is_called_off(arrive: Callable[..., Any], hold: Hold) -> None:
+    held: list[Any] = []
     tab = arrive(lambda tab: held.append(hold(tab, DESCRIPTION)), collection="stones", q="basalt")
     description = held[0].first()
     tab.select_option("#collection", "pebbles")
@@ -122,7 +104,7 @@ def test_collection_that_is_left_before_it_is_described_is_called_off(arrive: Ca
 
 
 def test_hits_of_a_collection_go_with_it_and_the_next_question_waits_for_the_other(
-    visit: Callable[..., Any], ask: Callable[..., None], hold: Callable[[Any, str], Held]
+    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
 ) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
@@ -139,9 +121,7 @@ def test_hits_of_a_collection_go_with_it_and_the_next_question_waits_for_the_oth
     assert [url.split("/collections/")[1] for url in searches] == ["pebbles/search"]
 
 
-def test_answer_for_a_collection_that_was_left_is_called_off(
-    visit: Callable[..., Any], ask: Callable[..., None], hold: Callable[[Any, str], Held]
-) -> None:
+def test_answer_for_a_collection_that_was_left_is_called_off(visit: Callable[..., Any], ask: Callable[..., None], hold: Hold) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     held = hold(tab, "**/stones/search")
@@ -154,10 +134,8 @@ def test_answer_for_a_collection_that_was_left_is_called_off(
 
 
 @pytest.mark.parametrize("view", ["map", "health"])
-def test_view_that_is_chosen_before_the_collections_came_stays(
-    arrive: Callable[..., Any], hold: Callable[[Any, str], Held], view: str
-) -> None:
-    held: list[Held] = []
+def test_view_that_is_chosen_before_the_collections_came_stays(arrive: Callable[..., Any], hold: Hold, view: str) -> None:
+    held: list[Any] = []
     tab = arrive(lambda tab: held.append(hold(tab, "**/v1/collections")), collection="stones")
     found = held[0].first()
     tab.click(f"#tab-{view}")
@@ -200,7 +178,7 @@ def test_filter_that_is_added_after_another_collection_was_chosen_has_its_column
 
 
 def test_pointer_finds_nothing_on_the_map_of_a_collection_that_was_left(
-    visit: Callable[..., Any], hold: Callable[[Any, str], Held], rows: list[dict[str, Any]]
+    visit: Callable[..., Any], hold: Hold, rows: list[dict[str, Any]]
 ) -> None:
     tab = visit()
     canvas = tab.locator(f"#map canvas[data-points='{len(rows)}']")
@@ -235,7 +213,7 @@ def test_address_that_is_changed_while_one_types_wins(visit: Callable[..., Any],
     assert tab.title() == "pebbles · Cairn"
 
 
-def test_of_two_addresses_the_later_holds_whatever_comes_first(visit: Callable[..., Any], hold: Callable[[Any, str], Held]) -> None:
+def test_of_two_addresses_the_later_holds_whatever_comes_first(visit: Callable[..., Any], hold: Hold) -> None:
     tab = visit("#collection=stones")
     tab.locator("#holds", has_text="generation 1").wait_for()
     held = hold(tab, DESCRIPTION)
@@ -248,8 +226,8 @@ def test_of_two_addresses_the_later_holds_whatever_comes_first(visit: Callable[.
     assert tab.locator(".filter").count() == 0
 
 
-def test_what_is_typed_before_the_page_runs_is_kept(arrive: Callable[..., Any], hold: Callable[[Any, str], Held]) -> None:
-    held: list[Held] = []
+def test_what_is_typed_before_the_page_runs_is_kept(arrive: Callable[..., Any], hold: Hold) -> None:
+    held: list[Any] = []
     tab = arrive(lambda tab: held.append(hold(tab, "**/page/page.js")), collection="stones", q="old", bm25="off")
     program = held[0].first()
     tab.fill("#query", "granite")
@@ -261,9 +239,7 @@ def test_what_is_typed_before_the_page_runs_is_kept(arrive: Callable[..., Any], 
 # ---- a document
 
 
-def test_keys_wait_for_the_document_that_is_opened(
-    visit: Callable[..., Any], ask: Callable[..., None], hold: Callable[[Any, str], Held]
-) -> None:
+def test_keys_wait_for_the_document_that_is_opened(visit: Callable[..., Any], ask: Callable[..., None], hold: Hold) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     held = hold(tab, "**/documents/**")
@@ -274,9 +250,7 @@ def test_keys_wait_for_the_document_that_is_opened(
     tab.locator("#document .steps", has_text="passage 1 of").wait_for()
 
 
-def test_document_takes_no_focus_from_who_went_on_meanwhile(
-    visit: Callable[..., Any], ask: Callable[..., None], hold: Callable[[Any, str], Held]
-) -> None:
+def test_document_takes_no_focus_from_who_went_on_meanwhile(visit: Callable[..., Any], ask: Callable[..., None], hold: Hold) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     held = hold(tab, "**/documents/**")
@@ -289,7 +263,7 @@ def test_document_takes_no_focus_from_who_went_on_meanwhile(
 
 
 def test_document_whose_text_is_broken_off_for_another_leaves_that_alone(
-    visit: Callable[..., Any], ask: Callable[..., None], hold: Callable[[Any, str], Held]
+    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
 ) -> None:
     """What is called off while its body is on the way has a status that says all is well."""
     tab = visit()
@@ -322,7 +296,7 @@ def test_document_whose_text_is_broken_off_for_another_leaves_that_alone(
 
 
 def test_answer_that_comes_while_one_moves_among_the_hits_keeps_the_place(
-    visit: Callable[..., Any], ask: Callable[..., None], hold: Callable[[Any, str], Held]
+    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
 ) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
@@ -362,7 +336,7 @@ def test_status_of_an_answer_comes_back_when_another_request_was_waited_for(
 
 
 def test_second_refusal_leaves_the_key_that_is_being_typed(
-    browser: Any, address: str, ask: Callable[..., None], patience_milliseconds: float, hold: Callable[[Any, str], Held]
+    browser: Any, address: str, ask: Callable[..., None], patience_milliseconds: float, hold: Hold
 ) -> None:
 
     def refusal(title: str) -> dict[str, Any]:
