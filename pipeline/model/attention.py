@@ -1,7 +1,8 @@
 """softmax(q·k / (τ √d) + bias)·v on the kernel that is fastest where it runs; every choice gives the same numbers up to rounding.
 
-That is torch's fused kernel, except on a CPU in bf16: there the processor's bf16 products outrun it at every length, so the scores of a
-batch are made block by block, small enough to stay in the cache, with the softmax between the products in float32.
+That is torch's fused kernel, except on a CPU in bf16: there the processor's bf16 products outrun it at every length, so scores are made
+block by block, small enough to stay in the cache, with the softmax between the products in float32. A single query would take less time in
+the fused kernel, but a text's vector would then depend on how many texts are encoded beside it: their rounding differs by 1e-3 in bf16.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ from pipeline.model.workspace import Workspace
 
 SCORES_PER_STEP: Final = 1 << 20
 """Scores made at a time by plain products: 128 queries of 8,192 keys, or many heads of short rows."""
-
-FUSED_MAX_SCORES: Final = 1 << 15
-"""Up to as many scores in all, such as a query's, torch's fused kernel is one call instead of ten, and twice as fast."""
 
 OWN_SOFTMAX_MIN_KEYS: Final = 1 << 10
 """From this many keys on the bf16 softmax, which computes in float32 inside, costs a fifth less than one with a copy before and after; on
@@ -42,8 +40,7 @@ def attend(
     num_shared = query_BHQd.shape[1] // key_BGSd.shape[1]
     if num_shared > 1:
         key_BGSd, value_BGSd = (x.repeat_interleave(num_shared, dim=1) for x in (key_BGSd, value_BGSd))
-    num_scores = query_BHQd.shape[:3].numel() * key_BGSd.shape[2]
-    if query_BHQd.device.type == "cpu" and query_BHQd.dtype == torch.bfloat16 and num_scores > FUSED_MAX_SCORES:
+    if query_BHQd.device.type == "cpu" and query_BHQd.dtype == torch.bfloat16:
         return _plain_attention(query_BHQd, key_BGSd, value_BGSd, bias, scale, workspace)
     mask = None if bias is None else bias.to(query_BHQd.dtype)
     return F.scaled_dot_product_attention(query_BHQd, key_BGSd, value_BGSd, attn_mask=mask, scale=scale).transpose(1, 2)
