@@ -77,7 +77,7 @@ class RayCluster:
 
     def close(self) -> None:
         """Stop everything."""
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=600)
 
 
 @pytest.fixture(scope="session")

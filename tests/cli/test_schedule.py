@@ -15,7 +15,7 @@ from cli.main import cairn, run
 from jobs.schedule_history import ScheduledRun, append_run, read_history
 from jobs.schedules import ScheduleFile
 
-SECONDS = 60.0
+SECONDS = 600.0
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 
 from cli.main import cairn, run
 
-START_SECONDS = 120
+START_SECONDS = 300
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str],
     def run_serve(*options: str) -> tuple[subprocess.Popen[str], str]:
         root = str(Path(__file__).parents[2])
         environment = {**os.environ, "PYTHONPATH": root, "PYTHONWARNINGS": "ignore"}
-        command = [sys.executable, "-m", "cli.main", "serve", "--port", "0", *options]
+        command = [sys.executable, "-m", "cli.main", "serve", "--port", "0", "--deadline-seconds", "300", *options]
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stderr is not None

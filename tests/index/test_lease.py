@@ -20,6 +20,12 @@ def folder(object_store: ObjectStore) -> ObjectFolder:
     return ObjectFolder("s3://cairn/c")
 
 
+def holder(folder: ObjectFolder) -> dict[str, str]:
+    found = folder.read(LEASE_KEY)
+    assert found is not None
+    return json.loads(found.content)
+
+
 def test_lease_is_refused_to_others_while_it_is_held_and_free_afterwards(folder: ObjectFolder) -> None:
     with Lease(folder, "c").held(), pytest.raises(CollectionBusyError, match=r"being written by another run \(process \d+ on .*\)"):
         Lease(folder, "c").held().__enter__()
@@ -29,9 +35,14 @@ def test_lease_is_refused_to_others_while_it_is_held_and_free_afterwards(folder:
 
 
 def test_lease_is_renewed_beyond_its_time(folder: ObjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_module, "LEASE_SECONDS", 3.0)
+    monkeypatch.setattr(lease_module, "LEASE_SECONDS", 300.0)
+    monkeypatch.setattr(lease_module, "RENEWALS", 3_000)
     with Lease(folder, "c").held():
-        time.sleep(4.5)
+        first = holder(folder)
+        while (later := holder(folder)) == first:
+            time.sleep(0.01)
+        assert later["token"] == first["token"]
+        assert later["until"] > first["until"]
         with pytest.raises(CollectionBusyError):
             Lease(folder, "c").held().__enter__()
 

@@ -136,7 +136,7 @@ def test_words_are_read_while_the_encoder_works(searcher: Searcher, encoder: Sto
         return ahead
 
     def wait(texts: Sequence[str]) -> np.ndarray:
-        assert were_read.wait(60), "the encoder ended before the words were read"
+        assert were_read.wait(600), "the encoder ended before the words were read"
         return encode(texts)
 
     expected = searcher.search(QUERIES[0])
@@ -175,7 +175,7 @@ def test_threads_for_words_end_with_their_searcher(stones: Stones, encoder: Ston
     assert len(own) == 1
     del searcher
     for thread in own:
-        thread.join(60)
+        thread.join(600)
         assert not thread.is_alive()
 
 

@@ -203,13 +203,13 @@ def test_thread_waits_for_the_new_generation_only_where_the_old_one_went_away(
 
     def slowly(asked: CollectionLayout) -> Generation:
         is_opening.set()
-        assert may_open.wait(60)
+        assert may_open.wait(600)
         return open_generation(asked)
 
     monkeypatch.setattr(served, "open_generation", slowly)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(searcher.search, "slate")
-        assert is_opening.wait(60)
+        assert is_opening.wait(600)
         second = pool.submit(searcher.search, "slate")
         if publications == 1:
             assert second.result(60).generation == 1
