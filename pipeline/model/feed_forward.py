@@ -1,8 +1,7 @@
 """The feed-forward of a layer: plain ``down(act(up))`` as in BERT, gated ``down(act(gate) · up)`` as GeGLU and SwiGLU.
 
-The activation is part of the first product where oneDNN multiplies, in place elsewhere; the result is added to the residual by the last
-product itself. Gate and up are one
-product whose first half is the gate.
+A plain activation is part of the first product where oneDNN multiplies, in place elsewhere; the result is added to the residual by the
+last product itself. Gate and up are one product whose first half is the gate.
 """
 
 from __future__ import annotations
