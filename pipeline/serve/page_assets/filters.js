@@ -92,12 +92,15 @@ export class Filters {
     return { type: this.join.value, filters: leaves };
   }
 
-  /** Set rows and how they are joined from a tree that was made here. */
+  /** Set rows and how they are joined from a tree, and say whether they are that tree: one that was not made here may hold more. */
   restore(tree) {
     this.clear();
     const isJoined = Array.isArray(tree?.filters);
     this.join.value = isJoined && tree.type === "or" ? "or" : "and";
-    for (const leaf of isJoined ? tree.filters : tree ? [tree] : []) this.add(leaf);
+    const leaves = isJoined ? tree.filters : tree === null ? [] : [tree];
+    for (const leaf of leaves) this.add(leaf);
+    const isSingle = isJoined && leaves.length === 1 && (tree.type === "and" || tree.type === "or");
+    return inOrder(this.tree()) === inOrder(isSingle ? leaves[0] : tree);
   }
 
   #choices() {
@@ -140,6 +143,9 @@ export class Filters {
     else this.lead.remove();
   }
 }
+
+/** Write a tree so that equal ones are equal, whatever the order of their names. */
+const inOrder = (tree) => JSON.stringify(tree, ["type", "key", "value", "filters"]);
 
 const isInteger = (type) => /^u?int\d/.test(type);
 const isNumber = (type) => isInteger(type) || /^(half_?)?float|^double/.test(type);

@@ -101,8 +101,12 @@ function sayWaiting({ detail }) {
 
 function fail(error) {
   if (error.status === 401) return askForKey(key.get() ? error.message : "This server needs one.");
+  tell(error.message);
+}
+
+function tell(sentence) {
   notice.hidden = false;
-  complaint.textContent = error.message;
+  complaint.textContent = sentence;
   again.hidden = false;
 }
 
@@ -201,7 +205,12 @@ function showCollections(found) {
   const others = found.map(({ name, status: state }) => `${name} is ${state === "building" ? "being built" : "damaged"}`);
   const none = ["There is no collection to search yet: ", make("code", {}, "ingest SOURCE --collection NAME"), " makes one."];
   complaint.replaceChildren(...(others.length ? [`Nothing can be searched yet: ${others.join(", ")}.`] : none));
-  if (ready.length) useCollection(ready.includes(wanted.collection) ? wanted.collection : ready[0]);
+  if (!ready.length) return;
+  if (!wanted.collection || ready.includes(wanted.collection)) return useCollection(wanted.collection || ready[0]);
+  collections.value = "";
+  const state = found.find(({ name }) => name === wanted.collection)?.status;
+  const why = { undefined: "is not here", building: "is being built" }[state] ?? "is damaged";
+  tell(`The collection “${wanted.collection}” ${why}: choose another one.`);
 }
 
 function useCollection(name) {
@@ -246,7 +255,10 @@ function take(described) {
   rerank.parentElement.hidden = !described.reranks;
   const isAskedInVain = rerank.checked && !described.reranks;
   if (isAskedInVain) rerank.checked = false;
-  if (wanted.filters !== null) restoreFilters();
+  if (wanted.filters !== null && !restoreFilters()) {
+    search.cancel();
+    return tell("The filters of this address cannot be shown here. Try again without them.");
+  }
   if (before === null || isAskedInVain) askNow();
 }
 
@@ -287,18 +299,23 @@ function restore(hash, typed = "") {
   query.value = typed || (state.get("q") ?? query.value);
   hybrid.checked = state.get("bm25") !== "off";
   rerank.checked = state.get("rerank") === "on";
-  for (const choice of document.getElementsByName("granularity")) choice.checked = choice.value === (state.get("granularity") ?? "both");
+  const choices = [...document.getElementsByName("granularity")];
+  const chosen = choices.find((choice) => choice.value === state.get("granularity")) ?? choices.find((choice) => choice.value === "both");
+  chosen.checked = true;
   wanted = { collection: state.get("collection") ?? wanted.collection, filters: state.get("filters") ?? "null" };
 }
 
+/** Make rows of the address's filters and say whether they mean the same: an answer to less than was asked would be another answer. */
 function restoreFilters() {
-  const tree = wanted.filters;
+  const text = wanted.filters;
   wanted.filters = null;
   try {
-    filters.restore(JSON.parse(tree));
+    if (filters.restore(JSON.parse(text))) return true;
   } catch {
-    filters.clear(); // an address somebody mistyped
+    // an address somebody mistyped
   }
+  filters.clear();
+  return false;
 }
 
 /** Follow an address that was changed by hand; the list of collections may be another one by now. */
