@@ -19,5 +19,7 @@ def compact(*, collection: str, root: str) -> int:
 
     with ProgressBars() as progress:
         manifest = compact_collection(CollectionLayout(Path(root), collection), progress)
-    click.echo(f"{collection}: generation {manifest.generation} holds {manifest.documents:,} documents, compacted")
+    click.echo(
+        f"{collection}: generation {manifest.generation} holds {manifest.documents:,} documents, compacted"
+    )
     return 0

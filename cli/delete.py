@@ -16,7 +16,10 @@ _NOTHING_DELETED = 2
 @collection_argument
 @click.argument("doc_ids", nargs=-1, required=True, metavar="DOC_ID...")
 def delete(*, collection: str, doc_ids: tuple[str, ...], root: str) -> int:
-    """Delete documents of collection NAME by id; unknown ids are listed, and exit 2 says that none was known."""
+    """Delete documents of collection NAME by id.
+
+    Unknown ids are listed, and exit 2 says that none was known.
+    """
     from pipeline.index.layout import CollectionLayout
     from pipeline.index.maintenance import delete_documents
 

@@ -27,7 +27,9 @@ class WorkerRange(click.ParamType):
     name = "n|min:max"
 
     @override
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
         """Return both numbers; a single one is both."""
         least, _, most = str(value).partition(":")
         try:
@@ -39,7 +41,10 @@ class WorkerRange(click.ParamType):
 def job_server_option(function: _Function) -> _Function:
     """Add ``--address`` of a cluster's jobs."""
     return click.option(
-        "--address", envvar="RAY_API_SERVER_ADDRESS", default="http://127.0.0.1:8265", help="Dashboard of the Ray cluster, for its jobs."
+        "--address",
+        envvar="RAY_API_SERVER_ADDRESS",
+        default="http://127.0.0.1:8265",
+        help="Dashboard of the Ray cluster, for its jobs.",
     )(function)
 
 
@@ -48,15 +53,27 @@ def engine_options(function: _Function) -> _Function:
     for option in reversed(
         (
             click.option(
-                "--engine", type=click.Choice(get_args(EngineName)), help="Who encodes.  [default: ray with an address, else local]"
+                "--engine",
+                type=click.Choice(get_args(EngineName)),
+                help="Who encodes.  [default: ray with an address, else local]",
             ),
             click.option(
-                "--address", envvar="RAY_ADDRESS", help="Ray cluster, HOST:PORT or auto.  [default: one of our own, with engine ray]"
+                "--address",
+                envvar="RAY_ADDRESS",
+                help="Ray cluster, HOST:PORT or auto.  [default: one of our own, with engine ray]",
             ),
-            click.option("--workers", type=WorkerRange(), help="Workers on it, N or MIN:MAX.  [default: as many as it has room for]"),
+            click.option(
+                "--workers",
+                type=WorkerRange(),
+                help="Workers on it, N or MIN:MAX.  [default: as many as it has room for]",
+            ),
             click.option("--worker-cpus", type=int, help="CPUs of a worker, one thread each.  [default: 1]"),
             click.option("--worker-gpus", type=float, help="GPUs of a worker.  [default: 0]"),
-            click.option("--shard-deadline", type=float, help="Seconds until a shard goes to another worker.  [default: learnt]"),
+            click.option(
+                "--shard-deadline",
+                type=float,
+                help="Seconds until a shard goes to another worker.  [default: learnt]",
+            ),
         )
     ):
         function = option(function)
@@ -64,12 +81,18 @@ def engine_options(function: _Function) -> _Function:
 
 
 def resolve_engine(chosen: Mapping[str, Any]) -> EngineConfig:
-    """Return the engine that flags, environment and ``cairn.toml`` ask for; ``chosen`` is what somebody set."""
+    """Return the engine that flags, environment and ``cairn.toml`` ask for.
+
+    ``chosen`` is what somebody set.
+    """
     name = chosen.get("engine") or ("ray" if chosen.get("address") else "local")
     fields = {field: chosen[flag] for flag, field in _FIELD_OF.items() if flag in chosen}
     if "workers" in chosen:
         fields["min_workers"], fields["max_workers"] = chosen["workers"]
     engine = EngineConfig(name=name, **fields)
     if name == "local" and set(fields) - {"address"}:
-        click.echo("warning: engine local encodes in this process and has no workers; flags about them move nothing", err=True)
+        click.echo(
+            "warning: engine local encodes in this process and has no workers; flags about them move nothing",
+            err=True,
+        )
     return engine

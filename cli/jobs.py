@@ -18,7 +18,7 @@ from cli.terminal import duration, table
 @json_option
 def jobs(*, address: str, as_json: bool) -> int:
     """List the jobs of a Ray cluster, the newest first."""
-    from jobs.submission import JobServer
+    from jobs.ray_cluster.submission import JobServer
 
     found = JobServer(address).list()
     if as_json:
@@ -29,6 +29,14 @@ def jobs(*, address: str, as_json: bool) -> int:
         started = datetime.fromtimestamp(listed.started_at).astimezone() if listed.started_at else None
         seconds = "" if listed.seconds is None else duration(listed.seconds)
         exit_code = "" if listed.exit_code is None else str(listed.exit_code)
-        rows.append((listed.submission_id, listed.status.lower(), f"{started:%Y-%m-%d %H:%M}" if started else "", seconds, exit_code))
+        rows.append(
+            (
+                listed.submission_id,
+                listed.status.lower(),
+                f"{started:%Y-%m-%d %H:%M}" if started else "",
+                seconds,
+                exit_code,
+            )
+        )
     click.echo(table(rows) if found else "no job was submitted yet")
     return 0

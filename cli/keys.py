@@ -31,7 +31,9 @@ def keys(ctx: click.Context) -> None:
 
 def _place_options(function: _Function) -> _Function:
     named = click.option(
-        "--keys-file", type=click.Path(path_type=Path, dir_okay=False), help="File of API keys.  [default: ROOT/keys.json]"
+        "--keys-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="File of API keys.  [default: ROOT/keys.json]",
     )
     return root_option(named(function))
 
@@ -39,12 +41,29 @@ def _place_options(function: _Function) -> _Function:
 @keys.command(context_settings={"show_default": True})
 @click.argument("name")
 @_place_options
-@click.option("--scope", "scopes", multiple=True, default=("search",), help="search, embed or admin (metrics); repeat.")
-@click.option("--for", "collections", multiple=True, metavar="COLLECTION", help="Collection the key is for; repeat.  [default: all]")
 @click.option(
-    "--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="See matching documents only; =, !=, >, >=, <, <=; repeat."
+    "--scope", "scopes", multiple=True, default=("search",), help="search, embed or admin (metrics); repeat."
 )
-@click.option("--from-env", "variable", metavar="VARIABLE", help="Take the key from this variable; one that is there stays as it is.")
+@click.option(
+    "--for",
+    "collections",
+    multiple=True,
+    metavar="COLLECTION",
+    help="Collection the key is for; repeat.  [default: all]",
+)
+@click.option(
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="COLUMN=VALUE",
+    help="See matching documents only; =, !=, >, >=, <, <=; repeat.",
+)
+@click.option(
+    "--from-env",
+    "variable",
+    metavar="VARIABLE",
+    help="Take the key from this variable; one that is there stays as it is.",
+)
 @json_option
 def create(
     *,
@@ -59,10 +78,14 @@ def create(
 ) -> int:
     """Make a key called NAME, which no other good key is called, and show it, once."""
     if variable is not None and not os.environ.get(variable):
-        raise ConfigError(f"variable {variable} must hold a key, got nothing; leave --from-env out to make one")
+        raise ConfigError(
+            f"variable {variable} must hold a key, got nothing; leave --from-env out to make one"
+        )
     given = os.environ[variable] if variable else None
     restriction = _restriction(Path(root), collections, filters)
-    key, token = _file(root, keys_file).create(name, scopes=scopes, collections=collections or None, restriction=restriction, token=given)
+    key, token = _file(root, keys_file).create(
+        name, scopes=scopes, collections=collections or None, restriction=restriction, token=given
+    )
     if as_json:
         click.echo(json.dumps(_shown(key) if given else {**_shown(key), "key": token}))
         return 0
@@ -70,7 +93,9 @@ def create(
         click.echo(f"key {key.key_id} may {_may(key)}", err=True)
         return 0
     click.echo(token)
-    click.echo(f"key {key.key_id} may {_may(key)}; it is shown this once: keep it where secrets are kept", err=True)
+    click.echo(
+        f"key {key.key_id} may {_may(key)}; it is shown this once: keep it where secrets are kept", err=True
+    )
     return 0
 
 
@@ -83,7 +108,10 @@ def list_keys(*, root: str, keys_file: Path | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps([_shown(key) for key in found]))
         return 0
-    rows = [("id", "name", "may", "made", "revoked"), *((k.key_id, k.name, _may(k), k.created_at, k.revoked_at or "") for k in found)]
+    rows = [
+        ("id", "name", "may", "made", "revoked"),
+        *((k.key_id, k.name, _may(k), k.created_at, k.revoked_at or "") for k in found),
+    ]
     click.echo(table(rows) if found else "no keys")
     return 0
 
@@ -116,17 +144,22 @@ def _restriction(root: Path, collections: tuple[str, ...], filters: tuple[str, .
     from pipeline.search.filters import parse_filter
 
     schemas = [
-        open_latest_intact_generation(CollectionLayout(root, name), check_hashes=False).document_table.schema for name in collections
+        open_latest_intact_generation(CollectionLayout(root, name), check_hashes=False).document_table.schema
+        for name in collections
     ]
     parsed = [parse_filter(filters, schema) for schema in schemas]
     if any(other != parsed[0] for other in parsed):
-        raise ConfigError("the collections of a key with a filter must have its columns in one type; make a key for each")
+        raise ConfigError(
+            "the collections of a key with a filter must have its columns in one type; make a key for each"
+        )
     return parsed[0]
 
 
 def _may(key: ApiKey) -> str:
     where = "everywhere" if key.collections is None else f"in {', '.join(key.collections)}"
-    return f"{', '.join(key.scopes)} {where}" + ("" if key.restriction is None else f" where {json.dumps(key.restriction)}")
+    return f"{', '.join(key.scopes)} {where}" + (
+        "" if key.restriction is None else f" where {json.dumps(key.restriction)}"
+    )
 
 
 def _shown(key: ApiKey) -> dict[str, Any]:

@@ -28,7 +28,8 @@ _VERBS = {
     "plan": "Show whether the corpus has drifted from its context, and give it a new one.",
     "evaluate": "Score systems on judged corpora, and say which configuration to use.",
     "train": "Fine-tune an encoder for landmarks and context on your own pairs.",
-    "train-mixer": "Train what mixes title, document and context into a model's landmarks, on your own pairs.",
+    "train-mixer": "Train what mixes title, document and context into a model's landmarks, on your own "
+    "pairs.",
     "schedule": "Run ingests at the times of cron expressions.",
     "submit": "Run a job from a file on a Ray cluster, and follow it.",
     "jobs": "List the jobs of a Ray cluster.",
@@ -65,7 +66,12 @@ class _LazyGroup(click.Group):
 
 
 @click.group(
-    cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "auto_envvar_prefix": "CAIRN"}
+    cls=_LazyGroup,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+        "auto_envvar_prefix": "CAIRN",
+    },
 )
 @click.version_option(version("cairn-retrieval"), prog_name="cairn")
 @click.pass_context
@@ -96,7 +102,8 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
         click.echo("error: out of memory; nothing published was changed, finished work is kept", err=True)
         return _FAILED
     except BrokenPipeError:
-        # The reader of our output (`| head`) is gone: that is its right, not an error; keep Python's own flush at exit quiet.
+        # The reader of our output (`| head`) is gone: that is its right, not an error; keep Python's own
+        # flush at exit quiet.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return outcome if isinstance(outcome, int) else 0
@@ -104,7 +111,11 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
 
 def _verb(command: click.Command, arguments: Sequence[str]) -> click.Command | None:
     names = [argument for argument in arguments if not argument.startswith("-")]
-    return command.get_command(click.Context(command), names[0]) if isinstance(command, click.Group) and names else None
+    return (
+        command.get_command(click.Context(command), names[0])
+        if isinstance(command, click.Group) and names
+        else None
+    )
 
 
 def _interrupted() -> int:

@@ -13,13 +13,20 @@ from cli.settings import collection_argument
 
 @click.command(name="mcp", context_settings={"show_default": True})
 @collection_argument
-@click.option("--url", help="Ask the server at this URL instead; its key is taken from CAIRN_API_KEY.  [default: none]")
+@click.option(
+    "--url", help="Ask the server at this URL instead; its key is taken from CAIRN_API_KEY.  [default: none]"
+)
 def mcp(*, collection: str, root: str, url: str | None) -> int:
-    """Serve collection NAME to a language model: MCP on stdin and stdout, tools search and get_document, which only read."""
+    """Serve collection NAME to a language model.
+
+    MCP on stdin and stdout, tools search and get_document, which only read.
+    """
     from pipeline.frameworks.mcp_server import make_server
     from pipeline.frameworks.source import open_source
 
-    source = open_source(collection, root=None if url else Path(root), url=url, api_key=os.environ.get("CAIRN_API_KEY"))
+    source = open_source(
+        collection, root=None if url else Path(root), url=url, api_key=os.environ.get("CAIRN_API_KEY")
+    )
     with contextlib.suppress(KeyboardInterrupt):
         make_server(source).run("stdio")
     return 0

@@ -1,4 +1,7 @@
-"""`cairn plan NAME`: has the corpus drifted from its context, and what would a new one cost; `--apply` gives it one."""
+"""`cairn plan NAME`: has the corpus drifted from its context, and what would a new one cost.
+
+`--apply` gives it one.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,32 @@ if TYPE_CHECKING:
 
 @click.command(context_settings={"show_default": True})
 @collection_argument
-@click.option("--apply", "is_applied", is_flag=True, help="Where the drift asks for it, draw a new context and encode every document.")
+@click.option(
+    "--apply",
+    "is_applied",
+    is_flag=True,
+    help="Where the drift asks for it, draw a new context and encode every document.",
+)
 @click.option("--force", is_flag=True, help="With --apply: do it whatever the drift is.")
 @engine_options
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 @click.pass_context
-def plan(ctx: click.Context, collection: str, root: str, *, is_applied: bool, force: bool, quiet: bool, as_json: bool, **_: Any) -> int:
+def plan(
+    ctx: click.Context,
+    collection: str,
+    root: str,
+    *,
+    is_applied: bool,
+    force: bool,
+    quiet: bool,
+    as_json: bool,
+    **_: Any,
+) -> int:
     """Show how far the corpus of collection NAME has drifted from the context its vectors stand in.
 
-    With --apply, safe to run every week: nothing is done until the drift is large, searches go on, and a killed run goes on when it is
-    given again.
+    With --apply, safe to run every week: nothing is done until the drift is large, searches go on, and a
+    killed run goes on when it is given again.
     """
     from jobs.plan_index import stored_settings
     from jobs.recontextualise import plan_recontextualisation, recontextualise
@@ -50,7 +68,8 @@ def plan(ctx: click.Context, collection: str, root: str, *, is_applied: bool, fo
 
 def _planned(planned: RecontextualisationPlan, *, is_applied: bool) -> list[tuple[str, str]]:
     shares = [
-        f"cluster {each.cluster}: {thousands(each.documents_at_context)} documents then, {thousands(each.documents)} now"
+        f"cluster {each.cluster}: {thousands(each.documents_at_context)} documents then, "
+        f"{thousands(each.documents)} now"
         for each in planned.changed_clusters
     ]
     if not planned.reads_context:
@@ -58,12 +77,17 @@ def _planned(planned: RecontextualisationPlan, *, is_applied: bool) -> list[tupl
     elif planned.is_due:
         advice = "--apply draws a new context and encodes every document"
     else:
-        advice = f"none: the drift is {planned.verdict}" + ("; --apply --force does it anyway" if is_applied else "")
+        advice = f"none: the drift is {planned.verdict}" + (
+            "; --apply --force does it anyway" if is_applied else ""
+        )
     return [
         ("collection", f"{planned.collection}, generation {planned.generation}"),
         (
             "drift",
-            f"{planned.verdict}  (total variation {planned.total_variation:.3f}, {planned.added_share:.1%} of documents added since)",
+            (
+                f"{planned.verdict}  (total variation {planned.total_variation:.3f}, "
+                f"{planned.added_share:.1%} of documents added since)"
+            ),
         ),
         *(("changed" if not number else "", share) for number, share in enumerate(shares)),
         ("to encode", f"{thousands(planned.encode_documents)} of {thousands(planned.documents)} documents"),

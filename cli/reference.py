@@ -2,7 +2,8 @@
 
     python -m cli.reference > REFERENCE.md               which `make reference` does; a test compares
 
-Nothing is described here that is not described there, so the page cannot say anything else than the program does.
+Nothing is described here that is not described there, so the page cannot say anything else than the program
+does.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from cli.main import cairn
 
 _INTRODUCTION: Final = (
     "# Reference\n\n"
-    "Every verb and option of the command line, every address and field of the search API. Written by `make reference`; "
+    "Every verb and option of the command line, every address and field of the search API. Written by "
+    "`make reference`; "
     "change the program, not this page. [README.md](README.md) says what to begin with.\n"
 )
-_EXIT_CODES: Final = "Exit codes: 0 done, 1 failed, 2 usage, 3 done with quarantined rows, 75 try again, 130 interrupted."
+_EXIT_CODES: Final = (
+    "Exit codes: 0 done, 1 failed, 2 usage, 3 done with quarantined rows, 75 try again, 130 interrupted."
+)
 
 
 def reference() -> str:
@@ -46,15 +50,22 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
     yield f"{_cell(command.help or '')}\n"
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     yield f"```\n{usage}\n```\n"
-    records = [(option, text) for param in command.params for option, text in [_record(param, context)] if text]
+    records = [
+        (option, text) for param in command.params for option, text in [_record(param, context)] if text
+    ]
     if records:
-        yield from _table(("option", "what it does"), [(f"`{_cell(option)}`", _cell(text)) for option, text in records])
+        yield from _table(
+            ("option", "what it does"), [(f"`{_cell(option)}`", _cell(text)) for option, text in records]
+        )
     for name, verb in sorted(command.commands.items()) if isinstance(command, click.Group) else ():
         yield from _command(verb, click.Context(verb, info_name=name, parent=context))
 
 
 def _record(param: click.Parameter, context: click.Context) -> tuple[str, str]:
-    """Return an option as it is typed and what it does; nothing is said of an argument, which the usage shows."""
+    """Return an option as it is typed and what it does.
+
+    Nothing is said of an argument, which the usage shows.
+    """
     context.show_default = True
     return param.get_help_record(context) or ("", "")
 
@@ -77,13 +88,20 @@ def _search_api() -> Iterator[str]:
             yield from _schema(name, schemas[name])
     yield "### Problems\n"
     rows = [
-        (f"`{TYPE_PREFIX}{kind.name}`", str(kind.status), kind.title, "" if kind.retry_seconds is None else f"{kind.retry_seconds} s")
+        (
+            f"`{TYPE_PREFIX}{kind.name}`",
+            str(kind.status),
+            kind.title,
+            "" if kind.retry_seconds is None else f"{kind.retry_seconds} s",
+        )
         for kind in sorted(PROBLEM_TYPES.values(), key=lambda kind: (kind.status, kind.name))
     ]
     yield from _table(("`type`", "status", "title", "`Retry-After`"), rows)
 
 
-def _operation(method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[str]:
+def _operation(
+    method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]
+) -> Iterator[str]:
     yield f"### `{method} {path}`\n"
     yield f"{_cell(operation.get('description') or operation.get('summary', ''))}\n"
     rows = [
@@ -96,7 +114,10 @@ def _operation(method: str, path: str, operation: Mapping[str, Any], schemas: Ma
     if body is not None:
         yield f"Body: {_type(body)}.\n"
         for example in schemas[body["$ref"].rpartition("/")[2]].get("examples", []):
-            line = f"curl -s localhost:8400{_shown(path)} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(example))}"
+            line = (
+                f"curl -s localhost:8400{_shown(path)} -H 'Content-Type: application/json' -d "
+                f"{shlex.quote(json.dumps(example))}"
+            )
             yield f"```\n{line}\n```\n"
     reply = _json_schema(operation["responses"].get("200", {}))
     if reply is not None and reply:
@@ -112,7 +133,11 @@ def _schema(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
         (
             f"`{field}`",
             _type(about),
-            "required" if field in required else f"`{json.dumps(about['default'])}`" if "default" in about else "",
+            "required"
+            if field in required
+            else f"`{json.dumps(about['default'])}`"
+            if "default" in about
+            else "",
             _cell(about.get("description", "")),
         )
         for field, about in schema["properties"].items()
@@ -142,10 +167,18 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 
 def _limits(schema: Mapping[str, Any], low: str, high: str, unit: str) -> str:
-    least, most = (f"{limit:g}" if isinstance(limit := schema.get(name), float) else limit for name in (low, high))
+    least, most = (
+        f"{limit:g}" if isinstance(limit := schema.get(name), float) else limit for name in (low, high)
+    )
     if least is None and most is None:
         return ""
-    said = f"{least} to {most}" if least is not None and most is not None else f"at least {least}" if most is None else f"at most {most}"
+    said = (
+        f"{least} to {most}"
+        if least is not None and most is not None
+        else f"at least {least}"
+        if most is None
+        else f"at most {most}"
+    )
     return f" ({said} {unit})" if unit else f" ({said})"
 
 

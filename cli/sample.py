@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 
 @click.command(context_settings={"show_default": True})
 @click.argument("folder", default="cairn-sample")
-@click.option("--max-documents", type=click.IntRange(min=1), help="Write at most this many documents.  [default: all]")
+@click.option(
+    "--max-documents", type=click.IntRange(min=1), help="Write at most this many documents.  [default: all]"
+)
 @json_option
 def sample(*, folder: str, max_documents: int | None, as_json: bool) -> int:
-    """Write a Parquet corpus into FOLDER, or s3://BUCKET/FOLDER: docstrings, help topics and descriptions of what is installed here."""
+    """Write a Parquet corpus into FOLDER, or s3://BUCKET/FOLDER.
+
+    Docstrings, help topics and descriptions of what is installed here.
+    """
     if "://" in folder:
         store = _store(folder)
         with tempfile.TemporaryDirectory(prefix="cairn-sample-") as local:
@@ -33,7 +38,9 @@ def sample(*, folder: str, max_documents: int | None, as_json: bool) -> int:
     else:
         values = _written(Path(folder), max_documents)
     click.echo(
-        json.dumps(values, default=str) if as_json else table((key.replace("_", " "), _cell(value)) for key, value in values.items())
+        json.dumps(values, default=str)
+        if as_json
+        else table((key.replace("_", " "), _cell(value)) for key, value in values.items())
     )
     return 0
 
@@ -49,7 +56,10 @@ def _store(uri: str) -> ObjectFolder:
     from pipeline.index.object_folder import STORE_URI, ObjectFolder
 
     if not STORE_URI.fullmatch(uri):
-        raise ConfigError(f"the sample's destination must be a folder or s3://BUCKET/FOLDER, got {uri!r}; copy it to other storage")
+        raise ConfigError(
+            f"the sample's destination must be a folder or s3://BUCKET/FOLDER, got {uri!r}; copy it to "
+            "other storage"
+        )
     return ObjectFolder(uri)
 
 
@@ -63,5 +73,11 @@ def _cell(value: Any) -> str:
     if isinstance(value, int):
         return thousands(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {thousands(number)}" for key, number in cast("Mapping[str, int]", value).items())
-    return ", ".join(map(str, cast("tuple[object, ...]", value))) or "none" if isinstance(value, tuple) else str(value)
+        return ", ".join(
+            f"{key}: {thousands(number)}" for key, number in cast("Mapping[str, int]", value).items()
+        )
+    return (
+        ", ".join(map(str, cast("tuple[object, ...]", value))) or "none"
+        if isinstance(value, tuple)
+        else str(value)
+    )

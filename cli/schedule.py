@@ -1,4 +1,7 @@
-"""`cairn schedule add | list | remove | run | history | health`: ingests and jobs that come back by themselves."""
+"""`cairn schedule add | list | remove | run | history | health`.
+
+Ingests and jobs that come back by themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from cli.terminal import duration, table, thousands
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jobs.schedule_history import ScheduledRun
-    from jobs.schedules import Schedule, ScheduleFile
+    from jobs.schedule.history import ScheduledRun
+    from jobs.schedule.schedules import Schedule, ScheduleFile
 
 DEFAULT_FILE = "cairn-schedules.toml"
 
@@ -26,12 +29,17 @@ _SHOWN_COUNTS = ("rows", "indexed", "unchanged", "quarantined", "deleted", "enco
 
 
 @click.group(context_settings={"show_default": True})
-@click.option("--file", default=DEFAULT_FILE, type=click.Path(path_type=Path, dir_okay=False), help="The TOML file of all schedules.")
+@click.option(
+    "--file",
+    default=DEFAULT_FILE,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The TOML file of all schedules.",
+)
 @click.pass_context
 def schedule(ctx: click.Context, file: Path) -> None:
     """Run ingests at the times of cron expressions, by one scheduler process."""
     try:
-        from jobs.schedules import ScheduleFile
+        from jobs.schedule.schedules import ScheduleFile
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"schedules must have their packages installed, got no {error.name}; "
@@ -51,19 +59,26 @@ def add(ctx: click.Context, *, name: str, words: tuple[str, ...], cron: str, tim
 
     The command runs in this folder, with its cairn.toml; `cairn schedule run` must be running for it.
     """
-    from jobs.schedules import Schedule
+    from jobs.schedule.schedules import Schedule
 
     file: ScheduleFile = ctx.obj
     folder = None if Path.cwd() == file.path.parent else Path.cwd()
-    added = Schedule(name=name, cron=cron, run=words, time_zone=time_zone, since=datetime.now(UTC), folder=folder)
+    added = Schedule(
+        name=name, cron=cron, run=words, time_zone=time_zone, since=datetime.now(UTC), folder=folder
+    )
     _check_command(ctx, added)
     file.add(added)
-    click.echo(f"{name}: {added.in_words} ({added.zone}), next {_moment(added.next_fire(datetime.now(UTC)), added)}")
+    click.echo(
+        f"{name}: {added.in_words} ({added.zone}), next {_moment(added.next_fire(datetime.now(UTC)), added)}"
+    )
     return 0
 
 
 def _check_command(ctx: click.Context, added: Schedule) -> None:
-    """Refuse what the verb itself would: unknown flags, a name that is none, sources or a job file that are not there."""
+    """Refuse what the verb itself would.
+
+    Unknown flags, a name that is none, sources or a job file that are not there.
+    """
     from cli.main import cairn
     from jobs.job_file import IngestJob, read_job
     from pipeline.corpus.sources import resolve_sources
@@ -87,7 +102,7 @@ def _check_command(ctx: click.Context, added: Schedule) -> None:
 @click.pass_obj
 def list_(file: ScheduleFile, *, as_json: bool) -> int:
     """Show every schedule, when it runs next and how its last run ended."""
-    from jobs.schedule_history import last_runs, read_history
+    from jobs.schedule.history import last_runs, read_history
 
     schedules, last, now = file.read(), last_runs(read_history(file.history_path)), datetime.now(UTC)
     if as_json:
@@ -97,7 +112,14 @@ def list_(file: ScheduleFile, *, as_json: bool) -> int:
         click.echo(f"no schedules in {file.path}")
         return 0
     rows = [
-        (name, each.in_words, each.zone, _moment(each.next_fire(now), each), _ended(last.get(name)), " ".join(each.run))
+        (
+            name,
+            each.in_words,
+            each.zone,
+            _moment(each.next_fire(now), each),
+            _ended(last.get(name)),
+            " ".join(each.run),
+        )
         for name, each in schedules.items()
     ]
     click.echo(table([("schedule", "times", "zone", "next", "last run", "command"), *rows]))
@@ -120,12 +142,16 @@ def remove(file: ScheduleFile, *, name: str) -> int:
 def run(file: ScheduleFile, *, parallel: int) -> int:
     """Run every schedule of the file at its times, until SIGTERM or Ctrl-C; edits of the file are taken up.
 
-    Runs that were missed are made up for once. A running command is interrupted when this ends, and goes on at the next start.
+    Runs that were missed are made up for once. A running command is interrupted when this ends, and goes on
+    at the next start.
     """
-    from jobs.scheduler import Scheduler
+    from jobs.schedule.scheduler import Scheduler
 
     scheduler = Scheduler(
-        file=file, command=(sys.executable, "-m", "cli.main"), log=lambda line: click.echo(line, err=True), parallel=parallel
+        file=file,
+        command=(sys.executable, "-m", "cli.main"),
+        log=lambda line: click.echo(line, err=True),
+        parallel=parallel,
     )
     received: list[int] = []
 
@@ -146,7 +172,7 @@ def run(file: ScheduleFile, *, parallel: int) -> int:
 @click.pass_obj
 def history(file: ScheduleFile, *, name: str | None, last: int, as_json: bool) -> int:
     """Show what ran, of all schedules or of NAME: when, how long, with which counts and which exit code."""
-    from jobs.schedule_history import read_history
+    from jobs.schedule.history import read_history
 
     runs = [each for each in read_history(file.history_path) if name in (None, each.schedule)]
     if name is not None and not runs:
@@ -177,7 +203,7 @@ def history(file: ScheduleFile, *, name: str | None, last: int, as_json: bool) -
 @click.pass_obj
 def health(file: ScheduleFile) -> int:
     """Tell by the exit code whether a scheduler runs the schedules of the file: 0 yes, 1 no."""
-    from jobs.scheduler import require_scheduler
+    from jobs.schedule.scheduler import require_scheduler
 
     require_scheduler(file)
     click.echo("a scheduler runs")

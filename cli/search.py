@@ -16,16 +16,41 @@ _WIDTH = 100
 
 @click.command(context_settings={"show_default": True})
 @click.argument("query")
-@click.option("--collection", required=True, envvar="CAIRN_COLLECTION", help="Name of the collection to search.")
+@click.option(
+    "--collection", required=True, envvar="CAIRN_COLLECTION", help="Name of the collection to search."
+)
 @root_option
 @click.option("--top-k", type=int, default=5, help="Documents to answer with.")
-@click.option("--granularity", type=click.Choice(["both", "document", "chunk"]), default="both", help="Vectors to rank by.")
+@click.option(
+    "--granularity",
+    type=click.Choice(["both", "document", "chunk"]),
+    default="both",
+    help="Vectors to rank by.",
+)
 @click.option("--passages", type=int, default=2, help="Best passages to show of each document.")
-@click.option("--chunk-tokens", type=int, help="Length of a passage, a multiple of the landmark interval.  [default: 128]")
-@click.option("--max-characters", type=int, help="Instead: the best passages of all documents within so many characters.")
+@click.option(
+    "--chunk-tokens",
+    type=int,
+    help="Length of a passage, a multiple of the landmark interval.  [default: 128]",
+)
+@click.option(
+    "--max-characters",
+    type=int,
+    help="Instead: the best passages of all documents within so many characters.",
+)
 @click.option("--hybrid/--no-hybrid", default=True, help="Fuse the vectors' ranking with BM25.")
-@click.option("--rerank", metavar="MODEL", help="Cross-encoder that judges the best passages anew, a name or folder; extra rerank.")
-@click.option("--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="Keep matching documents; =, !=, >, >=, <, <=; repeat.")
+@click.option(
+    "--rerank",
+    metavar="MODEL",
+    help="Cross-encoder that judges the best passages anew, a name or folder; extra rerank.",
+)
+@click.option(
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="COLUMN=VALUE",
+    help="Keep matching documents; =, !=, >, >=, <, <=; repeat.",
+)
 @json_option
 def search(
     query: str,
@@ -76,5 +101,12 @@ def _lines(result: SearchResult, *, has_budget: bool) -> Iterator[str]:
         for passage in hit.passages:
             yield f"   {passage.start_char}-{passage.end_char}  {passage.score:.3f}"
             text = " ".join(passage.text.split())
-            yield from textwrap.wrap(text, width=_WIDTH, initial_indent="     ", subsequent_indent="     ", max_lines=4, placeholder=" …")
+            yield from textwrap.wrap(
+                text,
+                width=_WIDTH,
+                initial_indent="     ",
+                subsequent_indent="     ",
+                max_lines=4,
+                placeholder=" …",
+            )
         yield ""

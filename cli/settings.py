@@ -56,10 +56,13 @@ def load_default_map() -> dict[str, Any]:
     shared = {_parameter_name(key): value for key, value in content.items() if not isinstance(value, dict)}
     unknown = sorted(set(shared) - set(_SHARED))
     if unknown:
-        raise ConfigError(f"{path} has no setting {unknown[0]!r} before the first table; there are {', '.join(_SHARED)}")
+        raise ConfigError(
+            f"{path} has no setting {unknown[0]!r} before the first table; there are {', '.join(_SHARED)}"
+        )
     verbs = {key: value for key, value in content.items() if isinstance(value, dict)}
     return {
-        verb: {**shared, **{_parameter_name(key): value for key, value in verbs.get(verb, {}).items()}} for verb in {*_EVERYWHERE, *verbs}
+        verb: {**shared, **{_parameter_name(key): value for key, value in verbs.get(verb, {}).items()}}
+        for verb in {*_EVERYWHERE, *verbs}
     }
 
 
@@ -68,12 +71,17 @@ def _parameter_name(option: str) -> str:
 
 
 def check_default_map(command: click.Command, settings: Mapping[str, Any]) -> None:
-    """Refuse keys of ``cairn.toml`` that the verb does not have: a misspelt setting must not be ignored in silence."""
+    """Refuse keys of ``cairn.toml`` that the verb does not have.
+
+    A misspelt setting must not be ignored in silence.
+    """
     options = {str(parameter.name): parameter.opts[0].removeprefix("--") for parameter in command.params}
     for key in settings:
         if key not in options and key not in _SHARED:
             named = ", ".join(sorted(options.values()))
-            raise ConfigError(f"cairn.toml: [{command.name}] has no setting {key.replace('_', '-')!r}; there are {named}")
+            raise ConfigError(
+                f"cairn.toml: [{command.name}] has no setting {key.replace('_', '-')!r}; there are {named}"
+            )
 
 
 def root_option(function: _Function) -> _Function:
@@ -98,19 +106,25 @@ def json_option(function: _Function) -> _Function:
 
 
 class TemperatureSteps(click.ParamType):
-    """``128:0.95,512:0.9`` or, in ``cairn.toml``, ``[[128, 0.95], [512, 0.9]]``: row lengths in tokens, each with a temperature."""
+    """``128:0.95,512:0.9`` or, in ``cairn.toml``, ``[[128, 0.95], [512, 0.9]]``.
+
+    Row lengths in tokens, each with a temperature.
+    """
 
     name = "tokens:temperature,…"
 
     @override
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[tuple[int, float], ...]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[int, float], ...]:
         """Return the pairs; their order and limits are the configuration's business."""
         steps = [step.split(":") for step in value.split(",")] if isinstance(value, str) else value
         try:
             return tuple((int(length), float(temperature)) for length, temperature in steps)
         except (TypeError, ValueError):
             raise ConfigError(
-                f"temperature_by_length must be pairs of a number of tokens and a temperature, got {value!r}; write 128:0.95,512:0.9"
+                "temperature_by_length must be pairs of a number of tokens and a temperature, got "
+                f"{value!r}; write 128:0.95,512:0.9"
             ) from None
 
 
@@ -127,7 +141,8 @@ def warn_of_window(chosen: Mapping[str, Any], encoder: EncoderConfig) -> None:
     """Say that a window somebody set cuts nothing where every chunk is a row."""
     if "window_tokens" in chosen and encoder.attention == "chunk":
         click.echo(
-            "warning: --window-tokens moves nothing with attention chunk, whose rows are chunks; leave it out, or choose --attention full "
+            "warning: --window-tokens moves nothing with attention chunk, whose rows are chunks; leave "
+            "it out, or choose --attention full "
             "or landmark",
             err=True,
         )

@@ -1,4 +1,7 @@
-"""`cairn status [NAME]`: what a collection holds, how it was built and how far its corpus has drifted from its context."""
+"""`cairn status [NAME]`.
+
+What a collection holds, how it was built and how far its corpus has drifted from its context.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,9 @@ def status(*, collection: str | None, root: str, as_json: bool) -> int:
                 for r in listed
             ),
         ]
-        click.echo(json.dumps(listed) if as_json else (table(rows) if listed else f"no collections under {root}"))
+        click.echo(
+            json.dumps(listed) if as_json else (table(rows) if listed else f"no collections under {root}")
+        )
         return 0
     report = open_collection(collection, root=root).status()
     click.echo(json.dumps(report, default=str) if as_json else _describe(report))
@@ -43,8 +48,14 @@ def status(*, collection: str | None, root: str, as_json: bool) -> int:
 def _beyond_the_defaults(encoder: dict[str, Any]) -> str:
     """Write the encoder settings that have rows of their own nowhere and are not the defaults, by the names of their flags."""
     defaults = IngestConfig().to_dict()["encoder"]
-    chosen = {FLAG_OF.get(name, name): value for name, value in encoder.items() if name not in _SHOWN and value != defaults.get(name)}
-    return ", ".join(f"{name.replace('_', ' ')} {json.dumps(value, ensure_ascii=False)}" for name, value in chosen.items())
+    chosen = {
+        FLAG_OF.get(name, name): value
+        for name, value in encoder.items()
+        if name not in _SHOWN and value != defaults.get(name)
+    }
+    return ", ".join(
+        f"{name.replace('_', ' ')} {json.dumps(value, ensure_ascii=False)}" for name, value in chosen.items()
+    )
 
 
 def _describe(report: dict[str, Any]) -> str:
@@ -69,15 +80,25 @@ def _describe(report: dict[str, Any]) -> str:
         *([("", chosen)] if (chosen := _beyond_the_defaults(encoder)) else []),
         *([("", report["encoder_note"])] if report["encoder_note"] else []),
         ("clusters", thousands(len(report["cluster_sizes"]))),
-        ("context", f"{thousands(context['documents'])} documents, {'read' if encoder['use_context'] else 'not read'} by the encoder"),
+        (
+            "context",
+            (
+                f"{thousands(context['documents'])} documents, "
+                f"{'read' if encoder['use_context'] else 'not read'} by the encoder"
+            ),
+        ),
         (
             "drift",
-            f"{drift['verdict']}  (total variation {drift['total_variation']:.3f}, {drift['added_share']:.1%} of documents added since)",
+            (
+                f"{drift['verdict']}  (total variation {drift['total_variation']:.3f}, "
+                f"{drift['added_share']:.1%} of documents added since)"
+            ),
         ),
         (
             "",
             (
-                f"re-contextualising (cairn plan) would encode {thousands(cost['documents'])} documents, about {duration(cost['seconds'])}"
+                f"re-contextualising (cairn plan) would encode {thousands(cost['documents'])} documents, "
+                f"about {duration(cost['seconds'])}"
                 if encoder["use_context"]
                 else "no vector depends on the context"
             ),

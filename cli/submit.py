@@ -15,7 +15,11 @@ _INTERRUPTED = 130
 @click.command(context_settings={"show_default": True})
 @click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
 @job_server_option
-@click.option("--key", help="Name this run, such as the night it belongs to: it is submitted once, however often it is asked for.")
+@click.option(
+    "--key",
+    help="Name this run, such as the night it belongs to: it is submitted once, however often it is "
+    "asked for.",
+)
 @click.option("--detach", is_flag=True, help="Submit and return; do not follow.")
 @click.option("--quiet", is_flag=True, help="Do not show the job's log.")
 @click.option("--json", "as_json", is_flag=True, help="Print the job's report on stdout, its log on stderr.")
@@ -24,19 +28,29 @@ def submit(*, config: Path, address: str, key: str | None, detach: bool, quiet: 
 
     A job that runs already is joined. Ctrl-C leaves it running; the same command follows it again.
     """
-    from jobs.submission import JobServer
+    from jobs.ray_cluster.submission import JobServer
 
     server = JobServer(address)
     submission = server.submit(config, key)
     say = f"{'submitted' if submission.is_new else 'joined'} {submission.submission_id}"
     if detach:
-        click.echo(json.dumps({"submission_id": submission.submission_id, "is_new": submission.is_new}) if as_json else say)
+        click.echo(
+            json.dumps({"submission_id": submission.submission_id, "is_new": submission.is_new})
+            if as_json
+            else say
+        )
         return 0
     click.echo(say, err=True)
     try:
-        outcome = server.follow(submission.submission_id, lambda text: None if quiet else click.echo(text, nl=False, err=as_json))
+        outcome = server.follow(
+            submission.submission_id, lambda text: None if quiet else click.echo(text, nl=False, err=as_json)
+        )
     except KeyboardInterrupt:
-        click.echo(f"\ndetached; {submission.submission_id} goes on, `cairn jobs` lists it, the same command follows it again", err=True)
+        click.echo(
+            f"\ndetached; {submission.submission_id} goes on, `cairn jobs` lists it, the same command "
+            "follows it again",
+            err=True,
+        )
         return _INTERRUPTED
     if as_json and outcome.report is not None:
         click.echo(json.dumps(outcome.report))

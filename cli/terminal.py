@@ -1,6 +1,7 @@
 """What a person sees while a long stage runs, and the tables at its end.
 
-Bars (counts, rate, time left) are drawn on stderr only when it is a terminal; otherwise stages leave lines (``jobs.progress_log``).
+Bars (counts, rate, time left) are drawn on stderr only when it is a terminal; otherwise stages leave lines
+(``jobs.progress_log``).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class ProgressBars:
     def __enter__(self) -> ProgressBars:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._log is not None:
             self._log.finish()
         elif self._bar is not None:
@@ -67,7 +70,10 @@ def table(rows: Iterable[Sequence[object]]) -> str:
     """Lay out rows in two or more left-aligned columns."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))] if cells else []
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    )
 
 
 def thousands(number: float) -> str:

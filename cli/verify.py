@@ -26,9 +26,15 @@ def verify(*, collection: str, root: str, as_json: bool) -> int:
     layout = CollectionLayout(Path(root), collection)
     problems = verify_collection(layout)
     if as_json:
-        click.echo(json.dumps({"collection": collection, "problems": [asdict(problem) for problem in problems]}, default=str))
+        click.echo(
+            json.dumps(
+                {"collection": collection, "problems": [asdict(problem) for problem in problems]}, default=str
+            )
+        )
     else:
-        click.echo("\n".join(_line(problem) for problem in problems) or f"{collection}: every file matches its hash")
+        click.echo(
+            "\n".join(_line(problem) for problem in problems) or f"{collection}: every file matches its hash"
+        )
     if problems and not as_json:
         click.echo(f"{len(problems)} problem(s); run `{layout.command('repair')}`", err=True)
     return 1 if problems else 0

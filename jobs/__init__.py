@@ -15,5 +15,6 @@
     job_file        a job in a TOML file (configs/*.toml), which job runs in a process and submission on a cluster; progress_log its lines
     schedules       what runs when; schedule_history what ran; scheduler the process that starts it
 
-Only this package may know how work is spread over processes and machines; the stages it calls are in `pipeline`.
+Only this package may know how work is spread over processes and machines; the stages it calls are in
+`pipeline`.
 """

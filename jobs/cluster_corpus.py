@@ -1,8 +1,8 @@
 """The corpus that all documents of a collection are seen in: its clusters and its context, drawn once.
 
-They belong to a collection, not to a run: the first ingest draws them, later ones carry them over unchanged, so that new documents and old
-ones stand in the same corpus. Clusters are trained on a sample that fits memory; the engine's workers assign all other documents to them as
-they encode, shard by shard.
+They belong to a collection, not to a run: the first ingest draws them, later ones carry them over unchanged,
+so that new documents and old ones stand in the same corpus. Clusters are trained on a sample that fits
+memory; the engine's workers assign all other documents to them as they encode, shard by shard.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ SAMPLE_TEXT_CHARACTERS = 2_048
 
 
 def view_folder(layout: CollectionLayout, published: Manifest | None) -> Path:
-    """Return where clusters and context lie: in the served generation, or in ``pending/`` before there is one."""
+    """Return where clusters and context lie.
+
+    In the served generation, or in ``pending/`` before there is one.
+    """
     return layout.generation_folder(published.generation) if published else layout.pending_folder
 
 
@@ -49,7 +52,9 @@ def corpus_view(
     if not published and not layout.pending_context_path.exists():
         return _draw(layout, staged, config, engine, progress)
     with layout.naming_damage():
-        view = CorpusView(clusters=Clusters.read(folder / CLUSTERS_ARROW), context=ContextSet.read(folder / CONTEXT_ARROW))
+        view = CorpusView(
+            clusters=Clusters.read(folder / CLUSTERS_ARROW), context=ContextSet.read(folder / CONTEXT_ARROW)
+        )
     if not published:
         _require_own_context(layout, view.context, engine.load().first_stage_fingerprint)
     return view
@@ -59,15 +64,25 @@ def _require_own_context(layout: CollectionLayout, context: ContextSet, first_st
     """Raise :class:`FingerprintMismatchError` where a run to be resumed drew its context with another model."""
     if context.first_stage_fingerprint != first_stage_fingerprint:
         raise FingerprintMismatchError(
-            f"an ingest of {layout.name!r} that was interrupted must go on with the model it began with, got other weights; "
+            f"an ingest of {layout.name!r} that was interrupted must go on with the model it began with, "
+            "got other weights; "
             f"restore them, or remove {layout.pending_folder} to begin anew"
         )
 
 
-def _draw(layout: CollectionLayout, staged: Sequence[Path], config: IngestConfig, engine: Engine, progress: ProgressListener) -> CorpusView:
+def _draw(
+    layout: CollectionLayout,
+    staged: Sequence[Path],
+    config: IngestConfig,
+    engine: Engine,
+    progress: ProgressListener,
+) -> CorpusView:
     progress("cluster", 0, None, "documents")
     sample = sample_rows(
-        map(pq.read_table, staged), config.cluster.max_sample_documents, config.cluster.seed, max_text_characters=SAMPLE_TEXT_CHARACTERS
+        map(pq.read_table, staged),
+        config.cluster.max_sample_documents,
+        config.cluster.seed,
+        max_text_characters=SAMPLE_TEXT_CHARACTERS,
     )
     embedded = engine.embed_sample(sample)
     clusters = train_clusters(

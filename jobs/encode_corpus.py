@@ -1,6 +1,7 @@
 """The model-bound half of the line: every staged shard through the encoder of an engine, into ``pending/encoded``.
 
-This process alone writes shards, as they come in, whoever encoded them. What a killed run finished is found there and taken over.
+This process alone writes shards, as they come in, whoever encoded them. What a killed run finished is found
+there and taken over.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pipeline.encode.shards import finished_shards, write_encoded_shard
 from pipeline.errors import FingerprintMismatchError
 from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW, CollectionLayout
 from pipeline.manifest import Manifest
-from pipeline.model.names import describe_model
+from pipeline.model.folders.names import describe_model
 from pipeline.types import ProgressListener
 
 TYPICAL_TOKENS_A_CHARACTER = 0.25
@@ -56,8 +57,8 @@ def encode_corpus(
 ) -> EncodedCorpus:
     """Run the stages that need a model over the staged shards; returns when every one is in ``pending/encoded``.
 
-    Raises :class:`FingerprintMismatchError` before any shard for another model than the collection's. The engine is closed at the end: what
-    comes after needs no model, and takes long.
+    Raises :class:`FingerprintMismatchError` before any shard for another model than the collection's. The
+    engine is closed at the end: what comes after needs no model, and takes long.
     """
     view = corpus_view(layout, published, staged, config, engine, progress)
     progress("encode", 0, None, "tokens")  # workers that have to be started are started for it
@@ -84,17 +85,23 @@ def encode_corpus(
     )
 
 
-def require_same_model(layout: CollectionLayout, published: Manifest, config: IngestConfig, engine: Engine) -> None:
+def require_same_model(
+    layout: CollectionLayout, published: Manifest, config: IngestConfig, engine: Engine
+) -> None:
     """Load the model; raise :class:`FingerprintMismatchError` where it is not the one the collection was built with."""
     folder = view_folder(layout, published)
     with layout.naming_damage():
-        view = CorpusView(clusters=Clusters.read(folder / CLUSTERS_ARROW), context=ContextSet.read(folder / CONTEXT_ARROW))
+        view = CorpusView(
+            clusters=Clusters.read(folder / CLUSTERS_ARROW), context=ContextSet.read(folder / CONTEXT_ARROW)
+        )
     _require_same_encoder(published, engine.begin(view).encoder_fingerprint, config)
 
 
 def _require_same_encoder(published: Manifest, encoder_fingerprint: str, config: IngestConfig) -> None:
     if published.fingerprints["encoder"] != encoder_fingerprint:
-        built_with, got = (describe_model(model) for model in (published.settings["encoder"]["model"], config.encoder.model))
+        built_with, got = (
+            describe_model(model) for model in (published.settings["encoder"]["model"], config.encoder.model)
+        )
         raise FingerprintMismatchError(
             f"collection {published.collection!r} must keep the model it was built with ({built_with}), "
             f"got other weights, tokenizer or context from {got}; restore them, or use a new collection"
@@ -102,7 +109,10 @@ def _require_same_encoder(published: Manifest, encoder_fingerprint: str, config:
 
 
 class _TokenMeter:
-    """Counts tokens as they leave the encoder; how many there will be is estimated from the characters, better with every shard."""
+    """Counts tokens as they leave the encoder.
+
+    How many there will be is estimated from the characters, better with every shard.
+    """
 
     def __init__(self, total_characters: int, progress: ProgressListener) -> None:
         self.tokens = 0

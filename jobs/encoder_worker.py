@@ -3,8 +3,9 @@
     load ─▶ embed_sample, embed_context   once for a collection, by one worker
     load ─▶ begin ─▶ encode, encode, …    by every worker
 
-A worker loads the model once, is given Parquet bytes and gives Parquet bytes: it knows no collection, no folder and no Ray. So it needs no
-disk in common with anyone, and one that was given up for dead can spoil nothing when it wakes.
+A worker loads the model once, is given Parquet bytes and gives Parquet bytes: it knows no collection, no
+folder and no Ray. So it needs no disk in common with anyone, and one that was given up for dead can spoil
+nothing when it wakes.
 """
 
 from __future__ import annotations
@@ -98,7 +99,10 @@ def load_stages(config: IngestConfig) -> Stages:
 
 
 class EncoderWorker:
-    """The model of one ingest and what it is asked; ``num_threads`` = None leaves threads as the process has them."""
+    """The model of one ingest and what it is asked.
+
+    ``num_threads`` = None leaves threads as the process has them.
+    """
 
     def __init__(self, config: IngestConfig, num_threads: int | None = None) -> None:
         self._config = config
@@ -134,13 +138,19 @@ class EncoderWorker:
     def draw_context(self, sample: pa.Table, assignments_N: Int32[np.ndarray, " N"]) -> ContextSet:
         """Draw the context from a clustered sample and embed it with the first stage."""
         first_stage = self._loaded().first_stage
-        return build_context(sample, assignments_N, self._config.context, first_stage.embed, first_stage.fingerprint)
+        return build_context(
+            sample, assignments_N, self._config.context, first_stage.embed, first_stage.fingerprint
+        )
 
     def begin(self, view: CorpusView) -> Begun:
         """Make ready to encode in the light of a corpus."""
         self._encoder = DocumentEncoder(self._config.encoder, view.context, self._loaded().backbone)
         self._view, self._assigner = view, None
-        return Begun(encoder_fingerprint=self._encoder.fingerprint, vector_dim=self._encoder.vector_dim, host=socket.gethostname())
+        return Begun(
+            encoder_fingerprint=self._encoder.fingerprint,
+            vector_dim=self._encoder.vector_dim,
+            host=socket.gethostname(),
+        )
 
     def encode(self, staged: bytes, on_tokens: Callable[[int], None] | None = None) -> EncodedShard:
         """Encode the bytes of a staged shard; ``on_tokens`` hears how many tokens each batch has finished."""
@@ -159,10 +169,14 @@ class EncoderWorker:
         """Assign rows to clusters; documents of the sample have been assigned when it was clustered."""
         assert self._view is not None
         known = self._view.known_clusters
-        assignments_N = np.array([known.get(doc_id, -1) for doc_id in rows.column("doc_id").to_pylist()], dtype=np.int32)
+        assignments_N = np.array(
+            [known.get(doc_id, -1) for doc_id in rows.column("doc_id").to_pylist()], dtype=np.int32
+        )
         unknown = np.flatnonzero(assignments_N < 0)
         if len(unknown):
-            self._assigner = self._assigner or ClusterAssigner(self._view.clusters, self._stored_embedder(self._view.clusters))
+            self._assigner = self._assigner or ClusterAssigner(
+                self._view.clusters, self._stored_embedder(self._view.clusters)
+            )
             assignments_N[unknown] = self._assigner.assign_rows(rows.take(pa.array(unknown)))
         return assignments_N
 
@@ -174,18 +188,27 @@ class EncoderWorker:
         stages = self._loaded()
         if self._config.cluster.surrogate == "encoder":
             return _NormalisedFirstStage(stages.first_stage), {}
-        embedder, fit = StaticEmbedder.fitted_to(stages.backbone.token_embeddings, stages.backbone.tokenizer, texts)
+        embedder, fit = StaticEmbedder.fitted_to(
+            stages.backbone.token_embeddings, stages.backbone.tokenizer, texts
+        )
         return embedder, fit.to_arrays()
 
     def _stored_embedder(self, clusters: Clusters) -> TextEmbedder:
         stages = self._loaded()
         if self._config.cluster.surrogate == "encoder":
             return _NormalisedFirstStage(stages.first_stage)
-        return StaticEmbedder(stages.backbone.token_embeddings, stages.backbone.tokenizer, StaticFit.from_arrays(clusters.surrogate_state))
+        return StaticEmbedder(
+            stages.backbone.token_embeddings,
+            stages.backbone.tokenizer,
+            StaticFit.from_arrays(clusters.surrogate_state),
+        )
 
 
 class _NormalisedFirstStage:
-    """The first stage as a surrogate: φ and ψ of unit length, at the price of one more forward pass a document."""
+    """The first stage as a surrogate.
+
+    Φ and ψ of unit length, at the price of one more forward pass a document.
+    """
 
     def __init__(self, first_stage: ContextEncoder) -> None:
         self._first_stage = first_stage

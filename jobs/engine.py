@@ -1,6 +1,7 @@
 """Who encodes: this process, or the workers of a Ray cluster. Everything else of the line is the same.
 
-An engine does what needs a model, and only when it is asked: a run without changes opens none, and so never loads torch or Ray.
+An engine does what needs a model, and only when it is asked: a run without changes opens none, and so never
+loads torch or Ray.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ EngineName = Literal["local", "ray"]
 class EngineConfig:
     """Where shards are encoded, and by how many.
 
-    The rest holds for ``ray`` alone. ``address`` = None starts a Ray of its own on this machine. ``max_workers`` = None takes as many as
-    the cluster has CPUs, or GPUs if a worker needs one; no more are started than there are shards, and a run that cannot have
-    ``min_workers`` of them fails. ``shard_deadline_seconds`` = None learns it from the shards that are finished.
+    The rest holds for ``ray`` alone. ``address`` = None starts a Ray of its own on this machine.
+    ``max_workers`` = None takes as many as the cluster has CPUs, or GPUs if a worker needs one; no more are
+    started than there are shards, and a run that cannot have ``min_workers`` of them fails.
+    ``shard_deadline_seconds`` = None learns it from the shards that are finished.
     """
 
     name: EngineName = "local"
@@ -47,14 +49,19 @@ class EngineConfig:
             raise ConfigError(f"engine must be local or ray, got {self.name!r}")
         if self.min_workers < 1 or (self.max_workers is not None and self.max_workers < self.min_workers):
             raise ConfigError(
-                f"workers must be a positive number, or two as in 2:8, got {self.min_workers}:{self.max_workers}; give the smaller first"
+                "workers must be a positive number, or two as in 2:8, got "
+                f"{self.min_workers}:{self.max_workers}; give the smaller first"
             )
         if self.cpus_a_worker < 1 or self.gpus_a_worker < 0:
             raise ConfigError(
-                f"a worker must have at least one CPU and no fewer than 0 GPUs, got {self.cpus_a_worker} and {self.gpus_a_worker:g}"
+                f"a worker must have at least one CPU and no fewer than 0 GPUs, got {self.cpus_a_worker} "
+                f"and {self.gpus_a_worker:g}"
             )
         if self.shard_deadline_seconds is not None and not self.shard_deadline_seconds > 0:
-            raise ConfigError(f"shard_deadline_seconds must be positive, got {self.shard_deadline_seconds}; leave it out to have it learnt")
+            raise ConfigError(
+                f"shard_deadline_seconds must be positive, got {self.shard_deadline_seconds}; leave it "
+                "out to have it learnt"
+            )
 
 
 class Engine(Protocol):
@@ -76,7 +83,9 @@ class Engine(Protocol):
         """Make ready to encode in the light of a corpus."""
         ...
 
-    def encode(self, shards: Sequence[Path], on_tokens: Callable[[int], None]) -> Iterator[tuple[int, EncodedShard]]:
+    def encode(
+        self, shards: Sequence[Path], on_tokens: Callable[[int], None]
+    ) -> Iterator[tuple[int, EncodedShard]]:
         """Encode staged shards, each once, and give them with their positions as they are finished, in any order."""
         ...
 
@@ -116,7 +125,9 @@ class LocalEngine:
         """See :class:`Engine`."""
         return self._at_work().begin(view)
 
-    def encode(self, shards: Sequence[Path], on_tokens: Callable[[int], None]) -> Iterator[tuple[int, EncodedShard]]:
+    def encode(
+        self, shards: Sequence[Path], on_tokens: Callable[[int], None]
+    ) -> Iterator[tuple[int, EncodedShard]]:
         """See :class:`Engine`; shards come in order, and tokens are heard of batch by batch."""
         for number, shard in enumerate(shards):
             yield number, self._at_work().encode(shard.read_bytes(), on_tokens)
@@ -130,6 +141,6 @@ def open_engine(engine: EngineConfig, config: IngestConfig) -> Engine:
     """Return the engine asked for; nothing is loaded or started before it is asked for anything."""
     if engine.name == "local":
         return LocalEngine(config)
-    from jobs.ray_engine import RayEngine
+    from jobs.ray_cluster.engine import RayEngine
 
     return RayEngine(engine, config)

@@ -1,6 +1,7 @@
 """The settings of an ingest, composed: what somebody chose, over what the collection was built with, over the defaults.
 
-A new collection takes what its model's folder brings (``pipeline.model.model_defaults``) before the default.
+A new collection takes what its model's folder brings (``pipeline.model.folders.model_defaults``) before the
+default.
 """
 
 from __future__ import annotations
@@ -9,8 +10,15 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from pipeline.config import ClusterConfig, ContextConfig, CorpusConfig, EncoderConfig, IndexConfig, IngestConfig
-from pipeline.model.model_defaults import model_defaults
+from pipeline.config import (
+    ClusterConfig,
+    ContextConfig,
+    CorpusConfig,
+    EncoderConfig,
+    IndexConfig,
+    IngestConfig,
+)
+from pipeline.model.folders.model_defaults import model_defaults
 
 STAGES: Final[Mapping[str, type[Any]]] = {
     "corpus": CorpusConfig,
@@ -25,15 +33,20 @@ STAGES: Final[Mapping[str, type[Any]]] = {
 def resolve_ingest_config(chosen: Mapping[str, Any], stored: Mapping[str, Any] | None) -> IngestConfig:
     """Compose one configuration: what was ``chosen`` over what the collection has ``stored`` over the defaults.
 
-    ``chosen`` is keyed by stage and field, as in ``{"encoder": {"pooling": "lmk"}}``; ``stored`` is a manifest's ``settings``.
+    ``chosen`` is keyed by stage and field, as in ``{"encoder": {"pooling": "lmk"}}``; ``stored`` is a
+    manifest's ``settings``.
     """
     stages: dict[str, Any] = {}
     for stage, kind in STAGES.items():
         names = {item.name for item in fields(kind)}
-        kept = {name: _as_field(value) for name, value in (stored or {}).get(stage, {}).items() if name in names}
+        kept = {
+            name: _as_field(value) for name, value in (stored or {}).get(stage, {}).items() if name in names
+        }
         # A collection has all its settings stored: what its model's folder brings counts for a new one only.
         brought = model_defaults(chosen.get(stage, {})) if stage == "encoder" and stored is None else {}
-        stages[stage] = kind(**{**brought, **kept, **{name: _as_field(value) for name, value in chosen.get(stage, {}).items()}})
+        stages[stage] = kind(
+            **{**brought, **kept, **{name: _as_field(value) for name, value in chosen.get(stage, {}).items()}}
+        )
     config = IngestConfig(**stages)
     return replace(config, **{key: value for key, value in chosen.items() if key not in STAGES})
 

@@ -11,8 +11,8 @@
     [encoder]                               and of the stages' settings: corpus, cluster, context, encoder, index
     landmark_interval = 64
 
-``train_encoder`` has sources or documents, output, base and judged instead, and its settings under ``[train]``. Relative paths start from
-the working folder. ``jobs/configs`` has one file a job.
+``train_encoder`` has sources or documents, output, base and judged instead, and its settings under
+``[train]``. Relative paths start from the working folder. ``jobs/configs`` has one file a job.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ _RESOURCES: Final = {"cpus": (int, float), "gpus": (int, float)}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IngestJob:
-    """One of the jobs of an ingest; ``stages`` are settings by stage and field, ``engine`` those of :class:`EngineConfig`."""
+    """One of the jobs of an ingest.
+
+    ``stages`` are settings by stage and field, ``engine`` those of :class:`EngineConfig`.
+    """
 
     job: IngestJobName
     sources: tuple[str, ...]
@@ -93,11 +96,21 @@ def read_job(path: Path) -> IngestJob | TrainJob:
         values = _checked(path, content, known, required=("output",))
         if not isinstance(settings, dict):
             raise ConfigError(f"{path}: train must be a table, got {settings!r}")
-        return TrainJob(job="train_encoder", settings=_tuples(cast("Mapping[str, Any]", settings)), **values, **resources)
+        return TrainJob(
+            job="train_encoder", settings=_tuples(cast("Mapping[str, Any]", settings)), **values, **resources
+        )
     kinds: Mapping[str, Any] = {item.name: object for item in fields(EngineConfig)}
     engine = _table(path, content, "engine", kinds)
-    stages = {stage: _table(path, content, stage, {item.name: object for item in fields(kind)}) for stage, kind in STAGES.items()}
-    values = _checked(path, content, {"sources": list, "collection": str, "root": str, "sync": bool}, required=("sources", "collection"))
+    stages = {
+        stage: _table(path, content, stage, {item.name: object for item in fields(kind)})
+        for stage, kind in STAGES.items()
+    }
+    values = _checked(
+        path,
+        content,
+        {"sources": list, "collection": str, "root": str, "sync": bool},
+        required=("sources", "collection"),
+    )
     return IngestJob(job=name, engine=_engine(path, engine), stages=stages, **values, **resources)
 
 
@@ -119,7 +132,12 @@ def _table(path: Path, content: dict[str, Any], name: str, known: Mapping[str, A
 
 
 def _checked(
-    path: Path, content: Mapping[str, Any], known: Mapping[str, Any], *, required: tuple[str, ...] = (), where: str = ""
+    path: Path,
+    content: Mapping[str, Any],
+    known: Mapping[str, Any],
+    *,
+    required: tuple[str, ...] = (),
+    where: str = "",
 ) -> dict[str, Any]:
     values = {key: value for key, value in content.items() if key != "job"}
     for key, value in values.items():
@@ -137,7 +155,10 @@ def _checked(
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(cast("list[Any]", value)) if isinstance(value, list) else value for key, value in values.items()}
+    return {
+        key: tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+        for key, value in values.items()
+    }
 
 
 def _words(kind: Any) -> str:

@@ -4,10 +4,11 @@
     store.add_texts(["a first note", "a second one"])
     store.similarity_search("note", k=2)
 
-Every call that writes publishes a generation, so add in large batches; one writer at a time, others are told to try again. The first batch
-draws the clusters and the context: let it be a fair sample. The collection embeds with its own encoder, so no other embeddings are taken.
-LangChain's metadata is kept as JSON; only those named in ``filter_columns`` can be filtered by. There is no search by a vector and no
-maximal marginal relevance.
+Every call that writes publishes a generation, so add in large batches; one writer at a time, others are told
+to try again. The first batch draws the clusters and the context: let it be a fair sample. The collection
+embeds with its own encoder, so no other embeddings are taken. LangChain's metadata is kept as JSON; only
+those named in ``filter_columns`` can be filtered by. There is no search by a vector and no maximal marginal
+relevance.
 """
 
 from __future__ import annotations
@@ -38,11 +39,20 @@ try:
     from langchain_core.vectorstores import VectorStore
 except ModuleNotFoundError as error:
     raise extra_missing(
-        error, what="LangChain's vector store", module="langchain_core", package="langchain-core", extra="langchain"
+        error,
+        what="LangChain's vector store",
+        module="langchain_core",
+        package="langchain-core",
+        extra="langchain",
     ) from None
 
 METADATA_COLUMN: Final = "langchain_metadata"
-_TYPES: Final[Mapping[str, pa.DataType]] = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
+_TYPES: Final[Mapping[str, pa.DataType]] = {
+    "string": pa.string(),
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "boolean": pa.bool_(),
+}
 
 ColumnType = Literal["string", "integer", "number", "boolean"]
 
@@ -50,8 +60,9 @@ ColumnType = Literal["string", "integer", "number", "boolean"]
 class CairnVectorStore(VectorStore):
     """Stores texts in the collection of this name; it is made at the first add.
 
-    ``settings`` are an ingest's, by stage (``{"encoder": {"model": "all-MiniLM-L6-v2"}}``), and count for a new collection.
-    ``filter_columns`` names metadata with a type to be filtered by. A metadata ``title`` that is a text is the document's title.
+    ``settings`` are an ingest's, by stage (``{"encoder": {"model": "all-MiniLM-L6-v2"}}``), and count for a
+    new collection. ``filter_columns`` names metadata with a type to be filtered by. A metadata ``title`` that
+    is a text is the document's title.
     """
 
     def __init__(
@@ -69,18 +80,24 @@ class CairnVectorStore(VectorStore):
         self._opened: Collection | None = None
 
     @override
-    def add_documents(self, documents: list[Document], *, ids: Sequence[str | None] | None = None, **kwargs: Any) -> list[str]:
+    def add_documents(
+        self, documents: list[Document], *, ids: Sequence[str | None] | None = None, **kwargs: Any
+    ) -> list[str]:
         """Add documents, or replace those of the same ids; returns the ids, drawn where none are given."""
         _require_known(kwargs)
         if ids is not None and len(ids) != len(documents):
-            raise UsageError(f"there must be one id a document, got {len(ids)} ids and {len(documents)} documents")
+            raise UsageError(
+                f"there must be one id a document, got {len(ids)} ids and {len(documents)} documents"
+            )
         wanted = list(ids) if ids is not None else [document.id for document in documents]
         chosen = [doc_id or str(uuid.uuid4()) for doc_id in wanted]
         for place, document in enumerate(documents):
             if not document.page_content.strip():
                 raise UsageError(f"a document must hold text, got document {place} with none; leave it out")
         if documents:
-            self._ingest(dict(zip(chosen, documents, strict=True)))  # of one id the last counts, as if added one by one
+            self._ingest(
+                dict(zip(chosen, documents, strict=True))
+            )  # of one id the last counts, as if added one by one
         return chosen
 
     @override
@@ -88,7 +105,9 @@ class CairnVectorStore(VectorStore):
         """Delete documents; ids that are not there are passed over."""
         _require_known(kwargs)
         if ids is None:
-            raise UsageError("ids to delete must be given, got none; to delete everything, remove the collection's folder")
+            raise UsageError(
+                "ids to delete must be given, got none; to delete everything, remove the collection's folder"
+            )
         if ids and self.layout.exists():
             delete_documents(self.layout, ids)
         return True
@@ -104,14 +123,26 @@ class CairnVectorStore(VectorStore):
 
     @override
     def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
-        """Return the documents that answer a query best; keywords are those of :meth:`similarity_search_with_score`."""
+        """Return the documents that answer a query best.
+
+        Keywords are those of :meth:`similarity_search_with_score`.
+        """
         return [document for document, _ in self.similarity_search_with_score(query, k, **kwargs)]
 
     @override
     def similarity_search_with_score(
-        self, query: str, k: int = 4, *, filter: Mapping[str, Any] | None = None, hybrid: bool = True, **kwargs: Any
+        self,
+        query: str,
+        k: int = 4,
+        *,
+        filter: Mapping[str, Any] | None = None,
+        hybrid: bool = True,
+        **kwargs: Any,
     ) -> list[tuple[Document, float]]:
-        """Return whole documents with their scores, best first; ``filter`` is Cairn's filter tree over ``filter_columns``."""
+        """Return whole documents with their scores, best first.
+
+        ``filter`` is Cairn's filter tree over ``filter_columns``.
+        """
         _require_known(kwargs)
         if not 1 <= k <= MAX_TOP_K:
             raise ConfigError(f"k must be a number from 1 to {MAX_TOP_K}, got {k}")
@@ -133,7 +164,10 @@ class CairnVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Make a store and add texts; ``embedding`` must be None or CairnEmbeddings, as the collection embeds with its own encoder."""
+        """Make a store and add texts.
+
+        ``embedding`` must be None or CairnEmbeddings, as the collection embeds with its own encoder.
+        """
         from pipeline.frameworks.langchain_embeddings import CairnEmbeddings
 
         if embedding is not None and not isinstance(embedding, CairnEmbeddings):
@@ -157,20 +191,29 @@ class CairnVectorStore(VectorStore):
             pq.write_table(self._table(documents), source)
             report = build_index([str(source)], self._root, name, config)
         if report.quarantined:
-            reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(report.quarantine_reasons.items()))
+            reasons = ", ".join(
+                f"{reason}: {count}" for reason, count in sorted(report.quarantine_reasons.items())
+            )
             raise UsageError(
-                f"every text must be one that can be indexed, got {report.quarantined} that cannot ({reasons}); the others are in"
+                f"every text must be one that can be indexed, got {report.quarantined} that cannot "
+                f"({reasons}); the others are in"
             )
 
     def _table(self, documents: Mapping[str, Document]) -> pa.Table:
         rows = list(documents.values())
-        titles = [title if isinstance(title := row.metadata.get("title"), str) and title.strip() else None for row in rows]
+        titles = [
+            title if isinstance(title := row.metadata.get("title"), str) and title.strip() else None
+            for row in rows
+        ]
         columns = {
             "id": pa.array(list(documents), pa.string()),
             "title": pa.array(titles, pa.string()),
             "text": pa.array([row.page_content for row in rows], pa.large_string()),
             METADATA_COLUMN: pa.array([_json(row.metadata) for row in rows], pa.string()),
-            **{name: _column(name, kind, [row.metadata.get(name) for row in rows]) for name, kind in self._columns.items()},
+            **{
+                name: _column(name, kind, [row.metadata.get(name) for row in rows])
+                for name, kind in self._columns.items()
+            },
         }
         return pa.table(columns)
 
@@ -182,7 +225,9 @@ class CairnVectorStore(VectorStore):
 
 def _as_document(doc_id: str, text: str, metadata: Mapping[str, Any]) -> Document:
     kept = metadata.get(METADATA_COLUMN)
-    return Document(id=doc_id, page_content=text, metadata=dict(metadata) if kept is None else json.loads(kept))
+    return Document(
+        id=doc_id, page_content=text, metadata=dict(metadata) if kept is None else json.loads(kept)
+    )
 
 
 def _json(metadata: Mapping[str, Any]) -> str:
@@ -196,7 +241,9 @@ def _column(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
     try:
         return pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise UsageError(f"metadata {name!r} must be of the type given in filter_columns ({kind}), got another: {error}") from None
+        raise UsageError(
+            f"metadata {name!r} must be of the type given in filter_columns ({kind}), got another: {error}"
+        ) from None
 
 
 def _column_type(name: str, kind: str) -> pa.DataType:

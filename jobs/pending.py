@@ -1,8 +1,8 @@
 """The work of a run that is not published yet, kept so that a killed run goes on where it stopped.
 
-``pending/PENDING.json`` holds the key of the work: every setting that shapes an encoded shard, and the generation it builds on. Another
-key means the leftovers
-fit no longer, and they are dropped before anything is read from them.
+``pending/PENDING.json`` holds the key of the work: every setting that shapes an encoded shard, and the
+generation it builds on. Another key means the leftovers fit no longer, and they are dropped before anything
+is read from them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,19 @@ def work_key(config: IngestConfig, schema_fingerprint: str, base_generation: int
     settings = config.to_dict()
     encoder = {name: value for name, value in settings["encoder"].items() if name not in SPEED_ONLY}
     return fingerprint(
-        encoder=encoder, cluster=settings["cluster"], context=settings["context"], schema=schema_fingerprint, base=base_generation
+        encoder=encoder,
+        cluster=settings["cluster"],
+        context=settings["context"],
+        schema=schema_fingerprint,
+        base=base_generation,
     )
 
 
 def resume_or_start(layout: CollectionLayout, key: str) -> bool:
-    """Keep the leftovers when they were made for ``key``, else start empty; return whether something was kept."""
+    """Keep the leftovers when they were made for ``key``, else start empty.
+
+    Return whether something was kept.
+    """
     if _read_key(layout) == key:
         return True
     discard(layout)
@@ -58,11 +65,16 @@ def load_encoded(layout: CollectionLayout, ledger: Ledger) -> None:
     """Tell the ledger which documents earlier runs left encoded, and in which shard."""
     for number in finished_shards(layout.encoded_folder):
         hashes = read_document_hashes(layout.encoded_folder, number)
-        ledger.load_encoded(number, hashes.column("doc_id").to_pylist(), hashes.column("content_sha256").to_pylist())
+        ledger.load_encoded(
+            number, hashes.column("doc_id").to_pylist(), hashes.column("content_sha256").to_pylist()
+        )
 
 
 class EncodedShards:
-    """Everything in ``pending/encoded`` that this run commits: its own shards, and of earlier runs' what is still the source's content."""
+    """Everything in ``pending/encoded`` that this run commits.
+
+    Its own shards, and of earlier runs' what is still the source's content.
+    """
 
     def __init__(self, layout: CollectionLayout, ledger: Ledger, first_own_shard: int) -> None:
         self._folder = layout.encoded_folder

@@ -1,8 +1,9 @@
 """What an ingest would do and how long it would take, without doing it.
 
-Counts are exact: the whole corpus passes the same checks and the same ledger. Tokens and time are estimates from the corpus's first
-documents, tokenised and, where the collection has not measured the encoder yet, timed: what the first stage embeds for the context, and
-the encoding with a context of that size where one is read.
+Counts are exact: the whole corpus passes the same checks and the same ledger. Tokens and time are estimates
+from the corpus's first documents, tokenised and, where the collection has not measured the encoder yet,
+timed: what the first stage embeds for the context, and the encoding with a context of that size where one is
+read.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ def stored_settings(root: str | Path, collection: str) -> Mapping[str, Any] | No
 
 
 def plan_index(
-    sources: Sequence[str], root: str | Path, collection: str, config: IngestConfig, progress: ProgressListener = silent_progress
+    sources: Sequence[str],
+    root: str | Path,
+    collection: str,
+    config: IngestConfig,
+    progress: ProgressListener = silent_progress,
 ) -> dict[str, int | float | str]:
     """Return the counts :func:`jobs.build_index.build_index` would report, with estimated tokens and seconds of encoding."""
     layout = CollectionLayout(Path(root), collection)
@@ -63,14 +68,24 @@ def plan_index(
         from jobs.encode_corpus import require_same_model
 
         require_same_model(layout, published, config, LocalEngine(config))
-    with tempfile.TemporaryDirectory(prefix="cairn-plan-") as folder, Ledger(Path(folder) / "ledger.sqlite") as ledger:
+    with (
+        tempfile.TemporaryDirectory(prefix="cairn-plan-") as folder,
+        Ledger(Path(folder) / "ledger.sqlite") as ledger,
+    ):
         if published:
             tables = LanceTables.open_or_create(layout, scan.metadata_fields, published.vector_dim)
             hashes = tables.published_hashes(published.lance_versions)
-            ledger.load_published((batch.column("doc_id").to_pylist(), batch.column("content_sha256").to_pylist()) for batch in hashes)
+            ledger.load_published(
+                (batch.column("doc_id").to_pylist(), batch.column("content_sha256").to_pylist())
+                for batch in hashes
+            )
         planned = plan_changes(scan, config.corpus, ledger, progress=progress)
         deleted = sum(map(len, ledger.vanished_ids())) if config.sync and planned.is_complete else 0
-    estimate = _estimate(scan, config, planned.indexed, planned.characters, published) if planned.characters else _Estimate()
+    estimate = (
+        _estimate(scan, config, planned.indexed, planned.characters, published)
+        if planned.characters
+        else _Estimate()
+    )
     return {
         "rows": planned.rows,
         "indexed": planned.indexed,
@@ -88,14 +103,19 @@ def plan_index(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Estimate:
-    """What is left to the model: tokens of the texts, seconds to encode them, and seconds to embed what a first ingest draws beforehand."""
+    """What is left to the model.
+
+    Tokens of the texts, seconds to encode them, and seconds to embed what a first ingest draws beforehand.
+    """
 
     tokens: int = 0
     encode_seconds: float = 0.0
     context_seconds: float = 0.0
 
 
-def _estimate(scan: Scan, config: IngestConfig, documents: int, characters: int, published: Manifest | None) -> _Estimate:
+def _estimate(
+    scan: Scan, config: IngestConfig, documents: int, characters: int, published: Manifest | None
+) -> _Estimate:
     from jobs.cluster_corpus import SAMPLE_TEXT_CHARACTERS
     from jobs.encoder_worker import load_stages  # torch comes in here
     from pipeline.encode.documents import DocumentEncoder
@@ -114,13 +134,18 @@ def _estimate(scan: Scan, config: IngestConfig, documents: int, characters: int,
     embed_seconds = time.monotonic() - started
     # The first stage reads heads of documents; those of the sample fill its budget and may be few and long.
     characters_read = round(config.context.max_document_tokens / max(tokens_a_character, 1e-6))
-    texts_read, sample_read = (np.minimum([len(text) for text in some], characters_read) for some in (texts, sample))
+    texts_read, sample_read = (
+        np.minimum([len(text) for text in some], characters_read) for some in (texts, sample)
+    )
     document_seconds = embed_seconds * texts_read.mean() / max(1, sample_read.sum())
     num_context = num_embedded = min(config.context.num_documents, documents)
     if config.cluster.surrogate == "encoder":
-        num_embedded += 2 * min(config.cluster.max_sample_documents, documents)  # as documents, and as their queries
+        num_embedded += 2 * min(
+            config.cluster.max_sample_documents, documents
+        )  # as documents, and as their queries
     if config.encoder.use_context:
-        # Only the shape of a context costs time: the sample's embeddings, repeated, stand in for those to be drawn.
+        # Only the shape of a context costs time: the sample's embeddings, repeated, stand in for those to be
+        # drawn.
         stand_in = _context_of(np.resize(embeddings_SD, (num_context, embeddings_SD.shape[1])))
         encoder = DocumentEncoder(config.encoder, stand_in, stages.backbone)
     started = time.monotonic()
@@ -133,7 +158,9 @@ def _estimate(scan: Scan, config: IngestConfig, documents: int, characters: int,
 
 
 def _first_texts(scan: Scan, config: IngestConfig) -> list[str]:
-    rows = (text for batch in read_checked(scan, config.corpus) for text in batch.rows.column("text").to_pylist())
+    rows = (
+        text for batch in read_checked(scan, config.corpus) for text in batch.rows.column("text").to_pylist()
+    )
     return [text[:SAMPLE_CHARACTERS] for text in islice(rows, SAMPLE_DOCUMENTS)]
 
 

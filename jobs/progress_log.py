@@ -34,5 +34,8 @@ class ProgressLog:
         """Say what the stage has done, where there is one."""
         if self._stage is not None:
             done, unit = self._last
-            self._write(f"stage={self._stage} done={done} unit={unit} seconds={time.monotonic() - self._started_seconds:.1f}")
+            self._write(
+                f"stage={self._stage} done={done} unit={unit} "
+                f"seconds={time.monotonic() - self._started_seconds:.1f}"
+            )
             self._stage = None

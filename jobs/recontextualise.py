@@ -2,9 +2,10 @@
 
     stored rows ─▶ staged ─▶ new clusters ─▶ new context ─▶ encoded ─▶ tables replaced ─▶ next generation
 
-All or nothing: vectors of two contexts never stand in one generation. The texts come from the tables, so no source is needed; a query
-column is not stored, and the query side of a document is its title or leading sentence here. Searches answer from the old generation
-until the new one is published, and a killed run goes on as an ingest does. No vector of an encoder that reads no context is affected.
+All or nothing: vectors of two contexts never stand in one generation. The texts come from the tables, so no
+source is needed; a query column is not stored, and the query side of a document is its title or leading
+sentence here. Searches answer from the old generation until the new one is published, and a killed run goes
+on as an ingest does. No vector of an encoder that reads no context is affected.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class ClusterChange:
 class RecontextualisationPlan:
     """How far a corpus has drifted, and what a new context would cost; ``is_due`` where the drift is large and the encoder reads it.
 
-    ``changed_clusters`` has those whose share of the corpus moved most, most first. ``encode_seconds`` counts what the last encoding
-    measured, without the drawing of clusters and context.
+    ``changed_clusters`` has those whose share of the corpus moved most, most first. ``encode_seconds`` counts
+    what the last encoding measured, without the drawing of clusters and context.
     """
 
     collection: str
@@ -93,7 +94,10 @@ def plan_recontextualisation(root: str | Path, collection: str) -> Recontextuali
         verdict=drift.verdict,
         total_variation=drift.total_variation,
         added_share=drift.added_share,
-        changed_clusters=tuple(ClusterChange(cluster=k, documents_at_context=before[k], documents=now[k]) for k in drift.changed_clusters),
+        changed_clusters=tuple(
+            ClusterChange(cluster=k, documents_at_context=before[k], documents=now[k])
+            for k in drift.changed_clusters
+        ),
         documents=status["documents"],
         reads_context=reads_context,
         is_due=reads_context and drift.verdict == "re-contextualise",
@@ -112,7 +116,8 @@ def recontextualise(
 ) -> RecontextualisationReport:
     """Draw clusters and context anew, encode every document with them, and publish the result.
 
-    ``config`` is the collection's own. Raises :class:`FingerprintMismatchError` for another model than it was built with.
+    ``config`` is the collection's own. Raises :class:`FingerprintMismatchError` for another model than it was
+    built with.
     """
     watch = StageWatch(progress)
     layout = CollectionLayout(Path(root), collection)
@@ -127,8 +132,12 @@ def recontextualise(
         schema = staged_schema(tables.metadata_fields)
         with Ledger(layout.ledger_path) as ledger:
             pending.load_encoded(layout, ledger)
-            stored = tables.scan(DOCUMENTS, [name for name in schema.names if name != "query"], published.lance_versions)
-            shards, characters = stage_stored(stored, ledger, layout.staged_folder, config.shard_characters, schema)
+            stored = tables.scan(
+                DOCUMENTS, [name for name in schema.names if name != "query"], published.lance_versions
+            )
+            shards, characters = stage_stored(
+                stored, ledger, layout.staged_folder, config.shard_characters, schema
+            )
             corpus = encode_corpus(layout, None, shards, characters, config, opened, watch)
             encoded = pending.EncodedShards(layout, ledger, corpus.first_shard)
             documents, chunks = encoded.count()
@@ -160,7 +169,9 @@ def recontextualise(
     return report
 
 
-def _record(layout: CollectionLayout, run_id: str, config: IngestConfig, report: RecontextualisationReport) -> None:
+def _record(
+    layout: CollectionLayout, run_id: str, config: IngestConfig, report: RecontextualisationReport
+) -> None:
     content: dict[str, Any] = {"run_id": run_id, "settings": config.to_dict(), "report": asdict(report)}
     with durable.storage_errors("recording the run"):
         layout.runs_folder.mkdir(exist_ok=True)

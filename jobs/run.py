@@ -18,8 +18,8 @@ from pipeline.corpus.staging import Staged
 from pipeline.errors import FingerprintMismatchError
 from pipeline.index.layout import CollectionLayout
 from pipeline.manifest import Manifest
-from pipeline.model.embedded_weights import MODEL_NAMES
-from pipeline.model.names import model_folder
+from pipeline.model.folders.embedded_weights import MODEL_NAMES
+from pipeline.model.folders.names import model_folder
 from pipeline.types import IngestReport, ProgressListener
 
 SPEED_ONLY = frozenset({"precision", "backend", "batch_tokens"})
@@ -47,7 +47,9 @@ class Run:
     def warnings(self, staged: Staged) -> tuple[str, ...]:
         """Return what the user should know although the run went through."""
         if self.config.sync and not staged.is_complete:
-            kept = "--sync deleted nothing: documents of a damaged source file cannot be told from vanished ones"
+            kept = (
+                "--sync deleted nothing: documents of a damaged source file cannot be told from vanished ones"
+            )
             return (*self.scan.warnings, kept)
         return self.scan.warnings
 
@@ -72,7 +74,9 @@ class StageWatch:
     def _close(self) -> None:
         now = time.monotonic()
         if self._stage is not None:
-            self._finished[self._stage] = self._finished.get(self._stage, 0.0) + now - self._stage_started_seconds
+            self._finished[self._stage] = (
+                self._finished.get(self._stage, 0.0) + now - self._stage_started_seconds
+            )
         self._stage_started_seconds = now
 
     def stage_seconds(self) -> dict[str, float]:
@@ -102,7 +106,9 @@ def require_same_settings(published: Manifest | None, config: IngestConfig) -> N
     # Where the model lies says nothing; whether it is the same is asked of its weights.
     del asked["encoder"]["model"]
     # A setting younger than the collection had its default when the collection was built.
-    stored = {stage: {**defaults[stage], **published.settings[stage]} for stage in ("encoder", "cluster", "context")}
+    stored = {
+        stage: {**defaults[stage], **published.settings[stage]} for stage in ("encoder", "cluster", "context")
+    }
     differences = [
         f"{stage}.{name} is {settings[name]!r}, got {value!r}"
         for stage, settings in stored.items()
@@ -111,7 +117,8 @@ def require_same_settings(published: Manifest | None, config: IngestConfig) -> N
     ]
     if differences:
         raise FingerprintMismatchError(
-            f"collection {published.collection!r} must keep the settings it was built with: {'; '.join(differences)}; "
+            f"collection {published.collection!r} must keep the settings it was built with: "
+            f"{'; '.join(differences)}; "
             f"leave them out, or use a new collection"
         )
 
@@ -122,7 +129,10 @@ def is_repointed(published: Manifest | None, config: IngestConfig) -> bool:
 
 
 def may_have_another_model(published: Manifest, config: IngestConfig) -> bool:
-    """Say whether the model must be compared though nothing is encoded: it lies elsewhere, or its files are younger than the collection."""
+    """Say whether the model must be compared though nothing is encoded.
+
+    It lies elsewhere, or its files are younger than the collection.
+    """
     if is_repointed(published, config):
         return True
     if config.encoder.model in MODEL_NAMES:

@@ -1,4 +1,7 @@
-"""Train an encoder as a job: `cairn train` with its settings in a file, on one machine, GPUs as PyTorch finds them."""
+"""Train an encoder as a job.
+
+`cairn train` with its settings in a file, on one machine, GPUs as PyTorch finds them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from pipeline.types import ProgressListener
 
 
 def train_encoder(job: TrainJob, progress: ProgressListener) -> dict[str, Any]:
-    """Run the training and return its report; the same job goes on from the newest checkpoint after a kill."""
+    """Run the training and return its report.
+
+    The same job goes on from the newest checkpoint after a kill.
+    """
     from pipeline.train.settings import TrainConfig
 
     known = [item.name for item in fields(TrainConfig)]
@@ -28,8 +34,18 @@ def train_encoder(job: TrainJob, progress: ProgressListener) -> dict[str, Any]:
         raise ConfigError(f"[train] {error}") from error
     from pipeline.train.loop import train  # torch comes in here
 
-    sources, documents, judged = (list(map(Path, paths)) for paths in (job.sources, job.documents, job.judged))
-    report = train(sources, Path(job.output), config, base=job.base, documents=documents, judged=judged, progress=progress)
+    sources, documents, judged = (
+        list(map(Path, paths)) for paths in (job.sources, job.documents, job.judged)
+    )
+    report = train(
+        sources,
+        Path(job.output),
+        config,
+        base=job.base,
+        documents=documents,
+        judged=judged,
+        progress=progress,
+    )
     return asdict(report)
 
 

@@ -25,7 +25,9 @@ from pipeline.index.publish import GenerationFacts, next_generation_number, publ
 from pipeline.manifest import Manifest
 
 
-def encode_and_publish(run: Run, staged: Staged, ledger: Ledger, *, delete_vanished: bool) -> tuple[Manifest | None, int]:
+def encode_and_publish(
+    run: Run, staged: Staged, ledger: Ledger, *, delete_vanished: bool
+) -> tuple[Manifest | None, int]:
     """Encode what was staged, commit it with the deletions, and serve the result; a job that stops before does what is its own.
 
     Returns the manifest of what is served then and how many documents passed through the encoder.
@@ -34,20 +36,29 @@ def encode_and_publish(run: Run, staged: Staged, ledger: Ledger, *, delete_vanis
         corpus_view(run.layout, run.published, staged.shards, run.config, run.engine, run.progress)
         return run.published, 0
     if run.job == "write_index" and staged.staged:
-        raise ConfigError(f"every document must be encoded before write_index, got {staged.staged:,} that are not; run encode_corpus first")
-    corpus = encode_corpus(run.layout, run.published, staged.shards, staged.characters, run.config, run.engine, run.progress)
+        raise ConfigError(
+            f"every document must be encoded before write_index, got {staged.staged:,} that are not; run "
+            "encode_corpus first"
+        )
+    corpus = encode_corpus(
+        run.layout, run.published, staged.shards, staged.characters, run.config, run.engine, run.progress
+    )
     if not run.publishes:
         return run.published, corpus.documents
     tables = LanceTables.open_or_create(run.layout, run.scan.metadata_fields, corpus.vector_dim)
     if not run.published:
         tables.roll_back(None)
     versions = _commit(run, tables, ledger, corpus, delete_vanished=delete_vanished)
-    facts = generation_facts(run.run_id, run.config, corpus, run.published, source_names(run.scan), tables, versions)
+    facts = generation_facts(
+        run.run_id, run.config, corpus, run.published, source_names(run.scan), tables, versions
+    )
     manifest = publish_generation(run.layout, tables, versions, facts, run.config.index, run.progress)
     return manifest, corpus.documents
 
 
-def _commit(run: Run, tables: LanceTables, ledger: Ledger, corpus: EncodedCorpus, *, delete_vanished: bool) -> Versions:
+def _commit(
+    run: Run, tables: LanceTables, ledger: Ledger, corpus: EncodedCorpus, *, delete_vanished: bool
+) -> Versions:
     shards = pending.EncodedShards(run.layout, ledger, corpus.first_shard)
     expected_documents, expected_chunks = shards.count()
     run.progress("commit", 0, expected_documents, "documents")
@@ -72,7 +83,10 @@ def generation_facts(
     tables: LanceTables,
     versions: Versions,
 ) -> GenerationFacts:
-    """Return what the manifest is to say; ``kept`` is the generation whose clusters and context are carried over, None for drawn ones."""
+    """Return what the manifest is to say.
+
+    ``kept`` is the generation whose clusters and context are carried over, None for drawn ones.
+    """
     view = corpus.view
     if kept:
         sizes, at_context = kept.context_cluster_sizes, kept.documents_at_context
@@ -85,7 +99,11 @@ def generation_facts(
     return GenerationFacts(
         run_id=run_id,
         side_files={name: corpus.view_folder / name for name in (CONTEXT_ARROW, CLUSTERS_ARROW)},
-        fingerprints={"encoder": corpus.encoder_fingerprint, "context": view.context.fingerprint, "clusters": view.clusters.fingerprint},
+        fingerprints={
+            "encoder": corpus.encoder_fingerprint,
+            "context": view.context.fingerprint,
+            "clusters": view.clusters.fingerprint,
+        },
         settings=config.to_dict(),
         context_documents=len(view.context.doc_ids),
         context_cluster_sizes=sizes,

@@ -25,8 +25,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Every stage imports this package first; loading the whole line for each of them would cost seconds and bring torch into index and
-    # search.
+    # Every stage imports this package first; loading the whole line for each of them would cost seconds and
+    # bring torch into index and search.
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'pipeline' has no attribute {name!r}")

@@ -4,8 +4,8 @@
     handbook = open_collection("handbook")
     handbook.search("how do I reset a password", granularity="both")
 
-Ties the searcher, which knows vectors only, to the query encoder the collection's manifest describes. The encoder is loaded at the first
-search, so that looking at a collection's state needs no model.
+Ties the searcher, which knows vectors only, to the query encoder the collection's manifest describes. The
+encoder is loaded at the first search, so that looking at a collection's state needs no model.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pipeline.errors import CollectionNotFoundError, ConfigError, FingerprintMis
 from pipeline.index.generation import Generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout, list_states
 from pipeline.index.maintenance import collection_status
-from pipeline.model.embedded_weights import MODEL_NAMES
-from pipeline.model.names import describe_model, model_folder
+from pipeline.model.folders.embedded_weights import MODEL_NAMES
+from pipeline.model.folders.names import describe_model, model_folder
 from pipeline.search.filters import parse_filter
 from pipeline.search.rerank import reranked, widened
 from pipeline.search.searcher import Searcher
@@ -44,11 +44,13 @@ def collections_root(root: str | Path | None) -> Path:
     return Path(root if root is not None else os.environ.get("CAIRN_ROOT", DEFAULT_ROOT))
 
 
-def open_collection(name: str, *, root: str | Path | None = None, encoder: QueryEncoder | None = None) -> Collection:
+def open_collection(
+    name: str, *, root: str | Path | None = None, encoder: QueryEncoder | None = None
+) -> Collection:
     """Open a collection for searching.
 
-    ``encoder`` replaces the one the manifest describes; its fingerprint must be the same. Raises :class:`CollectionNotFoundError` naming
-    the collections there are.
+    ``encoder`` replaces the one the manifest describes; its fingerprint must be the same. Raises
+    :class:`CollectionNotFoundError` naming the collections there are.
     """
     layout = CollectionLayout(collections_root(root), name)
     layout.require_exists()
@@ -90,8 +92,9 @@ class Collection:
     ) -> SearchResult:
         """Rank documents for a query, each with its best passages, or with those of the best within ``max_characters``.
 
-        The options are those of :class:`pipeline.search.options.SearchOptions`. ``rerank`` names a cross-encoder, by name or folder, that
-        judges the passages of the best documents anew (:mod:`pipeline.search.rerank`); needs the extra ``rerank``.
+        The options are those of :class:`pipeline.search.options.SearchOptions`. ``rerank`` names a
+        cross-encoder, by name or folder, that judges the passages of the best documents anew
+        (:mod:`pipeline.search.rerank`); needs the extra ``rerank``.
         """
         return self.search_batch(
             [query],
@@ -106,7 +109,9 @@ class Collection:
             rerank=rerank,
         )[0]
 
-    def search_batch(self, queries: Sequence[str], *, rerank: str | Reranker | None = None, **options: Any) -> list[SearchResult]:
+    def search_batch(
+        self, queries: Sequence[str], *, rerank: str | Reranker | None = None, **options: Any
+    ) -> list[SearchResult]:
         """Answer several queries with one encoder pass; the options are those of :meth:`search`."""
         if rerank is None:
             return self._search_batch(queries, options)
@@ -127,7 +132,9 @@ class Collection:
         if model not in self._rerankers:
             from pipeline.encode.cross_encoder import CrossEncoderReranker
 
-            self._rerankers = {model: CrossEncoderReranker(model)}  # one: whoever changes models seldom goes back
+            self._rerankers = {
+                model: CrossEncoderReranker(model)
+            }  # one: whoever changes models seldom goes back
         return self._rerankers[model]
 
     def read_document(self, doc_id: str) -> Document | None:
@@ -144,7 +151,9 @@ class Collection:
         generation = open_latest_intact_generation(self.layout, check_hashes=False)
         manifest = generation.manifest
         status["warnings"] = [generation.warning] if generation.warning else []
-        drift = measure_drift(manifest.context_cluster_sizes, status["cluster_sizes"], manifest.documents_at_context)
+        drift = measure_drift(
+            manifest.context_cluster_sizes, status["cluster_sizes"], manifest.documents_at_context
+        )
         status["encoder_note"] = _BASE_MODEL_NOTE if status["encoder"]["model"] in MODEL_NAMES else None
         status["context"]["drift"] = {
             "verdict": drift.verdict,
@@ -154,7 +163,10 @@ class Collection:
             "changed_clusters": list(drift.changed_clusters),
         }
         # Vectors of an encoder that reads no context stand in none.
-        tokens, speed = (manifest.tokens if status["encoder"]["use_context"] else 0), manifest.encode_tokens_per_second
+        tokens, speed = (
+            (manifest.tokens if status["encoder"]["use_context"] else 0),
+            manifest.encode_tokens_per_second,
+        )
         status["context"]["recontextualisation"] = {
             "documents": manifest.documents if tokens else 0,
             "seconds": tokens / speed if speed else 0.0,
@@ -173,7 +185,8 @@ class Collection:
                 except FingerprintMismatchError as error:
                     model = describe_model(generation.manifest.settings["encoder"]["model"])
                     raise FingerprintMismatchError(
-                        f"{error}; its model is {model}: where another folder holds the weights it was built with, "
+                        f"{error}; its model is {model}: where another folder holds the weights it was "
+                        "built with, "
                         f"ingest again with `--model FOLDER`"
                     ) from error
         return self._opened
@@ -188,7 +201,9 @@ def load_query_encoder(generation: Generation) -> TextEncoder:
     try:
         model_folder(config.model)
     except ConfigError as error:
-        raise ConfigError(f"{error}; where the model was moved, ingest again with `--model FOLDER`") from error
+        raise ConfigError(
+            f"{error}; where the model was moved, ingest again with `--model FOLDER`"
+        ) from error
     with generation.layout.naming_damage():
         context = ContextSet.read(generation.folder / "context.arrow") if config.use_context else None
     return TextEncoder(config, context)
@@ -197,18 +212,26 @@ def load_query_encoder(generation: Generation) -> TextEncoder:
 def list_statuses(root: str | Path | None = None) -> list[dict[str, Any]]:
     """Describe every collection under ``root`` in a line each; a damaged one says so instead of hiding.
 
-    Those of which nothing is published yet come last: ``building`` while their first ingest is at work, ``unfinished`` where it stopped.
+    Those of which nothing is published yet come last: ``building`` while their first ingest is at work,
+    ``unfinished`` where it stopped.
     """
     reports: list[dict[str, Any]] = []
     states = list_states(collections_root(root))
     for name, begun in sorted(states.items(), key=lambda item: item[1] is not None):
         if begun is not None:
             status = "building" if begun == "at work" else "unfinished"
-            reports.append({"status": status, "collection": name, "documents": None, "chunks": None, "generation": None})
+            reports.append(
+                {"status": status, "collection": name, "documents": None, "chunks": None, "generation": None}
+            )
             continue
         try:
             found = collection_status(CollectionLayout(collections_root(root), name))
         except CollectionNotFoundError:
             continue
-        reports.append({"status": "ready", **{key: found[key] for key in ("collection", "documents", "chunks", "generation")}})
+        reports.append(
+            {
+                "status": "ready",
+                **{key: found[key] for key in ("collection", "documents", "chunks", "generation")},
+            }
+        )
     return reports

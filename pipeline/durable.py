@@ -1,9 +1,9 @@
 """Files that are whole or absent: the one place that knows how bytes reach the disk.
 
-Write to a temporary name, fsync the file, rename it, fsync the folder. Every step a crash could fall on is announced with
-:func:`commit_point`,
-so that tests can kill the process exactly there. Source of the protocol: SQLite's and Lance's, adapted to POSIX rename.
-A folder that holds something cannot be renamed over: the kernel exchanges the two names, and the old one goes away.
+Write to a temporary name, fsync the file, rename it, fsync the folder. Every step a crash could fall on is
+announced with :func:`commit_point`, so that tests can kill the process exactly there. Source of the protocol:
+SQLite's and Lance's, adapted to POSIX rename. A folder that holds something cannot be renamed over: the
+kernel exchanges the two names, and the old one goes away.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ _observers: list[Callable[[str], None]] = []
 
 
 def observe_commit_points(observer: Callable[[str], None]) -> None:
-    """Call ``observer(name)`` at every commit point from now on; fault tests kill the process from inside it."""
+    """Call ``observer(name)`` at every commit point from now on.
+
+    Fault tests kill the process from inside it.
+    """
     _observers.append(observer)
 
 
@@ -48,9 +51,14 @@ def commit_point(name: str) -> None:
 
 
 def raise_storage_error(error: OSError, action: str) -> NoReturn:
-    """Turn an operating-system error into the sentence a user can act on; ``action`` reads like "writing the FAISS files"."""
+    """Turn an operating-system error into the sentence a user can act on.
+
+    ``action`` reads like "writing the FAISS files".
+    """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        raise DiskFullError(f"no space left while {action}; free some and run the same command again, finished work is kept") from error
+        raise DiskFullError(
+            f"no space left while {action}; free some and run the same command again, finished work is kept"
+        ) from error
     raise StorageError(f"{action} failed: {error.strerror or error}") from error
 
 
@@ -85,7 +93,10 @@ def fsync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """Yield a temporary name beside ``path``; on success it becomes ``path`` durably, on failure it is removed."""
+    """Yield a temporary name beside ``path``.
+
+    On success it becomes ``path`` durably, on failure it is removed.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -98,7 +109,10 @@ def replacing(path: Path) -> Generator[Path]:
 
 @contextlib.contextmanager
 def replacing_folder(path: Path) -> Generator[Path]:
-    """Yield a new folder beside ``path``; on success it takes the place of ``path`` and all it held, on failure it is removed."""
+    """Yield a new folder beside ``path``.
+
+    On success it takes the place of ``path`` and all it held, on failure it is removed.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -114,7 +128,10 @@ def replacing_folder(path: Path) -> Generator[Path]:
 
 
 def put_in_place(new: Path, path: Path) -> None:
-    """Rename a folder to ``path`` beside it; who looks there sees the old one or the new one, whole, and then the old one is removed."""
+    """Rename a folder to ``path`` beside it.
+
+    Who looks there sees the old one or the new one, whole, and then the old one is removed.
+    """
     if path.is_dir() and any(path.iterdir()):
         if not _exchange(new, path):
             # A file system without the exchange: for a moment there is neither.
@@ -164,7 +181,8 @@ def sha256_of_file(path: Path) -> str:
 def exclusive_lock(path: Path, name: str, busy: Callable[[str], TryAgainError]) -> Generator[None]:
     """Hold a lock file, made if need be; where another process does, raise what ``busy`` makes of " (process 7)" or "".
 
-    The kernel drops the lock when the holder dies, so a killed one never leaves it behind. ``name`` reads like "the lock of the scheduler".
+    The kernel drops the lock when the holder dies, so a killed one never leaves it behind. ``name`` reads
+    like "the lock of the scheduler".
     """
     with storage_errors(f"opening {name}"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)

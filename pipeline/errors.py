@@ -90,7 +90,8 @@ class IntegrityError(CairnError):
 class DamageError(IntegrityError):
     """What is stored is not what was written.
 
-    Most who find damage know a file and not where its collection lies: ``command`` is completed by the first on the way up who does.
+    Most who find damage know a file and not where its collection lies: ``command`` is completed by the first
+    on the way up who does.
     """
 
     def __init__(self, fault: str, *, verb: Literal["repair", "verify"] = "repair") -> None:
@@ -113,7 +114,10 @@ class StorageError(CairnError):
 
 
 class ClusterError(CairnError):
-    """The workers of a Ray cluster cannot do the work: they are too few, die, or do not have what they need."""
+    """The workers of a Ray cluster cannot do the work.
+
+    They are too few, die, or do not have what they need.
+    """
 
 
 class SchedulerDownError(CairnError):
@@ -142,8 +146,16 @@ class DiskFullError(TryAgainError):
     """No space is left where the collection stands."""
 
 
-def extra_missing(error: ModuleNotFoundError, *, what: str, module: str, package: str, extra: str) -> ConfigError:
-    """Return the sentence for a package that an extra brings and nobody installed; another missing module is raised as it is."""
+def extra_missing(
+    error: ModuleNotFoundError, *, what: str, module: str, package: str, extra: str
+) -> ConfigError:
+    """Return the sentence for a package that an extra brings and nobody installed.
+
+    Another missing module is raised as it is.
+    """
     if (error.name or "").partition(".")[0] != module:
         raise error
-    return ConfigError(f"{what} must have the package {package}, got none; install it with `pip install 'cairn-retrieval[{extra}]'`")
+    return ConfigError(
+        f"{what} must have the package {package}, got none; install it with `pip install "
+        f"'cairn-retrieval[{extra}]'`"
+    )

@@ -1,7 +1,7 @@
 """What a generation is made of, written last and believed only when every hash in it matches.
 
-A fingerprint is the SHA-256 of canonical JSON; composed fingerprints hash their children's, so that equal fingerprints mean equal
-settings all the way down.
+A fingerprint is the SHA-256 of canonical JSON; composed fingerprints hash their children's, so that equal
+fingerprints mean equal settings all the way down.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def record_file(path: Path) -> FileRecord:
 class Manifest:
     """One generation: the Lance versions it pins, the files derived from them, and the fingerprints that decide who may read it.
 
-    ``lance_versions`` maps table name to version. ``fingerprints`` has ``encoder``, ``context`` and ``clusters``.
-    ``settings`` is the resolved ingest configuration. ``context_cluster_sizes`` is the histogram of documents over clusters when the
-    context was drawn.
-    ``indexes`` describes each FAISS file (kind, metric, nlist, nprobe). ``sources`` lists the input files of the run that published this.
+    ``lance_versions`` maps table name to version. ``fingerprints`` has ``encoder``, ``context`` and
+    ``clusters``. ``settings`` is the resolved ingest configuration. ``context_cluster_sizes`` is the
+    histogram of documents over clusters when the context was drawn. ``indexes`` describes each FAISS file
+    (kind, metric, nlist, nprobe). ``sources`` lists the input files of the run that published this.
     """
 
     collection: str
@@ -86,12 +86,14 @@ class Manifest:
             raise DamageError(f"{MANIFEST_NAME} of generation {folder.name} cannot be read") from error
         if not isinstance(raw, dict) or raw.get("format_version") != FORMAT_VERSION:
             raise IntegrityError(
-                f"{MANIFEST_NAME} of generation {folder.name} must have format_version {FORMAT_VERSION}; it was written by another release"
+                f"{MANIFEST_NAME} of generation {folder.name} must have format_version {FORMAT_VERSION}; "
+                "it was written by another release"
             )
         names = {item.name for item in fields(cls)}
         if set(raw) != names:
             raise DamageError(
-                f"{MANIFEST_NAME} of generation {folder.name} has missing or unknown fields: {', '.join(sorted(set(raw) ^ names))}"
+                f"{MANIFEST_NAME} of generation {folder.name} has missing or unknown fields: "
+                f"{', '.join(sorted(set(raw) ^ names))}"
             )
         try:
             raw["files"] = {name: FileRecord(**record) for name, record in raw["files"].items()}

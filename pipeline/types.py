@@ -46,7 +46,8 @@ RESERVED_COLUMNS = frozenset(
 def staged_schema(metadata: Sequence[pa.Field]) -> pa.Schema:
     """Return the schema of a checked source row, before encoding.
 
-    ``title`` and ``query`` are nullable; ``content_sha256`` is the lower-case hex digest of everything that is stored of the row.
+    ``title`` and ``query`` are nullable; ``content_sha256`` is the lower-case hex digest of everything that
+    is stored of the row.
     """
     return pa.schema(
         [
@@ -111,7 +112,10 @@ def silent_progress(stage: str, done: int, total: int | None, unit: str) -> None
 
 @runtime_checkable
 class QueryEncoder(Protocol):
-    """What a searcher needs of a model: text to L2-normalised vectors, and a name for the space they lie in."""
+    """What a searcher needs of a model.
+
+    Text to L2-normalised vectors, and a name for the space they lie in.
+    """
 
     @property
     def fingerprint(self) -> str:
@@ -177,7 +181,8 @@ class TextEmbedder(Protocol):
 class Passage:
     """A span of a document: ``text`` is ``document.text[start_char:end_char]``.
 
-    ``scores`` holds parts of ``score``: ``chunk`` is the passage's own cosine, ``bm25`` its own BM25, where it has one.
+    ``scores`` holds parts of ``score``: ``chunk`` is the passage's own cosine, ``bm25`` its own BM25, where
+    it has one.
     """
 
     start_char: int
@@ -191,8 +196,9 @@ class Passage:
 class Hit:
     """One document of an answer with its best passages, best first.
 
-    ``scores`` holds the parts the final ``score`` was made of: ``document`` and ``chunk`` are cosines, ``bm25`` is LanceDB's score,
-    ``passage_bm25`` that of the best passage, ``rerank`` the score of a reranker; absent parts were not asked for or not found.
+    ``scores`` holds the parts the final ``score`` was made of: ``document`` and ``chunk`` are cosines,
+    ``bm25`` is LanceDB's score, ``passage_bm25`` that of the best passage, ``rerank`` the score of a
+    reranker; absent parts were not asked for or not found.
     """
 
     doc_id: str
@@ -232,7 +238,8 @@ class Document:
 class IngestReport:
     """What one ingest did; ``rows == indexed + unchanged + quarantined`` always holds.
 
-    ``encoded`` counts the documents that passed through the encoder in this run; after a resumed run it is smaller than ``indexed``.
+    ``encoded`` counts the documents that passed through the encoder in this run; after a resumed run it is
+    smaller than ``indexed``.
     """
 
     collection: str

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     import torch
 
 CDE_CONTEXT = 6
-"""J of the tiny CDE models; with 8 soft prompts and texts of up to 40 tokens before it, fewer than their backbones' positions."""
+"""J of the tiny CDE models.
+
+With 8 soft prompts and texts of up to 40 tokens before it, fewer than their backbones' positions.
+"""
 
 BACKBONE_LAYERS = {1: 2, 2: 4}
 """By version, unless the size says otherwise."""
@@ -39,7 +42,9 @@ def make_cde(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
         folder.mkdir()
         shutil.copy(tiny_model_folder / "tokenizer.json", folder)
         (folder / "config.json").write_text(json.dumps(config))
-        save_file(cde_tensors(version, config, size, num_layers, vocab_size, seed), folder / "model.safetensors")
+        save_file(
+            cde_tensors(version, config, size, num_layers, vocab_size, seed), folder / "model.safetensors"
+        )
         if version == 1:
             backbone_config = folder / "nomic-bert-2048.json"
         else:
@@ -73,7 +78,11 @@ def cde_config(version: int) -> dict[str, Any]:
         "transductive_tokens_per_document": 1,
     }
     if version == 2:
-        config |= {"pool_ignore_contextual_tokens": True, "pool_ignore_instruction_tokens": True, "pooling_strategy": "mean"}
+        config |= {
+            "pool_ignore_contextual_tokens": True,
+            "pool_ignore_instruction_tokens": True,
+            "pooling_strategy": "mean",
+        }
     return config
 
 
@@ -105,12 +114,16 @@ def cde_backbone_config(version: int, size: Size, num_layers: int, vocab_size: i
     }
 
 
-def cde_tensors(version: int, config: dict[str, Any], size: Size, num_layers: int, vocab_size: int, seed: int) -> dict[str, torch.Tensor]:
+def cde_tensors(
+    version: int, config: dict[str, Any], size: Size, num_layers: int, vocab_size: int, seed: int
+) -> dict[str, torch.Tensor]:
     """Return the tensors of both stages in the published names."""
     weights = CdeWeights(100 * version + seed, size.width)
     first, second = "first_stage_model", "second_stage_model"
     add_backbone = weights.add_nomic_bert if version == 1 else weights.add_modernbert
-    add_backbone(f"{first}.embedder", config["limit_layers_first_stage"] or num_layers, size.inner, vocab_size)
+    add_backbone(
+        f"{first}.embedder", config["limit_layers_first_stage"] or num_layers, size.inner, vocab_size
+    )
     add_backbone(f"{second}.backbone", config["limit_layers"] or num_layers, size.inner, vocab_size)
     output_dim = config["embedding_output_dim"] or size.width
     for name, rows in (

@@ -1,4 +1,7 @@
-"""Shared by all tests: no network, one thread a process, shapes checked; and where fixtures of several folders are."""
+"""Shared by all tests: no network, one thread a process, shapes checked.
+
+And where fixtures of several folders are.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-readme", action="store_true", help="write what the tests find into README.md")
     parser.addoption("--api-cases", type=int, default=300, help="cases of the API's fuzz run")
     parser.addoption("--api-seed", type=int, default=0, help="seed of the API's fuzz run")
-    parser.addoption("--rewrite-openapi", action="store_true", help="write the API's description into tests/golden")
+    parser.addoption(
+        "--rewrite-openapi", action="store_true", help="write the API's description into tests/golden"
+    )
 
 
-def check_outermost(*, typechecker: Any, check: Callable[..., Any] = jaxtyping.jaxtyped) -> Callable[[Any], Any]:
+def check_outermost(
+    *, typechecker: Any, check: Callable[..., Any] = jaxtyping.jaxtyped
+) -> Callable[[Any], Any]:
     """Stand in the place of ``jaxtyping.jaxtyped``: a function in a function would be wrapped anew at every call.
 
     That is more than half of the time a tiny model takes to encode a text.
@@ -47,7 +54,14 @@ def check_outermost(*, typechecker: Any, check: Callable[..., Any] = jaxtyping.j
 
 jaxtyping.jaxtyped = check_outermost
 install_import_hook(
-    ["pipeline.evaluate", "pipeline.model", "pipeline.train", "pipeline.encode", "pipeline.corpus.tokenization"], "beartype.beartype"
+    [
+        "pipeline.evaluate",
+        "pipeline.model",
+        "pipeline.train",
+        "pipeline.encode",
+        "pipeline.corpus.tokenization",
+    ],
+    "beartype.beartype",
 )
 
 
@@ -55,7 +69,8 @@ install_import_hook(
 def nothing_waits_for_the_disk() -> Iterator[None]:
     """Flush nothing to the disk: no test cuts the power, and hundreds of ingests would wait for a third of the time.
 
-    What is flushed and when is tested by who asks for it; measurements flush (tests/benchmarks), as do the processes that tests start.
+    What is flushed and when is tested by who asks for it; measurements flush (tests/benchmarks), as do the
+    processes that tests start.
     """
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", lambda descriptor: None)

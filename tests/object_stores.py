@@ -22,7 +22,9 @@ class ObjectStore:
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
         headers = {"Content-Type": "application/octet-stream"}
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, body, headers, method=method), timeout=30) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(self.url + path, body, headers, method=method), timeout=30
+        ) as answer:
             return answer.read()
 
     def put(self, key: str, content: bytes) -> None:
@@ -33,7 +35,11 @@ class ObjectStore:
 
     def fault(self, method: str, path: str, fault: str, times: int = 1) -> None:
         """Make the next requests that match fail: ``refuse``, ``forbid``, ``lose-reply`` or ``stall``."""
-        self.request("PUT", "/-/faults", json.dumps([{"method": method, "path": path, "fault": fault, "times": times}]).encode())
+        self.request(
+            "PUT",
+            "/-/faults",
+            json.dumps([{"method": method, "path": path, "fault": fault, "times": times}]).encode(),
+        )
 
     def kill(self) -> None:
         self.process.kill()

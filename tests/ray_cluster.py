@@ -1,8 +1,8 @@
 """A Ray cluster on this machine, for as long as stdin is open: run by the fixtures ``ray_cluster`` and ``ray_head``.
 
-Without an argument three machines; the head computes nothing, so that whatever computes can be killed. With `--dashboard` one machine and
-its dashboard, which takes jobs. Prints where it is and the pid of every raylet as JSON; a line on stdin adds another machine, and the same
-is printed again.
+Without an argument three machines; the head computes nothing, so that whatever computes can be killed. With
+`--dashboard` one machine and its dashboard, which takes jobs. Prints where it is and the pid of every raylet
+as JSON; a line on stdin adds another machine, and the same is printed again.
 """
 
 import json
@@ -18,16 +18,27 @@ def settings() -> dict[str, int]:
     """Return a node's settings; its agent, which takes jobs, must not want the port of another cluster's."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        return {"num_gpus": 0, "object_store_memory": 80 << 20, "dashboard_agent_listen_port": free.getsockname()[1]}
+        return {
+            "num_gpus": 0,
+            "object_store_memory": 80 << 20,
+            "dashboard_agent_listen_port": free.getsockname()[1],
+        }
 
 
 def main() -> None:
     # A dead machine is noticed after two seconds instead of half a minute.
-    health = {"health_check_period_ms": 500, "health_check_failure_threshold": 3, "health_check_initial_delay_ms": 0}
+    health = {
+        "health_check_period_ms": 500,
+        "health_check_failure_threshold": 3,
+        "health_check_initial_delay_ms": 0,
+    }
     has_dashboard = "--dashboard" in sys.argv
-    head: dict[str, object] = {"num_cpus": 2, "dashboard_port": 0} if has_dashboard else {"num_cpus": 0, "_system_config": health}
-    # Where several Rays run, a job takes for its own the one that a file in its cluster's folder names. In Ray's usual folder that is the
-    # last one that started, and a cluster of this kind writes the file nowhere else.
+    head: dict[str, object] = (
+        {"num_cpus": 2, "dashboard_port": 0} if has_dashboard else {"num_cpus": 0, "_system_config": health}
+    )
+    # Where several Rays run, a job takes for its own the one that a file in its cluster's folder names. In
+    # Ray's usual folder that is the last one that started, and a cluster of this kind writes the file nowhere
+    # else.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         head |= {"include_dashboard": has_dashboard, "temp_dir": folder}
         cluster = Cluster(initialize_head=True, head_node_args={**settings(), **head})
@@ -42,8 +53,13 @@ def main() -> None:
 
 
 def say(cluster: Cluster) -> None:
-    raylets = [process.process.pid for node in cluster.list_all_nodes() for process in node.all_processes["raylet"]]
-    print(json.dumps({"address": cluster.address, "dashboard": cluster.webui_url, "raylets": raylets}), flush=True)
+    raylets = [
+        process.process.pid for node in cluster.list_all_nodes() for process in node.all_processes["raylet"]
+    ]
+    print(
+        json.dumps({"address": cluster.address, "dashboard": cluster.webui_url, "raylets": raylets}),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,10 @@ import pytest
 
 
 class RayCluster:
-    """Machines on this one, in processes that can be killed: a head that computes nothing and two others, or one with a dashboard."""
+    """Machines on this one, in processes that can be killed.
+
+    A head that computes nothing and two others, or one with a dashboard.
+    """
 
     STARTS = 3
     """Ray gives a machine 30 seconds to start, which a busy one may exceed."""
@@ -23,7 +26,9 @@ class RayCluster:
         # What a job calls `python` is the cluster's.
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         for left in reversed(range(self.STARTS)):
-            self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self._process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
             try:
                 self._hear()
                 break
@@ -43,7 +48,11 @@ class RayCluster:
         """Return the raylets of living machines other than the head."""
         import psutil
 
-        return [pid for pid in self.raylets[1:] if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+        return [
+            pid
+            for pid in self.raylets[1:]
+            if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        ]
 
     def processes(self, raylet: int) -> list[int]:
         """Return all processes of a machine, its raylet first."""
@@ -55,7 +64,9 @@ class RayCluster:
         """Return the processes of living actors of a class, the oldest first."""
         import psutil
 
-        found = [child for raylet in self.machines() for child in psutil.Process(raylet).children(recursive=True)]
+        found = [
+            child for raylet in self.machines() for child in psutil.Process(raylet).children(recursive=True)
+        ]
         actors = [process for process in found if process.name().startswith(f"ray::{class_name}"[:15])]
         return [process.pid for process in sorted(actors, key=psutil.Process.create_time)]
 

@@ -1,9 +1,11 @@
 """A Ray cluster of three machines, each in a network namespace of its own, on one bridge, for as long as a command runs on the head.
 
-    unshare --user --map-root-user --net --pid --fork --kill-child --mount-proc python ray_namespaces.py COMMAND...
+    unshare --user --map-root-user --net --pid --fork --kill-child --mount-proc python ray_namespaces.py
+    COMMAND...
 
-The head computes nothing. Everything is in the namespaces that unshare makes and ends with them: it needs no rights but to make them, and
-leaves no interface, name or process behind. Ray has the settings it comes with: nothing helps it to notice a machine that is cut off.
+The head computes nothing. Everything is in the namespaces that unshare makes and ends with them: it needs no
+rights but to make them, and leaves no interface, name or process behind. Ray has the settings it comes with:
+nothing helps it to notice a machine that is cut off.
 """
 
 import re
@@ -26,11 +28,25 @@ def call(*command: str) -> None:
 
 def add_machine(number: int) -> list[str]:
     """Plug a machine into the bridge; return how commands that run on it begin."""
-    process = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo ready; exec sleep infinity"], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", "echo ready; exec sleep infinity"], stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     process.stdout.readline()
     inside = ["nsenter", "--target", str(process.pid), "--net"]
-    call("ip", "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", str(process.pid))
+    call(
+        "ip",
+        "link",
+        "add",
+        f"port{number}",
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "eth0",
+        "netns",
+        str(process.pid),
+    )
     call("ip", "link", "set", f"port{number}", "master", "switch", "up")
     call(*inside, "ip", "link", "set", "lo", "up")
     call(*inside, "ip", "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
@@ -43,16 +59,41 @@ def start(temporary: str) -> None:
     call("ip", "link", "add", "switch", "type", "bridge")
     call("ip", "address", "add", f"{HEAD}/24", "dev", "switch")
     call("ip", "link", "set", "switch", "up")
-    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-gpus=0", f"--object-store-memory={OBJECT_STORE_BYTES}"]
-    head = ["--head", f"--node-ip-address={HEAD}", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false", "--disable-usage-stats"]
+    ray = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--num-gpus=0",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+    ]
+    head = [
+        "--head",
+        f"--node-ip-address={HEAD}",
+        f"--port={PORT}",
+        "--num-cpus=0",
+        "--include-dashboard=false",
+        "--disable-usage-stats",
+    ]
     call(*ray, *head, f"--temp-dir={temporary}")
     for number in (2, 3):
-        call(*add_machine(number), *ray, f"--address={HEAD_ADDRESS}", f"--node-ip-address=10.77.0.{number}", "--num-cpus=1")
+        call(
+            *add_machine(number),
+            *ray,
+            f"--address={HEAD_ADDRESS}",
+            f"--node-ip-address=10.77.0.{number}",
+            "--num-cpus=1",
+        )
 
 
 def cut_off_oldest(class_name: str) -> None:
-    """Cut the link of the machine of the oldest actor: a disabled port drops every frame, both ways, and closes no connection."""
-    actors = [process for process in psutil.process_iter() if process.name().startswith(f"ray::{class_name}"[:15])]
+    """Cut the link of the machine of the oldest actor.
+
+    A disabled port drops every frame, both ways, and closes no connection.
+    """
+    actors = [
+        process for process in psutil.process_iter() if process.name().startswith(f"ray::{class_name}"[:15])
+    ]
     raylet = " ".join(min(actors, key=psutil.Process.create_time).parent().cmdline())
     number = re.search(r"--node_ip_address=10\.77\.0\.(\d)", raylet).group(1)
     call("bridge", "link", "set", "dev", f"port{number}", "state", "disabled")

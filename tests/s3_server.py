@@ -1,11 +1,12 @@
 """An S3-compatible server for tests: moto's, on a loopback port of its choice, with faults on demand. Run it as a process.
 
-It writes its address on stdout. ``PUT /-/faults`` takes a list of rules, each with a method, a pattern of paths, a fault and how many
-times: requests that match are answered 503 (``refuse``) or 403 (``forbid``), or done and not answered (``lose-reply``), or not in time
-(``stall``: after ``STALL_SECONDS``).
-Writes are made one at a time: moto itself looks at a condition and writes in two steps.
+It writes its address on stdout. ``PUT /-/faults`` takes a list of rules, each with a method, a pattern of
+paths, a fault and how many times: requests that match are answered 503 (``refuse``) or 403 (``forbid``), or
+done and not answered (``lose-reply``), or not in time (``stall``: after ``STALL_SECONDS``). Writes are made
+one at a time: moto itself looks at a condition and writes in two steps.
 
-What it cannot show: the latency, the throughput and the clock of a real store, and how long a real one takes to answer 503.
+What it cannot show: the latency, the throughput and the clock of a real store, and how long a real one takes
+to answer 503.
 """
 
 import json

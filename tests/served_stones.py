@@ -12,7 +12,10 @@ STONES = ("granite", "basalt", "slate", "marble", "flint", "chalk", "quartz", "g
 
 @pytest.fixture(scope="session")
 def stones_root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
-    """A root with the collection ``stones``: 12 documents of several chunks, ids with slashes, a number and a date to filter by."""
+    """A root with the collection ``stones``.
+
+    12 documents of several chunks, ids with slashes, a number and a date to filter by.
+    """
     import datetime as dt
 
     import pyarrow as pa
@@ -26,7 +29,8 @@ def stones_root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Pat
         {
             "id": f"stones/{STONES[number % 10]}/{number}",
             "title": f"{STONES[number % 10].title()} {number}" if number % 4 else None,
-            "text": f"stone {number} é: " + " ".join(STONES[(number + step * step) % 10] for step in range(20 + number)),
+            "text": f"stone {number} é: "
+            + " ".join(STONES[(number + step * step) % 10] for step in range(20 + number)),
             "year": 2000 + number,
             "found": dt.date(2000 + number, 1, 1),
         }
@@ -34,10 +38,16 @@ def stones_root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Pat
     ]
     pq.write_table(pa.Table.from_pylist(rows), folder / "stones.parquet")
     encoder = EncoderConfig(
-        model=str(tiny_model_folder), landmark_interval=16, max_window_tokens=64, window_overlap_tokens=16, precision="fp32"
+        model=str(tiny_model_folder),
+        landmark_interval=16,
+        max_window_tokens=64,
+        window_overlap_tokens=16,
+        precision="fp32",
     )
     config = IngestConfig(
-        encoder=encoder, cluster=ClusterConfig(num_clusters=2), context=ContextConfig(num_documents=4, max_document_tokens=32)
+        encoder=encoder,
+        cluster=ClusterConfig(num_clusters=2),
+        context=ContextConfig(num_documents=4, max_document_tokens=32),
     )
     build_index([str(folder / "stones.parquet")], folder / "root", "stones", config)
     return folder / "root"
@@ -57,7 +67,9 @@ def stones_address(stones_root: Path) -> Iterator[str]:
 
     settings = ServeSettings(root=stones_root, port=0, deadline_seconds=300.0)
     with bind(settings) as listener:
-        server = uvicorn.Server(uvicorn.Config(create_app(settings), lifespan="on", ws="none", log_config=None, access_log=False))
+        server = uvicorn.Server(
+            uvicorn.Config(create_app(settings), lifespan="on", ws="none", log_config=None, access_log=False)
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="stones-server")
         thread.start()
         try:

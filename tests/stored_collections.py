@@ -32,10 +32,18 @@ def _stored(root: Path, collection: str = "c") -> dict[str, Any]:
     generation = open_generation(layout)
     tables = LanceTables.open(layout)
     documents = pa.Table.from_batches(
-        tables.scan("documents", ["doc_id", "text", "content_sha256", "year", "cluster_id", "vector"], generation.manifest.lance_versions)
+        tables.scan(
+            "documents",
+            ["doc_id", "text", "content_sha256", "year", "cluster_id", "vector"],
+            generation.manifest.lance_versions,
+        )
     )
     chunks = pa.Table.from_batches(
-        tables.scan("chunks", ["doc_id", "ordinal", "start_char", "end_char", "vector"], generation.manifest.lance_versions)
+        tables.scan(
+            "chunks",
+            ["doc_id", "ordinal", "start_char", "end_char", "vector"],
+            generation.manifest.lance_versions,
+        )
     )
     found: dict[str, Any] = {row["doc_id"]: {**row, "chunks": []} for row in documents.to_pylist()}
     assert len(found) == documents.num_rows
@@ -53,6 +61,13 @@ def _require_same(left: dict[str, Any], right: dict[str, Any]) -> None:
         other = right[doc_id]
         assert document["content_sha256"] == other["content_sha256"]
         assert np.allclose(document["vector"], other["vector"], atol=1e-5)
-        spans = [[(chunk["start_char"], chunk["end_char"]) for chunk in side["chunks"]] for side in (document, other)]
+        spans = [
+            [(chunk["start_char"], chunk["end_char"]) for chunk in side["chunks"]]
+            for side in (document, other)
+        ]
         assert spans[0] == spans[1]
-        assert np.allclose([chunk["vector"] for chunk in document["chunks"]], [chunk["vector"] for chunk in other["chunks"]], atol=1e-5)
+        assert np.allclose(
+            [chunk["vector"] for chunk in document["chunks"]],
+            [chunk["vector"] for chunk in other["chunks"]],
+            atol=1e-5,
+        )

@@ -1,7 +1,8 @@
 """docker-compose.yml, the Dockerfile and .env: by the specification, by our rules, and each service's own command as a process.
 
-No container runs here. What this cannot show: that the images are built and pulled, that a read-only, unprivileged container has every
-folder its process writes to, and that SeaweedFS behaves as moto's server, which stands in for it, checks no key and has no latency.
+No container runs here. What this cannot show: that the images are built and pulled, that a read-only,
+unprivileged container has every folder its process writes to, and that SeaweedFS behaves as moto's server,
+which stands in for it, checks no key and has no latency.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ import yaml
 from compose_spec import PyCompose
 
 from jobs.job_file import IngestJob, read_job
-from jobs.schedule_history import read_history
-from jobs.schedules import ScheduleFile
+from jobs.schedule.history import read_history
+from jobs.schedule.schedules import ScheduleFile
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docker-compose.yml").read_text("utf-8")
@@ -52,7 +53,10 @@ def test_compose_file_follows_the_specification() -> None:
     validate(TEXT)
 
 
-@pytest.mark.parametrize(("right", "wrong"), [("read_only:", "read_onyl:"), ("[inside]", "[nowhere]"), ("interval: 15s", "interval: soon")])
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("read_only:", "read_onyl:"), ("[inside]", "[nowhere]"), ("interval: 15s", "interval: soon")],
+)
 def test_compose_file_with_a_slip_is_refused(right: str, wrong: str) -> None:
     with pytest.raises(ValueError):
         validate(TEXT.replace(right, wrong))
@@ -61,7 +65,9 @@ def test_compose_file_with_a_slip_is_refused(right: str, wrong: str) -> None:
 def test_compose_file_has_every_part() -> None:
     assert set(SERVICES) == {"head", "worker", "worker-gpu", "scheduler", "search", "store", "corpus"}
     assert {name for name, service in SERVICES.items() if "profiles" in service} == {"worker-gpu", "corpus"}
-    assert all(needed in SERVICES for service in SERVICES.values() for needed in service.get("depends_on", {}))
+    assert all(
+        needed in SERVICES for service in SERVICES.values() for needed in service.get("depends_on", {})
+    )
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -84,7 +90,9 @@ def test_workers_can_be_scaled() -> None:
 
 
 def test_only_the_search_api_is_published_and_to_this_machine_alone() -> None:
-    assert {name: service["ports"] for name, service in SERVICES.items() if "ports" in service} == {"search": ["127.0.0.1:8400:8400"]}
+    assert {name: service["ports"] for name, service in SERVICES.items() if "ports" in service} == {
+        "search": ["127.0.0.1:8400:8400"]
+    }
     assert {name for name, service in SERVICES.items() if service["networks"] != ["inside"]} == {"search"}
     assert yaml.safe_load(TEXT)["networks"]["inside"] == {"internal": True}
 
@@ -92,7 +100,10 @@ def test_only_the_search_api_is_published_and_to_this_machine_alone() -> None:
 def test_every_ray_process_has_the_token() -> None:
     for name in ("head", "worker", "worker-gpu", "scheduler"):
         environment = SERVICES[name]["environment"]
-        assert (environment["RAY_AUTH_MODE"], SECRET.match(environment["RAY_AUTH_TOKEN"])[1]) == ("token", "RAY_AUTH_TOKEN")
+        assert (environment["RAY_AUTH_MODE"], SECRET.match(environment["RAY_AUTH_TOKEN"])[1]) == (
+            "token",
+            "RAY_AUTH_TOKEN",
+        )
 
 
 def test_gpu_worker_is_the_worker_with_a_card() -> None:
@@ -106,7 +117,11 @@ def test_nothing_starts_without_the_secrets_that_the_example_names() -> None:
     used = SECRET.findall(TEXT)
     assert all(refusal for _, refusal in used), "an absent or empty secret is refused"
     assert not re.search(r"\$(?!\{)", TEXT)
-    example = dict(line.split("=") for line in (ROOT / ".env.example").read_text("utf-8").splitlines() if line and line[0] != "#")
+    example = dict(
+        line.split("=")
+        for line in (ROOT / ".env.example").read_text("utf-8").splitlines()
+        if line and line[0] != "#"
+    )
     assert set(example) == {name for name, _ in used}
     assert set(example.values()) == {""}
     assert ".env" in (ROOT / ".gitignore").read_text("utf-8").splitlines()
@@ -114,7 +129,12 @@ def test_nothing_starts_without_the_secrets_that_the_example_names() -> None:
 
 def write_secrets(folder: Path) -> dict[str, str]:
     environment = {**os.environ, "PYTHON": sys.executable}
-    subprocess.run(["make", "--silent", "--file", str(ROOT / "Makefile"), "secrets"], cwd=folder, env=environment, check=True)
+    subprocess.run(
+        ["make", "--silent", "--file", str(ROOT / "Makefile"), "secrets"],
+        cwd=folder,
+        env=environment,
+        check=True,
+    )
     return dict(line.split("=", 1) for line in (folder / ".env").read_text().splitlines())
 
 
@@ -137,15 +157,22 @@ def test_image_is_made_of_what_is_there_and_runs_unprivileged() -> None:
     extras = re.search(r"'\.\[([a-z,]+)\]'", text)
     assert extras is not None
     assert set(extras[1].split(",")) <= set(project["optional-dependencies"])
-    assert f"torch=={next(d for d in project['dependencies'] if d.startswith('torch')).split('==')[1]}" in text
+    assert (
+        f"torch=={next(d for d in project['dependencies'] if d.startswith('torch')).split('==')[1]}" in text
+    )
     user = re.findall(r"^USER (.+)$", text, re.MULTILINE)
     assert user == [SERVICES["head"]["user"]]
-    assert all(re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", image) for image in re.findall(r"^FROM (\S+)", text, re.MULTILINE))
+    assert all(
+        re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", image)
+        for image in re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+    )
     assert {SERVICES[name]["image"] for name in OURS} == {f"cairn:{project['version']}"}
 
 
 def test_what_is_not_part_of_the_image_stays_outside() -> None:
-    kept = [line[1:] for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if line.startswith("!")]
+    kept = [
+        line[1:] for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if line.startswith("!")
+    ]
     assert "*" in (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     assert [name for name in kept if not (ROOT / name).exists()] == []
     assert not {".env", ".git", "tests"} & set(kept)
@@ -162,7 +189,10 @@ def test_schedules_of_the_image_submit_jobs_that_are_there() -> None:
 
 
 class Deployment:
-    """The services as processes on loopback: ports and paths put into their own commands, health checks and environments."""
+    """The services as processes on loopback.
+
+    Ports and paths put into their own commands, health checks and environments.
+    """
 
     def __init__(self, folder: Path, store_url: str, secrets: dict[str, str]) -> None:
         self.folder = folder
@@ -181,17 +211,30 @@ class Deployment:
         self._remove(name)
         command = [self._here(name, word) for word in shlex.split(SERVICES[name]["command"])]
         if command[:2] == ["ray", "start"]:
-            command += ["--node-ip-address", "127.0.0.1"]  # else Ray takes this machine's address for the containers' own
+            command += [
+                "--node-ip-address",
+                "127.0.0.1",
+            ]  # else Ray takes this machine's address for the containers' own
         with (self.folder / f"{name}.log").open("wb") as log:
-            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, **self._place(name))
+            self.processes[name] = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, **self._place(name)
+            )
         return self.processes[name]
 
     def wait_until_healthy(self, name: str) -> None:
         command = [self._here(name, word) for word in SERVICES[name]["healthcheck"]["test"][1:]]
-        self.wait_until(lambda: not subprocess.run(command, capture_output=True, check=False, **self._place(name)).returncode, name)
+        self.wait_until(
+            lambda: (
+                not subprocess.run(command, capture_output=True, check=False, **self._place(name)).returncode
+            ),
+            name,
+        )
 
     def wait_until(self, condition: Callable[[], object], name: str) -> None:
-        """Wait, and start anew what ends meanwhile, as the engine does: Ray gives itself 30 seconds to start, which may be too few."""
+        """Wait, and start anew what ends meanwhile, as the engine does.
+
+        Ray gives itself 30 seconds to start, which may be too few.
+        """
         deadline = time.monotonic() + SECONDS
         while not condition():
             assert time.monotonic() < deadline, self.log(name)
@@ -204,7 +247,10 @@ class Deployment:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-4000:]
 
     def stop(self) -> dict[str, int]:
-        """Stop everything as `docker compose down` does, and whatever is left of it for good; return the exit codes."""
+        """Stop everything as `docker compose down` does, and whatever is left of it for good.
+
+        Return the exit codes.
+        """
         running = {name: process for name, process in self.processes.items() if process.poll() is None}
         for process in running.values():
             process.send_signal(signal.SIGTERM)
@@ -221,10 +267,14 @@ class Deployment:
 
     def answer(self, port: str, path: str, body: Any = None, token: str | None = None) -> tuple[int, Any]:
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        headers = {
+            "Content-Type": "application/json",
+            **({"Authorization": f"Bearer {token}"} if token else {}),
+        }
         try:
             with urllib.request.urlopen(
-                urllib.request.Request(f"http://127.0.0.1:{self.ports[port]}{path}", data, headers), timeout=60
+                urllib.request.Request(f"http://127.0.0.1:{self.ports[port]}{path}", data, headers),
+                timeout=60,
             ) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
@@ -233,7 +283,11 @@ class Deployment:
 
     def _here(self, name: str, text: str) -> str:
         text = SECRET.sub(lambda match: self.secrets[match[1]], text)
-        text = text.replace("http://store:8333", self._store_url).replace("head:", "127.0.0.1:").replace("0.0.0.0", "127.0.0.1")
+        text = (
+            text.replace("http://store:8333", self._store_url)
+            .replace("head:", "127.0.0.1:")
+            .replace("0.0.0.0", "127.0.0.1")
+        )
         for port, free in {**self.ports, "52365": self._agents[name]}.items():
             text = re.sub(rf"\b{port}\b", free, text)
         return text
@@ -256,7 +310,11 @@ class Deployment:
             "NO_PROXY": "127.0.0.1",
             "CAIRN_SAMPLE_MAX_DOCUMENTS": "30",
         }
-        place = SERVICES[name].get("working_dir", "").replace("/srv/cairn/schedules", str(self.folder / "schedules"))
+        place = (
+            SERVICES[name]
+            .get("working_dir", "")
+            .replace("/srv/cairn/schedules", str(self.folder / "schedules"))
+        )
         return {"env": {**image, **machine, **environment}, "cwd": place or str(self.folder)}
 
 
@@ -268,7 +326,9 @@ def free_port() -> int:
 
 @pytest.fixture
 def deployment(object_store: Any, tmp_path: Path) -> Iterator[Deployment]:
-    folder = Path(tempfile.mkdtemp(prefix="cairn-"))  # Ray's sockets lie below it, and a socket's path must be short
+    folder = Path(
+        tempfile.mkdtemp(prefix="cairn-")
+    )  # Ray's sockets lie below it, and a socket's path must be short
     made = Deployment(folder, object_store.url, write_secrets(tmp_path))
     try:
         yield made
@@ -295,9 +355,16 @@ def test_services_run_by_their_own_commands_ingest_at_their_time_and_answer(depl
     history = deployment.folder / "schedules" / "cairn-schedules-history.jsonl"
     deployment.wait_until(lambda: read_history(history), "scheduler")
     runs = read_history(history)
-    assert (runs[0].exit_code, runs[0].counts.get("indexed"), runs[0].counts.get("generation")) == (0, 30, 1), runs
+    assert (runs[0].exit_code, runs[0].counts.get("indexed"), runs[0].counts.get("generation")) == (
+        0,
+        30,
+        1,
+    ), runs
 
-    path, question = "/v1/collections/python-docs/search", {"query": "how do I use a special method", "top_k": 3}
+    path, question = (
+        "/v1/collections/python-docs/search",
+        {"query": "how do I use a special method", "top_k": 3},
+    )
     assert deployment.answer("8400", path, question)[0] == 401
     key, answers = deployment.secrets["CAIRN_API_KEY"], list[tuple[int, Any]]()
 

@@ -5,7 +5,14 @@ import math
 
 import pytest
 
-from pipeline.config import ClusterConfig, ContextConfig, CorpusConfig, EncoderConfig, IndexConfig, IngestConfig
+from pipeline.config import (
+    ClusterConfig,
+    ContextConfig,
+    CorpusConfig,
+    EncoderConfig,
+    IndexConfig,
+    IngestConfig,
+)
 from pipeline.errors import ConfigError
 
 STEPS = ((128, 0.95), (512, 0.9))
@@ -27,11 +34,21 @@ def test_temperature_out_of_its_range_is_refused(name, temperature):
 
 @pytest.mark.parametrize(
     "steps",
-    [((512, 0.9), (128, 0.95)), ((128, 0.9), (128, 0.8)), ((0, 0.9),), ((-4, 0.9),), ((128, 0.0),), ((128, math.nan),), ((128, 1e30),)],
+    [
+        ((512, 0.9), (128, 0.95)),
+        ((128, 0.9), (128, 0.8)),
+        ((0, 0.9),),
+        ((-4, 0.9),),
+        ((128, 0.0),),
+        ((128, math.nan),),
+        ((128, 1e30),),
+    ],
     ids=["unordered", "repeated", "zero tokens", "negative tokens", "zero", "NaN", "huge"],
 )
 def test_temperature_by_length_that_is_unordered_or_not_positive_is_refused(steps):
-    with pytest.raises(ConfigError, match=r"^temperature_by_length must be positive numbers of tokens in ascending order"):
+    with pytest.raises(
+        ConfigError, match=r"^temperature_by_length must be positive numbers of tokens in ascending order"
+    ):
         EncoderConfig(temperature_by_length=steps)
 
 
@@ -42,7 +59,9 @@ def test_temperature_within_its_range_is_taken(temperature):
 
 @pytest.mark.parametrize("name", ["query_prefix", "document_prefix"])
 def test_prefix_that_is_not_valid_unicode_is_refused(name):
-    with pytest.raises(ConfigError, match=rf"^{name} must be valid Unicode, got '\\udcff' with a lone surrogate"):
+    with pytest.raises(
+        ConfigError, match=rf"^{name} must be valid Unicode, got '\\udcff' with a lone surrogate"
+    ):
         EncoderConfig(**{name: "\udcff"})
 
 
@@ -73,8 +92,16 @@ def test_setting_of_another_type_is_refused(changes, words):
     ("kind", "changes", "words"),
     [
         (CorpusConfig, {"id_column": 1}, "id_column must be text, got 1"),
-        (CorpusConfig, {"metadata_columns": "year"}, "metadata_columns must be a list, each text, got 'year'"),
-        (CorpusConfig, {"metadata_columns": ("year", 2)}, r"metadata_columns must be a list, each text, got \('year', 2\)"),
+        (
+            CorpusConfig,
+            {"metadata_columns": "year"},
+            "metadata_columns must be a list, each text, got 'year'",
+        ),
+        (
+            CorpusConfig,
+            {"metadata_columns": ("year", 2)},
+            r"metadata_columns must be a list, each text, got \('year', 2\)",
+        ),
         (ClusterConfig, {"num_clusters": "many"}, "num_clusters must be a whole number, got 'many'"),
         (ContextConfig, {"seed": None}, "seed must be a whole number, got None"),
         (IndexConfig, {"flat_max_vectors": 1.5}, "flat_max_vectors must be a whole number, got 1.5"),
@@ -88,7 +115,9 @@ def test_setting_of_another_type_is_refused_by_every_stage(kind, changes, words)
 
 
 def test_negative_window_is_blamed_on_the_window():
-    with pytest.raises(ConfigError, match=r"^max_window_tokens must be positive, got -5; leave it out to take 512"):
+    with pytest.raises(
+        ConfigError, match=r"^max_window_tokens must be positive, got -5; leave it out to take 512"
+    ):
         EncoderConfig(max_window_tokens=-5)
 
 
@@ -98,5 +127,8 @@ def test_default_overlap_is_at_most_half_the_window(window, overlap):
 
 
 def test_overlap_of_more_than_half_the_window_is_refused():
-    with pytest.raises(ConfigError, match=r"^window_overlap_tokens must lie between 0 and half the window of 128 tokens, got 100"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^window_overlap_tokens must lie between 0 and half the window of 128 tokens, got 100",
+    ):
         EncoderConfig(attention="full", max_window_tokens=128, window_overlap_tokens=100)

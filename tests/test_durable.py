@@ -54,11 +54,15 @@ def names(folder: Path) -> list[str]:
 def flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the names under which files and folders are flushed to the disk."""
     found: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: found.append(Path(f"/proc/self/fd/{descriptor}").readlink().name))
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: found.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+    )
     return found
 
 
-def test_file_is_flushed_under_its_temporary_name_and_its_folder_once_it_has_its_own(folder: Path, flushed: list[str]):
+def test_file_is_flushed_under_its_temporary_name_and_its_folder_once_it_has_its_own(
+    folder: Path, flushed: list[str]
+):
     durable.write_bytes(folder / "old.txt", b"new")
     assert flushed == [f".old.txt.{os.getpid()}.tmp", "taken"]
 
@@ -87,7 +91,9 @@ def test_replacing_folder_exchanges_both_names_in_one_step(folder: Path, tmp_pat
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EACCES])
-def test_replacing_folder_falls_back_only_where_the_exchange_is_unknown(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch):
+def test_replacing_folder_falls_back_only_where_the_exchange_is_unknown(
+    folder: Path, number: int, monkeypatch: pytest.MonkeyPatch
+):
     class Library:
         @staticmethod
         def renameat2(*_: object) -> int:
@@ -124,8 +130,13 @@ def test_replacing_folder_makes_one_where_there_is_none(tmp_path: Path):
         ("Error while deserializing: header too small", SafetensorError),
     ],
 )
-def test_storage_errors_reads_the_system_error_that_safetensors_writes_out(sentence: str, error: type[Exception]):
-    with pytest.raises(error, match=r"while writing|writing .* failed|header too small"), durable.storage_errors("writing the model"):
+def test_storage_errors_reads_the_system_error_that_safetensors_writes_out(
+    sentence: str, error: type[Exception]
+):
+    with (
+        pytest.raises(error, match=r"while writing|writing .* failed|header too small"),
+        durable.storage_errors("writing the model"),
+    ):
         raise SafetensorError(sentence)
 
 
@@ -135,7 +146,10 @@ def test_lock_is_seen_while_it_is_held_and_looking_makes_no_file(tmp_path: Path)
     assert not path.exists()
     with durable.exclusive_lock(path, "the lock", TryAgainError):
         assert durable.is_locked(path)
-        with pytest.raises(TryAgainError, match=r"process \d+"), durable.exclusive_lock(path, "the lock", TryAgainError):
+        with (
+            pytest.raises(TryAgainError, match=r"process \d+"),
+            durable.exclusive_lock(path, "the lock", TryAgainError),
+        ):
             pass
     assert not durable.is_locked(path)
 

@@ -28,8 +28,13 @@ def relative(path: Path) -> str:
 
 def heavy_modules_after_import(*modules: str) -> list[str]:
     """Import in a fresh interpreter, where nothing that the suite loaded can hide a claim's failure."""
-    program = f"import importlib, json, sys\nfor name in {modules!r}: importlib.import_module(name)\nprint(json.dumps(sorted(sys.modules)))"
-    output = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    program = (
+        f"import importlib, json, sys\nfor name in {modules!r}: "
+        "importlib.import_module(name)\nprint(json.dumps(sorted(sys.modules)))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True
+    ).stdout
     return sorted(set(HEAVY_MODULES) & set(json.loads(output)))
 
 
@@ -42,23 +47,41 @@ def test_pinned_versions_are_those_that_are_asked_for():
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    asked = map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["cpu"], *project["optional-dependencies"]["dev"]])
+    asked = map(
+        Requirement,
+        [
+            *project["dependencies"],
+            *project["optional-dependencies"]["cpu"],
+            *project["optional-dependencies"]["dev"],
+        ],
+    )
     found = {canonicalize_name(name): version for name, version in pins.items()}
-    wrong = [str(one) for one in asked if not one.specifier.contains(found.get(canonicalize_name(one.name), "0"), prereleases=True)]
+    wrong = [
+        str(one)
+        for one in asked
+        if not one.specifier.contains(found.get(canonicalize_name(one.name), "0"), prereleases=True)
+    ]
 
     assert wrong == []
 
 
 @pytest.mark.xdist_group("house")
 def test_groups_of_tests_stay_on_one_worker(request: pytest.FixtureRequest):
-    """What starts Ray or Chromium is grouped; a pytest that ignores groups runs two of them at once, and nothing says so."""
+    """What starts Ray or Chromium is grouped.
+
+    A pytest that ignores groups runs two of them at once, and nothing says so.
+    """
     if not getattr(request.config.option, "loadgroup", False):
         pytest.skip("the run has no groups")
     assert request.node.nodeid.endswith("@house")
 
 
 def test_files_hold_at_most_400_lines():
-    long_files = {relative(path): lines for path in [*SOURCES, *TESTS] if (lines := len(path.read_text("utf-8").splitlines())) > MAX_LINES}
+    long_files = {
+        relative(path): lines
+        for path in [*SOURCES, *TESTS]
+        if (lines := len(path.read_text("utf-8").splitlines())) > MAX_LINES
+    }
 
     assert long_files == {}
 
@@ -88,7 +111,10 @@ def test_source_files_are_named_by_a_noun_of_the_field():
 
 
 def test_source_files_never_pickle():
-    pickled = re.compile(r"^\s*(import|from) (pickle|cloudpickle|joblib|dill|shelve|marshal)\b|allow_pickle\s*=\s*True", re.MULTILINE)
+    pickled = re.compile(
+        r"^\s*(import|from) (pickle|cloudpickle|joblib|dill|shelve|marshal)\b|allow_pickle\s*=\s*True",
+        re.MULTILINE,
+    )
 
     assert [relative(path) for path in SOURCES if pickled.search(path.read_text("utf-8"))] == []
 
@@ -114,12 +140,16 @@ def test_packages_on_the_search_path_import_without_a_model_library(module: str)
 
 def test_cli_modules_import_without_a_model_library():
     """``cairn --help`` must answer at once, so a verb imports what it runs only when it runs."""
-    modules = [f"cli.{path.stem}" for path in sorted((ROOT / "cli").glob("*.py")) if not path.stem.startswith("__")]
+    modules = [
+        f"cli.{path.stem}" for path in sorted((ROOT / "cli").glob("*.py")) if not path.stem.startswith("__")
+    ]
 
     assert heavy_modules_after_import("cli", *modules) == []
 
 
 def test_architecture_names_every_module() -> None:
     page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    modules = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py"]
+    modules = [
+        path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py"
+    ]
     assert [str(path.relative_to(ROOT)) for path in modules if path.name not in page] == []

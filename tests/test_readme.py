@@ -16,7 +16,11 @@ README = (Path(__file__).resolve().parents[1] / "README.md").read_text("utf-8")
 
 def command_lines(text: str) -> list[str]:
     blocks = re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    lines = [re.sub(r"^(docker compose exec \w+|[A-Z_]+=\S+) ", "", line) for block in blocks for line in block.splitlines()]
+    lines = [
+        re.sub(r"^(docker compose exec \w+|[A-Z_]+=\S+) ", "", line)
+        for block in blocks
+        for line in block.splitlines()
+    ]
     return [line for line in lines if line.startswith(("ingest ", "cairn "))]
 
 
@@ -35,11 +39,15 @@ def parse(line: str) -> str:
 
 
 def test_readme_shows_the_verbs_of_the_line() -> None:
-    assert {"ingest", "search", "submit", "jobs", "add", "run", "serve"} <= set(map(parse, command_lines(README)))
+    assert {"ingest", "search", "submit", "jobs", "add", "run", "serve"} <= set(
+        map(parse, command_lines(README))
+    )
 
 
 @pytest.mark.parametrize("line", command_lines(README))
-def test_command_line_of_the_readme_parses(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_of_the_readme_parses(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CAIRN_CONFIG", raising=False)
     parse(line)

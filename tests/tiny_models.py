@@ -49,7 +49,10 @@ TINY = Size()
 
 
 def make_tiny_model(folder: Path, model_type: str = "bert", seed: int = 0, size: Size = TINY) -> Path:
-    """Write a random BERT or RoBERTa in the published layout: config.json, model.safetensors, tokenizer.json; of two layers if tiny."""
+    """Write a random BERT or RoBERTa in the published layout.
+
+    Config.json, model.safetensors, tokenizer.json; of two layers if tiny.
+    """
     import torch
     from safetensors.torch import save_file
 
@@ -85,7 +88,8 @@ def make_tiny_model(folder: Path, model_type: str = "bert", seed: int = 0, size:
 
     tensors = {
         "embeddings.word_embeddings.weight": torch.randn(vocab_size, size.width, generator=generator),
-        "embeddings.position_embeddings.weight": torch.randn(num_positions, size.width, generator=generator) * 0.3,
+        "embeddings.position_embeddings.weight": torch.randn(num_positions, size.width, generator=generator)
+        * 0.3,
         "embeddings.token_type_embeddings.weight": torch.randn(2, size.width, generator=generator) * 0.3,
         **norm("embeddings.LayerNorm"),
     }
@@ -93,7 +97,9 @@ def make_tiny_model(folder: Path, model_type: str = "bert", seed: int = 0, size:
         layer = f"encoder.layer.{index}"
         for name in ("query", "key", "value"):
             tensors |= linear(f"{layer}.attention.self.{name}", size.width, size.width)
-        tensors |= linear(f"{layer}.attention.output.dense", size.width, size.width) | norm(f"{layer}.attention.output.LayerNorm")
+        tensors |= linear(f"{layer}.attention.output.dense", size.width, size.width) | norm(
+            f"{layer}.attention.output.LayerNorm"
+        )
         tensors |= linear(f"{layer}.intermediate.dense", size.inner, size.width)
         tensors |= linear(f"{layer}.output.dense", size.width, size.inner) | norm(f"{layer}.output.LayerNorm")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
@@ -101,7 +107,10 @@ def make_tiny_model(folder: Path, model_type: str = "bert", seed: int = 0, size:
 
 
 def _write_tiny_tokenizer(folder: Path) -> int:
-    """Write a WordPiece tokenizer that pads and truncates, as published ones do; return the size of its vocabulary."""
+    """Write a WordPiece tokenizer that pads and truncates, as published ones do.
+
+    Return the size of its vocabulary.
+    """
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
     from tokenizers.normalizers import BertNormalizer
@@ -130,7 +139,9 @@ def _write_tiny_tokenizer(folder: Path) -> int:
     return len(vocab)
 
 
-def make_latent_block(width: int, heads: int, head_dim: int, *, latents: int = 5, inner: int = 20, seed: int = 0) -> dict[str, Any]:
+def make_latent_block(
+    width: int, heads: int, head_dim: int, *, latents: int = 5, inner: int = 20, seed: int = 0
+) -> dict[str, Any]:
     """Return the tensors of a random latent attention block in the names NV-Embed-v2 publishes."""
     import torch
 

@@ -3,8 +3,8 @@
     CairnClient ──▶ collection("handbook") ──▶ search, search_pages, read_document, encode_queries
       retries, timeouts, key                   the records that Python's own search returns
 
-``AsyncCairnClient`` is the same with ``await``. Nothing here loads a model or opens a collection. Public names: :class:`CairnClient`,
-:class:`AsyncCairnClient`, and the errors of :mod:`pipeline.client.errors`.
+``AsyncCairnClient`` is the same with ``await``. Nothing here loads a model or opens a collection. Public
+names: :class:`CairnClient`, :class:`AsyncCairnClient`, and the errors of :mod:`pipeline.client.errors`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The client to await: ``await AsyncCairnClient(...).collection("handbook").search("…")``; its methods are those of ``sync_client``."""
+"""The client to await: ``await AsyncCairnClient(...).collection("handbook").search("…")``.
+
+Its methods are those of ``sync_client``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,15 @@ import numpy as np
 from jaxtyping import Float32
 
 from pipeline.client import calls
-from pipeline.client.connection import DEFAULT_TIMEOUT_SECONDS, DEFAULT_URL, connection_to, httpx2, is_slow, json_of, require_open
+from pipeline.client.connection import (
+    DEFAULT_TIMEOUT_SECONDS,
+    DEFAULT_URL,
+    connection_to,
+    httpx2,
+    is_slow,
+    json_of,
+    require_open,
+)
 from pipeline.client.errors import NotFoundError
 from pipeline.client.records import CollectionDescription, CollectionSummary, SearchParameters
 from pipeline.client.retries import Attempts, RetryPolicy
@@ -70,7 +81,9 @@ class AsyncCairnClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.aclose()
 
 
@@ -89,14 +102,18 @@ class AsyncRemoteCollection:
         """Rank documents for a query, each with its best passages."""
         return calls.result_of(await self._client.send(calls.search_call(self.name, query, parameters)))
 
-    async def search_batch(self, queries: Sequence[str], **parameters: Unpack[SearchParameters]) -> list[SearchResult]:
+    async def search_batch(
+        self, queries: Sequence[str], **parameters: Unpack[SearchParameters]
+    ) -> list[SearchResult]:
         """Answer several queries; each 32 of them are one request, answered from one generation."""
         found: list[SearchResult] = []
         for batch in calls.query_batches(queries):
             found += calls.results_of(await self._client.send(calls.batch_call(self.name, batch, parameters)))
         return found
 
-    async def search_pages(self, query: str, **parameters: Unpack[SearchParameters]) -> AsyncIterator[SearchResult]:
+    async def search_pages(
+        self, query: str, **parameters: Unpack[SearchParameters]
+    ) -> AsyncIterator[SearchResult]:
         """Turn the pages of one ranking, ``top_k`` documents each, up to 200 documents."""
         cursor: str | None = calls.FIRST_CURSOR
         while cursor is not None:
@@ -126,5 +143,10 @@ class AsyncRemoteCollection:
 
     async def _encode(self, texts: Sequence[str], input_type: calls.InputType) -> Float32[np.ndarray, "N V"]:
         batches = list(calls.input_batches(texts))
-        found = [calls.vectors_of(await self._client.send(calls.embed_call(self.name, batch, input_type))) for batch in batches]
-        return np.concatenate(found) if found else np.zeros((0, (await self.describe()).vector_dim), np.float32)
+        found = [
+            calls.vectors_of(await self._client.send(calls.embed_call(self.name, batch, input_type)))
+            for batch in batches
+        ]
+        return (
+            np.concatenate(found) if found else np.zeros((0, (await self.describe()).vector_dim), np.float32)
+        )

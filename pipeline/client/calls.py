@@ -1,4 +1,7 @@
-"""Requests of the search API as data, and its answers as records: what the client with ``await`` and the one without share."""
+"""Requests of the search API as data, and its answers as records.
+
+What the client with ``await`` and the one without share.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,8 @@ def document_call(name: str, doc_id: str, start_char: int) -> Call:
     """Ask for a document's text from a character on."""
     parameters = {"start_char": start_char, "max_characters": STRETCH_CHARACTERS}
     return Call(
-        path=f"/v1/collections/{_quoted(name, 'the name of a collection')}/documents/{_quoted(doc_id, 'doc_id')}", parameters=parameters
+        path=f"/v1/collections/{_quoted(name, 'the name of a collection')}/documents/{_quoted(doc_id, 'doc_id')}",
+        parameters=parameters,
     )
 
 
@@ -80,7 +84,12 @@ def _search_call(name: str, body: Mapping[str, Any]) -> Call:
 
 def embed_call(name: str, texts: Sequence[str], input_type: InputType) -> Call:
     """Ask for the vectors of texts."""
-    body = {"model": _text(name, "the name of a collection"), "input": list(texts), "input_type": input_type, "encoding_format": "base64"}
+    body = {
+        "model": _text(name, "the name of a collection"),
+        "input": list(texts),
+        "input_type": input_type,
+        "encoding_format": "base64",
+    }
     return Call(path="/v1/embeddings", body=_json(body))
 
 
@@ -128,7 +137,9 @@ def results_of(answer: Any) -> list[SearchResult]:
 def result_of(answer: Any) -> SearchResult:
     """Read the answer to a query."""
     with _reading():
-        return SearchResult(query=answer["query"], generation=answer["generation"], hits=[_hit(hit) for hit in answer["hits"]])
+        return SearchResult(
+            query=answer["query"], generation=answer["generation"], hits=[_hit(hit) for hit in answer["hits"]]
+        )
 
 
 def next_cursor_of(answer: Any) -> str | None:
@@ -141,11 +152,16 @@ def vectors_of(answer: Any) -> Float32[np.ndarray, "N V"]:
     """Read vectors, in the order of their texts."""
     with _reading():
         rows = sorted(answer["data"], key=lambda row: row["index"])
-        return np.stack([np.frombuffer(base64.b64decode(row["embedding"], validate=True), dtype="<f4") for row in rows]).astype(np.float32)
+        return np.stack(
+            [np.frombuffer(base64.b64decode(row["embedding"], validate=True), dtype="<f4") for row in rows]
+        ).astype(np.float32)
 
 
 class DocumentReading:
-    """A document's text, stretch after stretch; begun again where the collection changes in between, as the text may have."""
+    """A document's text, stretch after stretch.
+
+    Begun again where the collection changes in between, as the text may have.
+    """
 
     def __init__(self, name: str, doc_id: str) -> None:
         self._name, self._doc_id = name, doc_id
@@ -157,13 +173,19 @@ class DocumentReading:
             return document_call(self._name, self._doc_id, 0)
         with _reading():
             last = self._stretches[-1]
-            return None if last["end_char"] >= last["num_characters"] else document_call(self._name, self._doc_id, last["end_char"])
+            return (
+                None
+                if last["end_char"] >= last["num_characters"]
+                else document_call(self._name, self._doc_id, last["end_char"])
+            )
 
     def take(self, stretch: Any) -> None:
         """Take the answer to the last call."""
         with _reading():
             is_new = not self._stretches or stretch["generation"] != self._stretches[0]["generation"]
-            self._stretches = ([stretch] if stretch["start_char"] == 0 else []) if is_new else [*self._stretches, stretch]
+            self._stretches = (
+                ([stretch] if stretch["start_char"] == 0 else []) if is_new else [*self._stretches, stretch]
+            )
 
     def document(self) -> Document:
         """Put the stretches together."""
@@ -178,7 +200,9 @@ def is_unknown_document(error: NotFoundError) -> bool:
 
 
 def _hit(hit: Any) -> Hit:
-    return Hit(**_known(Hit, hit, passages=tuple(Passage(**_known(Passage, passage)) for passage in hit["passages"])))
+    return Hit(
+        **_known(Hit, hit, passages=tuple(Passage(**_known(Passage, passage)) for passage in hit["passages"]))
+    )
 
 
 def _known(kind: type, answer: Any, **replaced: Any) -> dict[str, Any]:
@@ -197,7 +221,9 @@ def _reading() -> Generator[None]:
 
 def _foreign_answer() -> ServerFailedError:
     title = "the answer is not one of Cairn's search API"
-    return ServerFailedError(status=200, type=BLANK_TYPE, title=title, detail="check the base URL, and both versions")
+    return ServerFailedError(
+        status=200, type=BLANK_TYPE, title=title, detail="check the base URL, and both versions"
+    )
 
 
 def _text(value: Any, what: str) -> str:
@@ -221,7 +247,9 @@ def _quoted(part: str, what: str) -> str:
 
 
 def _json(body: Mapping[str, Any]) -> bytes:
-    return ("{" + ", ".join(f"{json.dumps(name)}: {_member(name, value)}" for name, value in body.items()) + "}").encode()
+    return (
+        "{" + ", ".join(f"{json.dumps(name)}: {_member(name, value)}" for name, value in body.items()) + "}"
+    ).encode()
 
 
 def _member(name: str, value: Any) -> str:

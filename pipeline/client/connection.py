@@ -1,4 +1,7 @@
-"""How a client reaches the server: address, key, timeout; the part of httpx2's settings that both clients set alike."""
+"""How a client reaches the server: address, key, timeout.
+
+The part of httpx2's settings that both clients set alike.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,19 @@ class Connection:
     def __post_init__(self) -> None:
         _check_address(self.base_url)
         if not is_number(self.timeout_seconds) or not 0.0 < self.timeout_seconds <= 3_600.0:
-            raise ConfigError(f"timeout_seconds must be a number above 0 and at most 3,600, got {str(self.timeout_seconds)[:80]}")
+            raise ConfigError(
+                "timeout_seconds must be a number above 0 and at most 3,600, got "
+                f"{str(self.timeout_seconds)[:80]}"
+            )
         if self.api_key is not None and not isinstance(self.api_key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"api_key must be a text, got a value of type {type(self.api_key).__name__}")
-        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key.strip()):
-            raise ConfigError("api_key must be one line of printable ASCII, got something else; `cairn keys create` shows one")
+        if self.api_key is not None and not (
+            self.api_key.isascii() and self.api_key.isprintable() and self.api_key.strip()
+        ):
+            raise ConfigError(
+                "api_key must be one line of printable ASCII, got something else; `cairn keys create` "
+                "shows one"
+            )
 
     @property
     def shown_url(self) -> str:
@@ -44,7 +55,10 @@ class Connection:
         return re.sub(r"//[^/]*@", "//", self.base_url)
 
     def settings(self) -> dict[str, Any]:
-        """Return what httpx2's clients are made with; redirects are not followed, so the key goes nowhere else."""
+        """Return what httpx2's clients are made with.
+
+        Redirects are not followed, so the key goes nowhere else.
+        """
         headers = {"Accept": "application/json", "User-Agent": f"cairn/{version('cairn-retrieval')}"}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key.strip()}"
@@ -58,7 +72,11 @@ class Connection:
 
 def connection_to(base_url: str, api_key: str | None, timeout_seconds: float) -> Connection:
     """Return a connection; without a key ``CAIRN_API_KEY`` is taken, where it is set."""
-    return Connection(base_url=base_url, timeout_seconds=timeout_seconds, api_key=api_key or os.environ.get(KEY_VARIABLE) or None)
+    return Connection(
+        base_url=base_url,
+        timeout_seconds=timeout_seconds,
+        api_key=api_key or os.environ.get(KEY_VARIABLE) or None,
+    )
 
 
 def require_open(client: httpx2.Client | httpx2.AsyncClient) -> None:

@@ -26,7 +26,10 @@ from pipeline.errors import CairnError, TryAgainError, UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldProblem:
-    """A part of the request that must be changed; ``pointer`` is a JSON pointer into the body, or ``query/name`` or ``path/name``."""
+    """A part of the request that must be changed.
+
+    ``pointer`` is a JSON pointer into the body, or ``query/name`` or ``path/name``.
+    """
 
     pointer: str
     detail: str
@@ -35,8 +38,23 @@ class FieldProblem:
 class ApiError(CairnError):
     """The server answered with a problem (RFC 9457)."""
 
-    def __init__(self, *, status: int, type: str, title: str, detail: str, errors: Sequence[FieldProblem] = ()) -> None:  # noqa: A002
-        super().__init__("; ".join([f"{title}: {detail}" if detail else title, *(f"{field.pointer} {field.detail}" for field in errors)]))
+    def __init__(
+        self,
+        *,
+        status: int,
+        type: str,  # noqa: A002 - the name RFC 9457 gives it
+        title: str,
+        detail: str,
+        errors: Sequence[FieldProblem] = (),
+    ) -> None:
+        super().__init__(
+            "; ".join(
+                [
+                    f"{title}: {detail}" if detail else title,
+                    *(f"{field.pointer} {field.detail}" for field in errors),
+                ]
+            )
+        )
         self.status = status
         self.type = type
         self.title = title
@@ -80,7 +98,10 @@ _BY_STATUS: Final[Mapping[int, type[ApiError]]] = {
     **dict.fromkeys((429, 502, 503, 504), UnavailableError),
 }
 BLANK_TYPE: Final = "about:blank"
-"""The type of a problem that has no name (RFC 9457 §4.2.1): an answer that something between here and the server gave."""
+"""The type of a problem that has no name (RFC 9457 §4.2.1).
+
+An answer that something between here and the server gave.
+"""
 
 
 def api_error(status: int, problem: Any) -> ApiError:

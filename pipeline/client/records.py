@@ -1,4 +1,7 @@
-"""What the server says of its collections; answers and documents come as the records of :mod:`pipeline.types`."""
+"""What the server says of its collections.
+
+Answers and documents come as the records of :mod:`pipeline.types`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from pipeline.types import Granularity
 
 
 class SearchParameters(TypedDict, total=False):
-    """The keywords of a search over HTTP; meanings, defaults and limits are those of the server (``/openapi.json``)."""
+    """The keywords of a search over HTTP.
+
+    Meanings, defaults and limits are those of the server (``/openapi.json``).
+    """
 
     top_k: int
     granularity: Granularity
@@ -25,7 +31,10 @@ class SearchParameters(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectionSummary:
-    """A collection in a line; counts are None where there are none, or where the key sees a part of the documents only."""
+    """A collection in a line.
+
+    Counts are None where there are none, or where the key sees a part of the documents only.
+    """
 
     name: str
     status: Literal["ready", "building", "unfinished", "damaged"]
@@ -38,7 +47,8 @@ class CollectionSummary:
 class CollectionDescription:
     """What a collection holds and how it may be asked; ``filter_columns`` gives the type of each column filters may name.
 
-    ``documents`` counts those the key sees; ``chunks`` and ``context_documents`` are None where it sees a part of them only.
+    ``documents`` counts those the key sees; ``chunks`` and ``context_documents`` are None where it sees a
+    part of them only.
     """
 
     name: str

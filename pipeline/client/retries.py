@@ -1,7 +1,8 @@
 """When a call is tried again, and after how long: the server's Retry-After, else twice as long each time, with chance in it.
 
-Every call only reads, so any of them may be sent twice. Tried again are connections that fail or break, and the statuses 429, 502, 503 and
-504, except a problem of Cairn's own without a Retry-After: a damaged collection stays damaged. What took too long is not tried again.
+Every call only reads, so any of them may be sent twice. Tried again are connections that fail or break, and
+the statuses 429, 502, 503 and 504, except a problem of Cairn's own without a Retry-After: a damaged
+collection stays damaged. What took too long is not tried again.
 """
 
 from __future__ import annotations
@@ -29,11 +30,16 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         if type(self.max_retries) is not int or not 0 <= self.max_retries <= 100:
-            raise ConfigError(f"max_retries must be a whole number from 0 to 100, got {str(self.max_retries)[:80]}")
+            raise ConfigError(
+                f"max_retries must be a whole number from 0 to 100, got {str(self.max_retries)[:80]}"
+            )
 
 
 class Attempts:
-    """The attempts of one call; asked after each that failed, it says how long to wait, or raises what the caller has to know."""
+    """The attempts of one call.
+
+    Asked after each that failed, it says how long to wait, or raises what the caller has to know.
+    """
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._left = policy.max_retries
@@ -43,7 +49,9 @@ class Attempts:
         """Return the seconds to wait after an attempt without an answer."""
         if self._left == 0 or is_slow:
             why = "no answer came in time" if is_slow else str(error) or type(error).__name__
-            raise ServerUnreachableError(f"the server at {base_url} must answer, got: {why}; is `cairn serve` running?") from error
+            raise ServerUnreachableError(
+                f"the server at {base_url} must answer, got: {why}; is `cairn serve` running?"
+            ) from error
         return self._next(None)
 
     def after_response(self, status: int, problem: Any, headers: Mapping[str, str]) -> float:

@@ -11,7 +11,15 @@ import numpy as np
 from jaxtyping import Float32
 
 from pipeline.client import calls
-from pipeline.client.connection import DEFAULT_TIMEOUT_SECONDS, DEFAULT_URL, connection_to, httpx2, is_slow, json_of, require_open
+from pipeline.client.connection import (
+    DEFAULT_TIMEOUT_SECONDS,
+    DEFAULT_URL,
+    connection_to,
+    httpx2,
+    is_slow,
+    json_of,
+    require_open,
+)
 from pipeline.client.errors import NotFoundError
 from pipeline.client.records import CollectionDescription, CollectionSummary, SearchParameters
 from pipeline.client.retries import Attempts, RetryPolicy
@@ -21,8 +29,9 @@ from pipeline.types import Document, SearchResult
 class CairnClient:
     """A client of one server; safe to share between threads, closed by ``close`` or at the end of ``with``.
 
-    ``api_key`` defaults to ``CAIRN_API_KEY``. ``timeout_seconds`` bounds connecting and each wait for data. Whatever a call ends with is
-    named in :mod:`pipeline.client.errors`. ``transport`` replaces the network, for tests.
+    ``api_key`` defaults to ``CAIRN_API_KEY``. ``timeout_seconds`` bounds connecting and each wait for data.
+    Whatever a call ends with is named in :mod:`pipeline.client.errors`. ``transport`` replaces the network,
+    for tests.
     """
 
     def __init__(
@@ -53,7 +62,9 @@ class CairnClient:
             require_open(self._http)
             try:
                 headers = {"Content-Type": "application/json"} if call.body is not None else {}
-                response = self._http.request(call.method, call.path, content=call.body, params=dict(call.parameters), headers=headers)
+                response = self._http.request(
+                    call.method, call.path, content=call.body, params=dict(call.parameters), headers=headers
+                )
             except httpx2.RequestError as error:
                 seconds = attempts.after_break(self.connection.shown_url, error, is_slow=is_slow(error))
             else:
@@ -69,7 +80,9 @@ class CairnClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -88,7 +101,9 @@ class RemoteCollection:
         """Rank documents for a query, each with its best passages."""
         return calls.result_of(self._client.send(calls.search_call(self.name, query, parameters)))
 
-    def search_batch(self, queries: Sequence[str], **parameters: Unpack[SearchParameters]) -> list[SearchResult]:
+    def search_batch(
+        self, queries: Sequence[str], **parameters: Unpack[SearchParameters]
+    ) -> list[SearchResult]:
         """Answer several queries; each 32 of them are one request, answered from one generation."""
         batches = calls.query_batches(queries)
         answers = (self._client.send(calls.batch_call(self.name, batch, parameters)) for batch in batches)
@@ -127,5 +142,8 @@ class RemoteCollection:
 
     def _encode(self, texts: Sequence[str], input_type: calls.InputType) -> Float32[np.ndarray, "N V"]:
         batches = calls.input_batches(texts)
-        found = [calls.vectors_of(self._client.send(calls.embed_call(self.name, batch, input_type))) for batch in batches]
+        found = [
+            calls.vectors_of(self._client.send(calls.embed_call(self.name, batch, input_type)))
+            for batch in batches
+        ]
         return np.concatenate(found) if found else np.zeros((0, self.describe().vector_dim), np.float32)

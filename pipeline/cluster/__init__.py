@@ -2,7 +2,8 @@
 
 sample ──▶ φ(d), ψ(q) ──▶ φ⊕ψ and ψ⊕φ ──▶ spherical K-means ──▶ Clusters ──▶ one id a document, streamed
 
-Clusters spread the context over the corpus, order the batches of encoding and training, and colour the map of the corpus.
+Clusters spread the context over the corpus, order the batches of encoding and training, and colour the map of
+the corpus.
 """
 
 from pipeline.cluster.assignment import ClusterAssigner, assign

@@ -20,13 +20,20 @@ BLOCK_ROWS = 8_192
 """Rows scored at once: 16 MiB of scores at 512 clusters."""
 
 TIE_COSINE = 1e-6
-"""Cosines closer than this are a tie: float32 rounding depends on the shape of a product, and a cluster id must not."""
+"""Cosines closer than this are a tie.
+
+Float32 rounding depends on the shape of a product, and a cluster id must not.
+"""
 
 
-def first_order_points(phi_NV: Float32[np.ndarray, "N V"], psi_NV: Float32[np.ndarray, "N V"]) -> Float32[np.ndarray, "N P"]:
+def first_order_points(
+    phi_NV: Float32[np.ndarray, "N V"], psi_NV: Float32[np.ndarray, "N V"]
+) -> Float32[np.ndarray, "N P"]:
     """Return φ(d)⊕ψ(q), L2-normalised; a pair of zero vectors stays zero."""
     if phi_NV.shape != psi_NV.shape or phi_NV.ndim != 2:
-        raise ModelError(f"documents and queries must have vectors of one shape, got {phi_NV.shape} and {psi_NV.shape}")
+        raise ModelError(
+            f"documents and queries must have vectors of one shape, got {phi_NV.shape} and {psi_NV.shape}"
+        )
     points_NP = np.concatenate((phi_NV, psi_NV), axis=1, dtype=np.float32)
     squared_N = np.einsum("np,np->n", points_NP, points_NP)
     if not np.isfinite(squared_N).all():
@@ -35,8 +42,13 @@ def first_order_points(phi_NV: Float32[np.ndarray, "N V"], psi_NV: Float32[np.nd
     return points_NP
 
 
-def nearest_centroids(points_NP: Float32[np.ndarray, "N P"], centroids_KP: Float32[np.ndarray, "K P"]) -> Int32[np.ndarray, " N"]:
-    """Return the centroid of the highest cosine for each point; ties go to the lowest id, so a zero point goes to cluster 0."""
+def nearest_centroids(
+    points_NP: Float32[np.ndarray, "N P"], centroids_KP: Float32[np.ndarray, "K P"]
+) -> Int32[np.ndarray, " N"]:
+    """Return the centroid of the highest cosine for each point.
+
+    Ties go to the lowest id, so a zero point goes to cluster 0.
+    """
     assignments_N = np.empty(len(points_NP), dtype=np.int32)
     for start in range(0, len(points_NP), BLOCK_ROWS):
         scores_NK = points_NP[start : start + BLOCK_ROWS] @ centroids_KP.T
@@ -45,17 +57,22 @@ def nearest_centroids(points_NP: Float32[np.ndarray, "N P"], centroids_KP: Float
     return assignments_N
 
 
-def assign(clusters: Clusters, phi_NV: Float32[np.ndarray, "N V"], psi_NV: Float32[np.ndarray, "N V"]) -> Int32[np.ndarray, " N"]:
+def assign(
+    clusters: Clusters, phi_NV: Float32[np.ndarray, "N V"], psi_NV: Float32[np.ndarray, "N V"]
+) -> Int32[np.ndarray, " N"]:
     """Return the cluster of each document."""
     width = 2 * phi_NV.shape[1]
     if clusters.centroids_KP.shape[1] != width:
         raise FingerprintMismatchError(
-            f"surrogate pairs must have the centroids' {clusters.centroids_KP.shape[1]} dims, got {width}; use the clusters' own surrogate"
+            f"surrogate pairs must have the centroids' {clusters.centroids_KP.shape[1]} dims, got "
+            f"{width}; use the clusters' own surrogate"
         )
     assignments_N = np.empty(len(phi_NV), dtype=np.int32)
     for start in range(0, len(phi_NV), BLOCK_ROWS):
         rows = slice(start, start + BLOCK_ROWS)
-        assignments_N[rows] = nearest_centroids(first_order_points(phi_NV[rows], psi_NV[rows]), clusters.centroids_KP)
+        assignments_N[rows] = nearest_centroids(
+            first_order_points(phi_NV[rows], psi_NV[rows]), clusters.centroids_KP
+        )
     return assignments_N
 
 
@@ -65,7 +82,8 @@ class ClusterAssigner:
     def __init__(self, clusters: Clusters, embedder: TextEmbedder) -> None:
         if embedder.fingerprint != clusters.surrogate_fingerprint:
             raise FingerprintMismatchError(
-                f"the surrogate must be the one the clusters were trained with ({clusters.surrogate_fingerprint[:12]}), "
+                "the surrogate must be the one the clusters were trained with "
+                f"({clusters.surrogate_fingerprint[:12]}), "
                 f"got {embedder.fingerprint[:12]}; use the same model, or build the collection anew"
             )
         self.clusters = clusters

@@ -1,11 +1,13 @@
 """Train the clusters of a corpus: asymmetric K-means over pairs (φ(d), ψ(q)), on FAISS.
 
-Source: Morris & Rush 2024 (CDE), §4.1, eq. 3: every pair is two points, φ(d)⊕ψ(q) and ψ(q)⊕φ(d), so that a document near another's
-query counts like a query near another's document. Follows the paper's own run: spherical K-means on L2-normalised points, documents
-assigned by their first point. Differs: a cheaper surrogate than GTR, and sqrt(N) clusters instead of N / batch size.
+Source: Morris & Rush 2024 (CDE), §4.1, eq. 3: every pair is two points, φ(d)⊕ψ(q) and ψ(q)⊕φ(d), so that a
+document near another's query counts like a query near another's document. Follows the paper's own run:
+spherical K-means on L2-normalised points, documents assigned by their first point. Differs: a cheaper
+surrogate than GTR, and sqrt(N) clusters instead of N / batch size.
 
-Both orders of a pair are separate points to K-means, so where titles and texts look different, clusters come in mirrored couples, one of
-which no document's first point chooses: such clusters have size 0 and are harmless.
+Both orders of a pair are separate points to K-means, so where titles and texts look different, clusters come
+in mirrored couples, one of which no document's first point chooses: such clusters have size 0 and are
+harmless.
 
     N documents    V surrogate dim    M = 2N points    P = 2V point dim    K clusters    I iterations
 """
@@ -32,14 +34,20 @@ MAX_CLUSTERS = 512
 def choose_num_clusters(num_documents: int) -> int:
     """Return round(sqrt(N)), at least 1, at most :data:`MAX_CLUSTERS`.
 
-    sqrt balances the number of clusters against their size: 65,536 documents give 256 clusters of 256, each a contrastive batch.
-    Above 262,144 documents the number stays and clusters grow, to be split when batches are packed.
+    sqrt balances the number of clusters against their size: 65,536 documents give 256 clusters of 256, each a
+    contrastive batch. Above 262,144 documents the number stays and clusters grow, to be split when batches
+    are packed.
     """
     return min(MAX_CLUSTERS, max(1, round(math.sqrt(num_documents))))
 
 
-def pair_points(phi_NV: Float32[np.ndarray, "N V"], psi_NV: Float32[np.ndarray, "N V"]) -> Float32[np.ndarray, "M P"]:
-    """Return both orders of every pair, L2-normalised: rows 0 … N - 1 are φ(d)⊕ψ(q), rows N … 2N - 1 are ψ(q)⊕φ(d)."""
+def pair_points(
+    phi_NV: Float32[np.ndarray, "N V"], psi_NV: Float32[np.ndarray, "N V"]
+) -> Float32[np.ndarray, "M P"]:
+    """Return both orders of every pair, L2-normalised.
+
+    Rows 0 … N - 1 are φ(d)⊕ψ(q), rows N … 2N - 1 are ψ(q)⊕φ(d).
+    """
     first_NP = first_order_points(phi_NV, psi_NV)
     num_documents, width = phi_NV.shape
     points_MP = np.empty((2 * num_documents, 2 * width), dtype=np.float32)
@@ -60,9 +68,9 @@ def train_clusters(
 ) -> Clusters:
     """Cluster a sample of documents; every row is used, none is drawn from it.
 
-    There are as many clusters as asked for or chosen, but never more than documents or distinct points; initial centroids
-    replace both rules. Bit-equal between runs with the same number of threads: FAISS splits its products by thread, so another number
-    may move last bits.
+    There are as many clusters as asked for or chosen, but never more than documents or distinct points;
+    initial centroids replace both rules. Bit-equal between runs with the same number of threads: FAISS splits
+    its products by thread, so another number may move last bits.
     """
     if not len(phi_NV):
         raise SourceError("clusters must be trained on at least one document, got none")
@@ -81,11 +89,19 @@ def train_clusters(
 
 
 def _lloyd(
-    points_MP: Float32[np.ndarray, "M P"], wanted: int, config: ClusterConfig, initial_centroids_KP: Float32[np.ndarray, "K P"] | None
+    points_MP: Float32[np.ndarray, "M P"],
+    wanted: int,
+    config: ClusterConfig,
+    initial_centroids_KP: Float32[np.ndarray, "K P"] | None,
 ) -> tuple[Float32[np.ndarray, "K P"], Float64[np.ndarray, " I"]]:
-    """Run FAISS and return unit centroids and the objective before each update; nothing but zero vectors gives one zero centroid."""
+    """Run FAISS and return unit centroids and the objective before each update.
+
+    Nothing but zero vectors gives one zero centroid.
+    """
     num_points, width = points_MP.shape
-    num_clusters = _count_distinct(points_MP, wanted) if initial_centroids_KP is None else len(initial_centroids_KP)
+    num_clusters = (
+        _count_distinct(points_MP, wanted) if initial_centroids_KP is None else len(initial_centroids_KP)
+    )
     if not num_points:
         return np.zeros((1, width), dtype=np.float32), np.zeros(0)
     kmeans = faiss.Kmeans(
@@ -106,7 +122,10 @@ def _lloyd(
 
 
 def _without_zero_rows(points_MP: np.ndarray) -> np.ndarray:
-    """Drop the points of documents without a known word in text and query: they would pull no centroid, but could become one."""
+    """Drop the points of documents without a known word in text and query.
+
+    They would pull no centroid, but could become one.
+    """
     is_nonzero_M = points_MP.any(axis=1)
     return points_MP if is_nonzero_M.all() else points_MP[is_nonzero_M]
 

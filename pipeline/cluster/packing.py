@@ -6,8 +6,9 @@
 
 The tour is random, or greedy: from a random cluster always on to the nearest centroid not yet visited.
 
-Source: Morris & Rush 2024 (CDE), §4.1 (packing) and §10.5 (greedy travelling salesman). A cluster's points are shuffled first, so every
-epoch draws other batches. Differs: whole batches are cut from a large cluster before its rest goes on the tour.
+Source: Morris & Rush 2024 (CDE), §4.1 (packing) and §10.5 (greedy travelling salesman). A cluster's points
+are shuffled first, so every epoch draws other batches. Differs: whole batches are cut from a large cluster
+before its rest goes on the tour.
 
     N points    K clusters    P point dim    B batches
 """
@@ -56,15 +57,26 @@ def pack(
         if num_whole < len(points):
             rests[cluster] = points[num_whole:]
     clusters = np.array(list(rests), np.int64)
-    visits = generator.permutation(len(clusters)) if tour == "random" else greedy_tour(centroids_KP[clusters], generator)
-    along_tour = np.concatenate([np.zeros(0, np.int64), *(rests[cluster] for cluster in clusters[visits].tolist())])
+    visits = (
+        generator.permutation(len(clusters))
+        if tour == "random"
+        else greedy_tour(centroids_KP[clusters], generator)
+    )
+    along_tour = np.concatenate(
+        [np.zeros(0, np.int64), *(rests[cluster] for cluster in clusters[visits].tolist())]
+    )
     num_whole = len(along_tour) // batch_size * batch_size
     packed = np.concatenate([np.zeros(0, np.int64), *whole, along_tour[:num_whole]])
     return PackedBatches(batches_BN=packed.reshape(-1, batch_size), left_over=along_tour[num_whole:])
 
 
-def greedy_tour(centroids_KP: Float32[np.ndarray, "K P"], generator: np.random.Generator) -> Int64[np.ndarray, " K"]:
-    """Visit every centroid once: the first at random, then always the nearest by inner product; ties go to the lowest number."""
+def greedy_tour(
+    centroids_KP: Float32[np.ndarray, "K P"], generator: np.random.Generator
+) -> Int64[np.ndarray, " K"]:
+    """Visit every centroid once: the first at random, then always the nearest by inner product.
+
+    Ties go to the lowest number.
+    """
     num_clusters = len(centroids_KP)
     visits_K = np.empty(num_clusters, np.int64)
     if not num_clusters:

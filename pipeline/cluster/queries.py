@@ -1,9 +1,10 @@
 """Find the query side of each document: the q of the pair (φ(d), ψ(q)) that is clustered.
 
-A corpus that is indexed seldom has queries. The query column stands first, then the title, then the leading sentence.
+A corpus that is indexed seldom has queries. The query column stands first, then the title, then the leading
+sentence.
 
-Deliberately simple: no language detection, no abbreviation lists. A sentence shorter than a few words is read on past its full stop,
-which is what most abbreviations, initials and headings need.
+Deliberately simple: no language detection, no abbreviation lists. A sentence shorter than a few words is read
+on past its full stop, which is what most abbreviations, initials and headings need.
 """
 
 from __future__ import annotations
@@ -30,8 +31,13 @@ _SENTENCE_END = re.compile(
 )
 
 
-def query_side(titles: Sequence[str | None], queries: Sequence[str | None], texts: Sequence[str]) -> list[str]:
-    """Return one query a document: its query, else its title, else its leading sentence; blank counts as absent."""
+def query_side(
+    titles: Sequence[str | None], queries: Sequence[str | None], texts: Sequence[str]
+) -> list[str]:
+    """Return one query a document: its query, else its title, else its leading sentence.
+
+    Blank counts as absent.
+    """
     return [
         (query or "").strip() or (title or "").strip() or leading_sentence(text)
         for title, query, text in zip(titles, queries, texts, strict=True)
@@ -39,7 +45,10 @@ def query_side(titles: Sequence[str | None], queries: Sequence[str | None], text
 
 
 def leading_sentence(text: str) -> str:
-    """Cut the first sentence, whitespace collapsed, at most :data:`MAX_SENTENCE_CHARACTERS` long; blank text gives an empty string."""
+    """Cut the first sentence, whitespace collapsed, at most :data:`MAX_SENTENCE_CHARACTERS` long.
+
+    Blank text gives an empty string.
+    """
     head = text.lstrip()[:HEAD_CHARACTERS]
     sentence = " ".join(head[: _end_of_sentence(head)].split())
     if len(sentence) <= MAX_SENTENCE_CHARACTERS:

@@ -1,7 +1,7 @@
 """Draw documents by a seeded hash of their id: a sample that is the same whatever order, files or batches they came in.
 
-Serves the sample that K-means is trained on, and the order in which context documents are taken from a cluster. A grown corpus keeps
-the part of a sample that no newcomer's hash displaces.
+Serves the sample that K-means is trained on, and the order in which context documents are taken from a
+cluster. A grown corpus keeps the part of a sample that no newcomer's hash displaces.
 """
 
 from __future__ import annotations
@@ -17,13 +17,21 @@ from jaxtyping import Int64, UInt64
 from pipeline.errors import SourceError
 
 MAX_TEXT_CHARACTERS = 8_192
-"""Characters of a text that a sample holds: surrogate and first stage read openings; one book must not outweigh the sample."""
+"""Characters of a text that a sample holds: surrogate and first stage read openings.
+
+One book must not outweigh the sample.
+"""
 
 
 def hash_keys(doc_ids: Sequence[str], seed: int) -> UInt64[np.ndarray, "N 2"]:
-    """Map ids to uniform 128-bit keys, high half first; the same id and seed give the same key everywhere, and no two ids share one."""
+    """Map ids to uniform 128-bit keys, high half first.
+
+    The same id and seed give the same key everywhere, and no two ids share one.
+    """
     secret = seed.to_bytes(8, "little", signed=True)
-    digests = b"".join(hashlib.blake2b(doc_id.encode(), digest_size=16, key=secret).digest() for doc_id in doc_ids)
+    digests = b"".join(
+        hashlib.blake2b(doc_id.encode(), digest_size=16, key=secret).digest() for doc_id in doc_ids
+    )
     return np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
 
 
@@ -33,12 +41,16 @@ def hash_order(doc_ids: Sequence[str], seed: int) -> Int64[np.ndarray, " N"]:
 
 
 def sample_rows(
-    tables: Iterable[pa.Table | pa.RecordBatch], max_documents: int, seed: int, *, max_text_characters: int = MAX_TEXT_CHARACTERS
+    tables: Iterable[pa.Table | pa.RecordBatch],
+    max_documents: int,
+    seed: int,
+    *,
+    max_text_characters: int = MAX_TEXT_CHARACTERS,
 ) -> pa.Table:
     """Keep the ``max_documents`` rows of a stream with the smallest keys, in key order, each ``text`` cut to its opening.
 
-    Rows need ``doc_id`` and ``text``; every other column stays. Holds at most twice the sample and one table. A stream
-    without a single table, not even an empty one, is refused: it has no columns.
+    Rows need ``doc_id`` and ``text``; every other column stays. Holds at most twice the sample and one table.
+    A stream without a single table, not even an empty one, is refused: it has no columns.
     """
     held: list[pa.Table] = []
     held_keys: list[np.ndarray] = []
@@ -75,5 +87,7 @@ def _with_openings(table: pa.Table | pa.RecordBatch, rows: np.ndarray, max_text_
     whole = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
     taken = whole.take(pa.array(rows))
     index = taken.schema.get_field_index("text")
-    openings = pc.call_function("utf8_slice_codeunits", [taken.column(index)], pc.SliceOptions(0, max_text_characters))
+    openings = pc.call_function(
+        "utf8_slice_codeunits", [taken.column(index)], pc.SliceOptions(0, max_text_characters)
+    )
     return taken.set_column(index, taken.schema.field(index), openings)

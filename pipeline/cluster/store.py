@@ -1,7 +1,7 @@
 """Keep trained clusters in one Arrow file, with the surrogate they were trained in: a later ingest must place documents in the same space.
 
-One row an array: name, dtype, shape, bytes. Everything in the file is covered by its fingerprint, so damage is found here even before the
-generation's manifest is asked.
+One row an array: name, dtype, shape, bytes. Everything in the file is covered by its fingerprint, so damage
+is found here even before the generation's manifest is asked.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ _SCHEMA = pa.schema(
 class Clusters:
     """What asymmetric K-means found in a sample.
 
-    ``centroids_KP``: unit length, P = 2V, in the space of first-order points φ(d)⊕ψ(q); rows no point chose may be anything.
-    ``sizes_K``: documents of the sample in each cluster; a cluster that only second-order points ψ(q)⊕φ(d) chose has none.
-    ``objective_I``: mean squared distance of all 2N points to their centroid, one entry an iteration, never rising.
-    ``surrogate_state``: arrays that rebuild the embedder of φ and ψ, if it has any; ``settings``: what the training was asked for.
+    ``centroids_KP``: unit length, P = 2V, in the space of first-order points φ(d)⊕ψ(q); rows no point chose
+    may be anything. ``sizes_K``: documents of the sample in each cluster; a cluster that only second-order
+    points ψ(q)⊕φ(d) chose has none. ``objective_I``: mean squared distance of all 2N points to their
+    centroid, one entry an iteration, never rising. ``surrogate_state``: arrays that rebuild the embedder of φ
+    and ψ, if it has any; ``settings``: what the training was asked for.
     """
 
     centroids_KP: Float32[np.ndarray, "K P"]
@@ -59,7 +60,10 @@ class Clusters:
     def fingerprint(self) -> str:
         """Identify every array and setting."""
         return fingerprint(
-            arrays={name: [str(array.dtype), list(array.shape), _sha256(array)] for name, array in self._arrays().items()},
+            arrays={
+                name: [str(array.dtype), list(array.shape), _sha256(array)]
+                for name, array in self._arrays().items()
+            },
             surrogate=self.surrogate_fingerprint,
             settings=dict(self.settings),
         )
@@ -76,12 +80,19 @@ class Clusters:
             },
             schema=_SCHEMA,
         )
-        header = {"surrogate_fingerprint": self.surrogate_fingerprint, "settings": dict(self.settings), "fingerprint": self.fingerprint}
+        header = {
+            "surrogate_fingerprint": self.surrogate_fingerprint,
+            "settings": dict(self.settings),
+            "fingerprint": self.fingerprint,
+        }
         write_arrow_file(path, table, kind=_KIND, header=header)
 
     @classmethod
     def read(cls, path: Path) -> Clusters:
-        """Read clusters back, bit for bit; a missing, damaged or foreign file raises :class:`IntegrityError`."""
+        """Read clusters back, bit for bit.
+
+        A missing, damaged or foreign file raises :class:`IntegrityError`.
+        """
         table, header = read_arrow_file(path, kind=_KIND, schema=_SCHEMA)
         try:
             arrays = {row["name"]: _decode(row) for row in table.to_pylist()}
@@ -101,7 +112,9 @@ class Clusters:
         return clusters
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        state = {f"{_STATE_PREFIX}{name}": self.surrogate_state[name] for name in sorted(self.surrogate_state)}
+        state = {
+            f"{_STATE_PREFIX}{name}": self.surrogate_state[name] for name in sorted(self.surrogate_state)
+        }
         return {"centroids": self.centroids_KP, "sizes": self.sizes_K, "objective": self.objective_I, **state}
 
 

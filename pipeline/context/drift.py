@@ -1,7 +1,7 @@
 """Tell how far a corpus has moved from the context it was encoded with: two histograms over the same clusters, compared.
 
-Sees documents that move between clusters, not a new topic that falls into an old cluster; only clustering anew finds that.
-Decides nothing: it measures, and says the measure in a word.
+Sees documents that move between clusters, not a new topic that falls into an old cluster; only clustering
+anew finds that. Decides nothing: it measures, and says the measure in a word.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from pipeline.errors import FingerprintMismatchError, UsageError
 Verdict = Literal["none", "slight", "re-contextualise"]
 
 SLIGHT_DISTANCE = 0.05
-"""Total variation is the share of context places that stand for the wrong cluster: below this, under 26 of 512."""
+"""Total variation is the share of context places that stand for the wrong cluster.
+
+Below this, under 26 of 512.
+"""
 
 LARGE_DISTANCE = 0.20
 """From here on, one context place in five stands for documents that are no longer there in that number."""
@@ -35,9 +38,10 @@ MAX_NAMED_CLUSTERS = 8
 class Drift:
     """Distance between the corpus a context was drawn from and the corpus now.
 
-    ``total_variation``: 0 … 1, the least share of documents that would have to change cluster. ``jensen_shannon_bits``: 0 … 1.
-    ``added_share``: documents gained since, as a share of those now (net of deletions, never below 0).
-    ``changed_clusters``: ids whose share moved most, most first, equal moves by id.
+    ``total_variation``: 0 … 1, the least share of documents that would have to change cluster.
+    ``jensen_shannon_bits``: 0 … 1. ``added_share``: documents gained since, as a share of those now (net of
+    deletions, never below 0). ``changed_clusters``: ids whose share moved most, most first, equal moves by
+    id.
     """
 
     total_variation: float
@@ -47,11 +51,17 @@ class Drift:
     verdict: Verdict
 
 
-def measure_drift(context_sizes_K: Sequence[int], current_sizes_K: Sequence[int], documents_at_context: int) -> Drift:
-    """Compare the histogram at the time of the context with the current one; a corpus without documents has not drifted."""
+def measure_drift(
+    context_sizes_K: Sequence[int], current_sizes_K: Sequence[int], documents_at_context: int
+) -> Drift:
+    """Compare the histogram at the time of the context with the current one.
+
+    A corpus without documents has not drifted.
+    """
     if len(context_sizes_K) != len(current_sizes_K):
         raise FingerprintMismatchError(
-            f"both histograms must count the same clusters, got {len(context_sizes_K)} and {len(current_sizes_K)}; "
+            f"both histograms must count the same clusters, got {len(context_sizes_K)} and "
+            f"{len(current_sizes_K)}; "
             "compare a context only with the clusters it was drawn over"
         )
     before_K, now_K = (np.asarray(sizes, dtype=np.int64) for sizes in (context_sizes_K, current_sizes_K))
@@ -59,9 +69,14 @@ def measure_drift(context_sizes_K: Sequence[int], current_sizes_K: Sequence[int]
         raise UsageError("cluster sizes must not be negative; count the documents of each cluster again")
     num_before, num_now = int(before_K.sum()), int(now_K.sum())
     if not num_now:
-        return Drift(total_variation=0.0, jensen_shannon_bits=0.0, added_share=0.0, changed_clusters=(), verdict="none")
+        return Drift(
+            total_variation=0.0, jensen_shannon_bits=0.0, added_share=0.0, changed_clusters=(), verdict="none"
+        )
     if not num_before:
-        raise UsageError("the context must have been drawn from at least one document, got an empty histogram; build the context anew")
+        raise UsageError(
+            "the context must have been drawn from at least one document, got an empty histogram; build "
+            "the context anew"
+        )
 
     p_K, q_K = before_K / num_before, now_K / num_now
     moved_K = np.abs(p_K - q_K)

@@ -1,7 +1,7 @@
 """Choose the J documents that stand for the corpus: spread over the clusters in proportion to their size.
 
-CDE §4.2 takes context documents at random. Differs: stratified. Of 256 equal clusters a plain draw of 512 misses one in seven, a stratified
-one none, and it keeps every cluster's share to within one document.
+CDE §4.2 takes context documents at random. Differs: stratified. Of 256 equal clusters a plain draw of 512
+misses one in seven, a stratified one none, and it keeps every cluster's share to within one document.
 
     N documents    K clusters    C context documents
 """
@@ -22,12 +22,15 @@ def allocate(
 ) -> Int64[np.ndarray, " K"]:
     """Share ``num_documents`` places by largest remainder in proportion to ``sizes_K``; equal remainders go to the lower cluster id.
 
-    No cluster gets more than it has available (its size, unless told otherwise); what it cannot fill goes to the others by the same rule.
-    The places add up to ``num_documents``, or to all there is.
+    No cluster gets more than it has available (its size, unless told otherwise); what it cannot fill goes to
+    the others by the same rule. The places add up to ``num_documents``, or to all there is.
     """
     capacity_K = sizes_K if available_K is None else available_K
     if capacity_K.shape != sizes_K.shape or (sizes_K < capacity_K).any() or (capacity_K < 0).any():
-        raise UsageError("cluster sizes must count at least the documents available in each cluster; count the same clusters")
+        raise UsageError(
+            "cluster sizes must count at least the documents available in each cluster; count the same "
+            "clusters"
+        )
     places_K = np.zeros(len(sizes_K), dtype=np.int64)
     left = min(num_documents, int(capacity_K.sum()))
     while left:
@@ -50,13 +53,16 @@ def draw_context(
 ) -> Int64[np.ndarray, " C"]:
     """Return the positions of the context documents, by cluster id, within a cluster by seeded hash of the id.
 
-    Which documents are drawn, and their order, depends on ids and clusters alone, not on the order of the rows. ``cluster_sizes_K`` is the
-    histogram of the whole corpus where ``doc_ids`` is a sample of it.
+    Which documents are drawn, and their order, depends on ids and clusters alone, not on the order of the
+    rows. ``cluster_sizes_K`` is the histogram of the whole corpus where ``doc_ids`` is a sample of it.
     """
     num_clusters = int(assignments_N.max(initial=-1)) + 1 if cluster_sizes_K is None else len(cluster_sizes_K)
     available_K = np.bincount(assignments_N, minlength=num_clusters).astype(np.int64)
     if len(available_K) != num_clusters:
-        raise UsageError(f"cluster sizes must cover every assigned cluster, got {num_clusters} sizes and cluster {len(available_K) - 1}")
+        raise UsageError(
+            f"cluster sizes must cover every assigned cluster, got {num_clusters} sizes and cluster "
+            f"{len(available_K) - 1}"
+        )
     sizes_K = available_K if cluster_sizes_K is None else np.maximum(cluster_sizes_K, available_K)
     places_K = allocate(sizes_K, num_documents, available_K)
 

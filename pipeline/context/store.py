@@ -1,8 +1,8 @@
 """The context of a collection: J documents, embedded once by the first stage, in an order that is kept.
 
-Source: Morris & Rush 2024 (CDE), §4.2, eq. 5 and 6: M1(d¹) … M1(dᴶ) are computed once and cached; documents and queries read the same.
-The vectors are stored as the first stage gave them, not normalised: CDE injects them so. Their order is kept because a backbone with rotary
-positions over them reads it.
+Source: Morris & Rush 2024 (CDE), §4.2, eq. 5 and 6: M1(d¹) … M1(dᴶ) are computed once and cached; documents
+and queries read the same. The vectors are stored as the first stage gave them, not normalised: CDE injects
+them so. Their order is kept because a backbone with rotary positions over them reads it.
 
 Runs no model: the first stage arrives as a function.
 
@@ -31,7 +31,10 @@ _KIND = "cairn.context"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ContextSet:
-    """Context documents in the order in which the second stage reads them: by cluster, then by seeded hash of the id."""
+    """Context documents in the order in which the second stage reads them.
+
+    By cluster, then by seeded hash of the id.
+    """
 
     doc_ids: tuple[str, ...]
     content_sha256s: tuple[str, ...]
@@ -41,12 +44,25 @@ class ContextSet:
 
     def __post_init__(self) -> None:
         num_documents = len(self.doc_ids)
-        if not num_documents == len(self.content_sha256s) == len(self.cluster_ids_C) == len(self.embeddings_CD):
+        if (
+            not num_documents
+            == len(self.content_sha256s)
+            == len(self.cluster_ids_C)
+            == len(self.embeddings_CD)
+        ):
             raise ModelError(
-                f"the first stage must give one embedding a context document, got {len(self.embeddings_CD)} for {num_documents}"
+                "the first stage must give one embedding a context document, got "
+                f"{len(self.embeddings_CD)} for {num_documents}"
             )
-        if self.embeddings_CD.ndim != 2 or self.embeddings_CD.dtype != np.float32 or not np.isfinite(self.embeddings_CD).all():
-            raise ModelError("context embeddings must be finite float32 rows, got others; check the weights of the model that made them")
+        if (
+            self.embeddings_CD.ndim != 2
+            or self.embeddings_CD.dtype != np.float32
+            or not np.isfinite(self.embeddings_CD).all()
+        ):
+            raise ModelError(
+                "context embeddings must be finite float32 rows, got others; check the weights of the "
+                "model that made them"
+            )
 
     @property
     def fingerprint(self) -> str:
@@ -77,7 +93,10 @@ class ContextSet:
 
     @classmethod
     def read(cls, path: Path) -> ContextSet:
-        """Read a context back, bit for bit; a missing, damaged or foreign file raises :class:`IntegrityError`."""
+        """Read a context back, bit for bit.
+
+        A missing, damaged or foreign file raises :class:`IntegrityError`.
+        """
         table, header = read_arrow_file(path, kind=_KIND)
         try:
             embeddings = table.column("embedding").combine_chunks()
@@ -87,7 +106,9 @@ class ContextSet:
                 doc_ids=tuple(table.column("doc_id").to_pylist()),
                 content_sha256s=tuple(table.column("content_sha256").to_pylist()),
                 cluster_ids_C=table.column("cluster_id").to_numpy(),
-                embeddings_CD=embeddings.flatten().to_numpy().reshape(len(embeddings), embeddings.type.list_size),
+                embeddings_CD=embeddings.flatten()
+                .to_numpy()
+                .reshape(len(embeddings), embeddings.type.list_size),
                 first_stage_fingerprint=header["first_stage_fingerprint"],
             )
             is_intact = context.fingerprint == header["fingerprint"]
@@ -112,7 +133,9 @@ def build_context(
     """
     if not sample.num_rows:
         raise SourceError("a context must be drawn from at least one document, got none")
-    drawn_C = draw_context(sample.column("doc_id").to_pylist(), assignments_N, config.num_documents, config.seed, cluster_sizes_K)
+    drawn_C = draw_context(
+        sample.column("doc_id").to_pylist(), assignments_N, config.num_documents, config.seed, cluster_sizes_K
+    )
     documents = sample.select(["doc_id", "text", "content_sha256"]).take(pa.array(drawn_C))
     return ContextSet(
         doc_ids=tuple(documents.column("doc_id").to_pylist()),

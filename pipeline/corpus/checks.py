@@ -1,8 +1,9 @@
 """Judge decoded rows: each one becomes a staged row with its content hash, or a quarantined row with a reason.
 
-Last step of the reading side of stage 1. Sizes are judged before strings are made plain, everything else on plain columns, vectorised;
-single rows are looked at only where a whole column failed. A row carries the first reason found, in the order of the checks below. Ids
-are compared as they are: no trimming, no Unicode normalisation.
+Last step of the reading side of stage 1. Sizes are judged before strings are made plain, everything else on
+plain columns, vectorised; single rows are looked at only where a whole column failed. A row carries the first
+reason found, in the order of the checks below. Ids are compared as they are: no trimming, no Unicode
+normalisation.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ Mask = Bool[np.ndarray, " N"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedBatch:
-    """Consecutive rows of one file from ``first_row`` on, judged: ``num_rows == rows.num_rows + rejected.num_rows``."""
+    """Consecutive rows of one file from ``first_row`` on, judged.
+
+    ``num_rows == rows.num_rows + rejected.num_rows``.
+    """
 
     rows: pa.RecordBatch
     rejected: pa.RecordBatch
@@ -51,7 +55,8 @@ class CheckedBatch:
 class RowChecker:
     """The checks of one file: which source column fills which stored column, and what every row of the file shares.
 
-    ``sources`` maps a stored column to the source column it is read from; ``constants`` are the partition values.
+    ``sources`` maps a stored column to the source column it is read from; ``constants`` are the partition
+    values.
     """
 
     source_file: str
@@ -62,20 +67,27 @@ class RowChecker:
 
     def check(self, raw: pa.RecordBatch, first_row: int) -> Iterator[CheckedBatch]:
         """Judge decoded rows; ``first_row`` is the index in the file of the first one."""
-        raw = pa.RecordBatch.from_arrays([without_views(column) for column in raw.columns], names=raw.schema.names)
+        raw = pa.RecordBatch.from_arrays(
+            [without_views(column) for column in raw.columns], names=raw.schema.names
+        )
         lengths = {stored: value_bytes(raw.column(source)) for stored, source in self.sources.items()}
         verdict = _Verdict(raw.num_rows)
-        verdict.reject(~np.asarray(raw.column(self.sources["doc_id"]).is_valid()), quarantine.NULL_ID, "the id is null")
+        verdict.reject(
+            ~np.asarray(raw.column(self.sources["doc_id"]).is_valid()), quarantine.NULL_ID, "the id is null"
+        )
         self._check_sizes(verdict, lengths)
         total = np.where(verdict.is_good, np.sum([*lengths.values()], axis=0, dtype=np.int64), 0)
         for start, stop in pieces(total, self.config.batch_bytes):
-            yield self._check_piece(raw.slice(start, stop - start), verdict.slice(start, stop), first_row + start)
+            yield self._check_piece(
+                raw.slice(start, stop - start), verdict.slice(start, stop), first_row + start
+            )
 
     def _check_sizes(self, verdict: _Verdict, lengths: Mapping[str, Int64[np.ndarray, " N"]]) -> None:
         limit = self.config.max_document_bytes
         for stored, sizes in lengths.items():
             if stored == "doc_id":
-                # A character takes four bytes at most; what is near the limit is counted exactly once it is known to be valid UTF-8.
+                # A character takes four bytes at most; what is near the limit is counted exactly once it is
+                # known to be valid UTF-8.
                 allowed, reason, what = 4 * self.config.max_id_characters, quarantine.LONG_ID, "the id"
             elif stored == "text":
                 allowed, reason, what = limit, quarantine.OVERSIZED_TEXT, "the text"
@@ -83,7 +95,10 @@ class RowChecker:
                 allowed, reason, what = limit, quarantine.OVERSIZED_FIELD, f"column {self.sources[stored]!r}"
             too_large = sizes > allowed
             if too_large.any():
-                details = {int(row): f"{what} has {sizes[row]} bytes, more than {allowed}" for row in np.flatnonzero(too_large)}
+                details = {
+                    int(row): f"{what} has {sizes[row]} bytes, more than {allowed}"
+                    for row in np.flatnonzero(too_large)
+                }
                 verdict.reject(too_large, reason, details)
 
     def _check_piece(self, raw: pa.RecordBatch, verdict: _Verdict, first_row: int) -> CheckedBatch:
@@ -92,9 +107,17 @@ class RowChecker:
         for name, column in columns.items():
             # Arrow's reader trusts that strings are UTF-8.
             self._check_utf8(verdict, name, column)
-        columns = {name: column.filter(pa.array(verdict.kept_mask)) for name, column in columns.items()} if verdict.narrow() else columns
+        columns = (
+            {name: column.filter(pa.array(verdict.kept_mask)) for name, column in columns.items()}
+            if verdict.narrow()
+            else columns
+        )
         self._check_values(verdict, columns)
-        columns = {name: column.filter(pa.array(verdict.kept_mask)) for name, column in columns.items()} if verdict.narrow() else columns
+        columns = (
+            {name: column.filter(pa.array(verdict.kept_mask)) for name, column in columns.items()}
+            if verdict.narrow()
+            else columns
+        )
         rows = self._staged(columns, int(verdict.is_good.sum()))
         rejected = verdict.rejected_rows(self.source_file, first_row, ids)
         return CheckedBatch(rows=rows, rejected=rejected, num_rows=raw.num_rows, first_row=first_row)
@@ -113,9 +136,14 @@ class RowChecker:
             column.validate(full=True)
         except pa.ArrowInvalid:
             faults = [_utf8_fault(value) for value in _raw_values(column)]
-            for reason, detail in ((quarantine.LONE_SURROGATE, "holds a lone surrogate"), (quarantine.INVALID_UTF8, "is not valid UTF-8")):
+            for reason, detail in (
+                (quarantine.LONE_SURROGATE, "holds a lone surrogate"),
+                (quarantine.INVALID_UTF8, "is not valid UTF-8"),
+            ):
                 verdict.reject_kept(
-                    np.array([fault == reason for fault in faults], bool), reason, f"column {self.sources[name]!r} {detail}"
+                    np.array([fault == reason for fault in faults], bool),
+                    reason,
+                    f"column {self.sources[name]!r} {detail}",
                 )
 
     def _check_values(self, verdict: _Verdict, columns: Mapping[str, pa.Array]) -> None:
@@ -129,7 +157,11 @@ class RowChecker:
         ids, text = columns["doc_id"], columns["text"]
         verdict.reject_kept(_is_blank(ids), quarantine.EMPTY_ID, "the id is empty")
         limit = self.config.max_id_characters
-        verdict.reject_kept(_mask(pc.greater(pc.utf8_length(ids), limit)), quarantine.LONG_ID, f"the id has more than {limit} characters")
+        verdict.reject_kept(
+            _mask(pc.greater(pc.utf8_length(ids), limit)),
+            quarantine.LONG_ID,
+            f"the id has more than {limit} characters",
+        )
         verdict.reject_kept(_mask(text.is_null()), quarantine.NULL_TEXT, "the text is null")
         verdict.reject_kept(_is_blank(text), quarantine.EMPTY_TEXT, "the text is empty")
         for field in self.metadata_fields:
@@ -146,12 +178,18 @@ class RowChecker:
         complete["content_sha256"] = pa.array(hashes, pa.string())
         complete["source_file"] = pa.repeat(pa.scalar(self.source_file), num_rows)
         schema = self._schema()
-        arrays = [complete[field.name] if field.name in complete else pa.nulls(num_rows, field.type) for field in schema]
+        arrays = [
+            complete[field.name] if field.name in complete else pa.nulls(num_rows, field.type)
+            for field in schema
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 class _Verdict:
-    """The reason found for each row of a batch, first one wins; ``kept`` are the rows a column still holds."""
+    """The reason found for each row of a batch, first one wins.
+
+    ``kept`` are the rows a column still holds.
+    """
 
     def __init__(self, num_rows: int) -> None:
         self.codes = np.zeros(num_rows, np.int8)
@@ -208,7 +246,9 @@ def _shown_ids(ids: pa.Array, rows: Int64[np.ndarray, " N"]) -> pa.Array:
     if pa.types.is_integer(ids.type) or ids.null_count == len(ids):
         return ids.take(pa.array(rows)).cast(pa.string())
     is_named = ids.is_valid().to_pylist()
-    return pa.array([shown_id(_id_bytes(ids, row)) if is_named[row] else None for row in rows.tolist()], pa.string())
+    return pa.array(
+        [shown_id(_id_bytes(ids, row)) if is_named[row] else None for row in rows.tolist()], pa.string()
+    )
 
 
 def _id_bytes(ids: pa.Array, row: int) -> bytes:

@@ -1,10 +1,12 @@
 """Decode a Parquet row group in bounded steps, whatever its few bytes claim to expand to.
 
-Between the footer and the row checks of stage 1. A small file can hold gigabytes: one long string behind a dictionary, a run of equal
-list elements, a page of zeros under a strong codec, prefixes that repeat the value before. Hence the rows of a read follow from the
-footer and from the longest entry of each dictionary, read first; a small dictionary with long entries is kept as one; a row group whose
-single pages or rows could exceed the budget is refused before it is touched. Footers are believed where they size a read: a crafted
-footer that understates its pages is the limit of this protection, since Arrow allocates what a page header asks for.
+Between the footer and the row checks of stage 1. A small file can hold gigabytes: one long string behind a
+dictionary, a run of equal list elements, a page of zeros under a strong codec, prefixes that repeat the value
+before. Hence the rows of a read follow from the footer and from the longest entry of each dictionary, read
+first; a small dictionary with long entries is kept as one; a row group whose single pages or rows could
+exceed the budget is refused before it is touched. Footers are believed where they size a read: a crafted
+footer that understates its pages is the limit of this protection, since Arrow allocates what a page header
+asks for.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ GROUP_BUDGET_BATCHES = 4
 SUSPECT_EXPANSION = 200
 """Decoded over stored bytes: prose compresses 3 to 5 times, logs 20 to 50, a bomb ten thousand."""
 SKEWED_READ_ROWS = 256
-"""Rows a read of a large column chunk takes at most: its average says nothing about a tail of long documents."""
+"""Rows a read of a large column chunk takes at most.
+
+Its average says nothing about a tail of long documents.
+"""
 PROBE_ROWS = 64
 
 
@@ -56,7 +61,9 @@ class ReadPlan:
     as_dictionary: tuple[str, ...]
 
 
-def open_parquet(stream: pa.NativeFile, metadata: pq.FileMetaData | None = None, as_dictionary: Sequence[str] = ()) -> pq.ParquetFile:
+def open_parquet(
+    stream: pa.NativeFile, metadata: pq.FileMetaData | None = None, as_dictionary: Sequence[str] = ()
+) -> pq.ParquetFile:
     """Open a Parquet file so that nothing but its footer is read yet, and not even that when ``metadata`` is given."""
     return pq.ParquetFile(
         stream,
@@ -79,10 +86,21 @@ def leaves_of(metadata: pq.FileMetaData, columns: Sequence[str]) -> tuple[Leaf, 
         column = metadata.schema.column(index)
         name = column.path.split(".", 1)[0]
         if name in wanted:
-            width = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4}.get(column.physical_type, max(8, column.length or 0))
+            width = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4}.get(
+                column.physical_type, max(8, column.length or 0)
+            )
             is_string = column.physical_type == "BYTE_ARRAY" and column.logical_type.type != "DECIMAL"
             is_repeated = column.max_repetition_level > 0
-            found.append(Leaf(index=index, path=column.path, column=name, is_string=is_string, is_repeated=is_repeated, value_bytes=width))
+            found.append(
+                Leaf(
+                    index=index,
+                    path=column.path,
+                    column=name,
+                    is_string=is_string,
+                    is_repeated=is_repeated,
+                    value_bytes=width,
+                )
+            )
     return tuple(found)
 
 
@@ -114,11 +132,14 @@ class _PageReachedError(Exception):
     pass
 
 
-def check_column_metadata(stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaves: Sequence[Leaf]) -> None:
+def check_column_metadata(
+    stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaves: Sequence[Leaf]
+) -> None:
     """Raise one of ``DECODE_ERRORS`` when the footer's part on a row group's columns is damaged; must come before ``group.column``.
 
-    ``RowGroupMetaData.column`` ends the process on such damage, an exception it lets escape from C++. Opening the column readers makes the
-    same checks and reports them; they are opened on a file without content, so that no page is decoded.
+    ``RowGroupMetaData.column`` ends the process on such damage, an exception it lets escape from C++. Opening
+    the column readers makes the same checks and reports them; they are opened on a file without content, so
+    that no page is decoded.
     """
     columns = list(dict.fromkeys(leaf.column for leaf in leaves))
     unread = pa.PythonFile(_Unread(stream.size()), mode="r")
@@ -138,7 +159,9 @@ def decode_row_group(
     done = 0
     with open_parquet(stream, metadata, plan.as_dictionary) as parquet:
         # One thread: several would each hold a decoded column chunk.
-        for batch in parquet.iter_batches(batch_size=plan.rows, row_groups=[index], columns=columns, use_threads=False):
+        for batch in parquet.iter_batches(
+            batch_size=plan.rows, row_groups=[index], columns=columns, use_threads=False
+        ):
             done += batch.num_rows
             yield batch
     missing = metadata.row_group(index).num_rows - done
@@ -155,14 +178,22 @@ def refusal(group: pq.RowGroupMetaData, leaves: Sequence[Leaf], config: CorpusCo
         if decoded > budget and decoded > SUSPECT_EXPANSION * stored:
             return f"column {leaf.path!r} expands from {stored} to {decoded} bytes in one row group"
         if leaf.is_string and decoded > max(budget, group.num_rows * config.max_document_bytes):
-            return f"column {leaf.path!r} holds {decoded} bytes in {group.num_rows} rows, more than max_document_bytes a row"
+            return (
+                f"column {leaf.path!r} holds {decoded} bytes in {group.num_rows} rows, more than "
+                "max_document_bytes a row"
+            )
         expanded = column.num_values * leaf.value_bytes
         if leaf.is_repeated and expanded > budget and expanded > SUSPECT_EXPANSION * max(decoded, 1):
-            return f"column {leaf.path!r} expands from {decoded} bytes to {column.num_values} list elements in one row group"
+            return (
+                f"column {leaf.path!r} expands from {decoded} bytes to {column.num_values} list "
+                "elements in one row group"
+            )
     return None
 
 
-def plan_reads(stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaves: Sequence[Leaf], config: CorpusConfig) -> ReadPlan:
+def plan_reads(
+    stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaves: Sequence[Leaf], config: CorpusConfig
+) -> ReadPlan:
     """Choose the rows of a read so that it decodes to about ``batch_bytes``, twice that at most behind a dictionary."""
     group = metadata.row_group(index)
     num_rows = max(group.num_rows, 1)
@@ -189,9 +220,14 @@ def plan_reads(stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, lea
 
 
 def _longest_entry(stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaf: Leaf) -> int:
-    """Return the byte length of a column chunk's longest dictionary entry; the first read that meets a value brings them all."""
+    """Return the byte length of a column chunk's longest dictionary entry.
+
+    The first read that meets a value brings them all.
+    """
     with open_parquet(stream, metadata, [leaf.path]) as parquet:
-        for batch in parquet.iter_batches(batch_size=PROBE_ROWS, row_groups=[index], columns=[leaf.column], use_threads=False):
+        for batch in parquet.iter_batches(
+            batch_size=PROBE_ROWS, row_groups=[index], columns=[leaf.column], use_threads=False
+        ):
             column = batch.column(0)
             entries = (column if pa.types.is_dictionary(column.type) else column.flatten()).dictionary
             if len(entries):

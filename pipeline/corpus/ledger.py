@@ -1,8 +1,8 @@
 """What is published, what a killed run had encoded, and what this run has seen: one exact table of ids and content digests.
 
-Stage 1, the memory of incremental ingest, in SQLite because it must outgrow memory. The file is scratch: each run fills it anew, so it
-has no journal, is never synced, and an older one is deleted on opening. It holds no text. It decides nothing about what is stored; the
-committer acts on the lists it gives.
+Stage 1, the memory of incremental ingest, in SQLite because it must outgrow memory. The file is scratch: each
+run fills it anew, so it has no journal, is never synced, and an older one is deleted on opening. It holds no
+text. It decides nothing about what is stored; the committer acts on the lists it gives.
 
     published  digest of the served generation        state  how this run met the id: not yet, with the published content, with the encoded
     encoded    digest of what lies encoded in pending         content, with other content, or only in a quarantined row
@@ -25,16 +25,24 @@ from pipeline import durable
 from pipeline.errors import StorageError
 
 NEW, CHANGED, UNCHANGED, DUPLICATE, ENCODED = range(5)
-"""Codes of :meth:`Ledger.classify`; ENCODED is new or changed content whose vectors already lie in pending."""
+"""Codes of :meth:`Ledger.classify`.
+
+ENCODED is new or changed content whose vectors already lie in pending.
+"""
 
 LIST_ROWS = 1_000
 CACHE_KIB = 65_536
 DIGEST_HEX_DIGITS = 32
-"""Half of a SHA-256 is kept: 128 bits tell two versions of a document apart, and the table stays in the cache twice as long."""
+"""Half of a SHA-256 is kept.
+
+128 bits tell two versions of a document apart, and the table stays in the cache twice as long.
+"""
 
 _UNSEEN, _SEEN_PUBLISHED, _SEEN_ENCODED, _SEEN_OTHER, _PRESENT = range(5)
 _STATES = {NEW: _SEEN_OTHER, CHANGED: _SEEN_OTHER, UNCHANGED: _SEEN_PUBLISHED, ENCODED: _SEEN_ENCODED}
-_UPSERT = "INSERT INTO documents (doc_id, {0}) VALUES (?, ?) ON CONFLICT (doc_id) DO UPDATE SET {0} = excluded.{0}"
+_UPSERT = (
+    "INSERT INTO documents (doc_id, {0}) VALUES (?, ?) ON CONFLICT (doc_id) DO UPDATE SET {0} = excluded.{0}"
+)
 _UPSERT_ENCODED = (
     "INSERT INTO documents (doc_id, encoded, shard) VALUES (?, ?, ?) "
     "ON CONFLICT (doc_id) DO UPDATE SET encoded = excluded.encoded, shard = excluded.shard"
@@ -63,7 +71,10 @@ class Ledger:
                 f"cache_size = -{CACHE_KIB}",
             ):
                 self._connection.execute(f"PRAGMA {pragma}")
-            columns = "doc_id TEXT PRIMARY KEY, published BLOB, encoded BLOB, shard INTEGER, state INTEGER NOT NULL DEFAULT 0"
+            columns = (
+                "doc_id TEXT PRIMARY KEY, published BLOB, encoded BLOB, shard INTEGER, state "
+                "INTEGER NOT NULL DEFAULT 0"
+            )
             self._connection.execute(f"CREATE TABLE documents ({columns}) WITHOUT ROWID")
             self._connection.execute("BEGIN")
 
@@ -71,17 +82,26 @@ class Ledger:
         """Record (doc_ids, content_sha256) of the served generation."""
         for doc_ids, shas in batches:
             with _sqlite_errors():
-                self._connection.executemany(_UPSERT.format("published"), zip(doc_ids, map(_digest, shas), strict=True))
+                self._connection.executemany(
+                    _UPSERT.format("published"), zip(doc_ids, map(_digest, shas), strict=True)
+                )
 
     def load_encoded(self, shard: int, doc_ids: Sequence[str], shas: Sequence[str]) -> None:
-        """Record what an interrupted run left encoded in a shard of pending; ascending, a later shard supersedes."""
+        """Record what an interrupted run left encoded in a shard of pending.
+
+        Ascending, a later shard supersedes.
+        """
         with _sqlite_errors():
             self._connection.executemany(
-                _UPSERT_ENCODED, ((doc_id, _digest(sha), shard) for doc_id, sha in zip(doc_ids, shas, strict=True))
+                _UPSERT_ENCODED,
+                ((doc_id, _digest(sha), shard) for doc_id, sha in zip(doc_ids, shas, strict=True)),
             )
 
     def classify(self, doc_ids: Sequence[str], shas: Sequence[str]) -> Int8[np.ndarray, " N"]:
-        """Compare rows in scan order with what is known and remember them; the first row of an id wins, later ones are DUPLICATE."""
+        """Compare rows in scan order with what is known and remember them.
+
+        The first row of an id wins, later ones are DUPLICATE.
+        """
         codes = np.empty(len(doc_ids), np.int8)
         met: dict[str, int] = {}
         with _sqlite_errors():
@@ -105,7 +125,10 @@ class Ledger:
         return codes
 
     def mark_present(self, doc_ids: Sequence[str]) -> None:
-        """Remember ids of quarantined rows: a document whose new version is bad has not vanished from the source."""
+        """Remember ids of quarantined rows.
+
+        A document whose new version is bad has not vanished from the source.
+        """
         with _sqlite_errors():
             self._connection.executemany(_UPSERT_PRESENT, ((doc_id, _PRESENT) for doc_id in doc_ids))
 
@@ -116,20 +139,30 @@ class Ledger:
             marks = ",".join("?" * len(part))
             query = f"SELECT doc_id, published, encoded, state FROM documents WHERE doc_id IN ({marks})"  # noqa: S608 (question marks only)
             found.update(
-                (doc_id, (published, encoded, state)) for doc_id, published, encoded, state in self._connection.execute(query, part)
+                (doc_id, (published, encoded, state))
+                for doc_id, published, encoded, state in self._connection.execute(query, part)
             )
         return found
 
     def replaced_ids(self) -> Iterator[list[str]]:
-        """Yield published ids whose content changed, ordered: their published rows must go when the new ones come."""
+        """Yield published ids whose content changed, ordered.
+
+        Their published rows must go when the new ones come.
+        """
         return self._list(f"published IS NOT NULL AND state IN ({_SEEN_ENCODED}, {_SEEN_OTHER})")
 
     def vanished_ids(self) -> Iterator[list[str]]:
-        """Yield published ids that the source no longer holds, ordered; true only of a corpus that was read whole."""
+        """Yield published ids that the source no longer holds, ordered.
+
+        True only of a corpus that was read whole.
+        """
         return self._list(f"published IS NOT NULL AND state = {_UNSEEN}")
 
     def current_in_shard(self, shard: int) -> Iterator[list[str]]:
-        """Yield the ids whose rows in an encoded shard are to be committed: met with that content, held by no later shard."""
+        """Yield the ids whose rows in an encoded shard are to be committed.
+
+        Met with that content, held by no later shard.
+        """
         return self._list(f"shard = {shard:d} AND state = {_SEEN_ENCODED}")
 
     def _list(self, condition: str) -> Iterator[list[str]]:
@@ -145,7 +178,9 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -160,5 +195,7 @@ def _sqlite_errors() -> Generator[None]:
     except sqlite3.OperationalError as error:
         # SQLite reports a full disk as text, not as an errno.
         if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-            durable.raise_storage_error(OSError(errno.ENOSPC, "No space left on device"), "writing the ledger")
+            durable.raise_storage_error(
+                OSError(errno.ENOSPC, "No space left on device"), "writing the ledger"
+            )
         raise StorageError(f"writing the ledger failed: {error}; run the same command again") from error

@@ -1,8 +1,9 @@
 """Read a Parquet corpus: footers and schemas first, then checked rows as a bounded stream.
 
-Stage 1, source side. :func:`scan_sources` touches footers only and refuses a wrong corpus before any work; :func:`read_checked` yields
-every row once, staged or rejected. A file that cannot be opened is quarantined as a file and counts as one row; a row group that turns
-out damaged half-way quarantines the rest of its file, row by row, by the footer's count.
+Stage 1, source side. :func:`scan_sources` touches footers only and refuses a wrong corpus before any work;
+:func:`read_checked` yields every row once, staged or rejected. A file that cannot be opened is quarantined as
+a file and counts as one row; a row group that turns out damaged half-way quarantines the rest of its file,
+row by row, by the footer's count.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ import pyarrow as pa
 from pipeline.config import CorpusConfig
 from pipeline.corpus import quarantine
 from pipeline.corpus.checks import CheckedBatch, RowChecker
-from pipeline.corpus.decode import DECODE_ERRORS, check_column_metadata, decode_row_group, leaves_of, open_parquet, refusal
+from pipeline.corpus.decode import (
+    DECODE_ERRORS,
+    check_column_metadata,
+    decode_row_group,
+    leaves_of,
+    open_parquet,
+    refusal,
+)
 from pipeline.corpus.quarantine import REJECTED_SCHEMA
 from pipeline.corpus.schema import ColumnMapping, CorpusSchema, agree_on_schema
 from pipeline.corpus.sources import SourceFile, resolve_sources
@@ -31,7 +39,8 @@ REJECTED_BATCH_ROWS = 65_536
 class Scan:
     """A corpus that has been looked at: readable files with their row counts, and what is wrong with the others.
 
-    ``num_rows`` is the total of the readable files' footers; ``damaged_files`` come on top, one quarantined row each.
+    ``num_rows`` is the total of the readable files' footers; ``damaged_files`` come on top, one quarantined
+    row each.
     """
 
     files: tuple[SourceFile, ...]
@@ -68,7 +77,8 @@ class Scan:
 def scan_sources(sources: Sequence[str], config: CorpusConfig) -> Scan:
     """Read every footer and agree on one schema; no row is decoded.
 
-    Raises :class:`SourceError` when there is nothing to read and :class:`SchemaError` when the columns are not what the settings say.
+    Raises :class:`SourceError` when there is nothing to read and :class:`SchemaError` when the columns are
+    not what the settings say.
     """
     readable: list[tuple[SourceFile, pa.Schema]] = []
     file_rows: list[int] = []
@@ -85,7 +95,8 @@ def scan_sources(sources: Sequence[str], config: CorpusConfig) -> Scan:
     if not readable:
         others = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
         raise SourceError(
-            f"{damaged[0][0].name}{others} is not a Parquet file that can be read: {damaged[0][1]}; check the path or write the file again"
+            f"{damaged[0][0].name}{others} is not a Parquet file that can be read: {damaged[0][1]}; "
+            "check the path or write the file again"
         )
     schema = agree_on_schema(readable, config)
     if not sum(file_rows):
@@ -93,7 +104,12 @@ def scan_sources(sources: Sequence[str], config: CorpusConfig) -> Scan:
             f"a corpus must have at least one row, got none in {readable[0][0].name}"
             + (f" and {len(readable) - 1} more" if len(readable) > 1 else "")
         )
-    return Scan(files=tuple(file for file, _ in readable), file_rows=tuple(file_rows), schema=schema, damaged_files=tuple(damaged))
+    return Scan(
+        files=tuple(file for file, _ in readable),
+        file_rows=tuple(file_rows),
+        schema=schema,
+        damaged_files=tuple(damaged),
+    )
 
 
 def _read_footer(file: SourceFile) -> tuple[pa.Schema, int]:
@@ -107,7 +123,10 @@ def _read_footer(file: SourceFile) -> tuple[pa.Schema, int]:
 
 
 def _check_names(schema: pa.Schema) -> None:
-    """Read every name and time zone once: a damaged one is not valid UTF-8 and raises here instead of half-way."""
+    """Read every name and time zone once.
+
+    A damaged one is not valid UTF-8 and raises here instead of half-way.
+    """
     for field in schema:
         arrow_type = field.type
         while hasattr(arrow_type, "value_type"):
@@ -147,14 +166,22 @@ def _read_file(scan: Scan, file: SourceFile, num_rows: int, config: CorpusConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Undecoded:
-    """Rows that are in the file by its footer but not decoded: a refused row group, or the rest of the file (``num_rows`` None)."""
+    """Rows that are in the file by its footer but not decoded.
+
+    A refused row group, or the rest of the file (``num_rows`` None).
+    """
 
     num_rows: int | None
     detail: str
 
 
-def _damage_reported(file: SourceFile, items: Iterator[pa.RecordBatch | _Undecoded]) -> Iterator[pa.RecordBatch | _Undecoded]:
-    """End a stream that fails to decode with the damage; a fault of ours further on, or of a store, is not mistaken for one."""
+def _damage_reported(
+    file: SourceFile, items: Iterator[pa.RecordBatch | _Undecoded]
+) -> Iterator[pa.RecordBatch | _Undecoded]:
+    """End a stream that fails to decode with the damage.
+
+    A fault of ours further on, or of a store, is not mistaken for one.
+    """
     while True:
         try:
             item = next(items)
@@ -167,11 +194,16 @@ def _damage_reported(file: SourceFile, items: Iterator[pa.RecordBatch | _Undecod
         yield item
 
 
-def _decoded(file: SourceFile, num_rows: int, columns: list[str], config: CorpusConfig) -> Iterator[pa.RecordBatch | _Undecoded]:
+def _decoded(
+    file: SourceFile, num_rows: int, columns: list[str], config: CorpusConfig
+) -> Iterator[pa.RecordBatch | _Undecoded]:
     with file.open() as stream, open_parquet(stream) as footer:
         metadata = footer.metadata
         if metadata.num_rows != num_rows:
-            raise TryAgainError(f"{file.name} must not change while it is read, got {metadata.num_rows} rows; run the command again")
+            raise TryAgainError(
+                f"{file.name} must not change while it is read, got {metadata.num_rows} rows; run the "
+                "command again"
+            )
         leaves = leaves_of(metadata, columns)
         for index in range(metadata.num_row_groups):
             check_column_metadata(stream, metadata, index, leaves)
@@ -184,14 +216,19 @@ def _decoded(file: SourceFile, num_rows: int, columns: list[str], config: Corpus
 
 
 def _checker(scan: Scan, file: SourceFile, config: CorpusConfig) -> RowChecker:
-    from_files = {field.name: field.name for field in scan.metadata_fields if field.name not in scan.schema.partition_keys}
+    from_files = {
+        field.name: field.name
+        for field in scan.metadata_fields
+        if field.name not in scan.schema.partition_keys
+    }
     values = dict(file.partitions)
     constants: dict[str, pa.Scalar] = {}
     for field in scan.metadata_fields:
         if field.name in scan.schema.partition_keys:
             value = values[field.name]
             constants[field.name] = pa.scalar(
-                None if value is None else (int(value) if pa.types.is_integer(field.type) else value), field.type
+                None if value is None else (int(value) if pa.types.is_integer(field.type) else value),
+                field.type,
             )
     return RowChecker(
         source_file=file.name,
@@ -204,10 +241,18 @@ def _checker(scan: Scan, file: SourceFile, config: CorpusConfig) -> RowChecker:
 
 def _damaged_rows(scan: Scan, file: SourceFile, start: int, stop: int, detail: str) -> Iterator[CheckedBatch]:
     for first in range(start, stop, REJECTED_BATCH_ROWS):
-        yield _rejected(scan, file, np.arange(first, min(first + REJECTED_BATCH_ROWS, stop)), quarantine.DAMAGED_ROWS, detail)
+        yield _rejected(
+            scan,
+            file,
+            np.arange(first, min(first + REJECTED_BATCH_ROWS, stop)),
+            quarantine.DAMAGED_ROWS,
+            detail,
+        )
 
 
-def _rejected(scan: Scan, file: SourceFile, indices: Sequence[None] | np.ndarray, reason: str, detail: str) -> CheckedBatch:
+def _rejected(
+    scan: Scan, file: SourceFile, indices: Sequence[None] | np.ndarray, reason: str, detail: str
+) -> CheckedBatch:
     count = len(indices)
     rejected = pa.RecordBatch.from_arrays(
         [

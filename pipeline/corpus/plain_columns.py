@@ -1,7 +1,7 @@
 """Measure string columns before they are made plain, and make them plain in pieces that fit.
 
-Between decoding and the row checks of stage 1. A dictionary column of a thousand rows may be a gigabyte once plain; its size is known
-from the dictionary alone. It does not check what the strings hold.
+Between decoding and the row checks of stage 1. A dictionary column of a thousand rows may be a gigabyte once
+plain; its size is known from the dictionary alone. It does not check what the strings hold.
 """
 
 from __future__ import annotations
@@ -23,13 +23,22 @@ def without_views(column: pa.Array) -> pa.Array:
     if pa.types.is_string_view(arrow_type):
         return column.cast(pa.large_string())
     if _is_list(arrow_type):
-        element = pa.large_string() if pa.types.is_string_view(arrow_type.value_type) else arrow_type.value_type
-        return column if pa.types.is_list(arrow_type) and element == arrow_type.value_type else column.cast(pa.list_(element))
+        element = (
+            pa.large_string() if pa.types.is_string_view(arrow_type.value_type) else arrow_type.value_type
+        )
+        return (
+            column
+            if pa.types.is_list(arrow_type) and element == arrow_type.value_type
+            else column.cast(pa.list_(element))
+        )
     return column
 
 
 def value_bytes(column: pa.Array) -> Int64[np.ndarray, " N"]:
-    """Count the string bytes a row would hold once plain, without making it plain; 0 for null and for other types."""
+    """Count the string bytes a row would hold once plain, without making it plain.
+
+    0 for null and for other types.
+    """
     arrow_type = column.type
     if pa.types.is_dictionary(arrow_type):
         per_entry = value_bytes(column.dictionary)
@@ -54,7 +63,9 @@ def plain(column: pa.Array, target: pa.DataType) -> pa.Array:
         values = plain(column.flatten(), target.value_type)
         mask = column.is_null() if column.null_count else None
         # The type is given: a footer may name the element otherwise, and two names make two types.
-        return pa.ListArray.from_arrays(pa.array(_offsets(column), pa.int32()), values, type=target, mask=mask)
+        return pa.ListArray.from_arrays(
+            pa.array(_offsets(column), pa.int32()), values, type=target, mask=mask
+        )
     return column if column.type == target else column.cast(target)
 
 

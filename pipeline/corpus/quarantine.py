@@ -1,7 +1,7 @@
 """What was refused, and why: one row a refused source row, streamed to Parquet.
 
-Side exit of stage 1. Reasons are stable codes that scripts may rely on; ``detail`` is for people and never quotes a document. A file that
-cannot be read at all counts as one row without an index.
+Side exit of stage 1. Reasons are stable codes that scripts may rely on; ``detail`` is for people and never
+quotes a document. A file that cannot be read at all counts as one row without an index.
 """
 
 from __future__ import annotations
@@ -60,10 +60,16 @@ REJECTED_SCHEMA = pa.schema(
 )
 
 ROW_GROUP_ROWS = 8_192
-"""Rejected rows held before they are written: one row group for each bad row would make a footer larger than the file."""
+"""Rejected rows held before they are written.
+
+One row group for each bad row would make a footer larger than the file.
+"""
 
 SHOWN_ID_CHARACTERS = 1_024
-"""Longer ids are cut in the report: a poison id must not poison the quarantine file as well. Ids that may be stored stay whole."""
+"""Longer ids are cut in the report: a poison id must not poison the quarantine file as well.
+
+Ids that may be stored stay whole.
+"""
 
 
 def shown_id(raw: bytes | None) -> str | None:
@@ -76,7 +82,10 @@ def shown_id(raw: bytes | None) -> str | None:
 
 
 class QuarantineWriter:
-    """Stream rejected rows into one Parquet file; no file appears when nothing was rejected, or when the block fails."""
+    """Stream rejected rows into one Parquet file.
+
+    No file appears when nothing was rejected, or when the block fails.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -111,14 +120,18 @@ class QuarantineWriter:
             if self._writer is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 temporary = self._stack.enter_context(durable.replacing(self.path))
-                self._writer = self._stack.enter_context(pq.ParquetWriter(temporary, REJECTED_SCHEMA, compression="zstd"))
+                self._writer = self._stack.enter_context(
+                    pq.ParquetWriter(temporary, REJECTED_SCHEMA, compression="zstd")
+                )
             self._writer.write_table(pa.Table.from_batches(self._pending, REJECTED_SCHEMA))
         self._pending, self._pending_rows = [], 0
 
     def __enter__(self) -> QuarantineWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is not None:
             self._stack.__exit__(kind, error, trace)
             return

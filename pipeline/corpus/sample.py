@@ -6,9 +6,10 @@ Stands before the line: it writes the Parquet files that ``ingest`` reads. Three
     library.parquet         the standard library: one page a module, as ``help`` prints it, and one document a class, function and method
     distributions.parquet   the long descriptions of the installed distributions
 
-The library is parsed, never imported, so nothing runs, no window opens, and platform-specific modules are read too. Documentation that only
-exists in C modules is left out, as are tests, private names, docstrings too short to answer anything, and texts already seen. The same
-interpreter with the same distributions gives the same bytes.
+The library is parsed, never imported, so nothing runs, no window opens, and platform-specific modules are
+read too. Documentation that only exists in C modules is left out, as are tests, private names, docstrings too
+short to answer anything, and texts already seen. The same interpreter with the same distributions gives the
+same bytes.
 """
 
 from __future__ import annotations
@@ -80,7 +81,10 @@ EXCLUDED_FOLDERS = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleDocument:
-    """One row of the sample; ``signature`` heads the text of a class, function or method and is empty elsewhere."""
+    """One row of the sample.
+
+    ``signature`` heads the text of a class, function or method and is empty elsewhere.
+    """
 
     id: str
     title: str
@@ -112,14 +116,21 @@ class SampleReport:
 
 
 def write_sample(
-    folder: Path, *, max_documents: int | None = None, seed: int = 0, progress: ProgressListener = silent_progress
+    folder: Path,
+    *,
+    max_documents: int | None = None,
+    seed: int = 0,
+    progress: ProgressListener = silent_progress,
 ) -> SampleReport:
     """Write the sample corpus into ``folder``, which must be new, empty, or hold an earlier sample.
 
-    ``max_documents`` keeps that many, drawn by ``seed`` and in their usual order; None keeps all, some thousands.
+    ``max_documents`` keeps that many, drawn by ``seed`` and in their usual order; None keeps all, some
+    thousands.
     """
     if max_documents is not None and max_documents < 1:
-        raise ConfigError(f"max_documents must be positive, got {max_documents}; leave it out to keep every document")
+        raise ConfigError(
+            f"max_documents must be positive, got {max_documents}; leave it out to keep every document"
+        )
     with durable.storage_errors(f"preparing {folder}"):
         _claim_folder(folder)
     unparsable: list[str] = []
@@ -141,7 +152,9 @@ def write_sample(
 def _claim_folder(folder: Path) -> None:
     """Create the folder, or make sure that everything in it is an earlier sample's."""
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"the sample's destination must be a folder, got the file {folder}; choose another name")
+        raise UsageError(
+            f"the sample's destination must be a folder, got the file {folder}; choose another name"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     leftovers: list[Path] = []
     for entry in sorted(folder.iterdir()):
@@ -149,7 +162,8 @@ def _claim_folder(folder: Path) -> None:
             leftovers.append(entry)
         elif not _is_sample_file(entry):
             raise UsageError(
-                f"the sample's folder must be new, empty or hold an earlier sample, got {folder} with {entry.name}; choose another folder"
+                f"the sample's folder must be new, empty or hold an earlier sample, got {folder} with "
+                f"{entry.name}; choose another folder"
             )
     for entry in leftovers:  # a killed run's; removed only once nothing foreign was found
         entry.unlink()
@@ -175,7 +189,10 @@ def _file_name(document: SampleDocument) -> str:
 
 
 def _write_file(path: Path, documents: Iterator[SampleDocument]) -> None:
-    with durable.replacing(path) as temporary, pq.ParquetWriter(temporary, SAMPLE_SCHEMA, compression="zstd") as writer:
+    with (
+        durable.replacing(path) as temporary,
+        pq.ParquetWriter(temporary, SAMPLE_SCHEMA, compression="zstd") as writer,
+    ):
         while group := list(itertools.islice(documents, ROW_GROUP_DOCUMENTS)):
             rows = [{name: getattr(document, name) for name in SAMPLE_SCHEMA.names} for document in group]
             writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=SAMPLE_SCHEMA))
@@ -197,7 +214,8 @@ def _unique(documents: Iterable[SampleDocument]) -> Iterator[SampleDocument]:
 def _drawn(documents: Iterable[SampleDocument], count: int, seed: int) -> list[SampleDocument]:
     """Draw ``count`` documents by the hash of their id, so that a document added elsewhere changes at most one of them."""
     ranked = (
-        (hashlib.sha256(f"{seed}:{document.id}".encode()).digest(), position, document) for position, document in enumerate(documents)
+        (hashlib.sha256(f"{seed}:{document.id}".encode()).digest(), position, document)
+        for position, document in enumerate(documents)
     )
     return [document for _, _, document in sorted(heapq.nsmallest(count, ranked), key=lambda entry: entry[1])]
 
@@ -212,13 +230,16 @@ def _topics() -> Iterator[SampleDocument]:
         body = _clean(text)
         heading, _, rest = body.partition("\n")
         is_heading = bool(re.match(r"([*=-])\1{2,}$", rest.partition("\n")[0]))
-        yield SampleDocument(id=f"topic/{key}", title=heading if is_heading else key, body=body, kind="topic", package="python")
+        yield SampleDocument(
+            id=f"topic/{key}", title=heading if is_heading else key, body=body, kind="topic", package="python"
+        )
 
 
 def _distributions() -> Iterator[SampleDocument]:
     """Yield the description of each distribution installed for this interpreter, the first where a name comes twice."""
     documents: dict[str, SampleDocument] = {}
-    # Not all of sys.path: packages put folders of their own on it when they are imported, with other versions of the same distributions.
+    # Not all of sys.path: packages put folders of their own on it when they are imported, with other versions
+    # of the same distributions.
     folders = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
     for distribution in importlib.metadata.distributions(path=list(folders)):
         if not (distribution.read_text("METADATA") or distribution.read_text("PKG-INFO")):
@@ -256,7 +277,9 @@ def _library_sources() -> list[tuple[str, Path]]:
     for path in root.rglob("*.py"):
         parts = path.relative_to(root).with_suffix("").parts
         names = parts[:-1] if parts[-1] == "__init__" else parts
-        if EXCLUDED_FOLDERS.isdisjoint(parts) and all(name.isidentifier() and name != "__main__" for name in names):
+        if EXCLUDED_FOLDERS.isdisjoint(parts) and all(
+            name.isidentifier() and name != "__main__" for name in names
+        ):
             sources.append((".".join(names), path))
     return sorted(sources)
 
@@ -273,14 +296,24 @@ class _Definition:
 def _module_documents(module: str, tree: ast.Module) -> Iterator[SampleDocument]:
     definitions: dict[str, _Definition] = {}
     for definition in _definitions(tree.body, ()):
-        definitions.setdefault(definition.name, definition)  # of variants behind an `if`, the first documented one
+        definitions.setdefault(
+            definition.name, definition
+        )  # of variants behind an `if`, the first documented one
     package = module.partition(".")[0]
     docstring = _clean(ast.get_docstring(tree) or "")
     if docstring or len(definitions) > 1:  # otherwise the page would repeat its only definition
         sections = [docstring] if docstring else []
         sections += [f"{item.signature}\n\n{item.docstring}" for item in definitions.values()]
         body = "\n\n".join(sections)
-        yield SampleDocument(id=f"stdlib/{module}", title=module, body=body, kind="module", package=package, module=module, lineno=1)
+        yield SampleDocument(
+            id=f"stdlib/{module}",
+            title=module,
+            body=body,
+            kind="module",
+            package=package,
+            module=module,
+            lineno=1,
+        )
     for item in definitions.values():
         yield SampleDocument(
             id=f"stdlib/{module}.{item.name}",
@@ -295,20 +328,28 @@ def _module_documents(module: str, tree: ast.Module) -> Iterator[SampleDocument]
 
 
 def _definitions(body: Sequence[ast.stmt], parents: tuple[str, ...]) -> Iterator[_Definition]:
-    """Yield public, documented definitions in source order, also those behind ``if``, ``try`` and ``with``; functions are not entered."""
+    """Yield public, documented definitions in source order, also those behind ``if``, ``try`` and ``with``.
+
+    Functions are not entered.
+    """
     for node in body:
         match node:
             case ast.ClassDef(name=name) if not name.startswith("_"):
                 bases = ", ".join(ast.unparse(base) for base in node.bases)
                 qualified = ".".join((*parents, name))
-                yield from _documented(node, qualified, "class", f"class {qualified}({bases})" if bases else f"class {qualified}")
+                yield from _documented(
+                    node, qualified, "class", f"class {qualified}({bases})" if bases else f"class {qualified}"
+                )
                 yield from _definitions(node.body, (*parents, name))
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if not name.startswith("_"):
                 qualified = ".".join((*parents, name))
                 returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
                 keyword = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
                 yield from _documented(
-                    node, qualified, "method" if parents else "function", f"{keyword}{qualified}({ast.unparse(node.args)}){returns}"
+                    node,
+                    qualified,
+                    "method" if parents else "function",
+                    f"{keyword}{qualified}({ast.unparse(node.args)}){returns}",
                 )
             case ast.If() | ast.Try() | ast.With():
                 yield from _definitions(_branches(node), parents)
@@ -322,11 +363,16 @@ def _branches(node: ast.If | ast.Try | ast.With) -> list[ast.stmt]:
 
 
 def _documented(
-    node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str, kind: Literal["class", "function", "method"], signature: str
+    node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
+    name: str,
+    kind: Literal["class", "function", "method"],
+    signature: str,
 ) -> Iterator[_Definition]:
     docstring = _clean(ast.get_docstring(node) or "")
     if docstring:
-        yield _Definition(name=name, kind=kind, signature=_clean(signature), docstring=docstring, lineno=node.lineno)
+        yield _Definition(
+            name=name, kind=kind, signature=_clean(signature), docstring=docstring, lineno=node.lineno
+        )
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,8 +1,8 @@
 """Which columns a corpus has, agreed over all its files before any row is read.
 
-Second step of stage 1, on Arrow schemas alone. Files may differ in what does not change a value (``string`` and ``large_string``, a
-dictionary, the width of an integer or a float, a column that is null throughout); everything else is drift and refused with the file and
-the column named. It does not cast data.
+Second step of stage 1, on Arrow schemas alone. Files may differ in what does not change a value (``string``
+and ``large_string``, a dictionary, the width of an integer or a float, a column that is null throughout);
+everything else is drift and refused with the file and the column named. It does not cast data.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class ColumnMapping:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusSchema:
-    """What every file of the corpus is read as; ``partition_keys`` are the metadata that come from folder names."""
+    """What every file of the corpus is read as.
+
+    ``partition_keys`` are the metadata that come from folder names.
+    """
 
     mapping: ColumnMapping
     metadata_fields: tuple[pa.Field, ...]
@@ -51,7 +54,11 @@ def is_text(arrow_type: pa.DataType) -> bool:
     """Tell whether values are strings, however they are stored."""
     if pa.types.is_dictionary(arrow_type):
         return is_text(arrow_type.value_type)
-    return pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type) or pa.types.is_string_view(arrow_type)
+    return (
+        pa.types.is_string(arrow_type)
+        or pa.types.is_large_string(arrow_type)
+        or pa.types.is_string_view(arrow_type)
+    )
 
 
 def stored_type(arrow_type: pa.DataType) -> pa.DataType | None:
@@ -61,7 +68,11 @@ def stored_type(arrow_type: pa.DataType) -> pa.DataType | None:
         return None if element is None else pa.list_(element)
     if pa.types.is_fixed_size_list(arrow_type):
         element = _stored_scalar(arrow_type.value_type)
-        return None if element is None or pa.types.is_string(element) else pa.list_(element, arrow_type.list_size)
+        return (
+            None
+            if element is None or pa.types.is_string(element)
+            else pa.list_(element, arrow_type.list_size)
+        )
     return _stored_scalar(arrow_type)
 
 
@@ -70,7 +81,14 @@ def _stored_scalar(arrow_type: pa.DataType) -> pa.DataType | None:
         return pa.string()
     if pa.types.is_dictionary(arrow_type):
         return _stored_scalar(arrow_type.value_type)
-    checks = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_date, pa.types.is_timestamp)
+    checks = (
+        pa.types.is_boolean,
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_decimal,
+        pa.types.is_date,
+        pa.types.is_timestamp,
+    )
     return arrow_type if any(check(arrow_type) for check in checks) else None
 
 
@@ -97,7 +115,8 @@ def widened(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
 def agree_on_schema(files: Sequence[tuple[SourceFile, pa.Schema]], config: CorpusConfig) -> CorpusSchema:
     """Check the schema of every file and resolve the roles and the metadata.
 
-    The first file in scan order sets the columns and their order. Raises :class:`SchemaError` naming the file and the column.
+    The first file in scan order sets the columns and their order. Raises :class:`SchemaError` naming the file
+    and the column.
     """
     first_file, first_schema = files[0]
     warnings: dict[str, None] = {}
@@ -106,23 +125,39 @@ def agree_on_schema(files: Sequence[tuple[SourceFile, pa.Schema]], config: Corpu
     mapping = ColumnMapping(
         id=config.id_column,
         text=config.text_column,
-        title=config.title_column if config.title_column is not None else _detected("title", first_schema, config),
-        query=config.query_column if config.query_column is not None else _detected("query", first_schema, config),
+        title=config.title_column
+        if config.title_column is not None
+        else _detected("title", first_schema, config),
+        query=config.query_column
+        if config.query_column is not None
+        else _detected("query", first_schema, config),
     )
     for file, schema in files:
         _check_roles(file, schema, mapping)
     partition_types = _partition_types([file for file, _ in files])
-    candidates = {name: None for name in (*first_schema.names, *partition_types) if name not in mapping.roles.values()}
+    candidates = {
+        name: None for name in (*first_schema.names, *partition_types) if name not in mapping.roles.values()
+    }
     if config.metadata_columns is None:
         for file, schema in files:
-            _refuse_unshared(file, schema, first_file, candidates, {*mapping.roles.values(), *partition_types})
+            _refuse_unshared(
+                file, schema, first_file, candidates, {*mapping.roles.values(), *partition_types}
+            )
         wanted = list(candidates)
     else:
         for name in config.metadata_columns:
             if name in mapping.roles.values():
-                warnings[f"metadata column {name!r} is already stored in another role; it is not stored twice"] = None
-        wanted = [name for name in dict.fromkeys(config.metadata_columns) if name not in mapping.roles.values()]
-    from_folders = frozenset(name for name in wanted if name in partition_types and all(name not in schema.names for _, schema in files))
+                warnings[
+                    f"metadata column {name!r} is already stored in another role; it is not stored twice"
+                ] = None
+        wanted = [
+            name for name in dict.fromkeys(config.metadata_columns) if name not in mapping.roles.values()
+        ]
+    from_folders = frozenset(
+        name
+        for name in wanted
+        if name in partition_types and all(name not in schema.names for _, schema in files)
+    )
     warnings.update(
         dict.fromkeys(
             f"column {name!r} is read from the files, not from the folder names"
@@ -142,19 +177,31 @@ def agree_on_schema(files: Sequence[tuple[SourceFile, pa.Schema]], config: Corpu
             warnings[arrow_type] = None
         else:
             fields.append(pa.field(name, arrow_type))
-    return CorpusSchema(mapping=mapping, metadata_fields=tuple(fields), partition_keys=from_folders, warnings=tuple(warnings))
+    return CorpusSchema(
+        mapping=mapping, metadata_fields=tuple(fields), partition_keys=from_folders, warnings=tuple(warnings)
+    )
 
 
 def _detected(name: str, schema: pa.Schema, config: CorpusConfig) -> str | None:
-    if name in (config.id_column, config.text_column, config.title_column, config.query_column) or name not in schema.names:
+    if (
+        name in (config.id_column, config.text_column, config.title_column, config.query_column)
+        or name not in schema.names
+    ):
         return None
     return name if is_text(schema.field(name).type) else None
 
 
 def _refuse_repeated_names(file: SourceFile, schema: pa.Schema) -> None:
-    repeated = sorted({name for name in schema.names if schema.names.count(name) > 1}) if len(set(schema.names)) < len(schema.names) else []
+    repeated = (
+        sorted({name for name in schema.names if schema.names.count(name) > 1})
+        if len(set(schema.names)) < len(schema.names)
+        else []
+    )
     if repeated:
-        raise SchemaError(f"column names must be unique, got {repeated[0]!r} more than once in {file.name}; rename one of them")
+        raise SchemaError(
+            f"column names must be unique, got {repeated[0]!r} more than once in {file.name}; rename one "
+            "of them"
+        )
 
 
 def _check_roles(file: SourceFile, schema: pa.Schema, mapping: ColumnMapping) -> None:
@@ -162,14 +209,25 @@ def _check_roles(file: SourceFile, schema: pa.Schema, mapping: ColumnMapping) ->
         label = {"doc_id": "id"}.get(role, role)
         if column not in schema.names:
             raise SchemaError(
-                _missing_sentence(f"{label} column {column!r}", column, file, schema.names, f"name the right one with --{label}-column")
+                _missing_sentence(
+                    f"{label} column {column!r}",
+                    column,
+                    file,
+                    schema.names,
+                    f"name the right one with --{label}-column",
+                )
             )
         arrow_type = schema.field(column).type
-        if is_text(arrow_type) or pa.types.is_null(arrow_type) or (role == "doc_id" and pa.types.is_integer(arrow_type)):
+        if (
+            is_text(arrow_type)
+            or pa.types.is_null(arrow_type)
+            or (role == "doc_id" and pa.types.is_integer(arrow_type))
+        ):
             continue
         expected = "string or integer" if role == "doc_id" else "string"
         raise SchemaError(
-            f"{label} column {column!r} must be of type {expected}, got {arrow_type} in {file.name}; name another with --{label}-column"
+            f"{label} column {column!r} must be of type {expected}, got {arrow_type} in {file.name}; "
+            f"name another with --{label}-column"
         )
 
 
@@ -181,29 +239,47 @@ def _missing_sentence(what: str, column: str, file: SourceFile, names: Iterable[
     return f"{what} must be in every file, got none in {file.name}, which has: {shown}; {suggestion}{advice}"
 
 
-def _refuse_unshared(file: SourceFile, schema: pa.Schema, first_file: SourceFile, candidates: Iterable[str], known: set[str]) -> None:
+def _refuse_unshared(
+    file: SourceFile, schema: pa.Schema, first_file: SourceFile, candidates: Iterable[str], known: set[str]
+) -> None:
     present = set(schema.names)
     for name in candidates:
         if name not in present and name not in known:
-            raise SchemaError(f"column {name!r} must be in every file, got none in {file.name} ({first_file.name} has it); {KEEP_HINT}")
+            raise SchemaError(
+                f"column {name!r} must be in every file, got none in {file.name} ({first_file.name} has "
+                f"it); {KEEP_HINT}"
+            )
     for name in schema.names:
         if name not in known and name not in candidates:
-            raise SchemaError(f"column {name!r} must be in every file, got it in {file.name} but not in {first_file.name}; {KEEP_HINT}")
+            raise SchemaError(
+                f"column {name!r} must be in every file, got it in {file.name} but not in "
+                f"{first_file.name}; {KEEP_HINT}"
+            )
 
 
 def _check_name(name: str, file: SourceFile) -> None:
     if name in RESERVED_COLUMNS:
-        raise SchemaError(f"metadata columns must not carry a reserved name, got {name!r} in {file.name}; {KEEP_HINT}")
+        raise SchemaError(
+            f"metadata columns must not carry a reserved name, got {name!r} in {file.name}; {KEEP_HINT}"
+        )
 
 
-def _metadata_type(name: str, files: Sequence[tuple[SourceFile, pa.Schema]], *, must_keep: bool) -> pa.DataType | str:
+def _metadata_type(
+    name: str, files: Sequence[tuple[SourceFile, pa.Schema]], *, must_keep: bool
+) -> pa.DataType | str:
     """Return the type all files agree on, or the warning that says why the column is left out."""
     agreed: pa.DataType = pa.null()
     left_out: tuple[pa.DataType, SourceFile] | None = None
     for file, schema in files:
         if name not in schema.names:
             raise SchemaError(
-                _missing_sentence(f"metadata column {name!r}", name, file, schema.names, "name the right one with --metadata-columns")
+                _missing_sentence(
+                    f"metadata column {name!r}",
+                    name,
+                    file,
+                    schema.names,
+                    "name the right one with --metadata-columns",
+                )
             )
         raw = schema.field(name).type
         if pa.types.is_null(raw):
@@ -215,16 +291,20 @@ def _metadata_type(name: str, files: Sequence[tuple[SourceFile, pa.Schema]], *, 
         wider = widened(agreed, kept)
         if wider is None:
             raise SchemaError(
-                f"column {name!r} must have one type in all files, got {raw} in {file.name} and {agreed} in the files before; {KEEP_HINT}"
+                f"column {name!r} must have one type in all files, got {raw} in {file.name} and {agreed} "
+                f"in the files before; {KEEP_HINT}"
             )
         agreed = wider
     if left_out is not None and not pa.types.is_null(agreed):
         raise SchemaError(
-            f"column {name!r} must have one type in all files, got {left_out[0]} in {left_out[1].name} and {agreed} elsewhere; {KEEP_HINT}"
+            f"column {name!r} must have one type in all files, got {left_out[0]} in {left_out[1].name} "
+            f"and {agreed} elsewhere; {KEEP_HINT}"
         )
     problem = None
     if "." in name or not name.strip():
-        problem = f"column {name!r} of {files[0][0].name} cannot be stored: a name must not be blank or hold a dot"
+        problem = (
+            f"column {name!r} of {files[0][0].name} cannot be stored: a name must not be blank or hold a dot"
+        )
     elif pa.types.is_null(agreed):
         reason = f"its type is {left_out[0]}" if left_out else "it is null throughout"
         problem = f"column {name!r} of {files[0][0].name} cannot be stored: {reason}"
@@ -241,15 +321,25 @@ def _partition_types(files: Sequence[SourceFile]) -> dict[str, pa.DataType]:
     for file in files:
         for key, value in file.partitions:
             values.setdefault(key, set()).update(() if value is None else (value,))
-    return {key: pa.int64() if seen and all(map(_is_plain_integer, seen)) else pa.string() for key, seen in values.items()}
+    return {
+        key: pa.int64() if seen and all(map(_is_plain_integer, seen)) else pa.string()
+        for key, seen in values.items()
+    }
 
 
 def _is_plain_integer(value: str) -> bool:
     # "007" stays a string: as a number it would lose its zeros.
-    return value.lstrip("-").isascii() and value.lstrip("-").isdigit() and len(value) < 19 and str(int(value)) == value
+    return (
+        value.lstrip("-").isascii()
+        and value.lstrip("-").isdigit()
+        and len(value) < 19
+        and str(int(value)) == value
+    )
 
 
 def _check_partition(name: str, files: Sequence[SourceFile]) -> None:
     for file in files:
         if name not in dict(file.partitions):
-            raise SchemaError(f"partition {name!r} must be in the path of every file, got none in {file.name}; {KEEP_HINT}")
+            raise SchemaError(
+                f"partition {name!r} must be in the path of every file, got none in {file.name}; {KEEP_HINT}"
+            )

@@ -1,9 +1,9 @@
 """Where the corpus lies: files, folders, globs and URIs become one sorted list of Parquet files.
 
-First step of stage 1. Nothing is opened here but folders. Inside a folder or a glob only ``*.parquet`` and ``*.pq`` count, names that
-start with ``.`` or ``_`` do not (markers and leftovers of other writers); a file that is named outright is taken whatever its name, and
-judged by its footer later. ``key=value`` folders below a source become partition values. It does not follow manifests of table formats
-(Delta, Iceberg, Hudi).
+First step of stage 1. Nothing is opened here but folders. Inside a folder or a glob only ``*.parquet`` and
+``*.pq`` count, names that start with ``.`` or ``_`` do not (markers and leftovers of other writers); a file
+that is named outright is taken whatever its name, and judged by its footer later. ``key=value`` folders below
+a source become partition values. It does not follow manifests of table formats (Delta, Iceberg, Hudi).
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import fsspec
 import pyarrow as pa
-from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, FSSpecHandler, LocalFileSystem, PyFileSystem
+from pyarrow.fs import (
+    FileInfo,
+    FileSelector,
+    FileSystem,
+    FileType,
+    FSSpecHandler,
+    LocalFileSystem,
+    PyFileSystem,
+)
 
 from pipeline.errors import SourceError, TryAgainError
 
@@ -26,13 +34,18 @@ PARQUET_SUFFIXES = (".parquet", ".pq")
 BUCKET_SCHEMES = ("s3", "gs", "gcs")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
-_STORE_ERROR = re.compile(r"AWS Error (?!ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_|RESOURCE_NOT_FOUND)")
+_STORE_ERROR = re.compile(
+    r"AWS Error (?!ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_|RESOURCE_NOT_FOUND)"
+)
 """What a store says when it could not answer, and not what it answered."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
-    """One Parquet file to read: ``name`` is how the user would call it, ``partitions`` its ``key=value`` folders, outermost first."""
+    """One Parquet file to read.
+
+    ``name`` is how the user would call it, ``partitions`` its ``key=value`` folders, outermost first.
+    """
 
     filesystem: FileSystem
     path: str
@@ -44,7 +57,10 @@ class SourceFile:
         return self.filesystem.open_input_file(self.path)
 
     def require_reachable(self, error: BaseException) -> None:
-        """Raise :class:`TryAgainError` where an error of reading comes from a store that does not answer: the file may be whole."""
+        """Raise :class:`TryAgainError` where an error of reading comes from a store that does not answer.
+
+        The file may be whole.
+        """
         if not isinstance(error, OSError) or isinstance(self.filesystem, LocalFileSystem):
             return
         _require_answer(self.name, error)
@@ -66,7 +82,9 @@ class _Root:
     def file(self, path: str) -> SourceFile:
         relative = path[len(self.path) :].lstrip("/") if path != self.path else ""
         folders = [part.split("=", 1) for part in relative.split("/")[:-1] if "=" in part]
-        partitions = tuple((unquote(key), None if value == HIVE_NULL else unquote(value)) for key, value in folders)
+        partitions = tuple(
+            (unquote(key), None if value == HIVE_NULL else unquote(value)) for key, value in folders
+        )
         return SourceFile(
             filesystem=self.filesystem,
             path=path,
@@ -81,7 +99,9 @@ def resolve_sources(sources: Sequence[str]) -> tuple[SourceFile, ...]:
     Raises :class:`SourceError` in one sentence when a source does not exist or holds no Parquet file.
     """
     if not sources:
-        raise SourceError("at least one source must be given, got none; name a Parquet file, a folder, a glob or a URI")
+        raise SourceError(
+            "at least one source must be given, got none; name a Parquet file, a folder, a glob or a URI"
+        )
     found: dict[tuple[str, str], SourceFile] = {}
     for source in sources:
         for file in _resolve_one(source):
@@ -101,7 +121,10 @@ def _resolve_one(source: str) -> list[SourceFile]:
         else:
             info = root.filesystem.get_file_info(root.path)
             if info.type == FileType.NotFound:
-                raise SourceError(f"source {root.name} does not exist; give a Parquet file, a folder of them, a glob or a URI")
+                raise SourceError(
+                    f"source {root.name} does not exist; give a Parquet file, a folder of them, a glob "
+                    "or a URI"
+                )
             if info.type == FileType.File:
                 return [root.file(root.path)]
             files = [root.file(path) for path in _below(root.filesystem, info)]
@@ -126,7 +149,9 @@ def _root_of(source: str) -> _Root:
 def _root_of_uri(uri: str) -> _Root:
     fixed, pattern = _split_magic(uri)
     parts = urlsplit(fixed)
-    name = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))  # no credentials in names and logs
+    name = urlunsplit(
+        (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
+    )  # no credentials in names and logs
     if parts.scheme in BUCKET_SCHEMES and not parts.netloc:
         raise SourceError(f"source {uri!r} must name a bucket; write {parts.scheme}://BUCKET/FOLDER")
     try:
@@ -137,7 +162,9 @@ def _root_of_uri(uri: str) -> _Root:
         except (ValueError, ImportError, OSError) as error:
             # Both errors may quote the URI, and the URI may hold a password: no cause is kept.
             causes = f"{_first_line(arrow_error)}; {_first_line(error)}".replace(fixed, name)
-            raise SourceError(f"source {name} must be a URI that Arrow or fsspec can open: {causes}") from None
+            raise SourceError(
+                f"source {name} must be a URI that Arrow or fsspec can open: {causes}"
+            ) from None
         filesystem = PyFileSystem(FSSpecHandler(fsspec_filesystem))
     return _Root(filesystem=filesystem, path=str(path).rstrip("/") or "/", name=name, pattern=pattern)
 
@@ -175,7 +202,9 @@ def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
     if not pattern:
         return not parts
     if pattern[0] == "**":
-        return (len(pattern) == 1 and bool(parts)) or any(_matches(parts[start:], pattern[1:]) for start in range(len(parts) + 1))
+        return (len(pattern) == 1 and bool(parts)) or any(
+            _matches(parts[start:], pattern[1:]) for start in range(len(parts) + 1)
+        )
     return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
@@ -187,7 +216,11 @@ def _below(filesystem: FileSystem, info: FileInfo) -> Iterator[str]:
         return
     for child in filesystem.get_file_info(FileSelector(info.path, recursive=True)):
         parts = _relative(child.path, info.path).split("/")
-        if child.type == FileType.File and parts[-1].lower().endswith(PARQUET_SUFFIXES) and not any(map(_is_hidden, parts)):
+        if (
+            child.type == FileType.File
+            and parts[-1].lower().endswith(PARQUET_SUFFIXES)
+            and not any(map(_is_hidden, parts))
+        ):
             yield child.path
 
 
@@ -205,7 +238,10 @@ def _require_answer(name: str, error: BaseException) -> None:
 
 
 def _no_answer(name: str, error: BaseException) -> TryAgainError:
-    return TryAgainError(f"the store of source {name} does not answer: {_first_line(error)}; run the same command again when it does")
+    return TryAgainError(
+        f"the store of source {name} does not answer: {_first_line(error)}; run the same command again "
+        "when it does"
+    )
 
 
 def _first_line(error: BaseException) -> str:

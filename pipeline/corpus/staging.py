@@ -1,8 +1,8 @@
 """Write what has to be encoded, and only that, as small Parquet shards.
 
-Last step of stage 1: checked rows pass the ledger; new and changed ones are staged, duplicates join the quarantine, the rest is counted.
-A shard is closed by the row that brings it to ``shard_characters``, so that shards do not depend on how the source was batched. It does
-not encode, and does not touch the collection.
+Last step of stage 1: checked rows pass the ledger; new and changed ones are staged, duplicates join the
+quarantine, the rest is counted. A shard is closed by the row that brings it to ``shard_characters``, so that
+shards do not depend on how the source was batched. It does not encode, and does not touch the collection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from pipeline.config import CorpusConfig
 from pipeline.corpus.checks import CheckedBatch
 from pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
 from pipeline.corpus.parquet import Scan, read_checked
-from pipeline.corpus.quarantine import DAMAGED_FILE, DAMAGED_ROWS, DUPLICATE_ID, REJECTED_SCHEMA, QuarantineWriter
+from pipeline.corpus.quarantine import (
+    DAMAGED_FILE,
+    DAMAGED_ROWS,
+    DUPLICATE_ID,
+    REJECTED_SCHEMA,
+    QuarantineWriter,
+)
 from pipeline.types import ProgressListener, silent_progress, staged_schema
 
 pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
@@ -41,8 +47,9 @@ PROGRESS_SECONDS = 0.25
 class Staged:
     """What stage 1 did; ``rows == indexed + unchanged + quarantined``.
 
-    ``rows`` counts every row of the readable files, and each damaged file as one. ``is_complete`` is false when a file or a part of one
-    could not be read: then a document that was not met may still exist, and none may be deleted for it. ``characters`` counts staged texts.
+    ``rows`` counts every row of the readable files, and each damaged file as one. ``is_complete`` is false
+    when a file or a part of one could not be read: then a document that was not met may still exist, and none
+    may be deleted for it. ``characters`` counts staged texts.
     """
 
     shards: tuple[Path, ...]
@@ -99,7 +106,11 @@ def plan_changes(
 
 
 def stage_stored(
-    documents: Iterable[pa.RecordBatch], ledger: Ledger, folder: Path, shard_characters: int, schema: pa.Schema
+    documents: Iterable[pa.RecordBatch],
+    ledger: Ledger,
+    folder: Path,
+    shard_characters: int,
+    schema: pa.Schema,
 ) -> tuple[tuple[Path, ...], int]:
     """Stage rows that are stored already, without those the ledger has encoded; return the shards and the characters of their texts.
 
@@ -111,9 +122,14 @@ def stage_stored(
     characters = 0
     with _ShardWriter(folder, schema, shard_characters) as shards:
         for batch in documents:
-            codes = ledger.classify(batch.column("doc_id").to_pylist(), batch.column("content_sha256").to_pylist())
+            codes = ledger.classify(
+                batch.column("doc_id").to_pylist(), batch.column("content_sha256").to_pylist()
+            )
             rows = batch.filter(pa.array(codes != ENCODED))
-            columns = [pa.nulls(rows.num_rows, field.type) if field.name == "query" else rows.column(field.name) for field in schema]
+            columns = [
+                pa.nulls(rows.num_rows, field.type) if field.name == "query" else rows.column(field.name)
+                for field in schema
+            ]
             characters += int(pc.sum(pc.utf8_length(rows.column("text"))).as_py() or 0)
             shards.write(pa.RecordBatch.from_arrays(columns, schema=schema))
         return shards.finish(), characters
@@ -133,7 +149,9 @@ def _pass_through(
     total = scan.num_rows + len(scan.damaged_files)
     next_report = 0.0
     for batch in read_checked(scan, config):
-        batch_codes = ledger.classify(batch.rows.column("doc_id").to_pylist(), batch.rows.column("content_sha256").to_pylist())
+        batch_codes = ledger.classify(
+            batch.rows.column("doc_id").to_pylist(), batch.rows.column("content_sha256").to_pylist()
+        )
         ledger.mark_present(batch.rejected.column("doc_id").drop_null().to_pylist())
         duplicates = _duplicates(batch, batch_codes)
         for rejected in (batch.rejected, duplicates):
@@ -173,7 +191,9 @@ def _duplicates(batch: CheckedBatch, codes: Int8[np.ndarray, " N"]) -> pa.Record
         pa.array(batch.row_indices()[positions] if len(positions) else [], pa.int64()),
         rows.column("doc_id"),
         pa.repeat(pa.scalar(DUPLICATE_ID), len(positions)),
-        pa.repeat(pa.scalar("an earlier row of this corpus has the same id; the first one is kept"), len(positions)),
+        pa.repeat(
+            pa.scalar("an earlier row of this corpus has the same id; the first one is kept"), len(positions)
+        ),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=REJECTED_SCHEMA)
 
@@ -202,7 +222,10 @@ class _ShardWriter:
         start = 0
         while start < rows.num_rows:
             before = int(ends[start - 1]) if start else 0
-            room = min(ROW_GROUP_CHARACTERS - self._buffer_characters, self._shard_characters - self._written_characters)
+            room = min(
+                ROW_GROUP_CHARACTERS - self._buffer_characters,
+                self._shard_characters - self._written_characters,
+            )
             stop = int(np.searchsorted(ends, before + room, side="left")) + 1
             stop = min(stop, start + ROW_GROUP_ROWS - self._buffer_rows, rows.num_rows)
             taken = int(ends[stop - 1]) - before
@@ -211,7 +234,11 @@ class _ShardWriter:
             self._buffer_characters += taken
             self._written_characters += taken
             is_full = self._written_characters >= self._shard_characters
-            if is_full or self._buffer_characters >= ROW_GROUP_CHARACTERS or self._buffer_rows >= ROW_GROUP_ROWS:
+            if (
+                is_full
+                or self._buffer_characters >= ROW_GROUP_CHARACTERS
+                or self._buffer_rows >= ROW_GROUP_ROWS
+            ):
                 self._flush()
             if is_full:
                 self._close_shard()
@@ -228,9 +255,17 @@ class _ShardWriter:
         with durable.storage_errors("staging the corpus"):
             if self._writer is None:
                 self._paths.append(self._folder / f"{len(self._paths):06d}.parquet")
-                unique = ("doc_id", "text", "content_sha256")  # a dictionary of values that never repeat only costs
-                settings: dict[str, Any] = {"use_dictionary": [name for name in self._schema.names if name not in unique]}
-                self._writer = pq.ParquetWriter(self._paths[-1], self._schema, compression="zstd", write_statistics=False, **settings)
+                unique = (
+                    "doc_id",
+                    "text",
+                    "content_sha256",
+                )  # a dictionary of values that never repeat only costs
+                settings: dict[str, Any] = {
+                    "use_dictionary": [name for name in self._schema.names if name not in unique]
+                }
+                self._writer = pq.ParquetWriter(
+                    self._paths[-1], self._schema, compression="zstd", write_statistics=False, **settings
+                )
             self._writer.write_table(pa.Table.from_batches(self._buffer, self._schema))
         self._buffer = []
         self._buffer_rows = self._buffer_characters = 0

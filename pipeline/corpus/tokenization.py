@@ -1,10 +1,11 @@
 """Texts to token ids with Python character offsets, flat and bounded in memory.
 
-Stands between the checked rows and the encoder's landmarks: it says where tokens start and where a text may be cut, and knows nothing of
-chunks, special tokens or models. A long text is tokenised in segments cut at white space, so that memory grows with the ids and not with
-the tokenizer's own bookkeeping (about a hundred bytes a token). WordPiece never looks across white space, nor across an ideograph or an
-ASCII punctuation mark, so for BERT vocabularies the segments give exactly the tokens of the whole; a run of letters longer than a segment,
-with none of these in it, is cut where it is.
+Stands between the checked rows and the encoder's landmarks: it says where tokens start and where a text may
+be cut, and knows nothing of chunks, special tokens or models. A long text is tokenised in segments cut at
+white space, so that memory grows with the ids and not with the tokenizer's own bookkeeping (about a hundred
+bytes a token). WordPiece never looks across white space, nor across an ideograph or an ASCII punctuation
+mark, so for BERT vocabularies the segments give exactly the tokens of the whole; a run of letters longer than
+a segment, with none of these in it, is cut where it is.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ _CUT_AFTER = re.compile(r"[!-/:-@\\^-`{-~\u3000-\u303f\u3400-\u4dbf\u4e00-\u9fff
 class TokenizedTexts:
     """Tokens of N texts laid end to end; text ``i`` owns ``text_offsets[i]:text_offsets[i + 1]``.
 
-    ``start_char`` and ``end_char`` are offsets into the token's own text. ``breaks`` says how good a place for a cut lies before each
-    token: 2 a word after white space, 1 a word without (punctuation, ideographs), 0 the inside of a word.
+    ``start_char`` and ``end_char`` are offsets into the token's own text. ``breaks`` says how good a place
+    for a cut lies before each token: 2 a word after white space, 1 a word without (punctuation, ideographs),
+    0 the inside of a word.
     """
 
     ids: Int32[np.ndarray, " T"]
@@ -81,17 +83,27 @@ class _Part:
         lengths = np.fromiter((len(encoding) for encoding in encodings), np.int64, len(encodings))
         total = int(lengths.sum())
         ids = np.fromiter((token for encoding in encodings for token in encoding.ids), np.int32, total)
-        spans = np.fromiter((bound for encoding in encodings for span in encoding.offsets for bound in span), np.int64, 2 * total).reshape(
-            -1, 2
+        spans = np.fromiter(
+            (bound for encoding in encodings for span in encoding.offsets for bound in span),
+            np.int64,
+            2 * total,
+        ).reshape(-1, 2)
+        words = np.fromiter(
+            (-1 if word is None else word for encoding in encodings for word in encoding.word_ids),
+            np.int64,
+            total,
         )
-        words = np.fromiter((-1 if word is None else word for encoding in encodings for word in encoding.word_ids), np.int64, total)
         breaks = np.full(total, SPACED_WORD_START, np.uint8)
         breaks[1:][spans[1:, 0] <= spans[:-1, 1]] = WORD_START
         breaks[1:][(words[1:] == words[:-1]) & (words[1:] >= 0)] = INSIDE_WORD
-        is_spaced = np.fromiter((start == 0 or piece[0].isspace() for _, start, piece in segments), np.bool_, len(segments))
+        is_spaced = np.fromiter(
+            (start == 0 or piece[0].isspace() for _, start, piece in segments), np.bool_, len(segments)
+        )
         first = (np.cumsum(lengths) - lengths)[lengths > 0]
         breaks[first] = np.where(is_spaced[lengths > 0], SPACED_WORD_START, WORD_START)
-        spans += np.repeat(np.fromiter((start for _, start, _ in segments), np.int64, len(segments)), lengths)[:, None]
+        spans += np.repeat(
+            np.fromiter((start for _, start, _ in segments), np.int64, len(segments)), lengths
+        )[:, None]
         return cls(ids=ids, start_char=spans[:, 0].copy(), end_char=spans[:, 1].copy(), breaks=breaks)
 
 
@@ -122,7 +134,8 @@ def segments(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _cut(text: str, start: int, limit: int) -> int:
-    # Only these three are white space to every tokenizer: isspace() also holds control characters that BERT drops, which joins words.
+    # Only these three are white space to every tokenizer: isspace() also holds control characters that BERT
+    # drops, which joins words.
     space = max(text.rfind(character, start + 1, limit) for character in (" ", "\n", "\t"))
     if space > start:
         return space

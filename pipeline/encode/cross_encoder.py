@@ -1,6 +1,7 @@
 """A cross-encoder as reranker: Sentence-Transformers' own class on a model that lies on this machine, in safetensors.
 
-It reads query and passage together, at most :data:`MAX_TOKENS` of both. Its logit becomes a score from 0 to 1, which ranks as it does.
+It reads query and passage together, at most :data:`MAX_TOKENS` of both. Its logit becomes a score from 0 to
+1, which ranks as it does.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from pipeline.errors import ConfigError, ModelError, extra_missing
-from pipeline.model.names import how_to_get, model_folder
+from pipeline.model.folders.names import how_to_get, model_folder
 
 MAX_TOKENS: Final = 512
 BATCH_PAIRS: Final = 32
@@ -29,12 +30,16 @@ class CrossEncoderReranker:
     """Scores pairs of a query and a passage; safe to share between threads."""
 
     def __init__(self, model: str) -> None:
-        """Load a model by name or folder, offline; one that is no cross-encoder of one score raises :class:`ConfigError`."""
+        """Load a model by name or folder, offline.
+
+        One that is no cross-encoder of one score raises :class:`ConfigError`.
+        """
         try:
             folder = model_folder(model)
         except ConfigError:
             raise ConfigError(
-                "the rerank model must be a folder with a cross-encoder or a name in the Hugging Face cache, such as "
+                "the rerank model must be a folder with a cross-encoder or a name in the Hugging Face "
+                "cache, such as "
                 f"cross-encoder/ms-marco-MiniLM-L6-v2, got {model!r}; {how_to_get(model)}"
             ) from None
         config = _config(folder, model)
@@ -44,7 +49,11 @@ class CrossEncoderReranker:
             from transformers.utils import logging as transformers_logging
         except ModuleNotFoundError as error:
             raise extra_missing(
-                error, what="reranking", module="sentence_transformers", package="sentence-transformers", extra="rerank"
+                error,
+                what="reranking",
+                module="sentence_transformers",
+                package="sentence-transformers",
+                extra="rerank",
             ) from None
         try:
             transformers_logging.disable_progress_bar()
@@ -53,36 +62,58 @@ class CrossEncoderReranker:
                 local_files_only=True,
                 trust_remote_code=False,
                 model_kwargs={"use_safetensors": True},
-                max_length=min(MAX_TOKENS, int(config.get("max_position_embeddings", MAX_TOKENS)) - _SPARE_POSITIONS),
+                max_length=min(
+                    MAX_TOKENS, int(config.get("max_position_embeddings", MAX_TOKENS)) - _SPARE_POSITIONS
+                ),
                 activation_fn=torch.nn.Identity(),
             )
         except Exception as error:
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-            raise ModelError(f"the rerank model {model!r} must load as a cross-encoder in safetensors, got {why}") from error
+            raise ModelError(
+                f"the rerank model {model!r} must load as a cross-encoder in safetensors, got {why}"
+            ) from error
         finally:
             transformers_logging.enable_progress_bar()
 
     def score(self, query: str, texts: Sequence[str]) -> Float64[np.ndarray, " N"]:
-        """Return a score from 0 to 1 for each text; what the model raises becomes :class:`ModelError`, without the texts."""
+        """Return a score from 0 to 1 for each text.
+
+        What the model raises becomes :class:`ModelError`, without the texts.
+        """
         try:
-            logits = self._model.predict([(query, text) for text in texts], batch_size=BATCH_PAIRS, show_progress_bar=False)
+            logits = self._model.predict(
+                [(query, text) for text in texts], batch_size=BATCH_PAIRS, show_progress_bar=False
+            )
         except Exception as error:
-            raise ModelError(f"the rerank model must score every passage, got {type(error).__name__}") from error
+            raise ModelError(
+                f"the rerank model must score every passage, got {type(error).__name__}"
+            ) from error
         return 1.0 / (1.0 + np.exp(-np.asarray(logits, dtype=np.float64)))
 
 
 def _config(folder: Path, model: str) -> dict[str, Any]:
-    """Read what the model says of itself; Sentence-Transformers would give a model without a head one of random weights."""
+    """Read what the model says of itself.
+
+    Sentence-Transformers would give a model without a head one of random weights.
+    """
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the rerank model must have a config.json that can be read, got {model!r} ({type(error).__name__})") from None
-    heads = [name for name in config.get("architectures") or [] if str(name).endswith("ForSequenceClassification")]
-    labels = len(config["id2label"]) if config.get("id2label") else int(config.get("num_labels", _UNSAID_LABELS))
+        raise ConfigError(
+            f"the rerank model must have a config.json that can be read, got {model!r} "
+            f"({type(error).__name__})"
+        ) from None
+    heads = [
+        name for name in config.get("architectures") or [] if str(name).endswith("ForSequenceClassification")
+    ]
+    labels = (
+        len(config["id2label"]) if config.get("id2label") else int(config.get("num_labels", _UNSAID_LABELS))
+    )
     if not heads or labels != 1:
         found = f"{labels} scores" if heads else "no head for one"
         raise ConfigError(
-            "the rerank model must be a cross-encoder with one score, such as cross-encoder/ms-marco-MiniLM-L6-v2, "
+            "the rerank model must be a cross-encoder with one score, such as "
+            "cross-encoder/ms-marco-MiniLM-L6-v2, "
             f"got {model!r}, which has {found}"
         )
     return config

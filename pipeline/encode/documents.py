@@ -4,12 +4,14 @@
                                           ▲
                                    context embeddings
 
-All chunks of a shard are one pool of work, sorted by length, so short and long documents share batches. A document's vector is the
-normalised mean of its chunks' vectors, each cut to the dimensions asked for and normalised first. Queries go the same way with their own
-prefix. A vector that is not finite stops the shard before anything is written.
+All chunks of a shard are one pool of work, sorted by length, so short and long documents share batches. A
+document's vector is the normalised mean of its chunks' vectors, each cut to the dimensions asked for and
+normalised first. Queries go the same way with their own prefix. A vector that is not finite stops the shard
+before anything is written.
 
-Where the model has a landmark mixer, chunks are encoded each by itself and the mixer gives them their document, its title and the context;
-where it has none, only ``text`` is encoded and the context is the transformer's.
+Where the model has a landmark mixer, chunks are encoded each by itself and the mixer gives them their
+document, its title and the context; where it has none, only ``text`` is encoded and the context is the
+transformer's.
 """
 
 from __future__ import annotations
@@ -33,7 +35,15 @@ from pipeline.model.backbone import Backbone, load_backbone
 from pipeline.model.document_encoder import embed_chunks
 from pipeline.model.landmark_mixer import mix_documents, mix_queries, mixer_of
 from pipeline.model.landmark_reader import LandmarkReader, require_transformer
-from pipeline.model.landmarks import Chunks, Rows, chunk_rows, chunk_spans, landmark_rows, split_into_chunks, window_rows
+from pipeline.model.landmarks import (
+    Chunks,
+    Rows,
+    chunk_rows,
+    chunk_spans,
+    landmark_rows,
+    split_into_chunks,
+    window_rows,
+)
 from pipeline.model.latent_attention import require_latent_attention
 from pipeline.model.matryoshka import first_dims, require_dims
 from pipeline.types import chunks_schema, documents_schema, staged_schema
@@ -51,15 +61,17 @@ YOUNGER_SETTINGS: Final = (
 """Settings that joined after the first collections were built."""
 
 
-_LONGER_ROWS: Final = {"chunk": ", or choose attention full or landmark, whose rows are windows of many chunks"}
+_LONGER_ROWS: Final = {
+    "chunk": ", or choose attention full or landmark, whose rows are windows of many chunks"
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedDocuments:
     """Vectors of N documents and their M chunks, in document order, L2-normalised.
 
-    Document ``i`` owns chunks ``chunk_offsets[i]:chunk_offsets[i + 1]``. ``num_tokens`` counts a text's own tokens. Spans are Python
-    character offsets, contiguous from 0 to the text's length.
+    Document ``i`` owns chunks ``chunk_offsets[i]:chunk_offsets[i + 1]``. ``num_tokens`` counts a text's own
+    tokens. Spans are Python character offsets, contiguous from 0 to the text's length.
     """
 
     document_vectors_NV: Float32[np.ndarray, "N V"]
@@ -73,7 +85,9 @@ class EncodedDocuments:
 class DocumentEncoder:
     """The second stage with its settings; ``fingerprint`` names the space its vectors lie in."""
 
-    def __init__(self, config: EncoderConfig, context: ContextSet | None = None, backbone: Backbone | None = None) -> None:
+    def __init__(
+        self, config: EncoderConfig, context: ContextSet | None = None, backbone: Backbone | None = None
+    ) -> None:
         self.config = config
         self.backbone = load_backbone(config) if backbone is None else backbone
         self.vector_dim = require_fit(config, self.backbone)
@@ -81,8 +95,12 @@ class DocumentEncoder:
         self._token_head = require_latent_attention(self.backbone) if config.pooling == "latent" else None
         self._mixer = mixer_of(self.backbone)
         context_CD = _usable_context(config, context, self.backbone)
-        self._context_CD, self._mixed_context_CD = (context_CD, None) if self._mixer is None else (None, context_CD)
-        self._landmarks = LandmarkReader(self.backbone, self._context_CD) if config.attention == "landmark" else None
+        self._context_CD, self._mixed_context_CD = (
+            (context_CD, None) if self._mixer is None else (None, context_CD)
+        )
+        self._landmarks = (
+            LandmarkReader(self.backbone, self._context_CD) if config.attention == "landmark" else None
+        )
         self.fingerprint = fingerprint(
             kind="encoder",
             format=ENCODER_FORMAT_VERSION,
@@ -105,7 +123,11 @@ class DocumentEncoder:
         return self._mixer is not None
 
     def encode(
-        self, texts: Sequence[str], on_tokens: Callable[[int], None] | None = None, *, titles: Sequence[str | None] | None = None
+        self,
+        texts: Sequence[str],
+        on_tokens: Callable[[int], None] | None = None,
+        *,
+        titles: Sequence[str | None] | None = None,
     ) -> EncodedDocuments:
         """Encode texts in the order given; ``on_tokens`` hears how many of their tokens each batch has finished, each token once.
 
@@ -116,26 +138,48 @@ class DocumentEncoder:
         if self._mixer is None:
             return encoded
         title_ND = None if titles is None else self._title_vectors(titles)
-        mixed_MD = mix_documents(self._mixer, encoded.chunk_vectors_MV, encoded.chunk_offsets, title_ND, self._mixed_context_CD)
+        mixed_MD = mix_documents(
+            self._mixer, encoded.chunk_vectors_MV, encoded.chunk_offsets, title_ND, self._mixed_context_CD
+        )
         chunk_vectors_MV = first_dims(mixed_MD, self.vector_dim)
         documents_NV = _document_vectors(chunk_vectors_MV, encoded.chunk_offsets, "document")
         return replace(encoded, chunk_vectors_MV=chunk_vectors_MV, document_vectors_NV=documents_NV)
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
-        """Encode texts as documents are, but for the queries' prefix and temperature; returns the documents' vectors."""
+        """Encode texts as documents are, but for the queries' prefix and temperature.
+
+        Returns the documents' vectors.
+        """
         own = self.config.query_temperature
-        temperature, by_length = (self.config.temperature, self.config.temperature_by_length) if own is None else (own, ())
+        temperature, by_length = (
+            (self.config.temperature, self.config.temperature_by_length) if own is None else (own, ())
+        )
         encoded = self._encode(texts, self._query_prefix, temperature, by_length, None, "query")
         if self._mixer is None:
             return encoded.document_vectors_NV
-        return first_dims(mix_queries(self._mixer, encoded.document_vectors_NV, self._mixed_context_CD), self.vector_dim)
+        return first_dims(
+            mix_queries(self._mixer, encoded.document_vectors_NV, self._mixed_context_CD), self.vector_dim
+        )
 
     def _title_vectors(self, titles: Sequence[str | None]) -> Float32[np.ndarray, "N D"]:
-        """Embed titles as texts of their own, each different one once; one that is missing or blank becomes zeros."""
-        known = {title: index for index, title in enumerate(dict.fromkeys(title for title in titles if title and title.strip()))}
+        """Embed titles as texts of their own, each different one once.
+
+        One that is missing or blank becomes zeros.
+        """
+        known = {
+            title: index
+            for index, title in enumerate(dict.fromkeys(title for title in titles if title and title.strip()))
+        }
         vectors_ND = np.zeros((len(titles), self.backbone.embedding_dim), np.float32)
         if known:
-            encoded = self._encode(list(known), Prefix.of("", self.backbone.tokenizer), self.config.temperature, (), None, "title")
+            encoded = self._encode(
+                list(known),
+                Prefix.of("", self.backbone.tokenizer),
+                self.config.temperature,
+                (),
+                None,
+                "title",
+            )
             place_N = np.array([known.get(title or "", -1) for title in titles])
             vectors_ND[place_N >= 0] = encoded.document_vectors_NV[place_N[place_N >= 0]]
         return vectors_ND
@@ -156,7 +200,9 @@ class DocumentEncoder:
         interval, whole = self.config.landmark_interval, self.config.whole_text_tokens
         interval_N = np.where(np.diff(tokens.text_offsets) <= whole, max(interval, whole), interval)
         chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, interval_N)
-        start_char, end_char = chunk_spans(chunks, tokens.start_char, np.fromiter(map(len, texts), np.int64, len(texts)))
+        start_char, end_char = chunk_spans(
+            chunks, tokens.start_char, np.fromiter(map(len, texts), np.int64, len(texts))
+        )
         chunk_tokens = np.diff(chunks.token_offsets)
 
         def report(finished: Int64[np.ndarray, " m"]) -> None:
@@ -174,7 +220,9 @@ class DocumentEncoder:
             landmarks=self._landmarks,
             on_chunks=report,
         )
-        chunk_vectors_MV = first_dims(embeddings_MD, self.vector_dim if self._mixer is None else self.backbone.embedding_dim)
+        chunk_vectors_MV = first_dims(
+            embeddings_MD, self.vector_dim if self._mixer is None else self.backbone.embedding_dim
+        )
         _require_finite(chunk_vectors_MV, chunks.chunk_offsets, what)
         return EncodedDocuments(
             document_vectors_NV=_document_vectors(chunk_vectors_MV, chunks.chunk_offsets, what),
@@ -187,8 +235,16 @@ class DocumentEncoder:
 
     def _rows(self, ids_T: Int32[np.ndarray, " T"], chunks: Chunks, prefix: Prefix) -> Rows:
         cls_id, landmark_id, pooling = self.backbone.cls_id, self.backbone.landmark_id, self.config.pooling
-        layout: dict[str, Any] = {"cls_id": cls_id, "landmark_id": landmark_id, "pooling": pooling, "prefix_ids": prefix.ids}
-        windows: dict[str, Any] = {"max_window_tokens": self.config.max_window_tokens, "overlap_tokens": self.config.window_overlap_tokens}
+        layout: dict[str, Any] = {
+            "cls_id": cls_id,
+            "landmark_id": landmark_id,
+            "pooling": pooling,
+            "prefix_ids": prefix.ids,
+        }
+        windows: dict[str, Any] = {
+            "max_window_tokens": self.config.max_window_tokens,
+            "overlap_tokens": self.config.window_overlap_tokens,
+        }
         if self.config.attention == "full":
             return window_rows(ids_T, chunks, **layout, **windows)
         layout["pool_prefix"] = self.config.pool_prefix
@@ -205,9 +261,12 @@ def encode_shard(
 ) -> tuple[pa.Table, pa.Table]:
     """Turn checked rows into rows of the ``documents`` and ``chunks`` tables, in the same document order.
 
-    ``assign`` gives each row its cluster. Metadata columns pass through as they came; ``query`` is not stored.
+    ``assign`` gives each row its cluster. Metadata columns pass through as they came; ``query`` is not
+    stored.
     """
-    encoded = encoder.encode(staged.column("text").to_pylist(), on_tokens, titles=staged.column("title").to_pylist())
+    encoded = encoder.encode(
+        staged.column("text").to_pylist(), on_tokens, titles=staged.column("title").to_pylist()
+    )
     own_columns = set(staged_schema([]).names)
     metadata = [staged.schema.field(name) for name in staged.schema.names if name not in own_columns]
     num_chunks = np.diff(encoded.chunk_offsets)
@@ -218,13 +277,20 @@ def encode_shard(
         "vector": _vector_array(encoded.document_vectors_NV),
     }
     schema = documents_schema(metadata, encoder.vector_dim)
-    documents = pa.table([made[name] if name in made else staged.column(name) for name in schema.names], schema=schema)
+    documents = pa.table(
+        [made[name] if name in made else staged.column(name) for name in schema.names], schema=schema
+    )
     ordinals = np.arange(int(num_chunks.sum())) - np.repeat(encoded.chunk_offsets[:-1], num_chunks)
     doc_ids: list[str] = staged.column("doc_id").to_pylist()
-    owners = [doc_id for doc_id, count in zip(doc_ids, num_chunks.tolist(), strict=True) for _ in range(count)]
+    owners = [
+        doc_id for doc_id, count in zip(doc_ids, num_chunks.tolist(), strict=True) for _ in range(count)
+    ]
     chunks = pa.table(
         [
-            pa.array([f"{doc_id}#{ordinal}" for doc_id, ordinal in zip(owners, ordinals.tolist(), strict=True)], pa.string()),
+            pa.array(
+                [f"{doc_id}#{ordinal}" for doc_id, ordinal in zip(owners, ordinals.tolist(), strict=True)],
+                pa.string(),
+            ),
             pa.array(owners, pa.string()),
             pa.array(ordinals.astype(np.int32)),
             pa.array(encoded.start_char),
@@ -240,12 +306,15 @@ def _vector_array(vectors_NV: Float32[np.ndarray, "N V"]) -> pa.FixedSizeListArr
     return pa.FixedSizeListArray.from_arrays(pa.array(vectors_NV.reshape(-1)), vectors_NV.shape[1])
 
 
-def _require_finite(chunk_vectors_MV: Float32[np.ndarray, "M V"], chunk_offsets: Int64[np.ndarray, " N1"], what: str) -> None:
+def _require_finite(
+    chunk_vectors_MV: Float32[np.ndarray, "M V"], chunk_offsets: Int64[np.ndarray, " N1"], what: str
+) -> None:
     bad = np.flatnonzero(~np.isfinite(chunk_vectors_MV).all(axis=1))
     if len(bad):
         document = int(np.searchsorted(chunk_offsets, bad[0], side="right")) - 1
         raise ModelError(
-            f"a chunk's vector must be finite and not zero, got one that is not for chunk {int(bad[0] - chunk_offsets[document])} of "
+            "a chunk's vector must be finite and not zero, got one that is not for chunk "
+            f"{int(bad[0] - chunk_offsets[document])} of "
             f"{what} {document} of those encoded together; check the model's weights, or try precision fp32"
         )
 
@@ -261,43 +330,59 @@ def _document_vectors(
     if not np.isfinite(vectors_NV).all():
         document = int(np.flatnonzero(~np.isfinite(vectors_NV).all(axis=1))[0])
         raise ModelError(
-            f"a {what}'s vector must not be zero, got chunks that cancel out in {what} {document} of those encoded together; "
+            f"a {what}'s vector must not be zero, got chunks that cancel out in {what} {document} of "
+            "those encoded together; "
             "choose another landmark_interval"
         )
     return vectors_NV
 
 
 def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
-    """Return the width of the vectors; raise for settings the model has no room for, or an attention it cannot have."""
+    """Return the width of the vectors.
+
+    Raise for settings the model has no room for, or an attention it cannot have.
+    """
     max_positions, num_special = backbone.max_positions, 1 if backbone.cls_id is None else 2
     if backbone.cls_id is None and config.pooling in ("cls", "multi_cls"):
-        raise ConfigError(f"pooling {config.pooling} must go with a model that has [CLS] or BOS, got one without; choose last, lmk or mean")
+        raise ConfigError(
+            f"pooling {config.pooling} must go with a model that has [CLS] or BOS, got one without; "
+            "choose last, lmk or mean"
+        )
     if config.attention == "landmark":
         require_transformer(backbone)
     if config.attention != "full" and config.longest_chunk_tokens + num_special > max_positions:
         raise ConfigError(
-            f"landmark_interval and whole_text_tokens must leave special tokens room in the model's {max_positions} positions, "
+            "landmark_interval and whole_text_tokens must leave special tokens room in the model's "
+            f"{max_positions} positions, "
             f"got {config.longest_chunk_tokens}; choose at most {max_positions - num_special}"
         )
     if config.attention == "full" and config.max_window_tokens > max_positions:
         raise ConfigError(
-            f"max_window_tokens must be at most the model's {max_positions} positions, got {config.max_window_tokens}; "
+            f"max_window_tokens must be at most the model's {max_positions} positions, got "
+            f"{config.max_window_tokens}; "
             "choose a smaller window"
         )
     room = min(config.max_window_tokens, max_positions) - config.longest_chunk_tokens - num_special
     for name, prefix in zip(("document_prefix", "query_prefix"), _prefixes(config, backbone), strict=True):
         if len(prefix.ids) > room:
             raise ConfigError(
-                f"{name} must leave a chunk of {config.longest_chunk_tokens} tokens room in its row, for which it may have {room}, "
+                f"{name} must leave a chunk of {config.longest_chunk_tokens} tokens room in its row, for "
+                f"which it may have {room}, "
                 f"got {len(prefix.ids)}; shorten it, or choose a smaller landmark_interval"
             )
     longest_row = config.max_window_tokens
     if config.attention == "chunk":
-        longest_row = config.longest_chunk_tokens + num_special + max(len(prefix.ids) for prefix in _prefixes(config, backbone))
+        longest_row = (
+            config.longest_chunk_tokens
+            + num_special
+            + max(len(prefix.ids) for prefix in _prefixes(config, backbone))
+        )
     if config.temperature_by_length and config.temperature_by_length[-1][0] > longest_row:
         raise ConfigError(
-            f"temperature_by_length must name lengths that rows reach, at most {longest_row} tokens with attention {config.attention}, "
-            f"got {config.temperature_by_length[-1][0]}; leave the longer ones out{_LONGER_ROWS.get(config.attention, '')}"
+            f"temperature_by_length must name lengths that rows reach, at most {longest_row} tokens with "
+            f"attention {config.attention}, "
+            f"got {config.temperature_by_length[-1][0]}; leave the longer ones "
+            f"out{_LONGER_ROWS.get(config.attention, '')}"
         )
     if config.pooling == "latent":
         require_latent_attention(backbone)
@@ -309,37 +394,58 @@ def require_context_fit(config: IngestConfig, backbone: Backbone) -> None:
     most = backbone.max_context
     if config.encoder.use_context and most is not None and config.context.num_documents > most:
         raise ConfigError(
-            f"the number of context documents must be at most the model's {most}, got {config.context.num_documents}; "
+            f"the number of context documents must be at most the model's {most}, got "
+            f"{config.context.num_documents}; "
             f"choose {most}, or go on without context"
         )
 
 
 def _prefixes(config: EncoderConfig, backbone: Backbone) -> tuple[Prefix, Prefix]:
-    return Prefix.of(config.document_prefix, backbone.tokenizer), Prefix.of(config.query_prefix, backbone.tokenizer)
+    return Prefix.of(config.document_prefix, backbone.tokenizer), Prefix.of(
+        config.query_prefix, backbone.tokenizer
+    )
 
 
 def _younger_settings(config: EncoderConfig) -> dict[str, Any]:
     """Return the younger settings but for those at their default, which change no vector."""
     default = EncoderConfig()
-    return {name: getattr(config, name) for name in YOUNGER_SETTINGS if getattr(config, name) != getattr(default, name)}
+    return {
+        name: getattr(config, name)
+        for name in YOUNGER_SETTINGS
+        if getattr(config, name) != getattr(default, name)
+    }
 
 
-def _usable_context(config: EncoderConfig, context: ContextSet | None, backbone: Backbone) -> Float32[np.ndarray, "C D"] | None:
+def _usable_context(
+    config: EncoderConfig, context: ContextSet | None, backbone: Backbone
+) -> Float32[np.ndarray, "C D"] | None:
     if not config.use_context:
         return None
     if context is None:
-        raise ConfigError("use_context must come with a context, got none; draw one first, or set use_context to false")
-    embeddings_CD = np.array(context.embeddings_CD, np.float32, order="C")  # a copy: a mapped file is read-only, which torch refuses
-    if embeddings_CD.ndim != 2 or embeddings_CD.shape[0] == 0 or embeddings_CD.shape[1] != backbone.context_dim:
         raise ConfigError(
-            f"the context must be one or more rows of {backbone.context_dim} numbers, got shape {embeddings_CD.shape}; "
+            "use_context must come with a context, got none; draw one first, or set use_context to false"
+        )
+    embeddings_CD = np.array(
+        context.embeddings_CD, np.float32, order="C"
+    )  # a copy: a mapped file is read-only, which torch refuses
+    if (
+        embeddings_CD.ndim != 2
+        or embeddings_CD.shape[0] == 0
+        or embeddings_CD.shape[1] != backbone.context_dim
+    ):
+        raise ConfigError(
+            f"the context must be one or more rows of {backbone.context_dim} numbers, got shape "
+            f"{embeddings_CD.shape}; "
             "it was made by another model"
         )
     if backbone.max_context is not None and len(embeddings_CD) > backbone.max_context:
         raise ConfigError(
-            f"the context must have at most the {backbone.max_context} vectors the model reads, got {len(embeddings_CD)}; "
+            f"the context must have at most the {backbone.max_context} vectors the model reads, got "
+            f"{len(embeddings_CD)}; "
             "draw one of fewer documents"
         )
     if not np.isfinite(embeddings_CD).all():
-        raise ModelError("the context's embeddings must be finite, got some that are not; draw the context again")
+        raise ModelError(
+            "the context's embeddings must be finite, got some that are not; draw the context again"
+        )
     return embeddings_CD

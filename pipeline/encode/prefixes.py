@@ -1,7 +1,8 @@
 """Instructions before a text: what stands after a row's [CLS], is read by every token and pooled from nowhere (NV-Embed §3.2).
 
-A prefix is tokenised by itself, once, and its ids stand before every chunk or window. Its last space goes to the text: tokenizers that
-write a word with the space before it then give the tokens of prefix and text written in one. Character offsets are the text's own.
+A prefix is tokenised by itself, once, and its ids stand before every chunk or window. Its last space goes to
+the text: tokenizers that write a word with the space before it then give the tokens of prefix and text
+written in one. Character offsets are the text's own.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def tokenize_after(prefix: Prefix, tokenizer: Tokenizer, texts: Sequence[str]) -
         return tokenize(tokenizer, texts)
     # A text that opens with white space brings its own; two spaces would make a token of the first.
     moved = np.fromiter((not text[:1].isspace() for text in texts), np.int64, len(texts))
-    tokens = tokenize(tokenizer, [prefix.space + text if is_moved else text for text, is_moved in zip(texts, moved, strict=True)])
+    tokens = tokenize(
+        tokenizer,
+        [prefix.space + text if is_moved else text for text, is_moved in zip(texts, moved, strict=True)],
+    )
     shift_T = np.repeat(moved, np.diff(tokens.text_offsets))
     return replace(
         tokens,

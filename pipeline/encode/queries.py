@@ -1,7 +1,8 @@
 """Queries to vectors, in the documents' space and under the same context (CDE eq. 6).
 
-A query is encoded exactly as a document is, but for its prefix: one chunk in practice, the normalised mean of its chunks when it is
-longer. So a query that repeats a document's text has its vector where the prefixes are the same, and both have one fingerprint.
+A query is encoded exactly as a document is, but for its prefix: one chunk in practice, the normalised mean of
+its chunks when it is longer. So a query that repeats a document's text has its vector where the prefixes are
+the same, and both have one fingerprint.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from pipeline.model.backbone import Backbone
 class TextQueryEncoder:
     """Implements :class:`pipeline.types.QueryEncoder`."""
 
-    def __init__(self, config: EncoderConfig, context: ContextSet | None = None, backbone: Backbone | None = None) -> None:
+    def __init__(
+        self, config: EncoderConfig, context: ContextSet | None = None, backbone: Backbone | None = None
+    ) -> None:
         self._encoder = DocumentEncoder(config, context, backbone)
 
     @property
@@ -35,5 +38,7 @@ class TextQueryEncoder:
         require_texts(texts, "query")
         for index, text in enumerate(texts):
             if not text.strip():
-                raise ConfigError(f"a query must hold text, got an empty one at position {index}; write what to look for")
+                raise ConfigError(
+                    f"a query must hold text, got an empty one at position {index}; write what to look for"
+                )
         return self._encoder.encode_queries(texts)

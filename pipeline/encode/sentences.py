@@ -2,11 +2,12 @@
 
     text ─▶ spans between boundaries ─▶ the tokens that open them, ranked above words ─▶ (landmarks)
 
-The default rules of Unicode: terminators of all scripts, with their closing quotes and brackets; a full stop before a digit, inside an
-abbreviation such as U.S. or before a small letter ends nothing. No list of abbreviations, so "Mr. Smith" is cut after "Mr.".
+The default rules of Unicode: terminators of all scripts, with their closing quotes and brackets; a full stop
+before a digit, inside an abbreviation such as U.S. or before a small letter ends nothing. No list of
+abbreviations, so "Mr. Smith" is cut after "Mr.".
 
-Source: Unicode Standard Annex #29, sentence boundary rules SB3 to SB11. Differs: a line break inside a paragraph is white space, as texts
-come wrapped; an empty line, or a paragraph separator, ends a sentence.
+Source: Unicode Standard Annex #29, sentence boundary rules SB3 to SB11. Differs: a line break inside a
+paragraph is white space, as texts come wrapped; an empty line, or a paragraph separator, ends a sentence.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _LINE_BREAK: Final = r"(?>\r\n|[\n\r\x85\u2028])"
 _BLANKS: Final = f"(?:[{_class('Sp')}]{_IGNORED})*+"
 _SPACES: Final = f"(?:[{_class('Sp')}]{_IGNORED}|{_LINE_BREAK}|\\u2029)*+"
 _ANY_IGNORED: Final = f"[{_class('Extend', 'Format')}]*"  # a look behind cannot be possessive
-_BEFORE_TERMINATOR: Final = f"(?<=[{_class('Upper', 'Lower')}]{_ANY_IGNORED}[{_class('ATerm')}]{_ANY_IGNORED})"
+_BEFORE_TERMINATOR: Final = (
+    f"(?<=[{_class('Upper', 'Lower')}]{_ANY_IGNORED}[{_class('ATerm')}]{_ANY_IGNORED})"
+)
 _BOUNDARY: Final = regex.compile(
     rf"""
     (?: {_LINE_BREAK} {_BLANKS} {_LINE_BREAK} | \u2029 ) {_SPACES}                           # SB4, empty lines only
@@ -53,12 +56,18 @@ _BOUNDARY: Final = regex.compile(
 
 
 def sentence_starts(text: str) -> list[int]:
-    """Return the character each sentence after the first begins at, ascending; one that ends the text begins none."""
+    """Return the character each sentence after the first begins at, ascending.
+
+    One that ends the text begins none.
+    """
     return [place for match in _BOUNDARY.finditer(text) if (place := match.end()) < len(text)]
 
 
 def rank_sentences(tokens: TokenizedTexts, texts: Sequence[str]) -> None:
-    """Raise the rank of the place before every token that opens a sentence, in place; a token across a boundary opens the later one."""
+    """Raise the rank of the place before every token that opens a sentence, in place.
+
+    A token across a boundary opens the later one.
+    """
     for index, text in enumerate(texts):
         first, end = tokens.text_offsets[index : index + 2].tolist()
         starts: Int64[np.ndarray, " S"] = np.array(sentence_starts(text), np.int64)

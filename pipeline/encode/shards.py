@@ -3,8 +3,9 @@
     encoded/chunks-000007.parquet      written first
     encoded/documents-000007.parquet   written last: the shard is finished when this file exists
 
-A killed run therefore leaves whole shards and nothing else to trust; a rerun encodes only the others. Reading leaves out documents that
-went stale between two runs, shard by shard, because a later shard may hold the same document's new text.
+A killed run therefore leaves whole shards and nothing else to trust; a rerun encodes only the others. Reading
+leaves out documents that went stale between two runs, shard by shard, because a later shard may hold the same
+document's new text.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def as_parquet(table: pa.Table) -> pa.Buffer:
     # Vectors neither repeat nor compress; a dictionary over them would only cost time.
     dictionaries: Any = [name for name in table.schema.names if name != "vector"]
     stream = pa.BufferOutputStream()
-    pq.write_table(table, stream, compression="lz4", use_dictionary=dictionaries, row_group_size=READ_BATCH_ROWS)
+    pq.write_table(
+        table, stream, compression="lz4", use_dictionary=dictionaries, row_group_size=READ_BATCH_ROWS
+    )
     return stream.getvalue()
 
 
@@ -60,14 +63,21 @@ def finished_shards(folder: Path) -> list[int]:
 
 
 def read_document_hashes(folder: Path, number: int) -> pa.Table:
-    """Return ``doc_id`` and ``content_sha256`` of a finished shard: what tells stale documents from current ones."""
+    """Return ``doc_id`` and ``content_sha256`` of a finished shard.
+
+    What tells stale documents from current ones.
+    """
     path = shard_path(folder, "documents", number)
     with _reading(path) as file:
         return file.read(columns=["doc_id", "content_sha256"])
 
 
 def read_encoded(
-    folder: Path, table: EncodedTable, *, stale: Mapping[int, Collection[str]] | None = None, batch_rows: int = READ_BATCH_ROWS
+    folder: Path,
+    table: EncodedTable,
+    *,
+    stale: Mapping[int, Collection[str]] | None = None,
+    batch_rows: int = READ_BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
     """Stream one table of all finished shards in their order, without the documents named ``stale`` for their shard.
 
@@ -84,7 +94,9 @@ def read_encoded(
 
 
 def _without(batch: pa.RecordBatch, doc_ids: Collection[str]) -> pa.RecordBatch:
-    return batch.filter(pa.array([doc_id not in doc_ids for doc_id in batch.column("doc_id").to_pylist()], pa.bool_()))
+    return batch.filter(
+        pa.array([doc_id not in doc_ids for doc_id in batch.column("doc_id").to_pylist()], pa.bool_())
+    )
 
 
 def encoded_schema(folder: Path, table: EncodedTable) -> pa.Schema:
@@ -100,7 +112,8 @@ def _reading(path: Path) -> pq.ParquetFile:
         return pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
         raise IntegrityError(
-            f"encoded shard {path.name} must be a whole Parquet file, got a damaged one; delete it and run the same command again"
+            f"encoded shard {path.name} must be a whole Parquet file, got a damaged one; delete it and "
+            "run the same command again"
         ) from error
 
 
@@ -109,5 +122,6 @@ def _batches(file: pq.ParquetFile, path: Path, batch_rows: int) -> Iterator[pa.R
         yield from file.iter_batches(batch_size=batch_rows)
     except (pa.ArrowException, OSError) as error:
         raise IntegrityError(
-            f"encoded shard {path.name} must be a whole Parquet file, got a damaged one; delete it and run the same command again"
+            f"encoded shard {path.name} must be a whole Parquet file, got a damaged one; delete it and "
+            "run the same command again"
         ) from error

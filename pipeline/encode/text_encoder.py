@@ -6,7 +6,8 @@
     encoder.landmark_embeddings(["a text"])     one vector a passage, with the characters it stands for
     encoder.save("elsewhere")                   a folder that Cairn and Sentence-Transformers load
 
-Vectors are those an ingest with the same settings stores and a search with them asks for; ``fingerprint`` says whether two are.
+Vectors are those an ingest with the same settings stores and a search with them asks for; ``fingerprint``
+says whether two are.
 """
 
 from __future__ import annotations
@@ -26,17 +27,20 @@ from pipeline.encode.documents import DocumentEncoder, EncodedDocuments
 from pipeline.encode.queries import TextQueryEncoder
 from pipeline.encode.texts import require_texts
 from pipeline.errors import ConfigError
-from pipeline.model.checkpoint import read_checkpoint
-from pipeline.model.decoder import language_model
-from pipeline.model.encoder_folder import beyond_stock_modules, save_encoder_folder
+from pipeline.model.families.decoder import language_model
+from pipeline.model.folders.checkpoint import read_checkpoint
+from pipeline.model.folders.encoder_folder import beyond_stock_modules, save_encoder_folder
+from pipeline.model.folders.model_defaults import encoder_config
+from pipeline.model.folders.names import model_folder
 from pipeline.model.matryoshka import first_layers
-from pipeline.model.model_defaults import encoder_config
-from pipeline.model.names import model_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LandmarkEmbeddings:
-    """The passages of one text, in order: unit vectors, and character spans that cover the text without gaps."""
+    """The passages of one text, in order.
+
+    Unit vectors, and character spans that cover the text without gaps.
+    """
 
     vectors_LV: Float32[np.ndarray, "L V"]
     start_char: Int64[np.ndarray, " L"]
@@ -46,7 +50,9 @@ class LandmarkEmbeddings:
 class TextEncoder:
     """A model with its settings. ``encode_queries`` makes it a :class:`pipeline.types.QueryEncoder`."""
 
-    def __init__(self, config: EncoderConfig, context: ContextSet | None = None, saved_as: EncoderConfig | None = None) -> None:
+    def __init__(
+        self, config: EncoderConfig, context: ContextSet | None = None, saved_as: EncoderConfig | None = None
+    ) -> None:
         """Load the model; ``saved_as`` are the settings a saved folder brings, where they are others than these."""
         self._saved_as = saved_as or config
         self._documents = DocumentEncoder(config, context)
@@ -55,8 +61,13 @@ class TextEncoder:
         self.vector_dim = self._documents.vector_dim
         self.fingerprint = self._documents.fingerprint
 
-    def encode_documents(self, texts: Sequence[str], titles: Sequence[str | None] | None = None) -> Float32[np.ndarray, "N V"]:
-        """Embed documents of any length, L2-normalised, in the order given; ``titles``, one a text, are read by models with a mixer."""
+    def encode_documents(
+        self, texts: Sequence[str], titles: Sequence[str | None] | None = None
+    ) -> Float32[np.ndarray, "N V"]:
+        """Embed documents of any length, L2-normalised, in the order given.
+
+        ``titles``, one a text, are read by models with a mixer.
+        """
         return self._encode(texts, titles).document_vectors_NV
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
@@ -68,8 +79,13 @@ class TextEncoder:
         require_texts(texts, "text")
         return len(tokenize(self._documents.backbone.tokenizer, texts).ids)
 
-    def landmark_embeddings(self, texts: Sequence[str], titles: Sequence[str | None] | None = None) -> list[LandmarkEmbeddings]:
-        """Embed every passage of documents, text by text; a document's vector is the normalised mean of its passages'."""
+    def landmark_embeddings(
+        self, texts: Sequence[str], titles: Sequence[str | None] | None = None
+    ) -> list[LandmarkEmbeddings]:
+        """Embed every passage of documents, text by text.
+
+        A document's vector is the normalised mean of its passages'.
+        """
         encoded = self._encode(texts, titles)
         spans = zip(encoded.chunk_offsets[:-1].tolist(), encoded.chunk_offsets[1:].tolist(), strict=True)
         return [
@@ -84,9 +100,13 @@ class TextEncoder:
     def _encode(self, texts: Sequence[str], titles: Sequence[str | None] | None) -> EncodedDocuments:
         require_texts(texts, "document")
         if titles is not None:
-            require_texts([title or "" for title in titles] if isinstance(titles, list | tuple) else titles, "title")
+            require_texts(
+                [title or "" for title in titles] if isinstance(titles, list | tuple) else titles, "title"
+            )
         if titles is not None and len(titles) != len(texts):
-            raise ConfigError(f"titles must be one a text, got {len(titles)} for {len(texts)}; give None for a text without")
+            raise ConfigError(
+                f"titles must be one a text, got {len(titles)} for {len(texts)}; give None for a text without"
+            )
         return self._documents.encode(texts, titles=titles)
 
     def save(self, folder: str | Path) -> Sequence[str]:
@@ -96,11 +116,18 @@ class TextEncoder:
         """
         read = read_checkpoint(model_folder(self.config.model))
         checkpoint = first_layers(language_model(read), self.config.num_layers)
-        save_encoder_folder(Path(folder).expanduser().absolute(), checkpoint, self._saved_as, copies_weights=checkpoint is read)
+        save_encoder_folder(
+            Path(folder).expanduser().absolute(),
+            checkpoint,
+            self._saved_as,
+            copies_weights=checkpoint is read,
+        )
         return beyond_stock_modules(self._saved_as, checkpoint.config, checkpoint.tensors)
 
 
-def load_encoder(model: str | Path = DEFAULT_MODEL, *, context: ContextSet | None = None, **settings: Any) -> TextEncoder:
+def load_encoder(
+    model: str | Path = DEFAULT_MODEL, *, context: ContextSet | None = None, **settings: Any
+) -> TextEncoder:
     """Load a model by name or folder; ``settings`` are those of :class:`EncoderConfig` and win over what the folder brings.
 
     Without a ``context`` none is read, whatever the folder brings.

@@ -13,14 +13,20 @@ from pipeline.errors import ConfigError
 
 
 def require_texts(texts: Any, what: str) -> None:
-    """Raise :class:`ConfigError` unless ``texts`` holds valid Unicode strings; a bare string would be read letter by letter."""
+    """Raise :class:`ConfigError` unless ``texts`` holds valid Unicode strings.
+
+    A bare string would be read letter by letter.
+    """
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable) or not hasattr(texts, "__len__"):
         raise ConfigError(f"{what} texts must come in a list, got {_shown(texts)}; write [text]")
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise ConfigError(f"a {what} must be text, got {_shown(text)} at position {index}; leave it out")
         if not is_encodable(text):
-            raise ConfigError(f"a {what} must be valid Unicode, got a lone surrogate in the one at position {index}; remove it")
+            raise ConfigError(
+                f"a {what} must be valid Unicode, got a lone surrogate in the one at position {index}; "
+                "remove it"
+            )
 
 
 def _shown(value: object) -> str:

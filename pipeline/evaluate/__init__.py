@@ -4,6 +4,6 @@
               corpus, queries,  chunk and document vectors    exact search, BM25, fusion      nDCG, recall,      averages, paired
               judgements        of corpus and queries         as a search would rank          evidence           tests, advice
 
-Everything is searched exactly, so that a quantised index never blurs what an encoder gives. A system is a record (``systems``): a new
-encoder is a new record, not new code.
+Everything is searched exactly, so that a quantised index never blurs what an encoder gives. A system is a
+record (``systems``): a new encoder is a new record, not new code.
 """

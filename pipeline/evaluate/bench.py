@@ -1,6 +1,7 @@
 """Score systems on a set: each encoding once, every system on it, then the next.
 
-What is held of an encoding is dropped before the next one begins, so that memory is that of one. BM25 over documents is asked once a set.
+What is held of an encoding is dropped before the next one begins, so that memory is that of one. BM25 over
+documents is asked once a set.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SystemResult:
-    """One system on one set: every measure of every query (NaN where a query has no evidence), the run, and the cost."""
+    """One system on one set.
+
+    Every measure of every query (NaN where a query has no evidence), the run, and the cost.
+    """
 
     set_name: str
     system: System
@@ -70,15 +74,25 @@ def run_bench(
     """
     evidence = evidence_by_query(judged.judgements, len(judged.query_ids))
     needs_bm25 = any(system.needs_document_bm25 for system in systems)
-    document_bm25 = search_bm25(judged.texts, judged.queries, NUM_CANDIDATES, progress) if needs_bm25 else None
+    document_bm25 = (
+        search_bm25(judged.texts, judged.queries, NUM_CANDIDATES, progress) if needs_bm25 else None
+    )
     needs_titled = any(system.needs_lexicon for system in systems)
-    titled_bm25 = search_bm25(judged.texts, judged.queries, NUM_CANDIDATES, progress, judged.titles) if needs_titled else None
+    titled_bm25 = (
+        search_bm25(judged.texts, judged.queries, NUM_CANDIDATES, progress, judged.titles)
+        if needs_titled
+        else None
+    )
     for encoding in dict.fromkeys(system.encoding for system in systems):
         sharing = [system for system in systems if system.encoding == encoding]
         encoded = _encode(judged, encoding, sharing, context_config or ContextConfig(), progress, cache)
         chunk_bm25 = _chunk_bm25(judged, encoded, sharing, progress)
         needs_lexicon = any(system.needs_lexicon for system in sharing)
-        lexicon = read_lexicon(judged.texts, encoded, judged.queries, titled_bm25) if titled_bm25 and needs_lexicon else None
+        lexicon = (
+            read_lexicon(judged.texts, encoded, judged.queries, titled_bm25)
+            if titled_bm25 and needs_lexicon
+            else None
+        )
         ranker = SetRanker(judged.doc_ids, encoded, document_bm25, chunk_bm25, lexicon)
         for number, system in enumerate(sharing, start=1):
             answers = ranker.rank(system, np.array([bool(len(own.start_S)) for own in evidence]))
@@ -94,13 +108,23 @@ def run_bench(
 
 
 def evidence_ceiling(judged: RetrievalSet) -> dict[str, float]:
-    """Return what a reader of nothing but evidence would reach at each budget; empty for a set without evidence."""
-    own = [ceiling(spans) for spans in evidence_by_query(judged.judgements, len(judged.query_ids)) if len(spans.start_S)]
+    """Return what a reader of nothing but evidence would reach at each budget.
+
+    Empty for a set without evidence.
+    """
+    own = [
+        ceiling(spans)
+        for spans in evidence_by_query(judged.judgements, len(judged.query_ids))
+        if len(spans.start_S)
+    ]
     return dict(zip(EVIDENCE_MEASURES, np.mean(own, axis=0).tolist(), strict=True)) if own else {}
 
 
 def primary_measures(values: Mapping[str, object]) -> list[str]:
-    """Return the measures a choice is made by: nDCG@10, and evidence recall at the middle budget where there is evidence."""
+    """Return the measures a choice is made by.
+
+    NDCG@10, and evidence recall at the middle budget where there is evidence.
+    """
     return [name for name in (NDCG, MAIN_EVIDENCE) if name in values]
 
 
@@ -112,7 +136,8 @@ def _encode(
     progress: ProgressListener,
     cache: Path | None,
 ) -> EncodedSet:
-    # The stage is named by the systems' common part, so that a bar says what it is busy with; BM25 lends the chunks only.
+    # The stage is named by the systems' common part, so that a bar says what it is busy with; BM25 lends the
+    # chunks only.
     named = min(sharing, key=lambda system: system.ranking == "bm25").name
     name = named.rpartition("/")[0] or named
 
@@ -123,20 +148,28 @@ def _encode(
     path = None if cache is None else cache_file(cache, judged, encoding, encoder)
     encoded = None if path is None else read_encoded(path)
     if encoded is None:
-        encoded = encode_queries(encoder, encode_documents(encoder, judged, encoding, listen, context_seconds), judged.queries)
+        encoded = encode_queries(
+            encoder, encode_documents(encoder, judged, encoding, listen, context_seconds), judged.queries
+        )
         if path is not None:
             write_encoded(path, encoded)
     return encoded
 
 
-def _chunk_bm25(judged: RetrievalSet, encoded: EncodedSet, sharing: Sequence[System], progress: ProgressListener) -> LexicalHits | None:
+def _chunk_bm25(
+    judged: RetrievalSet, encoded: EncodedSet, sharing: Sequence[System], progress: ProgressListener
+) -> LexicalHits | None:
     if not judged.has_evidence or not any(system.needs_chunk_bm25 for system in sharing):
         return None
-    spans = zip(encoded.chunk_document.tolist(), encoded.start_char.tolist(), encoded.end_char.tolist(), strict=True)
+    spans = zip(
+        encoded.chunk_document.tolist(), encoded.start_char.tolist(), encoded.end_char.tolist(), strict=True
+    )
     return search_bm25([judged.texts[d][s:e] for d, s, e in spans], judged.queries, NUM_CANDIDATES, progress)
 
 
-def _evidence_values(answers: Sequence[Answer], evidence: Sequence[Spans]) -> dict[str, Float64[np.ndarray, " Q"]]:
+def _evidence_values(
+    answers: Sequence[Answer], evidence: Sequence[Spans]
+) -> dict[str, Float64[np.ndarray, " Q"]]:
     if not any(answer.passages is not None for answer in answers):
         return {}
     whole_QB, cut_QB = np.full((2, len(answers), len(BUDGETS)), np.nan)
@@ -144,11 +177,19 @@ def _evidence_values(answers: Sequence[Answer], evidence: Sequence[Spans]) -> di
         if answer.passages is not None:
             whole_QB[query] = evidence_recall(answer.passages, own)
             cut_QB[query] = evidence_recall(answer.passages, own, cut=True)
-    return dict(zip((*EVIDENCE_MEASURES, *CUT_MEASURES), np.concatenate([whole_QB, cut_QB], axis=1).T, strict=True))
+    return dict(
+        zip((*EVIDENCE_MEASURES, *CUT_MEASURES), np.concatenate([whole_QB, cut_QB], axis=1).T, strict=True)
+    )
 
 
-def _lexical_bytes(system: System, document: LexicalHits | None, chunk: LexicalHits | None, lexicon: Lexicon | None) -> int:
-    needed = ((system.needs_document_bm25, document), (system.needs_chunk_bm25, chunk), (system.needs_lexicon, lexicon))
+def _lexical_bytes(
+    system: System, document: LexicalHits | None, chunk: LexicalHits | None, lexicon: Lexicon | None
+) -> int:
+    needed = (
+        (system.needs_document_bm25, document),
+        (system.needs_chunk_bm25, chunk),
+        (system.needs_lexicon, lexicon),
+    )
     return sum(index.index_bytes for is_needed, index in needed if is_needed and index is not None)
 
 

@@ -1,7 +1,8 @@
 """The contexts an encoder is evaluated with: the corpus's own, as an ingest draws it, and one that says nothing.
 
-A random context is as many documents of random words of the vocabulary, embedded like any other (Morris & Rush 2024 compare with random
-strings): what is gained beyond it comes from the corpus and not from having read something.
+A random context is as many documents of random words of the vocabulary, embedded like any other (Morris &
+Rush 2024 compare with random strings): what is gained beyond it comes from the corpus and not from having
+read something.
 """
 
 from __future__ import annotations
@@ -27,26 +28,39 @@ RANDOM_TOKENS: Final = 64
 """Length of a random document: that of a chunk."""
 
 
-def corpus_context(judged: RetrievalSet, config: ContextConfig, backbone: Backbone, encoder: EncoderConfig) -> ContextSet:
+def corpus_context(
+    judged: RetrievalSet, config: ContextConfig, backbone: Backbone, encoder: EncoderConfig
+) -> ContextSet:
     """Cluster the documents and draw the context from them; queries of the set play no part."""
     texts = judged.texts
     embedder, state = StaticEmbedder.fitted_to(backbone.token_embeddings, backbone.tokenizer, texts)
     phi_NV = embedder.embed(texts)
     psi_NV = embedder.embed(query_side(judged.titles, [None] * len(texts), texts))
     clusters = train_clusters(
-        phi_NV, psi_NV, ClusterConfig(), surrogate_fingerprint=embedder.fingerprint, surrogate_state=state.to_arrays()
+        phi_NV,
+        psi_NV,
+        ClusterConfig(),
+        surrogate_fingerprint=embedder.fingerprint,
+        surrogate_state=state.to_arrays(),
     )
     return _build(judged.doc_ids, texts, assign(clusters, phi_NV, psi_NV), config, backbone, encoder)
 
 
-def random_context(judged: RetrievalSet, config: ContextConfig, backbone: Backbone, encoder: EncoderConfig) -> ContextSet:
+def random_context(
+    judged: RetrievalSet, config: ContextConfig, backbone: Backbone, encoder: EncoderConfig
+) -> ContextSet:
     """Make as many documents of random words as the corpus's context has."""
     generator = np.random.default_rng(config.seed)
     num_documents = min(config.num_documents, len(judged.doc_ids))
     ids = generator.integers(0, backbone.tokenizer.get_vocab_size(), (num_documents, RANDOM_TOKENS)).tolist()
     texts = [backbone.tokenizer.decode(row, skip_special_tokens=True) for row in ids]
     return _build(
-        [f"random-{number}" for number in range(num_documents)], texts, np.zeros(num_documents, np.int32), config, backbone, encoder
+        [f"random-{number}" for number in range(num_documents)],
+        texts,
+        np.zeros(num_documents, np.int32),
+        config,
+        backbone,
+        encoder,
     )
 
 

@@ -2,7 +2,8 @@
 
     model folder ─▶ system ``cairn/fused`` with the folder's settings ─▶ nDCG@10, evidence recall ─▶ their mean a set ─▶ mean of the sets
 
-Scores of one run compare with one another; those of sampled sets with nothing else. What a model is worth says the whole table.
+Scores of one run compare with one another; those of sampled sets with nothing else. What a model is worth
+says the whole table.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pipeline.evaluate.measures import require_measures
 from pipeline.evaluate.retrieval_set import RetrievalSet, require_distinct_names
 from pipeline.evaluate.systems import System, configured_systems
 from pipeline.manifest import fingerprint
-from pipeline.model.model_defaults import encoder_config
+from pipeline.model.folders.model_defaults import encoder_config
 from pipeline.types import ModelScores, ProgressListener, silent_progress
 
 RANKING: Final = "fused"
@@ -30,7 +31,11 @@ class DevScorer:
     """A :class:`pipeline.types.ModelScorer` over judged sets that are held in memory."""
 
     def __init__(
-        self, sets: Sequence[RetrievalSet], *, precision: Precision = "auto", progress: ProgressListener = silent_progress
+        self,
+        sets: Sequence[RetrievalSet],
+        *,
+        precision: Precision = "auto",
+        progress: ProgressListener = silent_progress,
     ) -> None:
         require_measures()
         require_distinct_names(sets)
@@ -50,7 +55,11 @@ class DevScorer:
         found = {judged.name: self._means(judged, system) for judged in self._sets}
         return ModelScores(
             mean=fmean(fmean(means.values()) for means in found.values()),
-            by_measure={f"{name}/{measure}": value for name, means in found.items() for measure, value in means.items()},
+            by_measure={
+                f"{name}/{measure}": value
+                for name, means in found.items()
+                for measure, value in means.items()
+            },
         )
 
     def _means(self, judged: RetrievalSet, system: System) -> dict[str, float]:
@@ -61,6 +70,14 @@ class DevScorer:
 
 def _digest_of_set(judged: RetrievalSet) -> str:
     judgements = judged.judgements
-    columns = (judgements.query_J, judgements.document_J, judgements.gain_J, judgements.start_J, judgements.end_J)
+    columns = (
+        judgements.query_J,
+        judgements.document_J,
+        judgements.gain_J,
+        judgements.start_J,
+        judgements.end_J,
+    )
     numbers = (str(column.tolist()) for column in columns)
-    return text_digest((judged.name, *judged.doc_ids, *judged.texts, *judged.query_ids, *judged.queries, *numbers))
+    return text_digest(
+        (judged.name, *judged.doc_ids, *judged.texts, *judged.query_ids, *judged.queries, *numbers)
+    )

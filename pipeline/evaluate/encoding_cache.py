@@ -1,7 +1,8 @@
 """Encoded sets kept on disk between runs, one file each, named by everything that moves a vector in it.
 
-A long table that was killed goes on with what it had encoded, and a new way to rank costs no encoding. Times are kept with the vectors:
-they are those of the run that encoded. A file that cannot be read is encoded anew; nothing is ever removed.
+A long table that was killed goes on with what it had encoded, and a new way to rank costs no encoding. Times
+are kept with the vectors: they are those of the run that encoded. A file that cannot be read is encoded anew;
+nothing is ever removed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ FORMAT_VERSION = 1
 
 
 def cache_file(folder: Path, judged: RetrievalSet, encoding: Encoding, encoder: DocumentEncoder) -> Path:
-    """Return where a set under an encoding is kept: set, encoder, context, precision and what is done to texts decide the name."""
+    """Return where a set under an encoding is kept.
+
+    Set, encoder, context, precision and what is done to texts decide the name.
+    """
     key = fingerprint(
         format=FORMAT_VERSION,
         encoder=encoder.fingerprint,
@@ -53,7 +57,9 @@ def write_encoded(path: Path, encoded: EncodedSet) -> None:
     """Keep an encoded set, whole or not at all; the folder is made."""
     with durable.storage_errors(f"writing {path.name} to the cache"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        arrays: dict[str, Any] = {field.name: np.asarray(getattr(encoded, field.name)) for field in fields(EncodedSet)}
+        arrays: dict[str, Any] = {
+            field.name: np.asarray(getattr(encoded, field.name)) for field in fields(EncodedSet)
+        }
         with durable.replacing(path) as temporary, temporary.open("wb") as stream:
             np.savez(stream, **arrays)
 

@@ -1,9 +1,11 @@
 """A retrieval set under one encoder: the record that says how, and the vectors that come of it, with what they cost.
 
-    encoding = encoder settings + context (none, random, corpus) + titles in front of chunks? + documents cut after so many tokens?
+    encoding = encoder settings + context (none, random, corpus) + titles in front of chunks? + documents cut
+    after so many tokens?
 
-Two systems with the same encoding share one pass of the encoder. Titles in front are what a RAG pipeline does to give a chunk its
-document: every chunk of the text is encoded as a text of its own, title and line break first; its span stays that of the chunk.
+Two systems with the same encoding share one pass of the encoder. Titles in front are what a RAG pipeline does
+to give a chunk its document: every chunk of the text is encoded as a text of its own, title and line break
+first; its span stays that of the chunk.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ CHARACTERS_PER_TOKEN: Final = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoding:
-    """How a corpus is encoded; two equal ones are encoded once. ``context`` says what ``encoder.use_context`` is, whatever stands there."""
+    """How a corpus is encoded; two equal ones are encoded once.
+
+    ``context`` says what ``encoder.use_context`` is, whatever stands there.
+    """
 
     encoder: EncoderConfig
     context: ContextKind = "none"
@@ -46,7 +51,8 @@ class Encoding:
 class EncodedSet:
     """Vectors of N documents, their M chunks and Q queries, L2-normalised; spans are characters of the text.
 
-    ``encode_seconds`` is the encoder's time for the documents, context included; ``tokens`` are those it read.
+    ``encode_seconds`` is the encoder's time for the documents, context included; ``tokens`` are those it
+    read.
     """
 
     document_vectors_NV: Float32[np.ndarray, "N V"]
@@ -65,16 +71,23 @@ class EncodedSet:
         return np.repeat(np.arange(len(self.chunk_offsets) - 1), np.diff(self.chunk_offsets))
 
 
-def encode_set(judged: RetrievalSet, encoding: Encoding, context_config: ContextConfig, progress: ProgressListener) -> EncodedSet:
+def encode_set(
+    judged: RetrievalSet, encoding: Encoding, context_config: ContextConfig, progress: ProgressListener
+) -> EncodedSet:
     """Encode documents and queries of a set."""
     encoder, seconds = build_encoder(judged, encoding, context_config)
-    return encode_queries(encoder, encode_documents(encoder, judged, encoding, progress, seconds), judged.queries)
+    return encode_queries(
+        encoder, encode_documents(encoder, judged, encoding, progress, seconds), judged.queries
+    )
 
 
 def build_encoder(
     judged: RetrievalSet, encoding: Encoding, context_config: ContextConfig, backbone: Backbone | None = None
 ) -> tuple[DocumentEncoder, float]:
-    """Return the encoder with its context, and the seconds the context took; ``backbone`` saves loading the encoding's own once more."""
+    """Return the encoder with its context, and the seconds the context took.
+
+    ``backbone`` saves loading the encoding's own once more.
+    """
     config = replace(encoding.encoder, use_context=encoding.context != "none")
     backbone = backbone or load_backbone(config)
     started = time.monotonic()
@@ -90,12 +103,20 @@ def encode_queries(encoder: DocumentEncoder, encoded: EncodedSet, queries: Seque
 
 
 def encode_documents(
-    encoder: DocumentEncoder, judged: RetrievalSet, encoding: Encoding, progress: ProgressListener, context_seconds: float = 0.0
+    encoder: DocumentEncoder,
+    judged: RetrievalSet,
+    encoding: Encoding,
+    progress: ProgressListener,
+    context_seconds: float = 0.0,
 ) -> EncodedSet:
     """Encode the documents of a set, without queries yet."""
     started = time.monotonic()
     meter = _Meter(progress)
-    texts = judged.texts if encoding.max_document_tokens is None else _heads(encoder.backbone, judged.texts, encoding.max_document_tokens)
+    texts = (
+        judged.texts
+        if encoding.max_document_tokens is None
+        else _heads(encoder.backbone, judged.texts, encoding.max_document_tokens)
+    )
     if encoding.has_titles:
         document_NV, chunk_MV, offsets, start, end = _encode_titled(encoder, judged.titles, texts, meter.add)
     else:
@@ -126,7 +147,11 @@ class _Meter:
 
 
 def _context(
-    judged: RetrievalSet, kind: ContextKind, context_config: ContextConfig, backbone: Backbone, encoder: EncoderConfig
+    judged: RetrievalSet,
+    kind: ContextKind,
+    context_config: ContextConfig,
+    backbone: Backbone,
+    encoder: EncoderConfig,
 ) -> ContextSet | None:
     if kind == "none":
         return None
@@ -149,7 +174,11 @@ def _heads(backbone: Backbone, texts: Sequence[str], max_tokens: int) -> list[st
 def _encode_titled(
     encoder: DocumentEncoder, titles: Sequence[str], texts: Sequence[str], on_tokens: Callable[[int], None]
 ) -> tuple[
-    Float32[np.ndarray, "N V"], Float32[np.ndarray, "M V"], Int64[np.ndarray, " N1"], Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]
+    Float32[np.ndarray, "N V"],
+    Float32[np.ndarray, "M V"],
+    Int64[np.ndarray, " N1"],
+    Int64[np.ndarray, " M"],
+    Int64[np.ndarray, " M"],
 ]:
     tokens = tokenize(encoder.backbone.tokenizer, texts)
     chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, encoder.config.landmark_interval)

@@ -2,9 +2,10 @@
 
     recall@B = gold characters inside the passages read / gold characters,   passages read best first while their total length is ≤ B
 
-The first passage that does not fit ends the reading. So chunks of any size compare at one cost, that of reading them; but a chunk longer
-than the whole budget is never read, and coarse chunks waste its rest. The second reading, ``cut``, ends the last passage at the budget
-instead and is kept beside the first: where the two differ, chunk size decides and not the ranking.
+The first passage that does not fit ends the reading. So chunks of any size compare at one cost, that of
+reading them; but a chunk longer than the whole budget is never read, and coarse chunks waste its rest. The
+second reading, ``cut``, ends the last passage at the budget instead and is kept beside the first: where the
+two differ, chunk size decides and not the ranking.
 
 Evidence longer than the budget cannot be recalled whole: ``ceiling`` says what the best possible reader gets.
 """
@@ -25,7 +26,10 @@ BUDGETS = (1_000, 2_000, 4_000)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Spans:
-    """Spans of characters in documents, by position; as evidence they are disjoint, as passages they stand best first."""
+    """Spans of characters in documents, by position.
+
+    As evidence they are disjoint, as passages they stand best first.
+    """
 
     document_S: Int64[np.ndarray, " S"]
     start_S: Int64[np.ndarray, " S"]
@@ -47,7 +51,9 @@ def evidence_by_query(judgements: Judgements, num_queries: int) -> list[Spans]:
     return [_merged(document[own], start[own], end[own]) for own in np.split(order, bounds[1:-1])]
 
 
-def _merged(document: Int64[np.ndarray, " S"], start: Int64[np.ndarray, " S"], end: Int64[np.ndarray, " S"]) -> Spans:
+def _merged(
+    document: Int64[np.ndarray, " S"], start: Int64[np.ndarray, " S"], end: Int64[np.ndarray, " S"]
+) -> Spans:
     merged: list[list[int]] = []
     for d, s, e in zip(document.tolist(), start.tolist(), end.tolist(), strict=True):
         if merged and merged[-1][0] == d and s <= merged[-1][2]:
@@ -61,7 +67,10 @@ def _merged(document: Int64[np.ndarray, " S"], start: Int64[np.ndarray, " S"], e
 def evidence_recall(
     passages: Spans, evidence: Spans, budgets: Sequence[int] = BUDGETS, *, cut: bool = False
 ) -> Float64[np.ndarray, " budgets"]:
-    """Return the share of the evidence inside the passages read at each budget; passages are disjoint and best first."""
+    """Return the share of the evidence inside the passages read at each budget.
+
+    Passages are disjoint and best first.
+    """
     lengths = passages.end_S - passages.start_S
     after = np.cumsum(lengths)
     recalls = np.empty(len(budgets))
@@ -80,4 +89,6 @@ def ceiling(evidence: Spans, budgets: Sequence[int] = BUDGETS) -> Float64[np.nda
 def _covered(passages: Spans, end_S: Int64[np.ndarray, " S"], evidence: Spans) -> int:
     low = np.maximum(passages.start_S[:, None], evidence.start_S)
     high = np.minimum(end_S[:, None], evidence.end_S)
-    return int(np.where(passages.document_S[:, None] == evidence.document_S, np.maximum(high - low, 0), 0).sum())
+    return int(
+        np.where(passages.document_S[:, None] == evidence.document_S, np.maximum(high - low, 0), 0).sum()
+    )

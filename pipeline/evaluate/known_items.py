@@ -1,7 +1,8 @@
 """Queries for a corpus that has none: a document's first sentence, cut out of it, must find the document again.
 
-A known-item task: one relevant document a query, judged by nobody. It tells encoders and settings of one corpus apart and costs nothing,
-but its queries are the corpus's own words and style: its scores say little of what users will ask, and nothing across corpora.
+A known-item task: one relevant document a query, judged by nobody. It tells encoders and settings of one
+corpus apart and costs nothing, but its queries are the corpus's own words and style: its scores say little of
+what users will ask, and nothing across corpora.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def known_item_set(folder: Path, num_queries: int, seed: int) -> RetrievalSet:
     corpus, num_repeated = _read_corpus(folder)
     doc_ids: list[str] = corpus.column("id").to_pylist()
     texts = [text or "" for text in corpus.column("text").to_pylist()]
-    titles = [title or "" for title in corpus.column("title").to_pylist()] if "title" in corpus.schema.names else [""] * len(texts)
+    titles = (
+        [title or "" for title in corpus.column("title").to_pylist()]
+        if "title" in corpus.schema.names
+        else [""] * len(texts)
+    )
     drawn: list[int] = []
     queries: list[str] = []
     for position in np.random.default_rng(seed).permutation(len(texts)).tolist():
@@ -45,7 +50,8 @@ def known_item_set(folder: Path, num_queries: int, seed: int) -> RetrievalSet:
             texts[position] = rest
     if not drawn:
         raise SourceError(
-            f"known items must come from documents with a sentence and {MIN_REST_CHARACTERS} characters after it, got none; "
+            f"known items must come from documents with a sentence and {MIN_REST_CHARACTERS} characters "
+            "after it, got none; "
             "take a corpus of longer texts"
         )
     none = np.full(len(drawn), NO_SPAN)
@@ -57,7 +63,11 @@ def known_item_set(folder: Path, num_queries: int, seed: int) -> RetrievalSet:
         query_ids=tuple(f"known-{number}" for number in range(len(drawn))),
         queries=tuple(queries),
         judgements=Judgements(
-            query_J=np.arange(len(drawn)), document_J=np.array(drawn), gain_J=np.ones(len(drawn), np.int64), start_J=none, end_J=none.copy()
+            query_J=np.arange(len(drawn)),
+            document_J=np.array(drawn),
+            gain_J=np.ones(len(drawn), np.int64),
+            start_J=none,
+            end_J=none.copy(),
         ),
         skipped={"documents that repeat an id": num_repeated} if num_repeated else {},
     )
@@ -73,17 +83,26 @@ def split_first_sentence(text: str) -> tuple[str, str]:
 def _read_corpus(folder: Path) -> tuple[pa.Table, int]:
     files = sorted(folder.glob("*.parquet"))
     if not files:
-        raise SourceError(f"known items must come from a folder with Parquet files, got {str(folder)!r}; name one")
+        raise SourceError(
+            f"known items must come from a folder with Parquet files, got {str(folder)!r}; name one"
+        )
     tables: list[pa.Table] = []
     for file in files:
         try:
             table = pq.read_table(file)
             columns = [name for name in ("id", "title", "text") if name in table.schema.names]
-            tables.append(table.select(columns).cast(pa.schema([pa.field(name, pa.large_string()) for name in columns])))
+            tables.append(
+                table.select(columns).cast(pa.schema([pa.field(name, pa.large_string()) for name in columns]))
+            )
         except (pa.ArrowException, OSError) as error:
-            raise SourceError(f"{file.name} must be a readable Parquet file with text in id and text; write it again") from error
+            raise SourceError(
+                f"{file.name} must be a readable Parquet file with text in id and text; write it again"
+            ) from error
         if not {"id", "text"} <= set(columns):
-            raise SchemaError(f"{file.name} must have the columns id and text, got {', '.join(table.schema.names)}; add them")
+            raise SchemaError(
+                f"{file.name} must have the columns id and text, got {', '.join(table.schema.names)}; "
+                "add them"
+            )
     corpus = pa.concat_tables(tables, promote_options="default")
     _, first = np.unique(np.array(corpus.column("id").to_pylist(), dtype=str), return_index=True)
     return corpus.take(pa.array(np.sort(first))), corpus.num_rows - len(first)

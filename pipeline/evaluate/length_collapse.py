@@ -3,12 +3,14 @@
     cosine   mean cosine of the embeddings of pieces of one length, over pairs from different documents
     sigma_a  largest singular value of HC[A] = (I - 11ᵀ/n) A, A the attention of the last global layer, mean over heads and texts
 
-sigma_a bounds what of a token's deviation from the mean survives a layer of attention: ‖HC[SA(X)]‖ ≤ sigma_a ‖W_V‖ ‖HC[X]‖. A sigma_a that
-falls and a cosine that rises with length are the collapse; τ < 1 is to flatten both.
+sigma_a bounds what of a token's deviation from the mean survives a layer of attention: ‖HC[SA(X)]‖ ≤ sigma_a
+‖W_V‖ ‖HC[X]‖. A sigma_a that falls and a cosine that rises with length are the collapse; τ < 1 is to flatten
+both.
 
-Source: Zhou et al., "Length-Induced Embedding Collapse in Transformer-based Models", figures 1c and 7, theorem 2, appendix E.3. Differs:
-pieces have exact lengths and are cut anywhere in the corpus, so that each length is measured on the same documents where they are long
-enough; embeddings are means over the row, without prefix or context.
+Source: Zhou et al., "Length-Induced Embedding Collapse in Transformer-based Models", figures 1c and 7,
+theorem 2, appendix E.3. Differs: pieces have exact lengths and are cut anywhere in the corpus, so that each
+length is measured on the same documents where they are long enough; embeddings are means over the row,
+without prefix or context.
 
     B rows    T tokens    H heads    P heads of queries, keys and values    V embedding dim
 """
@@ -28,8 +30,8 @@ from pipeline.config import EncoderConfig
 from pipeline.corpus.tokenization import TokenizedTexts, tokenize
 from pipeline.errors import SourceError
 from pipeline.model.backbone import Backbone, load_backbone
-from pipeline.model.rectangle import Rectangle
-from pipeline.model.transformer import Transformer
+from pipeline.model.engine.rectangle import Rectangle
+from pipeline.model.engine.transformer import Transformer
 from pipeline.types import ProgressListener, silent_progress
 
 LENGTHS: Final = (16, 32, 64, 128, 256, 512, 1_024, 2_048)
@@ -43,7 +45,10 @@ BATCH_TOKENS: Final = 4_096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthCollapse:
-    """What was measured at one length (in tokens of text) and temperature; ``sigma_a`` is None where the model shows no attention."""
+    """What was measured at one length (in tokens of text) and temperature.
+
+    ``sigma_a`` is None where the model shows no attention.
+    """
 
     tokens: int
     temperature: float
@@ -68,7 +73,10 @@ def measure_length_collapse(
     seed: int = 0,
     progress: ProgressListener = silent_progress,
 ) -> list[LengthCollapse]:
-    """Measure every length that pieces of two documents or more have; sigma_a on the first ``max_spectra`` of a length's pieces."""
+    """Measure every length that pieces of two documents or more have.
+
+    Sigma_a on the first ``max_spectra`` of a length's pieces.
+    """
     backbone = load_backbone(replace(config, use_context=False))
     generator = np.random.default_rng(seed)
     drawn = generator.permutation(len(texts))[:MAX_DOCUMENTS]
@@ -86,14 +94,19 @@ def measure_length_collapse(
                 tokens=length,
                 temperature=temperature,
                 pieces=len(pieces),
-                cosine=_mean_cosine(_embed(backbone, pieces, temperature), np.array([piece.document for piece in pieces])),
+                cosine=_mean_cosine(
+                    _embed(backbone, pieces, temperature), np.array([piece.document for piece in pieces])
+                ),
                 sigma_a=_sigma_a(backbone, pieces[:max_spectra], temperature),
             )
             for temperature in temperatures
         ]
         progress("lengths", number, len(lengths), "lengths")
     if not measured:
-        raise SourceError(f"a length report must have two documents of {lengths[0]} tokens or more, got fewer; take another corpus")
+        raise SourceError(
+            f"a length report must have two documents of {lengths[0]} tokens or more, got fewer; take "
+            "another corpus"
+        )
     return measured
 
 
@@ -109,7 +122,9 @@ def recording_pattern(kept: list[torch.Tensor]) -> type[Rectangle]:
 
     class Recorder(Rectangle):
         @override
-        def attend(self, padded_NPd: Float[torch.Tensor, "N P d"], layer: int, /, *, is_local: bool, drop_lead: bool) -> torch.Tensor:
+        def attend(
+            self, padded_NPd: Float[torch.Tensor, "N P d"], layer: int, /, *, is_local: bool, drop_lead: bool
+        ) -> torch.Tensor:
             if not is_local:
                 kept[:] = [self._attention(padded_NPd)]
             return super().attend(padded_NPd, layer, is_local=is_local, drop_lead=drop_lead)
@@ -119,20 +134,29 @@ def recording_pattern(kept: list[torch.Tensor]) -> type[Rectangle]:
             rows_BPTd = padded_NPd.view(-1, self._batch.width, *padded_NPd.shape[1:]).transpose(1, 2).float()
             query, key, _ = rows_BPTd.split([num_heads, num_kv, num_kv], dim=1)
             key = key.repeat_interleave(num_heads // num_kv, dim=1)
-            logits = query @ key.transpose(2, 3) * (self._settings.shape.head_dim**-0.5 / self._settings.temperature)
+            logits = (
+                query
+                @ key.transpose(2, 3)
+                * (self._settings.shape.head_dim**-0.5 / self._settings.temperature)
+            )
             return torch.softmax(logits if self._bias is None else logits + self._bias.float(), dim=-1)
 
     return Recorder
 
 
-def _draw_pieces(tokens: TokenizedTexts, length: int, max_pieces: int, generator: np.random.Generator) -> list[_Piece]:
+def _draw_pieces(
+    tokens: TokenizedTexts, length: int, max_pieces: int, generator: np.random.Generator
+) -> list[_Piece]:
     """Cut every text into consecutive pieces of ``length`` tokens, leaving the rest, and draw some."""
     num_pieces_N = np.diff(tokens.text_offsets) // length
     document_M = np.repeat(np.arange(len(num_pieces_N)), num_pieces_N)
     place_M = np.arange(len(document_M)) - np.repeat(np.cumsum(num_pieces_N) - num_pieces_N, num_pieces_N)
     starts_M = tokens.text_offsets[document_M] + length * place_M
     drawn = generator.permutation(len(starts_M))[:max_pieces].tolist()
-    return [_Piece(document=int(document_M[m]), ids=tokens.ids[starts_M[m] : starts_M[m] + length].tolist()) for m in drawn]
+    return [
+        _Piece(document=int(document_M[m]), ids=tokens.ids[starts_M[m] : starts_M[m] + length].tolist())
+        for m in drawn
+    ]
 
 
 def _embed(backbone: Backbone, pieces: Sequence[_Piece], temperature: float) -> Float32[np.ndarray, "M V"]:
@@ -145,7 +169,9 @@ def _embed(backbone: Backbone, pieces: Sequence[_Piece], temperature: float) -> 
     return vectors_MV / np.linalg.norm(vectors_MV, axis=1, keepdims=True)
 
 
-def _hidden_states(backbone: Backbone, pieces: Sequence[_Piece], temperature: float) -> Float[torch.Tensor, "B T D"]:
+def _hidden_states(
+    backbone: Backbone, pieces: Sequence[_Piece], temperature: float
+) -> Float[torch.Tensor, "B T D"]:
     head = [] if backbone.cls_id is None else [backbone.cls_id]
     ids_BT = np.array([[*head, *piece.ids, backbone.landmark_id] for piece in pieces], np.int64)
     return backbone.hidden_states(ids_BT, np.full(len(ids_BT), ids_BT.shape[1], np.int64), None, temperature)

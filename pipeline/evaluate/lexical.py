@@ -28,7 +28,10 @@ PROGRESS_QUERIES = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LexicalHits:
-    """BM25's answer to each query: positions and scores, best first, ties by position; ``index_bytes`` is what the index took on disk."""
+    """BM25's answer to each query: positions and scores, best first, ties by position.
+
+    ``index_bytes`` is what the index took on disk.
+    """
 
     positions: Sequence[Int64[np.ndarray, " _"]]
     scores: Sequence[Float32[np.ndarray, " _"]]
@@ -36,7 +39,11 @@ class LexicalHits:
 
 
 def search_bm25(
-    texts: Sequence[str], queries: Sequence[str], limit: int, progress: ProgressListener, titles: Sequence[str] | None = None
+    texts: Sequence[str],
+    queries: Sequence[str],
+    limit: int,
+    progress: ProgressListener,
+    titles: Sequence[str] | None = None,
 ) -> LexicalHits:
     """Return LanceDB's best ``limit`` texts of every query, with ``titles`` those whose title and text score best together.
 
@@ -48,13 +55,17 @@ def search_bm25(
     positions: list[Int64[np.ndarray, " _"]] = []
     scores: list[Float32[np.ndarray, " _"]] = []
     with tempfile.TemporaryDirectory(prefix="cairn-bm25-") as folder, lance_errors("the BM25 search"):
-        table = lancedb.connect(folder).create_table("texts", pa.table({"position": pa.array(np.arange(len(texts))), **columns}))
+        table = lancedb.connect(folder).create_table(
+            "texts", pa.table({"position": pa.array(np.arange(len(texts))), **columns})
+        )
         stored = _folder_bytes(Path(folder))
         for column in columns:
             table.create_index(column, config=FTS(with_position=False))
         dataset = lance.dataset(f"{folder}/texts.lance")
         for number, query in enumerate(queries):
-            scanner = dataset.scanner(["position", SCORE], full_text_query=match_any_word(query, list(columns)), limit=limit)
+            scanner = dataset.scanner(
+                ["position", SCORE], full_text_query=match_any_word(query, list(columns)), limit=limit
+            )
             found = scanner.to_table()
             place, score = found.column("position").to_numpy(), found.column(SCORE).to_numpy()
             order = np.lexsort((place, -score))
@@ -83,13 +94,25 @@ class Lexicon:
         return self.bm25.scores(bounded_words(self.queries[query]), size)
 
 
-def read_lexicon(texts: Sequence[str], encoded: EncodedSet, queries: Sequence[str], documents: LexicalHits) -> Lexicon:
+def read_lexicon(
+    texts: Sequence[str], encoded: EncodedSet, queries: Sequence[str], documents: LexicalHits
+) -> Lexicon:
     """Count the words of an encoded set's chunks in the file that a collection keeps them in, which is gone afterwards."""
     offsets, start, end = encoded.chunk_offsets, encoded.start_char, encoded.end_char
-    with tempfile.TemporaryDirectory(prefix="cairn-passages-") as folder, storage_errors("counting the words of passages"):
+    with (
+        tempfile.TemporaryDirectory(prefix="cairn-passages-") as folder,
+        storage_errors("counting the words of passages"),
+    ):
         path = Path(folder) / PASSAGES_ARROW
-        bm25 = PassageBM25(write_passage_terms([texts], offsets, start, end, path), offsets, start, end)  # the file stays mapped
-        return Lexicon(documents=documents, bm25=bm25, queries=queries, index_bytes=documents.index_bytes + path.stat().st_size)
+        bm25 = PassageBM25(
+            write_passage_terms([texts], offsets, start, end, path), offsets, start, end
+        )  # the file stays mapped
+        return Lexicon(
+            documents=documents,
+            bm25=bm25,
+            queries=queries,
+            index_bytes=documents.index_bytes + path.stat().st_size,
+        )
 
 
 def _folder_bytes(folder: Path) -> int:

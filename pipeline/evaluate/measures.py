@@ -1,7 +1,7 @@
 """Document measures of a ranking, one value a query: nDCG@10, recall@100 and MRR@10, computed by ir_measures.
 
-A ranking is positions of documents with float32 scores that strictly fall, so that every tool that sorts by score, trec_eval's float32
-among them, sees the order that was meant.
+A ranking is positions of documents with float32 scores that strictly fall, so that every tool that sorts by
+score, trec_eval's float32 among them, sees the order that was meant.
 """
 
 from __future__ import annotations
@@ -33,25 +33,38 @@ class RankedDocuments:
 
     @classmethod
     def of(cls, positions: Int64[np.ndarray, " K"], scores: Float[np.ndarray, " K"]) -> RankedDocuments:
-        """Take documents best first; a score that does not fall below the one before is moved to the next smaller float32."""
+        """Take documents best first.
+
+        A score that does not fall below the one before is moved to the next smaller float32.
+        """
         falling = np.asarray(scores, np.float32).copy()
         for rank in range(1, len(falling)):
             falling[rank] = min(falling[rank], np.nextafter(falling[rank - 1], np.float32(-np.inf)))
         return cls(positions=positions, scores=falling)
 
 
-def document_measures(judged: RetrievalSet, run: Sequence[RankedDocuments]) -> dict[str, Float64[np.ndarray, " Q"]]:
+def document_measures(
+    judged: RetrievalSet, run: Sequence[RankedDocuments]
+) -> dict[str, Float64[np.ndarray, " Q"]]:
     """Return every document measure of every query, in the set's order of queries."""
     documents = judged.doc_ids
     scored = {
-        query_id: {documents[p]: float(s) for p, s in zip(ranked.positions.tolist(), ranked.scores.tolist(), strict=True)}
+        query_id: {
+            documents[p]: float(s)
+            for p, s in zip(ranked.positions.tolist(), ranked.scores.tolist(), strict=True)
+        }
         for query_id, ranked in zip(judged.query_ids, run, strict=True)
     }
     return measure_run(judged, scored)
 
 
-def measure_run(judged: RetrievalSet, run: Mapping[str, Mapping[str, float]]) -> dict[str, Float64[np.ndarray, " Q"]]:
-    """Return every document measure of a run given as query id to document id to score; a query it lacks scores 0."""
+def measure_run(
+    judged: RetrievalSet, run: Mapping[str, Mapping[str, float]]
+) -> dict[str, Float64[np.ndarray, " Q"]]:
+    """Return every document measure of a run given as query id to document id to score.
+
+    A query it lacks scores 0.
+    """
     ir_measures = _ir_measures()
     place = {query_id: index for index, query_id in enumerate(judged.query_ids)}
     measures = {ir_measures.parse_measure(ir_name): name for name, ir_name in _IR_NAMES.items()}
@@ -62,10 +75,15 @@ def measure_run(judged: RetrievalSet, run: Mapping[str, Mapping[str, float]]) ->
 
 
 def qrels_of(judged: RetrievalSet) -> dict[str, dict[str, int]]:
-    """Return the judgements as query id to document id to gain; several judgements of a pair count as their highest."""
+    """Return the judgements as query id to document id to gain.
+
+    Several judgements of a pair count as their highest.
+    """
     gains: dict[str, dict[str, int]] = {query_id: {} for query_id in judged.query_ids}
     judgements = judged.judgements
-    for query, document, gain in zip(judgements.query_J.tolist(), judgements.document_J.tolist(), judgements.gain_J.tolist(), strict=True):
+    for query, document, gain in zip(
+        judgements.query_J.tolist(), judgements.document_J.tolist(), judgements.gain_J.tolist(), strict=True
+    ):
         own, doc_id = gains[judged.query_ids[query]], judged.doc_ids[document]
         own[doc_id] = max(gain, own.get(doc_id, gain))
     return gains
@@ -81,6 +99,7 @@ def _ir_measures() -> Any:
         import ir_measures
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "evaluating must have the package ir_measures, got none; install it with `pip install 'cairn-retrieval[evaluate]'`"
+            "evaluating must have the package ir_measures, got none; install it with `pip install "
+            "'cairn-retrieval[evaluate]'`"
         ) from error
     return ir_measures

@@ -1,12 +1,12 @@
 """Any system of the table as a model of MTEB, for ``mteb.evaluate(MtebModel(system), tasks)``.
 
-Retrieval tasks (MTEB's SearchProtocol) are ranked as the system ranks: exactly, its context drawn from the task's own corpus, BM25 fused
-where it fuses it. All other tasks (EncoderProtocol) get its document vectors; they have no corpus to draw a context from, so a system with
-context refuses them.
+Retrieval tasks (MTEB's SearchProtocol) are ranked as the system ranks: exactly, its context drawn from the
+task's own corpus, BM25 fused where it fuses it. All other tasks (EncoderProtocol) get its document vectors;
+they have no corpus to draw a context from, so a system with context refuses them.
 
-As MTEB has it, a document is its title and text in one, a query its text followed by its instruction. The model's revision names its
-weights and settings, so that MTEB never serves cached scores of others. MTEB is not imported here but where it asks for its own type:
-everything else it hands over is read by columns.
+As MTEB has it, a document is its title and text in one, a query its text followed by its instruction. The
+model's revision names its weights and settings, so that MTEB never serves cached scores of others. MTEB is
+not imported here but where it asks for its own type: everything else it hands over is read by columns.
 """
 
 from __future__ import annotations
@@ -56,11 +56,16 @@ class MtebModel:
         try:
             from mteb.models.model_meta import ModelMeta
         except ModuleNotFoundError as error:
-            raise ConfigError("MTEB must be installed, got none; install it with `pip install 'cairn-retrieval[mteb]'`") from error
+            raise ConfigError(
+                "MTEB must be installed, got none; install it with `pip install 'cairn-retrieval[mteb]'`"
+            ) from error
         encoding = self.system.encoding
         revision = fingerprint(
             weights=self._backbone.weights_fingerprint,
-            system={**asdict(self.system), "encoding": {**asdict(encoding), "encoder": {**asdict(encoding.encoder), "model": None}}},
+            system={
+                **asdict(self.system),
+                "encoding": {**asdict(encoding), "encoder": {**asdict(encoding.encoder), "model": None}},
+            },
             context=asdict(self._context),
         )
         return ModelMeta.create_empty(
@@ -90,7 +95,12 @@ class MtebModel:
         self._indexed = _Indexed(corpus=held, encoder=encoder, encoded=encoded)
 
     def search(
-        self, queries: Iterable[Mapping[str, Any]], *, top_k: int, top_ranked: Mapping[str, Sequence[str]] | None = None, **_: Any
+        self,
+        queries: Iterable[Mapping[str, Any]],
+        *,
+        top_k: int,
+        top_ranked: Mapping[str, Sequence[str]] | None = None,
+        **_: Any,
     ) -> dict[str, dict[str, float]]:
         """Return query id to document id to score for the best ``top_k`` documents, or for those of ``top_ranked``."""
         if self._indexed is None:
@@ -100,25 +110,53 @@ class MtebModel:
         texts = [f"{row['text']} {row.get('instruction') or ''}".strip() for row in rows]
         needs_bm25 = self.system.needs_document_bm25 or self.system.needs_lexicon
         bm25 = (
-            search_bm25(corpus.texts, texts, max(top_k, NUM_CANDIDATES), silent_progress) if needs_bm25 else None
+            search_bm25(corpus.texts, texts, max(top_k, NUM_CANDIDATES), silent_progress)
+            if needs_bm25
+            else None
         )  # titles are in the texts
-        lexicon = read_lexicon(corpus.texts, self._indexed.encoded, texts, bm25) if bm25 and self.system.needs_lexicon else None
-        ranker = SetRanker(corpus.doc_ids, encode_queries(self._indexed.encoder, self._indexed.encoded, texts), bm25, None, lexicon)
+        lexicon = (
+            read_lexicon(corpus.texts, self._indexed.encoded, texts, bm25)
+            if bm25 and self.system.needs_lexicon
+            else None
+        )
+        ranker = SetRanker(
+            corpus.doc_ids,
+            encode_queries(self._indexed.encoder, self._indexed.encoded, texts),
+            bm25,
+            None,
+            lexicon,
+        )
         depth = top_k if top_ranked is None else len(corpus.doc_ids)
         answers = ranker.rank(self.system, np.zeros(len(rows), np.bool_), depth)
-        ranked = {str(row["id"]): _scores(corpus, answer.documents) for row, answer in zip(rows, answers, strict=True)}
-        return ranked if top_ranked is None else {query_id: _only(own, top_ranked[query_id]) for query_id, own in ranked.items()}
+        ranked = {
+            str(row["id"]): _scores(corpus, answer.documents)
+            for row, answer in zip(rows, answers, strict=True)
+        }
+        return (
+            ranked
+            if top_ranked is None
+            else {query_id: _only(own, top_ranked[query_id]) for query_id, own in ranked.items()}
+        )
 
-    def encode(self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: Any = None, **_: Any) -> Float32[np.ndarray, "N V"]:
+    def encode(
+        self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: Any = None, **_: Any
+    ) -> Float32[np.ndarray, "N V"]:
         """Embed the texts of all batches; those of queries after the queries' prefix."""
         if self.system.encoding.context != "none":
-            raise ConfigError("a task without a corpus must have a system without context, got one with; choose context none")
+            raise ConfigError(
+                "a task without a corpus must have a system without context, got one with; choose "
+                "context none"
+            )
         if self._plain is None:
-            self._plain = DocumentEncoder(replace(self.system.encoding.encoder, use_context=False), None, self._backbone)
+            self._plain = DocumentEncoder(
+                replace(self.system.encoding.encoder, use_context=False), None, self._backbone
+            )
         texts = [text for batch in inputs for text in batch["text"]]
         # A plain string or MTEB's enumeration, whose values are strings.
         is_query = getattr(prompt_type, "value", prompt_type) == "query"
-        return self._plain.encode_queries(texts) if is_query else self._plain.encode(texts).document_vectors_NV
+        return (
+            self._plain.encode_queries(texts) if is_query else self._plain.encode(texts).document_vectors_NV
+        )
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Return the cosine of every pair of vectors, which have length one."""
@@ -130,7 +168,10 @@ class MtebModel:
 
 
 def _scores(corpus: RetrievalSet, ranked: RankedDocuments) -> dict[str, float]:
-    return {corpus.doc_ids[p]: float(s) for p, s in zip(ranked.positions.tolist(), ranked.scores.tolist(), strict=True)}
+    return {
+        corpus.doc_ids[p]: float(s)
+        for p, s in zip(ranked.positions.tolist(), ranked.scores.tolist(), strict=True)
+    }
 
 
 def _only(scores: Mapping[str, float], wanted: Sequence[str]) -> dict[str, float]:

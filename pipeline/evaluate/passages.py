@@ -1,7 +1,8 @@
 """The passages a system can answer with: windows of neighbouring chunks, read as a search with a budget reads them.
 
-The same windows as ``pipeline.search.windows`` forms at query time, here for all documents at once: a window is ``size`` consecutive chunks
-of one document, its vector their normalised sum; a document with fewer chunks is one window.
+The same windows as ``pipeline.search.windows`` forms at query time, here for all documents at once: a window
+is ``size`` consecutive chunks of one document, its vector their normalised sum; a document with fewer chunks
+is one window.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from pipeline.search.windows import new_pieces
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Passages:
-    """P windows in order of document and place; window ``p`` covers chunks ``first_chunk[p]:end_chunk[p]`` of the corpus's M."""
+    """P windows in order of document and place.
+
+    Window ``p`` covers chunks ``first_chunk[p]:end_chunk[p]`` of the corpus's M.
+    """
 
     vectors_PV: Float32[np.ndarray, "P V"]
     document_P: Int64[np.ndarray, " P"]
@@ -67,4 +71,8 @@ def best_passages(scores_P: Float[np.ndarray, " P"], passages: Passages, max_cha
         characters += end[-1] - start[-1]
         if characters >= max_characters:
             break
-    return Spans(document_S=np.array(document, np.int64), start_S=np.array(start, np.int64), end_S=np.array(end, np.int64))
+    return Spans(
+        document_S=np.array(document, np.int64),
+        start_S=np.array(start, np.int64),
+        end_S=np.array(end, np.int64),
+    )

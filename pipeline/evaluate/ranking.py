@@ -7,7 +7,8 @@
     bm25         BM25 of the document                          passages: BM25 of the chunk
     rrf          Σ 1 / (60 + rank) of BM25 and of best chunks  passages: the same over chunks
 
-Candidates, weights, scales and scores are those of ``pipeline.search``. Reciprocal rank fusion: Cormack, Clarke & Büttcher 2009.
+Candidates, weights, scales and scores are those of ``pipeline.search``. Reciprocal rank fusion: Cormack,
+Clarke & Büttcher 2009.
 """
 
 from __future__ import annotations
@@ -62,9 +63,13 @@ class SetRanker:
         self._document_bm25 = document_bm25
         self._chunk_bm25 = chunk_bm25
         self._lexicon = lexicon
-        self._mean_chunk_V = encoded.chunk_vectors_MV[sampled_chunks(len(encoded.chunk_vectors_MV))].mean(axis=0)
+        self._mean_chunk_V = encoded.chunk_vectors_MV[sampled_chunks(len(encoded.chunk_vectors_MV))].mean(
+            axis=0
+        )
 
-    def rank(self, system: System, wants_passages_Q: Bool[np.ndarray, " Q"], depth: int = RUN_DEPTH) -> list[Answer]:
+    def rank(
+        self, system: System, wants_passages_Q: Bool[np.ndarray, " Q"], depth: int = RUN_DEPTH
+    ) -> list[Answer]:
         """Answer every query with at most ``depth`` documents; passages only where they are wanted."""
         passages = window_passages(self._encoded, system.window_chunks)
         answers: list[Answer] = []
@@ -74,12 +79,18 @@ class SetRanker:
             chunk_BM = queries_BV @ self._encoded.chunk_vectors_MV.T
             best_BN = np.maximum.reduceat(chunk_BM, self._encoded.chunk_offsets[:-1], axis=1)
             passage_BP = chunk_BM if system.window_chunks == 1 else queries_BV @ passages.vectors_PV.T
-            for query, *cosines in zip(range(start, start + len(queries_BV)), document_BN, best_BN, passage_BP, strict=True):
+            for query, *cosines in zip(
+                range(start, start + len(queries_BV)), document_BN, best_BN, passage_BP, strict=True
+            ):
                 own = _Cosines(document_N=cosines[0], best_N=cosines[1], passage_P=cosines[2])
-                answers += [self._answer(system, query, own, passages if wants_passages_Q[query] else None, depth)]
+                answers += [
+                    self._answer(system, query, own, passages if wants_passages_Q[query] else None, depth)
+                ]
         return answers
 
-    def _answer(self, system: System, query: int, cosines: _Cosines, passages: Passages | None, depth: int) -> Answer:
+    def _answer(
+        self, system: System, query: int, cosines: _Cosines, passages: Passages | None, depth: int
+    ) -> Answer:
         if system.ranking == "fused+bm25":
             return self._hybrid_answer(system, query, cosines, passages, depth)
         scores_N = self._document_scores(system, query, cosines)
@@ -89,7 +100,9 @@ class SetRanker:
         if system.needs_chunk_bm25:
             scores_P = self._lexical_passage_scores(system, query, cosines)
         else:
-            scores_P = passage_scores(cosines.passage_P, None if system.ranking == "chunk" else scores_N[passages.document_P])
+            scores_P = passage_scores(
+                cosines.passage_P, None if system.ranking == "chunk" else scores_N[passages.document_P]
+            )
         return Answer(documents=ranked, passages=best_passages(scores_P, passages, max(BUDGETS)))
 
     def _document_scores(self, system: System, query: int, cosines: _Cosines) -> Float64[np.ndarray, " N"]:
@@ -106,22 +119,30 @@ class SetRanker:
         dense_list = self._best(cosines.best_N, NUM_CANDIDATES).positions
         return _rrf([found[:NUM_CANDIDATES], dense_list], len(cosines.document_N))
 
-    def _hybrid_answer(self, system: System, query: int, cosines: _Cosines, passages: Passages | None, depth: int) -> Answer:
+    def _hybrid_answer(
+        self, system: System, query: int, cosines: _Cosines, passages: Passages | None, depth: int
+    ) -> Answer:
         """Answer as a hybrid search does, from its candidates and with its fusion."""
         assert self._lexicon is not None, "a system that ranks with BM25 of passages was given none"
         dense_N, firsts = _dense(cosines), self._encoded.chunk_offsets[:-1]
         words_M = self._lexicon.passages(query, default_window(system.encoding.encoder.landmark_interval))
         words_N = np.maximum.reduceat(words_M, firsts)
         found, bm25 = (hits[:NUM_CANDIDATES] for hits in _hits(self._lexicon.documents, query))
-        by_words = self._encoded.chunk_document[[chunk for chunk in _top(words_M, NUM_CANDIDATES) if words_M[chunk] > 0.0]]
-        by_vector = (self._best(scores, NUM_CANDIDATES).positions for scores in (cosines.document_N, cosines.best_N))
+        by_words = self._encoded.chunk_document[
+            [chunk for chunk in _top(words_M, NUM_CANDIDATES) if words_M[chunk] > 0.0]
+        ]
+        by_vector = (
+            self._best(scores, NUM_CANDIDATES).positions for scores in (cosines.document_N, cosines.best_N)
+        )
         candidates = np.unique(np.concatenate([found, by_words, *by_vector]))
         bm25_N = _spread(found, bm25, len(dense_N), 0.0)
         fusion = self._fusion(query, dense_N[candidates], bm25_N[candidates], words_N[candidates])
         scores_N = np.full(len(dense_N), -np.inf)
         scores_N[candidates] = dense_N[candidates]
         if fusion is not None:
-            scores_N[candidates] = fusion.documents(dense_N[candidates], bm25_N[candidates], words_N[candidates])
+            scores_N[candidates] = fusion.documents(
+                dense_N[candidates], bm25_N[candidates], words_N[candidates]
+            )
         ranked = self._best(scores_N, depth)
         if passages is None:
             return Answer(documents=ranked, passages=None)
@@ -134,7 +155,11 @@ class SetRanker:
         return Answer(documents=ranked, passages=best_passages(scores_P, passages, max(BUDGETS)))
 
     def _fusion(
-        self, query: int, dense_C: Float64[np.ndarray, " C"], bm25_C: Float64[np.ndarray, " C"], words_C: Float32[np.ndarray, " C"]
+        self,
+        query: int,
+        dense_C: Float64[np.ndarray, " C"],
+        bm25_C: Float64[np.ndarray, " C"],
+        words_C: Float32[np.ndarray, " C"],
     ) -> Fusion | None:
         if not bm25_C.any() and not words_C.any():
             return None
@@ -147,7 +172,9 @@ class SetRanker:
             bm25_weight=options.weight("bm25"),
         )
 
-    def _lexical_passage_scores(self, system: System, query: int, cosines: _Cosines) -> Float64[np.ndarray, " P"]:
+    def _lexical_passage_scores(
+        self, system: System, query: int, cosines: _Cosines
+    ) -> Float64[np.ndarray, " P"]:
         found, bm25 = _hits(self._chunk_bm25, query)
         if system.ranking == "bm25":
             return _spread(found, bm25, len(cosines.passage_P))
@@ -155,7 +182,11 @@ class SetRanker:
 
     def _best(self, scores_N: Float[np.ndarray, " N"], limit: int) -> RankedDocuments:
         """Return the best documents, ties by id; what is no candidate is never among them."""
-        few = np.arange(len(scores_N)) if len(scores_N) <= limit else np.flatnonzero(scores_N >= _nth_best(scores_N, limit))
+        few = (
+            np.arange(len(scores_N))
+            if len(scores_N) <= limit
+            else np.flatnonzero(scores_N >= _nth_best(scores_N, limit))
+        )
         few = few[scores_N[few] > -np.inf]
         order = few[np.lexsort((self._id_rank_N[few], -scores_N[few]))][:limit]
         return RankedDocuments.of(order, scores_N[order])
@@ -172,7 +203,9 @@ class _Cosines:
 
 def _dense(cosines: _Cosines) -> Float64[np.ndarray, " N"]:
     options = SearchOptions()
-    return weighted_mean([cosines.document_N, cosines.best_N], [options.weight("document"), options.weight("chunk")])
+    return weighted_mean(
+        [cosines.document_N, cosines.best_N], [options.weight("document"), options.weight("chunk")]
+    )
 
 
 def _hits(hits: LexicalHits | None, query: int) -> tuple[Int64[np.ndarray, " A"], Float32[np.ndarray, " A"]]:
@@ -196,7 +229,9 @@ def _rrf(rankings: Sequence[Int64[np.ndarray, " _"]], count: int) -> Float64[np.
 
 
 def _top(scores: Float[np.ndarray, " X"], limit: int) -> Int64[np.ndarray, " K"]:
-    few = np.arange(len(scores)) if len(scores) <= limit else np.flatnonzero(scores >= _nth_best(scores, limit))
+    few = (
+        np.arange(len(scores)) if len(scores) <= limit else np.flatnonzero(scores >= _nth_best(scores, limit))
+    )
     return few[np.argsort(-scores[few], kind="stable")][:limit]
 
 

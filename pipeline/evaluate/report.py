@@ -1,11 +1,13 @@
 """What the results of a bench say: averages, differences from a reference with their intervals, and which configuration to use.
 
-Systems are chosen by their quality: the mean of the primary measures of a set (nDCG@10, and evidence recall at 2,000 characters where there
-is evidence), averaged over the sets. The advice names only what an ingest can build. Beside the best it names a cheaper one, where one
-of at most half the encoding time or half the bytes loses at most .02 to it (the 95 % interval, paired over all queries): a few queries
-show no difference between anything, and so none that small either.
+Systems are chosen by their quality: the mean of the primary measures of a set (nDCG@10, and evidence recall
+at 2,000 characters where there is evidence), averaged over the sets. The advice names only what an ingest can
+build. Beside the best it names a cheaper one, where one of at most half the encoding time or half the bytes
+loses at most .02 to it (the 95 % interval, paired over all queries): a few queries show no difference between
+anything, and so none that small either.
 
-Tests are paired query by query; with several sets the queries of all count alike, so a large set decides more of a test than of an average.
+Tests are paired query by query; with several sets the queries of all count alike, so a large set decides more
+of a test than of an average.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pipeline.config import DEFAULT_MODEL, WINDOW_TOKENS, EncoderConfig, default
 from pipeline.evaluate.bench import SystemResult, primary_measures
 from pipeline.evaluate.significance import Comparison, compare_paired
 from pipeline.evaluate.systems import System
-from pipeline.model.model_defaults import model_defaults
+from pipeline.model.folders.model_defaults import model_defaults
 
 MAX_LOSS = 0.02
 """Quality that a cheaper configuration may lose, at the far end of the interval."""
@@ -59,7 +61,10 @@ _SEARCH_FLAGS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """One configuration to use: its quality and cost over all sets, and the flags that build and search it."""
+    """One configuration to use.
+
+    Its quality and cost over all sets, and the flags that build and search it.
+    """
 
     system: str
     quality: float
@@ -80,7 +85,9 @@ class Report:
         for result in results:
             self.by_system.setdefault(result.system.name, []).append(result)
         for name, own in self.by_system.items():
-            assert [result.set_name for result in own] == self.set_names, f"{name} was not scored on every set once"
+            assert [result.set_name for result in own] == self.set_names, (
+                f"{name} was not scored on every set once"
+            )
 
     def averages(self) -> dict[str, dict[str, float]]:
         """Return every system's measures averaged over the sets that have them."""
@@ -88,7 +95,10 @@ class Report:
         for name, own in self.by_system.items():
             means = [result.means() for result in own]
             names = dict.fromkeys(measure for mean in means for measure in mean)
-            averages[name] = {measure: float(np.mean([mean[measure] for mean in means if measure in mean])) for measure in names}
+            averages[name] = {
+                measure: float(np.mean([mean[measure] for mean in means if measure in mean]))
+                for measure in names
+            }
         return averages
 
     def quality(self, name: str) -> float:
@@ -118,7 +128,11 @@ class Report:
         best = self._best(buildable)
         if best is None:
             return []
-        as_good = [name for name in buildable if name != best and self._is_cheaper(name, best) and self._keeps_up(name, best, seed)]
+        as_good = [
+            name
+            for name in buildable
+            if name != best and self._is_cheaper(name, best) and self._keeps_up(name, best, seed)
+        ]
         cheaper = self._best(as_good)
         return [self._advice(name) for name in (best, cheaper) if name is not None]
 
@@ -141,7 +155,10 @@ class Report:
     def _comparisons(self, reference: str, seed: int) -> dict[str, Any]:
         measures = primary_measures(self.averages()[reference])
         return {
-            name: {measure: {s: asdict(c) for s, c in self.compare(name, reference, measure, seed)} for measure in measures}
+            name: {
+                measure: {s: asdict(c) for s, c in self.compare(name, reference, measure, seed)}
+                for measure in measures
+            }
             for name in self.by_system
             if name != reference
         }
@@ -151,9 +168,9 @@ class Report:
 
     def _is_cheaper(self, name: str, other: str) -> bool:
         own, theirs = self._advice(name), self._advice(other)
-        return (own.encode_seconds <= CHEAPER * theirs.encode_seconds and own.index_bytes <= theirs.index_bytes) or (
-            own.index_bytes <= CHEAPER * theirs.index_bytes and own.encode_seconds <= theirs.encode_seconds
-        )
+        return (
+            own.encode_seconds <= CHEAPER * theirs.encode_seconds and own.index_bytes <= theirs.index_bytes
+        ) or (own.index_bytes <= CHEAPER * theirs.index_bytes and own.encode_seconds <= theirs.encode_seconds)
 
     def _keeps_up(self, name: str, best: str, seed: int) -> bool:
         return compare_paired(self._per_query(name), self._per_query(best), seed=seed).low >= -MAX_LOSS
@@ -161,7 +178,10 @@ class Report:
     def _per_query(self, name: str) -> Float64[np.ndarray, " Q"]:
         """Return the mean of a query's primary measures, those of all sets one after the other."""
         return np.concatenate(
-            [np.nanmean([own.values[measure] for measure in primary_measures(own.values)], axis=0) for own in self.by_system[name]]
+            [
+                np.nanmean([own.values[measure] for measure in primary_measures(own.values)], axis=0)
+                for own in self.by_system[name]
+            ]
         )
 
     def _advice(self, name: str) -> Advice:
@@ -191,12 +211,18 @@ def is_buildable(system: System) -> bool:
 
 
 def ingest_flags(system: System) -> str:
-    """Return the flags of ``ingest`` that give this system: those that differ from its defaults and from what the model's folder brings."""
+    """Return the flags of ``ingest`` that give this system.
+
+    Those that differ from its defaults and from what the model's folder brings.
+    """
     config = system.encoding.encoder
     of_folder = model_defaults({"model": config.model})
     default = EncoderConfig(model=config.model, **of_folder)
     window = of_folder.get("max_window_tokens", WINDOW_TOKENS[config.attention])
-    brought = {name: getattr(default, name) for name in _INGEST_FLAGS} | {"model": DEFAULT_MODEL, "max_window_tokens": window}
+    brought = {name: getattr(default, name) for name in _INGEST_FLAGS} | {
+        "model": DEFAULT_MODEL,
+        "max_window_tokens": window,
+    }
     given = [
         _flag(flag, value)
         for name, flag in _INGEST_FLAGS.items()
@@ -211,7 +237,9 @@ def ingest_flags(system: System) -> str:
 def _flag(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return name if value else _OFF_FLAGS[name]
-    text = ",".join(f"{length}:{step:g}" for length, step in value) if isinstance(value, tuple) else str(value)
+    text = (
+        ",".join(f"{length}:{step:g}" for length, step in value) if isinstance(value, tuple) else str(value)
+    )
     return f"{name} '{text}'" if not text or any(map(str.isspace, text)) else f"{name} {text}"
 
 

@@ -4,7 +4,8 @@
     queries.parquet    id, text
     qrels.parquet      query_id, doc_id, score; start, end (may be missing): characters of the document's text that hold the evidence
 
-What cannot be used is counted, never dropped in silence. A set is held in memory whole: it is a test collection, not a corpus to index.
+What cannot be used is counted, never dropped in silence. A set is held in memory whole: it is a test
+collection, not a corpus to index.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class Judgements:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RetrievalSet:
-    """Documents, queries that have at least one relevant document, and their judgements; ``titles`` are empty where there are none."""
+    """Documents, queries that have at least one relevant document, and their judgements.
+
+    ``titles`` are empty where there are none.
+    """
 
     name: str
     doc_ids: tuple[str, ...]
@@ -68,10 +72,14 @@ class RetrievalSet:
 
 
 def read_retrieval_set(folder: Path) -> RetrievalSet:
-    """Read and check a folder; raises :class:`SourceError` or :class:`SchemaError` for what cannot be evaluated at all."""
+    """Read and check a folder.
+
+    Raises :class:`SourceError` or :class:`SchemaError` for what cannot be evaluated at all.
+    """
     if not folder.is_dir():
         raise SourceError(
-            f"an evaluation set must be a folder with {CORPUS_FILE}, {QUERIES_FILE} and {QRELS_FILE}, got {str(folder)!r}; name one"
+            f"an evaluation set must be a folder with {CORPUS_FILE}, {QUERIES_FILE} and {QRELS_FILE}, "
+            f"got {str(folder)!r}; name one"
         )
     corpus = _read_table(folder / CORPUS_FILE, ("id", "text"))
     queries = _read_table(folder / QUERIES_FILE, ("id", "text"))
@@ -104,10 +112,13 @@ def require_distinct_names(sets: Sequence[RetrievalSet]) -> None:
             raise ConfigError(f"folders must have names of their own, got {name!r} twice; rename one")
 
 
-def sample_set(whole: RetrievalSet, *, max_queries: int | None, max_documents: int | None, seed: int) -> RetrievalSet:
+def sample_set(
+    whole: RetrievalSet, *, max_queries: int | None, max_documents: int | None, seed: int
+) -> RetrievalSet:
     """Draw at most so many queries, then at most so many documents: all judged ones of those queries, and others at random.
 
-    A smaller corpus is an easier one: scores of a sampled corpus compare with each other, not with those of the whole.
+    A smaller corpus is an easier one: scores of a sampled corpus compare with each other, not with those of
+    the whole.
     """
     generator = np.random.default_rng(seed)
     kept_Q = _draw(generator, len(whole.query_ids), max_queries)
@@ -146,21 +157,32 @@ def _pick(values: Sequence[str], positions: Int64[np.ndarray, " _"]) -> tuple[st
 
 def _read_table(path: Path, required: Sequence[str]) -> pa.Table:
     if not path.is_file():
-        raise SourceError(f"an evaluation set must hold {path.name}, got none in {str(path.parent)!r}; add it")
+        raise SourceError(
+            f"an evaluation set must hold {path.name}, got none in {str(path.parent)!r}; add it"
+        )
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise SourceError(f"{path.name} must be a readable Parquet file, got a damaged one; write it again") from error
+        raise SourceError(
+            f"{path.name} must be a readable Parquet file, got a damaged one; write it again"
+        ) from error
     missing = [name for name in required if name not in table.schema.names]
     if missing:
-        raise SchemaError(f"{path.name} must have the columns {', '.join(required)}, missing: {', '.join(missing)}; add them")
+        raise SchemaError(
+            f"{path.name} must have the columns {', '.join(required)}, missing: {', '.join(missing)}; "
+            "add them"
+        )
     return table
 
 
 def _strings(table: pa.Table, column: str, file: str) -> tuple[str, ...]:
     """Return a text column as Python strings, null as empty."""
     values = table.column(column)
-    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type)):
+    if not (
+        pa.types.is_string(values.type)
+        or pa.types.is_large_string(values.type)
+        or pa.types.is_null(values.type)
+    ):
         raise SchemaError(f"column {column} of {file} must hold text, got {values.type}; write it as strings")
     return tuple(value or "" for value in values.to_pylist())
 
@@ -170,9 +192,19 @@ def _ids(table: pa.Table, column: str, file: str) -> pa.ChunkedArray:
     if pa.types.is_integer(values.type):
         values = pc.cast(values, pa.string())
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        raise SchemaError(f"column {column} of {file} must hold text or whole numbers, got {values.type}; write the ids as strings")
-    if values.null_count or "" in (listed := values.to_pylist()) or any(any(map(str.isspace, value)) for value in listed):
-        raise SchemaError(f"column {column} of {file} must hold an id without white space in every row, got a row without; mend it")
+        raise SchemaError(
+            f"column {column} of {file} must hold text or whole numbers, got {values.type}; write the "
+            "ids as strings"
+        )
+    if (
+        values.null_count
+        or "" in (listed := values.to_pylist())
+        or any(any(map(str.isspace, value)) for value in listed)
+    ):
+        raise SchemaError(
+            f"column {column} of {file} must hold an id without white space in every row, got a row "
+            "without; mend it"
+        )
     return values
 
 
@@ -180,24 +212,41 @@ def _unique_ids(table: pa.Table, file: str) -> tuple[str, ...]:
     ids = [str(value) for value in _ids(table, "id", file).to_pylist()]
     repeated = [name for name, count in Counter(ids).items() if count > 1]
     if repeated:
-        raise SchemaError(f"{file} must name each id once, got {repeated[0]!r} {ids.count(repeated[0])} times; remove the others")
+        raise SchemaError(
+            f"{file} must name each id once, got {repeated[0]!r} {ids.count(repeated[0])} times; remove "
+            "the others"
+        )
     return tuple(ids)
 
 
 def _judgements(
-    qrels: pa.Table, doc_ids: Sequence[str], query_ids: Sequence[str], text_lengths: Sequence[int], skipped: Counter[str]
+    qrels: pa.Table,
+    doc_ids: Sequence[str],
+    query_ids: Sequence[str],
+    text_lengths: Sequence[int],
+    skipped: Counter[str],
 ) -> Judgements:
-    query_of, document_of = ({name: position for position, name in enumerate(ids)} for ids in (query_ids, doc_ids))
-    query_J = np.array([query_of.get(name, -1) for name in _ids(qrels, "query_id", QRELS_FILE).to_pylist()], np.int64)
-    document_J = np.array([document_of.get(name, -1) for name in _ids(qrels, "doc_id", QRELS_FILE).to_pylist()], np.int64)
+    query_of, document_of = (
+        {name: position for position, name in enumerate(ids)} for ids in (query_ids, doc_ids)
+    )
+    query_J = np.array(
+        [query_of.get(name, -1) for name in _ids(qrels, "query_id", QRELS_FILE).to_pylist()], np.int64
+    )
+    document_J = np.array(
+        [document_of.get(name, -1) for name in _ids(qrels, "doc_id", QRELS_FILE).to_pylist()], np.int64
+    )
     start_J, end_J = _spans(qrels)
     skipped["judgements of unknown queries"] += int((query_J < 0).sum())
     skipped["judgements of unknown documents"] += int(((document_J < 0) & (query_J >= 0)).sum())
     known = (query_J >= 0) & (document_J >= 0)
-    judgements = Judgements(query_J=query_J, document_J=document_J, gain_J=_gains(qrels), start_J=start_J, end_J=end_J).take(known)
+    judgements = Judgements(
+        query_J=query_J, document_J=document_J, gain_J=_gains(qrels), start_J=start_J, end_J=end_J
+    ).take(known)
     has_span = judgements.start_J != NO_SPAN
     ends = np.array(text_lengths, np.int64)[judgements.document_J]
-    outside = has_span & ~((judgements.start_J >= 0) & (judgements.start_J < judgements.end_J) & (judgements.end_J <= ends))
+    outside = has_span & ~(
+        (judgements.start_J >= 0) & (judgements.start_J < judgements.end_J) & (judgements.end_J <= ends)
+    )
     skipped["spans outside their text"] += int(outside.sum())
     is_evidence = has_span & ~outside & (judgements.gain_J > 0)
     judgements.start_J[~is_evidence] = judgements.end_J[~is_evidence] = NO_SPAN
@@ -206,21 +255,34 @@ def _judgements(
 
 def _gains(qrels: pa.Table) -> Int64[np.ndarray, " J"]:
     try:
-        return pc.cast(qrels.column("score").combine_chunks(), pa.int64()).to_numpy(zero_copy_only=False).astype(np.int64, casting="safe")
+        return (
+            pc.cast(qrels.column("score").combine_chunks(), pa.int64())
+            .to_numpy(zero_copy_only=False)
+            .astype(np.int64, casting="safe")
+        )
     except (pa.ArrowException, TypeError) as error:
-        raise SchemaError(f"column score of {QRELS_FILE} must hold a whole number in every row; write 0 for not relevant") from error
+        raise SchemaError(
+            f"column score of {QRELS_FILE} must hold a whole number in every row; write 0 for not relevant"
+        ) from error
 
 
 def _spans(qrels: pa.Table) -> tuple[Int64[np.ndarray, " J"], Int64[np.ndarray, " J"]]:
     present = [name for name in ("start", "end") if name in qrels.schema.names]
     if len(present) == 1:
-        raise SchemaError(f"{QRELS_FILE} must have both start and end, or neither, got only {present[0]}; add the other")
+        raise SchemaError(
+            f"{QRELS_FILE} must have both start and end, or neither, got only {present[0]}; add the other"
+        )
     if not present:
         return np.full(qrels.num_rows, NO_SPAN, np.int64), np.full(qrels.num_rows, NO_SPAN, np.int64)
     try:
-        columns = [pc.fill_null(pc.cast(qrels.column(name).combine_chunks(), pa.int64()), NO_SPAN) for name in present]
+        columns = [
+            pc.fill_null(pc.cast(qrels.column(name).combine_chunks(), pa.int64()), NO_SPAN)
+            for name in present
+        ]
     except pa.ArrowException as error:
-        raise SchemaError(f"columns start and end of {QRELS_FILE} must hold whole numbers or null; mend them") from error
+        raise SchemaError(
+            f"columns start and end of {QRELS_FILE} must hold whole numbers or null; mend them"
+        ) from error
     start_J, end_J = (column.to_numpy(zero_copy_only=False).astype(np.int64) for column in columns)
     return start_J, end_J
 
@@ -235,7 +297,10 @@ def _with_usable_queries(whole: RetrievalSet, skipped: Counter[str]) -> Retrieva
     skipped["queries without a relevant document"] += int((~is_judged_Q & ~is_blank_Q).sum())
     kept_Q = np.flatnonzero(is_judged_Q & ~is_blank_Q)
     if not len(kept_Q):
-        raise SourceError(f"{whole.name} must hold a query with a relevant document of the corpus, got none; check the ids of {QRELS_FILE}")
+        raise SourceError(
+            f"{whole.name} must hold a query with a relevant document of the corpus, got none; check the "
+            f"ids of {QRELS_FILE}"
+        )
     kept = judgements.take(np.isin(judgements.query_J, kept_Q))
     return RetrievalSet(
         name=whole.name,

@@ -16,7 +16,9 @@ from pipeline.errors import SourceError
 from pipeline.evaluate.measures import RankedDocuments
 from pipeline.evaluate.retrieval_set import RetrievalSet
 
-_LINE = re.compile(r"(?P<query>\S+)\s+\S+\s+(?P<document>\S+)\s+\S+\s+(?P<score>[-+]?\d+(\.\d*)?([eE][-+]?\d+)?)\s+\S+")
+_LINE = re.compile(
+    r"(?P<query>\S+)\s+\S+\s+(?P<document>\S+)\s+\S+\s+(?P<score>[-+]?\d+(\.\d*)?([eE][-+]?\d+)?)\s+\S+"
+)
 
 
 def write_run(path: Path, judged: RetrievalSet, run: Sequence[RankedDocuments], tag: str) -> None:
@@ -24,7 +26,9 @@ def write_run(path: Path, judged: RetrievalSet, run: Sequence[RankedDocuments], 
     lines = [
         f"{query_id} Q0 {judged.doc_ids[position]} {rank} {score!r} {tag}\n"
         for query_id, ranked in zip(judged.query_ids, run, strict=True)
-        for rank, (position, score) in enumerate(zip(ranked.positions.tolist(), ranked.scores.tolist(), strict=True), start=1)
+        for rank, (position, score) in enumerate(
+            zip(ranked.positions.tolist(), ranked.scores.tolist(), strict=True), start=1
+        )
     ]
     with durable.storage_errors(f"writing the run {path.name}"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,15 +36,23 @@ def write_run(path: Path, judged: RetrievalSet, run: Sequence[RankedDocuments], 
 
 
 def read_run(path: Path) -> dict[str, dict[str, float]]:
-    """Return a run as query id to document id to score; a line that is not one of a run raises :class:`SourceError`."""
+    """Return a run as query id to document id to score.
+
+    A line that is not one of a run raises :class:`SourceError`.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"a run must be a readable text file, got {str(path)!r}; name one that `--runs` wrote") from error
+        raise SourceError(
+            f"a run must be a readable text file, got {str(path)!r}; name one that `--runs` wrote"
+        ) from error
     run: dict[str, dict[str, float]] = {}
     for number, line in enumerate(lines, start=1):
         match = _LINE.fullmatch(line.strip())
         if not match:
-            raise SourceError(f"line {number} of {path.name} must read `query_id Q0 doc_id rank score tag`, got {line[:80]!r}; mend it")
+            raise SourceError(
+                f"line {number} of {path.name} must read `query_id Q0 doc_id rank score tag`, got "
+                f"{line[:80]!r}; mend it"
+            )
         run.setdefault(match["query"], {})[match["document"]] = float(match["score"])
     return run

@@ -1,8 +1,9 @@
 """Whether two systems differ on the same queries: a paired randomisation test, and a bootstrap interval of the mean difference.
 
-Under the null hypothesis either system may have given either score of a query, so the sign of every difference is a coin toss; p is the
-share of tosses whose mean is at least as far from 0 as the one observed, that one among them. The interval resamples queries with
-replacement. Both are seeded. Source: Smucker, Allan & Carterette 2007, "A Comparison of Statistical Significance Tests".
+Under the null hypothesis either system may have given either score of a query, so the sign of every
+difference is a coin toss; p is the share of tosses whose mean is at least as far from 0 as the one observed,
+that one among them. The interval resamples queries with replacement. Both are seeded. Source: Smucker, Allan
+& Carterette 2007, "A Comparison of Statistical Significance Tests".
 
 A p-value is for one comparison: of fifty, some fall below .05 by chance.
 """
@@ -31,7 +32,11 @@ class Comparison:
 
 
 def compare_paired(
-    a_Q: Float[np.ndarray, " Q"], b_Q: Float[np.ndarray, " Q"], *, seed: int = 0, num_samples: int = NUM_SAMPLES
+    a_Q: Float[np.ndarray, " Q"],
+    b_Q: Float[np.ndarray, " Q"],
+    *,
+    seed: int = 0,
+    num_samples: int = NUM_SAMPLES,
 ) -> Comparison:
     """Compare two systems query by query; queries where either has no value (NaN) are left out."""
     difference_Q = np.asarray(a_Q, np.float64) - np.asarray(b_Q, np.float64)
@@ -53,14 +58,20 @@ def compare_paired(
 
 
 def _resample(
-    difference_Q: Float64[np.ndarray, " Q"], generator: np.random.Generator, num_samples: int, *, by_sign: bool
+    difference_Q: Float64[np.ndarray, " Q"],
+    generator: np.random.Generator,
+    num_samples: int,
+    *,
+    by_sign: bool,
 ) -> Float64[np.ndarray, " R"]:
     """Return the mean difference of every sample: signs tossed, or queries drawn with replacement."""
     means: list[Float64[np.ndarray, " r"]] = []
     for start in range(0, num_samples, BLOCK_SAMPLES):
         shape = (min(BLOCK_SAMPLES, num_samples - start), len(difference_Q))
         if by_sign:
-            means.append((1 - 2 * generator.integers(0, 2, shape, dtype=np.int8)) @ difference_Q / len(difference_Q))
+            means.append(
+                (1 - 2 * generator.integers(0, 2, shape, dtype=np.int8)) @ difference_Q / len(difference_Q)
+            )
         else:
             means.append(difference_Q[generator.integers(0, len(difference_Q), shape)].mean(axis=1))
     return np.concatenate(means)

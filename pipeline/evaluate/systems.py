@@ -3,8 +3,9 @@
     baselines   bm25 · chunks-128/256 · titled-128/256 · late-128 · document-N · rrf-128/256
     ours        {cls, mean, late, landmarks, landmark-attention} / {none, random, corpus context} / {document, chunk, fused, fused+bm25}
 
-A new encoder is one more entry of :data:`ENCODERS` (or another base configuration), a new way to rank one more :data:`Ranking`.
-Chunk sizes are in tokens of the base model. A system whose chunks the model has no room for is left out.
+A new encoder is one more entry of :data:`ENCODERS` (or another base configuration), a new way to rank one
+more :data:`Ranking`. Chunk sizes are in tokens of the base model. A system whose chunks the model has no room
+for is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from pipeline.evaluate.encodings import ContextKind, Encoding
 from pipeline.search.windows import default_window
 
 Ranking = Literal["document", "chunk", "fused", "fused+bm25", "bm25", "rrf"]
-"""By document vector, by best chunk, by both; both with BM25 as a search fuses them; BM25 alone; BM25 and chunks by reciprocal rank."""
+"""By document vector, by best chunk, by both; both with BM25 as a search fuses them; BM25 alone.
+
+BM25 and chunks by reciprocal rank.
+"""
 
 BASELINE_TOKENS: Final = (128, 256)
 BASELINE_POOLINGS: Final = ("mean", "cls", "last", "latent")
@@ -39,7 +43,10 @@ CONTEXTS: Final[tuple[ContextKind, ...]] = ("none", "random", "corpus")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class System:
-    """One row of the table: an encoding and a way to rank with it; ``window_chunks`` neighbouring chunks make a passage."""
+    """One row of the table: an encoding and a way to rank with it.
+
+    ``window_chunks`` neighbouring chunks make a passage.
+    """
 
     name: str
     encoding: Encoding
@@ -64,7 +71,10 @@ class System:
 
 
 def varied(base: EncoderConfig, max_positions: int | None = None, **changes: Any) -> EncoderConfig:
-    """Return the configuration with changes, and what hangs on them: the window's length, what runs it, whether a prefix is pooled."""
+    """Return the configuration with changes, and what hangs on them.
+
+    The window's length, what runs it, whether a prefix is pooled.
+    """
     attention, pooling = changes.get("attention", base.attention), changes.get("pooling", base.pooling)
     changes["pool_prefix"] = base.pool_prefix and attention != "full" and pooling in PREFIX_POOLINGS
     if attention != base.attention and base.max_window_tokens == WINDOW_TOKENS[base.attention]:
@@ -74,13 +84,18 @@ def varied(base: EncoderConfig, max_positions: int | None = None, **changes: Any
     config = replace(base, **changes)
     if max_positions is None or attention == "landmark" or config.max_window_tokens <= max_positions:
         return config
-    return replace(config, max_window_tokens=max_positions, window_overlap_tokens=min(config.window_overlap_tokens, max_positions // 2))
+    return replace(
+        config,
+        max_window_tokens=max_positions,
+        window_overlap_tokens=min(config.window_overlap_tokens, max_positions // 2),
+    )
 
 
 def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int = 0) -> list[System]:
     """Return what a RAG pipeline builds from the base model, each chunk encoded by itself but for late chunking.
 
-    The model's own pooling stands where it pools a text by itself, else the mean; temperatures and contexts are ours.
+    The model's own pooling stands where it pools a text by itself, else the mean; temperatures and contexts
+    are ours.
     """
     plain = varied(
         base,
@@ -96,18 +111,33 @@ def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int
     )
     # Beside the text a row holds [CLS], the prefix and its end.
     room = min(plain.max_window_tokens, max_positions) - 2 - prefix_tokens
-    systems = [_baseline("bm25", Encoding(encoder=replace(plain, landmark_interval=min(BASELINE_TOKENS[0], room))), "bm25")]
+    systems = [
+        _baseline(
+            "bm25", Encoding(encoder=replace(plain, landmark_interval=min(BASELINE_TOKENS[0], room))), "bm25"
+        )
+    ]
     sizes = [size for size in BASELINE_TOKENS if size <= room]
     encoders = {size: replace(plain, landmark_interval=size) for size in sizes}
     systems += [_baseline(f"chunks-{size}", Encoding(encoder=encoders[size]), "chunk") for size in sizes]
     systems += [_baseline(f"rrf-{size}", Encoding(encoder=encoders[size]), "rrf") for size in sizes]
-    systems += [_baseline(f"titled-{size}", Encoding(encoder=encoders[size], has_titles=True), "chunk") for size in sizes]
     systems += [
-        _baseline(f"late-{size}", Encoding(encoder=varied(encoders[size], max_positions, attention="full", pooling="mean")), "chunk")
+        _baseline(f"titled-{size}", Encoding(encoder=encoders[size], has_titles=True), "chunk")
+        for size in sizes
+    ]
+    systems += [
+        _baseline(
+            f"late-{size}",
+            Encoding(encoder=varied(encoders[size], max_positions, attention="full", pooling="mean")),
+            "chunk",
+        )
         for size in sizes[:1]
     ]
     systems += [
-        _baseline(f"document-{size}", Encoding(encoder=replace(plain, landmark_interval=size), max_document_tokens=size), "document")
+        _baseline(
+            f"document-{size}",
+            Encoding(encoder=replace(plain, landmark_interval=size), max_document_tokens=size),
+            "document",
+        )
         for size in dict.fromkeys(min(room, size) for size in (256, room))
     ]
     return systems
@@ -124,7 +154,9 @@ def our_systems(
     return [
         System(
             name=f"{encoder}/{context}/{ranking}",
-            encoding=Encoding(encoder=varied(base, max_positions, use_context=False, **ENCODERS[encoder]), context=context),
+            encoding=Encoding(
+                encoder=varied(base, max_positions, use_context=False, **ENCODERS[encoder]), context=context
+            ),
             ranking=ranking,
             window_chunks=window,
         )
@@ -135,20 +167,33 @@ def our_systems(
 
 
 def configured_systems(base: EncoderConfig) -> list[System]:
-    """Return the ways to rank with the base configuration exactly as it is: what an ingest with these settings gives."""
+    """Return the ways to rank with the base configuration exactly as it is.
+
+    What an ingest with these settings gives.
+    """
     context: ContextKind = "corpus" if base.use_context else "none"
     window = default_window(base.landmark_interval)
     encoding = Encoding(encoder=replace(base, use_context=False), context=context)
-    return [System(name=f"cairn/{ranking}", encoding=encoding, ranking=ranking, window_chunks=window) for ranking in OUR_RANKINGS]
+    return [
+        System(name=f"cairn/{ranking}", encoding=encoding, ranking=ranking, window_chunks=window)
+        for ranking in OUR_RANKINGS
+    ]
 
 
 def select_systems(systems: Sequence[System], patterns: Sequence[str]) -> list[System]:
-    """Keep the systems whose name matches one of the patterns (``*``, ``?``), all without any; a pattern that matches none is refused."""
+    """Keep the systems whose name matches one of the patterns (``*``, ``?``), all without any.
+
+    A pattern that matches none is refused.
+    """
     for pattern in patterns:
         if not any(fnmatchcase(system.name, pattern) for system in systems):
             names = ", ".join(system.name for system in systems)
             raise ConfigError(f"a pattern of systems must match one of {names}; got {pattern!r}")
-    return [system for system in systems if not patterns or any(fnmatchcase(system.name, pattern) for pattern in patterns)]
+    return [
+        system
+        for system in systems
+        if not patterns or any(fnmatchcase(system.name, pattern) for pattern in patterns)
+    ]
 
 
 def _baseline(name: str, encoding: Encoding, ranking: Ranking) -> System:

@@ -3,7 +3,8 @@
     pipeline.add_component("retriever", CairnRetriever("handbook", url="http://127.0.0.1:8400"))
     Pipeline.loads(written, allowed_modules=["pipeline.frameworks.haystack_retriever"])
 
-Filters may be Haystack's (``{"field": "meta.year", "operator": ">=", "value": 2020}``) or Cairn's (``{"type": "gte", …}``).
+Filters may be Haystack's (``{"field": "meta.year", "operator": ">=", "value": 2020}``) or Cairn's (``{"type":
+"gte", …}``).
 """
 
 from __future__ import annotations
@@ -20,9 +21,20 @@ try:
     from haystack import Document, component, default_from_dict, default_to_dict
     from haystack.utils import Secret
 except ModuleNotFoundError as error:
-    raise extra_missing(error, what="Haystack's retriever", module="haystack", package="haystack-ai", extra="haystack") from None
+    raise extra_missing(
+        error, what="Haystack's retriever", module="haystack", package="haystack-ai", extra="haystack"
+    ) from None
 
-_COMPARISONS: Final = {"==": "eq", "!=": "ne", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte", "in": "in", "not in": "nin"}
+_COMPARISONS: Final = {
+    "==": "eq",
+    "!=": "ne",
+    ">": "gt",
+    ">=": "gte",
+    "<": "lt",
+    "<=": "lte",
+    "in": "in",
+    "not in": "nin",
+}
 _COMBINATIONS: Final = {"AND": "and", "OR": "or"}
 
 
@@ -30,8 +42,8 @@ _COMBINATIONS: Final = {"AND": "and", "OR": "or"}
 class CairnRetriever:
     """Retrieves passages of a collection: behind the API at ``url``, else under ``root`` on this machine.
 
-    ``parameters`` are more keywords of a search, such as ``{"max_characters": 2000}``. The key is written to YAML by its variable's name
-    only. The collection is opened at the first run, or by ``warm_up``.
+    ``parameters`` are more keywords of a search, such as ``{"max_characters": 2000}``. The key is written to
+    YAML by its variable's name only. The collection is opened at the first run, or by ``warm_up``.
     """
 
     def __init__(
@@ -58,11 +70,18 @@ class CairnRetriever:
         """Open the collection."""
         if self._source is None:
             root = None if self.root is None else Path(self.root)
-            self._source = open_source(self.collection, root=root, url=self.url, api_key=self.api_key.resolve_value())
+            self._source = open_source(
+                self.collection, root=root, url=self.url, api_key=self.api_key.resolve_value()
+            )
 
     @component.output_types(documents=list[Document])
-    def run(self, query: str, filters: dict[str, Any] | None = None, top_k: int | None = None) -> dict[str, list[Document]]:
-        """Return the best passages; ``filters`` and ``top_k`` take the place of those the component was made with."""
+    def run(
+        self, query: str, filters: dict[str, Any] | None = None, top_k: int | None = None
+    ) -> dict[str, list[Document]]:
+        """Return the best passages.
+
+        ``filters`` and ``top_k`` take the place of those the component was made with.
+        """
         self.warm_up()
         assert self._source is not None
         chosen = cairn_filter(filters if filters is not None else self.filters)
@@ -94,21 +113,34 @@ class CairnRetriever:
 
 def as_document(passage: FoundPassage) -> Document:
     """Return a passage as Haystack has documents."""
-    return Document(id=passage.passage_id, content=passage.text, score=passage.score, meta=dict(passage.metadata))
+    return Document(
+        id=passage.passage_id, content=passage.text, score=passage.score, meta=dict(passage.metadata)
+    )
 
 
 def cairn_filter(filters: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return a filter in Cairn's grammar; one that is in it already stays as it is. NOT has no counterpart and is refused."""
+    """Return a filter in Cairn's grammar; one that is in it already stays as it is.
+
+    NOT has no counterpart and is refused.
+    """
     if not filters:
         return None
     if "type" in filters:
         return dict(filters)
     operator = filters.get("operator")
     if operator in _COMBINATIONS:
-        return {"type": _COMBINATIONS[operator], "filters": [cairn_filter(condition) for condition in filters.get("conditions", [])]}
+        return {
+            "type": _COMBINATIONS[operator],
+            "filters": [cairn_filter(condition) for condition in filters.get("conditions", [])],
+        }
     if operator not in _COMPARISONS or not isinstance(filters.get("field"), str):
         known = ", ".join([*_COMBINATIONS, *_COMPARISONS])
         raise FilterError(
-            f"a filter must have a field and one of the operators {known}, got {str(operator)[:20]!r}; say != or not in for NOT"
+            f"a filter must have a field and one of the operators {known}, got {str(operator)[:20]!r}; "
+            "say != or not in for NOT"
         )
-    return {"type": _COMPARISONS[operator], "key": filters["field"].removeprefix("meta."), "value": filters.get("value")}
+    return {
+        "type": _COMPARISONS[operator],
+        "key": filters["field"].removeprefix("meta."),
+        "value": filters.get("value"),
+    }

@@ -21,7 +21,11 @@ try:
     from langchain_core.embeddings import Embeddings
 except ModuleNotFoundError as error:
     raise extra_missing(
-        error, what="LangChain's embeddings", module="langchain_core", package="langchain-core", extra="langchain"
+        error,
+        what="LangChain's embeddings",
+        module="langchain_core",
+        package="langchain-core",
+        extra="langchain",
     ) from None
 
 

@@ -22,14 +22,21 @@ try:
     from langchain_core.retrievers import BaseRetriever
     from langchain_core.runnables import run_in_executor
 except ModuleNotFoundError as error:
-    raise extra_missing(error, what="LangChain's retriever", module="langchain_core", package="langchain-core", extra="langchain") from None
+    raise extra_missing(
+        error,
+        what="LangChain's retriever",
+        module="langchain_core",
+        package="langchain-core",
+        extra="langchain",
+    ) from None
 
 
 class CairnRetriever(BaseRetriever):
     """Retrieves passages; ``k``, ``filters`` and ``parameters`` may be given to ``invoke`` as well.
 
-    ``collection`` is what ``open_collection`` or ``CairnClient.collection`` returns. ``filters`` is Cairn's filter tree; ``parameters`` are
-    more keywords of a search, such as ``{"max_characters": 2000}`` or ``{"granularity": "chunk", "passages": 1}``.
+    ``collection`` is what ``open_collection`` or ``CairnClient.collection`` returns. ``filters`` is Cairn's
+    filter tree; ``parameters`` are more keywords of a search, such as ``{"max_characters": 2000}`` or
+    ``{"granularity": "chunk", "passages": 1}``.
     """
 
     collection: Any
@@ -38,7 +45,9 @@ class CairnRetriever(BaseRetriever):
     parameters: Mapping[str, Any] = {}
 
     @override
-    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **asked: Any) -> list[Document]:
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **asked: Any
+    ) -> list[Document]:
         return self._find(query, asked)
 
     @override
@@ -50,8 +59,14 @@ class CairnRetriever(BaseRetriever):
     def _find(self, query: str, asked: Mapping[str, Any]) -> list[Document]:
         unknown = set(asked) - {"k", "filters", "parameters"}
         if unknown:
-            raise ConfigError(f"a retriever takes k, filters and parameters, got {', '.join(sorted(unknown))}")
-        chosen = {**self.parameters, "filters": asked.get("filters", self.filters), **asked.get("parameters", {})}
+            raise ConfigError(
+                f"a retriever takes k, filters and parameters, got {', '.join(sorted(unknown))}"
+            )
+        chosen = {
+            **self.parameters,
+            "filters": asked.get("filters", self.filters),
+            **asked.get("parameters", {}),
+        }
         found = find_passages(self.collection, query, asked.get("k", self.k), cast(SearchParameters, chosen))
         return [as_document(passage) for passage in found]
 

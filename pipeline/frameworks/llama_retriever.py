@@ -20,10 +20,20 @@ from pipeline.frameworks.source import FoundPassage, Searchable, find_passages
 try:
     from llama_index.core.callbacks import CallbackManager
     from llama_index.core.retrievers import BaseRetriever
-    from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle, RelatedNodeInfo, TextNode
+    from llama_index.core.schema import (
+        NodeRelationship,
+        NodeWithScore,
+        QueryBundle,
+        RelatedNodeInfo,
+        TextNode,
+    )
 except ModuleNotFoundError as error:
     raise extra_missing(
-        error, what="LlamaIndex's retriever", module="llama_index", package="llama-index-core", extra="llama-index"
+        error,
+        what="LlamaIndex's retriever",
+        module="llama_index",
+        package="llama-index-core",
+        extra="llama-index",
     ) from None
 
 _FOR_MACHINES: Final = ["doc_id", "start_char", "end_char", "score", "scores", "collection", "generation"]
@@ -52,7 +62,12 @@ class CairnRetriever(BaseRetriever):
     @override
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         parameters = cast(SearchParameters, {**self.parameters, "filters": self.filters})
-        return [as_node(passage) for passage in find_passages(self.collection, query_bundle.query_str, self.similarity_top_k, parameters)]
+        return [
+            as_node(passage)
+            for passage in find_passages(
+                self.collection, query_bundle.query_str, self.similarity_top_k, parameters
+            )
+        ]
 
     @override
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:

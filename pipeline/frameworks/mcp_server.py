@@ -29,7 +29,9 @@ MAX_ANSWER_CHARACTERS: Final = 20_000
 DEFAULT_ANSWER_CHARACTERS: Final = 4_000
 MAX_STRETCH_CHARACTERS: Final = 50_000
 DEFAULT_STRETCH_CHARACTERS: Final = 10_000
-_READS: Final = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
+_READS: Final = ToolAnnotations(
+    read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+)
 
 
 class PassageAnswer(BaseModel):
@@ -77,19 +79,27 @@ def make_server(collection: Searchable) -> MCPServer:
         "cairn",
         title=f"Cairn: {collection.name}",
         version=version("cairn-retrieval"),
-        instructions=f"Look things up in the collection {collection.name!r}: search first; read a document where passages are too short.",
+        instructions=f"Look things up in the collection {collection.name!r}: search first; read a "
+        "document where passages are too short.",
         log_level="WARNING",
     )
 
     @server.tool(annotations=_READS)
     async def search(
-        query: Annotated[str, Field(min_length=1, max_length=8_192, description="What to look for, in plain words.")],
+        query: Annotated[
+            str, Field(min_length=1, max_length=8_192, description="What to look for, in plain words.")
+        ],
         top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Documents to answer with.")] = 5,
         max_characters: Annotated[
-            int, Field(ge=1, le=MAX_ANSWER_CHARACTERS, description="Characters all passages may have together.")
+            int,
+            Field(ge=1, le=MAX_ANSWER_CHARACTERS, description="Characters all passages may have together."),
         ] = DEFAULT_ANSWER_CHARACTERS,
         filters: Annotated[
-            dict[str, Any] | None, Field(description='What documents must match, such as {"type": "gte", "key": "year", "value": 2020}.')
+            dict[str, Any] | None,
+            Field(
+                description='What documents must match, such as {"type": "gte", "key": "year", "value": '
+                "2020}."
+            ),
         ] = None,
     ) -> SearchAnswer:
         """Find the passages of the collection that answer a query best, with their documents."""
@@ -97,7 +107,9 @@ def make_server(collection: Searchable) -> MCPServer:
 
     @server.tool(annotations=_READS)
     async def get_document(
-        doc_id: Annotated[str, Field(min_length=1, max_length=1_024, description="A doc_id that search gave.")],
+        doc_id: Annotated[
+            str, Field(min_length=1, max_length=1_024, description="A doc_id that search gave.")
+        ],
         start_char: Annotated[int, Field(ge=0, description="First character to give.")] = 0,
         max_characters: Annotated[int, Field(ge=1, le=MAX_STRETCH_CHARACTERS)] = DEFAULT_STRETCH_CHARACTERS,
     ) -> DocumentStretch:
@@ -107,22 +119,32 @@ def make_server(collection: Searchable) -> MCPServer:
     return server
 
 
-def _search(collection: Searchable, query: str, top_k: int, max_characters: int, filters: dict[str, Any] | None) -> SearchAnswer:
+def _search(
+    collection: Searchable, query: str, top_k: int, max_characters: int, filters: dict[str, Any] | None
+) -> SearchAnswer:
     try:
-        result: SearchResult = collection.search(query, top_k=top_k, max_characters=max_characters, filters=filters)
+        result: SearchResult = collection.search(
+            query, top_k=top_k, max_characters=max_characters, filters=filters
+        )
     except CairnError as error:
         raise ToolError(error.fault) from None
     return SearchAnswer(
-        collection=collection.name, generation=result.generation, documents=[_document_answer(hit) for hit in result.hits if hit.passages]
+        collection=collection.name,
+        generation=result.generation,
+        documents=[_document_answer(hit) for hit in result.hits if hit.passages],
     )
 
 
 def _document_answer(hit: Hit) -> DocumentAnswer:
     passages = [
-        PassageAnswer(start_char=passage.start_char, end_char=passage.end_char, text=passage.text, score=passage.score)
+        PassageAnswer(
+            start_char=passage.start_char, end_char=passage.end_char, text=passage.text, score=passage.score
+        )
         for passage in hit.passages
     ]
-    return DocumentAnswer(doc_id=hit.doc_id, title=hit.title, score=hit.score, metadata=_plain(hit.metadata), passages=passages)
+    return DocumentAnswer(
+        doc_id=hit.doc_id, title=hit.title, score=hit.score, metadata=_plain(hit.metadata), passages=passages
+    )
 
 
 def _read(collection: Searchable, doc_id: str, start_char: int, max_characters: int) -> DocumentStretch:

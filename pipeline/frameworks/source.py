@@ -1,4 +1,7 @@
-"""What the frameworks search, and what they get: passages of a collection, best first, with the place each was cut from."""
+"""What the frameworks search, and what they get.
+
+Passages of a collection, best first, with the place each was cut from.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from pipeline.types import Document, Hit, Passage, SearchResult
 
 
 class Searchable(Protocol):
-    """A collection that can be searched: of this machine, or behind the API; both answer with the same records."""
+    """A collection that can be searched: of this machine, or behind the API.
+
+    Both answer with the same records.
+    """
 
     @property
     def name(self) -> str:
@@ -22,7 +28,10 @@ class Searchable(Protocol):
         ...
 
     def search(self, query: str, *_: Any, **parameters: Any) -> SearchResult:
-        """Rank documents for a query, each with its best passages; the keywords are :class:`SearchParameters`."""
+        """Rank documents for a query, each with its best passages.
+
+        The keywords are :class:`SearchParameters`.
+        """
         ...
 
     def read_document(self, doc_id: str) -> Document | None:
@@ -34,8 +43,9 @@ class Searchable(Protocol):
 class FoundPassage:
     """A passage as a framework's document: ``metadata`` is its document's, and where it stands there.
 
-    To the document's columns are added ``doc_id``, ``title``, ``start_char``, ``end_char``, ``score``, ``scores`` (the parts of the
-    document's score), ``collection`` and ``generation``, in place of columns of these names. ``passage_id`` names document and span.
+    To the document's columns are added ``doc_id``, ``title``, ``start_char``, ``end_char``, ``score``,
+    ``scores`` (the parts of the document's score), ``collection`` and ``generation``, in place of columns of
+    these names. ``passage_id`` names document and span.
     """
 
     passage_id: str
@@ -47,23 +57,43 @@ class FoundPassage:
     metadata: Mapping[str, Any]
 
 
-def find_passages(collection: Searchable, query: str, num_passages: int, parameters: SearchParameters) -> list[FoundPassage]:
+def find_passages(
+    collection: Searchable, query: str, num_passages: int, parameters: SearchParameters
+) -> list[FoundPassage]:
     """Return the best passages of the documents a search ranks first, by their own score; ties keep the documents' order.
 
-    ``parameters`` are those of the search; as many documents are ranked as passages are wanted, each gives up to ``passages`` (3).
+    ``parameters`` are those of the search; as many documents are ranked as passages are wanted, each gives up
+    to ``passages`` (3).
     """
     if not 1 <= num_passages <= 200:
         raise ConfigError(f"the number of passages must be from 1 to 200, got {num_passages}")
     if "top_k" in parameters:
-        raise ConfigError("top_k must be left out, got one among the search's parameters; the retriever's own number of passages sets it")
+        raise ConfigError(
+            "top_k must be left out, got one among the search's parameters; the retriever's own number "
+            "of passages sets it"
+        )
     result = collection.search(query, **{**parameters, "top_k": num_passages})
-    found = [_found(collection.name, result.generation, hit, passage) for hit in result.hits for passage in hit.passages]
+    found = [
+        _found(collection.name, result.generation, hit, passage)
+        for hit in result.hits
+        for passage in hit.passages
+    ]
     return sorted(found, key=lambda passage: -passage.score)[:num_passages]
 
 
 def _found(collection: str, generation: int, hit: Hit, passage: Passage) -> FoundPassage:
-    place = {"doc_id": hit.doc_id, "title": hit.title, "start_char": passage.start_char, "end_char": passage.end_char}
-    judged = {"score": passage.score, "scores": dict(hit.scores), "collection": collection, "generation": generation}
+    place = {
+        "doc_id": hit.doc_id,
+        "title": hit.title,
+        "start_char": passage.start_char,
+        "end_char": passage.end_char,
+    }
+    judged = {
+        "score": passage.score,
+        "scores": dict(hit.scores),
+        "collection": collection,
+        "generation": generation,
+    }
     return FoundPassage(
         passage_id=f"{hit.doc_id}#{passage.start_char}-{passage.end_char}",
         doc_id=hit.doc_id,
@@ -75,8 +105,13 @@ def _found(collection: str, generation: int, hit: Hit, passage: Passage) -> Foun
     )
 
 
-def open_source(collection: str, *, root: str | Path | None = None, url: str | None = None, api_key: str | None = None) -> Searchable:
-    """Return a collection to search: behind the API at ``url`` where one is given, else under ``root`` on this machine."""
+def open_source(
+    collection: str, *, root: str | Path | None = None, url: str | None = None, api_key: str | None = None
+) -> Searchable:
+    """Return a collection to search.
+
+    Behind the API at ``url`` where one is given, else under ``root`` on this machine.
+    """
     if url is None:
         from pipeline.collection import open_collection
 

@@ -4,12 +4,20 @@
                        the truth      FAISS and    CURRENT moves       opened,
                        (LanceDB)      Arrow files  last, atomically    immutable
 
-``layout`` knows the folders, ``protocol`` what a vector index answers, ``exact_index`` is the oracle of ``faiss_index``;
-``maintenance`` verifies, repairs, compacts, deletes and reports; ``replica`` keeps a copy of a collection in an object store.
+``layout`` knows the folders, ``protocol`` what a vector index answers, ``exact_index`` is the oracle of
+``faiss_index``; ``maintenance`` verifies, repairs, compacts, deletes and reports; ``replica`` keeps a copy of
+a collection in an object store.
 """
 
 from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout, list_collections
 from pipeline.index.protocol import VectorIndex
 
-__all__ = ["CollectionLayout", "Generation", "VectorIndex", "list_collections", "open_generation", "open_latest_intact_generation"]
+__all__ = [
+    "CollectionLayout",
+    "Generation",
+    "VectorIndex",
+    "list_collections",
+    "open_generation",
+    "open_latest_intact_generation",
+]

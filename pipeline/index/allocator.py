@@ -1,8 +1,8 @@
 """Give freed memory back while a collection is written.
 
-glibc raises its threshold for returning memory each time a large block is freed, and Lance's threads then keep hundreds of megabytes that
-nobody uses: writing 100,000 documents of 1 kB peaked at 885 MB, and at 501 MB with the threshold held. Held only while writing: during
-encoding it would cost page faults on every tensor.
+glibc raises its threshold for returning memory each time a large block is freed, and Lance's threads then
+keep hundreds of megabytes that nobody uses: writing 100,000 documents of 1 kB peaked at 885 MB, and at 501 MB
+with the threshold held. Held only while writing: during encoding it would cost page faults on every tensor.
 
 Nothing happens where the C library is not glibc.
 """
@@ -16,7 +16,10 @@ from collections.abc import Generator
 M_MMAP_THRESHOLD = -3
 HELD_THRESHOLD_BYTES = 1 << 20
 USUAL_THRESHOLD_BYTES = 32 << 20
-"""Where glibc's own adjustment ends up in a process that frees large blocks; it cannot be switched on again once it was set."""
+"""Where glibc's own adjustment ends up in a process that frees large blocks.
+
+It cannot be switched on again once it was set.
+"""
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Brute force in numpy: the oracle every other index is measured against.
 
-Reads all vectors for each query and holds them in memory; correct by inspection, never fast. Not what a collection is served from.
+Reads all vectors for each query and holds them in memory; correct by inspection, never fast. Not what a
+collection is served from.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ class ExactIndex:
         return self._vectors_NV.shape[1]
 
     def search(
-        self, queries_QV: Float32[np.ndarray, "Q V"], top_k: int, allowed: Int64[np.ndarray, " A"] | None = None
+        self,
+        queries_QV: Float32[np.ndarray, "Q V"],
+        top_k: int,
+        allowed: Int64[np.ndarray, " A"] | None = None,
     ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
         """Return the ``top_k`` best of each query, best first, ties by lower position."""
         positions = np.arange(self.num_vectors) if allowed is None else np.unique(allowed)
@@ -42,7 +46,10 @@ class ExactIndex:
 def top_k_of(
     scores_QN: Float32[np.ndarray, "Q N"], positions_N: Int64[np.ndarray, " N"], top_k: int
 ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
-    """Select the ``top_k`` best columns of each row; ``positions_N`` ascends, so a stable sort breaks ties by position."""
+    """Select the ``top_k`` best columns of each row.
+
+    ``positions_N`` ascends, so a stable sort breaks ties by position.
+    """
     num_queries, num_found = scores_QN.shape[0], min(top_k, scores_QN.shape[1])
     scores_QK = np.full((num_queries, top_k), -np.inf, dtype=np.float32)
     positions_QK = np.full((num_queries, top_k), NO_POSITION, dtype=np.int64)

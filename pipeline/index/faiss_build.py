@@ -1,11 +1,13 @@
 """Write a FAISS file from a stream of vectors without ever holding them all.
 
-What is trained sees a bounded, seeded sample; codes go to spill files block by block and are merged list by list with plain reads, so that
-memory does not grow with the number of vectors. The file is FAISS's own format, spliced: the header comes from ``serialize_index`` of the
-empty trained index, the codes from the spill. FAISS's ``contrib.ondisk`` merges through memory maps instead, which counts the whole index
-as resident; we don't use it.
+What is trained sees a bounded, seeded sample; codes go to spill files block by block and are merged list by
+list with plain reads, so that memory does not grow with the number of vectors. The file is FAISS's own
+format, spliced: the header comes from ``serialize_index`` of the empty trained index, the codes from the
+spill. FAISS's ``contrib.ondisk`` merges through memory maps instead, which counts the whole index as
+resident; we don't use it.
 
-Inner product; same vectors and settings, same bytes: one BLAS thread trains, and each slice is encoded by one thread.
+Inner product; same vectors and settings, same bytes: one BLAS thread trains, and each slice is encoded by one
+thread.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ ENCODE_SLICE_VECTORS = 2_048
 MEASURED_QUERIES = 128
 MEASURED_TOP_K = 10
 TARGET_RECALL = 0.985
-"""Share of true neighbours whose list is probed; what 8-bit codes lose on top is below 0.01 and no probe brings it back."""
+"""Share of true neighbours whose list is probed.
+
+What 8-bit codes lose on top is below 0.01 and no probe brings it back.
+"""
 MIN_NPROBE, MAX_NPROBE = 8, 512
 REFINE_FACTOR = 10
 """RaBitQ hands ten candidates an answer to its refinement."""
@@ -50,10 +55,13 @@ EMPTY_CODES_BYTES = 8
 """The zero length that ends an index of codes without a vector."""
 
 
-def build_faiss_index(vectors: VectorStream, num_vectors: int, vector_dim: int, config: IndexConfig, path: Path) -> dict[str, Any]:
+def build_faiss_index(
+    vectors: VectorStream, num_vectors: int, vector_dim: int, config: IndexConfig, path: Path
+) -> dict[str, Any]:
     """Write the index of a vector stream to ``path`` and return its description, for the manifest and :func:`open_faiss_index`.
 
-    RaBitQ writes a second file, ``path`` + ``.refine``. The stream is read twice for an inverted file, once for Flat.
+    RaBitQ writes a second file, ``path`` + ``.refine``. The stream is read twice for an inverted file, once
+    for Flat.
     """
     kind, why = choose_kind(num_vectors, config)
     description: dict[str, Any] = {
@@ -65,18 +73,31 @@ def build_faiss_index(vectors: VectorStream, num_vectors: int, vector_dim: int, 
     }
     if kind == "flat":
         index = faiss.IndexFlatIP(vector_dim)
-        _write_codes(index, (block.astype(np.float32, copy=False) for block in vectors()), num_vectors, np.float32, path)
+        _write_codes(
+            index,
+            (block.astype(np.float32, copy=False) for block in vectors()),
+            num_vectors,
+            np.float32,
+            path,
+        )
         return description | {"probed_recall_at_10": 1.0}
     sample_NV, queries_QV, query_positions = _draw_samples(vectors, num_vectors, vector_dim, config.seed)
     exact = _ExactTop(queries_QV, query_positions)
     with _one_blas_thread():
         index = _train_lists(kind, sample_NV, num_vectors, config.seed)
         refine = _train_codes(sample_NV, vector_dim) if kind == "ivf_rabitq" else None
-    description |= {"nlist": index.nlist, "trained_on": len(sample_NV), "seed": config.seed, "refine_factor": REFINE_FACTOR}
+    description |= {
+        "nlist": index.nlist,
+        "trained_on": len(sample_NV),
+        "seed": config.seed,
+        "refine_factor": REFINE_FACTOR,
+    }
     del sample_NV
     _write_lists(index, exact.watch(vectors()), num_vectors, path)
     if refine is not None:
-        refine_blocks = (refine.sa_encode(np.ascontiguousarray(block, dtype=np.float32)) for block in vectors())
+        refine_blocks = (
+            refine.sa_encode(np.ascontiguousarray(block, dtype=np.float32)) for block in vectors()
+        )
         _write_codes(refine, refine_blocks, num_vectors, np.uint8, path.with_name(path.name + REFINE_SUFFIX))
     return description | _choose_nprobe(index, exact)
 
@@ -148,11 +169,15 @@ def _header(index: Any, num_vectors: int, tail_bytes: int) -> bytes:
         index.ntotal = 0
 
 
-def _write_codes(index: Any, blocks: Iterator[np.ndarray], num_vectors: int, code_type: Any, path: Path) -> None:
+def _write_codes(
+    index: Any, blocks: Iterator[np.ndarray], num_vectors: int, code_type: Any, path: Path
+) -> None:
     """Write an index whose last field is its codes in position order: Flat and scalar codes."""
     with path.open("wb") as stream:
         stream.write(_header(index, num_vectors, EMPTY_CODES_BYTES))
-        width = index.d  # FAISS counts a Flat file's floats and a code file's bytes: one item a dimension either way
+        width = (
+            index.d
+        )  # FAISS counts a Flat file's floats and a code file's bytes: one item a dimension either way
         stream.write(np.uint64(num_vectors * width).tobytes())
         written = 0
         for block in blocks:
@@ -179,15 +204,22 @@ def _write_lists(index: Any, blocks: Iterator[np.ndarray], num_vectors: int, pat
                     stream.write(os.pread(spill.fileno(), num_codes * width, begin))
 
 
-def _spill_codes(index: Any, blocks: Iterator[np.ndarray], spill: BinaryIO) -> tuple[Int64[np.ndarray, "S K"], list[int]]:
+def _spill_codes(
+    index: Any, blocks: Iterator[np.ndarray], spill: BinaryIO
+) -> tuple[Int64[np.ndarray, "S K"], list[int]]:
     """Append one run for every ``SPILL_VECTORS``; return the list sizes and the start of each run.
 
     A run is all its codes, then all its positions, both sorted by list.
     """
     sizes, starts, position = [], [], 0
-    with ThreadPoolExecutor(max_workers=os.cpu_count(), initializer=faiss.omp_set_num_threads, initargs=(1,)) as workers:
+    with ThreadPoolExecutor(
+        max_workers=os.cpu_count(), initializer=faiss.omp_set_num_threads, initargs=(1,)
+    ) as workers:
         for block in _regroup(blocks, SPILL_VECTORS):
-            slices = [block[start : start + ENCODE_SLICE_VECTORS] for start in range(0, len(block), ENCODE_SLICE_VECTORS)]
+            slices = [
+                block[start : start + ENCODE_SLICE_VECTORS]
+                for start in range(0, len(block), ENCODE_SLICE_VECTORS)
+            ]
             encoded = list(workers.map(lambda part: _encode(index, part), slices))
             lists = np.concatenate([lists for lists, _ in encoded])
             order = np.argsort(lists, kind="stable")
@@ -204,7 +236,9 @@ def _encode(index: Any, block_NV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     vectors_NV = np.ascontiguousarray(block_NV, dtype=np.float32)
     lists = np.ascontiguousarray(index.quantizer.search(vectors_NV, 1)[1][:, 0])
     codes = np.zeros((len(vectors_NV), index.code_size), dtype=np.uint8)
-    index.encode_vectors(len(vectors_NV), faiss.swig_ptr(vectors_NV), faiss.swig_ptr(lists), faiss.swig_ptr(codes))
+    index.encode_vectors(
+        len(vectors_NV), faiss.swig_ptr(vectors_NV), faiss.swig_ptr(lists), faiss.swig_ptr(codes)
+    )
     return lists, codes
 
 
@@ -227,7 +261,9 @@ def _regroup(blocks: Iterator[np.ndarray], size: int) -> Iterator[np.ndarray]:
 class _ExactTop:
     """The true neighbours of the measured queries, kept up while the blocks stream past on their way into the index."""
 
-    def __init__(self, queries_QV: Float32[np.ndarray, "Q V"], own_positions: Int64[np.ndarray, " Q"]) -> None:
+    def __init__(
+        self, queries_QV: Float32[np.ndarray, "Q V"], own_positions: Int64[np.ndarray, " Q"]
+    ) -> None:
         num_queries, vector_dim = queries_QV.shape
         self.queries_QV = queries_QV
         self.neighbours_QKV = np.zeros((num_queries, MEASURED_TOP_K, vector_dim), dtype=np.float32)
@@ -245,7 +281,9 @@ class _ExactTop:
     def _offer(self, block_NV: np.ndarray, start: int) -> None:
         scores_QN = self.queries_QV @ block_NV.T
         is_here = (self._own_positions >= start) & (self._own_positions < start + len(block_NV))
-        scores_QN[np.flatnonzero(is_here), self._own_positions[is_here] - start] = -np.inf  # a query that finds itself says nothing
+        scores_QN[
+            np.flatnonzero(is_here), self._own_positions[is_here] - start
+        ] = -np.inf  # a query that finds itself says nothing
         best = np.argsort(-scores_QN, axis=1, kind="stable")[:, :MEASURED_TOP_K]
         scores = np.concatenate([self._scores_QK, np.take_along_axis(scores_QN, best, axis=1)], axis=1)
         vectors = np.concatenate([self.neighbours_QKV, block_NV[best]], axis=1)
@@ -267,4 +305,8 @@ def _choose_nprobe(index: Any, exact: _ExactTop) -> dict[str, Any]:
     is_list = probed[:, None, :] == lists.reshape(num_queries, num_neighbours, 1)
     share_found = np.cumsum(is_list.mean(axis=(0, 1)))
     nprobe = min(max(int(np.searchsorted(share_found, TARGET_RECALL)) + 1, MIN_NPROBE), max_nprobe)
-    return {"nprobe": nprobe, "probed_recall_at_10": round(float(share_found[nprobe - 1]), 4), "recall_queries": num_queries}
+    return {
+        "nprobe": nprobe,
+        "probed_recall_at_10": round(float(share_found[nprobe - 1]), 4),
+        "recall_queries": num_queries,
+    }

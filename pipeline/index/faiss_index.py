@@ -1,7 +1,8 @@
 """FAISS files opened for reading: memory-mapped, searched by inner product, filtered by position.
 
-Three kinds: Flat (exact), IVF with 8-bit scalar codes, and IVF with RaBitQ codes refined by 8-bit codes. ``faiss_build`` writes them;
-neither checks a hash: a file reaches :func:`open_faiss_index` only after its SHA-256 matched the manifest.
+Three kinds: Flat (exact), IVF with 8-bit scalar codes, and IVF with RaBitQ codes refined by 8-bit codes.
+``faiss_build`` writes them; neither checks a hash: a file reaches :func:`open_faiss_index` only after its
+SHA-256 matched the manifest.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false
@@ -47,17 +48,32 @@ def choose_kind(num_vectors: int, config: IndexConfig) -> tuple[FaissKind, str]:
     if config.kind != "auto":
         return config.kind, f"asked for by the setting index.kind = {config.kind}"
     if num_vectors <= config.flat_max_vectors:
-        return "flat", f"{num_vectors:,} vectors are at most {config.flat_max_vectors:,}: exact search is fast enough"
+        return (
+            "flat",
+            f"{num_vectors:,} vectors are at most {config.flat_max_vectors:,}: exact search is fast enough",
+        )
     if num_vectors < config.rabitq_min_vectors:
-        return "ivf_sq8", f"{num_vectors:,} vectors are more than {config.flat_max_vectors:,}: inverted lists with one byte a dimension"
+        return (
+            "ivf_sq8",
+            (
+                f"{num_vectors:,} vectors are more than {config.flat_max_vectors:,}: inverted lists with one "
+                "byte a dimension"
+            ),
+        )
     return (
         "ivf_rabitq",
-        f"{num_vectors:,} vectors are at least {config.rabitq_min_vectors:,}: one bit a dimension, refined by one byte a dimension",
+        (
+            f"{num_vectors:,} vectors are at least {config.rabitq_min_vectors:,}: one bit a dimension, "
+            "refined by one byte a dimension"
+        ),
     )
 
 
 def open_faiss_index(path: Path, description: Mapping[str, Any]) -> FaissIndex:
-    """Map a FAISS file whose hash has been checked; ``description`` is what ``build_faiss_index`` returned for it."""
+    """Map a FAISS file whose hash has been checked.
+
+    ``description`` is what ``build_faiss_index`` returned for it.
+    """
     kind: FaissKind = description["kind"]
     if kind == "flat":
         index, refine = _read(path, faiss.IO_FLAG_MMAP_IFC), None
@@ -71,7 +87,8 @@ def open_faiss_index(path: Path, description: Mapping[str, Any]) -> FaissIndex:
     opened = FaissIndex(index=index, refine=refine, description=description)
     if (opened.num_vectors, opened.vector_dim) != (description["num_vectors"], description["vector_dim"]):
         raise DamageError(
-            f"{path.name} must hold {description['num_vectors']} vectors of {description['vector_dim']} dimensions, "
+            f"{path.name} must hold {description['num_vectors']} vectors of {description['vector_dim']} "
+            "dimensions, "
             f"got {opened.num_vectors} of {opened.vector_dim}"
         )
     return opened
@@ -79,7 +96,9 @@ def open_faiss_index(path: Path, description: Mapping[str, Any]) -> FaissIndex:
 
 def _read(path: Path, flags: int) -> Any:
     with _read_lock:
-        faiss.set_deserialization_vector_byte_limit(max(path.stat().st_size, 1 << 20))  # no vector in a file can be larger than the file
+        faiss.set_deserialization_vector_byte_limit(
+            max(path.stat().st_size, 1 << 20)
+        )  # no vector in a file can be larger than the file
         try:
             return faiss.read_index(str(path), flags)
         except RuntimeError as error:
@@ -87,7 +106,10 @@ def _read(path: Path, flags: int) -> Any:
 
 
 class FaissIndex:
-    """A :class:`~pipeline.index.protocol.VectorIndex` over one FAISS file; safe to search from several threads."""
+    """A :class:`~pipeline.index.protocol.VectorIndex` over one FAISS file.
+
+    Safe to search from several threads.
+    """
 
     def __init__(self, *, index: Any, refine: Any | None, description: Mapping[str, Any]) -> None:
         self.description = description
@@ -109,7 +131,10 @@ class FaissIndex:
         return self._index.d
 
     def search(
-        self, queries_QV: Float32[np.ndarray, "Q V"], top_k: int, allowed: Int64[np.ndarray, " A"] | None = None
+        self,
+        queries_QV: Float32[np.ndarray, "Q V"],
+        top_k: int,
+        allowed: Int64[np.ndarray, " A"] | None = None,
     ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
         """Return the ``top_k`` best of each query, best first, ties by lower position."""
         queries_QV = np.ascontiguousarray(queries_QV, dtype=np.float32)
@@ -118,7 +143,8 @@ class FaissIndex:
         allowed = np.unique(allowed)
         if len(allowed) <= BRUTE_FORCE_POSITIONS:
             return top_k_of(queries_QV @ self.reconstruct(allowed).T, allowed, top_k)
-        # A filter thins every list evenly at best: probe as many more lists as the filter leaves out, so that as many candidates are seen.
+        # A filter thins every list evenly at best: probe as many more lists as the filter leaves out, so that
+        # as many candidates are seen.
         nprobe = min(self.num_lists, -(-self._nprobe * self.num_vectors // len(allowed)))
         return self._search(queries_QV, top_k, nprobe, allowed)
 
@@ -128,12 +154,18 @@ class FaissIndex:
         return 1 if self._is_flat else self._index.nlist
 
     def _search(
-        self, queries_QV: Float32[np.ndarray, "Q V"], top_k: int, nprobe: int, allowed: Int64[np.ndarray, " A"] | None
+        self,
+        queries_QV: Float32[np.ndarray, "Q V"],
+        top_k: int,
+        nprobe: int,
+        allowed: Int64[np.ndarray, " A"] | None,
     ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
         num_found = min(top_k, self.num_vectors)
         if num_found == 0 or len(queries_QV) == 0:
             return top_k_of(np.empty((len(queries_QV), 0), np.float32), np.empty(0, np.int64), top_k)
-        found_QK, positions_QK = self._search_index.search(queries_QV, num_found, params=self._parameters(nprobe, allowed))
+        found_QK, positions_QK = self._search_index.search(
+            queries_QV, num_found, params=self._parameters(nprobe, allowed)
+        )
         found_QK[positions_QK == NO_POSITION] = -np.inf
         return _order_ties(found_QK, positions_QK, top_k)
 
@@ -147,7 +179,10 @@ class FaissIndex:
 
     @cached_property
     def _codes(self) -> _RefineCodes | _ListedCodes:
-        """The stored codes by position; inverted lists need a map of 8 bytes a vector for it, made when first asked for."""
+        """The stored codes by position.
+
+        Inverted lists need a map of 8 bytes a vector for it, made when first asked for.
+        """
         if self._refine is not None:
             return _RefineCodes(self._refine)
         with self._codes_lock:
@@ -160,7 +195,9 @@ class FaissIndex:
         if self._refine is None:
             return faiss.SearchParametersIVF(nprobe=nprobe, sel=selector)
         base = faiss.IVFRaBitQSearchParameters(nprobe=nprobe, sel=selector, qb=self._index.qb)
-        return faiss.IndexRefineSearchParameters(k_factor=float(self.description["refine_factor"]), base_index_params=base)
+        return faiss.IndexRefineSearchParameters(
+            k_factor=float(self.description["refine_factor"]), base_index_params=base
+        )
 
 
 class _RefineCodes:
@@ -179,7 +216,8 @@ class _RefineCodes:
 class _ListedCodes:
     """8-bit codes that lie in inverted lists, found by position and decoded many at once.
 
-    FAISS's ``reconstruct_batch`` gives the same vectors in four times the time: it prepares a decoder for each.
+    FAISS's ``reconstruct_batch`` gives the same vectors in four times the time: it prepares a decoder for
+    each.
     """
 
     def __init__(self, index: Any) -> None:
@@ -187,7 +225,9 @@ class _ListedCodes:
             index.make_direct_map(True)
         lists = faiss.downcast_InvertedLists(index.invlists)
         self._index = index
-        self._places_N: Int64[np.ndarray, " N"] = faiss.rev_swig_ptr(index.direct_map.array.data(), index.ntotal)
+        self._places_N: Int64[np.ndarray, " N"] = faiss.rev_swig_ptr(
+            index.direct_map.array.data(), index.ntotal
+        )
         self._begins_L = np.array([lists.lists.at(number).offset for number in range(index.nlist)], np.int64)
         # Row b is the code that begins at byte b of the file.
         self._codes_BC = sliding_window_view(faiss.rev_swig_ptr(lists.ptr, lists.totsize), index.code_size)
@@ -198,7 +238,9 @@ class _ListedCodes:
         lists_A = places_A >> 32
         codes_AC = self._codes_BC[self._begins_L[lists_A] + (places_A & 0xFFFF_FFFF) * self._index.code_size]
         vectors_AV = np.empty((len(positions), self._index.d), np.float32)
-        self._index.decode_vectors(len(positions), faiss.swig_ptr(codes_AC), faiss.swig_ptr(lists_A), faiss.swig_ptr(vectors_AV))
+        self._index.decode_vectors(
+            len(positions), faiss.swig_ptr(codes_AC), faiss.swig_ptr(lists_A), faiss.swig_ptr(vectors_AV)
+        )
         return vectors_AV
 
 

@@ -1,8 +1,8 @@
 """One published generation, opened: everything a search reads, pinned and immutable.
 
-Files are believed only when size and SHA-256 equal the manifest's (neither FAISS nor Lance notices a flipped bit); the Lance tables are
-pinned to the manifest's versions. Opening never locks and never writes: a writer publishes beside it. Building one is ``publish``'s
-business.
+Files are believed only when size and SHA-256 equal the manifest's (neither FAISS nor Lance notices a flipped
+bit); the Lance tables are pinned to the manifest's versions. Opening never locks and never writes: a writer
+publishes beside it. Building one is ``publish``'s business.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ OPEN_ATTEMPTS = 3
 class HeldFiles:
     """Files that are mapped, held open: reading a part that is cut off would end the process, and only who holds a file can always tell.
 
-    One that was removed is whole for who holds it, one that was cut before it was removed is not. One that is not there when it is to be
-    held raises :class:`DamageError`, as mapping it does, so that a reader who lost its generation starts over.
+    One that was removed is whole for who holds it, one that was cut before it was removed is not. One that is
+    not there when it is to be held raises :class:`DamageError`, as mapping it does, so that a reader who lost
+    its generation starts over.
     """
 
     def __init__(self, folder: Path, records: Mapping[str, FileRecord]) -> None:
@@ -69,7 +70,10 @@ class HeldFiles:
         for name, descriptor in self._descriptors.items():
             size = os.fstat(descriptor).st_size
             if size < self._sizes[name]:
-                return name, f"must have {self._sizes[name]:,} bytes, got {size:,}: it was cut while it was open"
+                return (
+                    name,
+                    f"must have {self._sizes[name]:,} bytes, got {size:,}: it was cut while it was open",
+                )
         return None
 
 
@@ -82,10 +86,10 @@ def _close(descriptors: dict[str, int]) -> None:
 class Generation:
     """What one search session reads: two vector indexes, the positions that tie them to the table, and the pinned table itself.
 
-    Position p of ``documents`` is row p of ``doc_ids``, ``row_ids`` and ``cluster_ids``; its chunks are positions ``chunk_offsets[p]`` to
-    ``chunk_offsets[p + 1]`` of ``chunks``. ``passage_terms`` is None in a generation published before passages had a BM25 of their own;
-    the next publication makes it. ``warning`` is a sentence for the user when an older generation is served because the current
-    one is damaged.
+    Position p of ``documents`` is row p of ``doc_ids``, ``row_ids`` and ``cluster_ids``; its chunks are
+    positions ``chunk_offsets[p]`` to ``chunk_offsets[p + 1]`` of ``chunks``. ``passage_terms`` is None in a
+    generation published before passages had a BM25 of their own; the next publication makes it. ``warning``
+    is a sentence for the user when an older generation is served because the current one is damaged.
     """
 
     layout: CollectionLayout
@@ -127,7 +131,9 @@ class Generation:
     @cached_property
     def chunk_offsets(self) -> Int64[np.ndarray, " N_plus_1"]:
         """First chunk of each document, and the number of chunks at the end."""
-        return np.append(self.positions.column("chunk_offset").to_numpy(zero_copy_only=True), np.int64(self.spans.num_rows))
+        return np.append(
+            self.positions.column("chunk_offset").to_numpy(zero_copy_only=True), np.int64(self.spans.num_rows)
+        )
 
     @cached_property
     def cluster_ids(self) -> Int32[np.ndarray, " N"]:
@@ -163,7 +169,10 @@ class Generation:
 
     @cached_property
     def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
-        """The mean of the chunk vectors, of a sample where there are many: its product with a query is what an average chunk scores."""
+        """The mean of the chunk vectors, of a sample where there are many.
+
+        Its product with a query is what an average chunk scores.
+        """
         return self.chunks.reconstruct(sampled_chunks(self.spans.num_rows)).mean(axis=0)
 
     @cached_property
@@ -175,11 +184,18 @@ class Generation:
         return self.row_ids[self._row_order]
 
     def position_of_row_ids(self, row_ids: Sequence[int] | np.ndarray) -> Int64[np.ndarray, " A"]:
-        """Return the document position of each Lance row id; an id of another version raises :class:`IntegrityError`."""
+        """Return the document position of each Lance row id.
+
+        An id of another version raises :class:`IntegrityError`.
+        """
         wanted = np.asarray(row_ids, dtype=np.uint64)
         found = np.searchsorted(self._sorted_row_ids, wanted)
-        if np.any(found >= self.num_documents) or np.any(self._sorted_row_ids[np.minimum(found, self.num_documents - 1)] != wanted):
-            raise self.layout.damaged(f"row ids must belong to generation {self.number} of {self.layout.name!r}", "verify")
+        if np.any(found >= self.num_documents) or np.any(
+            self._sorted_row_ids[np.minimum(found, self.num_documents - 1)] != wanted
+        ):
+            raise self.layout.damaged(
+                f"row ids must belong to generation {self.number} of {self.layout.name!r}", "verify"
+            )
         return self._row_order[found]
 
     def require_whole(self) -> None:
@@ -190,14 +206,19 @@ class Generation:
             raise self.layout.damaged(f"{name} of generation {self.number} {fault}")
 
     def fetch_documents(self, positions: Sequence[int] | np.ndarray, columns: Sequence[str]) -> pa.Table:
-        """Read columns of the documents at these positions from the pinned table, in the order asked; a position may repeat."""
+        """Read columns of the documents at these positions from the pinned table, in the order asked.
+
+        A position may repeat.
+        """
         unique, inverse = np.unique(np.asarray(positions, dtype=np.int64), return_inverse=True)
         asked = ["doc_id", *(name for name in columns if name != "doc_id")]
         rows = self._dataset.take(unique.tolist(), columns=asked)
-        # A position is a row's place in the scan: should Lance ever count otherwise, no document may pass for another.
+        # A position is a row's place in the scan: should Lance ever count otherwise, no document may pass for
+        # another.
         if rows.column("doc_id").to_pylist() != self.doc_ids.take(pa.array(unique)).to_pylist():
             raise self.layout.damaged(
-                f"table `documents` of {self.layout.name!r} must hold generation {self.number} in its order", "verify"
+                f"table `documents` of {self.layout.name!r} must hold generation {self.number} in its order",
+                "verify",
             )
         return rows.take(pa.array(inverse)).select(list(columns))
 
@@ -213,8 +234,12 @@ class Generation:
 
     @cached_property
     def _dataset(self) -> lance.LanceDataset:
-        # A take or a full-text query through this handle costs a third of one through the table's, which waits on a background thread.
-        return lance.dataset(str(self.layout.lance_folder / f"{DOCUMENTS}.lance"), version=self.manifest.lance_versions[DOCUMENTS])
+        # A take or a full-text query through this handle costs a third of one through the table's, which
+        # waits on a background thread.
+        return lance.dataset(
+            str(self.layout.lance_folder / f"{DOCUMENTS}.lance"),
+            version=self.manifest.lance_versions[DOCUMENTS],
+        )
 
 
 def sampled_chunks(count: int) -> Int64[np.ndarray, " S"]:
@@ -222,7 +247,9 @@ def sampled_chunks(count: int) -> Int64[np.ndarray, " S"]:
     return np.linspace(0, count - 1, min(count, SAMPLED_CHUNKS)).astype(np.int64)
 
 
-def open_generation(layout: CollectionLayout, number: int | None = None, check_hashes: bool = True) -> Generation:
+def open_generation(
+    layout: CollectionLayout, number: int | None = None, check_hashes: bool = True
+) -> Generation:
     """Open the served generation, or the one asked for; damage raises :class:`IntegrityError`, never a guess.
 
     ``check_hashes`` = False trusts sizes alone: for files that this process has just hashed.
@@ -244,7 +271,10 @@ def open_generation(layout: CollectionLayout, number: int | None = None, check_h
 
 
 def open_latest_intact_generation(layout: CollectionLayout, check_hashes: bool = True) -> Generation:
-    """Open the served generation or, when it is damaged, the newest older one that is whole; ``warning`` then says so."""
+    """Open the served generation or, when it is damaged, the newest older one that is whole.
+
+    ``warning`` then says so.
+    """
     try:
         return open_generation(layout, check_hashes=check_hashes)
     except IntegrityError as error:
@@ -259,11 +289,15 @@ def open_latest_intact_generation(layout: CollectionLayout, check_hashes: bool =
                 found = _open(layout, number, check_hashes)
             except IntegrityError:
                 continue
-            return replace(found, warning=f"generation {number} is served instead of the current one: {damage}")
+            return replace(
+                found, warning=f"generation {number} is served instead of the current one: {damage}"
+            )
     raise damage
 
 
-def check_generation_files(layout: CollectionLayout, manifest: Manifest, check_hashes: bool = True) -> list[tuple[str, str]]:
+def check_generation_files(
+    layout: CollectionLayout, manifest: Manifest, check_hashes: bool = True
+) -> list[tuple[str, str]]:
     """Return (file, what is wrong) for each file of a generation's folder that does not match its manifest."""
     folder = layout.generation_folder(manifest.generation)
     problems: list[tuple[str, str]] = []
@@ -278,16 +312,23 @@ def check_generation_files(layout: CollectionLayout, manifest: Manifest, check_h
                 problems.append((name, f"must have {record.size_bytes} bytes, got {path.stat().st_size}"))
             elif check_hashes and sha256_of_file(path) != record.sha256:
                 problems.append((name, "does not match its SHA-256"))
-    missing = {DOCUMENTS_FAISS, CHUNKS_FAISS, DOCUMENTS_ARROW, CHUNKS_ARROW, LANCE_FILES} - set(manifest.files)
+    missing = {DOCUMENTS_FAISS, CHUNKS_FAISS, DOCUMENTS_ARROW, CHUNKS_ARROW, LANCE_FILES} - set(
+        manifest.files
+    )
     return problems + [(name, "is not in the manifest") for name in sorted(missing)]
 
 
 def read_manifest(layout: CollectionLayout, number: int) -> Manifest:
-    """Read a generation's manifest; one that speaks of another collection or number raises :class:`IntegrityError`."""
+    """Read a generation's manifest.
+
+    One that speaks of another collection or number raises :class:`IntegrityError`.
+    """
     with layout.naming_damage():
         manifest = Manifest.read(layout.generation_folder(number))
     if manifest.generation != number or set(manifest.lance_versions) != set(TABLES):
-        raise layout.damaged(f"the manifest of generation {number} must describe it and the tables {', '.join(TABLES)}")
+        raise layout.damaged(
+            f"the manifest of generation {number} must describe it and the tables {', '.join(TABLES)}"
+        )
     return manifest
 
 
@@ -307,7 +348,10 @@ def _open_files(layout: CollectionLayout, number: int, check_hashes: bool) -> Ge
     spans = open_positions(folder / CHUNKS_ARROW, CHUNK_POSITIONS_SCHEMA)
     counts = {"documents": positions.num_rows, "chunks": spans.num_rows}
     if counts != {"documents": manifest.documents, "chunks": manifest.chunks}:
-        raise DamageError(f"generation {number} must hold {manifest.documents} documents and {manifest.chunks} chunks, got {counts}")
+        raise DamageError(
+            f"generation {number} must hold {manifest.documents} documents and {manifest.chunks} chunks, "
+            f"got {counts}"
+        )
     return Generation(
         layout=layout,
         manifest=manifest,
@@ -315,7 +359,9 @@ def _open_files(layout: CollectionLayout, number: int, check_hashes: bool) -> Ge
         chunks=open_faiss_index(folder / CHUNKS_FAISS, manifest.indexes["chunks"]),
         positions=positions,
         spans=spans,
-        passage_terms=open_passage_terms(folder / PASSAGES_ARROW) if PASSAGES_ARROW in manifest.files else None,
+        passage_terms=open_passage_terms(folder / PASSAGES_ARROW)
+        if PASSAGES_ARROW in manifest.files
+        else None,
         document_table=open_pinned_table(layout, DOCUMENTS, manifest.lance_versions[DOCUMENTS]),
         held_files=HeldFiles(folder, manifest.files),
     )

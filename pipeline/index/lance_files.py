@@ -1,7 +1,7 @@
 """The files a pinned Lance version consists of, with their hashes: Lance itself checksums nothing.
 
-Lance files never change once written, so a hash taken at publication holds for ever; a new generation only hashes what is new. Recording
-also fsyncs, which Lance does not.
+Lance files never change once written, so a hash taken at publication holds for ever; a new generation only
+hashes what is new. Recording also fsyncs, which Lance does not.
 """
 
 from __future__ import annotations
@@ -32,13 +32,25 @@ def list_lance_files(layout: CollectionLayout, versions: Mapping[str, int]) -> l
     for table, version in versions.items():
         dataset = lance.dataset(str(layout.lance_folder / f"{table}.lance"), version=version)
         for batch in dataset.tracked_files(min_version=version):
-            rows = zip(batch.column("version").to_pylist(), batch.column("path").to_pylist(), batch.column("type").to_pylist(), strict=True)
-            paths.update(f"{table}.lance/{path}" for at, path, kind in rows if at == version and kind in KEPT_TYPES)
+            rows = zip(
+                batch.column("version").to_pylist(),
+                batch.column("path").to_pylist(),
+                batch.column("type").to_pylist(),
+                strict=True,
+            )
+            paths.update(
+                f"{table}.lance/{path}" for at, path, kind in rows if at == version and kind in KEPT_TYPES
+            )
     return sorted(paths)
 
 
-def record_lance_files(layout: CollectionLayout, versions: Mapping[str, int], known: Mapping[str, FileRecord]) -> LanceFiles:
-    """Hash and fsync every file of these versions; a file in ``known`` with the same size keeps its record."""
+def record_lance_files(
+    layout: CollectionLayout, versions: Mapping[str, int], known: Mapping[str, FileRecord]
+) -> LanceFiles:
+    """Hash and fsync every file of these versions.
+
+    A file in ``known`` with the same size keeps its record.
+    """
     records: LanceFiles = {}
     folders: set[Path] = set()
     for name in list_lance_files(layout, versions):

@@ -1,12 +1,14 @@
 """The truth: LanceDB tables ``documents`` and ``chunks``, changed by one committer under the collection's lock.
 
-Both tables hold the same documents in the same order, chunks by ordinal, and every later stage relies on that order. A commit is a handful
-of Lance versions; none of them is visible to a reader before a generation pins the last one. A killed commit is undone by
-:meth:`LanceTables.roll_back`, never resumed: an append committed twice doubles rows.
+Both tables hold the same documents in the same order, chunks by ordinal, and every later stage relies on that
+order. A commit is a handful of Lance versions; none of them is visible to a reader before a generation pins
+the last one. A killed commit is undone by :meth:`LanceTables.roll_back`, never resumed: an append committed
+twice doubles rows.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# pyarrow makes its compute functions at import time, and lancedb types a local table as its abstract parent: no type checker sees either.
+# pyarrow makes its compute functions at import time, and lancedb types a local table as its abstract parent:
+# no type checker sees either.
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ TEXT_INDEX_COLUMNS = ("text", "title")
 MAX_IDS_A_DELETE = 1_000
 """Longer IN lists make Lance's planner the slowest part of a deletion."""
 MAX_FRAGMENTS = 32
-"""Appends beyond this many files are merged; sooner would rewrite a large table for a nightly handful of rows."""
+"""Appends beyond this many files are merged.
+
+Sooner would rewrite a large table for a nightly handful of rows.
+"""
 MAX_DELETED_SHARE = 0.25
 TEXT_INDEX_MEMORY_MIB = 128
 SCAN_ROWS = 4_096
@@ -57,28 +62,48 @@ Versions = dict[str, int]
 class LanceTables:
     """Both tables of a collection, open for one writer or pinned scans."""
 
-    def __init__(self, layout: CollectionLayout, metadata_fields: Sequence[pa.Field], vector_dim: int) -> None:
+    def __init__(
+        self, layout: CollectionLayout, metadata_fields: Sequence[pa.Field], vector_dim: int
+    ) -> None:
         self.layout = layout
         self.metadata_fields = tuple(metadata_fields)
         self.vector_dim = vector_dim
-        self.schemas = {DOCUMENTS: documents_schema(metadata_fields, vector_dim), CHUNKS: chunks_schema(vector_dim)}
+        self.schemas = {
+            DOCUMENTS: documents_schema(metadata_fields, vector_dim),
+            CHUNKS: chunks_schema(vector_dim),
+        }
         self._database = lancedb.connect(str(layout.lance_folder))
 
     @classmethod
     def open(cls, layout: CollectionLayout) -> LanceTables:
-        """Open the tables that stand, taking the schema from them; a missing table raises :class:`IntegrityError`."""
+        """Open the tables that stand, taking the schema from them.
+
+        A missing table raises :class:`IntegrityError`.
+        """
         database = lancedb.connect(str(layout.lance_folder))
         missing = [name for name in TABLES if name not in _table_names(database)]
         if missing:
-            raise layout.damaged(f"collection {layout.name!r} must have the tables {', '.join(TABLES)}, missing: {', '.join(missing)}")
+            raise layout.damaged(
+                f"collection {layout.name!r} must have the tables {', '.join(TABLES)}, missing: "
+                f"{', '.join(missing)}"
+            )
         with lance_errors("opening the tables"):
             schema = database.open_table(DOCUMENTS).schema
         owned = set(documents_schema((), 1).names)
-        return cls(layout, [field.remove_metadata() for field in schema if field.name not in owned], schema.field("vector").type.list_size)
+        return cls(
+            layout,
+            [field.remove_metadata() for field in schema if field.name not in owned],
+            schema.field("vector").type.list_size,
+        )
 
     @classmethod
-    def open_or_create(cls, layout: CollectionLayout, metadata_fields: Sequence[pa.Field], vector_dim: int) -> LanceTables:
-        """Open the tables, made empty where there are none; another schema raises :class:`SchemaError` before anything is written."""
+    def open_or_create(
+        cls, layout: CollectionLayout, metadata_fields: Sequence[pa.Field], vector_dim: int
+    ) -> LanceTables:
+        """Open the tables, made empty where there are none.
+
+        Another schema raises :class:`SchemaError` before anything is written.
+        """
         tables = cls(layout, metadata_fields, vector_dim)
         existing = _table_names(tables._database)
         if layout.exists():  # tables that were never published bind nobody: roll_back(None) makes them anew
@@ -120,7 +145,9 @@ class LanceTables:
                 table.checkout(versions[name])
                 table.restore()
             except (ValueError, RuntimeError, OSError) as error:
-                raise self.layout.damaged(f"version {versions[name]} of table `{name}` cannot be opened") from error
+                raise self.layout.damaged(
+                    f"version {versions[name]} of table `{name}` cannot be opened"
+                ) from error
         commit_point("lance-rolled-back")
 
     @returning_freed_memory()
@@ -138,9 +165,10 @@ class LanceTables:
     ) -> Versions:
         """Delete, append, compact, index and tag; return the versions that hold the result.
 
-        ``deleted_ids`` comes in lists of at most 1,000; ``replaces_all`` deletes every row instead. ``documents`` and ``chunks`` carry the
-        same documents in the same order, each streamed into ONE append. Row counts are checked after each write; a difference raises
-        :class:`IntegrityError` and leaves the roll-back to the next run.
+        ``deleted_ids`` comes in lists of at most 1,000; ``replaces_all`` deletes every row instead.
+        ``documents`` and ``chunks`` carry the same documents in the same order, each streamed into ONE
+        append. Row counts are checked after each write; a difference raises :class:`IntegrityError` and
+        leaves the roll-back to the next run.
         """
         for ids in deleted_ids:
             assert len(ids) <= MAX_IDS_A_DELETE, len(ids)
@@ -152,7 +180,10 @@ class LanceTables:
             with lance_errors(f"deleting all rows of table `{name}`"):
                 self._latest(name).delete("true")
             commit_point(f"{name}-deleted")
-        for name, reader, expected in ((DOCUMENTS, documents, expected_documents), (CHUNKS, chunks, expected_chunks)):
+        for name, reader, expected in (
+            (DOCUMENTS, documents, expected_documents),
+            (CHUNKS, chunks, expected_chunks),
+        ):
             if reader is not None and expected:
                 self._append(name, reader, expected)
             commit_point(f"{name}-added")
@@ -195,14 +226,24 @@ class LanceTables:
                 for tag in sorted(set(tags.list()) - kept):
                     tags.delete(tag)
                 # The lock makes us the only writer: files that no version names are a killed run's.
-                self._dataset(name).cleanup_old_versions(timedelta(0), delete_unverified=True, error_if_tagged_old_versions=False)
+                self._dataset(name).cleanup_old_versions(
+                    timedelta(0), delete_unverified=True, error_if_tagged_old_versions=False
+                )
 
-    def published_hashes(self, versions: Mapping[str, int], batch_rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+    def published_hashes(
+        self, versions: Mapping[str, int], batch_rows: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
         """Stream (doc_id, content_sha256) of the documents at the pinned version."""
         return self.scan(DOCUMENTS, ["doc_id", "content_sha256"], versions, batch_rows)
 
     def scan(
-        self, table: str, columns: Sequence[str], versions: Mapping[str, int], batch_rows: int = SCAN_ROWS, *, with_row_id: bool = False
+        self,
+        table: str,
+        columns: Sequence[str],
+        versions: Mapping[str, int],
+        batch_rows: int = SCAN_ROWS,
+        *,
+        with_row_id: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """Stream columns of a pinned version in stored order, in bounded memory."""
         with lance_errors(f"reading table `{table}`", damaged=True):
@@ -223,7 +264,10 @@ class LanceTables:
             yield vectors_of(batch.column("vector"))
 
     def scan_texts(self, versions: Mapping[str, int]) -> Iterator[list[str]]:
-        """Stream the texts of the documents at the pinned version, in stored order, a few at a time: one may be long."""
+        """Stream the texts of the documents at the pinned version, in stored order, a few at a time.
+
+        One may be long.
+        """
         for batch in self.scan(DOCUMENTS, ["text"], versions, TEXT_ROWS):
             yield batch.column("text").to_pylist()
 
@@ -234,12 +278,16 @@ class LanceTables:
         return lance.dataset(str(self.layout.lance_folder / f"{name}.lance"), version=version)
 
     def _create(self, name: str) -> None:
-        self._database.create_table(name, schema=self.schemas[name]).set_unenforced_primary_key([PRIMARY_KEYS[name]])
+        self._database.create_table(name, schema=self.schemas[name]).set_unenforced_primary_key(
+            [PRIMARY_KEYS[name]]
+        )
 
     def _recreate_if_used(self, name: str) -> None:
         with lance_errors(f"emptying table `{name}`"):
             if name in _table_names(self._database):
-                if self._latest(name).count_rows() == 0 and self._latest(name).schema.remove_metadata().equals(self.schemas[name]):
+                if self._latest(name).count_rows() == 0 and self._latest(
+                    name
+                ).schema.remove_metadata().equals(self.schemas[name]):
                     return
                 self._database.drop_table(name)
             self._create(name)
@@ -252,7 +300,8 @@ class LanceTables:
                 want = f"{wanted.field(column).type}" if column in wanted.names else "no such column"
                 if have != want:
                     raise SchemaError(
-                        f"column {column!r} must be as in collection {self.layout.name!r} ({have}), got {want}; "
+                        f"column {column!r} must be as in collection {self.layout.name!r} ({have}), got "
+                        f"{want}; "
                         "change the source or ingest into a new collection"
                     )
 
@@ -270,15 +319,16 @@ class LanceTables:
         added = table.count_rows() - before
         if added != expected:
             raise IntegrityError(
-                f"table `{name}` must grow by {expected} rows, got {added}; run the same command again, nothing was published"
+                f"table `{name}` must grow by {expected} rows, got {added}; run the same command again, "
+                "nothing was published"
             )
 
     def _compact(self, name: str, *, force: bool) -> None:
         """Merge fragments and drop deleted rows where there are many: all of a table or nothing, as positions are rows of a scan.
 
-        Lance puts fragments in the order of their ids and gives what it rewrites new ones, so a table whose first fragments alone are
-        rewritten has them at its end, and what an index covers is rewritten apart from what it does not. The text indexes are dropped
-        before and built again by ``_index_text``.
+        Lance puts fragments in the order of their ids and gives what it rewrites new ones, so a table whose
+        first fragments alone are rewritten has them at its end, and what an index covers is rewritten apart
+        from what it does not. The text indexes are dropped before and built again by ``_index_text``.
         """
         with lance_errors(f"compacting table `{name}`"):
             fragments = self._dataset(name).get_fragments()
@@ -305,7 +355,10 @@ class LanceTables:
             existing = {column: index.name for index in table.list_indices() for column in index.columns}
             for column in TEXT_INDEX_COLUMNS:
                 if column not in existing:
-                    table.create_index(column, config=FTS(with_position=False, num_workers=1, memory_limit=TEXT_INDEX_MEMORY_MIB))
+                    table.create_index(
+                        column,
+                        config=FTS(with_position=False, num_workers=1, memory_limit=TEXT_INDEX_MEMORY_MIB),
+                    )
             if existing:
                 self._dataset(DOCUMENTS).optimize.optimize_indices()
             table.checkout_latest()
@@ -314,7 +367,8 @@ class LanceTables:
                 if statistics is None or statistics.num_unindexed_rows:
                     unindexed = "an unknown number" if statistics is None else statistics.num_unindexed_rows
                     raise IntegrityError(
-                        f"text index `{index.name}` must cover every row, got {unindexed} rows left out; run the same command again"
+                        f"text index `{index.name}` must cover every row, got {unindexed} rows left out; "
+                        "run the same command again"
                     )
 
 
@@ -329,7 +383,10 @@ def open_pinned_table(layout: CollectionLayout, name: str, version: int) -> lanc
 
 
 class _CheckedBatches:
-    """Batches on their way into a table: Lance silently accepts a missing column and a null vector, so both are refused here."""
+    """Batches on their way into a table.
+
+    Lance silently accepts a missing column and a null vector, so both are refused here.
+    """
 
     def __init__(self, name: str, schema: pa.Schema, reader: pa.RecordBatchReader) -> None:
         self.error: CairnError | None = None
@@ -348,7 +405,8 @@ class _CheckedBatches:
                 vectors = batch.column("vector")
                 if vectors.null_count or pc.any(pc.invert(pc.is_finite(vectors.flatten()))).as_py():
                     raise IntegrityError(
-                        f"vectors of table `{self._name}` must be finite numbers, got a null, NaN or infinity; "
+                        f"vectors of table `{self._name}` must be finite numbers, got a null, NaN or "
+                        "infinity; "
                         "the encoder is at fault, nothing was published"
                     )
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
@@ -369,7 +427,10 @@ def _table_names(database: Any) -> list[str]:
 
 @contextlib.contextmanager
 def lance_errors(action: str, *, damaged: bool = False) -> Generator[None]:
-    """Turn what Lance raises into one sentence without paths; ``damaged`` says that stored files, not the disk, are to blame."""
+    """Turn what Lance raises into one sentence without paths.
+
+    ``damaged`` says that stored files, not the disk, are to blame.
+    """
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:

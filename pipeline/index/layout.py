@@ -2,8 +2,8 @@
 
     <root>/<name>/  lance/ generations/<n>/ CURRENT .lock quarantine/ runs/ pending/
 
-Knows names and the lock, no file's content but ``CURRENT``. A collection exists for readers once a generation stands in it. Under an
-``s3://`` root these are the paths of this machine's copy; see ``replica``.
+Knows names and the lock, no file's content but ``CURRENT``. A collection exists for readers once a generation
+stands in it. Under an ``s3://`` root these are the paths of this machine's copy; see ``replica``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from typing import Literal
 
 from pipeline.config import DEFAULT_ROOT
 from pipeline.durable import exclusive_lock, is_locked, storage_errors
-from pipeline.errors import CollectionBusyError, CollectionNotFoundError, ConfigError, DamageError, IntegrityError, TryAgainError
+from pipeline.errors import (
+    CollectionBusyError,
+    CollectionNotFoundError,
+    ConfigError,
+    DamageError,
+    IntegrityError,
+    TryAgainError,
+)
 from pipeline.index.object_folder import STORE_URI, ObjectFolder
 from pipeline.index.replica import Replica
 
@@ -47,17 +54,25 @@ FIRST_INGEST: dict[FirstIngest, str] = {
 
 
 def store_uri(root: Path | str) -> str | None:
-    """Return the root as ``s3://bucket/prefix`` where it is one, None for a folder; other schemes are refused."""
+    """Return the root as ``s3://bucket/prefix`` where it is one, None for a folder.
+
+    Other schemes are refused.
+    """
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(root)):
         return None
     found = STORE_URI.fullmatch(str(root))
     if found is None:
-        raise ConfigError(f"the root must be a folder or s3://BUCKET/PREFIX, got {str(root)!r}; mount or copy other storage")
+        raise ConfigError(
+            f"the root must be a folder or s3://BUCKET/PREFIX, got {str(root)!r}; mount or copy other storage"
+        )
     return "/".join(["s3:/", found["bucket"], *filter(None, [found["prefix"]])])
 
 
 def resolve_root(root: Path | str) -> Path:
-    """Return the root as an absolute folder; of one in an object store, the folder of this machine's copies."""
+    """Return the root as an absolute folder.
+
+    Of one in an object store, the folder of this machine's copies.
+    """
     uri = store_uri(root)
     if uri is None:
         return Path(root).resolve()
@@ -65,8 +80,14 @@ def resolve_root(root: Path | str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder of what this machine can make or fetch again; RuntimeError where nothing says where the home is."""
-    cache = os.environ.get("CAIRN_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cairn"
+    """Return the folder of what this machine can make or fetch again.
+
+    RuntimeError where nothing says where the home is.
+    """
+    cache = (
+        os.environ.get("CAIRN_CACHE")
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cairn"
+    )
     return Path(cache).resolve()
 
 
@@ -74,7 +95,8 @@ def cache_folder() -> Path:
 class CollectionLayout:
     """The paths of one collection; building one touches no file but checks the name and refuses a symlinked folder.
 
-    ``replica`` is the collection in the object store that the folder is a copy of, None where the root is a folder.
+    ``replica`` is the collection in the object store that the folder is a copy of, None where the root is a
+    folder.
     """
 
     root: Path
@@ -85,15 +107,23 @@ class CollectionLayout:
         uri = store_uri(self.root)
         object.__setattr__(self, "root", resolve_root(self.root))
         if self.root.exists() and not self.root.is_dir():
-            raise ConfigError(f"the root must be a folder, got the file {self.root.name!r}; give the folder collections are to live under")
+            raise ConfigError(
+                f"the root must be a folder, got the file {self.root.name!r}; give the folder "
+                "collections are to live under"
+            )
         if not COLLECTION_NAME.fullmatch(self.name):
             raise ConfigError(
                 f"a collection's name must match ^[a-z0-9][a-z0-9_-]{{0,62}}$, got {self.name[:80]!r}; "
                 "use lower-case letters, digits, - and _"
             )
         if self.folder.is_symlink():
-            raise ConfigError(f"the folder of collection {self.name!r} must not be a symbolic link; move the folder itself under the root")
-        object.__setattr__(self, "replica", None if uri is None else Replica(f"{uri}/{self.name}", self.folder))
+            raise ConfigError(
+                f"the folder of collection {self.name!r} must not be a symbolic link; move the folder "
+                "itself under the root"
+            )
+        object.__setattr__(
+            self, "replica", None if uri is None else Replica(f"{uri}/{self.name}", self.folder)
+        )
 
     @property
     def folder(self) -> Path:
@@ -185,7 +215,11 @@ class CollectionLayout:
         """List the generations that stand complete or damaged, ascending; temporary folders do not count."""
         if not self.generations_folder.is_dir():
             return []
-        return sorted(int(entry.name) for entry in self.generations_folder.iterdir() if GENERATION_FOLDER.fullmatch(entry.name))
+        return sorted(
+            int(entry.name)
+            for entry in self.generations_folder.iterdir()
+            if GENERATION_FOLDER.fullmatch(entry.name)
+        )
 
     def exists(self) -> bool:
         """Tell whether anything was ever published here; an unfinished first ingest does not count."""
@@ -193,8 +227,13 @@ class CollectionLayout:
         return stands or (self.replica is not None and self.replica.is_published())
 
     def first_ingest(self) -> FirstIngest | None:
-        """Tell what became of the first ingest of a collection of which nothing is published; None where none ever began."""
-        if is_locked(self.lock_path) or (self.replica is not None and self.replica.is_being_written(self.name)):
+        """Tell what became of the first ingest of a collection of which nothing is published.
+
+        None where none ever began.
+        """
+        if is_locked(self.lock_path) or (
+            self.replica is not None and self.replica.is_being_written(self.name)
+        ):
             return "at work"
         return "stopped" if self.lock_path.exists() else None
 
@@ -203,15 +242,20 @@ class CollectionLayout:
         if not self.exists():
             begun = self.first_ingest()
             if begun is not None:
-                raise CollectionNotFoundError(f"collection {self.name!r} must have a published generation, got none: {FIRST_INGEST[begun]}")
+                raise CollectionNotFoundError(
+                    f"collection {self.name!r} must have a published generation, got none: "
+                    f"{FIRST_INGEST[begun]}"
+                )
             known = ", ".join(list_collections(self.root)) or "none yet"
-            raise CollectionNotFoundError(f"collection {self.name!r} must exist under the root; known collections: {known}")
+            raise CollectionNotFoundError(
+                f"collection {self.name!r} must exist under the root; known collections: {known}"
+            )
 
     def refresh(self) -> None:
         """Bring a copy up to date, for readers that begin; of a collection in a folder there is nothing to do.
 
-        What was copied before is read where the store does not answer or is damaged, or where a writer of this machine has the copy;
-        the replica then has a complaint.
+        What was copied before is read where the store does not answer or is damaged, or where a writer of
+        this machine has the copy; the replica then has a complaint.
         """
         if self.replica is None or not self.replica.is_due():
             return
@@ -238,7 +282,9 @@ class CollectionLayout:
             return None
         name = content.decode("ascii", errors="replace").strip()
         if not GENERATION_FOLDER.fullmatch(name):
-            raise self.damaged(f"CURRENT of collection {self.name!r} must name a generation, got {name[:40]!r}")
+            raise self.damaged(
+                f"CURRENT of collection {self.name!r} must name a generation, got {name[:40]!r}"
+            )
         return int(name)
 
     def command(self, verb: str) -> str:
@@ -266,10 +312,13 @@ class CollectionLayout:
     def writer_lock(self) -> Generator[None]:
         """Hold the collection for writing, making its folder if need be; raise :class:`CollectionBusyError` if another process does.
 
-        The kernel drops the lock when the holder dies, so a killed run never leaves a stale one. In an object store others wait for the
-        lease of a killed run to expire; the copy is up to date inside the block.
+        The kernel drops the lock when the holder dies, so a killed run never leaves a stale one. In an object
+        store others wait for the lease of a killed run to expire; the copy is up to date inside the block.
         """
-        with self._copy_lock(), contextlib.nullcontext() if self.replica is None else self.replica.writing(self.name):
+        with (
+            self._copy_lock(),
+            contextlib.nullcontext() if self.replica is None else self.replica.writing(self.name),
+        ):
             yield
 
     def _copy_lock(self) -> contextlib.AbstractContextManager[None]:
@@ -278,7 +327,10 @@ class CollectionLayout:
             self.folder.mkdir(parents=True, exist_ok=True)
 
         def busy(by_whom: str) -> CollectionBusyError:
-            return CollectionBusyError(f"collection {self.name!r} is being written by another run{by_whom}; try again when it has finished")
+            return CollectionBusyError(
+                f"collection {self.name!r} is being written by another run{by_whom}; try again when it "
+                "has finished"
+            )
 
         return exclusive_lock(self.lock_path, name, busy)
 
@@ -299,7 +351,10 @@ def list_collections(root: Path | str) -> list[str]:
 
 
 def list_states(root: Path | str) -> dict[str, FirstIngest | None]:
-    """Return the collections that were begun, by name: None of a published one, else what became of its first ingest."""
+    """Return the collections that were begun, by name.
+
+    None of a published one, else what became of its first ingest.
+    """
     states: dict[str, FirstIngest | None] = {}
     for layout in _layouts(root):
         begun = None if (is_published := layout.exists()) else layout.first_ingest()

@@ -1,7 +1,8 @@
 """Who may write to a collection in an object store: an object that says who, and until when.
 
-No kernel drops it with its holder, so it expires, and a holder renews it in time. It saves two writers from doing the same work, and
-nothing else hangs on it: what is served changes by a swap that only one writer can win, whatever its clock and its lease say.
+No kernel drops it with its holder, so it expires, and a holder renews it in time. It saves two writers from
+doing the same work, and nothing else hangs on it: what is served changes by a swap that only one writer can
+win, whatever its clock and its lease say.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Lease:
         holder = _holder(found)
         if holder is not None and datetime.now(UTC) < holder[1]:
             raise CollectionBusyError(
-                f"collection {self._name!r} is being written by another run ({holder[0]}); try again when it has finished, "
+                f"collection {self._name!r} is being written by another run ({holder[0]}); try again "
+                "when it has finished, "
                 f"or after {holder[1]:%H:%M:%S} UTC should it have been killed"
             )
         try:
@@ -81,7 +83,9 @@ class Lease:
 
     def _renew(self, released: threading.Event) -> None:
         while not released.wait(LEASE_SECONDS / RENEWALS):
-            with contextlib.suppress(TryAgainError):  # the next renewal may get through; should none, others may write, and one of us wins
+            with contextlib.suppress(
+                TryAgainError
+            ):  # the next renewal may get through; should none, others may write, and one of us wins
                 own = self._own()
                 if own is None or not self._store.swap(LEASE_KEY, self._content(), own.e_tag):
                     return

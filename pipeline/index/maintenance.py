@@ -1,7 +1,7 @@
 """What keeps a collection in shape between ingests: compact, delete, report; ``verify`` and ``repair`` are named here too.
 
-Compaction and deletion publish a new generation under the lock; neither encodes anything, so the context and the clusters are carried over
-unchanged.
+Compaction and deletion publish a new generation under the lock; neither encodes anything, so the context and
+the clusters are carried over unchanged.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -58,14 +58,18 @@ def compact_collection(layout: CollectionLayout, progress: ProgressListener = si
         return _republish(layout, _served(layout), (), progress, run_id="compact", compact=True)
 
 
-def delete_documents(layout: CollectionLayout, doc_ids: Sequence[str], progress: ProgressListener = silent_progress) -> DeleteReport:
+def delete_documents(
+    layout: CollectionLayout, doc_ids: Sequence[str], progress: ProgressListener = silent_progress
+) -> DeleteReport:
     """Delete documents and their chunks; publish a new generation unless none of the ids is there."""
     layout.require_exists()
     with layout.writer_lock():
         manifest = _served(layout)
         wanted = list(dict.fromkeys(doc_ids))
         positions = _document_positions(layout, manifest.generation)
-        is_there = pc.is_in(pa.array(wanted, pa.large_string()), value_set=positions.column("doc_id")).to_pylist()
+        is_there = pc.is_in(
+            pa.array(wanted, pa.large_string()), value_set=positions.column("doc_id")
+        ).to_pylist()
         present = [doc_id for doc_id, there in zip(wanted, is_there, strict=True) if there]
         missing = tuple(doc_id for doc_id, there in zip(wanted, is_there, strict=True) if not there)
         if present:
@@ -79,7 +83,9 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
     layout.refresh()
     served = layout.current_generation_number()
     if served is None:
-        raise CollectionNotFoundError(f"collection {layout.name!r} must have a published generation; run an ingest")
+        raise CollectionNotFoundError(
+            f"collection {layout.name!r} must have a published generation; run an ingest"
+        )
     manifest = read_manifest(layout, served)
     positions = _document_positions(layout, served)
     cluster_ids = positions.column("cluster_id").to_numpy()
@@ -122,11 +128,19 @@ def _served(layout: CollectionLayout) -> Manifest:
 
 
 def _republish(
-    layout: CollectionLayout, manifest: Manifest, deleted: Sequence[str], progress: ProgressListener, *, run_id: str, compact: bool = False
+    layout: CollectionLayout,
+    manifest: Manifest,
+    deleted: Sequence[str],
+    progress: ProgressListener,
+    *,
+    run_id: str,
+    compact: bool = False,
 ) -> Manifest:
     tables = LanceTables.open(layout)
     tables.roll_back(manifest.lance_versions)
-    versions = tables.commit(generation=next_generation_number(layout), deleted_ids=_batches(deleted), compact=compact)
+    versions = tables.commit(
+        generation=next_generation_number(layout), deleted_ids=_batches(deleted), compact=compact
+    )
     facts = GenerationFacts.of(layout, manifest, run_id)
     return publish_generation(layout, tables, versions, facts, index_config_of(manifest.settings), progress)
 
@@ -138,4 +152,6 @@ def _batches(doc_ids: Sequence[str]) -> Iterator[Sequence[str]]:
 
 def _disk_bytes(folder: Path) -> int:
     with storage_errors("measuring the collection"):
-        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        return sum(
+            path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
+        )

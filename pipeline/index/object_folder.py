@@ -1,6 +1,7 @@
 """A folder of an object store: whole objects in and out, one kind of write that only one of many can win, errors in sentences.
 
-Wraps obstore, which retries refused and broken requests. Knows nothing of collections. Only ``s3://`` has been tried.
+Wraps obstore, which retries refused and broken requests. Knows nothing of collections. Only ``s3://`` has
+been tried.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ RETRIES: Final = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """A small object as it was read: ``e_tag`` names this content in :meth:`ObjectFolder.swap`; the time is the store's."""
+    """A small object as it was read: ``e_tag`` names this content in :meth:`ObjectFolder.swap`.
+
+    The time is the store's.
+    """
 
     content: bytes
     e_tag: str
@@ -43,8 +47,8 @@ class StoredObject:
 class ObjectFolder:
     """Objects below ``s3://bucket/prefix``; opening one makes no request.
 
-    Raises :class:`TryAgainError` where the store does not answer, :class:`StorageError` where it refuses, and :class:`ConfigError` where
-    there is no such bucket or obstore is not installed.
+    Raises :class:`TryAgainError` where the store does not answer, :class:`StorageError` where it refuses, and
+    :class:`ConfigError` where there is no such bucket or obstore is not installed.
     """
 
     def __init__(self, uri: str) -> None:
@@ -75,9 +79,13 @@ class ObjectFolder:
 
     def write(self, key: str, content: bytes | Path) -> None:
         """Write an object whole, from memory or a file, over whatever was there."""
-        part_bytes = PART_BYTES if isinstance(content, bytes) else max(PART_BYTES, content.stat().st_size // MAX_PARTS)
+        part_bytes = (
+            PART_BYTES if isinstance(content, bytes) else max(PART_BYTES, content.stat().st_size // MAX_PARTS)
+        )
         with self._answers(f"when {key} is written"):
-            self._obstore.put(self._store, key, content, chunk_size=part_bytes, max_concurrency=PARTS_AT_A_TIME)
+            self._obstore.put(
+                self._store, key, content, chunk_size=part_bytes, max_concurrency=PARTS_AT_A_TIME
+            )
 
     def swap(self, key: str, content: bytes, e_tag: str | None) -> bool:
         """Write an object if it still is the one with ``e_tag``, or still missing (None); say whether it was.
@@ -96,7 +104,10 @@ class ObjectFolder:
         return True
 
     def download(self, key: str, path: Path, record: FileRecord) -> None:
-        """Write an object to a file durably, whole or not at all; another content than recorded raises :class:`DamageError`."""
+        """Write an object to a file durably, whole or not at all.
+
+        Another content than recorded raises :class:`DamageError`.
+        """
         digest = hashlib.sha256()
         with durable.storage_errors(f"downloading {path.name}"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +141,9 @@ class ObjectFolder:
         """Return size and time of every object below a prefix, by key."""
         with self._answers("when it is listed"):
             pages = self._obstore.list(self._store, prefix, chunk_size=1_000)
-            return {entry["path"]: (entry["size"], entry["last_modified"]) for page in pages for entry in page}
+            return {
+                entry["path"]: (entry["size"], entry["last_modified"]) for page in pages for entry in page
+            }
 
     def folders(self) -> list[str]:
         """Return the names of the folders right below."""
@@ -156,13 +169,16 @@ class ObjectFolder:
             self._require_bucket(error)
             raise _NotFoundError(str(error)) from None
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-            raise StorageError(f"{self.uri} refuses {action}; check its keys (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)") from error
+            raise StorageError(
+                f"{self.uri} refuses {action}; check its keys (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)"
+            ) from error
         except (exceptions.BaseError, OSError, ValueError) as error:
             if isinstance(error, CairnError):
                 raise
             self._require_bucket(error)
             raise TryAgainError(
-                f"{self.uri} does not answer {action}: {_first_line(error)}; run the same command again when it does"
+                f"{self.uri} does not answer {action}: {_first_line(error)}; run the same command again "
+                "when it does"
             ) from error
 
     def _require_bucket(self, error: BaseException) -> None:

@@ -3,10 +3,11 @@
     BM25(window) = Σ idf(t) · f · (k1 + 1) / (f + k1 · (1 - b + b · length / average length)),   f the count of t in all of the window
     idf(t) = ln(1 + (M - m + ½) / (m + ½)),   m of the collection's M chunks hold t;   k1 = 1.2, b = 0.75, lengths in characters
 
-A passage is a window whose length is chosen at query time. A full-text index scores the rows it holds, and the sum of its chunks' scores
-is not the score of a window, which flattens with a word's count in all of it; counts add up. Every window is scored from the words of the
-query alone, so no score depends on who else is a candidate, and no text is read.
-Source: Robertson & Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond".
+A passage is a window whose length is chosen at query time. A full-text index scores the rows it holds, and
+the sum of its chunks' scores is not the score of a window, which flattens with a word's count in all of it;
+counts add up. Every window is scored from the words of the query alone, so no score depends on who else is a
+candidate, and no text is read. Source: Robertson & Zaragoza 2009, "The Probabilistic Relevance Framework:
+BM25 and Beyond".
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from pipeline.index.words import terms_of
 
 K1, B = 1.2, 0.75
 MAX_STEPPED_SIZE = 16
-"""Windows of more chunks are counted by sums over the whole collection: 0.5 ms a word at 200,000 chunks, whatever their size."""
+"""Windows of more chunks are counted by sums over the whole collection.
+
+0.5 ms a word at 200,000 chunks, whatever their size.
+"""
 KEPT_SIZES = 4
 """Window sizes whose lengths are kept, 4 bytes a chunk each."""
 
@@ -60,16 +64,26 @@ class PassageBM25:
                 continue
             idf = math.log(1.0 + (len(scores_M) - len(chunks) + 0.5) / (len(chunks) + 0.5))
             for begins in self._count(chunks, counts, size, counts_M):
-                # A window met again has no count left and adds nothing; one that would leave its document has an endless length.
+                # A window met again has no count left and adds nothing; one that would leave its document has
+                # an endless length.
                 found = counts_M[begins]
-                scores_M[begins] += np.float32(repeats * idf * (K1 + 1.0)) * found / (found + saturation_M[begins])
+                scores_M[begins] += (
+                    np.float32(repeats * idf * (K1 + 1.0)) * found / (found + saturation_M[begins])
+                )
                 counts_M[begins] = 0.0
         return scores_M
 
     def _count(
-        self, chunks: Int64[np.ndarray, " P"], counts: UInt8[np.ndarray, " P"], size: int, counts_M: Float32[np.ndarray, " M"]
+        self,
+        chunks: Int64[np.ndarray, " P"],
+        counts: UInt8[np.ndarray, " P"],
+        size: int,
+        counts_M: Float32[np.ndarray, " M"],
     ) -> list[Int64[np.ndarray, " _"]]:
-        """Add a word's counts to the windows that hold them, by first chunk; return the windows, each at most once a list."""
+        """Add a word's counts to the windows that hold them, by first chunk.
+
+        Return the windows, each at most once a list.
+        """
         if size > MAX_STEPPED_SIZE:
             steps_M1 = np.zeros(len(counts_M) + 1, np.int64)
             np.add.at(steps_M1, np.maximum(chunks - size + 1, self._first_M[chunks]), counts)
@@ -102,7 +116,9 @@ class PassageBM25:
         lengths_M = self._end_char[np.minimum(begins_M + size, ends_M) - 1] - self._start_char
         is_window_M = begins_M <= np.maximum(ends_M - size, self._first_M)
         average = max(float(lengths_M[is_window_M].mean()), 1.0) if len(ends_M) else 1.0
-        saturation_M = np.where(is_window_M, K1 * (1.0 - B + B * lengths_M / average), np.inf).astype(np.float32)
+        saturation_M = np.where(is_window_M, K1 * (1.0 - B + B * lengths_M / average), np.inf).astype(
+            np.float32
+        )
         for oldest in list(self._saturation)[: max(len(self._saturation) - KEPT_SIZES + 1, 0)]:
             self._saturation.pop(oldest, None)
         self._saturation[size] = saturation_M

@@ -2,8 +2,9 @@
 
     term ─▶ chunks that hold it (ascending), how often each does        one row a term, terms by code point
 
-The file is derived, as those of FAISS are: made whole for each generation, mapped into memory, hashed in the manifest. It is sorted on
-disk: memory grows with the vocabulary and :data:`BLOCK_POSTINGS`, not with the corpus.
+The file is derived, as those of FAISS are: made whole for each generation, mapped into memory, hashed in the
+manifest. It is sorted on disk: memory grows with the vocabulary and :data:`BLOCK_POSTINGS`, not with the
+corpus.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def write_passage_terms(
 ) -> pa.RecordBatch:
     """Count the words of every chunk of N documents and write the file; return it, mapped.
 
-    ``texts`` come in batches, in the order of the documents; document n's chunks are ``chunk_offsets[n] : chunk_offsets[n + 1]``.
+    ``texts`` come in batches, in the order of the documents; document n's chunks are ``chunk_offsets[n] :
+    chunk_offsets[n + 1]``.
     """
     numbers = TermNumbers()
     with ExitStack() as spools:
@@ -113,10 +115,13 @@ def _postings(terms: Sequence[int], sizes: Sequence[int], first_chunk: int) -> n
     return postings
 
 
-def _by_rank(spool: IO[bytes], spill: IO[bytes], rank_T: np.ndarray, ends_T: Int64[np.ndarray, " T"]) -> Iterator[np.ndarray]:
+def _by_rank(
+    spool: IO[bytes], spill: IO[bytes], rank_T: np.ndarray, ends_T: Int64[np.ndarray, " T"]
+) -> Iterator[np.ndarray]:
     """Yield all postings by their term's rank, then by chunk, a block of whole terms at a time.
 
-    The spool is read once: what belongs to a block is gathered in the block's own region of the spill file, whose place is known.
+    The spool is read once: what belongs to a block is gathered in the block's own region of the spill file,
+    whose place is known.
     """
     postings = np.frombuffer(mapped(spool), _POSTING)
     bounds = _block_bounds(ends_T)
@@ -130,7 +135,10 @@ def _by_rank(spool: IO[bytes], spill: IO[bytes], rank_T: np.ndarray, ends_T: Int
 
 
 def _block_bounds(ends_T: Int64[np.ndarray, " T"]) -> list[int]:
-    """Return the ranks at which blocks of whole terms begin, and T: each of :data:`BLOCK_POSTINGS` at most, or of one term."""
+    """Return the ranks at which blocks of whole terms begin, and T.
+
+    Each of :data:`BLOCK_POSTINGS` at most, or of one term.
+    """
     bounds, done = [0], 0
     while bounds[-1] < len(ends_T):
         bounds.append(max(int(np.searchsorted(ends_T, done + BLOCK_POSTINGS, side="right")), bounds[-1] + 1))
@@ -138,13 +146,24 @@ def _block_bounds(ends_T: Int64[np.ndarray, " T"]) -> list[int]:
     return bounds
 
 
-def _gather(postings: np.ndarray, spill: IO[bytes], rank_T: np.ndarray, bounds: Sequence[int], cursors: Int64[np.ndarray, " B"]) -> None:
-    """Write each posting behind the last one of its block; ``cursors`` say where blocks begin, in postings. Keeps the order in a block."""
+def _gather(
+    postings: np.ndarray,
+    spill: IO[bytes],
+    rank_T: np.ndarray,
+    bounds: Sequence[int],
+    cursors: Int64[np.ndarray, " B"],
+) -> None:
+    """Write each posting behind the last one of its block; ``cursors`` say where blocks begin, in postings.
+
+    Keeps the order in a block.
+    """
     for start in range(0, len(postings), BLOCK_POSTINGS):
         part = postings[start : start + BLOCK_POSTINGS]
         block_of = np.searchsorted(bounds, rank_T[part["term"]], side="right") - 1
         sizes = np.bincount(block_of, minlength=len(cursors))
-        for block, run in enumerate(np.split(part[np.argsort(block_of, kind="stable")], np.cumsum(sizes)[:-1])):
+        for block, run in enumerate(
+            np.split(part[np.argsort(block_of, kind="stable")], np.cumsum(sizes)[:-1])
+        ):
             if len(run):
                 spill.seek(int(cursors[block]) * _POSTING.itemsize)
                 spill.write(run.data)
@@ -152,11 +171,17 @@ def _gather(postings: np.ndarray, spill: IO[bytes], rank_T: np.ndarray, bounds: 
     spill.seek(0, SEEK_END)
 
 
-def _write(terms: Sequence[str], ends_T: Int64[np.ndarray, " T"], chunks: IO[bytes], counts: IO[bytes], path: Path) -> None:
+def _write(
+    terms: Sequence[str], ends_T: Int64[np.ndarray, " T"], chunks: IO[bytes], counts: IO[bytes], path: Path
+) -> None:
     offsets = pa.array(np.append(0, ends_T))
     num_postings = int(ends_T[-1]) if len(ends_T) else 0
     columns = [pa.array(terms, pa.large_string())]
-    for field, stream in zip((PASSAGE_TERMS_SCHEMA.field("chunks"), PASSAGE_TERMS_SCHEMA.field("counts")), (chunks, counts), strict=True):
+    for field, stream in zip(
+        (PASSAGE_TERMS_SCHEMA.field("chunks"), PASSAGE_TERMS_SCHEMA.field("counts")),
+        (chunks, counts),
+        strict=True,
+    ):
         values = pa.Array.from_buffers(field.type.value_type, num_postings, [None, mapped(stream)])
         columns.append(pa.LargeListArray.from_arrays(offsets, values, type=field.type))
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, PASSAGE_TERMS_SCHEMA) as writer:

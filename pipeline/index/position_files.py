@@ -1,8 +1,8 @@
 """``documents.arrow`` and ``chunks.arrow``: what ties a position in a FAISS file to a row, a span and a document.
 
-Each is ONE uncompressed record batch, so that readers map it and view columns as numpy arrays without a copy. Columns are spooled to files
-while the tables stream past; the order of documents and chunks, their ordinals and their spans are checked on the way, since every later
-answer depends on them.
+Each is ONE uncompressed record batch, so that readers map it and view columns as numpy arrays without a copy.
+Columns are spooled to files while the tables stream past; the order of documents and chunks, their ordinals
+and their spans are checked on the way, since every later answer depends on them.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -31,7 +31,10 @@ DOCUMENT_POSITIONS_SCHEMA = pa.schema(
         pa.field("num_tokens", pa.int32(), nullable=False),
     ]
 )
-"""``documents.arrow``: one row a document, in table order; the row's number is the document's position in ``documents.faiss``."""
+"""``documents.arrow``: one row a document, in table order.
+
+The row's number is the document's position in ``documents.faiss``.
+"""
 
 CHUNK_POSITIONS_SCHEMA = pa.schema(
     [
@@ -40,7 +43,10 @@ CHUNK_POSITIONS_SCHEMA = pa.schema(
         pa.field("end_char", pa.int64(), nullable=False),
     ]
 )
-"""``chunks.arrow``: one row a chunk, documents in order, chunks by ordinal; its number is the position in ``chunks.faiss``."""
+"""``chunks.arrow``: one row a chunk, documents in order, chunks by ordinal.
+
+Its number is the position in ``chunks.faiss``.
+"""
 
 
 class _Spool:
@@ -50,7 +56,9 @@ class _Spool:
         self._schema = schema
         self._path = path
         self._files: dict[str, IO[bytes]] = {field.name: unnamed_file(path) for field in schema}
-        self._string_bytes: dict[str, IO[bytes]] = {field.name: unnamed_file(path) for field in schema if field.type == pa.large_string()}
+        self._string_bytes: dict[str, IO[bytes]] = {
+            field.name: unnamed_file(path) for field in schema if field.type == pa.large_string()
+        }
         self._string_ends = dict.fromkeys(self._string_bytes, 0)
         for stream in (self._files[name] for name in self._string_bytes):
             stream.write(np.int64(0).tobytes())
@@ -63,7 +71,9 @@ class _Spool:
             if field.name in self._string_bytes:
                 self._append_strings(field.name, column)
             else:
-                self._files[field.name].write(np.ascontiguousarray(column, dtype=field.type.to_pandas_dtype()).data)
+                self._files[field.name].write(
+                    np.ascontiguousarray(column, dtype=field.type.to_pandas_dtype()).data
+                )
         self.num_rows += len(next(iter(columns.values())))
 
     def _append_strings(self, name: str, column: pa.Array) -> None:
@@ -71,7 +81,9 @@ class _Spool:
         _, offsets, content = strings.buffers()
         ends = np.frombuffer(offsets, dtype=np.int64)[strings.offset : strings.offset + len(strings) + 1]
         if len(strings):
-            self._string_bytes[name].write(memoryview(content)[ends[0] : ends[-1]] if content is not None else b"")
+            self._string_bytes[name].write(
+                memoryview(content)[ends[0] : ends[-1]] if content is not None else b""
+            )
             self._files[name].write((ends[1:] - ends[0] + self._string_ends[name]).tobytes())
             self._string_ends[name] += int(ends[-1] - ends[0])
 
@@ -103,7 +115,11 @@ def mapped(stream: IO[bytes]) -> pa.Buffer:
     """View what was written to a file without reading it into memory."""
     stream.flush()
     size = stream.tell()
-    return pa.py_buffer(np.memmap(stream, dtype=np.uint8, mode="r", shape=(size,))) if size else pa.py_buffer(b"")
+    return (
+        pa.py_buffer(np.memmap(stream, dtype=np.uint8, mode="r", shape=(size,)))
+        if size
+        else pa.py_buffer(b"")
+    )
 
 
 def open_positions(path: Path, schema: pa.Schema) -> pa.RecordBatch:
@@ -135,7 +151,9 @@ def write_document_positions(rows: Iterator[pa.RecordBatch], path: Path) -> pa.R
                 num_tokens=batch.column("num_tokens").to_numpy(),
             )
             first_chunk += int(num_chunks.sum())
-            id_hashes.append(np.fromiter(map(hash, batch.column("doc_id").to_pylist()), np.int64, batch.num_rows))
+            id_hashes.append(
+                np.fromiter(map(hash, batch.column("doc_id").to_pylist()), np.int64, batch.num_rows)
+            )
         documents = spool.finish()
         _require_unique(documents.column("doc_id"), id_hashes)
         return documents
@@ -150,11 +168,14 @@ def _require_unique(doc_ids: pa.LargeStringArray, id_hashes: list[np.ndarray]) -
         repeated = len(doc_ids) - pc.count_distinct(doc_ids).as_py()
         if repeated:
             raise IntegrityError(
-                f"table `documents` must hold each doc_id once, got {repeated} repeated; run the same ingest again, nothing was published"
+                f"table `documents` must hold each doc_id once, got {repeated} repeated; run the same "
+                "ingest again, nothing was published"
             )
 
 
-def write_chunk_positions(rows: Iterator[pa.RecordBatch], documents: pa.RecordBatch, path: Path) -> pa.RecordBatch:
+def write_chunk_positions(
+    rows: Iterator[pa.RecordBatch], documents: pa.RecordBatch, path: Path
+) -> pa.RecordBatch:
     """Write ``chunks.arrow`` from a scan of doc_id, ordinal, start_char and end_char, checking it against the documents."""
     spool = _Spool(CHUNK_POSITIONS_SCHEMA, path)
     offsets = documents.column("chunk_offset").to_numpy()
@@ -163,14 +184,25 @@ def write_chunk_positions(rows: Iterator[pa.RecordBatch], documents: pa.RecordBa
     position, last_end = 0, 0
     try:
         for batch in rows:
-            _require(position + batch.num_rows <= expected, f"at most {expected} chunks", f"more from position {expected}")
+            _require(
+                position + batch.num_rows <= expected,
+                f"at most {expected} chunks",
+                f"more from position {expected}",
+            )
             positions = np.arange(position, position + batch.num_rows)
             owners = np.searchsorted(offsets, positions, side="right") - 1
             ordinals = positions - offsets[owners]
             same_ids = pc.all(
-                pc.equal(documents.column("doc_id").take(pa.array(owners)), batch.column("doc_id").cast(pa.large_string()))
+                pc.equal(
+                    documents.column("doc_id").take(pa.array(owners)),
+                    batch.column("doc_id").cast(pa.large_string()),
+                )
             ).as_py()
-            _require(same_ids is not False, "chunks in the order of their documents", f"another document near position {position}")
+            _require(
+                same_ids is not False,
+                "chunks in the order of their documents",
+                f"another document near position {position}",
+            )
             _require(
                 bool(np.array_equal(ordinals, batch.column("ordinal").to_numpy())),
                 "ordinals 0..n-1 within a document",
@@ -179,7 +211,11 @@ def write_chunk_positions(rows: Iterator[pa.RecordBatch], documents: pa.RecordBa
             starts, ends = batch.column("start_char").to_numpy(), batch.column("end_char").to_numpy()
             expected_starts = np.where(ordinals == 0, 0, np.concatenate(([last_end], ends[:-1])))
             is_contiguous = bool(np.array_equal(starts, expected_starts) and np.all(ends >= starts))
-            _require(is_contiguous, "contiguous spans from character 0", f"a gap or overlap near position {position}")
+            _require(
+                is_contiguous,
+                "contiguous spans from character 0",
+                f"a gap or overlap near position {position}",
+            )
             spool.append(document_position=owners, start_char=starts, end_char=ends)
             position += batch.num_rows
             last_end = int(ends[-1]) if len(ends) else last_end
@@ -191,4 +227,7 @@ def write_chunk_positions(rows: Iterator[pa.RecordBatch], documents: pa.RecordBa
 
 def _require(condition: bool, contract: str, got: str) -> None:
     if not condition:
-        raise IntegrityError(f"table `chunks` must hold {contract}, got {got}; run the same ingest again, nothing was published")
+        raise IntegrityError(
+            f"table `chunks` must hold {contract}, got {got}; run the same ingest again, nothing was "
+            "published"
+        )

@@ -1,7 +1,7 @@
 """What every vector index of the line answers: the exact oracle and the FAISS files alike.
 
-Vectors are addressed by position: the row of the stored table they came from, 0..N-1. Names of documents are the generation's business, not
-the index's.
+Vectors are addressed by position: the row of the stored table they came from, 0..N-1. Names of documents are
+the generation's business, not the index's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ class VectorIndex(Protocol):
         ...
 
     def search(
-        self, queries_QV: Float32[np.ndarray, "Q V"], top_k: int, allowed: Int64[np.ndarray, " A"] | None = None
+        self,
+        queries_QV: Float32[np.ndarray, "Q V"],
+        top_k: int,
+        allowed: Int64[np.ndarray, " A"] | None = None,
     ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
         """Return the scores and positions of the ``top_k`` best vectors of each query, best first, ties by lower position.
 

@@ -2,9 +2,9 @@
 
     .<n>.tmp/ built, every file fsynced ─▶ MANIFEST.json ─▶ renamed to <n>/ ─▶ CURRENT replaced ─▶ older ones pruned
 
-A crash before ``CURRENT`` moves leaves the old generation served and rubbish that :func:`prepare_writer` clears; a crash after it leaves
-the new one served. Everything here runs under the collection's lock. Ingest, repair, compaction and deletion all publish through
-:func:`publish_generation`.
+A crash before ``CURRENT`` moves leaves the old generation served and rubbish that :func:`prepare_writer`
+clears; a crash after it leaves the new one served. Everything here runs under the collection's lock. Ingest,
+repair, compaction and deletion all publish through :func:`publish_generation`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ SIDE_FILES = (CONTEXT_ARROW, CLUSTERS_ARROW)
 class GenerationFacts:
     """What a manifest says that the tables do not: who published, with which model, context and settings.
 
-    ``side_files`` maps ``context.arrow`` and ``clusters.arrow`` to the files they are copied from. The other fields are the manifest's.
+    ``side_files`` maps ``context.arrow`` and ``clusters.arrow`` to the files they are copied from. The other
+    fields are the manifest's.
     """
 
     run_id: str
@@ -111,8 +112,8 @@ class GenerationFacts:
 def prepare_writer(layout: CollectionLayout) -> Manifest | None:
     """Settle what a killed writer left and return the served generation's manifest, None where nothing was ever published.
 
-    Temporary and never-served generations are removed. A first publication killed just before ``CURRENT`` was written is completed: its
-    folder is whole and nothing else is.
+    Temporary and never-served generations are removed. A first publication killed just before ``CURRENT`` was
+    written is completed: its folder is whole and nothing else is.
     """
     with storage_errors("clearing what an unfinished run left"):
         for leftover in layout.generations_folder.glob(".*.tmp"):
@@ -142,8 +143,8 @@ def publish_generation(
 ) -> Manifest:
     """Build, publish and serve the generation that pins these table versions; return its manifest.
 
-    The caller holds the lock, and has called :func:`prepare_writer`. Tables whose order or spans do not fit raise :class:`IntegrityError`;
-    ``CURRENT`` then still names the old one.
+    The caller holds the lock, and has called :func:`prepare_writer`. Tables whose order or spans do not fit
+    raise :class:`IntegrityError`; ``CURRENT`` then still names the old one.
     """
     served = layout.current_generation_number()
     number = (served or 0) + 1
@@ -154,7 +155,9 @@ def publish_generation(
         try:
             manifest = _build(layout, tables, versions, facts, config, progress, number, folder)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)  # a full disk must not stay full of a generation nobody will read
+            shutil.rmtree(
+                folder, ignore_errors=True
+            )  # a full disk must not stay full of a generation nobody will read
             raise
         final = layout.generation_folder(number)
         if final.exists():
@@ -177,7 +180,9 @@ def next_generation_number(layout: CollectionLayout) -> int:
 def prune_generations(layout: CollectionLayout, tables: LanceTables) -> None:
     """Remove all but the served generation and the one before it, with the Lance versions only they held."""
     served = layout.current_generation_number()
-    kept = [number for number in layout.generation_numbers() if served is not None and number <= served][-KEPT_GENERATIONS:]
+    kept = [number for number in layout.generation_numbers() if served is not None and number <= served][
+        -KEPT_GENERATIONS:
+    ]
     for number in layout.generation_numbers():
         if number not in kept:
             shutil.rmtree(layout.generation_folder(number))
@@ -206,9 +211,13 @@ def _build(
 ) -> Manifest:
     progress("index", 0, 5, "files")
     document_columns = ["doc_id", "num_chunks", "cluster_id", "num_tokens"]
-    documents = write_document_positions(tables.scan(DOCUMENTS, document_columns, versions, with_row_id=True), folder / DOCUMENTS_ARROW)
+    documents = write_document_positions(
+        tables.scan(DOCUMENTS, document_columns, versions, with_row_id=True), folder / DOCUMENTS_ARROW
+    )
     chunk_columns = ["doc_id", "ordinal", "start_char", "end_char"]
-    chunks = write_chunk_positions(tables.scan(CHUNKS, chunk_columns, versions), documents, folder / CHUNKS_ARROW)
+    chunks = write_chunk_positions(
+        tables.scan(CHUNKS, chunk_columns, versions), documents, folder / CHUNKS_ARROW
+    )
     commit_point("positions-written")
     progress("index", 2, 5, "files")
     write_passage_terms(
@@ -225,7 +234,11 @@ def _build(
     ):
         progress("index", done, 5, "files")
         indexes[table] = build_faiss_index(
-            partial(tables.scan_vectors, table, versions), num_vectors, tables.vector_dim, config, folder / name
+            partial(tables.scan_vectors, table, versions),
+            num_vectors,
+            tables.vector_dim,
+            config,
+            folder / name,
         )
         commit_point(f"{table}-index-written")
     for name, source in facts.side_files.items():

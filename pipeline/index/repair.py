@@ -5,7 +5,8 @@
     anything else                   ─▶ CURRENT returns to the newest generation that is whole
     nothing whole                   ─▶ refused: the rows must be ingested again
 
-Never touches a row. Damage is found by ``verify``; what cannot be made again is the context, the clusters and Lance itself.
+Never touches a row. Damage is found by ``verify``; what cannot be made again is the context, the clusters and
+Lance itself.
 """
 
 from __future__ import annotations
@@ -44,11 +45,16 @@ def index_config_of(settings: Mapping[str, Any]) -> IndexConfig:
 
 
 def repair_collection(layout: CollectionLayout, progress: ProgressListener = silent_progress) -> RepairReport:
-    """Repair under the lock; a whole collection is left as it is, a hopeless one raises :class:`IntegrityError`."""
+    """Repair under the lock.
+
+    A whole collection is left as it is, a hopeless one raises :class:`IntegrityError`.
+    """
     layout.require_exists()
     with layout.writer_lock():
         report = _restore(layout, _repair(layout, progress))
-        return replace(report, problems=(*report.problems, *_drop_damaged_predecessors(layout, report.generation)))
+        return replace(
+            report, problems=(*report.problems, *_drop_damaged_predecessors(layout, report.generation))
+        )
 
 
 def _restore(layout: CollectionLayout, report: RepairReport) -> RepairReport:
@@ -69,10 +75,15 @@ def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairRepor
         problems += found[served]
         if not problems:
             prepare_writer(layout)
-            return RepairReport(generation=served, action=f"generation {served} is whole; nothing to repair", problems=())
+            return RepairReport(
+                generation=served, action=f"generation {served} is whole; nothing to repair", problems=()
+            )
         if all(problem.part == "derived" for problem in problems):
             manifest = _rebuild(layout, read_manifest(layout, served), progress)
-            action = f"files of generation {served} were made again from its rows and published as generation {manifest.generation}"
+            action = (
+                f"files of generation {served} were made again from its rows and published as "
+                f"generation {manifest.generation}"
+            )
             return RepairReport(generation=manifest.generation, action=action, problems=tuple(problems))
     for number in sorted(layout.generation_numbers(), reverse=True):
         if served is not None and number > served:
@@ -82,7 +93,8 @@ def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairRepor
         if all(problem.part == "derived" for problem in found[number]):
             return _return_to(layout, number, found[number], problems, progress)
     raise IntegrityError(
-        f"collection {layout.name!r} has no generation that is whole: {'; '.join(problem.sentence for problem in problems[:3])}; "
+        f"collection {layout.name!r} has no generation that is whole: "
+        f"{'; '.join(problem.sentence for problem in problems[:3])}; "
         "move its folder away and ingest the sources again"
     )
 
@@ -95,12 +107,21 @@ def _served(layout: CollectionLayout) -> tuple[int | None, list[Problem]]:
     if served in layout.generation_numbers():
         return served, []
     return None, [
-        Problem(generation=None, part="current", file="CURRENT", sentence=f"CURRENT must name a generation that stands, got {served}")
+        Problem(
+            generation=None,
+            part="current",
+            file="CURRENT",
+            sentence=f"CURRENT must name a generation that stands, got {served}",
+        )
     ]
 
 
 def _return_to(
-    layout: CollectionLayout, number: int, own: list[Problem], problems: list[Problem], progress: ProgressListener
+    layout: CollectionLayout,
+    number: int,
+    own: list[Problem],
+    problems: list[Problem],
+    progress: ProgressListener,
 ) -> RepairReport:
     """Serve generation ``number`` again and undo in Lance what came after it."""
     with storage_errors(f"returning {layout.name!r} to generation {number}"):
@@ -113,7 +134,10 @@ def _return_to(
         manifest = _rebuild(layout, manifest, progress)
     else:
         LanceTables.open(layout).roll_back(manifest.lance_versions)
-    action = f"the collection returned to generation {number}, published {read_manifest(layout, number).created_at}"
+    action = (
+        f"the collection returned to generation {number}, published "
+        f"{read_manifest(layout, number).created_at}"
+    )
     return RepairReport(generation=manifest.generation, action=action, problems=tuple(problems))
 
 

@@ -6,9 +6,10 @@
       LEASE          who is writing
       runs/, quarantine/
 
-A file never changes under its name, so nothing can be torn: :meth:`Replica.push` uploads what is new and then swaps ``CURRENT``, which
-succeeds only if nobody else has swapped it since this copy was brought up to date. A reader pulls what ``CURRENT`` names and checks every
-hash. Files that no generation needs are removed a day later, by the store's clock.
+A file never changes under its name, so nothing can be torn: :meth:`Replica.push` uploads what is new and then
+swaps ``CURRENT``, which succeeds only if nobody else has swapped it since this copy was brought up to date. A
+reader pulls what ``CURRENT`` names and checks every hash. Files that no generation needs are removed a day
+later, by the store's clock.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ REMOTE_NAME: Final = "REMOTE"
 KEPT_SECONDS: Final = 24 * 3_600.0
 """How long a file outlives its last generation in the store: longer than any reader takes to pull it."""
 REUSED_SECONDS: Final = KEPT_SECONDS / 2
-"""How old a file of no generation may be to count as uploaded: an interrupted upload goes on, and none of its files is about to go."""
+"""How old a file of no generation may be to count as uploaded.
+
+An interrupted upload goes on, and none of its files is about to go.
+"""
 REFRESH_SECONDS: Final = 5.0
 """How old a reader's knowledge of ``CURRENT`` may be."""
 TRANSFERS: Final = 4
@@ -63,7 +67,10 @@ Records = dict[str, FileRecord]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteGeneration:
-    """One generation in the store: its manifest names all its files but the Lance tags, which are named here."""
+    """One generation in the store.
+
+    Its manifest names all its files but the Lance tags, which are named here.
+    """
 
     generation: int
     manifest: FileRecord
@@ -77,14 +84,19 @@ class RemoteGeneration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pointer:
-    """What the store's ``CURRENT`` says: the served generation first, then the one before; ``token`` makes each writing of it another."""
+    """What the store's ``CURRENT`` says: the served generation first, then the one before.
+
+    ``token`` makes each writing of it another.
+    """
 
     token: str
     generations: tuple[RemoteGeneration, ...]
 
     def to_bytes(self) -> bytes:
         """Return the object's content."""
-        return json.dumps({"format_version": POINTER_VERSION, **asdict(self)}, indent=2, sort_keys=True).encode()
+        return json.dumps(
+            {"format_version": POINTER_VERSION, **asdict(self)}, indent=2, sort_keys=True
+        ).encode()
 
     @classmethod
     def of(cls, content: bytes, uri: str) -> Pointer:
@@ -92,7 +104,10 @@ class Pointer:
         try:
             raw: Any = json.loads(content)
             if raw["format_version"] != POINTER_VERSION:
-                raise IntegrityError(f"CURRENT of {uri} must have format_version {POINTER_VERSION}; it was written by another release")
+                raise IntegrityError(
+                    f"CURRENT of {uri} must have format_version {POINTER_VERSION}; it was written by "
+                    "another release"
+                )
             generations = tuple(
                 RemoteGeneration(
                     generation=int(each["generation"]),
@@ -104,7 +119,8 @@ class Pointer:
             return cls(token=str(raw["token"]), generations=generations)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise IntegrityError(
-                f"CURRENT of {uri} must name its generations, got other content; bring back the object's last version, "
+                f"CURRENT of {uri} must name its generations, got other content; bring back the object's "
+                "last version, "
                 "or remove the collection there and ingest it again"
             ) from error
 
@@ -115,7 +131,10 @@ class Pointer:
 
 
 class Replica:
-    """The store's side of one collection; ``folder`` is the copy. Whoever pulls or pushes holds the copy's lock."""
+    """The store's side of one collection; ``folder`` is the copy.
+
+    Whoever pulls or pushes holds the copy's lock.
+    """
 
     def __init__(self, uri: str, folder: Path) -> None:
         self.uri = uri
@@ -154,7 +173,10 @@ class Replica:
         return True
 
     def pull(self) -> None:
-        """Bring the copy to what the store serves, and to nothing else; a copy that is of it already stays as it is."""
+        """Bring the copy to what the store serves, and to nothing else.
+
+        A copy that is of it already stays as it is.
+        """
         self._seen = found = self._store.read(CURRENT_KEY)
         if found is None:
             if (self._folder / CURRENT_KEY).exists():
@@ -172,7 +194,8 @@ class Replica:
     def push(self, number: int) -> None:
         """Upload a generation of the copy and let the store serve it.
 
-        Raises :class:`CollectionBusyError` where another writer was faster: nothing is served of this one then.
+        Raises :class:`CollectionBusyError` where another writer was faster: nothing is served of this one
+        then.
         """
         before = Pointer.of(self._seen.content, self.uri) if self._seen else None
         new = self._generation(number)
@@ -188,7 +211,10 @@ class Replica:
             self._sweep()
 
     def problems(self) -> dict[str, str]:
-        """Read every file of the served generation in the store; return what is wrong by the path of the file."""
+        """Read every file of the served generation in the store.
+
+        Return what is wrong by the path of the file.
+        """
         found = self._store.read(CURRENT_KEY)
         if found is None:
             return {CURRENT_KEY: "is missing"}
@@ -223,13 +249,22 @@ class Replica:
     def _records(self, generation: RemoteGeneration) -> Records:
         """Return every file of a generation, its manifest read from the copy or, where it has another, from the store."""
         manifest = json.loads(self._small(f"{generation.folder}/{MANIFEST_NAME}", generation.manifest))
-        records = {f"{generation.folder}/{name}": FileRecord(**record) for name, record in manifest["files"].items()}
-        lance_files = self._small(f"{generation.folder}/{LANCE_FILES_NAME}", records[f"{generation.folder}/{LANCE_FILES_NAME}"])
+        records = {
+            f"{generation.folder}/{name}": FileRecord(**record) for name, record in manifest["files"].items()
+        }
+        lance_files = self._small(
+            f"{generation.folder}/{LANCE_FILES_NAME}", records[f"{generation.folder}/{LANCE_FILES_NAME}"]
+        )
         lance = {f"lance/{name}": FileRecord(**record) for name, record in json.loads(lance_files).items()}
         for path in (*records, *lance, *generation.tags):
             if Path(path).is_absolute() or ".." in Path(path).parts:
                 raise DamageError(f"a file of {self.uri} must lie in its collection, got {path!r}")
-        return {f"{generation.folder}/{MANIFEST_NAME}": generation.manifest, **records, **lance, **generation.tags}
+        return {
+            f"{generation.folder}/{MANIFEST_NAME}": generation.manifest,
+            **records,
+            **lance,
+            **generation.tags,
+        }
 
     def _small(self, path: str, record: FileRecord) -> bytes:
         local = self._folder / path
@@ -237,7 +272,9 @@ class Replica:
             return local.read_bytes()
         found = self._store.read(_key(record))
         if found is None or hashlib.sha256(found.content).hexdigest() != record.sha256:
-            raise DamageError(f"{path} in {self.uri} {'is missing' if found is None else 'does not match its SHA-256'}")
+            raise DamageError(
+                f"{path} in {self.uri} {'is missing' if found is None else 'does not match its SHA-256'}"
+            )
         return found.content
 
     def _upload(self, records: Records) -> None:
@@ -249,7 +286,9 @@ class Replica:
         def is_there(key: str, record: FileRecord) -> bool:
             if key not in stored or stored[key][0] != record.size_bytes:
                 return False
-            return key in kept or (lease is not None and lease.modified_at - stored[key][1] < timedelta(seconds=REUSED_SECONDS))
+            return key in kept or (
+                lease is not None and lease.modified_at - stored[key][1] < timedelta(seconds=REUSED_SECONDS)
+            )
 
         missing = [(key, path) for key, (path, record) in files.items() if not is_there(key, record)]
         with durable.storage_errors(f"uploading to {self.uri}"), ThreadPoolExecutor(TRANSFERS) as pool:
@@ -257,7 +296,11 @@ class Replica:
 
     def _kept_keys(self, found: StoredObject | None) -> set[str]:
         pointer = Pointer.of(found.content, self.uri) if found else None
-        return {_key(record) for each in (pointer.generations if pointer else ()) for record in self._records(each).values()}
+        return {
+            _key(record)
+            for each in (pointer.generations if pointer else ())
+            for record in self._records(each).values()
+        }
 
     def _swap(self, content: bytes, token: str) -> None:
         try:
@@ -269,7 +312,8 @@ class Replica:
         # A reply may be lost, and the write repeated on the way: what stands there now decides.
         if not is_swapped and (found is None or token.encode() not in found.content):
             raise unsure or CollectionBusyError(
-                f"{self.uri} was published by another run meanwhile; run the same command again, it goes on from there"
+                f"{self.uri} was published by another run meanwhile; run the same command again, it goes "
+                "on from there"
             )
         self._seen = found
 
@@ -278,7 +322,11 @@ class Replica:
         assert self._seen is not None
         kept = self._kept_keys(self._seen)
         oldest = self._seen.modified_at - timedelta(seconds=KEPT_SECONDS)
-        self._store.delete(key for key, (_, modified_at) in self._store.list("files").items() if key not in kept and modified_at < oldest)
+        self._store.delete(
+            key
+            for key, (_, modified_at) in self._store.list("files").items()
+            if key not in kept and modified_at < oldest
+        )
 
     def _pull(self, pointer: Pointer) -> None:
         served = pointer.served
@@ -296,7 +344,9 @@ class Replica:
                 if _holds(target / local.name, record):
                     local.hardlink_to(target / local.name)
                     continue
-            elif trusted.get(path) == record and local.is_file() and local.stat().st_size == record.size_bytes:
+            elif (
+                trusted.get(path) == record and local.is_file() and local.stat().st_size == record.size_bytes
+            ):
                 continue
             if not _holds(local, record):
                 downloads.append((_key(record), local, record))
@@ -323,8 +373,12 @@ class Replica:
             if folder.name.isdigit() and int(folder.name) not in kept:
                 shutil.rmtree(folder)
             elif folder.name.isdigit():
-                with contextlib.suppress(OSError, ValueError, AttributeError):  # a damaged predecessor keeps nothing
-                    files |= {f"lance/{name}" for name in json.loads((folder / LANCE_FILES_NAME).read_bytes())}
+                with contextlib.suppress(
+                    OSError, ValueError, AttributeError
+                ):  # a damaged predecessor keeps nothing
+                    files |= {
+                        f"lance/{name}" for name in json.loads((folder / LANCE_FILES_NAME).read_bytes())
+                    }
         tags = {f"generation-{each}.json" for each in kept}
         for path in (self._folder / "lance").rglob("*"):
             name = path.relative_to(self._folder).as_posix()
@@ -333,12 +387,19 @@ class Replica:
                 path.unlink()
 
     def _copied_records(self) -> Records:
-        """Return the Lance data of the generation this copy serves: hashed when it came, written to by nobody."""
+        """Return the Lance data of the generation this copy serves.
+
+        Hashed when it came, written to by nobody.
+        """
         number = self._copied_number()
         if number is None:
             return {}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, CairnError):
-            return {path: record for path, record in self._records(self._generation(number)).items() if path.endswith(".lance")}
+            return {
+                path: record
+                for path, record in self._records(self._generation(number)).items()
+                if path.endswith(".lance")
+            }
         return {}
 
     def _copied_token(self) -> str | None:

@@ -1,8 +1,8 @@
 """Find every fault of a stored collection: wrong bytes, missing versions, rows that do not fit together.
 
-Reads everything once (hashes of all generation and Lance files, ids and spans and text lengths of the served tables) and changes nothing.
-It takes no lock, so that a collection can be checked while it is written; what a writer prunes meanwhile may then be reported, and a second
-look settles it.
+Reads everything once (hashes of all generation and Lance files, ids and spans and text lengths of the served
+tables) and changes nothing. It takes no lock, so that a collection can be checked while it is written; what a
+writer prunes meanwhile may then be reported, and a second look settles it.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -35,7 +35,10 @@ Files that the ``store`` lacks are written to it again from a copy that is whole
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One fault: where it is, and a sentence about it without advice; ``generation`` is None when ``CURRENT`` itself is at fault."""
+    """One fault: where it is, and a sentence about it without advice.
+
+    ``generation`` is None when ``CURRENT`` itself is at fault.
+    """
 
     generation: int | None
     part: Part
@@ -43,8 +46,13 @@ class Problem:
     sentence: str
 
 
-def verify_collection(layout: CollectionLayout, progress: ProgressListener = silent_progress) -> list[Problem]:
-    """Return every fault of every generation that stands, the served one's first; an empty list means none was found."""
+def verify_collection(
+    layout: CollectionLayout, progress: ProgressListener = silent_progress
+) -> list[Problem]:
+    """Return every fault of every generation that stands, the served one's first.
+
+    An empty list means none was found.
+    """
     layout.require_exists()
     layout.refresh()
     problems: list[Problem] = []
@@ -72,7 +80,10 @@ def verify_collection(layout: CollectionLayout, progress: ProgressListener = sil
 
 
 def store_problems(layout: CollectionLayout, served: int | None) -> list[Problem]:
-    """Return what is wrong in an object store with the generation it serves; of a collection in a folder there is nothing to find."""
+    """Return what is wrong in an object store with the generation it serves.
+
+    Of a collection in a folder there is nothing to find.
+    """
     if layout.replica is None:
         return []
     try:
@@ -80,11 +91,17 @@ def store_problems(layout: CollectionLayout, served: int | None) -> list[Problem
     except IntegrityError as error:
         return [Problem(generation=served, part="store", file="CURRENT", sentence=str(error))]
     where = layout.replica.uri
-    return [Problem(generation=served, part="store", file=name, sentence=f"{name} {problem} in {where}") for name, problem in found.items()]
+    return [
+        Problem(generation=served, part="store", file=name, sentence=f"{name} {problem} in {where}")
+        for name, problem in found.items()
+    ]
 
 
 def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool) -> list[Problem]:
-    """Return the faults of one generation: manifest, files, Lance files, tag and, if asked and nothing else is wrong, every row."""
+    """Return the faults of one generation.
+
+    Manifest, files, Lance files, tag and, if asked and nothing else is wrong, every row.
+    """
     try:
         manifest = read_manifest(layout, number)
     except IntegrityError as error:
@@ -99,11 +116,14 @@ def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool
         for name, problem in check_generation_files(layout, manifest)
     ]
     is_list_whole = all(problem.file != LANCE_FILES for problem in problems)
-    problems += _lance_problems(layout, manifest, read_lance_files(layout.generation_folder(number)) if is_list_whole else {})
+    problems += _lance_problems(
+        layout, manifest, read_lance_files(layout.generation_folder(number)) if is_list_whole else {}
+    )
     if check_rows and not problems:
         try:
             problems += [
-                Problem(generation=number, part="rows", file=table, sentence=sentence) for table, sentence in _row_problems(layout, number)
+                Problem(generation=number, part="rows", file=table, sentence=sentence)
+                for table, sentence in _row_problems(layout, number)
             ]
         except CairnError as error:
             problems.append(Problem(generation=number, part="rows", file="lance", sentence=error.fault))
@@ -113,7 +133,12 @@ def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool
 def _lance_problems(layout: CollectionLayout, manifest: Manifest, records: LanceFiles) -> Iterator[Problem]:
     number = manifest.generation
     for name, problem in damaged_lance_files(layout, records):
-        yield Problem(generation=number, part="lance", file=name, sentence=f"{name}, which generation {number} reads, {problem}")
+        yield Problem(
+            generation=number,
+            part="lance",
+            file=name,
+            sentence=f"{name}, which generation {number} reads, {problem}",
+        )
     try:
         tables = LanceTables.open(layout)
         for name, version in manifest.lance_versions.items():
@@ -139,22 +164,34 @@ def _lance_problems(layout: CollectionLayout, manifest: Manifest, records: Lance
 
 
 def _row_problems(layout: CollectionLayout, number: int) -> Iterator[tuple[str, str]]:
-    """Compare the rows of the pinned tables with the position files: order, counts, spans that cover each text whole, unique ids."""
+    """Compare the rows of the pinned tables with the position files.
+
+    Order, counts, spans that cover each text whole, unique ids.
+    """
     generation = open_generation(layout, number, check_hashes=False)
     tables, versions = LanceTables.open(layout), generation.manifest.lance_versions
     doc_ids, offsets, ends = generation.doc_ids, generation.chunk_offsets, generation.chunk_ends
     position = 0
     for batch in tables.scan(DOCUMENTS, ["doc_id", "text"], versions, with_row_id=True):
         last = position + batch.num_rows
-        same_ids = doc_ids.slice(position, batch.num_rows).equals(batch.column("doc_id").cast(pa.large_string()))
-        if not same_ids or not np.array_equal(generation.row_ids[position:last], batch.column("_rowid").to_numpy()):
+        same_ids = doc_ids.slice(position, batch.num_rows).equals(
+            batch.column("doc_id").cast(pa.large_string())
+        )
+        if not same_ids or not np.array_equal(
+            generation.row_ids[position:last], batch.column("_rowid").to_numpy()
+        ):
             yield DOCUMENTS, f"documents {position} to {last} must stand in the order of the position file"
         covered = np.where(
-            offsets[position + 1 : last + 1] > offsets[position:last], ends[offsets[position + 1 : last + 1] - 1] if len(ends) else 0, 0
+            offsets[position + 1 : last + 1] > offsets[position:last],
+            ends[offsets[position + 1 : last + 1] - 1] if len(ends) else 0,
+            0,
         )
         uncovered = np.flatnonzero(covered != pc.utf8_length(batch.column("text")).to_numpy())
         for row in uncovered:
-            yield CHUNKS, f"the chunks of document {doc_ids[position + int(row)].as_py()!r} must cover its text whole"
+            yield (
+                CHUNKS,
+                f"the chunks of document {doc_ids[position + int(row)].as_py()!r} must cover its text whole",
+            )
         position = last
     repeated = len(doc_ids) - pc.count_distinct(doc_ids).as_py()
     if repeated:
@@ -163,6 +200,9 @@ def _row_problems(layout: CollectionLayout, number: int) -> Iterator[tuple[str, 
     for batch in tables.scan(CHUNKS, ["start_char", "end_char"], versions):
         last = position + batch.num_rows
         starts, stops = batch.column("start_char").to_numpy(), batch.column("end_char").to_numpy()
-        if not (np.array_equal(generation.chunk_starts[position:last], starts) and np.array_equal(ends[position:last], stops)):
+        if not (
+            np.array_equal(generation.chunk_starts[position:last], starts)
+            and np.array_equal(ends[position:last], stops)
+        ):
             yield CHUNKS, f"chunks {position} to {last} must have the spans of the position file"
         position = last

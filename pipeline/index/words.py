@@ -1,8 +1,8 @@
 """The words of a text as the BM25 of passages counts them, alike in documents and queries.
 
-A word is a run of letters, their marks and digits in any script: lower case, without accents, reduced to its English stem (Snowball's
-Porter2), and left out where it is an English stop word. That is what LanceDB's full-text index does with its defaults, so that a document
-and its passages are found by the same words.
+A word is a run of letters, their marks and digits in any script: lower case, without accents, reduced to its
+English stem (Snowball's Porter2), and left out where it is an English stop word. That is what LanceDB's
+full-text index does with its defaults, so that a document and its passages are found by the same words.
 """
 
 from __future__ import annotations
@@ -15,8 +15,43 @@ import Stemmer
 
 STOP_WORDS = frozenset(
     (
-        *("a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not", "of", "on", "or"),
-        *("such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was", "will", "with"),
+        *(
+            "a",
+            "an",
+            "and",
+            "are",
+            "as",
+            "at",
+            "be",
+            "but",
+            "by",
+            "for",
+            "if",
+            "in",
+            "into",
+            "is",
+            "it",
+            "no",
+            "not",
+            "of",
+            "on",
+            "or",
+        ),
+        *(
+            "such",
+            "that",
+            "the",
+            "their",
+            "then",
+            "there",
+            "these",
+            "they",
+            "this",
+            "to",
+            "was",
+            "will",
+            "with",
+        ),
     )
 )
 """Lucene's, which LanceDB leaves out, too."""
@@ -41,7 +76,10 @@ def terms_of(text: str) -> list[str]:
 
 
 class TermNumbers(dict[str, int]):
-    """Words to numbers of terms, given in the order in which terms are met; a word that is left out has :data:`NO_TERM`."""
+    """Words to numbers of terms, given in the order in which terms are met.
+
+    A word that is left out has :data:`NO_TERM`.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """The seam between the line and a transformer: what every backbone offers, and how a name becomes one.
 
-A backbone turns token ids into last hidden states and knows nothing of chunks or pooling. ``model_type`` of the configuration says which
-implementation reads the weights. Nothing is downloaded: a model is the embedded one or a folder.
+A backbone turns token ids into last hidden states and knows nothing of chunks or pooling. ``model_type`` of
+the configuration says which implementation reads the weights. Nothing is downloaded: a model is the embedded
+one or a folder.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from tokenizers import Tokenizer
 
 from pipeline.config import CAUSAL_FAMILIES, EncoderConfig
 from pipeline.errors import ConfigError, ModelError
-from pipeline.model import bert, decoder, gte, modernbert, nomic_bert
-from pipeline.model.cde import read_cde
-from pipeline.model.cde_settings import is_cde
-from pipeline.model.checkpoint import read_checkpoint
-from pipeline.model.embedded_weights import MODEL_NAMES, require_official_weights
+from pipeline.model.engine.precision import default_device, resolve_precision
+from pipeline.model.engine.transformer import Transformer
+from pipeline.model.families import bert, decoder, gte, modernbert, nomic_bert
+from pipeline.model.families.cde import read_cde
+from pipeline.model.folders.cde_settings import is_cde
+from pipeline.model.folders.checkpoint import read_checkpoint
+from pipeline.model.folders.embedded_weights import MODEL_NAMES, require_official_weights
+from pipeline.model.folders.names import model_folder
 from pipeline.model.matryoshka import first_layers
-from pipeline.model.names import model_folder
-from pipeline.model.precision import default_device, resolve_precision
-from pipeline.model.transformer import Transformer
 
 
 @runtime_checkable
@@ -40,7 +41,10 @@ class Backbone(Protocol):
 
     @property
     def cls_id(self) -> int | None:
-        """Return the id of [CLS], else BOS; None where the tokenizer has neither and rows begin with their text."""
+        """Return the id of [CLS], else BOS.
+
+        None where the tokenizer has neither and rows begin with their text.
+        """
         ...
 
     @property
@@ -75,7 +79,10 @@ class Backbone(Protocol):
 
     @property
     def first_stage(self) -> Backbone:
-        """Return the backbone that embeds context documents: itself, unless the checkpoint holds one of its own (CDE §4.2)."""
+        """Return the backbone that embeds context documents.
+
+        Itself, unless the checkpoint holds one of its own (CDE §4.2).
+        """
         ...
 
     @property
@@ -107,12 +114,14 @@ class Backbone(Protocol):
     ) -> Float[torch.Tensor, "B T D"]:
         """Return the last hidden states of the text; positions at and after a row's length hold no meaning.
 
-        With a context, its vectors stand before every row's text as input embeddings (CDE eq. 5 and 6): no position embedding and no
-        rotation, so their order does not matter and text positions still start at 0; then token type 0 where the family has types, and the
-        embedding norm, as for tokens. Where layers are local, only global ones show the context. Their own outputs are not returned.
+        With a context, its vectors stand before every row's text as input embeddings (CDE eq. 5 and 6): no
+        position embedding and no rotation, so their order does not matter and text positions still start at
+        0; then token type 0 where the family has types, and the embedding norm, as for tokens. Where layers
+        are local, only global ones show the context. Their own outputs are not returned.
 
-        ``temperature`` divides every attention logit (TempScale: softmax(QKᵀ / (τ √d)); Zhou et al., "Length-Induced Embedding Collapse"):
-        below 1 attention is sharper, against the collapse of long texts onto one direction. One τ serves all layers of a call.
+        ``temperature`` divides every attention logit (TempScale: softmax(QKᵀ / (τ √d)); Zhou et al.,
+        "Length-Induced Embedding Collapse"): below 1 attention is sharper, against the collapse of long texts
+        onto one direction. One τ serves all layers of a call.
         """
         ...
 
@@ -144,14 +153,18 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
     model_type = checkpoint.config.get("model_type")
     if config.causal and model_type not in CAUSAL_FAMILIES:
         raise ConfigError(
-            f"causal must go with a decoder ({', '.join(CAUSAL_FAMILIES)}), got a model of type {model_type}; "
+            f"causal must go with a decoder ({', '.join(CAUSAL_FAMILIES)}), got a model of type "
+            f"{model_type}; "
             "leave it out: encoders see the whole text"
         )
     if is_cde(checkpoint.config):
         return read_cde(checkpoint, dtype=dtype, device=device, num_layers=config.num_layers, run_on=run_on)
     checkpoint = first_layers(decoder.language_model(checkpoint), config.num_layers)
     if model_type not in _FAMILIES:
-        raise ModelError(f"model_type must be one of {', '.join(_FAMILIES)}, got {model_type!r}; choose a model of these families")
+        raise ModelError(
+            f"model_type must be one of {', '.join(_FAMILIES)}, got {model_type!r}; choose a model of "
+            "these families"
+        )
     settings = {"is_causal": True} if config.causal else {}
     return run_on(_FAMILIES[model_type](checkpoint, dtype=dtype, device=device, **settings))
 
@@ -162,7 +175,7 @@ def _packed(engine: Transformer) -> Transformer:
 
 
 def _to_openvino(precision: torch.dtype) -> Callable[[Transformer], Transformer]:
-    from pipeline.model.openvino_backbone import OpenVinoTransformer  # an extra
+    from pipeline.model.engine.openvino_backbone import OpenVinoTransformer  # an extra
 
     return lambda engine: OpenVinoTransformer(engine, precision)
 
@@ -172,14 +185,16 @@ def _require_openvino(device: torch.device) -> None:
         raise ConfigError(f"backend openvino must run on the CPU, got {device}; choose backend torch")
     if find_spec("openvino") is None:
         raise ConfigError(
-            "backend openvino must have the package openvino, got none; install it with `pip install 'cairn-retrieval[openvino]'` "
+            "backend openvino must have the package openvino, got none; install it with `pip install "
+            "'cairn-retrieval[openvino]'` "
             "(in Cairn's own folder `pip install '.[openvino]'`), or choose backend torch"
         )
     try:
-        importlib.import_module("pipeline.model.openvino_runtime")
+        importlib.import_module("pipeline.model.engine.openvino_runtime")
     # What its native libraries raise where they do not fit the machine is theirs to choose.
     except Exception as error:
         raise ConfigError(
-            f"backend openvino must have a package openvino that can be imported, got a broken one ({' '.join(str(error).split())}); "
+            "backend openvino must have a package openvino that can be imported, got a broken one "
+            f"({' '.join(str(error).split())}); "
             "install it again with `pip install --force-reinstall openvino`, or choose backend torch"
         ) from error

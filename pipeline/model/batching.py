@@ -1,10 +1,11 @@
 """Rows of unequal length into batches that waste little and fit the memory.
 
-Rows are taken longest first, ties by index, and a batch holds as many as keep ``rows x longest`` within the budget: neighbours are nearly
-equally long, so almost nothing is padded, and a batch too large for the device shows at once. Used by both stages. Results are scattered
-back by row index, so the order of work never shows.
+Rows are taken longest first, ties by index, and a batch holds as many as keep ``rows x longest`` within the
+budget: neighbours are nearly equally long, so almost nothing is padded, and a batch too large for the device
+shows at once. Used by both stages. Results are scattered back by row index, so the order of work never shows.
 
-Windows, whose rows see one another, go whole: the largest first, as many as keep the sum of their tokens within the budget.
+Windows, whose rows see one another, go whole: the largest first, as many as keep the sum of their tokens
+within the budget.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ logger = logging.getLogger(__name__)
 Done = TypeVar("Done")
 
 CUDA_BATCH_FACTOR: Final = 64
-"""A GPU is given this many times the tokens of a CPU's batch: below some tens of thousands it waits for launches."""
+"""A GPU is given this many times the tokens of a CPU's batch.
+
+Below some tens of thousands it waits for launches.
+"""
 
 
 def run_in_batches(
@@ -39,9 +43,10 @@ def run_in_batches(
 ) -> Iterator[Done]:
     """Call ``run`` with the row indices of each batch, longest rows first, and yield what it returns.
 
-    ``extra_tokens`` come on top of each row. Without padding a batch costs the sum of its rows, not ``rows x longest``.
-    A row longer than the budget is a batch of its own. On a CPU batches run side by side, one a thread; on a GPU one after the other, and
-    when its memory runs out the batch is halved, now and for the rest.
+    ``extra_tokens`` come on top of each row. Without padding a batch costs the sum of its rows, not ``rows x
+    longest``. A row longer than the budget is a batch of its own. On a CPU batches run side by side, one a
+    thread; on a GPU one after the other, and when its memory runs out the batch is halved, now and for the
+    rest.
     """
     sizes_R = lengths_R + extra_tokens
     order = np.argsort(-lengths_R, kind="stable")
@@ -57,7 +62,10 @@ def run_windows_in_batches(
     run: Callable[[Int64[np.ndarray, " B"]], Done],
     device: torch.device,
 ) -> Iterator[Done]:
-    """Do the same with windows of rows that stand together; a batch has all rows of its windows and no padding."""
+    """Do the same with windows of rows that stand together.
+
+    A batch has all rows of its windows and no padding.
+    """
     first_row_W1 = np.flatnonzero(np.diff(window_R, prepend=-1, append=-1))
     lengths_W = np.add.reduceat(lengths_R, first_row_W1[:-1]) if len(lengths_R) else lengths_R
 
@@ -87,17 +95,23 @@ def _batch(
     if is_padded:
         return order[: max(1, batch_tokens // max(1, int(sizes_R[order[0]])))]
     # No row is empty, so a batch never has more rows than tokens.
-    return order[: max(1, int(np.searchsorted(np.cumsum(sizes_R[order[:batch_tokens]]), batch_tokens, side="right")))]
+    return order[
+        : max(1, int(np.searchsorted(np.cumsum(sizes_R[order[:batch_tokens]]), batch_tokens, side="right")))
+    ]
 
 
-def _run_side_by_side(batches: Sequence[Int64[np.ndarray, " _"]], run: Callable[[Int64[np.ndarray, " B"]], Done]) -> Iterator[Done]:
-    # Two threads that share one product wait for each other at its end: with a busy neighbour on the machine that made them five to ten
-    # times slower, while threads with a batch each lost nothing.
+def _run_side_by_side(
+    batches: Sequence[Int64[np.ndarray, " _"]], run: Callable[[Int64[np.ndarray, " B"]], Done]
+) -> Iterator[Done]:
+    # Two threads that share one product wait for each other at its end: with a busy neighbour on the machine
+    # that made them five to ten times slower, while threads with a batch each lost nothing.
     num_workers = min(torch.get_num_threads(), len(batches))
     if num_workers <= 1:
         yield from map(run, batches)
         return
-    with ThreadPoolExecutor(num_workers, thread_name_prefix="encode", initializer=torch.set_num_threads, initargs=(1,)) as workers:
+    with ThreadPoolExecutor(
+        num_workers, thread_name_prefix="encode", initializer=torch.set_num_threads, initargs=(1,)
+    ) as workers:
         yield from workers.map(run, batches)
 
 

@@ -1,8 +1,8 @@
 """M1: context documents to the embeddings that later stand before every text (CDE §4.2).
 
-The second stage's own backbone unless the checkpoint holds another for it, mean pooled over the first tokens of a document, one vector
-each, NOT normalised: the second stage takes them at the level of its input embeddings. Which documents these are is chosen elsewhere; they
-are embedded once and stored.
+The second stage's own backbone unless the checkpoint holds another for it, mean pooled over the first tokens
+of a document, one vector each, NOT normalised: the second stage takes them at the level of its input
+embeddings. Which documents these are is chosen elsewhere; they are embedded once and stored.
 """
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ from pipeline.model.landmarks import Chunks, chunk_rows
 
 BATCH_TOKENS: Final = 1_024
 HEAD_CHARACTERS_PER_TOKEN: Final = 32
-"""How much of a text is tokenised at first for each token wanted; a head that gives too few is tried again, twice as long."""
+"""How much of a text is tokenised at first for each token wanted.
+
+A head that gives too few is tried again, twice as long.
+"""
 
 
 class ContextEncoder:
     """The first stage: ``embed`` gives one raw embedding a text."""
 
-    def __init__(self, backbone: Backbone, max_tokens: int, temperature: float = 1.0, prefix: str = "") -> None:
+    def __init__(
+        self, backbone: Backbone, max_tokens: int, temperature: float = 1.0, prefix: str = ""
+    ) -> None:
         if not 3 <= max_tokens <= backbone.max_positions:
             raise ConfigError(
-                f"max_document_tokens must lie between 3 and the model's {backbone.max_positions} positions, got {max_tokens}"
+                f"max_document_tokens must lie between 3 and the model's {backbone.max_positions} "
+                f"positions, got {max_tokens}"
             )
         self._backbone = backbone
         self._max_tokens = max_tokens
@@ -52,12 +58,18 @@ class ContextEncoder:
     def of(cls, backbone: Backbone, encoder: EncoderConfig, context: ContextConfig) -> ContextEncoder:
         """Return the first stage of a second stage with its settings.
 
-        One with weights of its own was trained behind the documents' prefix, and pools it with the text (CDE).
+        One with weights of its own was trained behind the documents' prefix, and pools it with the text
+        (CDE).
         """
         first_stage = backbone.first_stage
         has_own_weights = first_stage.weights_fingerprint != backbone.weights_fingerprint
         prefix = encoder.document_prefix if has_own_weights else ""
-        return cls(first_stage, min(context.max_document_tokens, first_stage.max_positions), encoder.temperature, prefix)
+        return cls(
+            first_stage,
+            min(context.max_document_tokens, first_stage.max_positions),
+            encoder.temperature,
+            prefix,
+        )
 
     def embed(self, texts: Sequence[str]) -> Float32[np.ndarray, "C E"]:
         """Embed texts in the order given, each cut after ``max_tokens`` tokens, [CLS] and [SEP] among them."""
@@ -65,7 +77,9 @@ class ContextEncoder:
         token_offsets = np.concatenate([[0], np.cumsum([len(item) for item in ids], dtype=np.int64)])
         chunks = Chunks(token_offsets=token_offsets, chunk_offsets=np.arange(len(ids) + 1))
         flat = np.concatenate([np.zeros(0, np.int32), *(np.array(item, np.int32) for item in ids)])
-        rows = chunk_rows(flat, chunks, cls_id=self._backbone.cls_id, landmark_id=self._backbone.landmark_id, pooling="mean")
+        rows = chunk_rows(
+            flat, chunks, cls_id=self._backbone.cls_id, landmark_id=self._backbone.landmark_id, pooling="mean"
+        )
         return embed_chunks(self._backbone, rows, batch_tokens=BATCH_TOKENS, temperature=self._temperature)
 
     def _head_ids(self, text: str) -> list[int]:

@@ -1,8 +1,8 @@
 """M2: rows of token ids to one embedding a chunk, with the context of the corpus in front when there is one (CDE §4.2, eq. 5 and 6).
 
-Pure: it takes a layout and gives arrays, knowing no text, file or table. Rows of one attention temperature are batched by length, and every
-result is put back in its chunk's place. Rows that see one another, the windows of landmark attention, are always in one batch. Embeddings
-are float32 and not normalised.
+Pure: it takes a layout and gives arrays, knowing no text, file or table. Rows of one attention temperature
+are batched by length, and every result is put back in its chunk's place. Rows that see one another, the
+windows of landmark attention, are always in one batch. Embeddings are float32 and not normalised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pipeline.model.pooling import pool_spans
 SMALL_BATCH_TOKENS: Final = 1_024
 WIDTH_STEP: Final = 8
 """A small batch, such as the queries of a server, is this many tokens wide or a multiple: oneDNN builds and keeps its products shape by
-shape, which costs a query of a new length milliseconds and the process megabytes."""
+shape, which costs a query of a new length milliseconds and the process megabytes.
+"""
 
 
 def embed_chunks(
@@ -39,11 +40,14 @@ def embed_chunks(
 ) -> Float32[np.ndarray, "M E"]:
     """Embed every chunk of a layout, in the layout's order; ``on_chunks`` hears the indices of each batch's chunks when they are done.
 
-    ``temperature`` divides attention logits (TempScale), in all rows alike or in each row by its own; rows of one window share theirs.
-    ``token_head`` rewrites hidden states, position by position, before they are pooled (latent attention).
-    ``landmarks`` reads a layout with windows, and has its own context; it must be made of the same backbone.
+    ``temperature`` divides attention logits (TempScale), in all rows alike or in each row by its own; rows of
+    one window share theirs. ``token_head`` rewrites hidden states, position by position, before they are
+    pooled (latent attention). ``landmarks`` reads a layout with windows, and has its own context; it must be
+    made of the same backbone.
     """
-    assert (landmarks is None) == (rows.window_R is None), "a layout with windows and a reader of landmarks belong together"
+    assert (landmarks is None) == (rows.window_R is None), (
+        "a layout with windows and a reader of landmarks belong together"
+    )
     embeddings_ME = np.empty((len(rows.pooled_row), backbone.embedding_dim), np.float32)
     lengths_R = np.diff(rows.row_offsets)
     chunks_by_row = np.argsort(rows.pooled_row, kind="stable")
@@ -64,11 +68,16 @@ def embed_chunks(
     def run(batch_B: Int64[np.ndarray, " B"]) -> Int64[np.ndarray, " m"]:
         hidden_BTD = hidden_states(batch_B)
         num_chunks_B = first_chunk_R1[batch_B + 1] - first_chunk_R1[batch_B]
-        place = np.arange(int(num_chunks_B.sum())) - np.repeat(np.cumsum(num_chunks_B) - num_chunks_B, num_chunks_B)
+        place = np.arange(int(num_chunks_B.sum())) - np.repeat(
+            np.cumsum(num_chunks_B) - num_chunks_B, num_chunks_B
+        )
         chunk_M = chunks_by_row[np.repeat(first_chunk_R1[batch_B], num_chunks_B) + place]
         row_M = np.repeat(np.arange(len(batch_B)), num_chunks_B)
         with torch.inference_mode():
-            spans = (torch.from_numpy(x).to(hidden_BTD.device) for x in (row_M, rows.pooled_start[chunk_M], rows.pooled_end[chunk_M]))
+            spans = (
+                torch.from_numpy(x).to(hidden_BTD.device)
+                for x in (row_M, rows.pooled_start[chunk_M], rows.pooled_end[chunk_M])
+            )
             if token_head is not None:
                 hidden_BTD = token_head(hidden_BTD)
             embeddings_ME[chunk_M] = backbone.project(pool_spans(hidden_BTD, *spans)).cpu().numpy()
@@ -78,13 +87,19 @@ def embed_chunks(
     for one_temperature in np.unique(temperature_R):
         rows_G = np.flatnonzero(temperature_R == one_temperature)
 
-        def run_some(batch_B: Int64[np.ndarray, " b"], rows_G: Int64[np.ndarray, " G"] = rows_G) -> Int64[np.ndarray, " m"]:
+        def run_some(
+            batch_B: Int64[np.ndarray, " b"], rows_G: Int64[np.ndarray, " G"] = rows_G
+        ) -> Int64[np.ndarray, " m"]:
             return run(rows_G[batch_B])
 
         if rows.window_R is None:
-            batches = run_in_batches(lengths_R[rows_G], batch_tokens, run_some, backbone.device, extra_tokens=extra_tokens)
+            batches = run_in_batches(
+                lengths_R[rows_G], batch_tokens, run_some, backbone.device, extra_tokens=extra_tokens
+            )
         else:
-            batches = run_windows_in_batches(lengths_R[rows_G], rows.window_R[rows_G], batch_tokens, run_some, backbone.device)
+            batches = run_windows_in_batches(
+                lengths_R[rows_G], rows.window_R[rows_G], batch_tokens, run_some, backbone.device
+            )
         for finished in batches:
             if on_chunks is not None:
                 on_chunks(finished)
@@ -94,7 +109,10 @@ def embed_chunks(
 def pad_rows(
     rows: Rows, batch_B: Int64[np.ndarray, " B"], pad_id: int, width: int | None = None
 ) -> tuple[Int64[np.ndarray, "B T"], Int64[np.ndarray, " B"]]:
-    """Gather rows into a rectangle as wide as told, else as the longest; validity is by true length, as texts may use the padding token."""
+    """Gather rows into a rectangle as wide as told, else as the longest.
+
+    Validity is by true length, as texts may use the padding token.
+    """
     starts_B, lengths_B = rows.row_offsets[batch_B], rows.row_offsets[batch_B + 1] - rows.row_offsets[batch_B]
     positions_T = np.arange(int(lengths_B.max()) if width is None else width)
     source_BT = np.minimum(starts_B[:, None] + positions_T, len(rows.ids) - 1)

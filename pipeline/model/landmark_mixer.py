@@ -3,16 +3,19 @@
     yᵢ = xᵢ + pᵢ t + qᵢ m + Σₕ rₕᵢ Σⱼ aₕᵢⱼ xⱼ + Σₕ sₕᵢ Σⱼ bₕᵢⱼ cⱼ          a landmark of a document
     y  = x + Σₕ sₕ Σⱼ bₕⱼ cⱼ                                              a query, with heads of its own
 
-x are a document's chunk embeddings, each made in its own chunk; t the embedding of its title; m the mean of the x; c the context, embedded
-once by the first stage (CDE §4.2); all of unit length. a is attention among a document's landmarks, weaker with distance, b attention to
-the context. The gates p, q, r, s are trained and depend on how close xᵢ is to m and t and on the document's length.
+x are a document's chunk embeddings, each made in its own chunk; t the embedding of its title; m the mean of
+the x; c the context, embedded once by the first stage (CDE §4.2); all of unit length. a is attention among a
+document's landmarks, weaker with distance, b attention to the context. The gates p, q, r, s are trained and
+depend on how close xᵢ is to m and t and on the document's length.
 
-Values are the embeddings themselves: only what is mixed, and how much, is learned. So a vector never leaves the space of the base model, a
-mixer trained on a few hundred thousand pairs serves corpora it has not seen, and one whose gates are 0 gives the base model's own vectors.
-Landmarks attend within stretches of :data:`STRETCH_LANDMARKS`: the cost is linear in a document's length, and some thousandths of the
+Values are the embeddings themselves: only what is mixed, and how much, is learned. So a vector never leaves
+the space of the base model, a mixer trained on a few hundred thousand pairs serves corpora it has not seen,
+and one whose gates are 0 gives the base model's own vectors. Landmarks attend within stretches of
+:data:`STRETCH_LANDMARKS`: the cost is linear in a document's length, and some thousandths of the
 transformer's.
 
-A last matrix turns the space so that its first dimensions say most (Matryoshka: Kusupati et al. 2022; m³BERT §2.1).
+A last matrix turns the space so that its first dimensions say most (Matryoshka: Kusupati et al. 2022; m³BERT
+§2.1).
 
     N documents    M landmarks    S stretches    L landmarks of the longest    C context documents    D width    H heads    d of a head
 """
@@ -30,7 +33,7 @@ from torch import nn
 from torch.nn import functional
 
 from pipeline.errors import ModelError
-from pipeline.model.weights import require_floats
+from pipeline.model.engine.weights import require_floats
 
 PREFIX: Final = "landmark_mixer."
 STRETCH_LANDMARKS: Final = 256
@@ -55,7 +58,9 @@ class MixingHeads(nn.Module):
             nn.init.normal_(layer.weight, std=0.5 * head_dim**-0.5)
             nn.init.zeros_(layer.bias)
 
-    def logits(self, x_SLD: Float[torch.Tensor, "S L D"], keys_sKD: Float[torch.Tensor, "s K D"]) -> Float[torch.Tensor, "S H L K"]:
+    def logits(
+        self, x_SLD: Float[torch.Tensor, "S L D"], keys_sKD: Float[torch.Tensor, "s K D"]
+    ) -> Float[torch.Tensor, "S H L K"]:
         """Return what each head thinks of each key; keys of one row (s = 1) serve all rows."""
         query_SHLd = self.query(x_SLD).unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
         key_sHKd = self.key(keys_sKD).unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
@@ -68,7 +73,10 @@ class MixingHeads(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretches:
-    """S rows of neighbouring landmarks, padded to L; ``mean_SD`` and ``num_landmarks_S`` are those of the whole document."""
+    """S rows of neighbouring landmarks, padded to L.
+
+    ``mean_SD`` and ``num_landmarks_S`` are those of the whole document.
+    """
 
     x_SLD: Float[torch.Tensor, "S L D"]
     is_landmark_SL: Bool[torch.Tensor, "S L"]
@@ -88,11 +96,19 @@ class LandmarkMixer(nn.Module):
         self.context = MixingHeads(width, num_heads, head_dim)
         self.query_context = MixingHeads(width, num_heads, head_dim)
         self.distance = nn.Parameter(torch.linspace(-2.0, 1.0, num_heads))
-        self.title_gate, self.title_slope = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(NUM_FEATURES))
-        self.mean_gate, self.mean_slope = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(NUM_FEATURES))
+        self.title_gate, self.title_slope = (
+            nn.Parameter(torch.zeros(())),
+            nn.Parameter(torch.zeros(NUM_FEATURES)),
+        )
+        self.mean_gate, self.mean_slope = (
+            nn.Parameter(torch.zeros(())),
+            nn.Parameter(torch.zeros(NUM_FEATURES)),
+        )
         self.turn = nn.Parameter(torch.eye(width))
 
-    def mix(self, stretches: Stretches, context_CD: Float[torch.Tensor, "C D"] | None) -> Float[torch.Tensor, "S L D"]:
+    def mix(
+        self, stretches: Stretches, context_CD: Float[torch.Tensor, "C D"] | None
+    ) -> Float[torch.Tensor, "S L D"]:
         """Return the landmarks' vectors; padded places hold no meaning."""
         x_SLD = stretches.x_SLD
         title_SD = torch.zeros_like(stretches.mean_SD) if stretches.title_SD is None else stretches.title_SD
@@ -107,27 +123,39 @@ class LandmarkMixer(nn.Module):
             y_SLD = y_SLD + self._mix_context(self.context, x_SLD, context_CD, features_SLF)
         return self._turned(y_SLD)
 
-    def mix_queries(self, x_QD: Float[torch.Tensor, "Q D"], context_CD: Float[torch.Tensor, "C D"] | None) -> Float[torch.Tensor, "Q D"]:
+    def mix_queries(
+        self, x_QD: Float[torch.Tensor, "Q D"], context_CD: Float[torch.Tensor, "C D"] | None
+    ) -> Float[torch.Tensor, "Q D"]:
         """Return the queries' vectors."""
         if context_CD is None:
             return self._turned(x_QD)
         one_Q = torch.ones(len(x_QD), dtype=x_QD.dtype, device=x_QD.device)
-        alone = Stretches(x_SLD=x_QD[:, None], is_landmark_SL=one_Q[:, None].bool(), mean_SD=x_QD, num_landmarks_S=one_Q)
+        alone = Stretches(
+            x_SLD=x_QD[:, None], is_landmark_SL=one_Q[:, None].bool(), mean_SD=x_QD, num_landmarks_S=one_Q
+        )
         features_QLF = self._features(alone, torch.zeros_like(x_QD))
-        return self._turned(x_QD + self._mix_context(self.query_context, x_QD[:, None], context_CD, features_QLF)[:, 0])
+        return self._turned(
+            x_QD + self._mix_context(self.query_context, x_QD[:, None], context_CD, features_QLF)[:, 0]
+        )
 
-    def _features(self, stretches: Stretches, title_SD: Float[torch.Tensor, "S D"]) -> Float[torch.Tensor, "S L F"]:
+    def _features(
+        self, stretches: Stretches, title_SD: Float[torch.Tensor, "S D"]
+    ) -> Float[torch.Tensor, "S L F"]:
         to_mean_SL = torch.einsum("sld,sd->sl", stretches.x_SLD, stretches.mean_SD) - 0.5
         to_title_SL = torch.einsum("sld,sd->sl", stretches.x_SLD, title_SD) - 0.3
         length_SL = (stretches.num_landmarks_S.log() / 5)[:, None].expand_as(to_mean_SL)
         has_title_SL = title_SD.norm(dim=-1)[:, None].expand_as(to_mean_SL)
         return torch.stack([to_mean_SL, to_title_SL, length_SL, has_title_SL], dim=-1)
 
-    def _mix_document(self, stretches: Stretches, features_SLF: Float[torch.Tensor, "S L F"]) -> Float[torch.Tensor, "S L D"]:
+    def _mix_document(
+        self, stretches: Stretches, features_SLF: Float[torch.Tensor, "S L F"]
+    ) -> Float[torch.Tensor, "S L D"]:
         heads, x_SLD = self.document, stretches.x_SLD
         place_L = torch.arange(x_SLD.shape[1], device=x_SLD.device)
         apart_LL = (place_L[:, None] - place_L[None]).abs()
-        logits_SHLL = heads.logits(x_SLD, x_SLD) - self.distance.exp()[:, None, None] * apart_LL.to(x_SLD.dtype).log1p()
+        logits_SHLL = (
+            heads.logits(x_SLD, x_SLD) - self.distance.exp()[:, None, None] * apart_LL.to(x_SLD.dtype).log1p()
+        )
         hidden_SHLL = (apart_LL == 0)[None, None] | ~stretches.is_landmark_SL[:, None, None]
         # Where nothing is left to see, as for the only landmark of a row, nothing is added.
         weights_SHLL = logits_SHLL.masked_fill(hidden_SHLL, HIDDEN).softmax(-1).masked_fill(hidden_SHLL, 0.0)
@@ -157,7 +185,8 @@ def mix_documents(
 ) -> Float32[np.ndarray, "M D"]:
     """Mix the landmarks of N documents; document i owns ``chunk_offsets[i]:chunk_offsets[i + 1]``, a title of zeros is none.
 
-    Inputs need not be of unit length. A landmark's result depends on its own document and the context alone, not on what is encoded beside.
+    Inputs need not be of unit length. A landmark's result depends on its own document and the context alone,
+    not on what is encoded beside.
     """
     if not len(chunk_embeddings_MD):
         return chunk_embeddings_MD
@@ -165,9 +194,17 @@ def mix_documents(
     x_MD = functional.normalize(torch.from_numpy(chunk_embeddings_MD).to(device), dim=-1)
     counts_N = np.diff(chunk_offsets)
     owner_M = torch.from_numpy(np.repeat(np.arange(len(counts_N)), counts_N)).to(device)
-    mean_ND = functional.normalize(torch.zeros(len(counts_N), mixer.width, device=device).index_add_(0, owner_M, x_MD), dim=-1)
-    title_ND = None if title_embeddings_ND is None else functional.normalize(torch.from_numpy(title_embeddings_ND).to(device), dim=-1)
-    context = None if context_CD is None else functional.normalize(torch.from_numpy(context_CD).to(device), dim=-1)
+    mean_ND = functional.normalize(
+        torch.zeros(len(counts_N), mixer.width, device=device).index_add_(0, owner_M, x_MD), dim=-1
+    )
+    title_ND = (
+        None
+        if title_embeddings_ND is None
+        else functional.normalize(torch.from_numpy(title_embeddings_ND).to(device), dim=-1)
+    )
+    context = (
+        None if context_CD is None else functional.normalize(torch.from_numpy(context_CD).to(device), dim=-1)
+    )
     mixed_MD = torch.empty_like(x_MD)
     with torch.inference_mode():
         for first_S, length_S, document_S in _batches(counts_N, chunk_offsets):
@@ -187,13 +224,19 @@ def mix_documents(
 
 
 def mix_queries(
-    mixer: LandmarkMixer, embeddings_QD: Float32[np.ndarray, "Q D"], context_CD: Float32[np.ndarray, "C D"] | None
+    mixer: LandmarkMixer,
+    embeddings_QD: Float32[np.ndarray, "Q D"],
+    context_CD: Float32[np.ndarray, "C D"] | None,
 ) -> Float32[np.ndarray, "Q D"]:
     """Mix queries, one embedding each; inputs need not be of unit length."""
     device = mixer.turn.device
     with torch.inference_mode():
         x_QD = functional.normalize(torch.from_numpy(embeddings_QD).to(device), dim=-1)
-        context = None if context_CD is None else functional.normalize(torch.from_numpy(context_CD).to(device), dim=-1)
+        context = (
+            None
+            if context_CD is None
+            else functional.normalize(torch.from_numpy(context_CD).to(device), dim=-1)
+        )
         return mixer.mix_queries(x_QD, context).cpu().numpy()
 
 
@@ -206,10 +249,15 @@ def mixer_of(backbone: object) -> LandmarkMixer | None:
 def _batches(
     counts_N: Int64[np.ndarray, " N"], chunk_offsets: Int64[np.ndarray, " N1"]
 ) -> list[tuple[Int64[np.ndarray, " S"], Int64[np.ndarray, " S"], Int64[np.ndarray, " S"]]]:
-    """Cut documents into stretches and batch stretches of like length: the first landmark, length and document of each."""
+    """Cut documents into stretches and batch stretches of like length.
+
+    The first landmark, length and document of each.
+    """
     num_stretches_N = -(-counts_N // STRETCH_LANDMARKS)
     document_S = np.repeat(np.arange(len(counts_N)), num_stretches_N)
-    number_S = np.arange(len(document_S)) - np.repeat(np.cumsum(num_stretches_N) - num_stretches_N, num_stretches_N)
+    number_S = np.arange(len(document_S)) - np.repeat(
+        np.cumsum(num_stretches_N) - num_stretches_N, num_stretches_N
+    )
     # Equal stretches, so that the last is not left with a few landmarks.
     starts_S = number_S * counts_N[document_S] // num_stretches_N[document_S]
     ends_S = (number_S + 1) * counts_N[document_S] // num_stretches_N[document_S]
@@ -228,20 +276,36 @@ def _batches(
     return batches
 
 
-def read_landmark_mixer(tensors: Mapping[str, torch.Tensor], width: int, device: torch.device) -> LandmarkMixer | None:
-    """Return a checkpoint's mixer, None where it has none; tensors that are missing, foreign or not finite raise :class:`ModelError`."""
+def read_landmark_mixer(
+    tensors: Mapping[str, torch.Tensor], width: int, device: torch.device
+) -> LandmarkMixer | None:
+    """Return a checkpoint's mixer, None where it has none.
+
+    Tensors that are missing, foreign or not finite raise :class:`ModelError`.
+    """
     # By name: a CDE checkpoint notes which of its tensors are looked at.
     own = {name.removeprefix(PREFIX): tensors[name] for name in tensors if name.startswith(PREFIX)}
     if not own:
         return None
     gates, query = own.get("document.gate"), own.get("document.query.weight")
-    if gates is None or query is None or gates.ndim != 1 or query.ndim != 2 or not len(gates) or len(query) % len(gates):
-        raise ModelError(f"{PREFIX}document of the model must hold gates and query weights that fit, got others; train the mixer again")
+    if (
+        gates is None
+        or query is None
+        or gates.ndim != 1
+        or query.ndim != 2
+        or not len(gates)
+        or len(query) % len(gates)
+    ):
+        raise ModelError(
+            f"{PREFIX}document of the model must hold gates and query weights that fit, got others; "
+            "train the mixer again"
+        )
     mixer = LandmarkMixer(width, num_heads=len(gates), head_dim=len(query) // len(gates))
     expected = {name: tuple(tensor.shape) for name, tensor in mixer.state_dict().items()}
     if {name: tuple(tensor.shape) for name, tensor in own.items()} != expected:
         raise ModelError(
-            f"the model's {PREFIX}* must be the tensors of a mixer of embeddings {width} wide, got others; train it for this model"
+            f"the model's {PREFIX}* must be the tensors of a mixer of embeddings {width} wide, got "
+            "others; train it for this model"
         )
     for name, tensor in own.items():
         if not bool(require_floats(f"{PREFIX}{name}", tensor).isfinite().all()):

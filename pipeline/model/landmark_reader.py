@@ -3,9 +3,10 @@
     context vectors ─▶ all layers, by themselves ─▶ keys and values of every layer ─┐ once
     rows of windows ─▶ all layers, each behind its gates ◀──────────────────────────┘ every batch
 
-The context's states depend on no text: its vectors see one another in global layers, in local ones each itself alone, and have no
-position, so their order does not matter. A text pays for their keys, never again for their layers. With another τ the memory is another
-one, since τ belongs to the context's own attention too.
+The context's states depend on no text: its vectors see one another in global layers, in local ones each
+itself alone, and have no position, so their order does not matter. A text pays for their keys, never again
+for their layers. With another τ the memory is another one, since τ belongs to the context's own attention
+too.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from jaxtyping import Float, Float32, Int64
 
 from pipeline.errors import ConfigError
 from pipeline.model.backbone import Backbone
-from pipeline.model.landmark_attention import Memory
-from pipeline.model.landmark_windows import LandmarkWindows
-from pipeline.model.pattern import Batch, PassSettings
-from pipeline.model.rectangle import Rectangle
-from pipeline.model.transformer import Transformer
+from pipeline.model.engine.landmark_attention import Memory
+from pipeline.model.engine.landmark_windows import LandmarkWindows
+from pipeline.model.engine.pattern import Batch, PassSettings
+from pipeline.model.engine.rectangle import Rectangle
+from pipeline.model.engine.transformer import Transformer
 
 
 class LandmarkReader:
-    """Hidden states of rows that see the landmarks of their window and the context; safe to share between threads."""
+    """Hidden states of rows that see the landmarks of their window and the context.
+
+    Safe to share between threads.
+    """
 
     def __init__(self, backbone: Backbone, context_CD: Float32[np.ndarray, "C D"] | None = None) -> None:
         self._transformer = transformer = require_transformer(backbone)
@@ -43,7 +47,10 @@ class LandmarkReader:
         windows_B: Int64[np.ndarray, " B"],
         temperature: float = 1.0,
     ) -> Float[torch.Tensor, "B T D"]:
-        """Return the last hidden states; rows of one window stand together, and all of its rows are here; padding is 0."""
+        """Return the last hidden states; rows of one window stand together, and all of its rows are here.
+
+        Padding is 0.
+        """
         model = self._transformer
         pattern = LandmarkWindows(
             Batch(lengths_B=lengths_B, num_tokens=ids_BT.shape[1]),
@@ -64,18 +71,27 @@ class LandmarkReader:
 
 
 def require_transformer(backbone: Backbone) -> Transformer:
-    """Return the transformer that landmark attention runs through; raise :class:`ConfigError` for a model it cannot serve."""
+    """Return the transformer that landmark attention runs through.
+
+    Raise :class:`ConfigError` for a model it cannot serve.
+    """
     if not isinstance(backbone, Transformer):
         raise ConfigError(
-            f"attention landmark must go with a model of one transformer, got {type(backbone).__name__}; choose attention chunk or full"
+            f"attention landmark must go with a model of one transformer, got {type(backbone).__name__}; "
+            "choose attention chunk or full"
         )
     if backbone.shape.is_causal:
-        raise ConfigError("attention landmark must go with a model that reads both ways, got a causal one; choose chunk or full")
+        raise ConfigError(
+            "attention landmark must go with a model that reads both ways, got a causal one; choose "
+            "chunk or full"
+        )
     return backbone
 
 
 @torch.inference_mode()
-def remember(model: Transformer, context_CD: Float32[np.ndarray, "C D"], temperature: float = 1.0) -> tuple[Memory, ...]:
+def remember(
+    model: Transformer, context_CD: Float32[np.ndarray, "C D"], temperature: float = 1.0
+) -> tuple[Memory, ...]:
     """Run context vectors through the layers by themselves and return their keys and values in every layer."""
     row = _ContextRow(len(context_CD), model.pass_settings(temperature))
     x_CD = model.norm_embeddings(model.embed_context(context_CD)).to(model.dtype)
@@ -85,24 +101,33 @@ def remember(model: Transformer, context_CD: Float32[np.ndarray, "C D"], tempera
 
 
 class _ContextRow(Rectangle):
-    """One row of context vectors without text; ``memory`` gets the keys and values of each layer as it runs."""
+    """One row of context vectors without text.
+
+    ``memory`` gets the keys and values of each layer as it runs.
+    """
 
     def __init__(
         self,
         num_context: int,
         settings: PassSettings,
     ) -> None:
-        batch = Batch(lengths_B=np.zeros(1, np.int64), num_tokens=0, num_lead=num_context, num_unplaced=num_context)
+        batch = Batch(
+            lengths_B=np.zeros(1, np.int64), num_tokens=0, num_lead=num_context, num_unplaced=num_context
+        )
         super().__init__(batch, settings)
         shape = settings.shape
         self._num_heads = (shape.num_heads, shape.num_key_value_heads, shape.num_key_value_heads)
         self._num_context = num_context
         self.memory: list[Memory] = []
 
-    def attend(self, padded_NPd: Float[torch.Tensor, "N P d"], layer: int, /, *, is_local: bool, drop_lead: bool) -> torch.Tensor:
+    def attend(
+        self, padded_NPd: Float[torch.Tensor, "N P d"], layer: int, /, *, is_local: bool, drop_lead: bool
+    ) -> torch.Tensor:
         lead, _ = self.margins(is_local=is_local)
         heads_PCd = padded_NPd[lead : lead + self._num_context].transpose(0, 1)
         # Clones: the engine's memory is overwritten by the next layer.
-        _, key, value = (part.clone(memory_format=torch.contiguous_format) for part in heads_PCd.split(self._num_heads))
+        _, key, value = (
+            part.clone(memory_format=torch.contiguous_format) for part in heads_PCd.split(self._num_heads)
+        )
         self.memory.append(Memory(key_GCd=key, value_GCd=value))
         return super().attend(padded_NPd, layer, is_local=is_local, drop_lead=drop_lead)

@@ -5,13 +5,14 @@
     full     [CLS] z1 [LMK] z2 [LMK] … zn [LMK]       one row a window of whole chunks, windows overlapping
     landmark [CLS] z1 [LMK] · [CLS] z2 [LMK] · …      one row a chunk, the rows of a window read together
 
-LMK is SEP, else EOS; it counts within a window's tokens and always ends a row. Where a model has no [CLS], rows begin without one.
-A landmark stands for the chunk on its left. Chunk attention is block-diagonal attention with positions restarting in each block, computed
-as rows of a batch, its fastest exact form.
+LMK is SEP, else EOS; it counts within a window's tokens and always ends a row. Where a model has no [CLS],
+rows begin without one. A landmark stands for the chunk on its left. Chunk attention is block-diagonal
+attention with positions restarting in each block, computed as rows of a batch, its fastest exact form.
 
-Source: LMK pooling, algorithm 1, fixed, variable (an interval drawn for each text, for training) and sentence granularity; §5 for Mean@k
-and MultiCLS. Differs: a cut moves left to the start of a word; short sentences share a chunk, long ones are cut; k of Mean@k is the
-interval, each k-th token moved left with its cut; nothing is truncated.
+Source: LMK pooling, algorithm 1, fixed, variable (an interval drawn for each text, for training) and sentence
+granularity; §5 for Mean@k and MultiCLS. Differs: a cut moves left to the start of a word; short sentences
+share a chunk, long ones are cut; k of Mean@k is the interval, each k-th token moved left with its cut;
+nothing is truncated.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ TRAINING_INTERVALS: Final = (32, 64, 128, 256)
 class Chunks:
     """M chunks of N texts, in order; chunk ``i`` owns tokens ``token_offsets[i]:token_offsets[i + 1]`` of all texts laid end to end.
 
-    Text ``j`` owns chunks ``chunk_offsets[j]:chunk_offsets[j + 1]``, at least one; only a text without tokens has an empty chunk.
+    Text ``j`` owns chunks ``chunk_offsets[j]:chunk_offsets[j + 1]``, at least one; only a text without tokens
+    has an empty chunk.
     """
 
     token_offsets: Int64[np.ndarray, " M1"]
@@ -48,7 +50,8 @@ class Chunks:
 class Rows:
     """R rows of token ids laid end to end, and for each of M chunks the positions ``start:end`` of one row whose mean is its embedding.
 
-    ``window_R`` numbers the window of each row where rows see one another; rows of a window stand together. None: each is read alone.
+    ``window_R`` numbers the window of each row where rows see one another; rows of a window stand together.
+    None: each is read alone.
     """
 
     ids: Int32[np.ndarray, " T"]
@@ -68,18 +71,24 @@ class Rows:
 
 
 def draw_intervals(num_texts: int, generator: np.random.Generator) -> Int64[np.ndarray, " N"]:
-    """Draw one interval a text, uniformly: a model trained on them serves any of them (LMK §4, variable chunking)."""
+    """Draw one interval a text, uniformly.
+
+    A model trained on them serves any of them (LMK §4, variable chunking).
+    """
     return generator.choice(np.array(TRAINING_INTERVALS, np.int64), num_texts)
 
 
 def split_into_chunks(
-    breaks_T: UInt8[np.ndarray, " T"], text_offsets_N1: Int64[np.ndarray, " N1"], interval: int | Int64[np.ndarray, " N"]
+    breaks_T: UInt8[np.ndarray, " T"],
+    text_offsets_N1: Int64[np.ndarray, " N1"],
+    interval: int | Int64[np.ndarray, " N"],
 ) -> Chunks:
     """Cut each text into chunks of at most ``interval`` tokens, greedily from the left; texts may have an interval each.
 
-    ``breaks`` ranks the place before each token: 3 a sentence (a text is one where it marks none), 2 a word after white space, 1 a word
-    without, 0 inside a word. A cut stands at the last place of rank 3 that the interval allows; inside a sentence longer than the interval
-    it may have rank 2, inside a run without white space longer than the interval rank 1, inside a word longer than the interval any rank.
+    ``breaks`` ranks the place before each token: 3 a sentence (a text is one where it marks none), 2 a word
+    after white space, 1 a word without, 0 inside a word. A cut stands at the last place of rank 3 that the
+    interval allows; inside a sentence longer than the interval it may have rank 2, inside a run without white
+    space longer than the interval rank 1, inside a word longer than the interval any rank.
     """
     lengths_N = np.diff(text_offsets_N1)
     interval_N = np.broadcast_to(np.asarray(interval, np.int64), lengths_N.shape)
@@ -90,7 +99,11 @@ def split_into_chunks(
         places = np.arange(len(breaks_T))
         last_cut_T = np.maximum.accumulate(np.where(_cuts(breaks_T, text_offsets_N1, interval_N), places, 0))
         for text in long_texts.tolist():
-            start, end, reach = int(text_offsets_N1[text]), int(text_offsets_N1[text + 1]), int(interval_N[text])
+            start, end, reach = (
+                int(text_offsets_N1[text]),
+                int(text_offsets_N1[text + 1]),
+                int(interval_N[text]),
+            )
             before = len(starts)
             starts.append(start)
             while end - start > reach:
@@ -104,7 +117,9 @@ def split_into_chunks(
 
 
 def _cuts(
-    breaks_T: UInt8[np.ndarray, " T"], text_offsets_N1: Int64[np.ndarray, " N1"], interval_N: Int64[np.ndarray, " N"]
+    breaks_T: UInt8[np.ndarray, " T"],
+    text_offsets_N1: Int64[np.ndarray, " N1"],
+    interval_N: Int64[np.ndarray, " N"],
 ) -> Bool[np.ndarray, " T"]:
     """Mark the tokens a chunk may begin with, so that no two neighbours lie more than the text's interval apart."""
     interval_T = np.repeat(interval_N, np.diff(text_offsets_N1))
@@ -118,7 +133,9 @@ def _cuts(
     return is_cut
 
 
-def _in_long_group(is_start_T: Bool[np.ndarray, " T"], interval_T: Int64[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
+def _in_long_group(
+    is_start_T: Bool[np.ndarray, " T"], interval_T: Int64[np.ndarray, " T"]
+) -> Bool[np.ndarray, " T"]:
     group_T = np.cumsum(is_start_T) - 1
     return np.bincount(group_T)[group_T] > interval_T
 
@@ -126,7 +143,10 @@ def _in_long_group(is_start_T: Bool[np.ndarray, " T"], interval_T: Int64[np.ndar
 def chunk_spans(
     chunks: Chunks, start_char_T: Int64[np.ndarray, " T"], text_lengths_N: Int64[np.ndarray, " N"]
 ) -> tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]:
-    """Return start and end character of every chunk: contiguous, from 0 to the text's length, each but the first from its first token."""
+    """Return start and end character of every chunk.
+
+    Contiguous, from 0 to the text's length, each but the first from its first token.
+    """
     is_first_M = np.zeros(int(chunks.chunk_offsets[-1]), np.bool_)
     is_first_M[chunks.chunk_offsets[:-1]] = True
     start_M = np.zeros(len(is_first_M), np.int64)
@@ -149,9 +169,9 @@ def chunk_rows(
 ) -> Rows:
     """Lay every chunk out as a row of its own, ``[CLS] prefix z [LMK]``.
 
-    Pooled are: ``mean`` and ``latent`` the whole row, as sentence-transformers takes it, and with a prefix what stands after it, unless
-    ``pool_prefix`` keeps the whole row; ``cls`` the first token;
-    ``lmk`` and ``last`` the last; ``mean_at_k`` the chunk's own last token, or the landmark of an empty chunk.
+    Pooled are: ``mean`` and ``latent`` the whole row, as sentence-transformers takes it, and with a prefix
+    what stands after it, unless ``pool_prefix`` keeps the whole row; ``cls`` the first token; ``lmk`` and
+    ``last`` the last; ``mean_at_k`` the chunk's own last token, or the landmark of an empty chunk.
     """
     opening_ids = _opening_ids(cls_id, prefix_ids)
     num_own, head = np.diff(chunks.token_offsets), len(opening_ids)
@@ -170,7 +190,13 @@ def chunk_rows(
         "cls": (np.zeros_like(row_lengths), np.ones_like(row_lengths)),
         "mean_at_k": _one(row_lengths - 1 - (num_own > 0)),
     }.get(pooling, _one(row_lengths - 1))
-    return Rows(ids=ids, row_offsets=row_offsets, pooled_row=np.arange(len(row_lengths)), pooled_start=start, pooled_end=end)
+    return Rows(
+        ids=ids,
+        row_offsets=row_offsets,
+        pooled_row=np.arange(len(row_lengths)),
+        pooled_start=start,
+        pooled_end=end,
+    )
 
 
 def window_rows(
@@ -186,13 +212,16 @@ def window_rows(
 ) -> Rows:
     """Lay every text out in rows of whole chunks, ``[CLS] prefix z1 [LMK] … zn [LMK]``, at most ``max_window_tokens`` long.
 
-    Each window after the first begins with the last whole chunks of the one before that, with their landmarks, fit ``overlap_tokens`` and
-    leave room for one more chunk. A chunk in several windows is pooled in the one where its end has the most tokens on its scarcer side;
-    ties go to the earlier window. ``mean`` and ``latent`` are over the chunk's tokens and its landmark, without [CLS], which belongs to no
-    chunk (late chunking); ``multi_cls`` puts [CLS] where the landmarks stand; ``mean_at_k`` has no landmarks,
+    Each window after the first begins with the last whole chunks of the one before that, with their
+    landmarks, fit ``overlap_tokens`` and leave room for one more chunk. A chunk in several windows is pooled
+    in the one where its end has the most tokens on its scarcer side; ties go to the earlier window. ``mean``
+    and ``latent`` are over the chunk's tokens and its landmark, without [CLS], which belongs to no chunk
+    (late chunking); ``multi_cls`` puts [CLS] where the landmarks stand; ``mean_at_k`` has no landmarks,
     ``[CLS] prefix z1 z2 … zn [LMK]``, and takes each chunk's last token (an empty text's landmark).
     """
-    assert pooling != "multi_cls" or cls_id is not None, "a layout of [CLS] tokens is asked of a model that has none"
+    assert pooling != "multi_cls" or cls_id is not None, (
+        "a layout of [CLS] tokens is asked of a model that has none"
+    )
     opening_ids = _opening_ids(cls_id, prefix_ids)
     num_own, head = np.diff(chunks.token_offsets), len(opening_ids)
     num_marks, tail = (0, 1) if pooling == "mean_at_k" else (1, 0)
@@ -202,13 +231,19 @@ def window_rows(
     if num_marks:
         is_text[marked_offsets[1:] - 1] = False
     marked_ids[is_text] = ids_T
-    first_W, end_W = _windows(marked_offsets, chunks.chunk_offsets, max_window_tokens - head - tail, overlap_tokens)
+    first_W, end_W = _windows(
+        marked_offsets, chunks.chunk_offsets, max_window_tokens - head - tail, overlap_tokens
+    )
     body_lengths = marked_offsets[end_W] - marked_offsets[first_W]
     row_offsets = np.concatenate([[0], np.cumsum(head + body_lengths + tail)])
     ids = np.full(int(row_offsets[-1]), landmark_id, np.int32)
     body_starts = row_offsets[:-1] + head
-    place = np.arange(int(body_lengths.sum())) - np.repeat(np.cumsum(body_lengths) - body_lengths, body_lengths)
-    ids[np.repeat(body_starts, body_lengths) + place] = marked_ids[np.repeat(marked_offsets[first_W], body_lengths) + place]
+    place = np.arange(int(body_lengths.sum())) - np.repeat(
+        np.cumsum(body_lengths) - body_lengths, body_lengths
+    )
+    ids[np.repeat(body_starts, body_lengths) + place] = marked_ids[
+        np.repeat(marked_offsets[first_W], body_lengths) + place
+    ]
     ids[_heads(row_offsets, head)] = opening_ids
     window_M = _roomiest_window(first_W, end_W, marked_offsets, body_lengths)
     shift_M = head - marked_offsets[first_W][window_M]
@@ -217,7 +252,13 @@ def window_rows(
         pooled_start = marked_offsets[:-1] + shift_M
     else:
         pooled_start, pooled_end = _one(pooled_end - ((num_own > 0) | (num_marks > 0)))
-    return Rows(ids=ids, row_offsets=row_offsets, pooled_row=window_M, pooled_start=pooled_start, pooled_end=pooled_end)
+    return Rows(
+        ids=ids,
+        row_offsets=row_offsets,
+        pooled_row=window_M,
+        pooled_start=pooled_start,
+        pooled_end=pooled_end,
+    )
 
 
 def landmark_rows(
@@ -234,10 +275,17 @@ def landmark_rows(
 ) -> Rows:
     """Lay every chunk out as ``chunk_rows`` does, and put the rows of a text into windows of at most ``max_window_tokens``.
 
-    Windows overlap, and a chunk in several of them is pooled in one, as ``window_rows`` has it; here every chunk counts with its own [CLS].
+    Windows overlap, and a chunk in several of them is pooled in one, as ``window_rows`` has it; here every
+    chunk counts with its own [CLS].
     """
     alone = chunk_rows(
-        ids_T, chunks, cls_id=cls_id, landmark_id=landmark_id, pooling=pooling, prefix_ids=prefix_ids, pool_prefix=pool_prefix
+        ids_T,
+        chunks,
+        cls_id=cls_id,
+        landmark_id=landmark_id,
+        pooling=pooling,
+        prefix_ids=prefix_ids,
+        pool_prefix=pool_prefix,
     )
     first_W, end_W = _windows(alone.row_offsets, chunks.chunk_offsets, max_window_tokens, overlap_tokens)
     num_rows_W = end_W - first_W
@@ -246,9 +294,14 @@ def landmark_rows(
     chunk_R = np.arange(len(window_R)) - (first_row_W - first_W)[window_R]
     lengths_R = np.diff(alone.row_offsets)[chunk_R]
     row_offsets = np.concatenate([[0], np.cumsum(lengths_R)])
-    window_M = _roomiest_window(first_W, end_W, alone.row_offsets, alone.row_offsets[end_W] - alone.row_offsets[first_W])
+    window_M = _roomiest_window(
+        first_W, end_W, alone.row_offsets, alone.row_offsets[end_W] - alone.row_offsets[first_W]
+    )
     return Rows(
-        ids=alone.ids[np.arange(int(row_offsets[-1])) + np.repeat(alone.row_offsets[chunk_R] - row_offsets[:-1], lengths_R)],
+        ids=alone.ids[
+            np.arange(int(row_offsets[-1]))
+            + np.repeat(alone.row_offsets[chunk_R] - row_offsets[:-1], lengths_R)
+        ],
         row_offsets=row_offsets,
         pooled_row=np.arange(len(window_M)) + (first_row_W - first_W)[window_M],
         pooled_start=alone.pooled_start,
@@ -270,15 +323,23 @@ def _one(position_M: Int64[np.ndarray, " M"]) -> tuple[Int64[np.ndarray, " M"], 
 
 
 def _windows(
-    marked_offsets: Int64[np.ndarray, " M1"], chunk_offsets: Int64[np.ndarray, " N1"], room: int, overlap_tokens: int
+    marked_offsets: Int64[np.ndarray, " M1"],
+    chunk_offsets: Int64[np.ndarray, " N1"],
+    room: int,
+    overlap_tokens: int,
 ) -> tuple[Int64[np.ndarray, " W"], Int64[np.ndarray, " W"]]:
-    """Return the first chunk and the chunk after the last of every window, text by text; a window holds ``room`` tokens and landmarks."""
+    """Return the first chunk and the chunk after the last of every window, text by text.
+
+    A window holds ``room`` tokens and landmarks.
+    """
     firsts: list[int] = []
     ends: list[int] = []
     for text_first, text_end in zip(chunk_offsets[:-1].tolist(), chunk_offsets[1:].tolist(), strict=True):
         first = text_first
         while True:
-            end = min(text_end, int(np.searchsorted(marked_offsets, marked_offsets[first] + room, side="right")) - 1)
+            end = min(
+                text_end, int(np.searchsorted(marked_offsets, marked_offsets[first] + room, side="right")) - 1
+            )
             firsts.append(first)
             ends.append(end)
             if end == text_end:

@@ -3,14 +3,16 @@
     x' = x + softmax(LN(x) Wq (LN(latents) Wk)ᵀ / √d) (LN(latents) Wv) Wo        tokens are queries, latents are keys and values
     y  = x' + GEGLU(LN(x'))                                                       then the mean over y, by the layout's spans
 
-A token's result depends on that token alone, so this is a map of hidden states that stands between a backbone's last norm and
-:func:`pipeline.model.pooling.pool_spans`; the layout leaves instruction tokens out of the spans. Keys and values depend on no text: seen
-through the query's projection they are one matrix from width to all heads' latents, through the output's another one back, which at the
-published sizes takes a ninth of the products (33.6 against 302 million a token). TempScale concerns attention between tokens, not this.
+A token's result depends on that token alone, so this is a map of hidden states that stands between a
+backbone's last norm and :func:`pipeline.model.pooling.pool_spans`; the layout leaves instruction tokens out
+of the spans. Keys and values depend on no text: seen through the query's projection they are one matrix from
+width to all heads' latents, through the output's another one back, which at the published sizes takes a ninth
+of the products (33.6 against 302 million a token). TempScale concerns attention between tokens, not this.
 
-Source: NV-Embed §3.2 and NV-Embed-v2's published block, which differs from the paper's text: norms before both parts, residuals, and a
-gated MLP (GEGLU). Its tensors are read under the published names, ``latent_attention_model.*``, wherever in the file they stand.
-Differentiable in its tensors, so that training builds it anew from its parameters at every step.
+Source: NV-Embed §3.2 and NV-Embed-v2's published block, which differs from the paper's text: norms before
+both parts, residuals, and a gated MLP (GEGLU). Its tensors are read under the published names,
+``latent_attention_model.*``, wherever in the file they stand. Differentiable in its tensors, so that training
+builds it anew from its parameters at every step.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from jaxtyping import Float
 from torch.nn import functional
 
 from pipeline.errors import ConfigError, ModelError
-from pipeline.model.weights import WeightReader
+from pipeline.model.engine.weights import WeightReader
 
 PREFIX: Final = "latent_attention_model."
 PUBLISHED_HEADS: Final = 8
@@ -37,7 +39,10 @@ _ATTENTION, _MLP = "cross_attend_blocks.0", "cross_attend_blocks.1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentAttention:
-    """The block with its matrices multiplied out; ``scores`` and ``values`` hold the latents of head 0, then those of head 1, and so on."""
+    """The block with its matrices multiplied out.
+
+    ``scores`` and ``values`` hold the latents of head 0, then those of head 1, and so on.
+    """
 
     num_heads: int
     norm_weight_D: torch.Tensor
@@ -57,13 +62,22 @@ class LatentAttention:
         normed_BTD = functional.layer_norm(hidden_BTD, width, self.norm_weight_D, self.norm_bias_D, NORM_EPS)
         weights_BTHr = (normed_BTD @ self.scores_DR).unflatten(-1, (self.num_heads, -1)).softmax(-1)
         attended_BTD = hidden_BTD + weights_BTHr.flatten(-2) @ self.values_RD
-        normed_BTD = functional.layer_norm(attended_BTD, width, self.mlp_norm_weight_D, self.mlp_norm_bias_D, NORM_EPS)
+        normed_BTD = functional.layer_norm(
+            attended_BTD, width, self.mlp_norm_weight_D, self.mlp_norm_bias_D, NORM_EPS
+        )
         up_BTF, gate_BTF = functional.linear(normed_BTD, self.up_weight_ED, self.up_bias_E).chunk(2, dim=-1)
-        return attended_BTD + functional.linear(up_BTF * functional.gelu(gate_BTF), self.down_weight_DF, self.down_bias_D)
+        return attended_BTD + functional.linear(
+            up_BTF * functional.gelu(gate_BTF), self.down_weight_DF, self.down_bias_D
+        )
 
 
 def read_latent_attention(
-    tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], *, model_dim: int, dtype: torch.dtype, device: torch.device
+    tensors: Mapping[str, torch.Tensor],
+    config: Mapping[str, Any],
+    *,
+    model_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> LatentAttention | None:
     """Read the block of a checkpoint, None where it has none; products of weights are taken in float32 whatever the ``dtype``.
 
@@ -77,7 +91,12 @@ def read_latent_attention(
         return reader.read(f"{PREFIX}{name}", shape, torch.float32)
 
     num_latents, inner, num_inner = (
-        _size(tensors, name, axis) for name, axis in (("latents", 0), (f"{_ATTENTION}.fn.to_q.weight", 0), (f"{_MLP}.fn.net.2.weight", 1))
+        _size(tensors, name, axis)
+        for name, axis in (
+            ("latents", 0),
+            (f"{_ATTENTION}.fn.to_q.weight", 0),
+            (f"{_MLP}.fn.net.2.weight", 1),
+        )
     )
     num_heads = _num_heads(config, inner)
     latents_rD = functional.layer_norm(
@@ -89,7 +108,8 @@ def read_latent_attention(
     )
     query_HdD = read(f"{_ATTENTION}.fn.to_q.weight", inner, model_dim).unflatten(0, (num_heads, -1))
     key_HdD, value_HdD = (
-        part.unflatten(0, (num_heads, -1)) for part in read(f"{_ATTENTION}.fn.to_kv.weight", 2 * inner, model_dim).chunk(2)
+        part.unflatten(0, (num_heads, -1))
+        for part in read(f"{_ATTENTION}.fn.to_kv.weight", 2 * inner, model_dim).chunk(2)
     )
     output_HdD = read(f"{_ATTENTION}.fn.to_out.weight", model_dim, inner).t().unflatten(0, (num_heads, -1))
     scale = (inner // num_heads) ** -0.5
@@ -111,20 +131,29 @@ def read_latent_attention(
 
 
 def require_latent_attention(backbone: object) -> LatentAttention:
-    """Return a backbone's block; raise :class:`ConfigError` for one that has none, as those have that nobody trained with it."""
+    """Return a backbone's block.
+
+    Raise :class:`ConfigError` for one that has none, as those have that nobody trained with it.
+    """
     block = getattr(backbone, "latent_attention", None)
     if not isinstance(block, LatentAttention):
         raise ConfigError(
-            f"pooling latent must go with a model that holds {PREFIX}latents, got one without; choose another pooling, such as mean"
+            f"pooling latent must go with a model that holds {PREFIX}latents, got one without; choose "
+            "another pooling, such as mean"
         )
     return block
 
 
 def _size(tensors: Mapping[str, torch.Tensor], name: str, axis: int) -> int:
     """Return a size that no configuration gives and only the tensor itself tells."""
-    shape = next((tuple(tensor.shape) for full, tensor in tensors.items() if full.endswith(f"{PREFIX}{name}")), None)
+    shape = next(
+        (tuple(tensor.shape) for full, tensor in tensors.items() if full.endswith(f"{PREFIX}{name}")), None
+    )
     if shape is None or len(shape) != 2 or 0 in shape:
-        raise ModelError(f"the model's weights must hold {PREFIX}{name} as a matrix, got {shape or 'none'}; fetch the model again")
+        raise ModelError(
+            f"the model's weights must hold {PREFIX}{name} as a matrix, got {shape or 'none'}; fetch the "
+            "model again"
+        )
     return shape[axis]
 
 
@@ -133,7 +162,8 @@ def _num_heads(config: Mapping[str, Any], inner: int) -> int:
     num_heads: Any = settings.get("num_cross_heads", PUBLISHED_HEADS) if isinstance(settings, dict) else None
     if not isinstance(num_heads, int) or isinstance(num_heads, bool) or num_heads < 1 or inner % num_heads:
         raise ModelError(
-            f"latent_attention_config of the model must give num_cross_heads as a divisor of the {inner} rows of to_q, got {num_heads!r}; "
+            f"latent_attention_config of the model must give num_cross_heads as a divisor of the {inner} "
+            f"rows of to_q, got {num_heads!r}; "
             "fetch the model again"
         )
     return num_heads

@@ -1,9 +1,10 @@
 """Hidden states to one embedding a chunk: the mean over a span of positions.
 
-Every pooling is that mean over different spans, which the layout chose: ``lmk`` takes the landmark's own position (LMK pooling, algorithm
-2, kept per landmark: a document's vector is their mean, taken later), ``cls``, ``last``, ``multi_cls`` and ``mean_at_k`` one position of
-another kind, ``mean`` the chunk's positions. No span holds a token of a prefix. Sums are in float32 whatever the model computes in.
-Nothing is normalised here.
+Every pooling is that mean over different spans, which the layout chose: ``lmk`` takes the landmark's own
+position (LMK pooling, algorithm 2, kept per landmark: a document's vector is their mean, taken later),
+``cls``, ``last``, ``multi_cls`` and ``mean_at_k`` one position of another kind, ``mean`` the chunk's
+positions. No span holds a token of a prefix. Sums are in float32 whatever the model computes in. Nothing is
+normalised here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ def pool_spans(
     start_M: Int64[torch.Tensor, " M"],
     end_M: Int64[torch.Tensor, " M"],
 ) -> Float32[torch.Tensor, "M D"]:
-    """Average positions ``start:end`` of each chunk's row; ``row`` must not decrease, spans are never empty."""
+    """Average positions ``start:end`` of each chunk's row.
+
+    ``row`` must not decrease, spans are never empty.
+    """
     num_rows, num_tokens, _ = hidden_BTD.shape
     if bool((end_M - start_M == 1).all()):
         return hidden_BTD[row_M, start_M].float()

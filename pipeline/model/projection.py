@@ -2,7 +2,8 @@
 
     pooled chunk embedding ─▶ Dense (linear, activation) ─▶ LayerNorm ─▶ … ─▶ embedding, not normalised yet
 
-Reads the modules of a Sentence-Transformers folder. Always float32: there is one row a chunk, which is nothing beside the transformer.
+Reads the modules of a Sentence-Transformers folder. Always float32: there is one row a chunk, which is
+nothing beside the transformer.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from torch.nn import functional
 from pipeline import durable
 from pipeline.errors import ModelError
 from pipeline.manifest import fingerprint
-from pipeline.model.sentence_transformers_folder import Step
-from pipeline.model.weights import require_floats
+from pipeline.model.engine.weights import require_floats
+from pipeline.model.folders.sentence_transformers_folder import Step
 
 WEIGHTS_NAME: Final = "model.safetensors"
 NORM_EPS: Final = 1e-5
@@ -74,7 +75,10 @@ class Projection:
 
 
 def read_projection(steps: Sequence[Step], input_dim: int, device: torch.device) -> Projection | None:
-    """Read the modules behind a pooling of ``input_dim`` numbers, None for none; raise :class:`ModelError` for ones that do not fit."""
+    """Read the modules behind a pooling of ``input_dim`` numbers, None for none.
+
+    Raise :class:`ModelError` for ones that do not fit.
+    """
     if not steps:
         return None
     layers: list[_Layer] = []
@@ -88,7 +92,11 @@ def read_projection(steps: Sequence[Step], input_dim: int, device: torch.device)
 def steps_fingerprint(steps: Sequence[Step]) -> str:
     """Hash kinds, settings and weights, wherever they lie."""
     parts = [
-        (step.kind, dict(sorted(step.config.items())), None if step.kind == "Normalize" else durable.sha256_of_file(_weights(step.folder)))
+        (
+            step.kind,
+            dict(sorted(step.config.items())),
+            None if step.kind == "Normalize" else durable.sha256_of_file(_weights(step.folder)),
+        )
         for step in steps
     ]
     return fingerprint(kind="projection", steps=parts)
@@ -98,13 +106,18 @@ def _layer(step: Step, tensors: Mapping[str, torch.Tensor], dim: int) -> _Layer:
     if step.kind == "Normalize":
         return _Layer(kind=step.kind, weight=torch.zeros(0))
     if step.kind == "LayerNorm":
-        return _Layer(kind=step.kind, weight=_tensor(step, tensors, "norm.weight", dim), bias=_tensor(step, tensors, "norm.bias", dim))
+        return _Layer(
+            kind=step.kind,
+            weight=_tensor(step, tensors, "norm.weight", dim),
+            bias=_tensor(step, tensors, "norm.bias", dim),
+        )
     shape = tensors["linear.weight"].shape if "linear.weight" in tensors else (0, dim)
     out_dim = shape[0]
     for name, found in zip(("out_features", "in_features"), shape, strict=False):
         if step.config.get(name, found) != found:
             raise ModelError(
-                f"{name} of the model's {step.folder.name} must be the {found} of its weights, got {step.config[name]!r}; "
+                f"{name} of the model's {step.folder.name} must be the {found} of its weights, got "
+                f"{step.config[name]!r}; "
                 "fetch the model again"
             )
     adds_input = bool(step.config.get("use_residual", False))
@@ -113,7 +126,9 @@ def _layer(step: Step, tensors: Mapping[str, torch.Tensor], dim: int) -> _Layer:
         weight=_tensor(step, tensors, "linear.weight", out_dim, dim),
         bias=_tensor(step, tensors, "linear.bias", out_dim) if step.config.get("bias", True) else None,
         adds_input=adds_input,
-        residual=_tensor(step, tensors, "residual.weight", out_dim, dim) if adds_input and out_dim != dim else None,
+        residual=_tensor(step, tensors, "residual.weight", out_dim, dim)
+        if adds_input and out_dim != dim
+        else None,
     )
 
 
@@ -121,7 +136,8 @@ def _activation(step: Step) -> str:
     named = str(step.config.get("activation_function", _DEFAULT_ACTIVATION)).rpartition(".")[2]
     if named not in _ACTIVATIONS:
         raise ModelError(
-            f"activation_function of the model's Dense module must be one of {', '.join(_ACTIVATIONS)}, got {named!r}; choose another model"
+            f"activation_function of the model's Dense module must be one of {', '.join(_ACTIVATIONS)}, "
+            f"got {named!r}; choose another model"
         )
     return named
 
@@ -130,14 +146,20 @@ def _tensor(step: Step, tensors: Mapping[str, torch.Tensor], name: str, *shape: 
     tensor = tensors.get(name)
     if tensor is None or tuple(tensor.shape) != shape:
         got = "none" if tensor is None else str(tuple(tensor.shape))
-        raise ModelError(f"{name} of the model's {step.folder.name} must have the shape {shape}, got {got}; fetch the model again")
+        raise ModelError(
+            f"{name} of the model's {step.folder.name} must have the shape {shape}, got {got}; fetch the "
+            "model again"
+        )
     return require_floats(f"{name} of {step.folder.name}", tensor).float()
 
 
 def _weights(folder: Path) -> Path:
     path = folder / WEIGHTS_NAME
     if not path.is_file():
-        raise ModelError(f"the model's module {folder.name} must hold {WEIGHTS_NAME}, got none; convert the weights to safetensors")
+        raise ModelError(
+            f"the model's module {folder.name} must hold {WEIGHTS_NAME}, got none; convert the weights "
+            "to safetensors"
+        )
     return path
 
 
@@ -146,5 +168,6 @@ def _read(folder: Path, device: torch.device) -> dict[str, torch.Tensor]:
         return load_file(_weights(folder), device=str(device))
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
-            f"{folder.name}/{WEIGHTS_NAME} must be a whole safetensors file, got a damaged one ({error}); fetch the model again"
+            f"{folder.name}/{WEIGHTS_NAME} must be a whole safetensors file, got a damaged one "
+            f"({error}); fetch the model again"
         ) from error

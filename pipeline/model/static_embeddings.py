@@ -1,13 +1,14 @@
 """Embed text at the cost of tokenising it: the surrogate φ, ψ of asymmetric K-means.
 
-A text is the weighted sum of the base model's *input* token embeddings, a token weighing less the more documents have it; a linear map,
-fitted on a sample, drops the direction every text shares and keeps the next ones. Weights and map are folded into the table once, so a text
-costs one gather and one sum.
+A text is the weighted sum of the base model's *input* token embeddings, a token weighing less the more
+documents have it; a linear map, fitted on a sample, drops the direction every text shares and keeps the next
+ones. Weights and map are folded into the table once, so a text costs one gather and one sum.
 
-Source: Arora, Liang & Ma 2017 (SIF): w = a / (a + p), first singular direction removed. Differs: p is a document frequency, not a token
-frequency; the directions that stay are cut to 128, as CDE's own clustering does, and divided by the fourth root of their singular value,
-which evens out a few loud topics. CDE §4.1 clusters with a transformer (GTR): these vectors are a stand-in that groups broad topics nearly
-as well, fine ones less, and ranks clearly worse. Good for clusters, not for search.
+Source: Arora, Liang & Ma 2017 (SIF): w = a / (a + p), first singular direction removed. Differs: p is a
+document frequency, not a token frequency; the directions that stay are cut to 128, as CDE's own clustering
+does, and divided by the fourth root of their singular value, which evens out a few loud topics. CDE §4.1
+clusters with a transformer (GTR): these vectors are a stand-in that groups broad topics nearly as well, fine
+ones less, and ranks clearly worse. Good for clusters, not for search.
 
 Does not read model files: the loader hands over table and tokenizer. Needs no torch.
 
@@ -28,10 +29,16 @@ from pipeline.errors import IntegrityError, ModelError
 from pipeline.manifest import fingerprint
 
 MAX_TOKENS = 256
-"""Tokens of a text that are read: a topic shows in its opening, and the window of the default encoder is no longer."""
+"""Tokens of a text that are read.
+
+A topic shows in its opening, and the window of the default encoder is no longer.
+"""
 
 MAX_CHARACTERS = 8 * MAX_TOKENS
-"""Characters that are tokenised; English has about 4.5 a token, so this keeps a book from being tokenised for its first page."""
+"""Characters that are tokenised.
+
+English has about 4.5 a token, so this keeps a book from being tokenised for its first page.
+"""
 
 SMOOTHING = 0.3
 """SIF's a, on document frequencies: a token in 30 % of the documents counts half."""
@@ -56,7 +63,10 @@ _STATE_NAMES = ["static.projection", "static.token_weights"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StaticFit:
-    """What a sample taught: one weight a token, and the map from token space to vectors; clusters mean nothing without it."""
+    """What a sample taught: one weight a token, and the map from token space to vectors.
+
+    Clusters mean nothing without it.
+    """
 
     token_weights: Float32[np.ndarray, " T"]
     projection_DV: Float32[np.ndarray, "D V"]
@@ -69,18 +79,23 @@ class StaticFit:
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> StaticFit:
         """Restore a stored fit; anything that is not one raises :class:`IntegrityError`."""
         if sorted(arrays) != _STATE_NAMES:
-            raise IntegrityError(f"a stored static surrogate must hold {', '.join(_STATE_NAMES)}, got {sorted(arrays)}; cluster again")
+            raise IntegrityError(
+                f"a stored static surrogate must hold {', '.join(_STATE_NAMES)}, got {sorted(arrays)}; "
+                "cluster again"
+            )
         return cls(token_weights=arrays["static.token_weights"], projection_DV=arrays["static.projection"])
 
 
 class StaticEmbedder:
     """A :class:`pipeline.types.TextEmbedder` without a forward pass.
 
-    A text's vector does not depend on the other texts of a call, bit for bit. The order of its tokens does not matter beyond rounding;
-    only the first :data:`MAX_TOKENS` count.
+    A text's vector does not depend on the other texts of a call, bit for bit. The order of its tokens does
+    not matter beyond rounding; only the first :data:`MAX_TOKENS` count.
     """
 
-    def __init__(self, token_embeddings_TD: Float32[np.ndarray, "T D"], tokenizer: Tokenizer, fit: StaticFit) -> None:
+    def __init__(
+        self, token_embeddings_TD: Float32[np.ndarray, "T D"], tokenizer: Tokenizer, fit: StaticFit
+    ) -> None:
         _check_table(token_embeddings_TD, tokenizer)
         expected = token_embeddings_TD.shape
         if (fit.token_weights.size, fit.projection_DV.shape[0]) != expected:
@@ -94,7 +109,10 @@ class StaticEmbedder:
             kind="static",
             table=hashlib.sha256(np.ascontiguousarray(token_embeddings_TD).data).hexdigest(),
             tokenizer=hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest(),
-            fit={name: hashlib.sha256(np.ascontiguousarray(array).data).hexdigest() for name, array in fit.to_arrays().items()},
+            fit={
+                name: hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+                for name, array in fit.to_arrays().items()
+            },
             max_characters=MAX_CHARACTERS,
         )
 
@@ -124,7 +142,9 @@ class StaticEmbedder:
         return _normalised(vectors_NV)
 
 
-def fit_static(token_embeddings_TD: Float32[np.ndarray, "T D"], tokenizer: Tokenizer, texts: Sequence[str]) -> StaticFit:
+def fit_static(
+    token_embeddings_TD: Float32[np.ndarray, "T D"], tokenizer: Tokenizer, texts: Sequence[str]
+) -> StaticFit:
     """Learn token weights and the projection from a sample, of which :data:`MAX_FIT_TEXTS` evenly spaced texts are read.
 
     Special tokens, the unknown token among them, weigh nothing. A token the sample never had weighs 1.
@@ -144,19 +164,28 @@ def fit_static(token_embeddings_TD: Float32[np.ndarray, "T D"], tokenizer: Token
     if directions < MIN_DIRECTIONS:
         projection_DV = np.eye(token_embeddings_TD.shape[1], dtype=np.float32)
     else:
-        projection_DV = _common_direction_removed(_gram(token_embeddings_TD, token_weights, document_ids), directions)
+        projection_DV = _common_direction_removed(
+            _gram(token_embeddings_TD, token_weights, document_ids), directions
+        )
     return StaticFit(token_weights=token_weights, projection_DV=projection_DV)
 
 
 def _check_table(token_embeddings_TD: np.ndarray, tokenizer: Tokenizer) -> None:
     size = tokenizer.get_vocab_size(with_added_tokens=True)
-    if token_embeddings_TD.ndim != 2 or token_embeddings_TD.dtype != np.float32 or len(token_embeddings_TD) < size:
+    if (
+        token_embeddings_TD.ndim != 2
+        or token_embeddings_TD.dtype != np.float32
+        or len(token_embeddings_TD) < size
+    ):
         raise ModelError(
             f"the token embedding table must be float32 with at least {size} rows, one a token, "
-            f"got {token_embeddings_TD.dtype} {token_embeddings_TD.shape}; table and tokenizer are of different models"
+            f"got {token_embeddings_TD.dtype} {token_embeddings_TD.shape}; table and tokenizer are of "
+            "different models"
         )
     if not np.isfinite(token_embeddings_TD).all():
-        raise ModelError("the token embedding table must be finite, got NaN or infinity; the weights are damaged")
+        raise ModelError(
+            "the token embedding table must be finite, got NaN or infinity; the weights are damaged"
+        )
 
 
 def _bare_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
@@ -176,7 +205,10 @@ def _token_ids(bare: Tokenizer, texts: Sequence[str]) -> Iterator[np.ndarray]:
 
 
 def _fold(token_embeddings_TD: np.ndarray, fit: StaticFit) -> Float32[np.ndarray, "T V"]:
-    """Apply weights and projection to the table itself, in blocks: both are linear, so they may go before the sum."""
+    """Apply weights and projection to the table itself, in blocks.
+
+    Both are linear, so they may go before the sum.
+    """
     folded_TV = np.empty((len(token_embeddings_TD), fit.projection_DV.shape[1]), dtype=np.float32)
     for start in range(0, len(folded_TV), BLOCK_TOKENS):
         rows = slice(start, start + BLOCK_TOKENS)
@@ -184,11 +216,15 @@ def _fold(token_embeddings_TD: np.ndarray, fit: StaticFit) -> Float32[np.ndarray
     return folded_TV
 
 
-def _gram(token_embeddings_TD: np.ndarray, token_weights: np.ndarray, document_ids: Sequence[np.ndarray]) -> np.ndarray:
+def _gram(
+    token_embeddings_TD: np.ndarray, token_weights: np.ndarray, document_ids: Sequence[np.ndarray]
+) -> np.ndarray:
     """Return XᵀX in float64, X the documents' L2-normalised weighted sums, without holding X."""
     gram_DD = np.zeros((token_embeddings_TD.shape[1],) * 2, dtype=np.float64)
     for start in range(0, len(document_ids), BLOCK_TEXTS):
-        sums = [token_weights[ids] @ token_embeddings_TD[ids] for ids in document_ids[start : start + BLOCK_TEXTS]]
+        sums = [
+            token_weights[ids] @ token_embeddings_TD[ids] for ids in document_ids[start : start + BLOCK_TEXTS]
+        ]
         block_ND = _normalised(np.stack(sums)).astype(np.float64)
         gram_DD += block_ND.T @ block_ND
     return gram_DD
@@ -201,7 +237,11 @@ def _common_direction_removed(gram_DD: np.ndarray, directions: int) -> Float32[n
     kept_DV = vectors_DD[:, kept]
     kept_DV = kept_DV * np.sign(kept_DV[np.abs(kept_DV).argmax(axis=0), np.arange(directions)])
     floor = eigenvalues[-1] * np.finfo(np.float32).eps
-    singular = np.sqrt(np.maximum(eigenvalues[kept], floor) / eigenvalues[-1]) if eigenvalues[-1] > 0 else np.ones(directions)
+    singular = (
+        np.sqrt(np.maximum(eigenvalues[kept], floor) / eigenvalues[-1])
+        if eigenvalues[-1] > 0
+        else np.ones(directions)
+    )
     return (kept_DV * singular**SCALE_EXPONENT).astype(np.float32)
 
 

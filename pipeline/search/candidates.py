@@ -1,9 +1,8 @@
 """Which documents are looked at, and the exact scores of each.
 
-The indexes only nominate: the document index its best documents, the chunk index the documents of its best chunks, BM25 its best
-documents and those of its best passages.
-Every nominee is then scored from the stored vectors, so that a score never depends on which list found it; the windows of those that are
-returned follow.
+The indexes only nominate: the document index its best documents, the chunk index the documents of its best
+chunks, BM25 its best documents and those of its best passages. Every nominee is then scored from the stored
+vectors, so that a score never depends on which list found it; the windows of those that are returned follow.
 Quantised indexes return approximate vectors, and the scores are exact for those.
 """
 
@@ -31,7 +30,10 @@ BLOCK_WINDOWS = 4_096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkScores:
-    """Cosines of all chunks of some documents: those of document i are ``scores[offsets[i] : offsets[i + 1]]``, by ordinal."""
+    """Cosines of all chunks of some documents: those of document i are ``scores[offsets[i] .
+
+    Offsets[i + 1]]``, by ordinal.
+    """
 
     scores: Float32[np.ndarray, " M"]
     offsets: Int64[np.ndarray, " N_plus_1"]
@@ -54,7 +56,10 @@ def chunk_positions(generation: Generation, documents: Int64[np.ndarray, " A"]) 
 
 
 def nominate_by_document(
-    generation: Generation, vectors_QV: Float32[np.ndarray, "Q V"], num_candidates: int, allowed: Int64[np.ndarray, " A"] | None
+    generation: Generation,
+    vectors_QV: Float32[np.ndarray, "Q V"],
+    num_candidates: int,
+    allowed: Int64[np.ndarray, " A"] | None,
 ) -> list[Int64[np.ndarray, " _"]]:
     """Return each query's best documents by document vector, best first."""
     _, positions_QK = generation.documents.search(vectors_QV, num_candidates, allowed)
@@ -70,7 +75,8 @@ def nominate_by_chunk(
 ) -> list[Int64[np.ndarray, " _"]]:
     """Return the documents of each query's best chunks, best first, each once.
 
-    When long documents crowd the list, it is widened until every query has ``min_documents`` or there is no more to find.
+    When long documents crowd the list, it is widened until every query has ``min_documents`` or there is no
+    more to find.
     """
     allowed_chunks = None if allowed is None else chunk_positions(generation, allowed)
     num_chunks = generation.chunks.num_vectors if allowed_chunks is None else len(allowed_chunks)
@@ -80,13 +86,20 @@ def nominate_by_chunk(
         _, positions_QK = generation.chunks.search(vectors_QV, num_hits, allowed_chunks)
         found = [row[row != NO_POSITION] for row in positions_QK]
         ranked = [documents_of_chunks(generation, chunks) for chunks in found]
-        if num_hits >= limit or all(len(row) >= min_documents or len(hits) < num_hits for row, hits in zip(ranked, found, strict=True)):
+        if num_hits >= limit or all(
+            len(row) >= min_documents or len(hits) < num_hits for row, hits in zip(ranked, found, strict=True)
+        ):
             return ranked
         num_hits = min(4 * num_hits, limit)
 
 
-def nominate_by_passage_bm25(generation: Generation, scores_M: Float32[np.ndarray, " M"], num_candidates: int) -> Int64[np.ndarray, " _"]:
-    """Return the documents of the passages with the best BM25, best first, each once; ``scores_M`` is by first chunk, 0 for no word."""
+def nominate_by_passage_bm25(
+    generation: Generation, scores_M: Float32[np.ndarray, " M"], num_candidates: int
+) -> Int64[np.ndarray, " _"]:
+    """Return the documents of the passages with the best BM25, best first, each once.
+
+    ``scores_M`` is by first chunk, 0 for no word.
+    """
     found = np.flatnonzero(scores_M > 0.0)  # three times as fast as on numbers
     if len(found) > num_candidates:
         found = found[np.argpartition(-scores_M[found], num_candidates)[:num_candidates]]
@@ -109,7 +122,9 @@ def best_of_documents(
     return np.maximum.reduceat(scores_M[chunk_positions(generation, positions)], np.cumsum(counts) - counts)
 
 
-def merge_nominees(generation: Generation, rankings: Sequence[Int64[np.ndarray, " _"]], min_documents: int) -> Int64[np.ndarray, " N"]:
+def merge_nominees(
+    generation: Generation, rankings: Sequence[Int64[np.ndarray, " _"]], min_documents: int
+) -> Int64[np.ndarray, " N"]:
     """Return the union of several rankings, ascending, cut where its chunks pass :data:`MAX_SCORED_CHUNKS`.
 
     What is cut is what stands lowest in every ranking; ``min_documents`` are always kept.
@@ -131,12 +146,16 @@ def score_documents(
     return generation.documents.reconstruct(positions) @ vector_V
 
 
-def score_chunks(generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"]) -> ChunkScores:
+def score_chunks(
+    generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"]
+) -> ChunkScores:
     """Return the cosine of every chunk of each document; ``positions`` ascend."""
     firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
     scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
     for start, stop in _blocks(ends - firsts):
-        scores.append(generation.chunks.reconstruct(chunk_positions(generation, positions[start:stop])) @ vector_V)
+        scores.append(
+            generation.chunks.reconstruct(chunk_positions(generation, positions[start:stop])) @ vector_V
+        )
     return ChunkScores(scores=np.concatenate(scores), offsets=np.concatenate([[0], np.cumsum(ends - firsts)]))
 
 
@@ -160,7 +179,9 @@ def score_windows(
     firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
     num_windows = np.maximum(ends - firsts - size, 0) + 1
     owner = np.repeat(np.arange(len(positions)), num_windows)
-    first = firsts[owner] + np.arange(len(owner)) - np.repeat(np.cumsum(num_windows) - num_windows, num_windows)
+    first = (
+        firsts[owner] + np.arange(len(owner)) - np.repeat(np.cumsum(num_windows) - num_windows, num_windows)
+    )
     scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
     for start, stop in _blocks(ends - firsts):
         if stop - start == 1:
@@ -168,7 +189,9 @@ def score_windows(
         else:
             vectors_MV = generation.chunks.reconstruct(chunk_positions(generation, positions[start:stop]))
             scores.append(window_scores_of_documents(vectors_MV, (ends - firsts)[start:stop], vector_V, size))
-    return WindowScores(scores=np.concatenate(scores), owner=owner, first=first, end=np.minimum(first + size, ends[owner]))
+    return WindowScores(
+        scores=np.concatenate(scores), owner=owner, first=first, end=np.minimum(first + size, ends[owner])
+    )
 
 
 def _score_long_document(

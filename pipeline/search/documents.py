@@ -16,7 +16,11 @@ from pipeline.types import RESERVED_COLUMNS, Document
 
 
 def read_document(
-    generation: Generation, schema: pa.Schema, doc_id: str, restriction: Mapping[str, Any] | None, timeout: dt.timedelta | None
+    generation: Generation,
+    schema: pa.Schema,
+    doc_id: str,
+    restriction: Mapping[str, Any] | None,
+    timeout: dt.timedelta | None,
 ) -> Document | None:
     """Return the document of this id that matches ``restriction``, None where there is none."""
     wanted = compile_filter({"type": "eq", "key": "doc_id", "value": doc_id}, schema)
@@ -36,7 +40,12 @@ def read_document(
     )
 
 
-def count_documents(generation: Generation, schema: pa.Schema, restriction: Mapping[str, Any] | None, timeout: dt.timedelta | None) -> int:
+def count_documents(
+    generation: Generation,
+    schema: pa.Schema,
+    restriction: Mapping[str, Any] | None,
+    timeout: dt.timedelta | None,
+) -> int:
     """Count the documents that match ``restriction``."""
     if restriction is None:
         return generation.num_documents

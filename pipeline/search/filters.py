@@ -1,12 +1,12 @@
 """Metadata filters: a JSON tree from the user, checked against the table's schema, compiled to a ``lancedb.expr`` expression.
 
-Grammar (OpenAI vector stores): ``{type: eq|ne|gt|gte|lt|lte, key, value}``, ``{type: in|nin, key, value: [...]}``,
-``{type: and|or, filters: [...]}``. A filter restricts the documents before they are searched. No part of it is ever SQL text: columns come
-from a list, values become typed literals.
+Grammar (OpenAI vector stores): ``{type: eq|ne|gt|gte|lt|lte, key, value}``, ``{type: in|nin, key, value:
+[...]}``, ``{type: and|or, filters: [...]}``. A filter restricts the documents before they are searched. No
+part of it is ever SQL text: columns come from a list, values become typed literals.
 
-Nulls follow SQL: a null matches no comparison, ``ne`` and ``nin`` included. Strings compare by code point, floats as 64-bit numbers,
-timestamps as instants (a value without UTC offset counts as UTC where the column has a time zone).
-``like``, ``not`` and arithmetic are left out on purpose.
+Nulls follow SQL: a null matches no comparison, ``ne`` and ``nin`` included. Strings compare by code point,
+floats as 64-bit numbers, timestamps as instants (a value without UTC offset counts as UTC where the column
+has a time zone). ``like``, ``not`` and arithmetic are left out on purpose.
 """
 
 from __future__ import annotations
@@ -50,19 +50,32 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def filterable_columns(schema: pa.Schema) -> dict[str, pa.DataType]:
-    """Return the columns a filter may name, with their types: the stored ones, then the metadata of a comparable type."""
+    """Return the columns a filter may name, with their types.
+
+    The stored ones, then the metadata of a comparable type.
+    """
     names = [name for name in STORED_FILTER_COLUMNS if name in schema.names]
     names += [name for name in schema.names if name not in RESERVED_COLUMNS]
-    return {name: schema.field(name).type for name in dict.fromkeys(names) if _is_comparable(schema.field(name).type)}
+    return {
+        name: schema.field(name).type
+        for name in dict.fromkeys(names)
+        if _is_comparable(schema.field(name).type)
+    }
 
 
 def compile_filter(tree: Mapping[str, Any], schema: pa.Schema) -> Expr:
-    """Check a filter tree against the documents table's schema and return the expression; any violation raises :class:`FilterError`."""
+    """Check a filter tree against the documents table's schema and return the expression.
+
+    Any violation raises :class:`FilterError`.
+    """
     return _Compiler(filterable_columns(schema)).compile(tree, depth=1)
 
 
 def compile_restriction(tree: Mapping[str, Any], schema: pa.Schema) -> Expr:
-    """Compile a filter that its caller did not choose; one that does not fit raises :class:`RestrictionError`."""
+    """Compile a filter that its caller did not choose.
+
+    One that does not fit raises :class:`RestrictionError`.
+    """
     try:
         return compile_filter(tree, schema)
     except FilterError as error:
@@ -72,7 +85,8 @@ def compile_restriction(tree: Mapping[str, Any], schema: pa.Schema) -> Expr:
 def parse_filter(expressions: Sequence[str], schema: pa.Schema) -> dict[str, Any] | None:
     """Turn ``key=value``, ``key!=value``, ``key>=value``, … into a filter tree, all of them required; None where there are none.
 
-    The first sign ends the key; the rest, stripped of blanks, is the value, read by the column's type (``true``/``false`` for booleans).
+    The first sign ends the key; the rest, stripped of blanks, is the value, read by the column's type
+    (``true``/``false`` for booleans).
     """
     leaves = [_parse_expression(expression, filterable_columns(schema)) for expression in expressions]
     if len(leaves) <= 1:
@@ -89,7 +103,9 @@ class _Compiler:
 
     def compile(self, node: Any, depth: int) -> Expr:
         if depth > MAX_DEPTH:
-            raise FilterError(f"a filter must be at most {MAX_DEPTH} levels deep; flatten nested `and` and `or`")
+            raise FilterError(
+                f"a filter must be at most {MAX_DEPTH} levels deep; flatten nested `and` and `or`"
+            )
         self.num_nodes += 1
         if self.num_nodes > MAX_NODES:
             raise FilterError(f"a filter must have at most {MAX_NODES} nodes; use `in` for a list of values")
@@ -106,7 +122,9 @@ class _Compiler:
         _require_fields(kind, node, {"type", "filters"})
         children = node["filters"]
         if not isinstance(children, list | tuple) or not children:
-            raise FilterError(f"`filters` of `{kind}` must be a list of at least one filter, got {_shown(children)}")
+            raise FilterError(
+                f"`filters` of `{kind}` must be a list of at least one filter, got {_shown(children)}"
+            )
         compiled = [self.compile(child, depth + 1) for child in children]
         return reduce(Expr.and_ if kind == "and" else Expr.or_, compiled)
 
@@ -117,18 +135,24 @@ class _Compiler:
         column = col(key)
         if kind in _LISTS:
             if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_LIST_VALUES:
-                raise FilterError(f"`{kind}` on {key!r} must have a list of 1 to {MAX_LIST_VALUES:,} values, got {_shown(value)}")
+                raise FilterError(
+                    f"`{kind}` on {key!r} must have a list of 1 to {MAX_LIST_VALUES:,} values, got "
+                    f"{_shown(value)}"
+                )
             found = column.isin([_literal(key, data_type, item) for item in value])
             return found if kind == "in" else ~found
         if pa.types.is_boolean(data_type) and kind not in ("eq", "ne"):
-            raise FilterError(f"column {key!r} is boolean and must be compared with eq, ne, in or nin, got `{kind}`")
+            raise FilterError(
+                f"column {key!r} is boolean and must be compared with eq, ne, in or nin, got `{kind}`"
+            )
         return _COMPARISONS[kind](column, _literal(key, data_type, value))
 
 
 def _require_fields(kind: str, node: Mapping[str, Any], expected: set[str]) -> None:
     if set(node) != expected:
         raise FilterError(
-            f"a `{kind}` filter must have exactly the fields {', '.join(sorted(expected))}, got {_shown(', '.join(sorted(map(str, node))))}"
+            f"a `{kind}` filter must have exactly the fields {', '.join(sorted(expected))}, got "
+            f"{_shown(', '.join(sorted(map(str, node))))}"
         )
 
 
@@ -161,7 +185,9 @@ def _literal(key: str, data_type: pa.DataType, value: Any) -> Expr:
         return lit(_string(key, value))
     if pa.types.is_boolean(data_type):
         if not isinstance(value, bool):
-            raise FilterError(f"column {key!r} is boolean: its value must be true or false, got {_shown(value)}")
+            raise FilterError(
+                f"column {key!r} is boolean: its value must be true or false, got {_shown(value)}"
+            )
         return lit(value)
     if pa.types.is_date(data_type):
         return lit(_date(key, value))
@@ -176,9 +202,13 @@ def _string(key: str, value: Any) -> str:
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise FilterError(f"the value of column {key!r} must be valid Unicode, got a lone surrogate") from None
+        raise FilterError(
+            f"the value of column {key!r} must be valid Unicode, got a lone surrogate"
+        ) from None
     if size > MAX_STRING_BYTES:
-        raise FilterError(f"the value of column {key!r} must have at most {MAX_STRING_BYTES:,} bytes, got {size:,}")
+        raise FilterError(
+            f"the value of column {key!r} must have at most {MAX_STRING_BYTES:,} bytes, got {size:,}"
+        )
     return value
 
 
@@ -197,14 +227,21 @@ def _date(key: str, value: Any) -> dt.date:
         try:
             value = dt.date.fromisoformat(value)
         except ValueError:
-            raise FilterError(f"column {key!r} is a date: its value must read like 2024-05-31, got {_shown(value)}") from None
+            raise FilterError(
+                f"column {key!r} is a date: its value must read like 2024-05-31, got {_shown(value)}"
+            ) from None
     if not isinstance(value, dt.date) or isinstance(value, dt.datetime):
-        raise FilterError(f"column {key!r} is a date: its value must read like 2024-05-31, got {_shown(value)}")
+        raise FilterError(
+            f"column {key!r} is a date: its value must read like 2024-05-31, got {_shown(value)}"
+        )
     return value
 
 
 def _timestamp(key: str, data_type: pa.TimestampType, value: Any) -> Expr:
-    """Return the instant as a cast integer: Lance reads a literal timestamp in the column's own zone, and wraps nanoseconds beyond 2262."""
+    """Return the instant as a cast integer.
+
+    Lance reads a literal timestamp in the column's own zone, and wraps nanoseconds beyond 2262.
+    """
     example = "2024-05-31T08:30:00" if data_type.tz is None else "2024-05-31T08:30:00Z"
     sentence = f"column {key!r} is a timestamp: its value must read like {example}, got {_shown(value)}"
     if isinstance(value, str):
@@ -217,26 +254,40 @@ def _timestamp(key: str, data_type: pa.TimestampType, value: Any) -> Expr:
     if value.tzinfo is None:
         value = value.replace(tzinfo=dt.UTC)
     elif data_type.tz is None:
-        raise FilterError(f"column {key!r} has no time zone: its value must have no UTC offset, got {_shown(value.isoformat())}")
+        raise FilterError(
+            f"column {key!r} has no time zone: its value must have no UTC offset, got "
+            f"{_shown(value.isoformat())}"
+        )
     unit = "ns" if data_type.unit == "ns" else "us"
     ticks = (value - _EPOCH) // dt.timedelta(microseconds=1) * (1_000 if unit == "ns" else 1)
     if ticks not in _INT64:
-        raise FilterError(f"the value of column {key!r} must lie between the years 1678 and 2262, got {_shown(value.isoformat())}")
+        raise FilterError(
+            f"the value of column {key!r} must lie between the years 1678 and 2262, got "
+            f"{_shown(value.isoformat())}"
+        )
     return lit(ticks).cast(pa.timestamp(unit, data_type.tz))
 
 
 def _parse_expression(expression: str, columns: Mapping[str, pa.DataType]) -> dict[str, Any]:
     match = _EXPRESSION.fullmatch(expression)
     if match is None:
-        raise FilterError(f"a filter must read like key=value, key!=value or key>=value, got {_shown(expression)}")
+        raise FilterError(
+            f"a filter must read like key=value, key!=value or key>=value, got {_shown(expression)}"
+        )
     key, text = match["key"], match["value"]
-    return {"type": _SIGNS[match["sign"]], "key": key, "value": _parse_value(key, _require_column(key, columns), text)}
+    return {
+        "type": _SIGNS[match["sign"]],
+        "key": key,
+        "value": _parse_value(key, _require_column(key, columns), text),
+    }
 
 
 def _parse_value(key: str, data_type: pa.DataType, text: str) -> Any:
     if pa.types.is_boolean(data_type):
         if text.lower() not in ("true", "false"):
-            raise FilterError(f"column {key!r} is boolean: its value must be true or false, got {_shown(text)}")
+            raise FilterError(
+                f"column {key!r} is boolean: its value must be true or false, got {_shown(text)}"
+            )
         return text.lower() == "true"
     if pa.types.is_integer(data_type) or pa.types.is_floating(data_type):
         for read in (int, float):
@@ -252,7 +303,10 @@ def _parse_value(key: str, data_type: pa.DataType, text: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Show a scalar's beginning or a container's size: a message never carries a document, and deep nesting is never walked."""
+    """Show a scalar's beginning or a container's size.
+
+    A message never carries a document, and deep nesting is never walked.
+    """
     if isinstance(value, str):
         return repr(value) if len(value) <= 80 else f"{value[:79]!r}…"
     if isinstance(value, int) and not isinstance(value, bool) and value not in _INT64:

@@ -1,12 +1,14 @@
 """Several scores of the same candidates become one ranking: pure functions on arrays.
 
-Dense parts (cosines) are averaged with weights. The dense score and BM25 have different scales, so each is first mapped to a scale of the
-query's own, then averaged: the convex combination of Bruch, Gai & Ingber 2023 ("An Analysis of Fusion Functions for Hybrid Retrieval").
-The scales end at the best score and begin at one that means something whoever else is a candidate: that of an average chunk, and BM25's 0.
+Dense parts (cosines) are averaged with weights. The dense score and BM25 have different scales, so each is
+first mapped to a scale of the query's own, then averaged: the convex combination of Bruch, Gai & Ingber 2023
+("An Analysis of Fusion Functions for Hybrid Retrieval"). The scales end at the best score and begin at one
+that means something whoever else is a candidate: that of an average chunk, and BM25's 0.
 
-Reciprocal rank fusion, which LanceDB's ``RRFReranker`` computes, is deliberately not used: it throws the margins away.
-With all-MiniLM-L6-v2 and 128-token chunks, nDCG@10 on SQuAD passages / CACM / Cranfield: dense .809 / .398 / .479, BM25 .949 / .442 / .525,
-RRF (k = 60) .890 / .503 / .545, this combination .956 / .532 / .554; BM25 weights from .75 to 1.5 differ by less than .015 on each.
+Reciprocal rank fusion, which LanceDB's ``RRFReranker`` computes, is deliberately not used: it throws the
+margins away. With all-MiniLM-L6-v2 and 128-token chunks, nDCG@10 on SQuAD passages / CACM / Cranfield: dense
+.809 / .398 / .479, BM25 .949 / .442 / .525, RRF (k = 60) .890 / .503 / .545, this combination .956 / .532 /
+.554; BM25 weights from .75 to 1.5 differ by less than .015 on each.
 """
 
 from __future__ import annotations
@@ -18,22 +20,35 @@ import numpy as np
 from jaxtyping import Float, Float64, Int64
 
 
-def weighted_mean(parts: Sequence[Float[np.ndarray, " N"]], weights: Sequence[float]) -> Float64[np.ndarray, " N"]:
-    """Average the parts of a score in float64; the weights need not sum to one, only to something positive."""
-    total = sum(np.asarray(part, dtype=np.float64) * weight for part, weight in zip(parts, weights, strict=True))
+def weighted_mean(
+    parts: Sequence[Float[np.ndarray, " N"]], weights: Sequence[float]
+) -> Float64[np.ndarray, " N"]:
+    """Average the parts of a score in float64.
+
+    The weights need not sum to one, only to something positive.
+    """
+    total = sum(
+        np.asarray(part, dtype=np.float64) * weight for part, weight in zip(parts, weights, strict=True)
+    )
     return np.asarray(total / sum(weights), dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """A linear map of one kind of score: ``low`` becomes 0 and ``high`` 1; where they are equal, every score becomes 1."""
+    """A linear map of one kind of score: ``low`` becomes 0 and ``high`` 1.
+
+    Where they are equal, every score becomes 1.
+    """
 
     low: float
     high: float
 
     @classmethod
     def of(cls, scores_N: Float[np.ndarray, " N"], floor: float) -> Scale:
-        """Reach from ``floor``, a score that means something, to the best; from the lowest where none passes the floor."""
+        """Reach from ``floor``, a score that means something, to the best.
+
+        From the lowest where none passes the floor.
+        """
         high = float(scores_N.max())
         return cls(low=floor if high > floor else float(scores_N.min()), high=high)
 
@@ -47,8 +62,9 @@ class Scale:
 class Fusion:
     """How one query's dense scores meet BM25, in documents and passages alike: its scales and weights.
 
-    ``dense`` reaches from what an average chunk of the corpus scores to the best document, the others from 0 to the best. ``bm25`` is
-    that of whole documents, ``passage_bm25`` that of passages; one of them may be None: the collection has none, or no word was found.
+    ``dense`` reaches from what an average chunk of the corpus scores to the best document, the others from 0
+    to the best. ``bm25`` is that of whole documents, ``passage_bm25`` that of passages; one of them may be
+    None: the collection has none, or no word was found.
     """
 
     dense: Scale
@@ -58,30 +74,47 @@ class Fusion:
     bm25_weight: float
 
     def documents(
-        self, dense_N: Float[np.ndarray, " N"], bm25_N: Float[np.ndarray, " N"] | None, passage_bm25_N: Float[np.ndarray, " N"] | None
+        self,
+        dense_N: Float[np.ndarray, " N"],
+        bm25_N: Float[np.ndarray, " N"] | None,
+        passage_bm25_N: Float[np.ndarray, " N"] | None,
     ) -> Float64[np.ndarray, " N"]:
-        """Combine dense scores with the mean of both BM25, the document's and its best passage's; 0 where no word of the query stands."""
+        """Combine dense scores with the mean of both BM25, the document's and its best passage's.
+
+        0 where no word of the query stands.
+        """
         lexical = [
-            scale.apply(part) for scale, part in ((self.bm25, bm25_N), (self.passage_bm25, passage_bm25_N)) if scale and part is not None
+            scale.apply(part)
+            for scale, part in ((self.bm25, bm25_N), (self.passage_bm25, passage_bm25_N))
+            if scale and part is not None
         ]
         return weighted_mean(
-            [self.dense.apply(dense_N), weighted_mean(lexical, [1.0] * len(lexical))], [self.dense_weight, self.bm25_weight]
+            [self.dense.apply(dense_N), weighted_mean(lexical, [1.0] * len(lexical))],
+            [self.dense_weight, self.bm25_weight],
         )
 
-    def passages(self, cosine_W: Float[np.ndarray, " W"], bm25_W: Float[np.ndarray, " W"] | None) -> Float64[np.ndarray, " W"]:
+    def passages(
+        self, cosine_W: Float[np.ndarray, " W"], bm25_W: Float[np.ndarray, " W"] | None
+    ) -> Float64[np.ndarray, " W"]:
         """Combine passages' cosines with their own BM25 as documents' scores are combined."""
         dense_W = self.dense.apply(cosine_W)
         if self.passage_bm25 is None or bm25_W is None:
             return dense_W
-        return weighted_mean([dense_W, self.passage_bm25.apply(bm25_W)], [self.dense_weight, self.bm25_weight])
+        return weighted_mean(
+            [dense_W, self.passage_bm25.apply(bm25_W)], [self.dense_weight, self.bm25_weight]
+        )
 
 
-def passage_scores(own_W: Float[np.ndarray, " W"], document_W: Float64[np.ndarray, " W"] | None) -> Float64[np.ndarray, " W"]:
+def passage_scores(
+    own_W: Float[np.ndarray, " W"], document_W: Float64[np.ndarray, " W"] | None
+) -> Float64[np.ndarray, " W"]:
     """Score passages: half by themselves and half by their document's score, where documents count (not None)."""
     return np.asarray(own_W, dtype=np.float64) if document_W is None else (own_W + document_W) / 2.0
 
 
-def best_first(scores_N: Float[np.ndarray, " N"], doc_ids: Sequence[str], top_k: int) -> Int64[np.ndarray, " K"]:
+def best_first(
+    scores_N: Float[np.ndarray, " N"], doc_ids: Sequence[str], top_k: int
+) -> Int64[np.ndarray, " K"]:
     """Return the indices of the ``top_k`` best scores, best first, ties by ``doc_id``."""
     scores = scores_N.tolist()
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], doc_ids[index]))

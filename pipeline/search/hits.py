@@ -1,7 +1,7 @@
 """Rankings become hits: the columns of the returned documents, read once a call, and their passages cut from the text.
 
-Metadata keeps Python values (dates stay dates); turning them into JSON is the surface's business. Nanoseconds, for which Python has no
-type, become microseconds.
+Metadata keeps Python values (dates stay dates); turning them into JSON is the surface's business.
+Nanoseconds, for which Python has no type, become microseconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def make_hits(plan: Plan, rankings: Sequence[Ranking]) -> list[tuple[Hit, ...]]:
     columns = ["doc_id", "title", *(["text"] if plan.options.passages else []), *metadata]
     positions = np.concatenate([ranking.positions for ranking in rankings])
     rows = iter(read_rows(plan.generation, positions, columns) if len(positions) else [])
-    return [tuple(_make_hit(plan, ranking, rank, next(rows), metadata) for rank in range(len(ranking.positions))) for ranking in rankings]
+    return [
+        tuple(_make_hit(plan, ranking, rank, next(rows), metadata) for rank in range(len(ranking.positions)))
+        for ranking in rankings
+    ]
 
 
 def _make_hit(plan: Plan, ranking: Ranking, rank: int, row: dict[str, Any], metadata: Sequence[str]) -> Hit:
@@ -41,8 +44,17 @@ def _make_hit(plan: Plan, ranking: Ranking, rank: int, row: dict[str, Any], meta
 
 
 def _cut(generation: Generation, passage: ChosenPassage, text: str) -> Passage:
-    start_char, end_char = int(generation.chunk_starts[passage.first]), int(generation.chunk_ends[passage.end - 1])
-    return Passage(start_char=start_char, end_char=end_char, text=text[start_char:end_char], score=passage.score, scores=passage.parts)
+    start_char, end_char = (
+        int(generation.chunk_starts[passage.first]),
+        int(generation.chunk_ends[passage.end - 1]),
+    )
+    return Passage(
+        start_char=start_char,
+        end_char=end_char,
+        text=text[start_char:end_char],
+        score=passage.score,
+        scores=passage.parts,
+    )
 
 
 def read_rows(generation: Generation, positions: np.ndarray, columns: Sequence[str]) -> list[dict[str, Any]]:
@@ -51,5 +63,7 @@ def read_rows(generation: Generation, positions: np.ndarray, columns: Sequence[s
         rows = generation.fetch_documents(positions, columns)
     for index, field in enumerate(rows.schema):
         if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
-            rows = rows.set_column(index, field.name, rows.column(index).cast(pa.timestamp("us", field.type.tz), safe=False))
+            rows = rows.set_column(
+                index, field.name, rows.column(index).cast(pa.timestamp("us", field.type.tz), safe=False)
+            )
     return rows.to_pylist()

@@ -1,7 +1,8 @@
 """BM25 of documents and filters as LanceDB answers them, translated from row ids to document positions; BM25 of passages beside it.
 
-The query is a match-query object: quotes, operators and boolean words in a user's text are words or nothing, never syntax.
-Everything reads the table pinned by the generation. Errors of Lance carry paths of their own files; none of their text is passed on.
+The query is a match-query object: quotes, operators and boolean words in a user's text are words or nothing,
+never syntax. Everything reads the table pinned by the generation. Errors of Lance carry paths of their own
+files; none of their text is passed on.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from pipeline.index.lance_index import TEXT_INDEX_COLUMNS
 from pipeline.index.layout import CollectionLayout
 
 MAX_WORDS = 128
-"""Words of a query that reach BM25; nothing cuts it short, and its cost grows with them (7 ms at 128, 70 ms at 1,000, 20,000 documents)."""
+"""Words of a query that reach BM25.
+
+Nothing cuts it short, and its cost grows with them (7 ms at 128, 70 ms at 1,000, 20,000 documents).
+"""
 MAX_REPEATS = 3
 """How often one word counts; LanceDB scores every repeat anew (a word repeated 1,000 times took 0.4 s)."""
 
@@ -33,7 +37,10 @@ ROW_ID, SCORE = "_rowid", "_score"
 
 @contextlib.contextmanager
 def lance_errors(action: str, layout: CollectionLayout | None = None) -> Generator[None]:
-    """Report what Lance raises in the block in one sentence; ``action`` reads like "reading the answer's documents"."""
+    """Report what Lance raises in the block in one sentence.
+
+    ``action`` reads like "reading the answer's documents".
+    """
     try:
         yield
     except (RuntimeError, OSError, ValueError) as error:
@@ -41,7 +48,9 @@ def lance_errors(action: str, layout: CollectionLayout | None = None) -> Generat
             raise
         if "timeout" in str(error).lower():
             raise TryAgainError(f"{action} did not finish in time; try again, or ask for less") from error
-        raise StorageError(f"{action} failed" + (f"; run `{layout.command('verify')}`" if layout else "")) from error
+        raise StorageError(
+            f"{action} failed" + (f"; run `{layout.command('verify')}`" if layout else "")
+        ) from error
 
 
 def bounded_words(query: str) -> str:
@@ -62,20 +71,36 @@ def match_any_word(query: str, columns: Sequence[str], kinds: Any = dataset_quer
     ``kinds`` is the module whose classes it is made of: that of the dataset, or that of the table.
     """
     matches = [kinds.MatchQuery(bounded_words(query), column) for column in columns]
-    return matches[0] if len(matches) == 1 else kinds.BooleanQuery([(kinds.Occur.SHOULD, match) for match in matches])
+    return (
+        matches[0]
+        if len(matches) == 1
+        else kinds.BooleanQuery([(kinds.Occur.SHOULD, match) for match in matches])
+    )
 
 
 def bm25_documents(
     generation: Generation, query: str, where: Expr | None, limit: int
 ) -> tuple[Int64[np.ndarray, " A"], Float32[np.ndarray, " A"]]:
-    """Return the positions and scores of the documents with the best BM25 of title and text; empty when no word of the query is indexed."""
+    """Return the positions and scores of the documents with the best BM25 of title and text.
+
+    Empty when no word of the query is indexed.
+    """
     with lance_errors("the BM25 search", generation.layout):
         if where is None:
             found = generation.match_documents(match_any_word(query, TEXT_INDEX_COLUMNS), limit)
         else:
-            # The dataset takes a filter as SQL alone, and refuses some that the table resolves: a whole number compared with 1e-231.
-            search = generation.document_table.search(match_any_word(query, TEXT_INDEX_COLUMNS, table_query), query_type="fts")
-            found = search.where(where, prefilter=True).with_row_id(True).select([ROW_ID, SCORE]).limit(limit).to_arrow()
+            # The dataset takes a filter as SQL alone, and refuses some that the table resolves: a whole
+            # number compared with 1e-231.
+            search = generation.document_table.search(
+                match_any_word(query, TEXT_INDEX_COLUMNS, table_query), query_type="fts"
+            )
+            found = (
+                search.where(where, prefilter=True)
+                .with_row_id(True)
+                .select([ROW_ID, SCORE])
+                .limit(limit)
+                .to_arrow()
+            )
     return generation.position_of_row_ids(found.column(ROW_ID).to_numpy()), found.column(SCORE).to_numpy()
 
 
@@ -96,11 +121,18 @@ def bm25_passages(
     return scores if scores.max(initial=0.0) > 0.0 else None
 
 
-def allowed_documents(generation: Generation, where: Expr, timeout: dt.timedelta | None) -> Int64[np.ndarray, " A"]:
+def allowed_documents(
+    generation: Generation, where: Expr, timeout: dt.timedelta | None
+) -> Int64[np.ndarray, " A"]:
     """Return the positions of all documents a filter matches, ascending."""
     if not generation.num_documents:
         return np.empty(0, dtype=np.int64)
     search = generation.document_table.search().where(where)
     with lance_errors("reading the filter's documents", generation.layout):
-        found = search.with_row_id(True).select([ROW_ID]).limit(generation.num_documents).to_arrow(timeout=timeout)
+        found = (
+            search.with_row_id(True)
+            .select([ROW_ID])
+            .limit(generation.num_documents)
+            .to_arrow(timeout=timeout)
+        )
     return np.sort(generation.position_of_row_ids(found.column(ROW_ID).to_numpy()))

@@ -3,7 +3,8 @@
     passages = 3             each document's best windows, none touching another
     max_characters = 2,000   windows of all candidates, best first; each adds what no better one holds; neighbours become one passage
 
-A reader with a budget reads on around the place that fits best before turning to the next; ARCHITECTURE.md says what that finds.
+A reader with a budget reads on around the place that fits best before turning to the next; ARCHITECTURE.md
+says what that finds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ class ScoredWindows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChosenPassage:
-    """Chunks ``first`` to ``end`` of the collection, read as one; score and parts are those of its best window."""
+    """Chunks ``first`` to ``end`` of the collection, read as one.
+
+    Score and parts are those of its best window.
+    """
 
     first: int
     end: int
@@ -37,13 +41,20 @@ class ChosenPassage:
     parts: Mapping[str, float]
 
 
-def best_of_each(scored: ScoredWindows, num_documents: int, size: int, limit: int) -> list[list[ChosenPassage]]:
+def best_of_each(
+    scored: ScoredWindows, num_documents: int, size: int, limit: int
+) -> list[list[ChosenPassage]]:
     """Return each document's best windows that share no chunk, best first, ties by place."""
     bounds = np.searchsorted(scored.windows.owner, np.arange(num_documents + 1))
     chosen: list[list[ChosenPassage]] = []
     for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         own = [start + window for window in choose_windows(scored.scores[start:stop], size, limit)]
-        chosen.append([_passage(scored, window, int(scored.windows.first[window]), int(scored.windows.end[window])) for window in own])
+        chosen.append(
+            [
+                _passage(scored, window, int(scored.windows.first[window]), int(scored.windows.end[window]))
+                for window in own
+            ]
+        )
     return chosen
 
 
@@ -77,12 +88,18 @@ def _merged(pieces: Sequence[ChosenPassage]) -> list[ChosenPassage]:
     for piece in sorted(pieces, key=lambda piece: piece.first):
         if merged and merged[-1].end == piece.first:
             before = merged.pop()
-            merged.append(replace(max(before, piece, key=lambda one: one.score), first=before.first, end=piece.end))
+            merged.append(
+                replace(max(before, piece, key=lambda one: one.score), first=before.first, end=piece.end)
+            )
         else:
             merged.append(piece)
     return sorted(merged, key=lambda piece: (-piece.score, piece.first))
 
 
 def _passage(scored: ScoredWindows, window: int, first: int, end: int) -> ChosenPassage:
-    parts = {part: float(scores[window]) for part, scores in scored.parts.items() if part != "bm25" or scores[window] > 0.0}
+    parts = {
+        part: float(scores[window])
+        for part, scores in scored.parts.items()
+        if part != "bm25" or scores[window] > 0.0
+    }
     return ChosenPassage(first=first, end=end, score=float(scored.scores[window]), parts=parts)

@@ -3,8 +3,8 @@
     texts ──┬─▶ encoder ─────────────────────────▶ vectors ─┬─▶ ranking ─▶ hits
             └─▶ filter ─▶ BM25 of documents, passages ──────┘
 
-BM25 takes as long as all of the search behind it; beside the encoder, which is one thread, most of that time is saved. Everything is read
-from the one generation that the call began with.
+BM25 takes as long as all of the search behind it; beside the encoder, which is one thread, most of that time
+is saved. Everything is read from the one generation that the call began with.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from pipeline.search.options import SearchOptions
 class Plan:
     """One call: its generation, its options, and what they resolve to.
 
-    ``queries`` is None where only vectors are known. ``schema`` is the documents table's; ``window`` the number of chunks in a passage,
-    ``ranking_window`` that of the passages whose BM25 ranks documents, whatever size is asked for.
+    ``queries`` is None where only vectors are known. ``schema`` is the documents table's; ``window`` the
+    number of chunks in a passage, ``ranking_window`` that of the passages whose BM25 ranks documents,
+    whatever size is asked for.
     """
 
     generation: Generation
@@ -46,8 +47,9 @@ class Plan:
 class WordScores:
     """BM25 of one query.
 
-    ``documents`` are LanceDB's best with their ``scores``; ``passages`` is by first chunk that of the passages that rank, ``windows`` that
-    of those that are shown, None where no word stands in any; ``nominees`` are the documents to look at, best first, by either.
+    ``documents`` are LanceDB's best with their ``scores``; ``passages`` is by first chunk that of the
+    passages that rank, ``windows`` that of those that are shown, None where no word stands in any;
+    ``nominees`` are the documents to look at, best first, by either.
     """
 
     documents: Int64[np.ndarray, " A"]
@@ -61,7 +63,8 @@ class WordScores:
 class ReadAhead:
     """What is known of a call before its vectors are: the documents its filter allows, ascending (None: all), and its first query's BM25.
 
-    Those of a list's other queries are read in their turn, since each takes 4 bytes a chunk of the collection.
+    Those of a list's other queries are read in their turn, since each takes 4 bytes a chunk of the
+    collection.
     """
 
     allowed: Int64[np.ndarray, " A"] | None
@@ -88,4 +91,6 @@ def read_words(plan: Plan, allowed: Int64[np.ndarray, " A"] | None, index: int) 
         nominees.append(nominate_by_passage_bm25(generation, passages, options.num_candidates))
         if options.passages and plan.window != plan.ranking_window:
             windows = bm25_passages(generation, query, plan.window, allowed)
-    return WordScores(documents=documents, scores=scores, passages=passages, windows=windows, nominees=nominees)
+    return WordScores(
+        documents=documents, scores=scores, passages=passages, windows=windows, nominees=nominees
+    )

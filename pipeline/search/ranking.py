@@ -1,9 +1,9 @@
 """From query vectors to ranked documents: nominate, score exactly, fuse.
 
-``document`` ranks by the cosine of the document vector, ``chunk`` by that of the best stored chunk, ``both`` by their weighted mean.
-``hybrid`` combines that dense score with BM25 (``fusion`` says how): LanceDB's of title and text, and that of its best passage. A query
-none of whose words is indexed is answered by the dense score alone. Scores are cosines in dense answers; in hybrid ones the best possible
-is 1. No text is read here.
+``document`` ranks by the cosine of the document vector, ``chunk`` by that of the best stored chunk, ``both``
+by their weighted mean. ``hybrid`` combines that dense score with BM25 (``fusion`` says how): LanceDB's of
+title and text, and that of its best passage. A query none of whose words is indexed is answered by the dense
+score alone. Scores are cosines in dense answers; in hybrid ones the best possible is 1. No text is read here.
 
     document                                       passage
     ¼ cosine ┐                                     cosine ┐
@@ -13,9 +13,10 @@ is 1. No text is read here.
            ├─ lexical ─┘
     ½ best passage's BM25 ┘
 
-The chunk part is the best single landmark whatever the size of the passages: the nominating index ranks by just that, and it finds more.
-nDCG@10 of ``both`` with the best landmark / the best sliding pair (all-MiniLM-L6-v2, landmarks of 64 tokens): SQuAD articles .960 / .958,
-QMSum, 50 meetings, .510 / .498, Cranfield .476 / .435, SQuAD passages .817 / .790; hybrid, mean of the four, .762 / .757.
+The chunk part is the best single landmark whatever the size of the passages: the nominating index ranks by
+just that, and it finds more. nDCG@10 of ``both`` with the best landmark / the best sliding pair
+(all-MiniLM-L6-v2, landmarks of 64 tokens): SQuAD articles .960 / .958, QMSum, 50 meetings, .510 / .498,
+Cranfield .476 / .435, SQuAD passages .817 / .790; hybrid, mean of the four, .762 / .757.
 """
 
 from __future__ import annotations
@@ -79,9 +80,19 @@ def _nominate(
     num_allowed = generation.num_documents if allowed is None else len(allowed)
     lists: list[list[Int64[np.ndarray, " _"]]] = []
     if options.granularity != "chunk":
-        lists.append(nominate_by_document(generation, query_vectors, min(options.num_candidates, num_allowed), allowed))
+        lists.append(
+            nominate_by_document(generation, query_vectors, min(options.num_candidates, num_allowed), allowed)
+        )
     if options.granularity != "document":
-        lists.append(nominate_by_chunk(generation, query_vectors, options.num_candidates, min(options.min_documents, num_allowed), allowed))
+        lists.append(
+            nominate_by_chunk(
+                generation,
+                query_vectors,
+                options.num_candidates,
+                min(options.min_documents, num_allowed),
+                allowed,
+            )
+        )
     return list(zip(*lists, strict=True))
 
 
@@ -107,7 +118,9 @@ def _rank(plan: Plan, question: _Question, nominees: Sequence[Int64[np.ndarray, 
     candidates = _score(plan, question, nominees)
     if plan.options.max_characters is None:
         last = plan.options.offset + plan.options.top_k
-        best = _best_first(plan, candidates, _at_least_nth(candidates.scores, last))[plan.options.offset : last]
+        best = _best_first(plan, candidates, _at_least_nth(candidates.scores, last))[
+            plan.options.offset : last
+        ]
         passages = _passages_of_each(plan, question, candidates, best)
     else:
         found = _passages_within_budget(plan, question, candidates, plan.options.max_characters)
@@ -123,7 +136,11 @@ def _rank(plan: Plan, question: _Question, nominees: Sequence[Int64[np.ndarray, 
 
 def _at_least_nth(scores_N: Float64[np.ndarray, " N"], count: int) -> Int64[np.ndarray, " _"]:
     """Return the indices of the ``count`` best scores and of what ties with the last of them."""
-    return np.flatnonzero(scores_N >= np.partition(scores_N, -count)[-count]) if len(scores_N) > count else np.arange(len(scores_N))
+    return (
+        np.flatnonzero(scores_N >= np.partition(scores_N, -count)[-count])
+        if len(scores_N) > count
+        else np.arange(len(scores_N))
+    )
 
 
 def _best_first(plan: Plan, candidates: _Candidates, few: Int64[np.ndarray, " A"]) -> Int64[np.ndarray, " A"]:
@@ -134,13 +151,17 @@ def _best_first(plan: Plan, candidates: _Candidates, few: Int64[np.ndarray, " A"
 
 def _score(plan: Plan, question: _Question, nominees: Sequence[Int64[np.ndarray, " _"]]) -> _Candidates:
     generation, options, words = plan.generation, plan.options, question.words
-    positions = merge_nominees(generation, [*nominees, *(words.nominees if words else ())], options.min_documents)
+    positions = merge_nominees(
+        generation, [*nominees, *(words.nominees if words else ())], options.min_documents
+    )
     parts: dict[str, Float32[np.ndarray, " N"]] = {}
     if options.granularity != "chunk":
         parts["document"] = score_documents(generation, positions, question.vector)
     if options.granularity != "document":
         parts["chunk"] = score_chunks(generation, positions, question.vector).best()
-    scores = weighted_mean(list(parts.values()), [options.weight(part) for part in parts] if len(parts) > 1 else [1.0])
+    scores = weighted_mean(
+        list(parts.values()), [options.weight(part) for part in parts] if len(parts) > 1 else [1.0]
+    )
     if words is not None and len(words.documents):
         parts["bm25"] = _spread(positions, words.documents, words.scores)
     if words is not None and words.passages is not None:
@@ -152,7 +173,10 @@ def _score(plan: Plan, question: _Question, nominees: Sequence[Int64[np.ndarray,
 
 
 def _fusion(
-    plan: Plan, question: _Question, dense_N: Float64[np.ndarray, " N"], parts: Mapping[str, Float32[np.ndarray, " N"]]
+    plan: Plan,
+    question: _Question,
+    dense_N: Float64[np.ndarray, " N"],
+    parts: Mapping[str, Float32[np.ndarray, " N"]],
 ) -> Fusion | None:
     scales = {part: Scale.of(parts[part], floor=0.0) for part in LEXICAL_PARTS if part in parts}
     if not scales:
@@ -168,7 +192,11 @@ def _fusion(
 
 def _parts_of(parts: Mapping[str, Float32[np.ndarray, " N"]], index: int) -> dict[str, float]:
     """Return one document's parts; without those of BM25 where no word was found."""
-    return {part: float(scores[index]) for part, scores in parts.items() if part not in LEXICAL_PARTS or scores[index] > 0.0}
+    return {
+        part: float(scores[index])
+        for part, scores in parts.items()
+        if part not in LEXICAL_PARTS or scores[index] > 0.0
+    }
 
 
 def _passages_of_each(
@@ -184,10 +212,14 @@ def _passages_within_budget(
     plan: Plan, question: _Question, candidates: _Candidates, max_characters: int
 ) -> Mapping[int, Sequence[ChosenPassage]]:
     scored = _score_passages(plan, question, candidates, np.arange(len(candidates.positions)))
-    return best_within(scored, plan.generation.chunk_starts, plan.generation.chunk_ends, max_characters, plan.options.top_k)
+    return best_within(
+        scored, plan.generation.chunk_starts, plan.generation.chunk_ends, max_characters, plan.options.top_k
+    )
 
 
-def _score_passages(plan: Plan, question: _Question, candidates: _Candidates, chosen: Int64[np.ndarray, " K"]) -> ScoredWindows:
+def _score_passages(
+    plan: Plan, question: _Question, candidates: _Candidates, chosen: Int64[np.ndarray, " K"]
+) -> ScoredWindows:
     """Score all windows of some candidates; ranked by chunks alone, a passage's document does not count."""
     windows = score_windows(plan.generation, candidates.positions[chosen], question.vector, plan.window)
     parts, own, fusion = {"chunk": windows.scores}, windows.scores, candidates.fusion

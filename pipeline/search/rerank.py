@@ -3,8 +3,8 @@
     search, wider ─▶ passages ─▶ score(query, passage) ─▶ documents by their best passage, cut to what was asked for,
                                                           or the best passages that fit a budget of characters
 
-What the first ranking did not find, reranking cannot bring back, so it looks at :data:`RERANK_DOCUMENTS` documents at least. The model
-arrives as a protocol: nothing here knows one.
+What the first ranking did not find, reranking cannot bring back, so it looks at :data:`RERANK_DOCUMENTS`
+documents at least. The model arrives as a protocol: nothing here knows one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ def widened(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check a search's keywords and return those that find what is to be judged."""
     asked = SearchOptions(**options)
     if asked.offset:
-        raise ConfigError(f"reranking must come without an offset, got {asked.offset}; it judges the first page")
+        raise ConfigError(
+            f"reranking must come without an offset, got {asked.offset}; it judges the first page"
+        )
     return {
         **options,
         "top_k": max(asked.top_k, RERANK_DOCUMENTS),
         "passages": max(asked.passages, 1),
-        "max_candidates": None if asked.max_candidates is None else max(asked.max_candidates, RERANK_DOCUMENTS),
+        "max_candidates": None
+        if asked.max_candidates is None
+        else max(asked.max_candidates, RERANK_DOCUMENTS),
         "max_characters": None,
     }
 
@@ -40,8 +44,8 @@ def widened(options: Mapping[str, Any]) -> dict[str, Any]:
 def reranked(result: SearchResult, reranker: Reranker, options: Mapping[str, Any]) -> SearchResult:
     """Order an answer to :func:`widened` options by the model's scores, and cut it to what ``options`` ask for.
 
-    A passage's ``score`` is the model's, a document's that of its best passage; both have it among their parts as ``rerank``. Ties keep
-    their order.
+    A passage's ``score`` is the model's, a document's that of its best passage; both have it among their
+    parts as ``rerank``. Ties keep their order.
     """
     asked = SearchOptions(**options)
     scores = _scores(result, reranker)
@@ -57,7 +61,10 @@ def _scores(result: SearchResult, reranker: Reranker) -> Iterator[float]:
     texts = [passage.text for hit in result.hits for passage in hit.passages]
     scores = np.asarray(reranker.score(result.query, texts) if texts else np.zeros(0))
     if scores.shape != (len(texts),) or not np.isfinite(scores).all():
-        raise ModelError("the rerank model must give one finite score a passage, got NaN, infinity or another number of scores")
+        raise ModelError(
+            "the rerank model must give one finite score a passage, got NaN, infinity or another number "
+            "of scores"
+        )
     return iter(scores.tolist())
 
 
@@ -67,11 +74,16 @@ def _judged(hit: Hit, scores: list[float]) -> Hit:
         for passage, score in zip(hit.passages, scores, strict=True)
     ]
     ranked = tuple(sorted(passages, key=lambda passage: -passage.score))
-    return replace(hit, score=ranked[0].score, scores={**hit.scores, "rerank": ranked[0].score}, passages=ranked)
+    return replace(
+        hit, score=ranked[0].score, scores={**hit.scores, "rerank": ranked[0].score}, passages=ranked
+    )
 
 
 def _within(hits: list[Hit], max_characters: int, max_documents: int) -> list[Hit]:
-    """Keep the best passages of all documents that fit the budget together; one that does not fit is passed over for a shorter one."""
+    """Keep the best passages of all documents that fit the budget together.
+
+    One that does not fit is passed over for a shorter one.
+    """
     kept: dict[int, list[Passage]] = {}
     left = max_characters
     passages = [(passage, place) for place, hit in enumerate(hits) for passage in hit.passages]
@@ -80,4 +92,6 @@ def _within(hits: list[Hit], max_characters: int, max_documents: int) -> list[Hi
         if size <= left and (place in kept or len(kept) < max_documents):
             kept.setdefault(place, []).append(passage)
             left -= size
-    return [replace(hits[place], passages=tuple(chosen), score=chosen[0].score) for place, chosen in kept.items()]
+    return [
+        replace(hits[place], passages=tuple(chosen), score=chosen[0].score) for place, chosen in kept.items()
+    ]

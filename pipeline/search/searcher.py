@@ -1,8 +1,8 @@
 """Answer queries over one collection: the public face of stage 6.
 
-Checks what is asked, takes one generation, encodes all queries in one pass while ``plan`` reads what needs no vector, and lets ``ranking``
-and ``hits`` do the rest.
-The query encoder arrives as a protocol: no model is known here. Safe to use from several threads when the encoder is.
+Checks what is asked, takes one generation, encodes all queries in one pass while ``plan`` reads what needs no
+vector, and lets ``ranking`` and ``hits`` do the rest. The query encoder arrives as a protocol: no model is
+known here. Safe to use from several threads when the encoder is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from pipeline.types import Document, QueryEncoder, SearchResult
 
 
 class BegunSearch:
-    """A search whose vectors are to come. It answers from the generation that it began with, whatever is published meanwhile."""
+    """A search whose vectors are to come.
+
+    It answers from the generation that it began with, whatever is published meanwhile.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -42,7 +45,9 @@ class BegunSearch:
         """Answer the queries, given a vector each."""
         generation, queries = self._plan.generation, self._plan.queries
         generation.require_whole()  # the encoder may have taken its time
-        rankings = rank_queries(self._plan, unit_vectors(query_vectors, generation.manifest.vector_dim), self._ahead)
+        rankings = rank_queries(
+            self._plan, unit_vectors(query_vectors, generation.manifest.vector_dim), self._ahead
+        )
         texts = [""] * len(rankings) if queries is None else queries
         answers = zip(texts, make_hits(self._plan, rankings), strict=True)
         return [SearchResult(query=text, generation=generation.number, hits=hits) for text, hits in answers]
@@ -51,12 +56,19 @@ class BegunSearch:
 class Searcher:
     """Searches one collection with one encoder; a newly published generation is taken up at the next call."""
 
-    def __init__(self, layout: CollectionLayout, encoder: QueryEncoder, *, timeout_seconds: float | None = None) -> None:
-        """Open the newest intact generation; ``timeout_seconds`` bounds reading a filter's documents, None does not."""
+    def __init__(
+        self, layout: CollectionLayout, encoder: QueryEncoder, *, timeout_seconds: float | None = None
+    ) -> None:
+        """Open the newest intact generation.
+
+        ``timeout_seconds`` bounds reading a filter's documents, None does not.
+        """
         self._encoder = encoder
         self._timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
         self._served = ServedGeneration(layout, encoder.fingerprint)
-        self._beside = ThreadPoolExecutor(thread_name_prefix="cairn-words")  # its threads end with the searcher
+        self._beside = ThreadPoolExecutor(
+            thread_name_prefix="cairn-words"
+        )  # its threads end with the searcher
         generation = self._served.take()
         self._known_schema: tuple[Generation, pa.Schema] = (generation, generation.document_table.schema)
 
@@ -67,7 +79,10 @@ class Searcher:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know: a sentence while an older generation than the published one is served, nothing when all is well."""
+        """What the user should know.
+
+        A sentence while an older generation than the published one is served, nothing when all is well.
+        """
         return () if self._served.warning is None else (self._served.warning,)
 
     def search(self, query: str, **options: Unpack[SearchKeywords]) -> SearchResult:
@@ -75,7 +90,10 @@ class Searcher:
         return self.search_batch([query], **options)[0]
 
     def search_batch(self, queries: Sequence[str], **options: Unpack[SearchKeywords]) -> list[SearchResult]:
-        """Answer several queries in one pass of the encoder and one search of each vector index; words are looked up beside the encoder."""
+        """Answer several queries in one pass of the encoder and one search of each vector index.
+
+        Words are looked up beside the encoder.
+        """
         plan = self._plan(queries, options)
         begun = self._beside.submit(BegunSearch, plan)
         try:
@@ -85,12 +103,22 @@ class Searcher:
         return begun.result().finish(vectors)
 
     def search_vectors(
-        self, query_vectors: Float[np.ndarray, "Q V"], *, queries: Sequence[str] | None = None, **options: Unpack[SearchKeywords]
+        self,
+        query_vectors: Float[np.ndarray, "Q V"],
+        *,
+        queries: Sequence[str] | None = None,
+        **options: Unpack[SearchKeywords],
     ) -> list[SearchResult]:
-        """Answer queries that are already encoded; without their texts there is no BM25, and the answers' ``query`` is empty."""
+        """Answer queries that are already encoded.
+
+        Without their texts there is no BM25, and the answers' ``query`` is empty.
+        """
         plan = self._plan(queries, options)
         if queries is not None and len(queries) != len(query_vectors):
-            raise UsageError(f"there must be one query text a vector, got {len(queries)} texts and {len(query_vectors)} vectors")
+            raise UsageError(
+                f"there must be one query text a vector, got {len(queries)} texts and "
+                f"{len(query_vectors)} vectors"
+            )
         return BegunSearch(plan).finish(query_vectors)
 
     def begin(self, queries: Sequence[str], **options: Unpack[SearchKeywords]) -> BegunSearch:
@@ -125,7 +153,10 @@ class Searcher:
         )
 
     def _schema_of(self, generation: Generation) -> pa.Schema:
-        """Return the documents table's schema, read once a generation: a round trip into Lance costs more than searching its vectors."""
+        """Return the documents table's schema, read once a generation.
+
+        A round trip into Lance costs more than searching its vectors.
+        """
         known, schema = self._known_schema
         if known is not generation:
             schema = generation.document_table.schema
@@ -133,7 +164,9 @@ class Searcher:
         return schema
 
 
-def _both(filters: Mapping[str, Any] | None, restriction: Mapping[str, Any] | None, schema: pa.Schema) -> Expr | None:
+def _both(
+    filters: Mapping[str, Any] | None, restriction: Mapping[str, Any] | None, schema: pa.Schema
+) -> Expr | None:
     """Compile two filters, each by itself, into one expression that asks for both."""
     allowed = None if restriction is None else compile_restriction(restriction, schema)
     wanted = None if filters is None else compile_filter(filters, schema)

@@ -1,8 +1,9 @@
 """The generation a searcher answers from: taken up when ``CURRENT`` changes, kept when the new one is damaged.
 
-A search asks once and holds what it gets until its answer is complete; an old generation goes away with the last search that holds it.
-Finding out whether something was published costs one ``stat``; a damaged generation is tried again every :data:`RETRY_SECONDS` at most.
-A collection in an object store is followed by a thread that brings this machine's copy up to date.
+A search asks once and holds what it gets until its answer is complete; an old generation goes away with the
+last search that holds it. Finding out whether something was published costs one ``stat``; a damaged
+generation is tried again every :data:`RETRY_SECONDS` at most. A collection in an object store is followed by
+a thread that brings this machine's copy up to date.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ Stamp = tuple[int, int, int]
 
 
 class ServedGeneration:
-    """Hands out the newest intact generation whose encoder is the one in hand; safe to ask from several threads."""
+    """Hands out the newest intact generation whose encoder is the one in hand.
+
+    Safe to ask from several threads.
+    """
 
     def __init__(self, layout: CollectionLayout, encoder_fingerprint: str) -> None:
         layout.require_exists()
@@ -41,7 +45,9 @@ class ServedGeneration:
         if self._refusal is not None:
             raise self._refusal
         if layout.replica is not None:
-            threading.Thread(target=_follow, args=[weakref.ref(self), layout], name="cairn-follow", daemon=True).start()
+            threading.Thread(
+                target=_follow, args=[weakref.ref(self), layout], name="cairn-follow", daemon=True
+            ).start()
 
     @property
     def warning(self) -> str | None:
@@ -51,8 +57,8 @@ class ServedGeneration:
     def take(self) -> Generation:
         """Return the generation to answer one call from, after taking up a newly published one.
 
-        While one thread opens a new generation, the others go on with the old one, or wait where its tables went away with it.
-        A new generation made by another encoder raises :class:`FingerprintMismatchError`.
+        While one thread opens a new generation, the others go on with the old one, or wait where its tables
+        went away with it. A new generation made by another encoder raises :class:`FingerprintMismatchError`.
         """
         if self._is_due() and self._lock.acquire(blocking=not self._generation.folder.exists()):
             try:
@@ -67,17 +73,23 @@ class ServedGeneration:
         return generation
 
     def _is_due(self) -> bool:
-        return self._read_stamp() != self._stamp or (self._retry_at is not None and time.monotonic() >= self._retry_at)
+        return self._read_stamp() != self._stamp or (
+            self._retry_at is not None and time.monotonic() >= self._retry_at
+        )
 
     def _take_up(self) -> None:
         stamp = self._read_stamp()
         try:
             opened = open_generation(self._layout)
         except (IntegrityError, StorageError) as error:
-            self._warning = f"generation {self._generation.number} is still served, the published one is not: {error}"
+            self._warning = (
+                f"generation {self._generation.number} is still served, the published one is not: {error}"
+            )
             self._retry_at = self._next_retry()
             self._stamp = stamp
-            log.warning("search.take_up_failed collection=%s served=%d", self._layout.name, self._generation.number)
+            log.warning(
+                "search.take_up_failed collection=%s served=%d", self._layout.name, self._generation.number
+            )
             return
         self._refusal = self._compare(opened)
         if self._refusal is None:
@@ -90,8 +102,10 @@ class ServedGeneration:
         if self._encoder_fingerprint == expected:
             return None
         return FingerprintMismatchError(
-            f"the query encoder must be the one collection {self._layout.name!r} was built with ({expected[:12]}…), "
-            f"got {self._encoder_fingerprint[:12]}…; open the collection with its own model and settings, or build it again"
+            f"the query encoder must be the one collection {self._layout.name!r} was built with "
+            f"({expected[:12]}…), "
+            f"got {self._encoder_fingerprint[:12]}…; open the collection with its own model and "
+            "settings, or build it again"
         )
 
     def _read_stamp(self) -> Stamp | None:

@@ -1,13 +1,13 @@
 """Passage size chosen at query time: windows of k neighbouring landmarks, sliding by one, formed without encoding anything again.
 
-A window is k consecutive chunks of one document; it never crosses into another, and a document with fewer than k chunks is one window.
-Its score is the query's cosine with the L2-normalised sum of its landmarks' stored vectors: the rule that makes the document vector, which
-is the widest window. k = 1 leaves the chunks as they are.
-The vectors of windows shape passages, never the ranking of documents: ``ranking`` says why.
+A window is k consecutive chunks of one document; it never crosses into another, and a document with fewer
+than k chunks is one window. Its score is the query's cosine with the L2-normalised sum of its landmarks'
+stored vectors: the rule that makes the document vector, which is the widest window. k = 1 leaves the chunks
+as they are. The vectors of windows shape passages, never the ranking of documents: ``ranking`` says why.
 
-Windows slide because the passage a query asks for rarely starts where a fixed group would. Share of the evidence within the best 2,000
-characters of a collection (all-MiniLM-L6-v2, landmarks of 64 tokens, 20 whole articles of SQuAD, 600 questions): single landmarks .559,
-fixed pairs .586, sliding pairs .612.
+Windows slide because the passage a query asks for rarely starts where a fixed group would. Share of the
+evidence within the best 2,000 characters of a collection (all-MiniLM-L6-v2, landmarks of 64 tokens, 20 whole
+articles of SQuAD, 600 questions): single landmarks .559, fixed pairs .586, sliding pairs .612.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ FIRST_LOOK = 256
 def window_size(chunk_tokens: int | None, settings: Mapping[str, Any]) -> int:
     """Return how many landmarks make a passage of ``chunk_tokens``; ``settings`` is the manifest's resolved configuration.
 
-    ``chunk_tokens`` must be a multiple of the stored landmark interval. None takes :data:`DEFAULT_CHUNK_TOKENS` where the interval divides
-    it, else the interval itself.
+    ``chunk_tokens`` must be a multiple of the stored landmark interval. None takes
+    :data:`DEFAULT_CHUNK_TOKENS` where the interval divides it, else the interval itself.
     """
     interval = int(settings["encoder"]["landmark_interval"])
     default = interval * default_window(interval)
     wanted = default if chunk_tokens is None else chunk_tokens
     if wanted < interval or wanted % interval:
         allowed = f"{interval}, {2 * interval}, {3 * interval}, …; left out, it is {default}"
-        raise ConfigError(f"chunk_tokens must be a multiple of this collection's {interval} ({allowed}), got {wanted}")
+        raise ConfigError(
+            f"chunk_tokens must be a multiple of this collection's {interval} ({allowed}), got {wanted}"
+        )
     return wanted // interval
 
 
@@ -46,7 +48,9 @@ def default_window(interval: int) -> int:
     return 1 if DEFAULT_CHUNK_TOKENS % interval else DEFAULT_CHUNK_TOKENS // interval
 
 
-def window_scores(vectors_MV: Float32[np.ndarray, "M V"], query_V: Float32[np.ndarray, " V"], size: int) -> Float32[np.ndarray, " W"]:
+def window_scores(
+    vectors_MV: Float32[np.ndarray, "M V"], query_V: Float32[np.ndarray, " V"], size: int
+) -> Float32[np.ndarray, " W"]:
     """Return the score of each window of one document (or of a stretch of it), in order; a sum of zero scores 0.
 
     A single landmark scores its inner product with the query, as in the chunk index.
@@ -60,7 +64,10 @@ def window_scores(vectors_MV: Float32[np.ndarray, "M V"], query_V: Float32[np.nd
 
 
 def window_scores_of_documents(
-    vectors_MV: Float32[np.ndarray, "M V"], num_chunks_N: Int64[np.ndarray, " N"], query_V: Float32[np.ndarray, " V"], size: int
+    vectors_MV: Float32[np.ndarray, "M V"],
+    num_chunks_N: Int64[np.ndarray, " N"],
+    query_V: Float32[np.ndarray, " V"],
+    size: int,
 ) -> Float32[np.ndarray, " W"]:
     """Return what :func:`window_scores` gives for each of several documents, whose chunks stand one after another."""
     firsts_N = np.cumsum(num_chunks_N) - num_chunks_N
@@ -79,7 +86,10 @@ def window_scores_of_documents(
 
 
 def sliding_sums(vectors_MV: Float32[np.ndarray, "M V"], size: int) -> Float32[np.ndarray, "W V"]:
-    """Return the sum of every ``size`` consecutive rows, built by doubling: about log2(size) additions of the whole array."""
+    """Return the sum of every ``size`` consecutive rows, built by doubling.
+
+    About log2(size) additions of the whole array.
+    """
     sums_WV, width = vectors_MV, 1
     for bit in f"{size:b}"[1:]:
         sums_WV = sums_WV[:-width] + sums_WV[width:]
@@ -111,9 +121,9 @@ def new_pieces(
 ) -> Iterator[tuple[int, int, int]]:
     """Yield (window, first chunk, end chunk), best window first, ties by place: of each window what no better one holds.
 
-    So a good place grows by its neighbours, a landmark at a time, and nothing is read twice. A window held whole by better ones, and one
-    that scores minus infinity, is left out. ``first_W`` and ``end_W`` are chunks of the whole collection; windows of a document are equally
-    long.
+    So a good place grows by its neighbours, a landmark at a time, and nothing is read twice. A window held
+    whole by better ones, and one that scores minus infinity, is left out. ``first_W`` and ``end_W`` are
+    chunks of the whole collection; windows of a document are equally long.
     """
     taken: set[int] = set()
     for window in _best_first(scores_W):
@@ -129,7 +139,9 @@ def _best_first(scores_W: Float[np.ndarray, " W"]) -> Iterator[int]:
     """Yield windows by falling score, ties by place; sorting them all only where the best few do not do."""
     few = np.arange(len(scores_W))
     if len(scores_W) > FIRST_LOOK:
-        few = np.flatnonzero(scores_W >= np.partition(scores_W, len(scores_W) - FIRST_LOOK)[len(scores_W) - FIRST_LOOK])
+        few = np.flatnonzero(
+            scores_W >= np.partition(scores_W, len(scores_W) - FIRST_LOOK)[len(scores_W) - FIRST_LOOK]
+        )
     yield from few[np.argsort(-scores_W[few], kind="stable")].tolist()
     if len(few) < len(scores_W):
         yield from np.argsort(-scores_W, kind="stable")[len(few) :].tolist()

@@ -1,4 +1,7 @@
-"""What a route gets beside its request: the server's state, a grant with the scope the route needs, and no parameter it does not know."""
+"""What a route gets beside its request.
+
+The server's state, a grant with the scope the route needs, and no parameter it does not know.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,20 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from pipeline.serve.collections import Collections, ServedCollection
-from pipeline.serve.corpus_map import CorpusMap
-from pipeline.serve.drawings import Drawings
 from pipeline.serve.guard import GRANT
 from pipeline.serve.keys import Grant
 from pipeline.serve.length_curve import LengthBin
-from pipeline.serve.map_files import MapFiles
+from pipeline.serve.maps.corpus_map import CorpusMap
+from pipeline.serve.maps.map_cache import Drawings
+from pipeline.serve.maps.map_files import MapFiles
 from pipeline.serve.metrics import Metrics
-from pipeline.serve.problems import INVALID_REQUEST, SCOPE_MISSING, ProblemError, unknown_collection, unknown_names
+from pipeline.serve.problems import (
+    INVALID_REQUEST,
+    SCOPE_MISSING,
+    ProblemError,
+    unknown_collection,
+    unknown_names,
+)
 from pipeline.serve.schemas import MAX_TOLD, InvalidField
 from pipeline.serve.settings import ServeSettings
 from pipeline.types import Reranker
@@ -56,11 +65,16 @@ def _scope(name: str) -> Callable[[Request], Any]:
 
 
 async def _require_whole_server(request: Request) -> Grant:
-    """Return a grant of the scope admin, which is of no use to a key for some collections or documents: figures are of all."""
+    """Return a grant of the scope admin, which is of no use to a key for some collections or documents.
+
+    Figures are of all.
+    """
     grant = await _scope("admin")(request)
     if grant.collections is not None or grant.restriction is not None:
         raise ProblemError(
-            SCOPE_MISSING, "the server's figures are of all collections: they need a key without a filter and for all of them"
+            SCOPE_MISSING,
+            "the server's figures are of all collections: they need a key without a filter and for all "
+            "of them",
         )
     return grant
 
@@ -79,7 +93,10 @@ async def reachable(state: ServerState, grant: Grant, name: str) -> ServedCollec
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Refuse query parameters that the route does not declare, or that come twice: one that is ignored looks like one that works."""
+    """Refuse query parameters that the route does not declare, or that come twice.
+
+    One that is ignored looks like one that works.
+    """
     if not request.scope["query_string"]:
         return
     taken = dict(_query_parameters(cast(APIRoute, request.scope["route"]).dependant))
@@ -94,7 +111,9 @@ async def refuse_unknown_parameters(request: Request) -> None:
         if count > 1 and taken.get(name) is False
     ]
     if wrong:
-        raise ProblemError(INVALID_REQUEST, f"{len(wrong)} part(s) of the request must be changed", errors=wrong)
+        raise ProblemError(
+            INVALID_REQUEST, f"{len(wrong)} part(s) of the request must be changed", errors=wrong
+        )
 
 
 def _query_parameters(dependant: Dependant) -> Iterator[tuple[str, bool]]:

@@ -1,7 +1,7 @@
 """One search, from checked options to hits: encoded in company, ranked on a thread of its own, given as JSON values.
 
-What needs no vector is read while the encoder works. Options are checked before either begins, and again, with the collection's columns,
-by the searcher.
+What needs no vector is read while the encoder works. Options are checked before either begins, and again,
+with the collection's columns, by the searcher.
 """
 
 from __future__ import annotations
@@ -35,7 +35,13 @@ _Second = TypeVar("_Second")
 
 
 async def search(
-    state: ServerState, grant: Grant, name: str, queries: Sequence[str], options: dict[str, Any], *, rerank: bool = False
+    state: ServerState,
+    grant: Grant,
+    name: str,
+    queries: Sequence[str],
+    options: dict[str, Any],
+    *,
+    rerank: bool = False,
 ) -> list[SearchResult]:
     """Answer queries from one generation of a collection, within the grant's restriction."""
     asked = options = {**options, "restriction": grant.restriction}
@@ -50,7 +56,8 @@ async def search(
 
     async def attempt(opened: ServedCollection) -> list[SearchResult]:
         vectors, begun = await _side_by_side(
-            opened.encoder.encode(queries), on_search_thread(state, lambda: opened.searcher.begin(queries, **options))
+            opened.encoder.encode(queries),
+            on_search_thread(state, lambda: opened.searcher.begin(queries, **options)),
         )
         return await on_search_thread(state, lambda: begun.finish(vectors))
 
@@ -59,7 +66,9 @@ async def search(
     return results if reranker is None else await _reranked(state, reranker, results, asked)
 
 
-async def _side_by_side(first: Coroutine[Any, Any, _First], second: Coroutine[Any, Any, _Second]) -> tuple[_First, _Second]:
+async def _side_by_side(
+    first: Coroutine[Any, Any, _First], second: Coroutine[Any, Any, _Second]
+) -> tuple[_First, _Second]:
     """Await both; when one fails, or the request is given up, the other is cancelled, and nobody hears of how it ended."""
     tasks = asyncio.ensure_future(first), asyncio.ensure_future(second)
     try:
@@ -83,15 +92,26 @@ async def _reranked(
     found: list[SearchResult] = []
     for result in results:
         try:
-            found.append(await asyncio.get_running_loop().run_in_executor(state.rerank_pool, reranked, result, reranker, options))
+            found.append(
+                await asyncio.get_running_loop().run_in_executor(
+                    state.rerank_pool, reranked, result, reranker, options
+                )
+            )
         except CairnError as error:
             log.error("serve.reranker_failed error=%s", type(error).__name__)  # noqa: TRY400 - its message may hold text
-            raise ProblemError(RERANKER_FAILED, "the model gave no score; the server's log says more") from None
+            raise ProblemError(
+                RERANKER_FAILED, "the model gave no score; the server's log says more"
+            ) from None
     return found
 
 
-async def with_collection(state: ServerState, served: ServedCollection, attempt: Callable[[ServedCollection], Any]) -> Any:
-    """Await ``attempt(collection)``; a generation of another encoder is opened and asked once more, errors become problems."""
+async def with_collection(
+    state: ServerState, served: ServedCollection, attempt: Callable[[ServedCollection], Any]
+) -> Any:
+    """Await ``attempt(collection)``.
+
+    A generation of another encoder is opened and asked once more, errors become problems.
+    """
     try:
         try:
             return await attempt(served)
@@ -103,7 +123,12 @@ async def with_collection(state: ServerState, served: ServedCollection, attempt:
     except CairnError as error:
         problem = search_problem(error)
         if problem.kind.status >= 500:
-            log.error("serve.read_failed collection=%s error=%s sentence=%s", served.name, type(error).__name__, contract(error))  # noqa: TRY400
+            log.error(  # noqa: TRY400 - the sentence says it
+                "serve.read_failed collection=%s error=%s sentence=%s",
+                served.name,
+                type(error).__name__,
+                contract(error),
+            )
         raise problem from error
 
 
@@ -142,7 +167,10 @@ def hit_reply(hit: Hit, *, include_text: bool) -> HitReply:
 
 
 def json_value(value: Any) -> JsonValue:
-    """Return a stored value as JSON has it: dates and times as ISO 8601, bytes as base64, decimals as text."""
+    """Return a stored value as JSON has it.
+
+    Dates and times as ISO 8601, bytes as base64, decimals as text.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dt.date | dt.time):

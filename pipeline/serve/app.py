@@ -25,7 +25,6 @@ from pipeline.collection import load_query_encoder
 from pipeline.serve import (
     collection_routes,
     health_routes,
-    look_routes,
     openai_routes,
     openai_schemas,
     openapi,
@@ -35,13 +34,14 @@ from pipeline.serve import (
 )
 from pipeline.serve.access import ServerState, refuse_unknown_parameters
 from pipeline.serve.collections import Collections, LoadEncoder
-from pipeline.serve.corpus_map import CorpusMap
-from pipeline.serve.drawings import Drawings, low_priority
 from pipeline.serve.envelope import Envelope
 from pipeline.serve.guard import Guard
 from pipeline.serve.keys import KeyFile, Keyring
 from pipeline.serve.length_curve import LengthBin
-from pipeline.serve.map_files import MapFiles
+from pipeline.serve.maps import map_routes as look_routes
+from pipeline.serve.maps.corpus_map import CorpusMap
+from pipeline.serve.maps.map_cache import Drawings, low_priority
+from pipeline.serve.maps.map_files import MapFiles
 from pipeline.serve.metrics import Metrics
 from pipeline.serve.problems import INTERNAL_ERROR, METHOD_REFUSED, NOT_FOUND, ProblemError, schema_problem
 from pipeline.serve.settings import ServeSettings, num_processors
@@ -68,15 +68,21 @@ def create_app(
 ) -> FastAPI:
     """Return the application; ``on_encoder_thread`` runs first on every model's thread. Nothing is opened before it starts up.
 
-    The first search thread limits BLAS to one thread in all of the process, unless another thread has set a limit.
+    The first search thread limits BLAS to one thread in all of the process, unless another thread has set a
+    limit.
     """
     metrics = Metrics()
     keys = KeyFile(settings.keys_path)
     keyring = Keyring(keys, is_required=not settings.is_loopback)
-    collections = Collections(settings, load_encoder, on_start=on_encoder_thread, observe=metrics.observe_pass)
-    # A search thread is one processor's work: threads of FAISS and BLAS would spin beside it, waiting for more, where others could work.
+    collections = Collections(
+        settings, load_encoder, on_start=on_encoder_thread, observe=metrics.observe_pass
+    )
+    # A search thread is one processor's work: threads of FAISS and BLAS would spin beside it, waiting for
+    # more, where others could work.
     pool = ThreadPoolExecutor(
-        settings.search_threads or num_processors(), thread_name_prefix="cairn-search", initializer=partial(threadpool_limits, limits=1)
+        settings.search_threads or num_processors(),
+        thread_name_prefix="cairn-search",
+        initializer=partial(threadpool_limits, limits=1),
     )
     rerank_pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-rerank", initializer=on_encoder_thread)
     map_pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-map", initializer=low_priority)
@@ -101,7 +107,12 @@ def create_app(
         lifespan=lifespan,
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         middleware=[
-            Middleware(Envelope, metrics=metrics, max_requests=settings.max_requests, deadline_seconds=settings.deadline_seconds),
+            Middleware(
+                Envelope,
+                metrics=metrics,
+                max_requests=settings.max_requests,
+                deadline_seconds=settings.deadline_seconds,
+            ),
             Middleware(Guard, settings=settings, keyring=keyring),
         ],
         exception_handlers={RequestValidationError: _refuse_request, HTTPException: _refuse_route},

@@ -5,9 +5,10 @@
     request ─▶ [ text … ]     ┘   a text of each     └─▶ vectors ─▶ request
                                   in turn
 
-Nothing waits for company: a pass takes what has gathered while the last one ran, so a lone query is encoded at once. Each request gives a
-text in turn, so a long list holds nobody up. The queue is bounded in bytes; a request that does not fit is refused, one whose caller has
-gone is dropped. A text the encoder fails on fails alone.
+Nothing waits for company: a pass takes what has gathered while the last one ran, so a lone query is encoded
+at once. Each request gives a text in turn, so a long list holds nobody up. The queue is bounded in bytes; a
+request that does not fit is refused, one whose caller has gone is dropped. A text the encoder fails on fails
+alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from pipeline.types import QueryEncoder
 log = logging.getLogger(__name__)
 
 MAX_PASS_BYTES: Final = 16 << 10
-"""About 4,000 tokens, some 0.4 s on two cores: how long a query may have to wait for the pass before its own."""
+"""About 4,000 tokens, some 0.4 s on two cores.
+
+How long a query may have to wait for the pass before its own.
+"""
 MAX_WAITING_BYTES: Final = 512 << 10
 """About 130,000 tokens: more than is encoded within any deadline."""
 STOP_SECONDS: Final = 5.0
@@ -82,7 +86,12 @@ class EncoderQueue:
     """One encoder behind one thread; ``encode`` is awaited from an event loop."""
 
     def __init__(
-        self, encoder: TextVectors, *, on_start: Callable[[], None] | None = None, observe: Observer = unobserved, name: str = "encoder"
+        self,
+        encoder: TextVectors,
+        *,
+        on_start: Callable[[], None] | None = None,
+        observe: Observer = unobserved,
+        name: str = "encoder",
     ) -> None:
         self.encoder = encoder
         self._on_start = on_start
@@ -101,7 +110,10 @@ class EncoderQueue:
         return self._waiting_bytes
 
     async def encode(self, texts: Sequence[str], kind: Kind = "query") -> Float32[np.ndarray, "N V"]:
-        """Return the texts' vectors in their order; a full queue, a failing encoder or a stop raises :class:`ProblemError`."""
+        """Return the texts' vectors in their order.
+
+        A full queue, a failing encoder or a stop raises :class:`ProblemError`.
+        """
         loop = asyncio.get_running_loop()
         sizes = [len(text.encode(errors="replace")) for text in texts]
         job = _Job(texts, sizes, kind, loop.create_future(), loop)
@@ -147,7 +159,10 @@ class EncoderQueue:
         return []
 
     def _take(self) -> list[tuple[_Job, str]]:
-        """Take a text of each waiting request in turn, of one kind, until the pass is full; a first text is taken whatever its size."""
+        """Take a text of each waiting request in turn, of one kind, until the pass is full.
+
+        A first text is taken whatever its size.
+        """
         taken: list[tuple[_Job, str]] = []
         left: list[_Job] = []
         kind, num_bytes = None, 0
@@ -184,7 +199,10 @@ class EncoderQueue:
             self._deliver(job, row)
 
     def _vectors(self, texts: Sequence[str], kind: Kind) -> np.ndarray | None:
-        """Return a pass's vectors; None where the encoder failed, whatever it raised: one text must not end the thread."""
+        """Return a pass's vectors.
+
+        None where the encoder failed, whatever it raised: one text must not end the thread.
+        """
         encode = self.encoder.encode_queries if kind == "query" else self.encoder.encode_documents
         try:
             vectors = encode(list(texts))
@@ -200,7 +218,9 @@ class EncoderQueue:
         if job.is_over:
             return
         if row is None:
-            self._finish(job, ProblemError(ENCODER_FAILED, "the model gave no vector; the server's log says more"))
+            self._finish(
+                job, ProblemError(ENCODER_FAILED, "the model gave no vector; the server's log says more")
+            )
             return
         job.rows.append(row)
         if len(job.rows) == len(job.texts):

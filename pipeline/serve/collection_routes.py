@@ -45,7 +45,12 @@ register_url_convertor("doc_id", DocIdConvertor())
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"], redirect_slashes=False)
 
-DocId = Annotated[str, Path(min_length=1, max_length=MAX_DOC_ID_CHARACTERS, description="Id of a document; it may hold slashes.")]
+DocId = Annotated[
+    str,
+    Path(
+        min_length=1, max_length=MAX_DOC_ID_CHARACTERS, description="Id of a document; it may hold slashes."
+    ),
+]
 MAX_OFFSET: Final = 1 << 31
 """Beyond the longest text."""
 
@@ -55,7 +60,11 @@ async def list_collections(state: State, grant: SearchGrant) -> CollectionList:
     """List the collections this key may ask, by name, and those of which nothing is published yet."""
 
     def summaries() -> list[CollectionSummary]:
-        return [_visible(state.collections.summarise(name), grant) for name in state.collections.listed() if grant.reaches(name)]
+        return [
+            _visible(state.collections.summarise(name), grant)
+            for name in state.collections.listed()
+            if grant.reaches(name)
+        ]
 
     return CollectionList(collections=await on_search_thread(state, summaries))
 
@@ -65,7 +74,9 @@ async def describe_collection(name: CollectionName, state: State, grant: SearchG
     """Say what a collection holds and how it may be asked."""
 
     async def attempt(served: ServedCollection) -> CollectionReply:
-        return await on_search_thread(state, lambda: _describe(served, grant, reranks=state.reranker is not None))
+        return await on_search_thread(
+            state, lambda: _describe(served, grant, reranks=state.reranker is not None)
+        )
 
     return await with_collection(state, await reachable(state, grant, name), attempt)
 
@@ -113,13 +124,16 @@ def _describe(served: ServedCollection, grant: Grant, *, reranks: bool) -> Colle
         uses_context=manifest.settings["encoder"]["use_context"],
         reranks=reranks,
         filter_columns=[
-            Column(name=name, type=str(data_type)) for name, data_type in filterable_columns(generation.document_table.schema).items()
+            Column(name=name, type=str(data_type))
+            for name, data_type in filterable_columns(generation.document_table.schema).items()
         ],
         is_outdated=bool(searcher.warnings),
     )
 
 
-def _read(served: ServedCollection, grant: Grant, doc_id: str, start_char: int, max_characters: int) -> DocumentReply | None:
+def _read(
+    served: ServedCollection, grant: Grant, doc_id: str, start_char: int, max_characters: int
+) -> DocumentReply | None:
     document = served.searcher.read_document(doc_id, restriction=grant.restriction)
     if document is None:
         return None

@@ -1,8 +1,9 @@
 """The collections a server answers for: opened once, shared by all requests, given up when they are gone or damaged.
 
-Opening runs on a thread of its own, hashes every file and loads the encoder; collections with one encoder share it and its queue. A newly
-published generation is the searcher's business; one with another encoder makes the collection be opened anew. A failure is remembered for
-some seconds, so that asking again costs nothing.
+Opening runs on a thread of its own, hashes every file and loads the encoder; collections with one encoder
+share it and its queue. A newly published generation is the searcher's business; one with another encoder
+makes the collection be opened anew. A failure is remembered for some seconds, so that asking again costs
+nothing.
 """
 
 from __future__ import annotations
@@ -92,25 +93,36 @@ class Collections:
         return not self._settings.collections or name in self._settings.collections
 
     async def get(self, name: str) -> ServedCollection:
-        """Return an opened collection; anything that prevents it raises :class:`ProblemError`, also that it takes long."""
+        """Return an opened collection.
+
+        Anything that prevents it raises :class:`ProblemError`, also that it takes long.
+        """
         return await self._opened_within(name, OPENING_SHARE * self._settings.deadline_seconds)
 
     async def _opened_within(self, name: str, timeout_seconds: float | None) -> ServedCollection:
         task = self._opened.get(name)
-        if task is None or (isinstance(found := self._outcome(name), _Failure) and time.monotonic() >= found.retry_at):
+        if task is None or (
+            isinstance(found := self._outcome(name), _Failure) and time.monotonic() >= found.retry_at
+        ):
             self._require_published(name)
             task = self._opened[name] = asyncio.create_task(self._open(name))
         if not task.done():
             await asyncio.wait({task}, timeout=timeout_seconds)
         if not task.done():
-            raise ProblemError(COLLECTION_OPENING, "its files are checked and its model is loaded; that goes on, so try again")
+            raise ProblemError(
+                COLLECTION_OPENING,
+                "its files are checked and its model is loaded; that goes on, so try again",
+            )
         outcome = task.result()
         if isinstance(outcome, _Failure):
             raise outcome.problem.with_traceback(None)
         return outcome
 
     async def reopen(self, stale: ServedCollection) -> ServedCollection:
-        """Open a collection anew whose generation or encoder is another one now; concurrent callers share the work."""
+        """Open a collection anew whose generation or encoder is another one now.
+
+        Concurrent callers share the work.
+        """
         if self._outcome(stale.name) is stale:
             del self._opened[stale.name]
         return await self.get(stale.name)
@@ -126,13 +138,21 @@ class Collections:
         self._preloading = asyncio.create_task(self._preload())
 
     def readiness(self) -> str | None:
-        """Return what keeps the server from being ready, None when nothing does: a collection it was started for, or every one there is."""
+        """Return what keeps the server from being ready, None when nothing does.
+
+        A collection it was started for, or every one there is.
+        """
         if self._preloading is None or not self._preloading.done():
             return "collections are being opened"
         wanted = set(self._settings.collections) or set(self._opened)
         ready = {name for name in self._opened if isinstance(self._outcome(name), ServedCollection)}
         is_ready = wanted <= ready if self._settings.collections else bool(ready) or not wanted
-        return None if is_ready else f"{len(wanted - ready)} of {len(wanted)} collection(s) cannot be served; the server's log says more"
+        return (
+            None
+            if is_ready
+            else f"{len(wanted - ready)} of {len(wanted)} collection(s) cannot be served; the server's "
+            "log says more"
+        )
 
     def summarise(self, name: str) -> CollectionSummary:
         """Describe a collection in a line, as it is served where it is open, else as its files say."""
@@ -153,7 +173,9 @@ class Collections:
         except (IntegrityError, StorageError):
             return CollectionSummary(name=name, status="damaged")
         if manifest is None:
-            return CollectionSummary(name=name, status="building" if layout.first_ingest() == "at work" else "unfinished")
+            return CollectionSummary(
+                name=name, status="building" if layout.first_ingest() == "at work" else "unfinished"
+            )
         return _ready(name, manifest)
 
     def _outcome(self, name: str) -> ServedCollection | _Failure | None:
@@ -188,14 +210,18 @@ class Collections:
             self._opened.pop(name, None)
             begun = layout.first_ingest()
             if begun is not None:
-                raise ProblemError(COLLECTION_BUILDING if begun == "at work" else COLLECTION_UNFINISHED, FIRST_INGEST[begun])
+                raise ProblemError(
+                    COLLECTION_BUILDING if begun == "at work" else COLLECTION_UNFINISHED, FIRST_INGEST[begun]
+                )
             raise unknown_collection()
 
     async def _open(self, name: str) -> ServedCollection | _Failure:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, self._open_now, name)
         except CairnError as error:
-            log.error("serve.open_failed collection=%s error=%s sentence=%s", name, type(error).__name__, error)  # noqa: TRY400
+            log.error(  # noqa: TRY400 - the sentence says it
+                "serve.open_failed collection=%s error=%s sentence=%s", name, type(error).__name__, error
+            )
             problem = opening_problem(error)
         except Exception as error:
             log.exception("serve.open_failed collection=%s error=%s", name, type(error).__name__)
@@ -209,7 +235,9 @@ class Collections:
         generation = open_latest_intact_generation(layout, check_hashes=False)
         queue = self._queue_for(generation)
         try:
-            opened = ServedCollection(name, Searcher(layout, queue.encoder, timeout_seconds=TABLE_TIMEOUT_SECONDS), queue)
+            opened = ServedCollection(
+                name, Searcher(layout, queue.encoder, timeout_seconds=TABLE_TIMEOUT_SECONDS), queue
+            )
         except FingerprintMismatchError:
             if open_latest_intact_generation(layout, check_hashes=False).number == generation.number:
                 raise
@@ -236,12 +264,18 @@ class Collections:
         queue = self._encoders.get(fingerprint)
         if queue is None:
             encoder = self._load_encoder(generation)
-            queue = self._encoders.get(encoder.fingerprint) or EncoderQueue(encoder, on_start=self._on_start, observe=self._observe)
+            queue = self._encoders.get(encoder.fingerprint) or EncoderQueue(
+                encoder, on_start=self._on_start, observe=self._observe
+            )
             self._encoders[encoder.fingerprint] = queue
         return queue
 
 
 def _ready(name: str, manifest: Manifest) -> CollectionSummary:
     return CollectionSummary(
-        name=name, status="ready", generation=manifest.generation, documents=manifest.documents, chunks=manifest.chunks
+        name=name,
+        status="ready",
+        generation=manifest.generation,
+        documents=manifest.documents,
+        chunks=manifest.chunks,
     )

@@ -5,8 +5,9 @@
                   │                    503, when to try again └─ nothing of it read within READ_SECONDS: closed
                   └─ not there after HEAD_SECONDS: closed
 
-uvicorn waits for a head for ever, keeps an answer for ever for who does not read it, and refuses everybody, health checks too, once enough
-connections are open: whoever opened them and sent nothing would have the server to himself.
+uvicorn waits for a head for ever, keeps an answer for ever for who does not read it, and refuses everybody,
+health checks too, once enough connections are open: whoever opened them and sent nothing would have the
+server to himself.
 """
 
 from __future__ import annotations

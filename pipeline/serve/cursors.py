@@ -1,7 +1,7 @@
 """Pages of one ranking: a cursor says which generation, how far, and for which request, and is good for nothing else.
 
-It is a small JSON object in base64, not signed: all it could be forged into is another place in the same ranking, whose filters come with
-the request and the key, never with the cursor.
+It is a small JSON object in base64, not signed: all it could be forged into is another place in the same
+ranking, whose filters come with the request and the key, never with the cursor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _DIGEST_CHARACTERS: Final = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """A page of a request's ranking: ``generation`` is None on the first, which takes the one that is served."""
+    """A page of a request's ranking.
+
+    ``generation`` is None on the first, which takes the one that is served.
+    """
 
     request: str
     offset: int
@@ -34,7 +37,10 @@ class Page:
 
     @classmethod
     def of(cls, cursor: str, query: str, options: Mapping[str, Any]) -> Page:
-        """Read a cursor that came with a query and its options; one of another request raises :class:`ProblemError`."""
+        """Read a cursor that came with a query and its options.
+
+        One of another request raises :class:`ProblemError`.
+        """
         request = _digest(query, options)
         if cursor == START_CURSOR:
             return cls(request=request, offset=0, generation=None)
@@ -43,7 +49,9 @@ class Page:
             generation, offset, digest = content["g"], content["o"], content["r"]
         except (ValueError, KeyError, TypeError, binascii.Error, RecursionError):
             raise _invalid() from None
-        is_valid = type(generation) is int and type(offset) is int and 0 < offset < MAX_DEPTH and digest == request
+        is_valid = (
+            type(generation) is int and type(offset) is int and 0 < offset < MAX_DEPTH and digest == request
+        )
         if not is_valid:
             raise _invalid()
         return cls(request=request, offset=offset, generation=generation)
@@ -54,7 +62,10 @@ class Page:
         return {**options, "top_k": top_k, "offset": self.offset, "max_candidates": MAX_DEPTH}
 
     def next_cursor(self, result: SearchResult, top_k: int) -> str | None:
-        """Return the cursor of the next page, None at the end; another generation than the first page's raises :class:`ProblemError`."""
+        """Return the cursor of the next page, None at the end.
+
+        Another generation than the first page's raises :class:`ProblemError`.
+        """
         if self.generation not in (None, result.generation):
             raise ProblemError(CURSOR_EXPIRED, "start again with the first page")
         offset = self.offset + len(result.hits)
@@ -66,10 +77,14 @@ class Page:
 
 def _digest(query: str, options: Mapping[str, Any]) -> str:
     """Hash what must be the same on every page; the size of a page and its text may differ."""
-    kept = {name: value for name, value in options.items() if name not in ("top_k", "passages", "chunk_tokens")}
+    kept = {
+        name: value for name, value in options.items() if name not in ("top_k", "passages", "chunk_tokens")
+    }
     content = json.dumps([query, kept], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(content.encode(errors="replace")).hexdigest()[:_DIGEST_CHARACTERS]
 
 
 def _invalid() -> ProblemError:
-    return ProblemError(INVALID_CURSOR, "a cursor goes with the query and the options of the page that gave it out")
+    return ProblemError(
+        INVALID_CURSOR, "a cursor goes with the query and the options of the page that gave it out"
+    )

@@ -1,7 +1,8 @@
 """Around every request: a bound on how many there are, a deadline, security headers, figures, a log line; and no error leaves as it is.
 
-Health checks and metrics pass the bound: they must answer when the server is full. HEAD is a GET whose body stays here. The log holds the
-route and never what was sent: of an unforeseen error its type and place, not its message, which may quote a text.
+Health checks and metrics pass the bound: they must answer when the server is full. HEAD is a GET whose body
+stays here. The log holds the route and never what was sent: of an unforeseen error its type and place, not
+its message, which may quote a text.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ class Envelope:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 present = {name.lower() for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *(pair for pair in _HEADERS if pair[0] not in present)]
+                message["headers"] = [
+                    *message["headers"],
+                    *(pair for pair in _HEADERS if pair[0] not in present),
+                ]
             elif is_head:
                 message = {**message, "body": b""}
             await send(message)
@@ -104,7 +108,13 @@ class Envelope:
         route = route_of(scope)
         self._metrics.requests.labels(method, route, str(status)).inc()
         self._metrics.request_seconds.labels(route).observe(seconds)
-        log.info("serve.request method=%s route=%s status=%d milliseconds=%.1f", method, route, status, 1e3 * seconds)
+        log.info(
+            "serve.request method=%s route=%s status=%d milliseconds=%.1f",
+            method,
+            route,
+            status,
+            1e3 * seconds,
+        )
 
 
 def route_of(scope: Scope) -> str:
@@ -115,5 +125,7 @@ def route_of(scope: Scope) -> str:
 
 def log_failure(event: str, error: BaseException) -> None:
     """Log an unforeseen error by its type and its places in the code, without its message."""
-    places = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(traceback.extract_tb(error.__traceback__)[-8:]))
+    places = " < ".join(
+        f"{frame.name}:{frame.lineno}" for frame in reversed(traceback.extract_tb(error.__traceback__)[-8:])
+    )
     log.error("%s error=%s at=%s", event, type(error).__name__, places)

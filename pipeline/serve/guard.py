@@ -1,8 +1,9 @@
 """What a request must be before any route sees it: addressed to this server, sent by somebody who may, and strict JSON of bounded size.
 
-A page on another site must not reach a server on its reader's machine: the Host must be one this server answers for (DNS rebinding), and
-an Origin must be the server's own. There is no CORS. The body is read here, whole, so that routes get it checked: RFC 8259 has neither NaN
-nor lone surrogates, and a parser must not be driven deep.
+A page on another site must not reach a server on its reader's machine: the Host must be one this server
+answers for (DNS rebinding), and an Origin must be the server's own. There is no CORS. The body is read here,
+whole, so that routes get it checked: RFC 8259 has neither NaN nor lone surrogates, and a parser must not be
+driven deep.
 """
 
 from __future__ import annotations
@@ -58,8 +59,12 @@ class Guard:
             return
         headers = Headers(scope=scope)
         self._check_addressee(headers)
-        if "transfer-encoding" in headers and "content-length" in headers:  # a proxy may have gone by the other one (RFC 9112 §6.1)
-            raise ProblemError(BODY_AMBIGUOUS, "send Content-Length or Transfer-Encoding", headers={"Connection": "close"})
+        if (
+            "transfer-encoding" in headers and "content-length" in headers
+        ):  # a proxy may have gone by the other one (RFC 9112 §6.1)
+            raise ProblemError(
+                BODY_AMBIGUOUS, "send Content-Length or Transfer-Encoding", headers={"Connection": "close"}
+            )
         if scope["path"] not in OPEN_PATHS:
             scope[GRANT] = self._grant(headers)
         if scope["method"] == "POST":
@@ -79,18 +84,25 @@ class Guard:
             return EVERYTHING
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not token.strip():
-            raise ProblemError(KEY_MISSING, "send it as `Authorization: Bearer KEY`; `cairn keys create` makes one")
+            raise ProblemError(
+                KEY_MISSING, "send it as `Authorization: Bearer KEY`; `cairn keys create` makes one"
+            )
         try:
             grant = self._keyring.grant_of(token.strip())
         except CairnError:
-            raise ProblemError(KEYS_UNREADABLE, "the server's keeper has to restore the file of keys") from None
+            raise ProblemError(
+                KEYS_UNREADABLE, "the server's keeper has to restore the file of keys"
+            ) from None
         if grant is None:
             raise ProblemError(KEY_UNKNOWN, "it is mistyped, or was revoked")
         return grant
 
 
 def _allowed_hosts(settings: ServeSettings) -> frozenset[str] | None:
-    """Return the names the server answers for, None for all: beyond loopback keys protect it, which a rebound page does not have."""
+    """Return the names the server answers for, None for all.
+
+    Beyond loopback keys protect it, which a rebound page does not have.
+    """
     named = {_without_port(host.lower()) for host in settings.allowed_hosts}
     if settings.is_loopback:
         return frozenset({*_LOCAL_NAMES, settings.host.lower(), *named})
@@ -104,18 +116,24 @@ def _without_port(host: str) -> str:
 
 
 async def _read_json(headers: Headers, receive: Receive) -> bytes:
-    """Return the whole body, which is JSON; anything else raises :class:`ProblemError` as early as it shows."""
+    """Return the whole body, which is JSON.
+
+    Anything else raises :class:`ProblemError` as early as it shows.
+    """
     _check_headers(headers)
     try:
         async with asyncio.timeout(BODY_SECONDS):
             body = await _read(receive)
     except TimeoutError:
-        raise ProblemError(BODY_SLOW, f"it may take {BODY_SECONDS:.0f} seconds", headers={"Connection": "close"}) from None
+        raise ProblemError(
+            BODY_SLOW, f"it may take {BODY_SECONDS:.0f} seconds", headers={"Connection": "close"}
+        ) from None
     try:
         from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError:
         raise ProblemError(
-            INVALID_JSON, "send UTF-8 JSON without NaN, Infinity and numbers of thousands of digits, at most 200 deep"
+            INVALID_JSON,
+            "send UTF-8 JSON without NaN, Infinity and numbers of thousands of digits, at most 200 deep",
         ) from None
     return body
 
@@ -147,7 +165,9 @@ def _check_headers(headers: Headers) -> None:
 
 
 def _too_large() -> ProblemError:
-    return ProblemError(BODY_TOO_LARGE, f"it may have {MAX_BODY_BYTES:,} bytes", headers={"Connection": "close"})
+    return ProblemError(
+        BODY_TOO_LARGE, f"it may have {MAX_BODY_BYTES:,} bytes", headers={"Connection": "close"}
+    )
 
 
 def _replay(body: bytes) -> Callable[[], Awaitable[Message]]:

@@ -30,7 +30,11 @@ async def ready(state: State) -> Health:
     return Health(status="ready")
 
 
-@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
 async def figures(state: State, grant: AdminGrant) -> Response:  # noqa: ARG001 - the grant is what lets the request in
     """Give the server's figures for Prometheus."""
     return Response(state.metrics.text(), media_type=MEDIA_TYPE)

@@ -3,8 +3,9 @@
     cairn_4f1c09d2ab37_<43 characters>       shown once, when it is made
           └─ id ─────┘ └─ 256 random bits
 
-The file holds ids and SHA-256 digests, never a key: a random 256-bit secret needs no slow hash. It is written whole or not at all, for its
-owner's eyes. A key may carry a restriction, a filter that everything it asks for must match as well.
+The file holds ids and SHA-256 digests, never a key: a random 256-bit secret needs no slow hash. It is written
+whole or not at all, for its owner's eyes. A key may carry a restriction, a filter that everything it asks for
+must match as well.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ _NO_DIGEST: Final = "0" * 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiKey:
-    """One key as it is stored; ``collections`` = None means all of them, ``revoked_at`` = None that it is good."""
+    """One key as it is stored.
+
+    ``collections`` = None means all of them, ``revoked_at`` = None that it is good.
+    """
 
     key_id: str
     name: str
@@ -82,7 +86,10 @@ class KeyFile:
         return self.path.exists()
 
     def read(self) -> list[ApiKey]:
-        """Return all keys, revoked ones too; none where there is no file. A damaged file raises :class:`IntegrityError`."""
+        """Return all keys, revoked ones too; none where there is no file.
+
+        A damaged file raises :class:`IntegrityError`.
+        """
         with durable.storage_errors("reading the API keys"):
             try:
                 content = self.path.read_bytes()
@@ -101,18 +108,23 @@ class KeyFile:
     ) -> tuple[ApiKey, str]:
         """Make a key; return it with its token, which is kept nowhere else.
 
-        Names are for people, so no two good keys have one. ``token`` is one that somebody else made: where it is a good key already, that
-        one stays as it is and is returned; its name may be taken, as a deployment's next secret comes under the name of the last.
+        Names are for people, so no two good keys have one. ``token`` is one that somebody else made: where it
+        is a good key already, that one stays as it is and is returned; its name may be taken, as a
+        deployment's next secret comes under the name of the last.
         """
         _check(name, scopes, collections, restriction)
         if "admin" in scopes and (collections is not None or restriction is not None):
             raise ConfigError(
-                "a key with the scope admin must be for all collections, got some or a filter; make a key of its own for admin"
+                "a key with the scope admin must be for all collections, got some or a filter; make a "
+                "key of its own for admin"
             )
         given, token = token, token or f"cairn_{secrets.token_hex(6)}_{secrets.token_urlsafe(32)}"
         match = _TOKEN.fullmatch(token)
         if match is None:
-            raise ConfigError(f"a key must be cairn_, 12 hexadecimal digits, _ and 43 of A-Z a-z 0-9 _ -, got {len(token)} characters else")
+            raise ConfigError(
+                "a key must be cairn_, 12 hexadecimal digits, _ and 43 of A-Z a-z 0-9 _ -, got "
+                f"{len(token)} characters else"
+            )
         key = ApiKey(
             key_id=match["key_id"],
             name=name,
@@ -129,25 +141,38 @@ class KeyFile:
                     return found, token
                 if given is None and found.name == name and found.revoked_at is None:
                     raise ConfigError(
-                        f"a key's name must be new, got {name!r}, which key {found.key_id} has; choose another, or revoke that key"
+                        f"a key's name must be new, got {name!r}, which key {found.key_id} has; choose "
+                        "another, or revoke that key"
                     )
                 if found.key_id == key.key_id:
-                    raise ConfigError(f"a key's id must be new, got {key.key_id}, which another key has or a revoked one; make another key")
+                    raise ConfigError(
+                        f"a key's id must be new, got {key.key_id}, which another key has or a revoked "
+                        "one; make another key"
+                    )
             self._write([*keys, key])
         return key, token
 
     def revoke(self, wanted: str) -> ApiKey:
-        """Make a key worthless from now on, by its id or name; one that no good key has, or several, raises :class:`ConfigError`."""
+        """Make a key worthless from now on, by its id or name.
+
+        One that no good key has, or several, raises :class:`ConfigError`.
+        """
         with self._locked():
             keys = self.read()
             good = [key for key in keys if key.revoked_at is None]
-            found = [key for key in good if key.key_id == wanted] or [key for key in good if key.name == wanted]
+            found = [key for key in good if key.key_id == wanted] or [
+                key for key in good if key.name == wanted
+            ]
             if len(found) > 1:
                 raise ConfigError(
-                    f"a name must be of one key to revoke it, got one of {', '.join(key.key_id for key in found)}; name an id"
+                    "a name must be of one key to revoke it, got one of "
+                    f"{', '.join(key.key_id for key in found)}; name an id"
                 )
             if not found:
-                raise ConfigError(f"a key to revoke must be good, got {wanted[:40]!r}, no good key's id or name; see `cairn keys list`")
+                raise ConfigError(
+                    f"a key to revoke must be good, got {wanted[:40]!r}, no good key's id or name; see "
+                    "`cairn keys list`"
+                )
             revoked = replace(found[0], revoked_at=_now())
             self._write([revoked if key is found[0] else key for key in keys])
         return revoked
@@ -173,7 +198,8 @@ class KeyFile:
 class Keyring:
     """The keys a server goes by; a key made or revoked counts from the next request on.
 
-    Once there were keys, one is needed: neither revoking the last nor removing the file opens a running server.
+    Once there were keys, one is needed: neither revoking the last nor removing the file opens a running
+    server.
     """
 
     def __init__(self, file: KeyFile, *, is_required: bool) -> None:
@@ -191,7 +217,10 @@ class Keyring:
         return self._is_required
 
     def grant_of(self, token: str) -> Grant | None:
-        """Return what a token's key allows, None for one that is no key's; unreadable keys raise what reading them raised."""
+        """Return what a token's key allows, None for one that is no key's.
+
+        Unreadable keys raise what reading them raised.
+        """
         self._refresh()
         if self._failure is not None:
             raise self._failure.with_traceback(None)
@@ -236,14 +265,22 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
-def _check(name: str, scopes: Sequence[str], collections: Sequence[str] | None, restriction: Mapping[str, Any] | None) -> None:
+def _check(
+    name: str, scopes: Sequence[str], collections: Sequence[str] | None, restriction: Mapping[str, Any] | None
+) -> None:
     if not 1 <= len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
-        raise ConfigError(f"a key's name must have 1 to {MAX_NAME_CHARACTERS} printable characters, got {name[:40]!r}")
+        raise ConfigError(
+            f"a key's name must have 1 to {MAX_NAME_CHARACTERS} printable characters, got {name[:40]!r}"
+        )
     if not scopes or not set(scopes) <= set(SCOPES):
-        raise ConfigError(f"scopes must be some of {', '.join(SCOPES)}, got {', '.join(scopes)[:80] or 'none'}")
+        raise ConfigError(
+            f"scopes must be some of {', '.join(SCOPES)}, got {', '.join(scopes)[:80] or 'none'}"
+        )
     for collection in collections or ():
         if not COLLECTION_NAME.fullmatch(collection):
-            raise ConfigError(f"a collection's name must match ^{COLLECTION_NAME.pattern}$, got {collection[:80]!r}")
+            raise ConfigError(
+                f"a collection's name must match ^{COLLECTION_NAME.pattern}$, got {collection[:80]!r}"
+            )
     if collections is not None and not collections:
         raise ConfigError("collections must name at least one collection, got none; leave them out for all")
     if restriction is not None and not restriction:
@@ -259,7 +296,8 @@ def _parse(content: bytes) -> list[ApiKey]:
         _require(len({key.key_id for key in keys}) == len(keys))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError(
-            "the file of API keys must be as `cairn keys` writes it; restore it, or remove it and make new keys"
+            "the file of API keys must be as `cairn keys` writes it; restore it, or remove it and make "
+            "new keys"
         ) from error
     return keys
 
@@ -272,7 +310,11 @@ def _key_of(item: dict[str, Any]) -> ApiKey:
     _require(isinstance(item["created_at"], str) and isinstance(item["revoked_at"], str | None))
     _require(restriction is None or isinstance(restriction, dict))
     _require(isinstance(scopes, list) and (collections is None or isinstance(collections, list)))
-    read: dict[str, Any] = {**item, "scopes": tuple(scopes), "collections": None if collections is None else tuple(collections)}
+    read: dict[str, Any] = {
+        **item,
+        "scopes": tuple(scopes),
+        "collections": None if collections is None else tuple(collections),
+    }
     key = ApiKey(**read)
     _check(key.name, key.scopes, key.collections, key.restriction)
     return key

@@ -2,10 +2,12 @@
 
     lengths 1, 2 to 3, 4 to 7, … tokens ─▶ mean cosine over all pairs of a sample of each
 
-A curve that rises with length says that long documents lie close together and are told apart badly; lower and flat is better. It is of
-this collection's own documents, whose topics differ in length too; ``cairn evaluate --length-report`` measures pieces of equal texts.
+A curve that rises with length says that long documents lie close together and are told apart badly; lower and
+flat is better. It is of this collection's own documents, whose topics differ in length too; ``cairn evaluate
+--length-report`` measures pieces of equal texts.
 
-Source: Zhou et al., "Length-Induced Embedding Collapse in Transformer-based Models", figure 1c. Differs: whole documents, as indexed.
+Source: Zhou et al., "Length-Induced Embedding Collapse in Transformer-based Models", figure 1c. Differs:
+whole documents, as indexed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ MIN_SAMPLE: Final = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthBin:
-    """Documents of ``min_tokens`` to ``max_tokens`` tokens; ``cosine`` is the mean over pairs, None where there are too few."""
+    """Documents of ``min_tokens`` to ``max_tokens`` tokens.
+
+    ``cosine`` is the mean over pairs, None where there are too few.
+    """
 
     min_tokens: int
     max_tokens: int
@@ -42,12 +47,22 @@ def measure_lengths(generation: Generation, visible: Int64[np.ndarray, " A"]) ->
         members = visible[bin_A == exponent]
         sample = members[np.linspace(0, len(members) - 1, min(len(members), MAX_SAMPLE)).astype(np.int64)]
         cosine = mean_cosine(generation.documents.reconstruct(sample)) if len(sample) >= MIN_SAMPLE else None
-        found.append(LengthBin(min_tokens=1 << exponent, max_tokens=(2 << exponent) - 1, documents=len(members), cosine=cosine))
+        found.append(
+            LengthBin(
+                min_tokens=1 << exponent,
+                max_tokens=(2 << exponent) - 1,
+                documents=len(members),
+                cosine=cosine,
+            )
+        )
     return found
 
 
 def mean_cosine(vectors_NV: Float32[np.ndarray, "N V"]) -> float:
-    """Return the mean cosine over all pairs of N ≥ 2 vectors, none with itself: of unit vectors (‖Σv‖² - N) / (N (N - 1))."""
+    """Return the mean cosine over all pairs of N ≥ 2 vectors, none with itself.
+
+    Of unit vectors (‖Σv‖² - N) / (N (N - 1)).
+    """
     unit_NV = vectors_NV.astype(np.float64)
     unit_NV /= np.maximum(np.linalg.norm(unit_NV, axis=1, keepdims=True), 1e-12)
     num = len(unit_NV)

@@ -1,4 +1,7 @@
-"""What the server counts, for Prometheus. Labels are routes and names of this server's own, never what a caller sent."""
+"""What the server counts, for Prometheus.
+
+Labels are routes and names of this server's own, never what a caller sent.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,33 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.requests = Counter("cairn_http_requests", "Requests answered.", ["method", "route", "status"], registry=self._registry)
-        self.request_seconds = Histogram(
-            "cairn_http_request_seconds", "Seconds to an answer.", ["route"], buckets=_SECONDS, registry=self._registry
+        self.requests = Counter(
+            "cairn_http_requests",
+            "Requests answered.",
+            ["method", "route", "status"],
+            registry=self._registry,
         )
-        self.requests_in_flight = Gauge("cairn_http_requests_in_flight", "Requests being answered.", registry=self._registry)
-        self.problems = Counter("cairn_problems", "Requests that ended with a problem.", ["type"], registry=self._registry)
-        self.pass_texts = Histogram("cairn_encoder_pass_texts", "Texts of an encoder pass.", buckets=_TEXTS, registry=self._registry)
+        self.request_seconds = Histogram(
+            "cairn_http_request_seconds",
+            "Seconds to an answer.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self.requests_in_flight = Gauge(
+            "cairn_http_requests_in_flight", "Requests being answered.", registry=self._registry
+        )
+        self.problems = Counter(
+            "cairn_problems", "Requests that ended with a problem.", ["type"], registry=self._registry
+        )
+        self.pass_texts = Histogram(
+            "cairn_encoder_pass_texts", "Texts of an encoder pass.", buckets=_TEXTS, registry=self._registry
+        )
         self.pass_seconds = Histogram(
-            "cairn_encoder_pass_seconds", "Seconds of an encoder pass.", buckets=_SECONDS, registry=self._registry
+            "cairn_encoder_pass_seconds",
+            "Seconds of an encoder pass.",
+            buckets=_SECONDS,
+            registry=self._registry,
         )
         self.search_seconds = Histogram(
             "cairn_search_seconds",
@@ -32,7 +53,9 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
-        self.generation = Gauge("cairn_generation", "Generation of the last answer.", ["collection"], registry=self._registry)
+        self.generation = Gauge(
+            "cairn_generation", "Generation of the last answer.", ["collection"], registry=self._registry
+        )
 
     def observe_pass(self, num_texts: int, seconds: float) -> None:
         """Count a pass of an encoder."""

@@ -29,14 +29,20 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 
 
 @router.post("/vector_stores/{vector_store_id}/search")
-async def search_vector_store(vector_store_id: CollectionName, request: VectorStoreSearch, state: State, grant: SearchGrant) -> FileResults:
+async def search_vector_store(
+    vector_store_id: CollectionName, request: VectorStoreSearch, state: State, grant: SearchGrant
+) -> FileResults:
     """Search a collection as OpenAI's clients search a vector store."""
     queries = request.query if isinstance(request.query, list) else [request.query]
     filters = None if request.filters is None else request.filters.model_dump()
-    results = await search(state, grant, vector_store_id, queries, {"top_k": request.max_num_results, "filters": filters})
+    results = await search(
+        state, grant, vector_store_id, queries, {"top_k": request.max_num_results, "filters": filters}
+    )
     threshold = request.ranking_options.score_threshold if request.ranking_options else 0.0
     found = [_file_result(hit) for hit in _best_of(results)[: request.max_num_results]]
-    return FileResults(search_query=list(queries), data=[result for result in found if result.score >= threshold])
+    return FileResults(
+        search_query=list(queries), data=[result for result in found if result.score >= threshold]
+    )
 
 
 @router.post("/embeddings")
@@ -45,14 +51,20 @@ async def embed(request: EmbeddingsRequest, state: State, grant: EmbedGrant) -> 
     served = await reachable(state, grant, request.model)
     encoder = served.encoder.encoder
     if request.dimensions not in (None, encoder.vector_dim):
-        field = InvalidField(pointer="#/dimensions", detail=f"the collection's vectors have {encoder.vector_dim} dimensions; leave it out")
+        field = InvalidField(
+            pointer="#/dimensions",
+            detail=f"the collection's vectors have {encoder.vector_dim} dimensions; leave it out",
+        )
         raise ProblemError(INVALID_REQUEST, "1 part(s) of the request must be changed", errors=[field])
     texts = request.input if isinstance(request.input, list) else [request.input]
     num_tokens = await on_search_thread(state, lambda: encoder.count_tokens(texts))
     vectors = await served.encoder.encode(texts, request.input_type)
     return Embeddings(
         data=[
-            Embedding(index=index, embedding=_encoded(vector) if request.encoding_format == "base64" else vector.tolist())
+            Embedding(
+                index=index,
+                embedding=_encoded(vector) if request.encoding_format == "base64" else vector.tolist(),
+            )
             for index, vector in enumerate(vectors)
         ],
         model=request.model,
@@ -74,8 +86,12 @@ def _file_result(hit: Hit) -> FileResult:
     return FileResult(
         file_id=hit.doc_id,
         filename=hit.title or hit.doc_id,
-        score=min(max(hit.score, 0.0), 1.0),  # OpenAI's scores lie in 0..1; the cosine of a dense answer may not
-        attributes={name: value for name, value in attributes.items() if isinstance(value, str | bool | int | float)},
+        score=min(
+            max(hit.score, 0.0), 1.0
+        ),  # OpenAI's scores lie in 0..1; the cosine of a dense answer may not
+        attributes={
+            name: value for name, value in attributes.items() if isinstance(value, str | bool | int | float)
+        },
         content=[TextContent(text=passage.text) for passage in hit.passages],
     )
 

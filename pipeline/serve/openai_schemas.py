@@ -1,6 +1,7 @@
 """The two shapes of OpenAI's API that RAG applications already speak: searching a vector store, and embeddings.
 
-A vector store is a collection, a file a document. What cannot be done here (rewriting queries, other dimensions) is refused, not ignored.
+A vector store is a collection, a file a document. What cannot be done here (rewriting queries, other
+dimensions) is refused, not ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class RankingOptions(Request):
     """How results are ranked: ``ranker`` names are accepted and mean the same ranking."""
 
     ranker: Literal["auto", "none", "default-2024-11-15"] = "auto"
-    score_threshold: Annotated[float, Field(ge=0, le=1, description="Leave out results that score less.")] = 0.0
+    score_threshold: Annotated[float, Field(ge=0, le=1, description="Leave out results that score less.")] = (
+        0.0
+    )
 
 
 class VectorStoreSearch(Request):
@@ -30,7 +33,11 @@ class VectorStoreSearch(Request):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
-                {"query": "how do I reset a password", "max_num_results": 3, "filters": {"type": "gte", "key": "year", "value": 2020}}
+                {
+                    "query": "how do I reset a password",
+                    "max_num_results": 3,
+                    "filters": {"type": "gte", "key": "year", "value": 2020},
+                }
             ]
         }
     )
@@ -80,7 +87,13 @@ class EmbeddingsRequest(Request):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "examples": [{"model": "python-docs", "input": ["a text to compare with the collection's"], "input_type": "query"}]
+            "examples": [
+                {
+                    "model": "python-docs",
+                    "input": ["a text to compare with the collection's"],
+                    "input_type": "query",
+                }
+            ]
         }
     )
 

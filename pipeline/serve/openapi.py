@@ -1,4 +1,7 @@
-"""The OpenAPI description: what FastAPI finds in the routes, with every problem a route can end with as it is really sent."""
+"""The OpenAPI description.
+
+What FastAPI finds in the routes, with every problem a route can end with as it is really sent.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,15 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from pipeline.serve.guard import OPEN_PATHS
-from pipeline.serve.problems import BODY_SLOW, BODY_TOO_LARGE, INVALID_JSON, MEDIA_TYPE, MEDIA_TYPE_REFUSED, PROBLEM_TYPES, TYPE_PREFIX
+from pipeline.serve.problems import (
+    BODY_SLOW,
+    BODY_TOO_LARGE,
+    INVALID_JSON,
+    MEDIA_TYPE,
+    MEDIA_TYPE_REFUSED,
+    PROBLEM_TYPES,
+    TYPE_PREFIX,
+)
 from pipeline.serve.schemas import Problem
 
 _STATUSES: Final = sorted({kind.status for kind in PROBLEM_TYPES.values()})
@@ -18,7 +29,9 @@ _OF_A_BODY: Final = {kind.status for kind in (INVALID_JSON, BODY_SLOW, BODY_TOO_
 def describe(app: FastAPI) -> dict[str, Any]:
     """Return the description of an app's routes, made once."""
     if app.openapi_schema is None:
-        found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        found = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
         schemas = found.setdefault("components", {}).setdefault("schemas", {})
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
@@ -26,7 +39,9 @@ def describe(app: FastAPI) -> dict[str, Any]:
         problem = Problem.model_json_schema(ref_template=reference, mode="serialization")
         schemas.update(problem.pop("$defs", {}))
         schemas["Problem"] = problem
-        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "From `cairn keys create`."}}
+        found["components"]["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer", "description": "From `cairn keys create`."}
+        }
         found["components"]["responses"] = {f"Problem{status}": _response(status) for status in _STATUSES}
         for path, operations in found["paths"].items():
             for operation in operations.values():
@@ -44,7 +59,9 @@ def _response(status: int) -> dict[str, Any]:
 
 
 def _refer_to_problems(operation: dict[str, Any], *, is_open: bool) -> None:
-    operation["responses"] = {code: reply for code, reply in operation["responses"].items() if code.startswith("2")}
+    operation["responses"] = {
+        code: reply for code, reply in operation["responses"].items() if code.startswith("2")
+    }
     if not is_open:
         operation["security"] = [{"key": []}, {}]  # none is needed before the first is made
     for status in _STATUSES:

@@ -2,9 +2,10 @@
 
     index.html ─▶ page.css, page.js ─▶ api.js, hits.js, reader.js, … ─▶ the addresses under /v1, as any other client asks them
 
-Everything lies in ``page_assets`` and is read once; nothing comes from elsewhere, nothing is built. d3 and the font Inter are their
-publishers' own files, with their licences. The page may run its own scripts only, no inline ones and no ``eval``; what documents hold is
-put on it as text, which Trusted Types make the browser insist on.
+Everything lies in ``page_assets`` and is read once; nothing comes from elsewhere, nothing is built. d3 and
+the font Inter are their publishers' own files, with their licences. The page may run its own scripts only, no
+inline ones and no ``eval``; what documents hold is put on it as text, which Trusted Types make the browser
+insist on.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Everything that can go wrong with a request, as a problem (RFC 9457): a stable ``type``, the right status, one sentence.
 
-A problem never says where anything lies on this machine and never repeats what was sent: sentences of Cairn's errors are cut before their
-``got …``. A place in the body is named where its name is one of the schema's. The name of a field or parameter that is not known is the one
-thing of a caller's that is repeated, or a slip of the pen could not be found: only where it is a short identifier, which has no room for a
-key, a text, a line break or markup.
+A problem never says where anything lies on this machine and never repeats what was sent: sentences of Cairn's
+errors are cut before their ``got …``. A place in the body is named where its name is one of the schema's. The
+name of a field or parameter that is not known is the one thing of a caller's that is repeated, or a slip of
+the pen could not be found: only where it is a short identifier, which has no room for a key, a text, a line
+break or markup.
 """
 
 from __future__ import annotations
@@ -48,14 +49,18 @@ BODY_AMBIGUOUS = ProblemType("body-ambiguous", 400, "The length of the body is g
 KEY_MISSING = ProblemType("key-missing", 401, "An API key is required")
 KEY_UNKNOWN = ProblemType("key-unknown", 401, "The API key is not known")
 SCOPE_MISSING = ProblemType("scope-missing", 403, "The API key does not have this scope")
-RESTRICTION_UNUSABLE = ProblemType("restriction-unusable", 403, "The API key's own filter does not fit this collection")
+RESTRICTION_UNUSABLE = ProblemType(
+    "restriction-unusable", 403, "The API key's own filter does not fit this collection"
+)
 ORIGIN_REFUSED = ProblemType("origin-refused", 403, "Pages of other sites may not call this server")
 NOT_FOUND = ProblemType("not-found", 404, "There is nothing at this address")
 UNKNOWN_COLLECTION = ProblemType("unknown-collection", 404, "There is no such collection")
 UNKNOWN_DOCUMENT = ProblemType("unknown-document", 404, "The collection has no such document")
 METHOD_REFUSED = ProblemType("method-refused", 405, "This address does not take this method")
 BODY_SLOW = ProblemType("body-slow", 408, "The body did not arrive in time")
-CURSOR_EXPIRED = ProblemType("cursor-expired", 410, "The collection has changed since the cursor was given out")
+CURSOR_EXPIRED = ProblemType(
+    "cursor-expired", 410, "The collection has changed since the cursor was given out"
+)
 BODY_TOO_LARGE = ProblemType("body-too-large", 413, "The body is too large")
 MEDIA_TYPE_REFUSED = ProblemType("media-type-refused", 415, "The body must be application/json")
 HOST_REFUSED = ProblemType("host-refused", 421, "This server does not answer for this host")
@@ -67,12 +72,18 @@ ENCODER_FAILED = ProblemType("encoder-failed", 500, "The collection's encoder fa
 RERANKER_FAILED = ProblemType("reranker-failed", 500, "The server's cross-encoder failed on this text")
 OVERLOADED = ProblemType("overloaded", 503, "The server has as much to do as it accepts", retry_seconds=1)
 NOT_READY = ProblemType("not-ready", 503, "The server is not ready", retry_seconds=5)
-COLLECTION_BUILDING = ProblemType("collection-building", 503, "The collection is being built", retry_seconds=30)
+COLLECTION_BUILDING = ProblemType(
+    "collection-building", 503, "The collection is being built", retry_seconds=30
+)
 COLLECTION_OPENING = ProblemType("collection-opening", 503, "The collection is being opened", retry_seconds=2)
-COLLECTION_UNFINISHED = ProblemType("collection-unfinished", 503, "Nothing of the collection is published yet, and nobody is building it")
+COLLECTION_UNFINISHED = ProblemType(
+    "collection-unfinished", 503, "Nothing of the collection is published yet, and nobody is building it"
+)
 COLLECTION_DAMAGED = ProblemType("collection-damaged", 503, "The collection's files are damaged")
 ENCODER_UNAVAILABLE = ProblemType("encoder-unavailable", 503, "The collection's encoder cannot be loaded")
-ENCODER_MISMATCH = ProblemType("encoder-mismatch", 503, "The collection was built by another encoder than is in its model's place")
+ENCODER_MISMATCH = ProblemType(
+    "encoder-mismatch", 503, "The collection was built by another encoder than is in its model's place"
+)
 STORAGE_FAILED = ProblemType("storage-failed", 503, "The storage refused a read", retry_seconds=5)
 KEYS_UNREADABLE = ProblemType("keys-unreadable", 503, "The API keys cannot be read")
 STOPPING = ProblemType("stopping", 503, "The server is stopping", retry_seconds=5)
@@ -85,7 +96,12 @@ class ProblemError(Exception):
     """Ends a request with a problem; ``detail`` must hold nothing that came with the request."""
 
     def __init__(
-        self, kind: ProblemType, detail: str, *, errors: Sequence[InvalidField] = (), headers: Mapping[str, str] | None = None
+        self,
+        kind: ProblemType,
+        detail: str,
+        *,
+        errors: Sequence[InvalidField] = (),
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
         self.kind = kind
@@ -98,14 +114,23 @@ def problem_response(problem: ProblemError) -> Response:
     """Return the response that tells of a problem."""
     kind = problem.kind
     body = Problem(
-        type=TYPE_PREFIX + kind.name, title=kind.title, status=kind.status, detail=problem.detail, errors=list(problem.errors) or None
+        type=TYPE_PREFIX + kind.name,
+        title=kind.title,
+        status=kind.status,
+        detail=problem.detail,
+        errors=list(problem.errors) or None,
     )
     headers = problem.headers
     if kind.retry_seconds is not None:
         headers = {"Retry-After": str(kind.retry_seconds), **headers}
     if kind.status == 401:
         headers = {"WWW-Authenticate": 'Bearer realm="cairn"', **headers}
-    return Response(body.model_dump_json(exclude_none=True), status_code=kind.status, media_type=MEDIA_TYPE, headers=headers)
+    return Response(
+        body.model_dump_json(exclude_none=True),
+        status_code=kind.status,
+        media_type=MEDIA_TYPE,
+        headers=headers,
+    )
 
 
 def contract(error: CairnError) -> str:
@@ -118,33 +143,49 @@ def search_problem(error: CairnError) -> ProblemError:
     if isinstance(error, CollectionNotFoundError):
         return unknown_collection()
     if isinstance(error, RestrictionError):
-        return ProblemError(RESTRICTION_UNUSABLE, "who made the key has to give it a filter on columns this collection has")
+        return ProblemError(
+            RESTRICTION_UNUSABLE, "who made the key has to give it a filter on columns this collection has"
+        )
     if isinstance(error, FilterError):
         return ProblemError(INVALID_FILTER, contract(error))
     if isinstance(error, FingerprintMismatchError):
-        return ProblemError(ENCODER_MISMATCH, "the generation that is served now was made by an encoder this server could not load")
+        return ProblemError(
+            ENCODER_MISMATCH,
+            "the generation that is served now was made by an encoder this server could not load",
+        )
     if isinstance(error, UsageError):
         return ProblemError(INVALID_REQUEST, contract(error))
     return storage_problem(error)
 
 
 def opening_problem(error: CairnError) -> ProblemError:
-    """Return the problem of an error that opening a collection raised; its sentence speaks of this machine, so it is not passed on."""
+    """Return the problem of an error that opening a collection raised.
+
+    Its sentence speaks of this machine, so it is not passed on.
+    """
     if isinstance(error, CollectionNotFoundError):
         return unknown_collection()
     if isinstance(error, FingerprintMismatchError):
-        return ProblemError(ENCODER_MISMATCH, "ingest again with the model the collection was built with; the server's log says more")
+        return ProblemError(
+            ENCODER_MISMATCH,
+            "ingest again with the model the collection was built with; the server's log says more",
+        )
     if isinstance(error, IntegrityError | StorageError | TryAgainError):
         return storage_problem(error)
     if isinstance(error, ConfigError):
-        return ProblemError(ENCODER_UNAVAILABLE, "its model is not where it was, or does not fit; the server's log says more")
+        return ProblemError(
+            ENCODER_UNAVAILABLE, "its model is not where it was, or does not fit; the server's log says more"
+        )
     return ProblemError(ENCODER_UNAVAILABLE, "its model cannot be loaded; the server's log says more")
 
 
 def storage_problem(error: CairnError) -> ProblemError:
     """Return the problem of an error that reading a collection raised."""
     if isinstance(error, IntegrityError):
-        return ProblemError(COLLECTION_DAMAGED, "what is stored is not what was written; its keeper has to verify and repair it")
+        return ProblemError(
+            COLLECTION_DAMAGED,
+            "what is stored is not what was written; its keeper has to verify and repair it",
+        )
     if isinstance(error, TryAgainError):
         return ProblemError(DEADLINE, "the tables took too long; try again, or ask for less")
     if isinstance(error, StorageError):
@@ -158,7 +199,10 @@ def unknown_collection() -> ProblemError:
 
 
 def schema_problem(errors: Sequence[Mapping[str, Any]], known_fields: frozenset[str]) -> ProblemError:
-    """Return the problem of a request that does not follow its schema; each place is a JSON pointer of known names and positions."""
+    """Return the problem of a request that does not follow its schema.
+
+    Each place is a JSON pointer of known names and positions.
+    """
     found: dict[str, dict[str, None]] = {}
     for error in errors:
         for field in _invalid_fields(error, known_fields):
@@ -169,17 +213,24 @@ def schema_problem(errors: Sequence[Mapping[str, Any]], known_fields: frozenset[
         for pointer, details in found.items()
         if pointer not in above or _of_type_sent(details)
     ]
-    return ProblemError(INVALID_REQUEST, f"{len(told)} part(s) of the request must be changed", errors=told[:MAX_TOLD])
+    return ProblemError(
+        INVALID_REQUEST, f"{len(told)} part(s) of the request must be changed", errors=told[:MAX_TOLD]
+    )
 
 
 def _of_type_sent(details: Iterable[str]) -> list[str]:
-    """Of a field that may have several types, such as a text or a list, keep the errors of what was sent: not what else it might be."""
+    """Of a field that may have several types, such as a text or a list, keep the errors of what was sent.
+
+    Not what else it might be.
+    """
     return [detail for detail in details if not detail.startswith(_OTHER_TYPE)]
 
 
 def _joined(details: Iterable[str]) -> str:
     first, *others = _of_type_sent(details) or details
-    return " or ".join([first, *(detail.removeprefix("Input should be ") for detail in others[: MAX_TOLD - 1])])
+    return " or ".join(
+        [first, *(detail.removeprefix("Input should be ") for detail in others[: MAX_TOLD - 1])]
+    )
 
 
 _OTHER_TYPE: Final = "Input should be a valid "
@@ -190,7 +241,9 @@ def unknown_names(place: str, names: Iterable[str], advice: str) -> list[Invalid
     return [
         InvalidField(pointer=f"{place}/{name}", detail=f"there is no such name; {advice}")
         if _NAME.fullmatch(name)
-        else InvalidField(pointer=place, detail=f"a name here, which is not an identifier, is not known; {advice}")
+        else InvalidField(
+            pointer=place, detail=f"a name here, which is not an identifier, is not known; {advice}"
+        )
         for name in names
     ]
 
@@ -200,7 +253,9 @@ def _invalid_fields(error: Mapping[str, Any], known_fields: frozenset[str]) -> l
     known = [str(step) for step in steps if isinstance(step, int) or step in known_fields]
     if error["type"] == UNKNOWN_FIELD:
         sent = error["ctx"]
-        return unknown_names(_pointer(place, known), sent["names"], f"this object takes {', '.join(sent['fields'])}")
+        return unknown_names(
+            _pointer(place, known), sent["names"], f"this object takes {', '.join(sent['fields'])}"
+        )
     own = _OWN_WORDS.get(error["type"])
     detail = str(error["msg"]) if own is None else own.format_map(error.get("ctx", {}))
     return [InvalidField(pointer=_pointer(place, known), detail=detail)]
@@ -212,7 +267,10 @@ _OWN_WORDS: Final = {
     "union_tag_invalid": "Input should have a type that is one of {expected_tags}",
     "union_tag_not_found": "Input should have a field `type`",
 }
-"""For errors whose own words repeat what was sent, or speak of something else than JSON; in braces what an error knows of the schema."""
+"""For errors whose own words repeat what was sent, or speak of something else than JSON.
+
+In braces what an error knows of the schema.
+"""
 
 
 def _pointer(place: Any, steps: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """What the search API takes and gives, as typed schemas with examples; the OpenAPI description is made from them.
 
-Requests are strict: no field that is not named here, no text for a number, no NaN. Limits are those of :mod:`pipeline.search.options`,
-tighter where one request could hold up others.
+Requests are strict: no field that is not named here, no text for a number, no NaN. Limits are those of
+:mod:`pipeline.search.options`, tighter where one request could hold up others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Request(BaseModel):
             names = [name for name in cast("dict[str, Any]", sent) if name not in cls.model_fields]
             if names:
                 told = {"names": names[:MAX_TOLD], "fields": list(cls.model_fields)}
-                raise PydanticCustomError(UNKNOWN_FIELD, "There are fields here that the schema does not have", told)
+                raise PydanticCustomError(
+                    UNKNOWN_FIELD, "There are fields here that the schema does not have", told
+                )
         return cast("Any", sent)
 
 
@@ -63,7 +65,9 @@ class Reply(BaseModel):
 def _within_bytes(limit: int) -> AfterValidator:
     def check(text: str) -> str:
         if len(text) * 4 > limit and len(text.encode()) > limit:
-            raise PydanticCustomError("too_many_bytes", "Text should have at most {limit} bytes in UTF-8", {"limit": limit})
+            raise PydanticCustomError(
+                "too_many_bytes", "Text should have at most {limit} bytes in UTF-8", {"limit": limit}
+            )
         return text
 
     return AfterValidator(check)
@@ -77,16 +81,32 @@ def not_blank(text: str) -> str:
 
 
 CollectionName = Annotated[
-    str, Field(pattern=f"^{COLLECTION_NAME.pattern}$", description="Name of a collection.", examples=["python-docs"])
+    str,
+    Field(
+        pattern=f"^{COLLECTION_NAME.pattern}$", description="Name of a collection.", examples=["python-docs"]
+    ),
 ]
 Query = Annotated[
     str,
-    Field(min_length=1, max_length=MAX_QUERY_BYTES, json_schema_extra={"pattern": r"\S"}, examples=["how do I reset a password"]),
+    Field(
+        min_length=1,
+        max_length=MAX_QUERY_BYTES,
+        json_schema_extra={"pattern": r"\S"},
+        examples=["how do I reset a password"],
+    ),
     AfterValidator(not_blank),
     _within_bytes(MAX_QUERY_BYTES),
 ]
 FilterValue = Annotated[str, Field(max_length=MAX_STRING_BYTES)] | bool | int | float
-Key = Annotated[str, Field(min_length=1, max_length=MAX_STRING_BYTES, description="A column of the collection.", examples=["year"])]
+Key = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=MAX_STRING_BYTES,
+        description="A column of the collection.",
+        examples=["year"],
+    ),
+]
 
 
 class Comparison(Request):
@@ -141,27 +161,38 @@ class SearchRequest(Request):
         }
     )
 
-    query: Query | Annotated[list[Query], Field(min_length=1, max_length=MAX_QUERIES)] = Field(description="One query, or a list of them.")
+    query: Query | Annotated[list[Query], Field(min_length=1, max_length=MAX_QUERIES)] = Field(
+        description="One query, or a list of them."
+    )
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Documents to answer with.")] = 10
     granularity: Annotated[Granularity, Field(description="Vectors to rank by.")] = "both"
     passages: Annotated[int, Field(ge=0, le=MAX_PASSAGES, description="Best passages of each document.")] = 3
     chunk_tokens: Annotated[
         int | None,
-        Field(ge=1, le=MAX_CHUNK_TOKENS, description="Length of a passage, a multiple of the collection's landmark interval."),
+        Field(
+            ge=1,
+            le=MAX_CHUNK_TOKENS,
+            description="Length of a passage, a multiple of the collection's landmark interval.",
+        ),
     ] = None
     max_characters: Annotated[
         int | None,
         Field(
             ge=1,
             le=MAX_CHARACTERS,
-            description="A reader's budget: instead of `passages` a document, the best passages of all, so many characters together.",
+            description="A reader's budget: instead of `passages` a document, the best passages of all, "
+            "so many characters together.",
         ),
     ] = None
     filters: Annotated[Filter | None, Field(description="What documents must match.")] = None
     hybrid: Annotated[bool, Field(description="Fuse the vectors' ranking with BM25.")] = True
     weights: Weights | None = None
     rerank: Annotated[
-        bool, Field(description="Let the server's cross-encoder judge the passages of the best documents anew, where it has one.")
+        bool,
+        Field(
+            description="Let the server's cross-encoder judge the passages of the best documents anew, "
+            "where it has one."
+        ),
     ] = False
     include_text: Annotated[bool, Field(description="Give the text of passages beside their spans.")] = True
     cursor: Annotated[
@@ -169,13 +200,17 @@ class SearchRequest(Request):
         Field(
             min_length=1,
             max_length=MAX_CURSOR_CHARACTERS,
-            description='"*" asks for the first of several pages, `next_cursor` for the next; it holds while the generation is served.',
+            description='"*" asks for the first of several pages, `next_cursor` for the next; it holds '
+            "while the generation is served.",
         ),
     ] = None
 
 
 class PassageReply(Reply):
-    """A span of the document: ``text`` is ``document.text[start_char:end_char]`` in Python's characters (code points)."""
+    """A span of the document.
+
+    ``text`` is ``document.text[start_char:end_char]`` in Python's characters (code points).
+    """
 
     start_char: int
     end_char: int
@@ -191,7 +226,8 @@ class HitReply(Reply):
     title: str | None
     score: float
     scores: dict[str, float] = Field(
-        description="What the score was made of: cosines, and LanceDB's BM25; a part is missing where it was not asked for or not found."
+        description="What the score was made of: cosines, and LanceDB's BM25; a part is missing where it "
+        "was not asked for or not found."
     )
     metadata: dict[str, JsonValue]
     passages: list[PassageReply]
@@ -203,7 +239,9 @@ class SearchReply(Reply):
     query: str
     generation: int
     hits: list[HitReply]
-    next_cursor: str | None = Field(default=None, description="Asks for the next page; null where there is none.")
+    next_cursor: str | None = Field(
+        default=None, description="Asks for the next page; null where there is none."
+    )
 
 
 class SearchReplies(Reply):
@@ -214,11 +252,15 @@ class SearchReplies(Reply):
 
 
 class CollectionSummary(Reply):
-    """A collection in a line; counts are null where there are none, or where the key sees a part of the documents only."""
+    """A collection in a line.
+
+    Counts are null where there are none, or where the key sees a part of the documents only.
+    """
 
     name: str
     status: Literal["ready", "building", "unfinished", "damaged"] = Field(
-        description="building: its first ingest is at work; unfinished: that was stopped, and goes on when it is run again."
+        description="building: its first ingest is at work; unfinished: that was stopped, and goes on "
+        "when it is run again."
     )
     generation: int | None = None
     documents: int | None = None
@@ -245,16 +287,23 @@ class CollectionReply(Reply):
     generation: int
     created_at: str
     documents: int
-    chunks: int | None = Field(default=None, description="null where the key sees a part of the documents only.")
+    chunks: int | None = Field(
+        default=None, description="null where the key sees a part of the documents only."
+    )
     vector_dim: int
     landmark_interval: int = Field(description="chunk_tokens must be a multiple of it.")
     context_documents: int | None = Field(
-        default=None, description="Documents of the stored context; null where the key sees a part of the documents only."
+        default=None,
+        description="Documents of the stored context; null where the key sees a part of the documents only.",
     )
     uses_context: bool = Field(description="Whether the encoder reads the context.")
-    reranks: bool = Field(description="Whether the server has a cross-encoder, so that a search may say `rerank`.")
+    reranks: bool = Field(
+        description="Whether the server has a cross-encoder, so that a search may say `rerank`."
+    )
     filter_columns: list[Column]
-    is_outdated: bool = Field(description="A newer generation was published but is damaged; an older one answers.")
+    is_outdated: bool = Field(
+        description="A newer generation was published but is damaged; an older one answers."
+    )
 
 
 class DocumentReply(Reply):
@@ -278,7 +327,10 @@ class Health(Reply):
 
 
 class InvalidField(Reply):
-    """A part of the request that must be changed; ``pointer`` is a JSON pointer into the body, or ``query/name`` or ``path/name``."""
+    """A part of the request that must be changed.
+
+    ``pointer`` is a JSON pointer into the body, or ``query/name`` or ``path/name``.
+    """
 
     pointer: str
     detail: str
@@ -310,7 +362,9 @@ def answer_tokens(request: SearchRequest) -> int:
 def rerank_pairs(request: SearchRequest) -> int:
     """Return how many passages a request lets the cross-encoder judge at most."""
     num_queries = len(request.query) if isinstance(request.query, list) else 1
-    return num_queries * max(request.top_k, RERANK_DOCUMENTS) * max(request.passages, 1) if request.rerank else 0
+    return (
+        num_queries * max(request.top_k, RERANK_DOCUMENTS) * max(request.passages, 1) if request.rerank else 0
+    )
 
 
 def options_of(request: SearchRequest) -> dict[str, Any]:

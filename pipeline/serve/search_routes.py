@@ -25,31 +25,46 @@ router = APIRouter(tags=["search"])
 
 
 @router.post("/v1/collections/{name}/search")
-async def search_collection(name: CollectionName, request: SearchRequest, state: State, grant: SearchGrant) -> SearchReply | SearchReplies:
+async def search_collection(
+    name: CollectionName, request: SearchRequest, state: State, grant: SearchGrant
+) -> SearchReply | SearchReplies:
     """Rank the collection's documents for a query, each with its best passages.
 
     A list of queries gives a list of answers, all from one generation, encoded in one pass.
     """
     if answer_tokens(request) > MAX_ANSWER_TOKENS:
         raise ProblemError(
-            INVALID_REQUEST, f"queries, top_k, passages and chunk_tokens together must ask for at most {MAX_ANSWER_TOKENS:,} tokens"
+            INVALID_REQUEST,
+            "queries, top_k, passages and chunk_tokens together must ask for at most "
+            f"{MAX_ANSWER_TOKENS:,} tokens",
         )
     if rerank_pairs(request) > MAX_RERANK_PAIRS:
         raise ProblemError(
-            INVALID_REQUEST, f"queries, top_k and passages together must ask to rerank at most {MAX_RERANK_PAIRS:,} passages"
+            INVALID_REQUEST,
+            f"queries, top_k and passages together must ask to rerank at most {MAX_RERANK_PAIRS:,} passages",
         )
     if request.rerank and request.cursor is not None:
-        raise ProblemError(INVALID_CURSOR, "the best documents are judged anew on one page; leave the cursor out, or rerank")
+        raise ProblemError(
+            INVALID_CURSOR, "the best documents are judged anew on one page; leave the cursor out, or rerank"
+        )
     options = options_of(request)
     if isinstance(request.query, list):
         if request.cursor is not None:
-            raise ProblemError(INVALID_CURSOR, "pages are of a single query; leave the cursor out, or send one query")
+            raise ProblemError(
+                INVALID_CURSOR, "pages are of a single query; leave the cursor out, or send one query"
+            )
         results = await search(state, grant, name, request.query, options, rerank=request.rerank)
-        return SearchReplies(generation=results[0].generation, answers=[_reply(result, request) for result in results])
+        return SearchReplies(
+            generation=results[0].generation, answers=[_reply(result, request) for result in results]
+        )
     if request.cursor is None:
-        return _reply((await search(state, grant, name, [request.query], options, rerank=request.rerank))[0], request)
+        return _reply(
+            (await search(state, grant, name, [request.query], options, rerank=request.rerank))[0], request
+        )
     if request.max_characters is not None:
-        raise ProblemError(INVALID_CURSOR, "a budget of characters is spent on one page; leave the cursor out, or the budget")
+        raise ProblemError(
+            INVALID_CURSOR, "a budget of characters is spent on one page; leave the cursor out, or the budget"
+        )
     page = Page.of(request.cursor, request.query, options)
     options = page.options(options)
     result = (await search(state, grant, name, [request.query], options))[0]

@@ -30,7 +30,9 @@ def run_server(settings: ServeSettings, on_listening: Callable[[str], None]) -> 
     require_key(settings)
     num_threads = settings.encoder_threads or min(torch.get_num_threads(), num_processors())
     reranker = None if settings.rerank_model is None else CrossEncoderReranker(settings.rerank_model)
-    app = create_app(settings, reranker=reranker, on_encoder_thread=partial(torch.set_num_threads, num_threads))
+    app = create_app(
+        settings, reranker=reranker, on_encoder_thread=partial(torch.set_num_threads, num_threads)
+    )
     listener = bind(settings)
     with listener:
         host, port = listener.getsockname()[:2]
@@ -64,9 +66,14 @@ def require_key(settings: ServeSettings) -> None:
     keys = KeyFile(settings.keys_path)
     is_guarded = any(key.revoked_at is None for key in keys.read())
     if not is_guarded and not settings.is_loopback:
-        named = ("--keys-file", str(settings.keys_file)) if settings.keys_file else ("--root", str(settings.root))
+        named = (
+            ("--keys-file", str(settings.keys_file)) if settings.keys_file else ("--root", str(settings.root))
+        )
         command = shlex.join(["cairn", "keys", "create", "NAME", *named])
-        raise ConfigError(f"host must be this machine's own (127.0.0.1) while there is no API key, got {settings.host!r}; run `{command}`")
+        raise ConfigError(
+            "host must be this machine's own (127.0.0.1) while there is no API key, got "
+            f"{settings.host!r}; run `{command}`"
+        )
 
 
 def bind(settings: ServeSettings) -> socket.socket:
@@ -75,7 +82,10 @@ def bind(settings: ServeSettings) -> socket.socket:
     try:
         listener = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise StorageError(f"port {settings.port} of {settings.host} cannot be listened on: {error.strerror or error}") from error
-    # Connections take it from here: asyncio leaves it out for a socket it did not make, and an answer's second packet waits 40 ms.
+        raise StorageError(
+            f"port {settings.port} of {settings.host} cannot be listened on: {error.strerror or error}"
+        ) from error
+    # Connections take it from here: asyncio leaves it out for a socket it did not make, and an answer's
+    # second packet waits 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -29,7 +29,8 @@ MAX_REQUESTS: Final = 10_000
 class ServeSettings:
     """A server's settings; ``collections`` = () serves whatever stands under the root, ``rerank_model`` = None reranks nothing.
 
-    ``max_requests`` bounds the requests in flight. ``encoder_threads`` and ``search_threads`` default to the processors this process has.
+    ``max_requests`` bounds the requests in flight. ``encoder_threads`` and ``search_threads`` default to the
+    processors this process has.
     """
 
     root: Path
@@ -47,14 +48,24 @@ class ServeSettings:
     def __post_init__(self) -> None:
         for name in self.collections:
             if not COLLECTION_NAME.fullmatch(name):
-                raise ConfigError(f"a collection's name must match ^{COLLECTION_NAME.pattern}$, got {name[:80]!r}")
+                raise ConfigError(
+                    f"a collection's name must match ^{COLLECTION_NAME.pattern}$, got {name[:80]!r}"
+                )
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"port must be a number from 0 to 65,535, got {self.port}")
         if not 0.0 < self.deadline_seconds <= MAX_SECONDS:
-            raise ConfigError(f"deadline_seconds must be a number above 0 and at most {MAX_SECONDS:.0f}, got {self.deadline_seconds}")
+            raise ConfigError(
+                f"deadline_seconds must be a number above 0 and at most {MAX_SECONDS:.0f}, got "
+                f"{self.deadline_seconds}"
+            )
         if not 1 <= self.max_requests <= MAX_REQUESTS:
-            raise ConfigError(f"max_requests must be a number from 1 to {MAX_REQUESTS:,}, got {self.max_requests}")
-        for name, threads in (("encoder_threads", self.encoder_threads), ("search_threads", self.search_threads)):
+            raise ConfigError(
+                f"max_requests must be a number from 1 to {MAX_REQUESTS:,}, got {self.max_requests}"
+            )
+        for name, threads in (
+            ("encoder_threads", self.encoder_threads),
+            ("search_threads", self.search_threads),
+        ):
             if threads is not None and not 1 <= threads <= MAX_THREADS:
                 raise ConfigError(f"{name} must be a number from 1 to {MAX_THREADS}, got {threads}")
 
@@ -65,7 +76,10 @@ class ServeSettings:
 
     @property
     def is_loopback(self) -> bool:
-        """Tell whether only this machine can reach the server; a name other than localhost may stand for anything."""
+        """Tell whether only this machine can reach the server.
+
+        A name other than localhost may stand for anything.
+        """
         return is_loopback(self.host)
 
 

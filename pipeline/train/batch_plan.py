@@ -22,14 +22,21 @@ def require_batch(num_pairs: int, config: TrainConfig) -> None:
     """Raise :class:`SourceError` for fewer pairs than a batch."""
     if num_pairs < config.batch_pairs:
         raise SourceError(
-            f"training needs at least the {config.batch_pairs} pairs of one batch, got {num_pairs}; lower batch_pairs or give more pairs"
+            f"training needs at least the {config.batch_pairs} pairs of one batch, got {num_pairs}; "
+            "lower batch_pairs or give more pairs"
         )
 
 
 class BatchPlan:
     """Which pairs each step trains on."""
 
-    def __init__(self, pairs: TrainingPairs, heldout: Int64[np.ndarray, " n"], vectors: PairVectors, config: TrainConfig) -> None:
+    def __init__(
+        self,
+        pairs: TrainingPairs,
+        heldout: Int64[np.ndarray, " n"],
+        vectors: PairVectors,
+        config: TrainConfig,
+    ) -> None:
         kept = np.setdiff1d(np.arange(len(pairs)), heldout)
         self.units = make_units(pairs, kept.tolist(), config.sequence_documents)
         self._batch_units = units_of_a_batch(self.units, config.batch_pairs)
@@ -52,7 +59,13 @@ class BatchPlan:
     def _load(self, epoch: int) -> None:
         if epoch != self._epoch:
             drawn = draw_batches(
-                self._domains, self._phi, self._psi, self._batch_units, seed=self._config.seed, epoch=epoch, tour=self._config.tour
+                self._domains,
+                self._phi,
+                self._psi,
+                self._batch_units,
+                seed=self._config.seed,
+                epoch=epoch,
+                tour=self._config.tour,
             )
             self._epoch, self._batches = epoch, drawn.batches_BN
 

@@ -3,8 +3,9 @@
     pairs of one source ─▶ asymmetric K-means ─▶ packed into batches ─┐
     what is left over of all sources ─▶ packed along a tour of sources ─┴─▶ batches in random order, other ones every epoch
 
-Source: Morris & Rush 2024 (CDE), §4.1 and §5: clusters per domain, as many as batches. Which model embeds the pairs for it is the caller's
-choice. Deterministic from a seed: FAISS's clusters for one number of threads, the batches for any.
+Source: Morris & Rush 2024 (CDE), §4.1 and §5: clusters per domain, as many as batches. Which model embeds the
+pairs for it is the caller's choice. Deterministic from a seed: FAISS's clusters for one number of threads,
+the batches for any.
 
     N pairs    V surrogate dim    P = 2V    B batches
 """
@@ -46,16 +47,25 @@ def cluster_domains(
     *,
     surrogate_fingerprint: str,
 ) -> tuple[Domain, ...]:
-    """Cluster the pairs of each source apart, into clusters of ``cluster_size`` pairs on average; sources in order of their names."""
+    """Cluster the pairs of each source apart, into clusters of ``cluster_size`` pairs on average.
+
+    Sources in order of their names.
+    """
     names, source_N = np.unique(np.array(sources), return_inverse=True)
     domains: list[Domain] = []
     for number, name in enumerate(names.tolist()):
         positions_n = np.flatnonzero(source_N == number)
         config = ClusterConfig(num_clusters=max(1, round(len(positions_n) / cluster_size)), seed=seed)
         sample = positions_n[:: -(-len(positions_n) // MAX_TRAINING_POINTS)]
-        clusters = train_clusters(phi_NV[sample], psi_NV[sample], config, surrogate_fingerprint=surrogate_fingerprint)
+        clusters = train_clusters(
+            phi_NV[sample], psi_NV[sample], config, surrogate_fingerprint=surrogate_fingerprint
+        )
         cluster_n = assign(clusters, phi_NV[positions_n], psi_NV[positions_n])
-        domains.append(Domain(source=name, positions_n=positions_n, cluster_n=cluster_n, centroids_KP=clusters.centroids_KP))
+        domains.append(
+            Domain(
+                source=name, positions_n=positions_n, cluster_n=cluster_n, centroids_KP=clusters.centroids_KP
+            )
+        )
     return tuple(domains)
 
 
@@ -69,7 +79,10 @@ def draw_batches(
     epoch: int,
     tour: Tour = "greedy",
 ) -> PackedBatches:
-    """Draw the batches of an epoch, in the order they are trained in; fewer pairs than a batch raise :class:`SourceError`."""
+    """Draw the batches of an epoch, in the order they are trained in.
+
+    Fewer pairs than a batch raise :class:`SourceError`.
+    """
     generator = np.random.default_rng([seed, epoch])
     whole: list[np.ndarray] = []
     rests: list[np.ndarray] = []
@@ -79,11 +92,19 @@ def draw_batches(
         rests.append(domain.positions_n[packed.left_over])
     rest = np.concatenate(rests)
     domain_of_rest = np.repeat(np.arange(len(rests), dtype=np.int32), [len(part) for part in rests])
-    centres = np.stack([first_order_points(phi_NV[domain.positions_n], psi_NV[domain.positions_n]).mean(0) for domain in domains])
+    centres = np.stack(
+        [
+            first_order_points(phi_NV[domain.positions_n], psi_NV[domain.positions_n]).mean(0)
+            for domain in domains
+        ]
+    )
     mixed = pack(domain_of_rest, centres, batch_size, generator, tour=tour)
     batches_BN = np.concatenate([*whole, rest[mixed.batches_BN]])
     if not len(batches_BN):
         raise SourceError(
-            f"training needs at least the {batch_size} pairs of one batch, got {len(rest)}; lower the batch size or give more pairs"
+            f"training needs at least the {batch_size} pairs of one batch, got {len(rest)}; lower the "
+            "batch size or give more pairs"
         )
-    return PackedBatches(batches_BN=batches_BN[generator.permutation(len(batches_BN))], left_over=rest[mixed.left_over])
+    return PackedBatches(
+        batches_BN=batches_BN[generator.permutation(len(batches_BN))], left_over=rest[mixed.left_over]
+    )

@@ -5,8 +5,9 @@
     RUN/model/                  the model folder of the last step
     RUN/changes.safetensors     what of it differs from the base, in bf16
 
-A checkpoint is written under another name and renamed; the two newest are kept. All that is drawn at random is drawn from the seed and the
-step, so nothing else has to be stored. One that is damaged is passed over with a warning. RUN/.lock keeps a second training out.
+A checkpoint is written under another name and renamed; the two newest are kept. All that is drawn at random
+is drawn from the seed and the step, so nothing else has to be stored. One that is damaged is passed over with
+a warning. RUN/.lock keeps a second training out.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from safetensors.torch import load_file, save_file
 from pipeline import durable
 from pipeline.config import EncoderConfig
 from pipeline.errors import ModelError, TryAgainError
-from pipeline.model.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint, read_checkpoint
-from pipeline.model.encoder_folder import save_encoder_folder, write_encoder_folder
-from pipeline.model.sentence_transformers_folder import read_json
+from pipeline.model.folders.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint, read_checkpoint
+from pipeline.model.folders.encoder_folder import save_encoder_folder, write_encoder_folder
+from pipeline.model.folders.sentence_transformers_folder import read_json
 from pipeline.train.landmark_encoder import OWN_NAMES, LandmarkEncoder
 from pipeline.train.low_rank import low_rank_parameters
 from pipeline.train.optimizer import optimizer_tensors, restore_optimizer
@@ -54,11 +55,15 @@ class RunState:
 
 @contextlib.contextmanager
 def held_folder(folder: Path) -> Generator[None]:
-    """Make the folder of a run and hold it against other trainings; what a killed one left half written goes away."""
+    """Make the folder of a run and hold it against other trainings.
+
+    What a killed one left half written goes away.
+    """
 
     def busy(by_whom: str) -> TryAgainError:
         return TryAgainError(
-            f"a folder must have one training at a time, got another at work{by_whom}; wait for it, or name another folder"
+            f"a folder must have one training at a time, got another at work{by_whom}; wait for it, or "
+            "name another folder"
         )
 
     with durable.storage_errors("starting the run"):
@@ -112,12 +117,18 @@ class RunFolder:
     def save(self, state: RunState, model: LandmarkEncoder, optimizer: torch.optim.Optimizer) -> Path:
         """Write a checkpoint and drop all but the newest; a full disk leaves those there were."""
         target = self.folder / "checkpoints" / f"{state.step:08d}"
-        with durable.storage_errors(f"writing checkpoints/{target.name}"), durable.replacing_folder(target) as folder:
+        with (
+            durable.storage_errors(f"writing checkpoints/{target.name}"),
+            durable.replacing_folder(target) as folder,
+        ):
             write_encoder_folder(folder, self._trained(model), self._encoder)
             save_file(optimizer_tensors(optimizer, model), folder / OPTIMIZER_NAME)
             hashed = _HASHED
             if updates := low_rank_parameters(model):
-                save_file({name: parameter.detach().cpu().contiguous() for name, parameter in updates.items()}, folder / LOW_RANK_NAME)
+                save_file(
+                    {name: parameter.detach().cpu().contiguous() for name, parameter in updates.items()},
+                    folder / LOW_RANK_NAME,
+                )
                 hashed = (*_HASHED, LOW_RANK_NAME)
             hashes = {name: durable.sha256_of_file(folder / name) for name in hashed}
             durable.write_json(folder / STATE_NAME, {**_as_json(state), "sha256": hashes})
@@ -127,7 +138,10 @@ class RunFolder:
         return target
 
     def save_model(self, name: str, model: LandmarkEncoder) -> Path:
-        """Write ``best``, ``model`` or ``candidate`` and return where; a reader of the folder sees the one before or this one."""
+        """Write ``best``, ``model`` or ``candidate`` and return where.
+
+        A reader of the folder sees the one before or this one.
+        """
         save_encoder_folder(self.folder / name, self._trained(model), self._encoder, replaces=True)
         return self.folder / name
 
@@ -144,7 +158,8 @@ class RunFolder:
     def save_changes(self, model: LandmarkEncoder, *, dtype: torch.dtype = torch.bfloat16) -> None:
         """Write what differs from the base: as ``cairn_extra.safetensors`` beside the base's own weights it makes the trained model.
 
-        Tensors have the base's names; published parameters are stored in ``dtype``, gates and null token in float32.
+        Tensors have the base's names; published parameters are stored in ``dtype``, gates and null token in
+        float32.
         """
         changed: dict[str, torch.Tensor] = {}
         for name, tensor in model.published_tensors().items():
@@ -152,7 +167,10 @@ class RunFolder:
                 changed[name] = tensor
             elif not torch.equal(tensor, self._base.tensors[name].float()):
                 changed[name] = tensor.to(dtype)
-        with durable.storage_errors("writing what changed"), durable.replacing(self.folder / "changes.safetensors") as temporary:
+        with (
+            durable.storage_errors("writing what changed"),
+            durable.replacing(self.folder / "changes.safetensors") as temporary,
+        ):
             save_file(changed, temporary)
 
     def _trained(self, model: LandmarkEncoder) -> Checkpoint:
@@ -169,5 +187,6 @@ def _is_whole(folder: Path) -> bool:
     except (ModelError, KeyError):
         return False
     return set(hashes) >= set(_HASHED) and all(
-        (folder / name).is_file() and durable.sha256_of_file(folder / name) == digest for name, digest in hashes.items()
+        (folder / name).is_file() and durable.sha256_of_file(folder / name) == digest
+        for name, digest in hashes.items()
     )

@@ -6,8 +6,9 @@
     document    the section, without its heading and without that sentence: it seldom says what it belongs to
     negatives   the other sections of the document, neighbours in one sequence; a like-headed section of another document
 
-A heading is a line of Markdown (``## Install``), of a wiki (``== Install ==``) or underlined (reStructuredText). A text without any is cut
-at its paragraphs, and asks with sentences alone. What is drawn is drawn by a hash of the text.
+A heading is a line of Markdown (``## Install``), of a wiki (``== Install ==``) or underlined
+(reStructuredText). A text without any is cut at its paragraphs, and asks with sentences alone. What is drawn
+is drawn by a hash of the text.
 
 Source: a way of our own; cut-out sentences are the inverse cloze task (Lee et al. 2019).
 """
@@ -33,7 +34,10 @@ from pipeline.train.mining import NONE_FOUND
 from pipeline.train.pairs import PairRow, TrainingPairs, read_columns, training_files
 
 CHARACTERS_PER_TOKEN: Final = 4
-"""So long are sections at most for each token that is read of a document: English prose; what is longer is cut off in the middle."""
+"""So long are sections at most for each token that is read of a document: English prose.
+
+What is longer is cut off in the middle.
+"""
 
 MIN_SECTION_CHARACTERS: Final = 200
 """Two or three sentences: less says too little to be found by."""
@@ -41,7 +45,9 @@ MIN_SECTION_CHARACTERS: Final = 200
 MIN_QUERY_WORDS, MAX_QUERY_WORDS = 6, 40
 MAX_HEADING_CHARACTERS: Final = 120
 
-_MARKED: Final = re.compile(r"(?:#{1,6}[ \t]+(?P<markdown>\S.*?)[ \t]*#*|={2,6}[ \t]*(?P<wiki>[^=\s].*?)[ \t]*={2,6})[ \t]*")
+_MARKED: Final = re.compile(
+    r"(?:#{1,6}[ \t]+(?P<markdown>\S.*?)[ \t]*#*|={2,6}[ \t]*(?P<wiki>[^=\s].*?)[ \t]*={2,6})[ \t]*"
+)
 _UNDERLINE: Final = re.compile(r"([=\-~^*#+])\1{2,}[ \t]*")
 _FENCE: Final = ("```", "~~~")
 _PARAGRAPH: Final = re.compile(r"\n[ \t]*\n\s*")
@@ -59,8 +65,8 @@ class Section:
 def read_document_pairs(paths: Sequence[Path], max_document_tokens: int) -> TrainingPairs:
     """Read Parquet files, or all below folders, with a column text and, where there are, title and source; return a pair a section.
 
-    What makes no pair is counted. Files without a single section to train on raise :class:`SourceError`, a missing or mistyped column
-    :class:`SchemaError`.
+    What makes no pair is counted. Files without a single section to train on raise :class:`SourceError`, a
+    missing or mistyped column :class:`SchemaError`.
     """
     kept: dict[PairRow, None] = {}
     skipped: Counter[str] = Counter()
@@ -76,18 +82,28 @@ def read_document_pairs(paths: Sequence[Path], max_document_tokens: int) -> Trai
                 if isinstance(asked, str):
                     skipped[asked] += 1
                     continue
-                row = PairRow(*asked, title=title, source=source or file.stem, page=page, heading=section.heading)
+                row = PairRow(
+                    *asked, title=title, source=source or file.stem, page=page, heading=section.heading
+                )
                 if row in kept:
                     skipped["repeated pair"] += 1
                 kept[row] = None
     if not kept:
-        counted = ", ".join(f"{count} with {reason}" for reason, count in sorted(skipped.items())) or "empty files"
-        raise SourceError(f"documents must have at least one section of {MIN_SECTION_CHARACTERS} characters, got {counted}; name others")
+        counted = (
+            ", ".join(f"{count} with {reason}" for reason, count in sorted(skipped.items())) or "empty files"
+        )
+        raise SourceError(
+            f"documents must have at least one section of {MIN_SECTION_CHARACTERS} characters, got "
+            f"{counted}; name others"
+        )
     return TrainingPairs.of(kept, skipped)
 
 
 def split_sections(text: str, max_characters: int) -> list[Section]:
-    """Cut a text at its headings, and what is longer at the last paragraph, else sentence, that fits; nothing but headings is lost."""
+    """Cut a text at its headings, and what is longer at the last paragraph, else sentence, that fits.
+
+    Nothing but headings is lost.
+    """
     sections: list[Section] = []
     for heading, body in _headed(text):
         parts = list(_fitting(body.strip(), max_characters))
@@ -104,7 +120,8 @@ def like_headed(pairs: TrainingPairs, left_out: Int64[np.ndarray, " n"]) -> Int6
         if heading and position not in left:
             groups.setdefault(heading.casefold(), []).append(position)
     for group in groups.values():
-        # Sections of a page stand together: the group's next page begins where this one ends, and the first page follows the last.
+        # Sections of a page stand together: the group's next page begins where this one ends, and the first
+        # page follows the last.
         pages = [pairs.pages[position] for position in group]
         following = group[0] if pages[0] != pages[-1] else NONE_FOUND
         for place in reversed(range(len(group))):
@@ -137,11 +154,21 @@ def _heading_at(lines: Sequence[str], place: int) -> tuple[str, int]:
     if marked := _MARKED.fullmatch(line):
         return (marked["markdown"] or marked["wiki"])[:MAX_HEADING_CHARACTERS], 1
     # An overline belongs to the heading below it.
-    skipped = 1 if _UNDERLINE.fullmatch(line) and place + 2 < len(lines) and _UNDERLINE.fullmatch(lines[place + 2]) else 0
+    skipped = (
+        1
+        if _UNDERLINE.fullmatch(line) and place + 2 < len(lines) and _UNDERLINE.fullmatch(lines[place + 2])
+        else 0
+    )
     words, below = lines[place + skipped].strip(), lines[place + skipped + 1 :][:1]
     is_line_of_words = any(map(str.isalnum, words)) and len(words) <= MAX_HEADING_CHARACTERS
     is_after_a_gap = place == 0 or not lines[place - 1].strip()
-    if is_line_of_words and is_after_a_gap and below and _UNDERLINE.fullmatch(below[0]) and len(below[0].strip()) >= len(words) - 2:
+    if (
+        is_line_of_words
+        and is_after_a_gap
+        and below
+        and _UNDERLINE.fullmatch(below[0])
+        and len(below[0].strip()) >= len(words) - 2
+    ):
         return words, 2 + skipped
     return "", 1
 
@@ -154,7 +181,11 @@ def _fitting(body: str, max_characters: int) -> Iterator[str]:
     start = 0
     while len(body) - start > max_characters:
         end = _last(paragraphs, start + max_characters // 2, start + max_characters)
-        end = end or _last(sentences, start, start + max_characters) or next((place for place in sentences if place > start), len(body))
+        end = (
+            end
+            or _last(sentences, start, start + max_characters)
+            or next((place for place in sentences if place > start), len(body))
+        )
         yield body[start:end].strip()
         start = end
     if body[start:].strip():
@@ -171,9 +202,15 @@ def _ask(title: str, section: Section) -> tuple[str, str] | str:
     """Return a query and what answers it, or why the section has none."""
     if len(section.body) < MIN_SECTION_CHARACTERS:
         return "short section"
-    draw = int.from_bytes(hashlib.blake2b(section.body.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+    draw = int.from_bytes(
+        hashlib.blake2b(section.body.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
+    )
     about = f"{title}: " if title else ""
-    has_heading = bool(title and section.heading) and section.is_whole and section.heading.casefold() != title.casefold()
+    has_heading = (
+        bool(title and section.heading)
+        and section.is_whole
+        and section.heading.casefold() != title.casefold()
+    )
     if has_heading and draw % 2:
         return about + section.heading, section.body
     bounds = [0, *sentence_starts(section.body), len(section.body)]
@@ -187,4 +224,6 @@ def _ask(title: str, section: Section) -> tuple[str, str] | str:
         start, end = spans[(draw >> 1) % len(spans)]
         sentence = " ".join(section.body[start:end].split())
         return about + sentence, (section.body[:start] + section.body[end:]).strip()
-    return (about + section.heading, section.body) if has_heading else "section without a sentence to ask with"
+    return (
+        (about + section.heading, section.body) if has_heading else "section without a sentence to ask with"
+    )

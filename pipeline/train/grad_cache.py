@@ -5,10 +5,12 @@
     3  every micro-batch of M2 once more, with a graph                 ─▶ gradients of M2, and of the context vectors, summed
     4  every micro-batch of M1 once more, with a graph                 ─▶ gradients of M1
 
-Costs one more forward pass; the gradient is the plain one. The context is shared by all micro-batches of M2, as the batch's documents share
-it. A micro-batch is computed twice and must come out the same, so what it draws at random it draws from a seed.
+Costs one more forward pass; the gradient is the plain one. The context is shared by all micro-batches of M2,
+as the batch's documents share it. A micro-batch is computed twice and must come out the same, so what it
+draws at random it draws from a seed.
 
-Source: Gao et al. 2021 (GradCache); Morris & Rush 2024 (CDE), §4.2, two stages. ``plain_backward`` is the oracle.
+Source: Gao et al. 2021 (GradCache); Morris & Rush 2024 (CDE), §4.2, two stages. ``plain_backward`` is the
+oracle.
 """
 
 from __future__ import annotations
@@ -35,16 +37,21 @@ def cached_backward(
 ) -> Float32[torch.Tensor, ""]:
     """Add the loss's gradient to all parameters, one micro-batch at a time, and return the loss without a graph.
 
-    Without micro-batches of the first stage there is no context. A single micro-batch in all is computed once, with its graph. Several
-    ``processes`` share the micro-batches, and each adds the gradient of its share alone: what parameters get is still to be summed.
+    Without micro-batches of the first stage there is no context. A single micro-batch in all is computed
+    once, with its graph. Several ``processes`` share the micro-batches, and each adds the gradient of its
+    share alone: what parameters get is still to be summed.
     """
     if processes.size == 1 and len(second) == 1 and len(first) <= 1:
         return plain_backward(first, second, loss)
     own_first, own_second = processes.share(len(first)), processes.share(len(second))
     with torch.no_grad():
-        contexts = processes.gather({number: first[number]() for number in own_first}, len(first)) if first else ()
+        contexts = (
+            processes.gather({number: first[number]() for number in own_first}, len(first)) if first else ()
+        )
         context_CD = torch.cat(contexts) if contexts else None
-        embedded = processes.gather({number: second[number](context_CD) for number in own_second}, len(second))
+        embedded = processes.gather(
+            {number: second[number](context_CD) for number in own_second}, len(second)
+        )
     embeddings_ME = torch.cat(embedded).requires_grad_()
     value = loss(embeddings_ME)
     value.backward()
@@ -70,7 +77,9 @@ def _backward(output: torch.Tensor, gradient: torch.Tensor) -> None:
         output.backward(gradient)
 
 
-def plain_backward(first: Sequence[FirstStage], second: Sequence[SecondStage], loss: Loss) -> Float32[torch.Tensor, ""]:
+def plain_backward(
+    first: Sequence[FirstStage], second: Sequence[SecondStage], loss: Loss
+) -> Float32[torch.Tensor, ""]:
     """Do the same with one graph over everything."""
     context_CD = torch.cat([embed() for embed in first]) if first else None
     value = loss(torch.cat([embed(context_CD) for embed in second]))

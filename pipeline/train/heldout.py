@@ -1,7 +1,8 @@
 """Pairs kept out of training, and how well their queries find their documents: what "the best checkpoint" means while training.
 
-A document's pairs go out together, so that no text is learned by which a model is judged. The score ranks the held-out documents alone,
-without context; it compares the checkpoints of one run and nothing else. ``cairn evaluate`` says how good a model is.
+A document's pairs go out together, so that no text is learned by which a model is judged. The score ranks the
+held-out documents alone, without context; it compares the checkpoints of one run and nothing else. ``cairn
+evaluate`` says how good a model is.
 
     Q queries    N documents    V vector dim
 """
@@ -25,7 +26,10 @@ MAX_SHARE = 0.1
 
 
 def choose_heldout(pairs: TrainingPairs, num_pairs: int) -> Int64[np.ndarray, " n"]:
-    """Return about so many pairs, at most a tenth of all, whole documents at a time, in order; drawn by a hash of the document."""
+    """Return about so many pairs, at most a tenth of all, whole documents at a time, in order.
+
+    Drawn by a hash of the document.
+    """
     wanted = min(num_pairs, int(MAX_SHARE * len(pairs)))
     owners: dict[str, list[int]] = {}
     for position, document in enumerate(pairs.documents):
@@ -43,7 +47,13 @@ def choose_heldout(pairs: TrainingPairs, num_pairs: int) -> Int64[np.ndarray, " 
 
 @torch.no_grad()
 def score_heldout(
-    model: LandmarkEncoder, maker: SequenceMaker, positions: Sequence[int], documents: Sequence[str], *, interval: int, max_tokens: int
+    model: LandmarkEncoder,
+    maker: SequenceMaker,
+    positions: Sequence[int],
+    documents: Sequence[str],
+    *,
+    interval: int,
+    max_tokens: int,
 ) -> dict[str, float]:
     """Return nDCG@10 and MRR@10 of these pairs' queries over their documents."""
     first = {documents[position]: position for position in reversed(positions)}
@@ -51,12 +61,19 @@ def score_heldout(
     number = {documents[position]: place for place, position in enumerate(distinct)}
     query_QV = embed_texts(model, *maker.queries(positions, interval), max_tokens)
     document_NV = embed_texts(model, *maker.documents(distinct, interval), max_tokens)
-    return rank_scores((query_QV @ document_NV.T).cpu().numpy(), np.array([number[documents[position]] for position in positions]))
+    return rank_scores(
+        (query_QV @ document_NV.T).cpu().numpy(),
+        np.array([number[documents[position]] for position in positions]),
+    )
 
 
-def embed_texts(model: LandmarkEncoder, rows: PackedRows, text_B: Int64[np.ndarray, " B"], max_tokens: int) -> Float32[torch.Tensor, "N V"]:
+def embed_texts(
+    model: LandmarkEncoder, rows: PackedRows, text_B: Int64[np.ndarray, " B"], max_tokens: int
+) -> Float32[torch.Tensor, "N V"]:
     """Embed texts by their rows: the normalised mean of their chunks' normalised embeddings."""
-    return mean_by_text(torch.cat([model(part) for part in split_rows(rows, max_tokens)]), text_B, int(text_B.max()) + 1)
+    return mean_by_text(
+        torch.cat([model(part) for part in split_rows(rows, max_tokens)]), text_B, int(text_B.max()) + 1
+    )
 
 
 def mean_by_text(
@@ -65,13 +82,24 @@ def mean_by_text(
     """Return each text's vector as ingest makes a document's; rows of no text are left out."""
     is_text = text_B >= 0
     owners = torch.from_numpy(text_B[is_text]).to(embeddings_BV.device)
-    kept = embeddings_BV if is_text.all() else embeddings_BV[torch.from_numpy(np.flatnonzero(is_text)).to(embeddings_BV.device)]
-    sums_NV = embeddings_BV.new_zeros((num_texts, embeddings_BV.shape[1])).index_add_(0, owners, F.normalize(kept, dim=1))
+    kept = (
+        embeddings_BV
+        if is_text.all()
+        else embeddings_BV[torch.from_numpy(np.flatnonzero(is_text)).to(embeddings_BV.device)]
+    )
+    sums_NV = embeddings_BV.new_zeros((num_texts, embeddings_BV.shape[1])).index_add_(
+        0, owners, F.normalize(kept, dim=1)
+    )
     return F.normalize(sums_NV, dim=1)
 
 
-def rank_scores(scores_QN: Float32[np.ndarray, "Q N"], positive_Q: Int64[np.ndarray, " Q"]) -> dict[str, float]:
-    """Return both measures for one relevant document a query; one that scores the same stands before it, and NaN is found nowhere."""
+def rank_scores(
+    scores_QN: Float32[np.ndarray, "Q N"], positive_Q: Int64[np.ndarray, " Q"]
+) -> dict[str, float]:
+    """Return both measures for one relevant document a query.
+
+    One that scores the same stands before it, and NaN is found nowhere.
+    """
     own_Q1 = np.take_along_axis(scores_QN, positive_Q[:, None], axis=1)
     rank_Q = np.where(np.isnan(own_Q1[:, 0]), np.inf, (~(scores_QN < own_Q1)).sum(axis=1))
     is_seen_Q = rank_Q <= 10

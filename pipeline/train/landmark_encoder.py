@@ -3,9 +3,10 @@
     context vectors ─▶ all layers, by themselves ─▶ keys and values of every layer ─┐
     rows of chunks ─▶ embed ─▶ layer, behind its gates ◀────────────────────────────┴─▶ … ─▶ pooled, one embedding a chunk
 
-The same mathematics as the engine of inference (:mod:`pipeline.model.landmark_reader`), to 1e-5 in fp32: own chunk, gated landmarks of the
-window's other chunks, gated memory of the context. Parameters carry the published names, so that what is saved is an ordinary checkpoint.
-No dropout: short fine-tuning of a small model does not need it, and GradCache computes everything twice.
+The same mathematics as the engine of inference (:mod:`pipeline.model.landmark_reader`), to 1e-5 in fp32: own
+chunk, gated landmarks of the window's other chunks, gated memory of the context. Parameters carry the
+published names, so that what is saved is an ordinary checkpoint. No dropout: short fine-tuning of a small
+model does not need it, and GradCache computes everything twice.
 
     N tokens of a batch, rows end to end    B rows, a chunk each    D model dim    H heads    C context vectors
 """
@@ -24,18 +25,21 @@ from torch import nn
 from typing_extensions import override
 
 from pipeline.errors import ModelError
-from pipeline.model.bert import FAMILIES
-from pipeline.model.checkpoint import Checkpoint
-from pipeline.model.landmark_attention import Block, Memory, cut_into_blocks, landmark_attention
-from pipeline.model.landmark_gates import CONTEXT_GATES, LANDMARK_GATES
-from pipeline.model.weights import WeightReader
+from pipeline.model.engine.landmark_attention import Block, Memory, cut_into_blocks, landmark_attention
+from pipeline.model.engine.landmark_gates import CONTEXT_GATES, LANDMARK_GATES
+from pipeline.model.engine.weights import WeightReader
+from pipeline.model.families.bert import FAMILIES
+from pipeline.model.folders.checkpoint import Checkpoint
 
 NULL_CONTEXT: Final = "landmark_attention.null_context"
 OWN_NAMES: Final = (LANDMARK_GATES, CONTEXT_GATES, NULL_CONTEXT)
 """Parameters that no published checkpoint has; they are new where a base does not hold them."""
 
 INITIAL_GATE: Final = -1.0
-"""Gates that started at -3 had barely begun to open after some hundred steps; at -1 a key behind them weighs e⁻¹ of an equal own one."""
+"""Gates that started at -3 had barely begun to open after some hundred steps.
+
+At -1 a key behind them weighs e⁻¹ of an equal own one.
+"""
 
 SCORES_PER_STEP: Final = 1 << 22
 """Scores of one head in a block; the graph keeps them all, so this bounds only what is gathered at a time."""
@@ -71,18 +75,30 @@ class LandmarkEncoder(nn.Module):
     def __init__(self, checkpoint: Checkpoint, *, initial_gate: float = INITIAL_GATE) -> None:
         super().__init__()
         config = checkpoint.config
-        if config.get("model_type") not in FAMILIES or config.get("position_embedding_type", "absolute") != "absolute":
+        if (
+            config.get("model_type") not in FAMILIES
+            or config.get("position_embedding_type", "absolute") != "absolute"
+        ):
             raise ModelError(
-                f"training must start from a model with absolute positions ({', '.join(FAMILIES)}), got {config.get('model_type')!r}; "
+                f"training must start from a model with absolute positions ({', '.join(FAMILIES)}), got "
+                f"{config.get('model_type')!r}; "
                 "choose another base"
             )
         activation = str(config.get("hidden_act", "gelu"))
         if activation not in _ACTIVATIONS:
-            raise ModelError(f"hidden_act must be one of {', '.join(_ACTIVATIONS)}, got {activation!r}; choose another base")
+            raise ModelError(
+                f"hidden_act must be one of {', '.join(_ACTIVATIONS)}, got {activation!r}; choose "
+                "another base"
+            )
         self.model_dim = checkpoint.integer("hidden_size")
-        self.num_layers, self.num_heads = checkpoint.integer("num_hidden_layers"), checkpoint.integer("num_attention_heads")
+        self.num_layers, self.num_heads = (
+            checkpoint.integer("num_hidden_layers"),
+            checkpoint.integer("num_attention_heads"),
+        )
         num_positions = checkpoint.integer("max_position_embeddings")
-        self._first_position = int(config.get("pad_token_id") or 0) + 1 if FAMILIES[config["model_type"]] else 0
+        self._first_position = (
+            int(config.get("pad_token_id") or 0) + 1 if FAMILIES[config["model_type"]] else 0
+        )
         self.max_positions = num_positions - self._first_position
         self._activate = _ACTIVATIONS[activation]
         epsilon = checkpoint.number("layer_norm_eps", default=1e-12)
@@ -127,7 +143,9 @@ class LandmarkEncoder(nn.Module):
         for name in self._published_names:
             path, _, leaf = name.rpartition(".")
             tensor: torch.Tensor = getattr(self.get_submodule(path), leaf)
-            tensors[name if name in OWN_NAMES else self.base_prefix + name] = tensor.detach().cpu().contiguous()
+            tensors[name if name in OWN_NAMES else self.base_prefix + name] = (
+                tensor.detach().cpu().contiguous()
+            )
         return tensors
 
     @property
@@ -151,7 +169,8 @@ class LandmarkEncoder(nn.Module):
     ) -> Float[torch.Tensor, "B E"]:
         """Return one embedding a row, not normalised: the states after ``layers`` (counted from 1), side by side; None takes the last.
 
-        Layers beyond the last one asked for are not run. Without ``landmarks`` a chunk sees no other chunk of its window.
+        Layers beyond the last one asked for are not run. Without ``landmarks`` a chunk sees no other chunk of
+        its window.
         """
         asked = [self.num_layers] if layers is None else list(layers)
         memory = None if context_CD is None else self.remember(context_CD, max(asked))
@@ -170,10 +189,14 @@ class LandmarkEncoder(nn.Module):
                 pooled[index + 1] = _pool(x_ND, rows)
         return torch.cat([pooled[layer] for layer in asked], dim=1)
 
-    def remember(self, context_CD: Float[torch.Tensor, "C D"], num_layers: int | None = None) -> tuple[Memory, ...]:
+    def remember(
+        self, context_CD: Float[torch.Tensor, "C D"], num_layers: int | None = None
+    ) -> tuple[Memory, ...]:
         """Run context vectors through the layers by themselves, without positions, and return their keys and values in each."""
         embeddings = self.embeddings
-        x_CD = embeddings["LayerNorm"](context_CD + self.get_parameter("embeddings.token_type_embeddings.weight")[0])
+        x_CD = embeddings["LayerNorm"](
+            context_CD + self.get_parameter("embeddings.token_type_embeddings.weight")[0]
+        )
         memories: list[Memory] = []
         for index in range(self.num_layers if num_layers is None else num_layers):
             query, key, value = (part.unsqueeze(0).transpose(1, 2) for part in self._heads(index, x_CD))
@@ -182,7 +205,10 @@ class LandmarkEncoder(nn.Module):
         return tuple(memories)
 
     def embed_documents(self, rows: PackedRows) -> Float[torch.Tensor, "B D"]:
-        """Embed context documents, a row each, as the first stage does: no window, no context, the mean of the row."""
+        """Embed context documents, a row each, as the first stage does.
+
+        No window, no context, the mean of the row.
+        """
         alone = PackedRows(
             ids_N=rows.ids_N,
             lengths_B=rows.lengths_B,
@@ -197,13 +223,22 @@ class LandmarkEncoder(nn.Module):
         starts_B = np.cumsum(rows.lengths_B) - rows.lengths_B
         longest = int(rows.lengths_B.max())
         if longest > self.max_positions:
-            raise ModelError(f"a row must have at most {self.max_positions} tokens, got {longest}; choose a smaller interval")
+            raise ModelError(
+                f"a row must have at most {self.max_positions} tokens, got {longest}; choose a smaller "
+                "interval"
+            )
         positions_N = np.arange(len(rows.ids_N)) - np.repeat(starts_B, rows.lengths_B) + self._first_position
-        ids_N, places_N = (torch.from_numpy(x.astype(np.int64)).to(self.device) for x in (rows.ids_N, positions_N))
+        ids_N, places_N = (
+            torch.from_numpy(x.astype(np.int64)).to(self.device) for x in (rows.ids_N, positions_N)
+        )
         x_ND = embeddings["word_embeddings"](ids_N) + embeddings["position_embeddings"](places_N)
-        return embeddings["LayerNorm"](x_ND + self.get_parameter("embeddings.token_type_embeddings.weight")[0])
+        return embeddings["LayerNorm"](
+            x_ND + self.get_parameter("embeddings.token_type_embeddings.weight")[0]
+        )
 
-    def _layer(self, index: int, x_ND: torch.Tensor, blocks: Sequence[Block], memory: Memory | None) -> torch.Tensor:
+    def _layer(
+        self, index: int, x_ND: torch.Tensor, blocks: Sequence[Block], memory: Memory | None
+    ) -> torch.Tensor:
         query, key, value = self._heads(index, x_ND)
         mixed_NHd = landmark_attention(
             query,
@@ -219,7 +254,9 @@ class LandmarkEncoder(nn.Module):
 
     def _heads(self, index: int, x_ND: torch.Tensor) -> tuple[torch.Tensor, ...]:
         projections = cast("Any", self.encoder["layer"])[index]["attention"]["self"]
-        return tuple(projections[name](x_ND).unflatten(-1, (self.num_heads, -1)) for name in ("query", "key", "value"))
+        return tuple(
+            projections[name](x_ND).unflatten(-1, (self.num_heads, -1)) for name in ("query", "key", "value")
+        )
 
     def _after_attention(self, index: int, x_ND: torch.Tensor, mixed_NHd: torch.Tensor) -> torch.Tensor:
         layer = cast("Any", self.encoder["layer"])[index]
@@ -235,12 +272,18 @@ def _layer(width: int, inner: int, epsilon: float) -> nn.ModuleDict:
         {
             "attention": nn.ModuleDict(
                 {
-                    "self": nn.ModuleDict({name: nn.Linear(width, width) for name in ("query", "key", "value")}),
-                    "output": nn.ModuleDict({"dense": nn.Linear(width, width), "LayerNorm": nn.LayerNorm(width, eps=epsilon)}),
+                    "self": nn.ModuleDict(
+                        {name: nn.Linear(width, width) for name in ("query", "key", "value")}
+                    ),
+                    "output": nn.ModuleDict(
+                        {"dense": nn.Linear(width, width), "LayerNorm": nn.LayerNorm(width, eps=epsilon)}
+                    ),
                 }
             ),
             "intermediate": nn.ModuleDict({"dense": nn.Linear(width, inner)}),
-            "output": nn.ModuleDict({"dense": nn.Linear(inner, width), "LayerNorm": nn.LayerNorm(width, eps=epsilon)}),
+            "output": nn.ModuleDict(
+                {"dense": nn.Linear(inner, width), "LayerNorm": nn.LayerNorm(width, eps=epsilon)}
+            ),
         }
     )
 
@@ -248,12 +291,15 @@ def _layer(width: int, inner: int, epsilon: float) -> nn.ModuleDict:
 def _fitting(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     if tensor.shape != parameter.shape:
         raise ModelError(
-            f"{name} must have the shape {tuple(parameter.shape)}, got {tuple(tensor.shape)}; the file does not fit its config.json"
+            f"{name} must have the shape {tuple(parameter.shape)}, got {tuple(tensor.shape)}; the file "
+            "does not fit its config.json"
         )
     return tensor.float()
 
 
-def _mix(query_BHQd: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _mix(
+    query_BHQd: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     mask = None if bias is None else bias.to(query_BHQd.dtype)
     return F.scaled_dot_product_attention(query_BHQd, key, value, attn_mask=mask).transpose(1, 2)
 
@@ -263,8 +309,12 @@ def _pool(x_ND: torch.Tensor, rows: PackedRows) -> Float32[torch.Tensor, "B D"]:
     starts_B = np.cumsum(rows.lengths_B) - rows.lengths_B
     num_pooled_B = rows.pooled_end_B - rows.pooled_start_B
     row_P = np.repeat(np.arange(len(rows)), num_pooled_B)
-    place_P = np.arange(int(num_pooled_B.sum())) - np.repeat(np.cumsum(num_pooled_B) - num_pooled_B, num_pooled_B)
+    place_P = np.arange(int(num_pooled_B.sum())) - np.repeat(
+        np.cumsum(num_pooled_B) - num_pooled_B, num_pooled_B
+    )
     token_P = (starts_B + rows.pooled_start_B)[row_P] + place_P
     tokens, owners, sizes = (torch.from_numpy(x).to(x_ND.device) for x in (token_P, row_P, num_pooled_B))
-    sums_BD = x_ND.new_zeros((len(rows), x_ND.shape[1]), dtype=torch.float32).index_add_(0, owners, x_ND[tokens].float())
+    sums_BD = x_ND.new_zeros((len(rows), x_ND.shape[1]), dtype=torch.float32).index_add_(
+        0, owners, x_ND[tokens].float()
+    )
     return sums_BD / sizes[:, None]

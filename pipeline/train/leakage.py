@@ -1,10 +1,12 @@
 """Keep what a model will be judged on out of what it learns from.
 
-A pair is dropped when its query is one of the judged queries, when its document is one of the judged documents, or when half of the
-document's windows of 16 words stand in judged documents: judged documents may be whole articles of which training holds a paragraph. Texts
-are compared as words: Unicode compatibility forms, lower case, letters and digits only.
+A pair is dropped when its query is one of the judged queries, when its document is one of the judged
+documents, or when half of the document's windows of 16 words stand in judged documents: judged documents may
+be whole articles of which training holds a paragraph. Texts are compared as words: Unicode compatibility
+forms, lower case, letters and digits only.
 
-Windows are compared by 64-bit hashes, so that tens of millions of them fit a sorted array; one false match in 10^12 changes nothing.
+Windows are compared by 64-bit hashes, so that tens of millions of them fit a sorted array; one false match in
+10^12 changes nothing.
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ class JudgedTexts:
     def _word_hash(self, word: str) -> int:
         found = self._word_hashes.get(word)
         if found is None:
-            found = self._word_hashes[word] = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+            found = self._word_hashes[word] = int.from_bytes(
+                hashlib.blake2b(word.encode(), digest_size=8).digest(), "little"
+            )
         return found
 
 
@@ -100,7 +104,8 @@ def read_judged_texts(folders: Sequence[Path]) -> JudgedTexts:
                 column = pq.read_table(folder / name, columns=["text"]).column("text")
             except (pa.ArrowInvalid, OSError, KeyError) as error:
                 raise SourceError(
-                    f"an evaluation set must be a folder with {' and '.join(JUDGED_FILES)}, each with a column text, got {str(folder)!r}; "
+                    f"an evaluation set must be a folder with {' and '.join(JUDGED_FILES)}, each with a "
+                    f"column text, got {str(folder)!r}; "
                     "name the set's own folder"
                 ) from error
             texts += [text for text in column.to_pylist() if text]
@@ -109,15 +114,20 @@ def read_judged_texts(folders: Sequence[Path]) -> JudgedTexts:
 
 def drop_judged(pairs: TrainingPairs, judged: JudgedTexts) -> TrainingPairs:
     """Leave out every pair of which a side is judged; raise :class:`SourceError` when none is left."""
-    without_queries = [position for position, query in enumerate(pairs.queries) if not judged.has_query(query)]
+    without_queries = [
+        position for position, query in enumerate(pairs.queries) if not judged.has_query(query)
+    ]
     pairs = pairs.take(without_queries, "query of an evaluation set")
     is_judged: dict[str, bool] = {}
     for document in pairs.documents:
         if document not in is_judged:
             is_judged[document] = judged.has_document(document)
     pairs = pairs.take(
-        [position for position, document in enumerate(pairs.documents) if not is_judged[document]], "document of an evaluation set"
+        [position for position, document in enumerate(pairs.documents) if not is_judged[document]],
+        "document of an evaluation set",
     )
     if not len(pairs):
-        raise SourceError("training pairs must not all stand in the evaluation sets, got no other; train on other data")
+        raise SourceError(
+            "training pairs must not all stand in the evaluation sets, got no other; train on other data"
+        )
     return pairs

@@ -67,7 +67,8 @@ def plot(records: Sequence[Mapping[str, Any]]) -> str:
             panels.append(_panel(name, colour, points, float(len(panels) * HEIGHT)))
     height = max(1, len(panels)) * HEIGHT
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="11">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="sans-serif" font-size="11">\n'
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>\n' + "\n".join(panels) + "\n</svg>\n"
     )
 

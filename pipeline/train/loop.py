@@ -2,8 +2,8 @@
 
     pairs, sections of documents ─▶ without judged texts ─▶ without held-out pairs ─▶ units ─▶ surrogate ─▶ clusters ─▶ batches ─▶ steps
 
-A run killed at any moment goes on from its newest checkpoint, and on one thread ends with the same bytes as if nothing had happened. A
-folder belongs to one run: other settings, data, base or dev sets are refused.
+A run killed at any moment goes on from its newest checkpoint, and on one thread ends with the same bytes as
+if nothing had happened. A folder belongs to one run: other settings, data, base or dev sets are refused.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pipeline import durable
 from pipeline.config import BASE_MODEL, EncoderConfig
 from pipeline.errors import FingerprintMismatchError, IntegrityError, ModelError, SourceError
 from pipeline.model.backbone import load_backbone
-from pipeline.model.checkpoint import Checkpoint, read_checkpoint
+from pipeline.model.engine.precision import resolve_precision
+from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
+from pipeline.model.folders.names import model_folder
+from pipeline.model.folders.sentence_transformers_folder import read_json
 from pipeline.model.landmark_mixer import PREFIX as MIXER_PREFIX
-from pipeline.model.names import model_folder
-from pipeline.model.precision import resolve_precision
-from pipeline.model.sentence_transformers_folder import read_json
 from pipeline.train.batch_plan import BatchPlan, require_batch
 from pipeline.train.checkpoints import RunFolder, held_folder
 from pipeline.train.documents import like_headed, read_document_pairs
@@ -60,8 +60,9 @@ def train(
 ) -> TrainReport:
     """Train ``base`` on the pairs of ``sources``, and on pairs made of ``documents``, and leave the run in ``folder``.
 
-    ``judged`` evaluation sets are kept out of the data. A ``scorer`` says which of the models that are saved on the way is the best;
-    without one the held-out pairs do. Several ``processes`` make the steps of one; they see the same files, and the first of them writes.
+    ``judged`` evaluation sets are kept out of the data. A ``scorer`` says which of the models that are saved
+    on the way is the best; without one the held-out pairs do. Several ``processes`` make the steps of one;
+    they see the same files, and the first of them writes.
     """
     device = processes.device
     checkpoint = read_checkpoint(model_folder(base))
@@ -70,7 +71,9 @@ def train(
     if config.lora_rank:
         add_low_rank(model, config)
     # Resolved before it is written down: a run must not go on in another arithmetic.
-    config = replace(config, precision="bf16" if resolve_precision(config.precision, device) == torch.bfloat16 else "fp32")
+    config = replace(
+        config, precision="bf16" if resolve_precision(config.precision, device) == torch.bfloat16 else "fp32"
+    )
     _check_fit(config, checkpoint, model)
     pairs = _read(sources, documents, config)
     if judged:
@@ -84,7 +87,11 @@ def train(
         with first_before_others(processes):
             _claim_folder(folder, config, made_of, pairs.skipped)
             data = _prepare(pairs, heldout, folder, config, base, checkpoint, progress)
-        teacher = LandmarkEncoder(checkpoint).to(device).requires_grad_(False) if config.distillation_weight else None
+        teacher = (
+            LandmarkEncoder(checkpoint).to(device).requires_grad_(False)
+            if config.distillation_weight
+            else None
+        )
         trainer = Trainer(
             files=RunFolder(folder, checkpoint, _served_settings(config)),
             model=model.to(device),
@@ -103,7 +110,9 @@ def train(
 
 def _read(sources: Sequence[Path], documents: Sequence[Path], config: TrainConfig) -> TrainingPairs:
     if not sources and not documents:
-        raise SourceError("training must have pairs or documents, got neither; name files of pairs, or give --documents")
+        raise SourceError(
+            "training must have pairs or documents, got neither; name files of pairs, or give --documents"
+        )
     parts = [read_pairs(sources)] if sources else []
     if documents:
         parts.append(read_document_pairs(documents, config.max_document_tokens))
@@ -115,12 +124,14 @@ def _check_fit(config: TrainConfig, checkpoint: Checkpoint, model: LandmarkEncod
     require_within("matryoshka_layers", config.matryoshka_layers, model.num_layers)
     if config.matryoshka_layers and config.matryoshka_layers[-1] != model.num_layers:
         raise ModelError(
-            f"matryoshka_layers must end with the base model's last layer {model.num_layers}, got {list(config.matryoshka_layers)}"
+            f"matryoshka_layers must end with the base model's last layer {model.num_layers}, got "
+            f"{list(config.matryoshka_layers)}"
         )
     has_mixer = any(name.startswith(MIXER_PREFIX) for name in checkpoint.tensors)
     if checkpoint.steps or checkpoint.cls_id is None or has_mixer:
         raise ModelError(
-            f"training must start from a transformer with [CLS], and without dense layers and a landmark mixer, got another; "
+            "training must start from a transformer with [CLS], and without dense layers and a landmark "
+            "mixer, got another; "
             f"choose another base, such as {BASE_MODEL}"
         )
 
@@ -128,11 +139,16 @@ def _check_fit(config: TrainConfig, checkpoint: Checkpoint, model: LandmarkEncod
 def _served_settings(config: TrainConfig) -> EncoderConfig:
     """Return the encoder settings that the saved folder brings to an ingest."""
     return EncoderConfig(
-        pooling=config.pooling, attention=config.attention, landmark_interval=SERVED_INTERVAL, use_context=config.reads_context
+        pooling=config.pooling,
+        attention=config.attention,
+        landmark_interval=SERVED_INTERVAL,
+        use_context=config.reads_context,
     )
 
 
-def _claim_folder(folder: Path, config: TrainConfig, made_of: Mapping[str, str | None], skipped: Mapping[str, int]) -> None:
+def _claim_folder(
+    folder: Path, config: TrainConfig, made_of: Mapping[str, str | None], skipped: Mapping[str, int]
+) -> None:
     """Write what this run is made of, or compare it with what a run in the folder was made of."""
     settings = _as_json(config)
     path = folder / "run.json"
@@ -140,11 +156,14 @@ def _claim_folder(folder: Path, config: TrainConfig, made_of: Mapping[str, str |
         stored = _read_claim(path)
         # A setting younger than the run stood at its default.
         before: dict[str, Any] = _as_json(TrainConfig(steps=config.steps)) | stored.get("settings", {})
-        others = [f"{name} {before.get(name)}" for name, value in settings.items() if before.get(name) != value]
+        others = [
+            f"{name} {before.get(name)}" for name, value in settings.items() if before.get(name) != value
+        ]
         others += [f"another {name}" for name, value in made_of.items() if stored.get(name) != value]
         if others:
             raise FingerprintMismatchError(
-                f"a run must go on with what it was started with, got a folder of a run with {', '.join(others)}; "
+                "a run must go on with what it was started with, got a folder of a run with "
+                f"{', '.join(others)}; "
                 "give the same settings and data, or another folder"
             )
         return
@@ -156,12 +175,18 @@ def _read_claim(path: Path) -> dict[str, Any]:
     try:
         return read_json(path)
     except ModelError as error:
-        raise IntegrityError(f"{path.name} of the run must be JSON, got a damaged file; train in another folder") from error
+        raise IntegrityError(
+            f"{path.name} of the run must be JSON, got a damaged file; train in another folder"
+        ) from error
 
 
 def _as_json(config: TrainConfig) -> dict[str, Any]:
     return {
-        name: list(value) if isinstance(value, tuple) else str(value) if value in (math.inf, -math.inf) else value
+        name: list(value)
+        if isinstance(value, tuple)
+        else str(value)
+        if value in (math.inf, -math.inf)
+        else value
         for name, value in asdict(config).items()
     }
 
@@ -199,4 +224,9 @@ def _prepare(
         max_query_tokens=config.max_query_tokens,
         max_document_tokens=config.max_document_tokens,
     )
-    return TrainingData(maker=maker, vectors=vectors, document_number_N=text_numbers(pairs.documents), hard_negatives_Nk=mined_Nk)
+    return TrainingData(
+        maker=maker,
+        vectors=vectors,
+        document_number_N=text_numbers(pairs.documents),
+        hard_negatives_Nk=mined_Nk,
+    )

@@ -2,11 +2,12 @@
 
     W' = W + alpha / r · up · down      down (r, in) drawn from the seed      up (out, r) at zero: training begins at the base
 
-A parametrization of torch, so that every product is one with W' itself: what is saved is W', an ordinary matrix of an ordinary model, and
-no vector moves when it is merged. Gates and the null token, which the base has none of, are trained as they are.
+A parametrization of torch, so that every product is one with W' itself: what is saved is W', an ordinary
+matrix of an ordinary model, and no vector moves when it is merged. Gates and the null token, which the base
+has none of, are trained as they are.
 
-Source: Hu et al. 2021 (LoRA), §4.1, with its initial values. Differs: all matrices of a layer get an update unless told otherwise, not only
-those of queries and values; no dropout.
+Source: Hu et al. 2021 (LoRA), §4.1, with its initial values. Differs: all matrices of a layer get an update
+unless told otherwise, not only those of queries and values; no dropout.
 """
 
 from __future__ import annotations
@@ -31,10 +32,14 @@ ALPHA_OF_RANK: Final = 2.0
 class LowRankUpdate(nn.Module):
     """What is added to one matrix."""
 
-    def __init__(self, num_out: int, num_in: int, rank: int, scale: float, generator: torch.Generator) -> None:
+    def __init__(
+        self, num_out: int, num_in: int, rank: int, scale: float, generator: torch.Generator
+    ) -> None:
         super().__init__()
         self.up = nn.Parameter(torch.zeros(num_out, rank))
-        self.down = nn.Parameter((2.0 * torch.rand(rank, num_in, generator=generator) - 1.0) / math.sqrt(num_in))
+        self.down = nn.Parameter(
+            (2.0 * torch.rand(rank, num_in, generator=generator) - 1.0) / math.sqrt(num_in)
+        )
         self.scale = scale
 
     @override
@@ -45,7 +50,10 @@ class LowRankUpdate(nn.Module):
 
 
 def add_low_rank(model: LandmarkEncoder, config: TrainConfig) -> None:
-    """Freeze the base's parameters and give its matrices updates; a rank that no matrix has room for raises :class:`ConfigError`."""
+    """Freeze the base's parameters and give its matrices updates.
+
+    A rank that no matrix has room for raises :class:`ConfigError`.
+    """
     model.requires_grad_(False)
     model.landmark_attention.requires_grad_(True)
     generator = torch.Generator().manual_seed(config.seed)
@@ -53,7 +61,10 @@ def add_low_rank(model: LandmarkEncoder, config: TrainConfig) -> None:
     for linear in _matrices(model, config.lora_matrices):
         num_out, num_in = linear.weight.shape
         if config.lora_rank > min(num_out, num_in):
-            raise ConfigError(f"lora_rank must be at most {min(num_out, num_in)}, the base model's width, got {config.lora_rank}")
+            raise ConfigError(
+                f"lora_rank must be at most {min(num_out, num_in)}, the base model's width, got "
+                f"{config.lora_rank}"
+            )
         update = LowRankUpdate(num_out, num_in, config.lora_rank, scale, generator)
         parametrize.register_parametrization(linear, "weight", update)
 

@@ -1,9 +1,11 @@
 """Positive-aware hard negatives: for each query the documents a surrogate ranks highest below 95 % of the positive's score.
 
-What scores nearly as high as the positive is likely to answer the query too, so it is no negative. Candidates are the documents of the
-query's own source: those of another are seldom hard, and searching them all costs the square of the data.
+What scores nearly as high as the positive is likely to answer the query too, so it is no negative. Candidates
+are the documents of the query's own source: those of another are seldom hard, and searching them all costs
+the square of the data.
 
-Source: NV-Embed §4.1.1, after Moreira et al. 2024 (TopK-PercPos). Differs: the surrogate is the base model, not a 7B teacher.
+Source: NV-Embed §4.1.1, after Moreira et al. 2024 (TopK-PercPos). Differs: the surrogate is the base model,
+not a 7B teacher.
 """
 
 from __future__ import annotations
@@ -50,11 +52,15 @@ def mine_hard_negatives(
             positive_q = np.einsum("qv,qv->q", query_NV[block], document_NV[block])
             # A negative score has its 95 % below it, too.
             limit_q = positive_q - (1.0 - max_share) * np.abs(positive_q)
-            is_refused = (scores_qc >= limit_q[:, None]) | (numbers_N[candidates][None] == numbers_N[block][:, None])
+            is_refused = (scores_qc >= limit_q[:, None]) | (
+                numbers_N[candidates][None] == numbers_N[block][:, None]
+            )
             scores_qc[is_refused] = -np.inf
             num_kept = min(num_negatives, len(candidates))
             best = np.argpartition(-scores_qc, num_kept - 1, axis=1)[:, :num_kept]
-            best = np.take_along_axis(best, np.lexsort((best, -np.take_along_axis(scores_qc, best, axis=1)), axis=1), axis=1)
+            best = np.take_along_axis(
+                best, np.lexsort((best, -np.take_along_axis(scores_qc, best, axis=1)), axis=1), axis=1
+            )
             is_found = np.isfinite(np.take_along_axis(scores_qc, best, axis=1))
             mined_Nk[block, :num_kept] = np.where(is_found, candidates[best], NONE_FOUND)
     return mined_Nk

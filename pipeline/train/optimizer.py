@@ -1,6 +1,7 @@
 """AdamW with a linear warm-up and a linear decay to zero; its state as named tensors, so that a checkpoint needs no pickle.
 
-Weight decay is for matrices alone; gates have a rate of their own, as a bias on logits has far to go and only a few hundred steps to do it.
+Weight decay is for matrices alone; gates have a rate of their own, as a bias on logits has far to go and only
+a few hundred steps to do it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import IntegrityError
-from pipeline.model.landmark_gates import CONTEXT_GATES, LANDMARK_GATES
+from pipeline.model.engine.landmark_gates import CONTEXT_GATES, LANDMARK_GATES
 from pipeline.train.settings import TrainConfig
 
 BETAS = (0.9, 0.999)
@@ -25,7 +26,13 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        kind = "gates" if name in (LANDMARK_GATES, CONTEXT_GATES) else "matrices" if parameter.ndim > 1 else "vectors"
+        kind = (
+            "gates"
+            if name in (LANDMARK_GATES, CONTEXT_GATES)
+            else "matrices"
+            if parameter.ndim > 1
+            else "vectors"
+        )
         groups[kind].append(parameter)
     return torch.optim.AdamW(
         [
@@ -40,7 +47,10 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
 
 
 def lr_factor(step: int, config: TrainConfig) -> float:
-    """Return the share of the peak rate that step 0 … steps - 1 is made with: up to 1 while warming up, then down to almost 0."""
+    """Return the share of the peak rate that step 0 … steps - 1 is made with.
+
+    Up to 1 while warming up, then down to almost 0.
+    """
     num_warming = round(config.warmup_share * config.steps)
     if step < num_warming:
         return (step + 1) / num_warming
@@ -62,7 +72,9 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
     }
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, torch.Tensor]
+) -> None:
     """Put such a state back; tensors that do not fit the model raise :class:`IntegrityError`."""
     parameters = dict(model.named_parameters())
     states: dict[str, dict[str, Any]] = {}
@@ -70,8 +82,11 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensor
         name, _, kind = key.rpartition("/")
         if name not in parameters or (tensor.ndim and tensor.shape != parameters[name].shape):
             raise IntegrityError(
-                f"the optimiser's state must be of this model, got {key} of shape {tuple(tensor.shape)}; delete the checkpoint"
+                f"the optimiser's state must be of this model, got {key} of shape {tuple(tensor.shape)}; "
+                "delete the checkpoint"
             )
-        states.setdefault(name, {})[kind] = tensor.clone() if kind == "step" else tensor.to(parameters[name].device, copy=True)
+        states.setdefault(name, {})[kind] = (
+            tensor.clone() if kind == "step" else tensor.to(parameters[name].device, copy=True)
+        )
     for name, state in states.items():
         optimizer.state[parameters[name]] = state

@@ -5,7 +5,8 @@
     title      may be missing or empty: the page the document stands on; neighbours of one title make one long sequence
     source     may be missing: where the pair comes from, the domain it is clustered in; else the name of the file
 
-Order matters: pairs that follow one another in a file are taken for neighbours. What cannot be used is counted, never dropped in silence.
+Order matters: pairs that follow one another in a file are taken for neighbours. What cannot be used is
+counted, never dropped in silence.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class PairRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainingPairs:
-    """N pairs in file order; ``skipped`` counts by reason what is not among them. ``pages`` and ``headings`` may be left out."""
+    """N pairs in file order; ``skipped`` counts by reason what is not among them.
+
+    ``pages`` and ``headings`` may be left out.
+    """
 
     queries: tuple[str, ...]
     documents: tuple[str, ...]
@@ -61,7 +65,13 @@ class TrainingPairs:
         columns = list(zip(*rows, strict=True)) or [()] * len(PairRow._fields)
         queries, documents, titles, sources, pages, headings = columns
         return cls(
-            queries=queries, documents=documents, titles=titles, sources=sources, pages=pages, headings=headings, skipped=dict(skipped)
+            queries=queries,
+            documents=documents,
+            titles=titles,
+            sources=sources,
+            pages=pages,
+            headings=headings,
+            skipped=dict(skipped),
         )
 
     def __len__(self) -> int:
@@ -89,13 +99,18 @@ def join_pairs(parts: Sequence[TrainingPairs]) -> TrainingPairs:
 def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
     """Read files, or all Parquet and JSON-lines files below folders, in the order of their names.
 
-    A pair with an empty side is skipped, one that stands there word for word already, and one with half a surrogate pair. Files without a
-    single pair to train on raise :class:`SourceError`, a missing or mistyped column :class:`SchemaError`.
+    A pair with an empty side is skipped, one that stands there word for word already, and one with half a
+    surrogate pair. Files without a single pair to train on raise :class:`SourceError`, a missing or mistyped
+    column :class:`SchemaError`.
     """
     kept: dict[PairRow, None] = {}
     skipped: Counter[str] = Counter()
     for file in training_files(paths, _SUFFIXES):
-        read = read_columns(file, required=_REQUIRED, columns=COLUMNS) if file.suffix == ".parquet" else _read_lines(file)
+        read = (
+            read_columns(file, required=_REQUIRED, columns=COLUMNS)
+            if file.suffix == ".parquet"
+            else _read_lines(file)
+        )
         for query, document, title, source in read:
             row = PairRow(query, document, title, source or file.stem)
             if not all(map(_is_unicode, row)):
@@ -107,8 +122,13 @@ def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
             else:
                 kept[row] = None
     if not kept:
-        counted = ", ".join(f"{count} with {reason}" for reason, count in sorted(skipped.items())) or "empty files"
-        raise SourceError(f"training files must hold at least one pair with a query and a document, got {counted}; name others")
+        counted = (
+            ", ".join(f"{count} with {reason}" for reason, count in sorted(skipped.items())) or "empty files"
+        )
+        raise SourceError(
+            f"training files must hold at least one pair with a query and a document, got {counted}; "
+            "name others"
+        )
     return TrainingPairs.of(kept, skipped)
 
 
@@ -121,12 +141,19 @@ def _files(path: Path, suffixes: Sequence[str]) -> list[Path]:
     if path.is_dir():
         files = sorted(file for suffix in suffixes for file in path.rglob(f"*{suffix}") if file.is_file())
         if not files:
-            raise SourceError(f"a training folder must hold {' or '.join(suffixes)} files, got none in {str(path)!r}; name another")
+            raise SourceError(
+                f"a training folder must hold {' or '.join(suffixes)} files, got none in {str(path)!r}; "
+                "name another"
+            )
         return files
     if not path.is_file():
-        raise SourceError(f"training data must be a file or a folder, got {str(path)!r}, which does not exist; name another")
+        raise SourceError(
+            f"training data must be a file or a folder, got {str(path)!r}, which does not exist; name another"
+        )
     if path.suffix not in suffixes:
-        raise SourceError(f"a training file must end in {' or '.join(suffixes)}, got {path.name!r}; convert it")
+        raise SourceError(
+            f"a training file must end in {' or '.join(suffixes)}, got {path.name!r}; convert it"
+        )
     return [path]
 
 
@@ -135,22 +162,36 @@ def read_columns(path: Path, *, required: Sequence[str], columns: Sequence[str])
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
-        raise SourceError(f"{path.name} must be a Parquet file, got an unreadable one ({error}); write it again") from error
+        raise SourceError(
+            f"{path.name} must be a Parquet file, got an unreadable one ({error}); write it again"
+        ) from error
     names = file.schema_arrow.names
     missing = [name for name in required if name not in names]
     if missing:
-        raise SchemaError(f"{path.name} must have the columns {' and '.join(required)}, got {', '.join(names)}; rename them")
+        raise SchemaError(
+            f"{path.name} must have the columns {' and '.join(required)}, got {', '.join(names)}; rename them"
+        )
     present = [name for name in columns if name in names]
     for name in present:
         kind = file.schema_arrow.field(name).type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind)):
+        if not (
+            pa.types.is_string(kind)
+            or pa.types.is_large_string(kind)
+            or pa.types.is_string_view(kind)
+            or pa.types.is_null(kind)
+        ):
             raise SchemaError(f"column {name} of {path.name} must be text, got {kind}; convert it")
     try:
         for batch in file.iter_batches(columns=present):
-            texts = [batch.column(name).to_pylist() if name in present else [None] * batch.num_rows for name in columns]
+            texts = [
+                batch.column(name).to_pylist() if name in present else [None] * batch.num_rows
+                for name in columns
+            ]
             yield from (tuple(value or "" for value in values) for values in zip(*texts, strict=True))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{path.name} must hold whole texts in UTF-8, got others ({error}); write it again") from error
+        raise SourceError(
+            f"{path.name} must hold whole texts in UTF-8, got others ({error}); write it again"
+        ) from error
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, ...]]:
@@ -161,14 +202,25 @@ def _read_lines(path: Path) -> Iterator[tuple[str, ...]]:
             try:
                 record: Any = json.loads(line)
             except ValueError as error:
-                raise SourceError(f"line {number} of {path.name} must be a JSON object, got an unreadable one ({error})") from error
+                raise SourceError(
+                    f"line {number} of {path.name} must be a JSON object, got an unreadable one ({error})"
+                ) from error
             if not isinstance(record, dict) or any(name not in record for name in _REQUIRED):
-                found = f"one with {', '.join(map(str, record)) or 'nothing'}" if isinstance(record, dict) else f"{record!r:.60}"
-                raise SchemaError(f"line {number} of {path.name} must be a JSON object with {' and '.join(_REQUIRED)}, got {found}")
+                found = (
+                    f"one with {', '.join(map(str, record)) or 'nothing'}"
+                    if isinstance(record, dict)
+                    else f"{record!r:.60}"
+                )
+                raise SchemaError(
+                    f"line {number} of {path.name} must be a JSON object with {' and '.join(_REQUIRED)}, "
+                    f"got {found}"
+                )
             values = [record.get(name) for name in COLUMNS]
             for name, value in zip(COLUMNS, values, strict=True):
                 if value is not None and not isinstance(value, str):
-                    raise SchemaError(f"{name} in line {number} of {path.name} must be text, got {value!r:.60}")
+                    raise SchemaError(
+                        f"{name} in line {number} of {path.name} must be text, got {value!r:.60}"
+                    )
             yield tuple(value or "" for value in values)
 
 

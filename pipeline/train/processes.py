@@ -3,10 +3,12 @@
     every process   the whole batch laid out ─▶ its micro-batches embedded ─▶ gathered ─▶ the loss of the whole batch
                     its micro-batches' gradients ─▶ added up ─▶ the same optimiser step
 
-So loss and gradient are those of one process on the same batch, rounding aside, and weights stay equal without being sent. Only the first
-process writes. Several are started by ``torchrun``, whose variables say who is who; without them torch.distributed stays untouched.
+So loss and gradient are those of one process on the same batch, rounding aside, and weights stay equal
+without being sent. Only the first process writes. Several are started by ``torchrun``, whose variables say
+who is who; without them torch.distributed stays untouched.
 
-Source: Gao et al. 2021 (GradCache), §3.3, several devices. Differs: every process computes the loss of the whole batch, in tiles.
+Source: Gao et al. 2021 (GradCache), §3.3, several devices. Differs: every process computes the loss of the
+whole batch, in tiles.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import torch
 from jaxtyping import Float
 
 from pipeline.errors import ConfigError
-from pipeline.model.precision import default_device
+from pipeline.model.engine.precision import default_device
 
 
 class Processes:
@@ -44,8 +46,13 @@ class Processes:
         """Return which of so many micro-batches are this process's."""
         return range(self.rank, count, self.size)
 
-    def gather(self, parts: Mapping[int, Float[torch.Tensor, "_ E"]], count: int) -> tuple[Float[torch.Tensor, "_ E"], ...]:
-        """Return all ``count`` micro-batches' embeddings in order, of which every process brings its share; no graph goes along."""
+    def gather(
+        self, parts: Mapping[int, Float[torch.Tensor, "_ E"]], count: int
+    ) -> tuple[Float[torch.Tensor, "_ E"], ...]:
+        """Return all ``count`` micro-batches' embeddings in order, of which every process brings its share.
+
+        No graph goes along.
+        """
         return tuple(parts[number] for number in range(count))
 
     def add_up(self, tensor: torch.Tensor) -> None:
@@ -72,7 +79,9 @@ def joined_processes() -> Generator[Processes]:
         yield ALONE
         return
     if not size.isdecimal():
-        raise ConfigError(f"WORLD_SIZE must be the number of processes, got {size!r}; start them with torchrun")
+        raise ConfigError(
+            f"WORLD_SIZE must be the number of processes, got {size!r}; start them with torchrun"
+        )
     from pipeline.train.torch_processes import torch_processes
 
     with torch_processes() as joined:

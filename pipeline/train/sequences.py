@@ -4,11 +4,12 @@
     window     ([CLS] title [LMK] ·) [CLS] d1 z1 [LMK] · [CLS] d1 z2 [LMK] · [CLS] d2 z1 [LMK] · …      chunks see one another's landmarks
     query      [CLS] q [LMK]                                                                   a window of its own, pooled alike
 
-Every document of a batch is a candidate for every query, so the other documents of its own sequence, which its chunks can see, are among a
-query's negatives: a landmark has to say what stands in its chunk, and not what stands around it.
+Every document of a batch is a candidate for every query, so the other documents of its own sequence, which
+its chunks can see, are among a query's negatives: a landmark has to say what stands in its chunk, and not
+what stands around it.
 
-Source: LMK pooling §4, variable chunking, an interval drawn for each sequence. Differs: documents are neighbours of one file, not drawn at
-random, and the loss is CDE's.
+Source: LMK pooling §4, variable chunking, an interval drawn for each sequence. Differs: documents are
+neighbours of one file, not drawn at random, and the loss is CDE's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jaxtyping import Int64
 from tokenizers import Tokenizer
 
 from pipeline.corpus.tokenization import tokenize
-from pipeline.model.checkpoint import Checkpoint
+from pipeline.model.folders.checkpoint import Checkpoint
 from pipeline.model.landmarks import chunk_rows, split_into_chunks
 from pipeline.train.landmark_encoder import PackedRows
 from pipeline.train.pairs import TrainingPairs
@@ -35,8 +36,9 @@ NO_TEXT = -1
 class SequenceBatch:
     """Rows of a batch and what they are for.
 
-    Texts are numbered queries first, then documents; ``text_B`` is each row's. ``positive_Q`` counts documents only, ``pair_Q`` and
-    ``pair_D`` are positions of training pairs: those of the queries, and for each document one whose document it is.
+    Texts are numbered queries first, then documents; ``text_B`` is each row's. ``positive_Q`` counts
+    documents only, ``pair_Q`` and ``pair_D`` are positions of training pairs: those of the queries, and for
+    each document one whose document it is.
     """
 
     rows: PackedRows
@@ -55,7 +57,9 @@ class _Text:
     max_tokens: int
 
 
-def make_units(pairs: TrainingPairs, positions: Sequence[int], sequence_documents: int) -> tuple[tuple[int, ...], ...]:
+def make_units(
+    pairs: TrainingPairs, positions: Sequence[int], sequence_documents: int
+) -> tuple[tuple[int, ...], ...]:
     """Cut pairs into runs of one source and page, as they follow one another, and these into units of so many different documents.
 
     Pairs that follow one another with the same document stay together: their queries share a segment.
@@ -82,7 +86,13 @@ class SequenceMaker:
     """Lays batches out for one model; reads texts, draws nothing."""
 
     def __init__(
-        self, checkpoint: Checkpoint, pairs: TrainingPairs, *, pooling: TrainedPooling, max_query_tokens: int, max_document_tokens: int
+        self,
+        checkpoint: Checkpoint,
+        pairs: TrainingPairs,
+        *,
+        pooling: TrainedPooling,
+        max_query_tokens: int,
+        max_document_tokens: int,
     ) -> None:
         assert checkpoint.cls_id is not None, "BERT has [CLS]"
         self._tokenizer: Tokenizer = checkpoint.tokenizer
@@ -99,7 +109,10 @@ class SequenceMaker:
         negatives: Sequence[int] = (),
         negative_interval: int = 64,
     ) -> SequenceBatch:
-        """Lay out the units' queries and documents, and behind them ``negatives``: further pairs, of which the document alone is taken."""
+        """Lay out the units' queries and documents, and behind them ``negatives``.
+
+        Further pairs, of which the document alone is taken.
+        """
         pair_Q = np.array([position for unit in units for position in unit], np.int64)
         unit_Q = np.repeat(np.arange(len(units)), [len(unit) for unit in units])
         num_queries = len(pair_Q)
@@ -119,12 +132,20 @@ class SequenceMaker:
                 document = self._pairs.documents[position]
                 if document not in numbers:
                     numbers[document] = len(pair_D)
-                    texts.append(_Text(document, num_queries + len(pair_D), window, interval, self._max_document_tokens))
+                    texts.append(
+                        _Text(
+                            document, num_queries + len(pair_D), window, interval, self._max_document_tokens
+                        )
+                    )
                     pair_D.append(position)
                 positive_Q.append(numbers[document])
         for window, position in enumerate(negatives, start=num_queries + len(units)):
             document = self._pairs.documents[position]
-            texts.append(_Text(document, num_queries + len(pair_D), window, negative_interval, self._max_document_tokens))
+            texts.append(
+                _Text(
+                    document, num_queries + len(pair_D), window, negative_interval, self._max_document_tokens
+                )
+            )
             pair_D.append(position)
         rows, text_of_row = self._rows(texts)
         return SequenceBatch(
@@ -138,7 +159,8 @@ class SequenceMaker:
     def context(self, positions: Sequence[int], max_tokens: int) -> PackedRows:
         """Lay out the documents of these pairs as the first stage reads them: a row each, its opening."""
         texts = [
-            _Text(self._pairs.documents[position], number, number, max_tokens, max_tokens - 2) for number, position in enumerate(positions)
+            _Text(self._pairs.documents[position], number, number, max_tokens, max_tokens - 2)
+            for number, position in enumerate(positions)
         ]
         return self._rows(texts)[0]
 
@@ -150,7 +172,9 @@ class SequenceMaker:
         ]
         return self._rows(texts)
 
-    def documents(self, positions: Sequence[int], interval: int) -> tuple[PackedRows, Int64[np.ndarray, " B"]]:
+    def documents(
+        self, positions: Sequence[int], interval: int
+    ) -> tuple[PackedRows, Int64[np.ndarray, " B"]]:
         """Lay out these pairs' documents, each a window of its own, and the document each row is of."""
         texts = [
             _Text(self._pairs.documents[position], number, number, interval, self._max_document_tokens)
@@ -161,11 +185,23 @@ class SequenceMaker:
     def _rows(self, texts: Sequence[_Text]) -> tuple[PackedRows, Int64[np.ndarray, " B"]]:
         """Return the rows of texts, each cut after its limit, and the place of the text that each row is of."""
         tokens = tokenize(self._tokenizer, [text.text for text in texts])
-        lengths = np.minimum(np.diff(tokens.text_offsets), np.array([text.max_tokens for text in texts], np.int64))
-        kept = np.arange(int(lengths.sum())) + np.repeat(tokens.text_offsets[:-1] - (np.cumsum(lengths) - lengths), lengths)
+        lengths = np.minimum(
+            np.diff(tokens.text_offsets), np.array([text.max_tokens for text in texts], np.int64)
+        )
+        kept = np.arange(int(lengths.sum())) + np.repeat(
+            tokens.text_offsets[:-1] - (np.cumsum(lengths) - lengths), lengths
+        )
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        chunks = split_into_chunks(tokens.breaks[kept], offsets, np.array([text.interval for text in texts], np.int64))
-        rows = chunk_rows(tokens.ids[kept], chunks, cls_id=self._cls_id, landmark_id=self._landmark_id, pooling=self._pooling)
+        chunks = split_into_chunks(
+            tokens.breaks[kept], offsets, np.array([text.interval for text in texts], np.int64)
+        )
+        rows = chunk_rows(
+            tokens.ids[kept],
+            chunks,
+            cls_id=self._cls_id,
+            landmark_id=self._landmark_id,
+            pooling=self._pooling,
+        )
         text_of_row = np.repeat(np.arange(len(texts)), np.diff(chunks.chunk_offsets))
         packed = PackedRows(
             ids_N=rows.ids,
@@ -178,7 +214,10 @@ class SequenceMaker:
 
 
 def split_rows(rows: PackedRows, max_tokens: int) -> tuple[PackedRows, ...]:
-    """Cut rows into micro-batches of whole windows with at most so many tokens; a longer window is one by itself."""
+    """Cut rows into micro-batches of whole windows with at most so many tokens.
+
+    A longer window is one by itself.
+    """
     window_starts = np.flatnonzero(np.diff(rows.windows_B, prepend=rows.windows_B[0] - 1))
     token_ends = np.cumsum(rows.lengths_B)
     parts: list[PackedRows] = []

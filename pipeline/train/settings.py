@@ -1,7 +1,7 @@
 """Everything a training run is asked for; with the data and the base it determines every weight, bit for bit, on one thread.
 
-Defaults follow CDE §5 (τ, peak rate, sequence dropout, linear decay) and NV-Embed §4.1.1 (negatives below 95 % of the positive); sizes are
-those of a CPU.
+Defaults follow CDE §5 (τ, peak rate, sequence dropout, linear decay) and NV-Embed §4.1.1 (negatives below 95
+% of the positive); sizes are those of a CPU.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ LoraMatrices = Literal["attention", "all"]
 class TrainConfig:
     """Settings of ``cairn train``.
 
-    ``batch_pairs`` pairs make a batch, in sequences of up to ``sequence_documents`` neighbouring documents of one source;
-    ``context_documents`` of the batch are its context, None of them in a share ``context_absence`` of the steps, each replaced by the null
-    token with ``context_dropout``. ``title_share`` of the sequences begin with their title as a chunk of its own.
-    ``margin`` is ε of the false negatives. ``matryoshka_dims`` = () trains the whole vector only, ``matryoshka_layers`` = () the last
-    layer only.
-    ``freeze_embeddings`` leaves the input tables as the base has them, so that what changed is small enough to be shipped by itself.
-    ``lora_rank`` > 0 leaves all of the base as it is and learns updates of that rank (LoRA) to its layers' matrices, those of attention or
-    all, times ``lora_alpha`` / rank; None is twice the rank.
-    ``evaluate_every`` and ``dev_every`` steps the held-out pairs and the dev sets are scored.
-    ``precision`` is that of the products, auto: bf16 where the device has it; weights, sums and the optimiser are in float32.
-    ``micro_batch_tokens`` bounds memory and moves nothing but rounding.
+    ``batch_pairs`` pairs make a batch, in sequences of up to ``sequence_documents`` neighbouring documents of
+    one source; ``context_documents`` of the batch are its context, None of them in a share
+    ``context_absence`` of the steps, each replaced by the null token with ``context_dropout``.
+    ``title_share`` of the sequences begin with their title as a chunk of its own. ``margin`` is ε of the
+    false negatives. ``matryoshka_dims`` = () trains the whole vector only, ``matryoshka_layers`` = () the
+    last layer only. ``freeze_embeddings`` leaves the input tables as the base has them, so that what changed
+    is small enough to be shipped by itself. ``lora_rank`` > 0 leaves all of the base as it is and learns
+    updates of that rank (LoRA) to its layers' matrices, those of attention or all, times ``lora_alpha`` /
+    rank; None is twice the rank. ``evaluate_every`` and ``dev_every`` steps the held-out pairs and the dev
+    sets are scored. ``precision`` is that of the products, auto: bf16 where the device has it; weights, sums
+    and the optimiser are in float32. ``micro_batch_tokens`` bounds memory and moves nothing but rounding.
     """
 
     steps: int
@@ -97,14 +97,38 @@ class TrainConfig:
         for name in ("context_absence", "context_dropout", "title_share", "warmup_share"):
             _require(0.0 <= getattr(self, name) <= 1.0, name, "lie between 0 and 1", getattr(self, name))
         for name in ("temperature", "distillation_temperature", "peak_lr", "max_gradient_norm"):
-            _require(0.0 < getattr(self, name) < float("inf"), name, "be a positive number", getattr(self, name))
+            _require(
+                0.0 < getattr(self, name) < float("inf"), name, "be a positive number", getattr(self, name)
+            )
         for name in ("distillation_weight", "gate_lr", "weight_decay"):
-            _require(0.0 <= getattr(self, name) < float("inf"), name, "be a number of at least 0", getattr(self, name))
-        _require(self.batch_pairs >= 2, "batch_pairs", "be at least 2, as a pair's negatives are the others", self.batch_pairs)
-        _require(0.0 < self.hard_negative_share <= 1.0, "hard_negative_share", "lie between 0 and 1", self.hard_negative_share)
+            _require(
+                0.0 <= getattr(self, name) < float("inf"),
+                name,
+                "be a number of at least 0",
+                getattr(self, name),
+            )
+        _require(
+            self.batch_pairs >= 2,
+            "batch_pairs",
+            "be at least 2, as a pair's negatives are the others",
+            self.batch_pairs,
+        )
+        _require(
+            0.0 < self.hard_negative_share <= 1.0,
+            "hard_negative_share",
+            "lie between 0 and 1",
+            self.hard_negative_share,
+        )
         _require(not math.isnan(self.margin), "margin", "be a number", self.margin)
-        _require(-20.0 <= self.initial_gate <= 5.0, "initial_gate", "lie between -20 and 5", self.initial_gate)
-        _require(self.lora_alpha is None or 0.0 < self.lora_alpha < math.inf, "lora_alpha", "be a positive number", self.lora_alpha)
+        _require(
+            -20.0 <= self.initial_gate <= 5.0, "initial_gate", "lie between -20 and 5", self.initial_gate
+        )
+        _require(
+            self.lora_alpha is None or 0.0 < self.lora_alpha < math.inf,
+            "lora_alpha",
+            "be a positive number",
+            self.lora_alpha,
+        )
         _require(
             self.lora_rank > 0 or (self.lora_alpha is None and self.lora_matrices == "all"),
             "lora_rank",
@@ -119,7 +143,9 @@ class TrainConfig:
             ("lora_matrices", get_args(LoraMatrices)),
             ("precision", get_args(Precision)),
         ):
-            _require(getattr(self, name) in choices, name, f"be one of {', '.join(choices)}", getattr(self, name))
+            _require(
+                getattr(self, name) in choices, name, f"be one of {', '.join(choices)}", getattr(self, name)
+            )
         # Lists when read from JSON.
         for name in ("matryoshka_dims", "matryoshka_layers"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -138,4 +164,6 @@ def _require(holds: bool, name: str, contract: str, value: object) -> None:
 def require_within(name: str, values: Sequence[int], most: int) -> None:
     """Raise :class:`ConfigError` for widths or layers that a model does not have, or that are asked for twice."""
     if len(set(values)) < len(values) or not all(1 <= value <= most for value in values):
-        raise ConfigError(f"{name} must be different numbers between 1 and the base model's {most}, got {list(values)}")
+        raise ConfigError(
+            f"{name} must be different numbers between 1 and the base model's {most}, got {list(values)}"
+        )

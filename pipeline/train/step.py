@@ -3,9 +3,9 @@
     units ─▶ rows ─▶ M2 ─▶ chunk embeddings ─▶ text vectors at each width and layer ─▶ InfoNCE without false negatives ─┐
              context ─▶ M1 ─┘ (nothing, or partly the null token)                  teacher's chunk embeddings ─▶ distillation ─┴─▶ loss
 
-Everything drawn at random is drawn from the seed and the number of the step, so that a step is the same after a kill, in micro-batches of
-any size and in any number of processes. Differs from CDE in this: the null token takes the place of the same context vectors throughout a
-step, not of others in every row.
+Everything drawn at random is drawn from the seed and the number of the step, so that a step is the same after
+a kill, in micro-batches of any size and in any number of processes. Differs from CDE in this: the null token
+takes the place of the same context vectors throughout a step, not of others in every row.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from jaxtyping import Float32, Int64
 
 from pipeline.model.landmarks import draw_intervals
 from pipeline.model.sequence_dropout import drop_context
-from pipeline.train.contrastive import FalseNegatives, contrastive_loss
 from pipeline.train.grad_cache import FirstStage, SecondStage, cached_backward
 from pipeline.train.heldout import mean_by_text
 from pipeline.train.landmark_encoder import LandmarkEncoder, PackedRows
 from pipeline.train.mining import NONE_FOUND
-from pipeline.train.objectives import distillation_loss, over_widths
+from pipeline.train.objectives.contrastive import FalseNegatives, contrastive_loss
+from pipeline.train.objectives.distillation import distillation_loss, over_widths
 from pipeline.train.processes import ALONE, Processes
 from pipeline.train.sequences import SequenceBatch, SequenceMaker, split_rows
 from pipeline.train.settings import TrainConfig
@@ -77,7 +77,10 @@ def train_step(
     processes.require_same(_digest(batch, context), f"batch of step {step + 1}")
     seed = int(generator.integers(2**62))
     parts = _micro_batches(batch.rows, config, processes)
-    first = [_first_stage(model, part, config) for part in (() if context is None else _micro_batches(context, config, processes))]
+    first = [
+        _first_stage(model, part, config)
+        for part in (() if context is None else _micro_batches(context, config, processes))
+    ]
     second = [_second_stage(model, part, seed, config) for part in parts]
     teacher_BD = None
     if teacher is not None:
@@ -102,9 +105,16 @@ def train_step(
 
 
 def draw_batch(
-    data: TrainingData, units: Sequence[Sequence[int]], generator: np.random.Generator, config: TrainConfig, max_positions: int
+    data: TrainingData,
+    units: Sequence[Sequence[int]],
+    generator: np.random.Generator,
+    config: TrainConfig,
+    max_positions: int,
 ) -> tuple[SequenceBatch, PackedRows | None]:
-    """Lay out a batch with the intervals, titles, hard negatives and context that the generator draws; None without a context."""
+    """Lay out a batch with the intervals, titles, hard negatives and context that the generator draws.
+
+    None without a context.
+    """
     intervals_U = np.minimum(draw_intervals(len(units), generator), max_positions - 2)
     has_title_U = generator.random(len(units)) < config.title_share
     has_context = config.reads_context and generator.random() >= config.context_absence
@@ -117,7 +127,9 @@ def draw_batch(
     if has_context:
         candidates = np.unique(data.document_number_N[batch.pair_D], return_index=True)[1]
         drawn = generator.permutation(candidates)[: config.context_documents]
-        context = data.maker.context(batch.pair_D[drawn].tolist(), min(config.max_context_tokens, max_positions))
+        context = data.maker.context(
+            batch.pair_D[drawn].tolist(), min(config.max_context_tokens, max_positions)
+        )
     return batch, context
 
 
@@ -140,7 +152,10 @@ def batch_loss(
     config: TrainConfig,
     model_dim: int,
 ) -> Float32[torch.Tensor, ""]:
-    """Return the loss of a batch's chunk embeddings: InfoNCE over layers and widths, and the distillation of the last layer."""
+    """Return the loss of a batch's chunk embeddings.
+
+    InfoNCE over layers and widths, and the distillation of the last layer.
+    """
     device, num_queries = embeddings_BE.device, len(batch.pair_Q)
     positive_Q = torch.from_numpy(batch.positive_Q).to(device)
     false_negatives = FalseNegatives(
@@ -156,7 +171,13 @@ def batch_loss(
         for layer_BD in layers:
             texts = mean_by_text(layer_BD[:, :dim], batch.text_B, num_queries + len(batch.pair_D))
             losses.append(
-                contrastive_loss(texts[:num_queries], texts[num_queries:], positive_Q, false_negatives, temperature=config.temperature)
+                contrastive_loss(
+                    texts[:num_queries],
+                    texts[num_queries:],
+                    positive_Q,
+                    false_negatives,
+                    temperature=config.temperature,
+                )
             )
         return torch.stack(losses).mean()
 
@@ -165,7 +186,9 @@ def batch_loss(
         return loss
     pieces = zip(layers[-1].split(DISTILLED_TOGETHER), teacher_BD.split(DISTILLED_TOGETHER), strict=True)
     distilled = [
-        len(student) / len(teacher_BD) * distillation_loss(student, teacher, temperature=config.distillation_temperature)
+        len(student)
+        / len(teacher_BD)
+        * distillation_loss(student, teacher, temperature=config.distillation_temperature)
         for student, teacher in pieces
     ]
     return loss + config.distillation_weight * torch.stack(distilled).sum()
@@ -189,7 +212,9 @@ def _second_stage(model: LandmarkEncoder, rows: PackedRows, seed: int, config: T
             draws = torch.Generator(context_CD.device).manual_seed(seed)
             context_CD = drop_context(context_CD, model.null_context, config.context_dropout, draws)
         with _autocast(model, config):
-            return model(rows, context_CD, config.matryoshka_layers or None, landmarks=config.attention == "landmark").float()
+            return model(
+                rows, context_CD, config.matryoshka_layers or None, landmarks=config.attention == "landmark"
+            ).float()
 
     return embed
 

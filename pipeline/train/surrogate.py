@@ -1,7 +1,8 @@
 """Cheap vectors of the training pairs: what clusters them, tells false negatives, and mines hard ones.
 
-``static`` is the surrogate that clusters a corpus at ingest, at the cost of tokenising; ``encoder`` is the base model itself, pooled over
-the opening of a text, which ranks far better and costs a forward pass over the data once. Vectors are kept in the run's folder.
+``static`` is the surrogate that clusters a corpus at ingest, at the cost of tokenising; ``encoder`` is the
+base model itself, pooled over the opening of a text, which ranks far better and costs a forward pass over the
+data once. Vectors are kept in the run's folder.
 
     N pairs    V surrogate dim
 """
@@ -43,10 +44,15 @@ class PairVectors:
     fingerprint: str
 
 
-def embed_pairs(pairs: TrainingPairs, backbone: Backbone, surrogate: TrainSurrogate, progress: ProgressListener) -> PairVectors:
+def embed_pairs(
+    pairs: TrainingPairs, backbone: Backbone, surrogate: TrainSurrogate, progress: ProgressListener
+) -> PairVectors:
     """Embed both sides of every pair; equal documents are embedded once."""
     if surrogate == "static":
-        order = hash_order([f"{query}\n{document}" for query, document in zip(pairs.queries, pairs.documents, strict=True)], 0)
+        order = hash_order(
+            [f"{query}\n{document}" for query, document in zip(pairs.queries, pairs.documents, strict=True)],
+            0,
+        )
         sample = [pairs.documents[position] for position in order[:FIT_TEXTS].tolist()]
         embedder, _ = StaticEmbedder.fitted_to(backbone.token_embeddings, backbone.tokenizer, sample)
     else:
@@ -71,7 +77,12 @@ def _unit(vectors: Float32[np.ndarray, "N V"]) -> Float32[np.ndarray, "N V"]:
 
 
 def kept_vectors(
-    path: Path, key: str, pairs: TrainingPairs, backbone: Backbone, surrogate: TrainSurrogate, progress: ProgressListener
+    path: Path,
+    key: str,
+    pairs: TrainingPairs,
+    backbone: Backbone,
+    surrogate: TrainSurrogate,
+    progress: ProgressListener,
 ) -> PairVectors:
     """Read the vectors a run has stored under this ``key``, or embed and store them."""
     if path.is_file():
@@ -81,7 +92,9 @@ def kept_vectors(
     found = embed_pairs(pairs, backbone, surrogate, progress)
     stored = PairVectors(document_NV=found.document_NV, query_NV=found.query_NV, fingerprint=key)
     with durable.storage_errors("writing the surrogate vectors"), durable.replacing(path) as temporary:
-        save_file({"document": stored.document_NV, "query": stored.query_NV}, temporary, metadata={"key": key})
+        save_file(
+            {"document": stored.document_NV, "query": stored.query_NV}, temporary, metadata={"key": key}
+        )
     return stored
 
 
@@ -95,7 +108,8 @@ def _read(path: Path) -> PairVectors:
         return PairVectors(document_NV=arrays["document"], query_NV=arrays["query"], fingerprint=key)
     except (SafetensorError, KeyError, OSError) as error:
         raise IntegrityError(
-            f"{path.name} of the run must be a whole safetensors file, got a damaged one; delete it and run again"
+            f"{path.name} of the run must be a whole safetensors file, got a damaged one; delete it and "
+            "run again"
         ) from error
 
 

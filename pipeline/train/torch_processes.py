@@ -1,7 +1,7 @@
 """Several processes over torch.distributed: NCCL between GPUs, one a process, else gloo between processors.
 
-What is exchanged are sums: a gathered batch is a sum of tensors that are zero where another process fills them in. Sums come out the same
-bits in every process, so weights do not drift apart.
+What is exchanged are sums: a gathered batch is a sum of tensors that are zero where another process fills
+them in. Sums come out the same bits in every process, so weights do not drift apart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from pipeline.errors import ConfigError, IntegrityError
 from pipeline.train.processes import Processes
 
 PATIENCE: Final = timedelta(hours=12)
-"""How long the others wait for the first, which scores dev sets alone; torchrun ends them at once when one fails."""
+"""How long the others wait for the first, which scores dev sets alone.
+
+Torchrun ends them at once when one fails.
+"""
 
 
 class TorchProcesses(Processes):
@@ -37,7 +40,9 @@ class TorchProcesses(Processes):
         return self._device
 
     @override
-    def gather(self, parts: Mapping[int, Float[torch.Tensor, "_ E"]], count: int) -> tuple[Float[torch.Tensor, "_ E"], ...]:
+    def gather(
+        self, parts: Mapping[int, Float[torch.Tensor, "_ E"]], count: int
+    ) -> tuple[Float[torch.Tensor, "_ E"], ...]:
         # A process without a share learns here how wide embeddings are.
         sizes = torch.zeros(count + 1, dtype=torch.int64, device=self.device)
         for number, part in parts.items():
@@ -59,7 +64,9 @@ class TorchProcesses(Processes):
     def add_up_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         # Whether a gradient is there at all travels with them: AdamW leaves a parameter without one as it is.
-        is_there = torch.tensor([float(parameter.grad is not None) for parameter in trained], device=self.device)
+        is_there = torch.tensor(
+            [float(parameter.grad is not None) for parameter in trained], device=self.device
+        )
         flat = torch.cat([is_there, *(_gradient(parameter).flatten() for parameter in trained)])
         self.add_up(flat)
         counts, *gradients = flat.split([len(trained), *(parameter.numel() for parameter in trained)])
@@ -71,7 +78,10 @@ class TorchProcesses(Processes):
         ends = torch.tensor([number, -number], dtype=torch.int64, device=self.device)
         dist.all_reduce(ends, op=dist.ReduceOp.MAX)
         if ends[0] != -ends[1]:
-            raise IntegrityError(f"all processes must have the same {what}, got others; give them the same files and the same software")
+            raise IntegrityError(
+                f"all processes must have the same {what}, got others; give them the same files and the "
+                "same software"
+            )
 
     @override
     def wait(self) -> None:
@@ -89,7 +99,10 @@ def torch_processes() -> Generator[TorchProcesses]:
     if torch.cuda.is_available():
         number, num_devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if number >= num_devices:
-            raise ConfigError(f"every process must have a GPU of its own, got {num_devices} for process {number + 1}; start fewer")
+            raise ConfigError(
+                f"every process must have a GPU of its own, got {num_devices} for process {number + 1}; "
+                "start fewer"
+            )
         device = torch.device("cuda", number)
         torch.cuda.set_device(device)
     try:
@@ -98,7 +111,10 @@ def torch_processes() -> Generator[TorchProcesses]:
         else:
             dist.init_process_group("gloo", timeout=PATIENCE)
     except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"several processes must be started by torchrun, which tells them where to meet, got: {error}") from error
+        raise ConfigError(
+            f"several processes must be started by torchrun, which tells them where to meet, got: {error}"
+        ) from error
     yield TorchProcesses(device)
-    # After an error the others may be waiting in the middle of a sum: this process must end, and torchrun will end them.
+    # After an error the others may be waiting in the middle of a sum: this process must end, and torchrun
+    # will end them.
     dist.destroy_process_group()

@@ -2,7 +2,8 @@
 
     step ─▶ log ─▶ (held-out score, dev score ─▶ best/) ─▶ (checkpoint) ─▶ next step … ─▶ model/, changes.safetensors
 
-Which model is the best is said by the dev sets where there are any, else by the held-out pairs; a resumed run remembers it.
+Which model is the best is said by the dev sets where there are any, else by the held-out pairs; a resumed run
+remembers it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ from pipeline.train.step import StepReport, TrainingData, train_step
 from pipeline.types import ModelScorer, ProgressListener
 
 SERVED_INTERVAL: Final = 64
-"""Landmark interval that held-out pairs are scored with and the saved folder brings along: ingest's own default."""
+"""Landmark interval that held-out pairs are scored with and the saved folder brings along.
+
+Ingest's own default.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +111,11 @@ class Trainer:
             resumed_at=resumed_at,
             first_loss=losses[min(1, len(losses) - 1)],
             last_loss=losses[-1],
-            judged_by="dev sets" if self.scorer is not None else "held-out pairs" if len(self.heldout) else "nothing",
+            judged_by="dev sets"
+            if self.scorer is not None
+            else "held-out pairs"
+            if len(self.heldout)
+            else "nothing",
             best_score=state.best_score,
             best_step=state.best_step,
             seconds=seconds,
@@ -122,15 +130,20 @@ class Trainer:
     def _is_due(self, step: int, every: int) -> bool:
         return step % every == 0 or step == self.config.steps
 
-    def _step(self, step: int, optimizer: torch.optim.Optimizer, newest: Path | None, log: TrainingLog | None) -> StepReport:
+    def _step(
+        self, step: int, optimizer: torch.optim.Optimizer, newest: Path | None, log: TrainingLog | None
+    ) -> StepReport:
         started = time.monotonic()
         set_lr(optimizer, lr_factor(step, self.config))
         optimizer.zero_grad(set_to_none=True)
-        report = train_step(self.model, self.teacher, self.data, self.plan.at(step), step, self.config, self.processes)
+        report = train_step(
+            self.model, self.teacher, self.data, self.plan.at(step), step, self.config, self.processes
+        )
         if not (math.isfinite(report.loss) and math.isfinite(report.gradient_norm)):
             good = "there is no checkpoint yet" if newest is None else f"{newest} is the last good checkpoint"
             raise ModelError(
-                f"loss and gradient must be finite, got {report.loss} and {report.gradient_norm} in step {step + 1}; {good}: "
+                f"loss and gradient must be finite, got {report.loss} and {report.gradient_norm} in step "
+                f"{step + 1}; {good}: "
                 "train in another folder with a lower peak_lr"
             )
         optimizer.step()
@@ -152,7 +165,10 @@ class Trainer:
         )
 
     def _evaluate(self, state: RunState, log: TrainingLog | None) -> RunState:
-        """Score the model where a score is due, and keep it when it is the best so far; without a log another process does."""
+        """Score the model where a score is due, and keep it when it is the best so far.
+
+        Without a log another process does.
+        """
         if log is None:
             return state
         if len(self.heldout) and self._is_due(state.step, self.config.evaluate_every):
@@ -182,7 +198,14 @@ class Trainer:
         started = time.monotonic()
         scores = scorer.score(self.files.save_model("candidate", self.model))
         measures = {f"{DEV_PREFIX}{name}": value for name, value in scores.by_measure.items()}
-        log.append({"step": state.step, "dev_score": scores.mean, **measures, "seconds": round(time.monotonic() - started, 3)})
+        log.append(
+            {
+                "step": state.step,
+                "dev_score": scores.mean,
+                **measures,
+                "seconds": round(time.monotonic() - started, 3),
+            }
+        )
         if scores.mean <= state.best_score:
             self.files.drop_model("candidate")
             return state

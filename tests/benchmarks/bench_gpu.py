@@ -2,10 +2,12 @@
 
     python tests/benchmarks/bench_gpu.py --output tests/benchmarks/results/gpu.json
 
-Random weights of ModernBERT-base's size, bf16, rows of 512 and of 8,192 tokens. Both sides read the same texts and give one mean-pooled
-vector a text; tokenising is counted for both. Under eight minutes on one card; writes card, versions, date and every figure as JSON.
+Random weights of ModernBERT-base's size, bf16, rows of 512 and of 8,192 tokens. Both sides read the same
+texts and give one mean-pooled vector a text; tokenising is counted for both. Under eight minutes on one card;
+writes card, versions, date and every figure as JSON.
 
-FLOPs of a token: 2 a weight of its products, and 4 D a key it sees, in global layers the whole row, in local ones the window.
+FLOPs of a token: 2 a weight of its products, and 4 D a key it sees, in global layers the whole row, in local
+ones the window.
 """
 
 from __future__ import annotations
@@ -50,27 +52,42 @@ class Size:
     tokens_timed: int = 1 << 21
 
     def flops_a_token(self, length: int) -> float:
-        products = 2 * (self.width * 3 * self.width + self.width**2 + self.width * 2 * self.inner + self.inner * self.width) * self.layers
+        products = (
+            2
+            * (
+                self.width * 3 * self.width
+                + self.width**2
+                + self.width * 2 * self.inner
+                + self.inner * self.width
+            )
+            * self.layers
+        )
         num_global = -(-self.layers // 3)
         keys = num_global * length + (self.layers - num_global) * min(length, self.window + 1)
         return products + 4 * self.width * keys
 
 
 BASE = Size()
-SMALL = Size(width=64, layers=4, heads=4, inner=96, window=16, vocabulary=512, lengths=(64, 256), tokens_timed=2_048)
+SMALL = Size(
+    width=64, layers=4, heads=4, inner=96, window=16, vocabulary=512, lengths=(64, 256), tokens_timed=2_048
+)
 """For the test that this script still runs, on any machine."""
 
 
 def write_model(folder: Path, size: Size) -> Path:
     """Write random weights in the published layout, as a folder both sides load."""
     folder.mkdir(parents=True)
-    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3} | {f"w{index}": index for index in range(4, size.vocabulary)}
+    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3} | {
+        f"w{index}": index for index in range(4, size.vocabulary)
+    }
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
     tokenizer.save(str(folder / "tokenizer.json"))
     special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **special}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **special})
+    )
     config = {
         "model_type": "modernbert",
         "architectures": ["ModernBertModel"],
@@ -122,14 +139,22 @@ def random_texts(size: Size, length: int, count: int, seed: int = 0) -> list[str
 def encoder_of(folder: Path, device: torch.device, length: int, precision: str) -> DocumentEncoder:
     """Return our encoder with one chunk, its own tokens and [CLS] and [SEP], a text."""
     config = EncoderConfig(
-        model=str(folder), landmark_interval=length - 2, max_window_tokens=length, window_overlap_tokens=0, precision=precision
+        model=str(folder),
+        landmark_interval=length - 2,
+        max_window_tokens=length,
+        window_overlap_tokens=0,
+        precision=precision,
     )
     return DocumentEncoder(config, None, load_backbone(config, device))
 
 
 def check_vectors(folder: Path, size: Size, device: torch.device) -> dict[str, float]:
     """Return the least cosine between the card in bf16, texts of many lengths in one batch, and the CPU in float32."""
-    texts = [text for length in (8, 40, 130, 512) for text in random_texts(size, min(length, max(size.lengths)), 3, seed=length)]
+    texts = [
+        text
+        for length in (8, 40, 130, 512)
+        for text in random_texts(size, min(length, max(size.lengths)), 3, seed=length)
+    ]
     length = min(512, max(size.lengths))
     ours = encoder_of(folder, device, length, "bf16").encode(texts).document_vectors_NV
     exact = encoder_of(folder, torch.device("cpu"), length, "fp32").encode(texts).document_vectors_NV
@@ -139,13 +164,21 @@ def check_vectors(folder: Path, size: Size, device: torch.device) -> dict[str, f
 
 
 def check_out_of_memory(folder: Path, size: Size, device: torch.device) -> dict[str, Any]:
-    """Encode with most of the card's memory taken away: batches are halved until they fit, and vectors stay."""
+    """Encode with most of the card's memory taken away.
+
+    Batches are halved until they fit, and vectors stay.
+    """
     length = min(512, max(size.lengths))
-    encoder, texts = encoder_of(folder, device, length, "bf16"), random_texts(size, length, 2 * CUDA_BATCH_FACTOR)
+    encoder, texts = (
+        encoder_of(folder, device, length, "bf16"),
+        random_texts(size, length, 2 * CUDA_BATCH_FACTOR),
+    )
     roomy = encoder.encode(texts).document_vectors_NV
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + (256 << 20)) / total, device)
+    torch.cuda.set_per_process_memory_fraction(
+        (torch.cuda.memory_reserved(device) + (256 << 20)) / total, device
+    )
     try:
         tight = encoder.encode(texts).document_vectors_NV
     finally:
@@ -181,7 +214,9 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def time_length(folder: Path, size: Size, length: int, device: torch.device, peak_tflops: float) -> dict[str, float]:
+def time_length(
+    folder: Path, size: Size, length: int, device: torch.device, peak_tflops: float
+) -> dict[str, float]:
     """Time both sides on rows of one length, from texts to vectors; ours also without the tokenizer."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -190,10 +225,16 @@ def time_length(folder: Path, size: Size, length: int, device: torch.device, pea
     texts, tokens = random_texts(size, length, count), count * length
     encoder = encoder_of(folder, device, length, "bf16")
     our_seconds = timed(lambda: encoder.encode(texts), device)
-    ids = np.random.default_rng(0).integers(4, size.vocabulary, (max(1, CUDA_BATCH_FACTOR * 1_024 // length), length))
+    ids = np.random.default_rng(0).integers(
+        4, size.vocabulary, (max(1, CUDA_BATCH_FACTOR * 1_024 // length), length)
+    )
     lengths = np.full(len(ids), length)
     pass_seconds = timed(lambda: encoder.backbone.hidden_states(ids, lengths), device)
-    body = Transformer(str(folder), max_seq_length=length, model_kwargs={"dtype": torch.bfloat16, "attn_implementation": "sdpa"})
+    body = Transformer(
+        str(folder),
+        max_seq_length=length,
+        model_kwargs={"dtype": torch.bfloat16, "attn_implementation": "sdpa"},
+    )
     published = SentenceTransformer(modules=[body, Pooling(size.width, "mean")], device=str(device))
     their_seconds = min(
         timed(lambda batch=batch: published.encode(texts, batch_size=batch, show_progress_bar=False), device)
@@ -220,9 +261,13 @@ def measure(size: Size, device: torch.device) -> dict[str, Any]:
         if device.type == "cuda":
             checks |= check_out_of_memory(model, size, device)
         peak_tflops = matmul_tflops(device, MATMUL_SIZE if device.type == "cuda" else 512)
-        lengths = {str(length): time_length(model, size, length, device, peak_tflops) for length in size.lengths}
+        lengths = {
+            str(length): time_length(model, size, length, device, peak_tflops) for length in size.lengths
+        }
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.processor() or "cpu",
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
@@ -235,10 +280,14 @@ def measure(size: Size, device: torch.device) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Parse, measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, help="where to write the report as JSON")
     parser.add_argument("--device", default="cuda", help="the device to measure")
-    parser.add_argument("--small", action="store_true", help="a tiny model: shows that the script runs, measures nothing")
+    parser.add_argument(
+        "--small", action="store_true", help="a tiny model: shows that the script runs, measures nothing"
+    )
     given = parser.parse_args(arguments)
     report = measure(SMALL if given.small else BASE, torch.device(given.device))
     text = json.dumps(report, indent=2)

@@ -1,4 +1,7 @@
-"""Passages for the benchmarks: paragraphs of the sample corpus, cut the way a RAG developer would, the same on every run."""
+"""Passages for the benchmarks.
+
+Paragraphs of the sample corpus, cut the way a RAG developer would, the same on every run.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ import pytest
 
 from pipeline.corpus.sample import write_sample
 
-os.environ["TOKENIZERS_PARALLELISM"] = "true"  # as users have it; the suite turns it off to keep its two workers apart
+os.environ["TOKENIZERS_PARALLELISM"] = (
+    "true"  # as users have it; the suite turns it off to keep its two workers apart
+)
 
 PASSAGE_CHARACTERS = 280
 """Some 69 tokens: a short passage, where padding and per-call costs weigh most."""
@@ -34,7 +39,9 @@ def write_passages() -> Callable[[Path, list[str]], str]:
     """Return a function that writes passages as a corpus with ids and texts."""
 
     def write(path: Path, passages: list[str]) -> str:
-        pq.write_table(pa.table({"id": [f"p{number:06d}" for number in range(len(passages))], "text": passages}), path)
+        pq.write_table(
+            pa.table({"id": [f"p{number:06d}" for number in range(len(passages))], "text": passages}), path
+        )
         return str(path)
 
     return write

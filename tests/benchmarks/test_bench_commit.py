@@ -1,7 +1,8 @@
 """What everything but the encoder costs a million chunks: staging, the commit to Lance, a generation's files; and what it all weighs.
 
-The encoder is replaced by one that gives random unit vectors; texts are the sample's passages, drawn into documents of ten. Two sizes, each
-in a process of its own: what another million chunks costs is the difference between them, and start-up falls out of it.
+The encoder is replaced by one that gives random unit vectors; texts are the sample's passages, drawn into
+documents of ten. Two sizes, each in a process of its own: what another million chunks costs is the difference
+between them, and start-up falls out of it.
 """
 
 from __future__ import annotations
@@ -82,18 +83,30 @@ class RandomEngine:
 
     def embed_sample(self, sample: pa.Table) -> EmbeddedSample:
         sides = [self._encoder.vectors(sample.num_rows) for _ in range(2)]
-        return EmbeddedSample(phi_NV=sides[0], psi_NV=sides[1], surrogate_fingerprint="s" * 64, surrogate_state={})
+        return EmbeddedSample(
+            phi_NV=sides[0], psi_NV=sides[1], surrogate_fingerprint="s" * 64, surrogate_state={}
+        )
 
     def draw_context(self, sample: pa.Table, assignments_N: np.ndarray) -> ContextSet:
-        return build_context(sample, assignments_N, IngestConfig().context, lambda texts: self._encoder.vectors(len(texts)), "f" * 64)
+        return build_context(
+            sample,
+            assignments_N,
+            IngestConfig().context,
+            lambda texts: self._encoder.vectors(len(texts)),
+            "f" * 64,
+        )
 
     def begin(self, view: CorpusView) -> Begun:
         return Begun(encoder_fingerprint="e" * 64, vector_dim=VECTOR_DIM, host="bench")
 
-    def encode(self, shards: Sequence[Path], on_tokens: Callable[[int], None]) -> Iterator[tuple[int, EncodedShard]]:
+    def encode(
+        self, shards: Sequence[Path], on_tokens: Callable[[int], None]
+    ) -> Iterator[tuple[int, EncodedShard]]:
         for number, shard in enumerate(shards):
             rows = pq.read_table(shard)
-            documents, chunks = encode_shard(rows, self._encoder, lambda rows: np.zeros(rows.num_rows, np.int32))
+            documents, chunks = encode_shard(
+                rows, self._encoder, lambda rows: np.zeros(rows.num_rows, np.int32)
+            )
             tokens = int(np.sum(documents.column("num_tokens").to_numpy()))
             on_tokens(tokens)
             yield (
@@ -128,7 +141,9 @@ def measure(source: str, root: str) -> None:
     durable.observe_commit_points(mark)
     mark("start")
     # A sample that both corpora exceed, as those worth this question exceed the default one.
-    config = IngestConfig(encoder=EncoderConfig(model="all-MiniLM-L6-v2"), cluster=ClusterConfig(max_sample_documents=4_096))
+    config = IngestConfig(
+        encoder=EncoderConfig(model="all-MiniLM-L6-v2"), cluster=ClusterConfig(max_sample_documents=4_096)
+    )
     report = line.build_index([source], root, "c", config, progress=progress)
     mark("end")
     processor: dict[str, float] = {}
@@ -139,13 +154,22 @@ def measure(source: str, root: str) -> None:
     layout = CollectionLayout(Path(root), "c")
     folder = layout.generation_folder(1)
     files = {path.name: path.stat().st_size for path in folder.iterdir()}
-    files |= {path.name: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in layout.lance_folder.iterdir()}
+    files |= {
+        path.name: sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        for path in layout.lance_folder.iterdir()
+    }
     status = dict(row.split(":", 1) for row in Path("/proc/self/status").read_text().splitlines())
     peak = int(status["VmHWM"].split()[0]) * 1024
-    print(json.dumps({"chunks": report.chunks, "processor": processor, "clock": clock, "bytes": files, "peak": peak}))
+    print(
+        json.dumps(
+            {"chunks": report.chunks, "processor": processor, "clock": clock, "bytes": files, "peak": peak}
+        )
+    )
 
 
-def test_bench_commit_of_a_million_chunks(tmp_path: Path, sample_passages: Callable[[int], list[str]]) -> None:
+def test_bench_commit_of_a_million_chunks(
+    tmp_path: Path, sample_passages: Callable[[int], list[str]]
+) -> None:
     passages = sample_passages(SAMPLE_PASSAGES)
     measured = []
     for size in SIZES:
@@ -153,17 +177,38 @@ def test_bench_commit_of_a_million_chunks(tmp_path: Path, sample_passages: Calla
         draws = generator.integers(0, len(passages), (size // PASSAGES_A_DOCUMENT, PASSAGES_A_DOCUMENT))
         texts = ["\n\n".join(passages[number] for number in row) for row in draws]
         source = tmp_path / f"{size}.parquet"
-        pq.write_table(pa.table({"id": [f"d{number:07d}" for number in range(len(texts))], "text": texts}), source)
-        command = [sys.executable, "-c", MEASURE, str(Path(__file__).parent), str(source), str(tmp_path / f"root-{size}")]
+        pq.write_table(
+            pa.table({"id": [f"d{number:07d}" for number in range(len(texts))], "text": texts}), source
+        )
+        command = [
+            sys.executable,
+            "-c",
+            MEASURE,
+            str(Path(__file__).parent),
+            str(source),
+            str(tmp_path / f"root-{size}"),
+        ]
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stderr
         measured.append(json.loads(ran.stdout))
     small, large = measured
     millions = (large["chunks"] - small["chunks"]) / 1e6
-    print(f"\n{small['chunks']:,} and {large['chunks']:,} chunks; of another million, processor seconds (and by the clock):")
+    print(
+        f"\n{small['chunks']:,} and {large['chunks']:,} chunks; of another million, processor seconds "
+        "(and by the clock):"
+    )
     for name in large["processor"]:
-        values = [(large[kind][name] - small[kind].get(name, 0.0)) / millions for kind in ("processor", "clock")]
+        values = [
+            (large[kind][name] - small[kind].get(name, 0.0)) / millions for kind in ("processor", "clock")
+        ]
         if values[0] >= 1.0:
             print(f"  {values[0]:7.1f} ({values[1]:.1f})  to {name}")
-    print("bytes a chunk:", {name: round(size / large["chunks"], 1) for name, size in large["bytes"].items() if size > large["chunks"]})
+    print(
+        "bytes a chunk:",
+        {
+            name: round(size / large["chunks"], 1)
+            for name, size in large["bytes"].items()
+            if size > large["chunks"]
+        },
+    )
     print(f"peak memory {small['peak'] / 1e6:.0f} and {large['peak'] / 1e6:.0f} MB")

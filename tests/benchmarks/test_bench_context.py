@@ -1,7 +1,7 @@
 """What reading a context costs: 512 context vectors before a text against 512 more tokens of text, for every way context is placed.
 
-Both passes of a backbone are timed in turn, so that a busy moment of the machine falls on both alike. Random weights: time does not
-depend on them.
+Both passes of a backbone are timed in turn, so that a busy moment of the machine falls on both alike. Random
+weights: time does not depend on them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,18 @@ BACKBONES = ["bert", "nomic_bert", "modernbert", "cde-small-v1-like", "cde-small
 
 
 @pytest.fixture(scope="module")
-def load(make_bert: Callable[..., Path], make_cde: Callable[..., Path], model_size: Any) -> Callable[[str], Any]:
-    """Return a loader of six layers of 384 dimensions, as all-MiniLM-L6-v2 has them; a family is the first stage of its CDE."""
+def load(
+    make_bert: Callable[..., Path], make_cde: Callable[..., Path], model_size: Any
+) -> Callable[[str], Any]:
+    """Return a loader of six layers of 384 dimensions, as all-MiniLM-L6-v2 has them.
+
+    A family is the first stage of its CDE.
+    """
 
     def load(name: str) -> Any:
-        size = model_size(width=384, heads=12, inner=1536 if name == "bert" else 1024, positions=2048, layers=6, window=128)
+        size = model_size(
+            width=384, heads=12, inner=1536 if name == "bert" else 1024, positions=2048, layers=6, window=128
+        )
         if name == "bert":
             return load_backbone(EncoderConfig(model=str(make_bert(size))))
         version = 1 if name in ("nomic_bert", "cde-small-v1-like") else 2
@@ -67,11 +74,20 @@ def test_bench_context_vectors_cost_no_more_than_tokens(name: str, load: Callabl
     for _ in range(ROUNDS):
         for each, times in seconds.items():
             times.append(_timed(each))
-    ratios = sorted(with_context / tokens for with_context, tokens in zip(seconds[behind_context], seconds[longer], strict=True))
+    ratios = sorted(
+        with_context / tokens
+        for with_context, tokens in zip(seconds[behind_context], seconds[longer], strict=True)
+    )
     ratio = statistics.median(ratios)
     times = {each.__name__: 1e3 * statistics.median(values) for each, values in seconds.items()}
-    print(f"\n{name}: {torch.get_num_threads()} thread(s), {TEXT} tokens alone {times['alone']:.0f} ms, ", end="")
-    print(f"with {CONTEXT} context vectors {times['behind_context']:.0f} ms, with {CONTEXT} more tokens {times['longer']:.0f} ms")
+    print(
+        f"\n{name}: {torch.get_num_threads()} thread(s), {TEXT} tokens alone {times['alone']:.0f} ms, ",
+        end="",
+    )
+    print(
+        f"with {CONTEXT} context vectors {times['behind_context']:.0f} ms, with {CONTEXT} more tokens "
+        f"{times['longer']:.0f} ms"
+    )
     print(f"ratio = {ratio:.2f}  (rounds {ratios[0]:.2f} to {ratios[-1]:.2f}; goal <= 1)")
     assert ratio <= MOST
 

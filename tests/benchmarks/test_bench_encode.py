@@ -1,10 +1,10 @@
 """Tokens a second of the encoder beside sentence-transformers' default ``encode``: same model, process, thread count and passages.
 
-With both backends. The speed of a plain bf16 product says what kind of processor it was: where that is two to three times faster, so is the
-encoder, while sentence-transformers computes in fp32.
+With both backends. The speed of a plain bf16 product says what kind of processor it was: where that is two to
+three times faster, so is the encoder, while sentence-transformers computes in fp32.
 
-The passages are taken in slices, each encoded by all in turn, so that a busy moment of the machine falls on all alike; the
-ratio of processor time is what a busy machine disturbs least.
+The passages are taken in slices, each encoded by all in turn, so that a busy moment of the machine falls on
+all alike; the ratio of processor time is what a busy machine disturbs least.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 from pipeline.config import Backend, EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.encode.queries import TextQueryEncoder
-from pipeline.model.embedded_weights import embedded_folder
-from pipeline.model.precision import has_native_bf16
+from pipeline.model.engine.precision import has_native_bf16
+from pipeline.model.folders.embedded_weights import embedded_folder
 
 pytestmark = pytest.mark.bench
 
@@ -41,7 +41,8 @@ def test_bench_encode_against_sentence_transformers(sample_passages: Callable[[i
     texts = sample_passages(PASSAGES)
     published = SentenceTransformer(str(embedded_folder()), device="cpu")
     encoders = {
-        backend: DocumentEncoder(EncoderConfig(landmark_interval=WHOLE_PASSAGE_TOKENS, backend=backend)) for backend in GOAL_BY_BACKEND
+        backend: DocumentEncoder(EncoderConfig(landmark_interval=WHOLE_PASSAGE_TOKENS, backend=backend))
+        for backend in GOAL_BY_BACKEND
     }
     seconds: dict[str, list[float]] = {name: [] for name in ("sentence-transformers", *encoders)}
     processor_seconds = dict.fromkeys(seconds, 0.0)
@@ -60,16 +61,33 @@ def test_bench_encode_against_sentence_transformers(sample_passages: Callable[[i
             processor_seconds[backend] += time.process_time() - started
             seconds[backend].append(our_seconds)
             is_whole = np.diff(encoded.chunk_offsets) == 1
-            least[backend] = min(least[backend], float((encoded.document_vectors_NV * vectors).sum(axis=1)[is_whole].min()))
+            least[backend] = min(
+                least[backend], float((encoded.document_vectors_NV * vectors).sum(axis=1)[is_whole].min())
+            )
         tokens += int(encoded.num_tokens.sum())
     theirs = seconds["sentence-transformers"]
-    print(f"\n{len(texts)} passages, {tokens / len(texts):.0f} tokens on average, {torch.get_num_threads()} thread(s), ", end="")
-    print(f"native bf16: {has_native_bf16(torch.device('cpu'))}, {_product_gflops():.0f} GFLOP/s in bf16 products")
+    print(
+        f"\n{len(texts)} passages, {tokens / len(texts):.0f} tokens on average, "
+        f"{torch.get_num_threads()} thread(s), ",
+        end="",
+    )
+    print(
+        f"native bf16: {has_native_bf16(torch.device('cpu'))}, {_product_gflops():.0f} GFLOP/s in bf16 "
+        "products"
+    )
     print(f"sentence-transformers {tokens / sum(theirs):.0f} tokens/s")
     for backend, goal in GOAL_BY_BACKEND.items():
         slices = sorted(their / our for our, their in zip(seconds[backend], theirs, strict=True))
-        print(f"{backend}: {tokens / sum(seconds[backend]):.0f} tokens/s, ratio = {sum(theirs) / sum(seconds[backend]):.2f}", end="  ")
-        print(f"(slices {slices[0]:.2f} to {slices[-1]:.2f}, median {statistics.median(slices):.2f}; goal >= {goal})", end="  ")
+        print(
+            f"{backend}: {tokens / sum(seconds[backend]):.0f} tokens/s, ratio = "
+            f"{sum(theirs) / sum(seconds[backend]):.2f}",
+            end="  ",
+        )
+        print(
+            f"(slices {slices[0]:.2f} to {slices[-1]:.2f}, median {statistics.median(slices):.2f}; goal "
+            f">= {goal})",
+            end="  ",
+        )
         by_processor = processor_seconds["sentence-transformers"] / processor_seconds[backend]
         print(f"by processor time {by_processor:.2f}  least cosine {least[backend]:.6f}")
     assert min(least.values()) >= 0.999
@@ -77,7 +95,10 @@ def test_bench_encode_against_sentence_transformers(sample_passages: Callable[[i
 
 def test_bench_one_query() -> None:
     encoder = TextQueryEncoder(EncoderConfig())
-    seconds = [_timed(lambda: encoder.encode_queries(["how do I reverse a list while iterating over it"]))[0] for _ in range(100)]
+    seconds = [
+        _timed(lambda: encoder.encode_queries(["how do I reverse a list while iterating over it"]))[0]
+        for _ in range(100)
+    ]
     print(f"\none query: median {1e3 * statistics.median(seconds):.1f} ms, best {1e3 * min(seconds):.1f} ms")
 
 

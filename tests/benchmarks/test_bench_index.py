@@ -1,4 +1,7 @@
-"""FAISS files at 200,000 x 384: recall, latency on one thread against brute force, and a build's memory as the corpus grows tenfold."""
+"""FAISS files at 200,000 x 384.
+
+Recall, latency on one thread against brute force, and a build's memory as the corpus grows tenfold.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,17 @@ MAX_MEMORY_RATIO = 1.2
 
 
 def encoder_like_vectors(count: int, seed: int) -> np.ndarray:
-    """Return a mixture of 2,000 overlapping clusters on a 64-dimensional sheet: harder for inverted lists than a text encoder's vectors."""
+    """Return a mixture of 2,000 overlapping clusters on a 64-dimensional sheet.
+
+    Harder for inverted lists than a text encoder's vectors.
+    """
     shape = np.random.default_rng(7)
     centres = shape.standard_normal((NUM_CENTRES, INNER_DIM), dtype=np.float32)
     sheet = shape.standard_normal((INNER_DIM, VECTOR_DIM), dtype=np.float32) / 8
     generator = np.random.default_rng(seed)
-    points = centres[generator.integers(0, NUM_CENTRES, count)] + generator.standard_normal((count, INNER_DIM), dtype=np.float32)
+    points = centres[generator.integers(0, NUM_CENTRES, count)] + generator.standard_normal(
+        (count, INNER_DIM), dtype=np.float32
+    )
     vectors = points @ sheet + 0.3 * generator.standard_normal((count, VECTOR_DIM), dtype=np.float32)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
@@ -56,12 +64,18 @@ def median_seconds(index: VectorIndex, queries: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("kind", ["ivf_sq8", "ivf_rabitq"])
-def test_single_query_search_is_fast_and_finds_the_true_neighbours(tmp_path: Path, vectors: np.ndarray, kind: IndexKind) -> None:
+def test_single_query_search_is_fast_and_finds_the_true_neighbours(
+    tmp_path: Path, vectors: np.ndarray, kind: IndexKind
+) -> None:
     path = tmp_path / "x.faiss"
     start = time.perf_counter()
     description = build_faiss_index(stream_of(vectors), NUM_VECTORS, VECTOR_DIM, IndexConfig(kind=kind), path)
     build_seconds = time.perf_counter() - start
-    index, exact, queries = open_faiss_index(path, description), ExactIndex(vectors), encoder_like_vectors(200, 1)
+    index, exact, queries = (
+        open_faiss_index(path, description),
+        ExactIndex(vectors),
+        encoder_like_vectors(200, 1),
+    )
     faiss.omp_set_num_threads(1)
     p50, p50_exact = median_seconds(index, queries), median_seconds(exact, queries[:10])
     _, expected = exact.search(queries, 10)
@@ -69,7 +83,8 @@ def test_single_query_search_is_fast_and_finds_the_true_neighbours(tmp_path: Pat
     recall = float(np.mean([np.isin(true, got).mean() for got, true in zip(found, expected, strict=True)]))
     num_bytes = sum(file.stat().st_size for file in tmp_path.iterdir())
     print(
-        f"\nkind={kind} nlist={description['nlist']} nprobe={description['nprobe']} recall@10={recall:.4f} p50_ms={1e3 * p50:.2f} "
+        f"\nkind={kind} nlist={description['nlist']} nprobe={description['nprobe']} "
+        f"recall@10={recall:.4f} p50_ms={1e3 * p50:.2f} "
         f"times_faster_than_exact={p50_exact / p50:.0f} build_s={build_seconds:.1f} mb={num_bytes / 1e6:.0f}"
     )
     assert recall >= MIN_RECALL

@@ -31,7 +31,9 @@ print(report.rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def test_bench_ingest_against_its_encoder(
-    tmp_path: Path, sample_passages: Callable[[int], list[str]], write_passages: Callable[[Path, list[str]], str]
+    tmp_path: Path,
+    sample_passages: Callable[[int], list[str]],
+    write_passages: Callable[[Path, list[str]], str],
 ) -> None:
     texts = sample_passages(PASSAGES)
     source = write_passages(tmp_path / "passages.parquet", texts)
@@ -41,18 +43,27 @@ def test_bench_ingest_against_its_encoder(
     seconds: dict[str, list[float]] = {"encoder": [], "ingest": [], "rerun": []}
     for turn in range(2):
         seconds["encoder"].append(_timed(lambda: encoder.encode(texts)))
-        seconds["ingest"].append(_timed(lambda turn=turn: build_index([source], tmp_path / f"root-{turn}", "c", config)))
-        seconds["rerun"].append(_timed(lambda turn=turn: build_index([source], tmp_path / f"root-{turn}", "c", config)))
+        seconds["ingest"].append(
+            _timed(lambda turn=turn: build_index([source], tmp_path / f"root-{turn}", "c", config))
+        )
+        seconds["rerun"].append(
+            _timed(lambda turn=turn: build_index([source], tmp_path / f"root-{turn}", "c", config))
+        )
     best = {name: min(values) for name, values in seconds.items()}
     report = build_index([source], tmp_path / "root-0", "c", config)
-    print(f"\ntokens={report.tokens} encoder={best['encoder']:.2f}s ingest={best['ingest']:.2f}s rerun={best['rerun']:.2f}s")
+    print(
+        f"\ntokens={report.tokens} encoder={best['encoder']:.2f}s ingest={best['ingest']:.2f}s "
+        f"rerun={best['rerun']:.2f}s"
+    )
     print(f"ingest / encoder = {best['ingest'] / best['encoder']:.3f}  (goal <= 1.2)")
     print(f"unchanged rerun / ingest = {best['rerun'] / best['ingest']:.4f}  (goal <= 0.05)")
     assert (report.unchanged, report.encoded) == (PASSAGES, 0)
 
 
 def test_bench_peak_memory_at_ten_times_the_corpus(
-    tmp_path: Path, sample_passages: Callable[[int], list[str]], write_passages: Callable[[Path, list[str]], str]
+    tmp_path: Path,
+    sample_passages: Callable[[int], list[str]],
+    write_passages: Callable[[Path, list[str]], str],
 ) -> None:
     texts = sample_passages(10 * MEMORY_DOCUMENTS)
     peaks = []
@@ -62,7 +73,10 @@ def test_bench_peak_memory_at_ten_times_the_corpus(
         rows, peak_mib = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
         assert int(rows) == count
         peaks.append(float(peak_mib))
-    print(f"\npeak {peaks[0]:.0f} MiB at {MEMORY_DOCUMENTS} documents, {peaks[1]:.0f} MiB at {10 * MEMORY_DOCUMENTS}")
+    print(
+        f"\npeak {peaks[0]:.0f} MiB at {MEMORY_DOCUMENTS} documents, {peaks[1]:.0f} MiB at "
+        f"{10 * MEMORY_DOCUMENTS}"
+    )
     print(f"ratio = {peaks[1] / peaks[0]:.3f}  (goal <= 1.2)")
 
 

@@ -22,7 +22,11 @@ NUM_DOCUMENTS, VECTOR_DIM, NUM_CLUSTERS, NUM_ITERATIONS, REPEATS = 32_768, 128, 
 def pairs() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     topic = rng.integers(0, NUM_CLUSTERS, NUM_DOCUMENTS)
-    sides = [rng.standard_normal((NUM_CLUSTERS, VECTOR_DIM))[topic] + rng.standard_normal((NUM_DOCUMENTS, VECTOR_DIM)) for _ in range(2)]
+    sides = [
+        rng.standard_normal((NUM_CLUSTERS, VECTOR_DIM))[topic]
+        + rng.standard_normal((NUM_DOCUMENTS, VECTOR_DIM))
+        for _ in range(2)
+    ]
     phi, psi = (side.astype(np.float32) for side in sides)
     faiss.normalize_L2(phi)
     faiss.normalize_L2(psi)
@@ -60,17 +64,25 @@ def test_bench_train_clusters_against_faiss_alone(capsys: pytest.CaptureFixture[
     measured = [(seconds(ours), seconds(faiss_alone)) for _ in range(REPEATS)]
     ratio = statistics.median(mine / theirs for mine, theirs in measured)
     with capsys.disabled():
-        print(f"\ntrain_clusters / faiss.Kmeans on the same {len(points)} points, K={NUM_CLUSTERS}: {ratio:.2f} x (goal 1.2 x)")
+        print(
+            f"\ntrain_clusters / faiss.Kmeans on the same {len(points)} points, K={NUM_CLUSTERS}: "
+            f"{ratio:.2f} x (goal 1.2 x)"
+        )
 
 
 def test_bench_assign_against_one_faiss_iteration(capsys: pytest.CaptureFixture[str]) -> None:
     phi, psi = pairs()
-    clusters = train_clusters(phi, psi, ClusterConfig(num_clusters=NUM_CLUSTERS, num_iterations=2), surrogate_fingerprint="bench")
+    clusters = train_clusters(
+        phi, psi, ClusterConfig(num_clusters=NUM_CLUSTERS, num_iterations=2), surrogate_fingerprint="bench"
+    )
     index = faiss.IndexFlatIP(2 * VECTOR_DIM)
     index.add(clusters.centroids_KP)
     points = pair_points(phi, psi)[:NUM_DOCUMENTS]
     np.testing.assert_array_equal(assign(clusters, phi, psi), index.search(points, 1)[1][:, 0])
-    measured = [(seconds(lambda: assign(clusters, phi, psi)), seconds(lambda: index.search(points, 1))) for _ in range(REPEATS)]
+    measured = [
+        (seconds(lambda: assign(clusters, phi, psi)), seconds(lambda: index.search(points, 1)))
+        for _ in range(REPEATS)
+    ]
     ratio = statistics.median(mine / theirs for mine, theirs in measured)
     with capsys.disabled():
         print(f"\nassign / faiss.IndexFlatIP.search of {NUM_DOCUMENTS} rows, K={NUM_CLUSTERS}: {ratio:.2f} x")

@@ -1,7 +1,7 @@
 """Tokens a second on documents of 8,192 tokens against documents of 512: landmark attention, and a backbone of local and global layers.
 
-Both lengths hold the same number of tokens and are encoded in turns, so that a busy moment of the machine falls on both alike. A ratio is
-the median over the rounds. Ids are random: tokenising is no part of it.
+Both lengths hold the same number of tokens and are encoded in turns, so that a busy moment of the machine
+falls on both alike. A ratio is the median over the rounds. Ids are random: tokenising is no part of it.
 """
 
 from __future__ import annotations
@@ -48,11 +48,17 @@ def test_bench_landmark_attention_on_minilm() -> None:
             "long context": embed(long, readers["context"]),
         }
     )
-    print(f"\nlandmark attention, MiniLM, 64-token rows, {torch.get_num_threads()} thread(s), {backbone.dtype}")
+    print(
+        f"\nlandmark attention, MiniLM, 64-token rows, {torch.get_num_threads()} thread(s), {backbone.dtype}"
+    )
     _print_ratio(seconds, "short", "long", f"tokens/s at {TOKENS} against {SHORT}, no context", ">= 0.5")
-    _print_ratio(seconds, "short context", "long context", f"the same with {NUM_CONTEXT} context vectors", ">= 0.5")
+    _print_ratio(
+        seconds, "short context", "long context", f"the same with {NUM_CONTEXT} context vectors", ">= 0.5"
+    )
     _print_ratio(seconds, "chunk", "long", "tokens/s of a window of 8192 against chunk attention", "")
-    _print_ratio(seconds, "long", "long context", f"tokens/s with {NUM_CONTEXT} context vectors against none", "")
+    _print_ratio(
+        seconds, "long", "long context", f"tokens/s with {NUM_CONTEXT} context vectors against none", ""
+    )
 
 
 def test_bench_landmarks_and_length_of_local_global_layers(tiny_model_folder: Path, tmp_path: Path) -> None:
@@ -62,11 +68,19 @@ def test_bench_landmarks_and_length_of_local_global_layers(tiny_model_folder: Pa
         rows = _layout(backbone, length, interval, window_rows)
         return lambda: _drop(embed_chunks(backbone, rows, batch_tokens=BATCH_TOKENS))
 
-    seconds = _in_turns({"short": embed(SHORT, SHORT - 2), "long": embed(TOKENS, TOKENS - 2), "landmarks": embed(TOKENS, 32)})
-    print(f"\nModernBERT-base's widths, 6 layers of random weights, {torch.get_num_threads()} thread(s), {backbone.dtype}")
+    seconds = _in_turns(
+        {"short": embed(SHORT, SHORT - 2), "long": embed(TOKENS, TOKENS - 2), "landmarks": embed(TOKENS, 32)}
+    )
+    print(
+        f"\nModernBERT-base's widths, 6 layers of random weights, {torch.get_num_threads()} thread(s), "
+        f"{backbone.dtype}"
+    )
     _print_ratio(seconds, "short", "long", f"tokens/s at {TOKENS} against {SHORT}", ">= 0.5")
     costs = sorted(many / one for many, one in zip(seconds["landmarks"], seconds["long"], strict=True))
-    print(f"cost of 32-token landmarks = {statistics.median(costs):.3f}  (rounds {costs[0]:.3f} to {costs[-1]:.3f}; goal <= 1.15)")
+    print(
+        f"cost of 32-token landmarks = {statistics.median(costs):.3f}  (rounds {costs[0]:.3f} to "
+        f"{costs[-1]:.3f}; goal <= 1.15)"
+    )
 
 
 def _layout(backbone: Backbone, length: int, interval: int, lay_out: Callable[..., Rows]) -> Rows:
@@ -79,9 +93,15 @@ def _layout(backbone: Backbone, length: int, interval: int, lay_out: Callable[..
         token_offsets=np.cumsum([0, *sizes * num_texts]),
         chunk_offsets=np.arange(num_texts + 1) * len(sizes),
     )
-    ids = np.random.default_rng(1).integers(5, len(backbone.token_embeddings), chunks.token_offsets[-1]).astype(np.int32)
+    ids = (
+        np.random.default_rng(1)
+        .integers(5, len(backbone.token_embeddings), chunks.token_offsets[-1])
+        .astype(np.int32)
+    )
     windows = {} if lay_out is chunk_rows else {"max_window_tokens": TOKENS, "overlap_tokens": 0}
-    return lay_out(ids, chunks, cls_id=backbone.cls_id, landmark_id=backbone.landmark_id, pooling="lmk", **windows)
+    return lay_out(
+        ids, chunks, cls_id=backbone.cls_id, landmark_id=backbone.landmark_id, pooling="lmk", **windows
+    )
 
 
 def _modernbert(folder: Path, tokenizer: Path) -> Path:
@@ -89,7 +109,9 @@ def _modernbert(folder: Path, tokenizer: Path) -> Path:
 
     torch.manual_seed(0)
     special = {"pad_token_id": 0, "cls_token_id": 2, "bos_token_id": 2, "sep_token_id": 3, "eos_token_id": 3}
-    ModernBertModel(ModernBertConfig(num_hidden_layers=6, vocab_size=1_000, **special)).save_pretrained(folder)
+    ModernBertModel(ModernBertConfig(num_hidden_layers=6, vocab_size=1_000, **special)).save_pretrained(
+        folder
+    )
     shutil.copy(tokenizer / "tokenizer.json", folder)
     return folder
 
@@ -114,4 +136,6 @@ def _print_ratio(seconds: dict[str, list[float]], base: str, other: str, label: 
     rates = [TOKENS / statistics.median(seconds[name]) for name in (base, other)]
     aim = f"; goal {goal}" if goal else ""
     print(f"{label} = {statistics.median(ratios):.2f}  ", end="")
-    print(f"({rates[1]:.0f} against {rates[0]:.0f} tokens/s; rounds {ratios[0]:.2f} to {ratios[-1]:.2f}{aim})")
+    print(
+        f"({rates[1]:.0f} against {rates[0]:.0f} tokens/s; rounds {ratios[0]:.2f} to {ratios[-1]:.2f}{aim})"
+    )

@@ -1,7 +1,7 @@
 """The Ray engine beside bare encoder processes, against the number of machines, and its driver's memory at ten times the corpus.
 
-Start-up (Ray, imports, loading models) is left out of times. Both sides take turns, and processor time of all processes of a side,
-Ray's own included, is what a busy machine disturbs least.
+Start-up (Ray, imports, loading models) is left out of times. Both sides take turns, and processor time of all
+processes of a side, Ray's own included, is what a busy machine disturbs least.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import pytest
 from jobs.build_index import build_index
 from jobs.encoder_worker import CorpusView
 from jobs.engine import EngineConfig
-from jobs.ray_engine import RayEngine
-from jobs.ray_pool import WorkerPool
-from jobs.ray_runtime import RayConnection
+from jobs.ray_cluster.engine import RayEngine
+from jobs.ray_cluster.pool import WorkerPool
+from jobs.ray_cluster.runtime import RayConnection
 from pipeline.cluster.store import Clusters
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.context.store import ContextSet
@@ -37,7 +37,10 @@ pytestmark = pytest.mark.bench
 
 WORKERS, TURNS = 2, 2
 SHARDS, PASSAGES_A_SHARD = 8, 80
-"""Shards of some 7,000 tokens, a ninth of the default: what a shard costs beside its encoding shows nine times."""
+"""Shards of some 7,000 tokens, a ninth of the default.
+
+What a shard costs beside its encoding shows nine times.
+"""
 VIEW_PASSAGES = 200
 
 BARE_ENCODER = """
@@ -75,14 +78,23 @@ for line in sys.stdin:
 
 
 def test_bench_two_workers_against_two_bare_encoders(
-    tmp_path: Path, sample_passages: Callable[[int], list[str]], write_passages: Callable[[Path, list[str]], str]
+    tmp_path: Path,
+    sample_passages: Callable[[int], list[str]],
+    write_passages: Callable[[Path, list[str]], str],
 ) -> None:
     texts = sample_passages(VIEW_PASSAGES + SHARDS * PASSAGES_A_SHARD)
-    build_index([write_passages(tmp_path / "view.parquet", texts[:VIEW_PASSAGES])], tmp_path, "c", IngestConfig())
+    build_index(
+        [write_passages(tmp_path / "view.parquet", texts[:VIEW_PASSAGES])], tmp_path, "c", IngestConfig()
+    )
     folder = CollectionLayout(tmp_path, "c").generation_folder(1)
-    view = CorpusView(clusters=Clusters.read(folder / "clusters.arrow"), context=ContextSet.read(folder / "context.arrow"))
+    view = CorpusView(
+        clusters=Clusters.read(folder / "clusters.arrow"), context=ContextSet.read(folder / "context.arrow")
+    )
     shards = [
-        _stage(tmp_path / f"shard-{number}.parquet", texts[VIEW_PASSAGES + number :: SHARDS][:PASSAGES_A_SHARD]) for number in range(SHARDS)
+        _stage(
+            tmp_path / f"shard-{number}.parquet", texts[VIEW_PASSAGES + number :: SHARDS][:PASSAGES_A_SHARD]
+        )
+        for number in range(SHARDS)
     ]
     measured: dict[str, list[tuple[float, float]]] = {"bare": [], "ray": []}
     tokens: set[int] = set()
@@ -109,7 +121,10 @@ def test_bench_two_workers_against_two_bare_encoders(
             ask_ray(tmp_path / "warm")
         ask_bare()
         for turn in range(TURNS):
-            for name, ask in (("bare", ask_bare), ("ray", lambda turn=turn: ask_ray(tmp_path / f"encoded-{turn}"))):
+            for name, ask in (
+                ("bare", ask_bare),
+                ("ray", lambda turn=turn: ask_ray(tmp_path / f"encoded-{turn}")),
+            ):
                 processor, started = _processor_seconds(), time.perf_counter()
                 ask()
                 measured[name].append((time.perf_counter() - started, _processor_seconds() - processor))
@@ -119,8 +134,10 @@ def test_bench_two_workers_against_two_bare_encoders(
         best = {name: min(values[position] for values in turns) for name, turns in measured.items()}
         total = {name: sum(values[position] for values in turns) for name, turns in measured.items()}
         print(
-            f"\nRay with {WORKERS} workers / {WORKERS} bare encoders, {kind}: {total['bare'] / total['ray']:.3f} x, best turns "
-            f"{best['bare'] / best['ray']:.3f} x ({count / best['ray']:.0f} against {count / best['bare']:.0f} tokens/s)  (goal >= 0.85)"
+            f"\nRay with {WORKERS} workers / {WORKERS} bare encoders, {kind}: "
+            f"{total['bare'] / total['ray']:.3f} x, best turns "
+            f"{best['bare'] / best['ray']:.3f} x ({count / best['ray']:.0f} against "
+            f"{count / best['bare']:.0f} tokens/s)  (goal >= 0.85)"
         )
 
 
@@ -146,7 +163,15 @@ def test_bench_throughput_against_machines(started_ray_cluster: Any, tmp_path: P
         print()
         for nodes in NODES:
             started_ray_cluster.restore(nodes)
-            pool = WorkerPool(connection.ray, Sleeper, (), {"num_cpus": 1}, min_workers=nodes, max_workers=nodes, deadline_seconds=None)
+            pool = WorkerPool(
+                connection.ray,
+                Sleeper,
+                (),
+                {"num_cpus": 1},
+                min_workers=nodes,
+                max_workers=nodes,
+                deadline_seconds=None,
+            )
             with closing(pool):
                 _finish(pool, tmp_path / "warm", staged, nodes, 0.0)  # one for each: all have started
                 processor, started = time.process_time(), time.perf_counter()
@@ -154,7 +179,8 @@ def test_bench_throughput_against_machines(started_ray_cluster: Any, tmp_path: P
                 _finish(pool, tmp_path / f"encoded-{nodes}", staged, count, CALL_SECONDS)
                 seconds, processor = time.perf_counter() - started, time.process_time() - processor
             print(
-                f"{nodes:3d} machines: {count / seconds:6.2f} shards/s, {count * CALL_SECONDS / seconds / nodes:.3f} of linear; "
+                f"{nodes:3d} machines: {count / seconds:6.2f} shards/s, "
+                f"{count * CALL_SECONDS / seconds / nodes:.3f} of linear; "
                 f"{1e3 * processor / count:.1f} ms of the driver's processor a shard"
             )
 
@@ -174,12 +200,17 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 def peak_config(model: str) -> IngestConfig:
     """Return settings with a sample that either corpus exceeds."""
     return IngestConfig(
-        encoder=EncoderConfig(model=model), cluster=ClusterConfig(max_sample_documents=1_000), context=ContextConfig(num_documents=64)
+        encoder=EncoderConfig(model=model),
+        cluster=ClusterConfig(max_sample_documents=1_000),
+        context=ContextConfig(num_documents=64),
     )
 
 
 def test_bench_drivers_memory_at_ten_times_the_corpus(
-    tmp_path: Path, tiny_model_folder: Path, sample_passages: Callable[[int], list[str]], write_passages: Callable[[Path, list[str]], str]
+    tmp_path: Path,
+    tiny_model_folder: Path,
+    sample_passages: Callable[[int], list[str]],
+    write_passages: Callable[[Path, list[str]], str],
 ) -> None:
     """With a tiny model, whose vectors of 32 dimensions a driver handles as it does others."""
     passages = sample_passages(DOCUMENTS)
@@ -199,7 +230,10 @@ def test_bench_drivers_memory_at_ten_times_the_corpus(
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stderr
         peaks.append(float(ran.stdout.split()[-1]))
-    print(f"\ndriver's peak {peaks[0]:.0f} MiB at {DOCUMENTS:,} documents, {peaks[1]:.0f} at ten times: {peaks[1] / peaks[0]:.2f} x")
+    print(
+        f"\ndriver's peak {peaks[0]:.0f} MiB at {DOCUMENTS:,} documents, {peaks[1]:.0f} at ten times: "
+        f"{peaks[1] / peaks[0]:.2f} x"
+    )
 
 
 def _finish(pool: WorkerPool, folder: Path, staged: bytes, count: int, seconds: float) -> None:
@@ -219,7 +253,14 @@ def _stage(path: Path, texts: list[str]) -> Path:
 def _start_bare(context: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}  # as a worker
     command = [sys.executable, "-c", BARE_ENCODERS, BARE_ENCODER, str(context), str(WORKERS)]
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     assert _stream(process.stdout).readline() == "ready\n"
     return process
 

@@ -1,11 +1,11 @@
 """How long an answer takes, and how much of the exact answer it finds: 200,000 chunk vectors of 384 dimensions, one thread.
 
-Run ``python -m pytest -m bench -s tests/benchmarks/test_bench_search.py`` (about three minutes). Queries arrive as vectors: the
-encoder's time is not in here.
-Vectors lie in clusters (documents around topics, chunks around their document), as those of a text encoder do: the ten best chunks of a
-query come from four or five documents, at cosines of 0.27 to 0.34. Passages are windows of two landmarks, the default. Words follow Zipf's
-law; a query has six of the 2,000 most frequent but for the first 20. Goals: p50 at most 5 ms, with BM25 at most 7 ms, recall@10 at least
-0.97.
+Run ``python -m pytest -m bench -s tests/benchmarks/test_bench_search.py`` (about three minutes). Queries
+arrive as vectors: the encoder's time is not in here. Vectors lie in clusters (documents around topics, chunks
+around their document), as those of a text encoder do: the ten best chunks of a query come from four or five
+documents, at cosines of 0.27 to 0.34. Passages are windows of two landmarks, the default. Words follow Zipf's
+law; a query has six of the 2,000 most frequent but for the first 20. Goals: p50 at most 5 ms, with BM25 at
+most 7 ms, recall@10 at least 0.97.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Bench:
     topics = normalised(rng.standard_normal((NUM_TOPICS, VECTOR_DIM), dtype=np.float32))
     centres = around(topics[rng.integers(0, NUM_TOPICS, NUM_DOCUMENTS)], 0.8, rng)
     chunk_vectors = around(np.repeat(centres, CHUNKS_PER_DOCUMENT, axis=0), 1.2, rng)
-    document_vectors = normalised(chunk_vectors.reshape(NUM_DOCUMENTS, CHUNKS_PER_DOCUMENT, VECTOR_DIM).mean(axis=1))
+    document_vectors = normalised(
+        chunk_vectors.reshape(NUM_DOCUMENTS, CHUNKS_PER_DOCUMENT, VECTOR_DIM).mean(axis=1)
+    )
     query_vectors = around(centres[rng.integers(0, NUM_DOCUMENTS, NUM_QUERIES)], 2.0, rng)
     texts = zipf_texts(NUM_DOCUMENTS, rng)
     layout = CollectionLayout(tmp_path_factory.mktemp("bench"), "bench")
@@ -101,12 +103,17 @@ def bench(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Bench:
     return Bench(layout, Searcher(layout, NoEncoder()), chunk_vectors, query_vectors, queries, folder)
 
 
-def publish(layout: CollectionLayout, texts: list[str], document_vectors: np.ndarray, chunk_vectors: np.ndarray) -> None:
+def publish(
+    layout: CollectionLayout, texts: list[str], document_vectors: np.ndarray, chunk_vectors: np.ndarray
+) -> None:
     doc_ids = [f"doc{i:06d}" for i in range(NUM_DOCUMENTS)]
     schema = documents_schema([], VECTOR_DIM)
     constant = {"source_file": "bench.parquet", "content_sha256": "0" * 64, "title": None, "cluster_id": 0}
     columns = {
-        **{name: pa.array([value] * NUM_DOCUMENTS, schema.field(name).type) for name, value in constant.items()},
+        **{
+            name: pa.array([value] * NUM_DOCUMENTS, schema.field(name).type)
+            for name, value in constant.items()
+        },
         "doc_id": pa.array(doc_ids),
         "text": pa.array(texts, pa.large_string()),
         "num_tokens": pa.array([WORDS_PER_CHUNK * CHUNKS_PER_DOCUMENT] * NUM_DOCUMENTS, pa.int32()),
@@ -182,7 +189,11 @@ def timed(call: Callable[[int], object], num_rounds: int = 1) -> tuple[float, fl
 
 def chunk_texts(bench: Bench) -> list[str]:
     generation = bench.searcher.generation
-    texts = (text for batch in LanceTables.open(bench.layout).scan_texts(generation.manifest.lance_versions) for text in batch)
+    texts = (
+        text
+        for batch in LanceTables.open(bench.layout).scan_texts(generation.manifest.lance_versions)
+        for text in batch
+    )
     bounds = zip(generation.chunk_offsets[:-1], generation.chunk_offsets[1:], texts, strict=True)
     starts, ends = generation.chunk_starts, generation.chunk_ends
     return [text[starts[m] : ends[m]] for a, b, text in bounds for m in range(a, b)]
@@ -193,7 +204,14 @@ def folder_bytes(folder: str, table: str) -> int:
 
 
 def recall(found: list[np.ndarray], exact: np.ndarray) -> float:
-    return float(np.mean([len(set(row.tolist()) & set(truth.tolist())) / TOP_K for row, truth in zip(found, exact, strict=True)]))
+    return float(
+        np.mean(
+            [
+                len(set(row.tolist()) & set(truth.tolist())) / TOP_K
+                for row, truth in zip(found, exact, strict=True)
+            ]
+        )
+    )
 
 
 def line(name: str, p50: float, p99: float, rest: str = "") -> None:
@@ -209,7 +227,12 @@ def test_bench_chunk_index_recall_and_latency_beside_flat(bench: Bench, exact: n
     chunks = bench.searcher.generation.chunks
     p50, p99, answers = timed(lambda i: chunks.search(bench.query_vectors[i : i + 1], TOP_K)[1][0])
     found = recall(answers, exact)
-    line("chunk index alone", p50, p99, f"recall@10 {found:.4f}   {bench.searcher.generation.manifest.indexes['chunks']['kind']}")
+    line(
+        "chunk index alone",
+        p50,
+        p99,
+        f"recall@10 {found:.4f}   {bench.searcher.generation.manifest.indexes['chunks']['kind']}",
+    )
     flat = faiss.IndexFlatIP(VECTOR_DIM)
     flat.add(bench.chunk_vectors)
     flat_p50, flat_p99, _ = timed(lambda i: flat.search(bench.query_vectors[i : i + 1], TOP_K))
@@ -219,30 +242,52 @@ def test_bench_chunk_index_recall_and_latency_beside_flat(bench: Bench, exact: n
 
 
 def test_bench_lancedb_vector_search_of_the_same_chunks(bench: Bench, exact: np.ndarray) -> None:
-    rows = pa.table({"position": np.arange(len(bench.chunk_vectors)), "vector": vector_column(bench.chunk_vectors)})
+    rows = pa.table(
+        {"position": np.arange(len(bench.chunk_vectors)), "vector": vector_column(bench.chunk_vectors)}
+    )
     table = lancedb.connect(bench.lance_folder).create_table("chunks", rows)
 
     def search(index: int, refine: int | None) -> np.ndarray:
-        query = table.search(bench.query_vectors[index]).distance_type("cosine").select(["position", "_distance"]).limit(TOP_K)
-        return (query if refine is None else query.refine_factor(refine)).to_arrow().column("position").to_numpy()
+        query = (
+            table.search(bench.query_vectors[index])
+            .distance_type("cosine")
+            .select(["position", "_distance"])
+            .limit(TOP_K)
+        )
+        return (
+            (query if refine is None else query.refine_factor(refine))
+            .to_arrow()
+            .column("position")
+            .to_numpy()
+        )
 
     p50, p99, answers = timed(lambda i: search(i, None))
     line("peer: LanceDB, no index", p50, p99, f"recall@10 {recall(answers, exact):.4f}")
     table.create_index("vector", config=IvfRq(distance_type="cosine"))
     p50, p99, answers = timed(lambda i: search(i, 10))
-    line("peer: LanceDB IVF_RQ, refine 10, its default nprobes", p50, p99, f"recall@10 {recall(answers, exact):.4f}")
+    line(
+        "peer: LanceDB IVF_RQ, refine 10, its default nprobes",
+        p50,
+        p99,
+        f"recall@10 {recall(answers, exact):.4f}",
+    )
 
 
 @pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
 def test_bench_dense_search_with_texts_stays_within_its_goal(bench: Bench, granularity) -> None:
-    p50, p99, _ = timed(lambda i: bench.searcher.search_vectors(bench.query_vectors[i : i + 1], granularity=granularity), num_rounds=3)
+    p50, p99, _ = timed(
+        lambda i: bench.searcher.search_vectors(bench.query_vectors[i : i + 1], granularity=granularity),
+        num_rounds=3,
+    )
     line(f"search_vectors, {granularity}, texts fetched", p50, p99)
     assert p50 <= 5.0
 
 
 def hybrid(bench: Bench, **options: object) -> Callable[[int], object]:
     """Return a search of one query, its vector and its words."""
-    return lambda i: bench.searcher.search_vectors(bench.query_vectors[i : i + 1], queries=bench.queries[i : i + 1], **options)
+    return lambda i: bench.searcher.search_vectors(
+        bench.query_vectors[i : i + 1], queries=bench.queries[i : i + 1], **options
+    )
 
 
 def test_bench_hybrid_search_with_texts_stays_within_its_goal(bench: Bench) -> None:
@@ -266,11 +311,20 @@ def test_bench_bm25_of_passages_beside_that_of_documents(bench: Bench) -> None:
     p50, p99, _ = timed(lambda i: bm25_documents(generation, bench.queries[i], None, 50), num_rounds=3)
     line("LanceDB, BM25 of documents", p50, p99)
     rows = pa.table({"text": pa.array(chunk_texts(bench), pa.large_string())})
-    lancedb.connect(bench.lance_folder).create_table("texts", rows).create_index("text", config=FTS(with_position=False))
+    lancedb.connect(bench.lance_folder).create_table("texts", rows).create_index(
+        "text", config=FTS(with_position=False)
+    )
     chunks = lance.dataset(f"{bench.lance_folder}/texts.lance")
     query = partial(chunks.scanner, ["_score"], with_row_id=True, limit=50)
-    p50, p99, _ = timed(lambda i: query(full_text_query=match_any_word(bench.queries[i], ["text"])).to_table(), num_rounds=3)
-    line("peer: LanceDB, BM25 of single chunks", p50, p99, f"{folder_bytes(bench.lance_folder, 'texts') / 1e6:.1f} MB with the texts")
+    p50, p99, _ = timed(
+        lambda i: query(full_text_query=match_any_word(bench.queries[i], ["text"])).to_table(), num_rounds=3
+    )
+    line(
+        "peer: LanceDB, BM25 of single chunks",
+        p50,
+        p99,
+        f"{folder_bytes(bench.lance_folder, 'texts') / 1e6:.1f} MB with the texts",
+    )
 
 
 def test_bench_writing_the_words_of_passages(bench: Bench, tmp_path: Path) -> None:
@@ -285,7 +339,11 @@ def test_bench_writing_the_words_of_passages(bench: Bench, tmp_path: Path) -> No
         tmp_path / "passages.arrow",
     )
     seconds = time.perf_counter() - started
-    print(f"\n{'counting the words of the chunks':<52} {seconds:.1f} s   {1e-3 * len(bench.chunk_vectors) / seconds:.0f}k chunks/s", end="")
+    print(
+        f"\n{'counting the words of the chunks':<52} {seconds:.1f} s   "
+        f"{1e-3 * len(bench.chunk_vectors) / seconds:.0f}k chunks/s",
+        end="",
+    )
 
 
 def test_bench_batch_of_32(bench: Bench) -> None:

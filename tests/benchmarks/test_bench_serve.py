@@ -2,10 +2,11 @@
 
     python -m pytest -m bench -p no:xdist -s tests/benchmarks/test_bench_serve.py
 
-``CAIRN_BENCH_DOCUMENTS`` (20,000) sets the size, each document of ten chunks; on a busy machine 2,000 does. The collection is the one of
-``test_bench_search.py``: vectors of 384 dimensions in clusters, texts of random words; queries are encoded by all-MiniLM-L6-v2. The server
-is `cairn serve` in a process of its own on loopback, the clients are threads here; what HTTP adds is measured inside a third process.
-Goals: HTTP adds at most 2 ms at p50; one client p50 at most 12 ms and p99 at most 40 ms; sixteen clients at least 1.5 times the
+``CAIRN_BENCH_DOCUMENTS`` (20,000) sets the size, each document of ten chunks; on a busy machine 2,000 does.
+The collection is the one of ``test_bench_search.py``: vectors of 384 dimensions in clusters, texts of random
+words; queries are encoded by all-MiniLM-L6-v2. The server is `cairn serve` in a process of its own on
+loopback, the clients are threads here; what HTTP adds is measured inside a third process. Goals: HTTP adds at
+most 2 ms at p50; one client p50 at most 12 ms and p99 at most 40 ms; sixteen clients at least 1.5 times the
 throughput of one, p99 at most 250 ms.
 """
 
@@ -39,7 +40,7 @@ from lancedb.rerankers import RRFReranker
 from pipeline.config import BASE_MODEL, EncoderConfig
 from pipeline.encode.text_encoder import TextEncoder
 from pipeline.index.layout import CollectionLayout
-from pipeline.model.names import model_folder
+from pipeline.model.folders.names import model_folder
 from pipeline.serve.app import create_app
 from pipeline.serve.settings import ServeSettings
 
@@ -54,7 +55,9 @@ HYBRID: dict[str, Any] = {}
 
 def load_search_bench() -> ModuleType:
     """Load the maker of the collection, by path since tests are no packages."""
-    spec = importlib.util.spec_from_file_location("search_bench", Path(__file__).with_name("test_bench_search.py"))
+    spec = importlib.util.spec_from_file_location(
+        "search_bench", Path(__file__).with_name("test_bench_search.py")
+    )
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules.setdefault("search_bench", importlib.util.module_from_spec(spec))
@@ -75,19 +78,27 @@ class Bench:
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     maker = load_search_bench()
     maker.NUM_DOCUMENTS = NUM_DOCUMENTS
-    maker.FINGERPRINT = TextEncoder(EncoderConfig(landmark_interval=64)).fingerprint  # the settings the maker publishes
+    maker.FINGERPRINT = TextEncoder(
+        EncoderConfig(landmark_interval=64)
+    ).fingerprint  # the settings the maker publishes
     rng = np.random.default_rng(0)
     topics = maker.normalised(rng.standard_normal((maker.NUM_TOPICS, maker.VECTOR_DIM), dtype=np.float32))
     centres = maker.around(topics[rng.integers(0, maker.NUM_TOPICS, NUM_DOCUMENTS)], 0.8, rng)
     chunk_vectors = maker.around(np.repeat(centres, maker.CHUNKS_PER_DOCUMENT, axis=0), 1.2, rng)
-    documents = maker.normalised(chunk_vectors.reshape(NUM_DOCUMENTS, maker.CHUNKS_PER_DOCUMENT, -1).mean(axis=1))
+    documents = maker.normalised(
+        chunk_vectors.reshape(NUM_DOCUMENTS, maker.CHUNKS_PER_DOCUMENT, -1).mean(axis=1)
+    )
     texts = maker.zipf_texts(NUM_DOCUMENTS, rng)
     folder = tmp_path_factory.mktemp("bench")
     layout = CollectionLayout(folder / "root", "bench")
     maker.publish(layout, texts, documents, chunk_vectors)
     words = [text.split(" ") for text in texts]
     size = len(words[0]) // maker.CHUNKS_PER_DOCUMENT
-    chunk_texts = [" ".join(row[start : start + size]) for row in words for start in range(0, size * maker.CHUNKS_PER_DOCUMENT, size)]
+    chunk_texts = [
+        " ".join(row[start : start + size])
+        for row in words
+        for start in range(0, size * maker.CHUNKS_PER_DOCUMENT, size)
+    ]
     queries = [" ".join(f"word{i}" for i in rng.integers(20, 2_000, 6)) for _ in range(NUM_QUERIES)]
     return Bench(layout, chunk_vectors, chunk_texts, queries, folder)
 
@@ -116,18 +127,26 @@ def timed(call: Callable[[str], object], queries: Sequence[str]) -> list[float]:
 
 
 def test_bench_what_http_adds_in_one_process(bench: Bench) -> None:
-    """The same query over the ASGI interface and from Python, in turn; the median of the differences, whatever else the machine does."""
+    """The same query over the ASGI interface and from Python, in turn.
+
+    The median of the differences, whatever else the machine does.
+    """
     queries = bench.folder / "queries.json"
     queries.write_text(json.dumps(bench.queries))
     # In a process of its own, as a user's would be: the types of this one are checked at every call.
-    subprocess.run([sys.executable, "-m", "tests.benchmarks.test_bench_serve", str(bench.layout.root), str(queries)], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks.test_bench_serve", str(bench.layout.root), str(queries)],
+        check=True,
+    )
 
 
 async def time_http(root: Path, queries: Sequence[str]) -> None:
     """Print what encoding takes, and what searching takes over ASGI and from Python."""
     app = create_app(ServeSettings(root=root))
     served = await app.state.server.collections.get("bench")
-    line("encoding alone, Cairn", timed(lambda query: served.encoder.encoder.encode_queries([query]), queries))
+    line(
+        "encoding alone, Cairn", timed(lambda query: served.encoder.encoder.encode_queries([query]), queries)
+    )
     for name, options in (("dense", DENSE), ("hybrid", HYBRID)):
         over_http, from_python = [], []
         for query in [*queries[:10], *queries]:
@@ -145,7 +164,14 @@ async def time_http(root: Path, queries: Sequence[str]) -> None:
 
 async def asgi_search(app: Any, body: dict[str, Any]) -> None:
     headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": SEARCH, "raw_path": SEARCH.encode(), "query_string": b"", "headers": headers}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": SEARCH,
+        "raw_path": SEARCH.encode(),
+        "query_string": b"",
+        "headers": headers,
+    }
     messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
     sent: list[Any] = []
 
@@ -163,7 +189,17 @@ async def asgi_search(app: Any, body: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def server(bench: Bench) -> Iterator[int]:
     """The port of `cairn serve` in its own process."""
-    command = [sys.executable, "-m", "cli.main", "serve", "--quiet", "--port", "0", "--root", str(bench.layout.root)]
+    command = [
+        sys.executable,
+        "-m",
+        "cli.main",
+        "serve",
+        "--quiet",
+        "--port",
+        "0",
+        "--root",
+        str(bench.layout.root),
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     found = re.search(r":(\d+)$", process.stderr.readline().strip())
@@ -215,7 +251,10 @@ def test_bench_one_client_and_sixteen(bench: Bench, server: int, name: str, opti
         with lock:
             seconds.extend(found)
 
-    threads = [threading.Thread(target=ask, args=(bench.queries[shift:] + bench.queries[:shift],)) for shift in range(NUM_CLIENTS)]
+    threads = [
+        threading.Thread(target=ask, args=(bench.queries[shift:] + bench.queries[:shift],))
+        for shift in range(NUM_CLIENTS)
+    ]
     start = time.perf_counter()
     for thread in threads:
         thread.start()
@@ -234,10 +273,15 @@ def test_bench_peers_on_the_same_queries(bench: Bench) -> None:
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(model_folder(BASE_MODEL)), device="cpu")
-    line("encoding alone, sentence-transformers", timed(lambda query: model.encode([query], normalize_embeddings=True), bench.queries))
+    line(
+        "encoding alone, sentence-transformers",
+        timed(lambda query: model.encode([query], normalize_embeddings=True), bench.queries),
+    )
 
     dim = bench.chunk_vectors.shape[1]
-    index = faiss.index_factory(dim, f"IVF{min(1024, len(bench.chunk_vectors) // 40)},SQ8", faiss.METRIC_INNER_PRODUCT)
+    index = faiss.index_factory(
+        dim, f"IVF{min(1024, len(bench.chunk_vectors) // 40)},SQ8", faiss.METRIC_INNER_PRODUCT
+    )
     index.train(bench.chunk_vectors)
     index.add(bench.chunk_vectors)
     index.nprobe = 32
@@ -249,19 +293,32 @@ def test_bench_peers_on_the_same_queries(bench: Bench) -> None:
     line("peer: FAISS IVF SQ8 in memory, texts in a list", timed(ask_faiss, bench.queries))
 
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(bench.chunk_vectors.ravel()), dim)
-    table = lancedb.connect(bench.folder / "peer").create_table("chunks", pa.table({"text": bench.chunk_texts, "vector": vectors}))
+    table = lancedb.connect(bench.folder / "peer").create_table(
+        "chunks", pa.table({"text": bench.chunk_texts, "vector": vectors})
+    )
     table.create_index("vector", config=IvfRq(distance_type="cosine"))
     table.create_index("text", config=FTS(with_position=False))
 
     def ask_lance(query: str) -> object:
         vector = model.encode([query], normalize_embeddings=True)[0]
-        return table.search(vector).distance_type("cosine").refine_factor(10).select(["text", "_distance"]).limit(TOP_K).to_list()
+        return (
+            table.search(vector)
+            .distance_type("cosine")
+            .refine_factor(10)
+            .select(["text", "_distance"])
+            .limit(TOP_K)
+            .to_list()
+        )
 
     reranker = RRFReranker()
 
     def ask_lance_hybrid(query: str) -> object:
         vector = model.encode([query], normalize_embeddings=True)[0]
-        search = table.search(query_type="hybrid", vector_column_name="vector", fts_columns="text").vector(vector).text(query)
+        search = (
+            table.search(query_type="hybrid", vector_column_name="vector", fts_columns="text")
+            .vector(vector)
+            .text(query)
+        )
         return search.rerank(reranker).limit(TOP_K).to_list()
 
     line("peer: LanceDB IVF_RQ, refine 10", timed(ask_lance, bench.queries))

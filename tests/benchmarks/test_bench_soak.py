@@ -2,10 +2,11 @@
 
     python -m pytest -m bench -p no:xdist -s tests/benchmarks/test_bench_soak.py
 
-``CAIRN_BENCH_MINUTES`` (30) and ``CAIRN_BENCH_RATE`` (10 requests a second) set the load. One collection of 3,000 sample passages rests, a
-second one grows by 100 passages a minute, in an `ingest` process of its own, so that the server takes up one generation after another.
-Clients ask both, by vectors and with BM25, no query twice. Goals: no growth of memory, no 5xx. What counts is anonymous memory: pages of
-mapped vector files are the system's to take back.
+``CAIRN_BENCH_MINUTES`` (30) and ``CAIRN_BENCH_RATE`` (10 requests a second) set the load. One collection of
+3,000 sample passages rests, a second one grows by 100 passages a minute, in an `ingest` process of its own,
+so that the server takes up one generation after another. Clients ask both, by vectors and with BM25, no query
+twice. Goals: no growth of memory, no 5xx. What counts is anonymous memory: pages of mapped vector files are
+the system's to take back.
 """
 
 from __future__ import annotations
@@ -65,7 +66,18 @@ class Load:
 
 
 def ingest(corpus: str, collection: str, root: Path) -> None:
-    command = [sys.executable, "-m", "cli.main", "ingest", corpus, "--collection", collection, "--root", str(root), "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "cli.main",
+        "ingest",
+        corpus,
+        "--collection",
+        collection,
+        "--root",
+        str(root),
+        "--quiet",
+    ]
     subprocess.run(command, check=True, env={**NEVER_KEPT, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
 
 
@@ -79,7 +91,11 @@ def queries(passages: list[str]) -> Iterator[str]:
 
 
 @pytest.fixture
-def root(tmp_path: Path, sample_passages: Callable[[int], list[str]], write_passages: Callable[[Path, list[str]], str]) -> Path:
+def root(
+    tmp_path: Path,
+    sample_passages: Callable[[int], list[str]],
+    write_passages: Callable[[Path, list[str]], str],
+) -> Path:
     passages = sample_passages(NUM_PASSAGES)
     for name, own in (("resting", passages), ("growing", passages[:GROWTH])):
         ingest(write_passages(tmp_path / f"{name}.parquet", own), name, tmp_path / "root")
@@ -117,7 +133,10 @@ def test_bench_half_an_hour_of_steady_load(
                 return
             start = time.monotonic()
             # Past the sample's end passages come again with another beginning: new texts.
-            texts = [f"{place // NUM_PASSAGES} {passages[place % NUM_PASSAGES]}" for place in range(number * GROWTH)]
+            texts = [
+                f"{place // NUM_PASSAGES} {passages[place % NUM_PASSAGES]}"
+                for place in range(number * GROWTH)
+            ]
             ingest(write_passages(tmp_path / "growing.parquet", texts), "growing", root)
             rounds.append(time.monotonic() - start)
             stop.wait(max(0.0, ROUND_SECONDS - rounds[-1]))
@@ -133,7 +152,9 @@ def test_bench_half_an_hour_of_steady_load(
         if now - start > MINUTES * 60:
             break
         if now >= next_sample:
-            memory = re.search(r"Anonymous:\s+(\d+) kB", Path(f"/proc/{process.pid}/smaps_rollup").read_text())
+            memory = re.search(
+                r"Anonymous:\s+(\d+) kB", Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+            )
             assert memory is not None
             anonymous.append(int(memory[1]) / 1024)
             resident.append(process.memory_info().rss / 2**20)
@@ -152,12 +173,21 @@ def test_bench_half_an_hour_of_steady_load(
     halves = np.median(compared[: len(compared) // 2]), np.median(compared[len(compared) // 2 :])
     p50, p99 = 1e3 * np.percentile(load.seconds, [50, 99])
     print(
-        f"\n{sum(load.statuses.values()):,} requests in {MINUTES:g} minutes: statuses {dict(load.statuses)}, p50 {p50:.1f} p99 {p99:.1f} ms"
+        f"\n{sum(load.statuses.values()):,} requests in {MINUTES:g} minutes: statuses "
+        f"{dict(load.statuses)}, p50 {p50:.1f} p99 {p99:.1f} ms"
     )
-    print(f"{len(rounds)} ingests beside it, {len(load.generations)} generations seen; load of the machine {os.getloadavg()[1]:.1f}")
-    print(f"anonymous memory over the time, MiB: {[round(value) for value in anonymous[:: max(1, len(anonymous) // 10)]]}")
     print(
-        f"after the first third: medians of its halves {halves[0]:.0f} and {halves[1]:.0f} MiB, slope {slope:+.2f} MiB a minute;", end=" "
+        f"{len(rounds)} ingests beside it, {len(load.generations)} generations seen; load of the machine "
+        f"{os.getloadavg()[1]:.1f}"
+    )
+    print(
+        "anonymous memory over the time, MiB: "
+        f"{[round(value) for value in anonymous[:: max(1, len(anonymous) // 10)]]}"
+    )
+    print(
+        f"after the first third: medians of its halves {halves[0]:.0f} and {halves[1]:.0f} MiB, slope "
+        f"{slope:+.2f} MiB a minute;",
+        end=" ",
     )
     print(f"resident {resident[len(resident) // 3]:.0f} then, {resident[-1]:.0f} MiB at the end")
     assert load.statuses.total() == load.statuses[200], load.statuses

@@ -1,6 +1,7 @@
 """Training: the loss of 8,192 pairs in bounded memory, GradCache at most 1.5 times a plain step a token, tokens a second.
 
-Ratios are of runs that alternate in one process; the second one is of all-MiniLM-L6-v2 on passages, one thread.
+Ratios are of runs that alternate in one process; the second one is of all-MiniLM-L6-v2 on passages, one
+thread.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.model.checkpoint import read_checkpoint
-from pipeline.model.names import model_folder
-from pipeline.train.contrastive import contrastive_loss
+from pipeline.model.folders.checkpoint import read_checkpoint
+from pipeline.model.folders.names import model_folder
 from pipeline.train.grad_cache import cached_backward, plain_backward
 from pipeline.train.landmark_encoder import LandmarkEncoder
+from pipeline.train.objectives.contrastive import contrastive_loss
 from pipeline.train.pairs import TrainingPairs
 from pipeline.train.sequences import SequenceMaker, split_rows
 
@@ -31,7 +32,7 @@ MAX_GRAD_CACHE_RATIO = 1.5
 
 MEMORY_PROGRAM = """
 import resource, torch
-from pipeline.train.contrastive import contrastive_loss, plain_contrastive_loss
+from pipeline.train.objectives.contrastive import contrastive_loss, plain_contrastive_loss
 torch.set_num_threads(1)
 x = torch.nn.functional.normalize(torch.randn({batch}, {dim}), dim=1).requires_grad_()
 {loss}(x[:64], x[:64], torch.arange(64)).backward()
@@ -62,12 +63,15 @@ def test_bench_tiled_loss_memory_at_a_large_batch(capsys: pytest.CaptureFixture[
     }
     with capsys.disabled():
         print(
-            f"\nloss and gradient of {BATCH:,} pairs: {grown['contrastive_loss']:.0f} MiB, plain {grown['plain_contrastive_loss']:.0f} MiB"
+            f"\nloss and gradient of {BATCH:,} pairs: {grown['contrastive_loss']:.0f} MiB, plain "
+            f"{grown['plain_contrastive_loss']:.0f} MiB"
         )
     assert grown["contrastive_loss"] < 192 < grown["plain_contrastive_loss"]
 
 
-def test_bench_grad_cache_against_a_plain_step(sample_passages: Callable[[int], list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_grad_cache_against_a_plain_step(
+    sample_passages: Callable[[int], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.set_num_threads(1)
     passages = sample_passages(NUM_PASSAGES)
     checkpoint = read_checkpoint(model_folder("all-MiniLM-L6-v2"))
@@ -92,18 +96,26 @@ def test_bench_grad_cache_against_a_plain_step(sample_passages: Callable[[int], 
     def step(backward: Callable[..., torch.Tensor], max_tokens: int) -> None:
         model.zero_grad()
         first = [lambda part=part: model.embed_documents(part) for part in split_rows(context, max_tokens)]
-        second = [lambda context_CD, part=part: model(part, context_CD) for part in split_rows(batch.rows, max_tokens)]
+        second = [
+            lambda context_CD, part=part: model(part, context_CD)
+            for part in split_rows(batch.rows, max_tokens)
+        ]
         backward(first, second, loss)
 
     step(plain_backward, 1 << 20)
     measured = [
-        (seconds(lambda: step(cached_backward, MICRO_BATCH_TOKENS)), seconds(lambda: step(plain_backward, 1 << 20))) for _ in range(REPEATS)
+        (
+            seconds(lambda: step(cached_backward, MICRO_BATCH_TOKENS)),
+            seconds(lambda: step(plain_backward, 1 << 20)),
+        )
+        for _ in range(REPEATS)
     ]
     ratio = statistics.median(cached / plain for cached, plain in measured)
     plain = min(plain for _, plain in measured)
     with capsys.disabled():
         print(
-            f"\n{len(batch.rows.ids_N):,} tokens in {len(split_rows(batch.rows, MICRO_BATCH_TOKENS))} micro-batches: GradCache {ratio:.2f} "
+            f"\n{len(batch.rows.ids_N):,} tokens in {len(split_rows(batch.rows, MICRO_BATCH_TOKENS))} "
+            f"micro-batches: GradCache {ratio:.2f} "
             f"of a plain step, which makes {len(batch.rows.ids_N) / plain:,.0f} tokens/s"
         )
     assert ratio <= MAX_GRAD_CACHE_RATIO

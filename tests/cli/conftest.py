@@ -35,8 +35,22 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
 @pytest.fixture
 def corpus(tmp_path: Path) -> str:
     path = tmp_path / "corpus.parquet"
-    texts = ["a cairn marks the way over the hill", "the river runs past the old stone mill", "snow lies on the ridge until june"]
-    pq.write_table(pa.table({"id": ["a", "b", "c"], "title": ["Cairns", "Mills", "Snow"], "text": texts, "year": [2001, 2002, 2003]}), path)
+    texts = [
+        "a cairn marks the way over the hill",
+        "the river runs past the old stone mill",
+        "snow lies on the ridge until june",
+    ]
+    pq.write_table(
+        pa.table(
+            {
+                "id": ["a", "b", "c"],
+                "title": ["Cairns", "Mills", "Snow"],
+                "text": texts,
+                "year": [2001, 2002, 2003],
+            }
+        ),
+        path,
+    )
     return str(path)
 
 
@@ -49,7 +63,12 @@ def ingest_options(tiny_model_folder: Path) -> list[str]:
 def pairs_file(tmp_path: Path) -> Path:
     """Return sixty pairs of two sources to train on, two to a page, as JSON lines."""
     pairs = [
-        {"query": f"the {word} a{number}", "document": f"old {word} on the path a{number}", "title": f"way {number // 2}", "source": word}
+        {
+            "query": f"the {word} a{number}",
+            "document": f"old {word} on the path a{number}",
+            "title": f"way {number // 2}",
+            "source": word,
+        }
         for word in ("stone", "river")
         for number in range(30)
     ]

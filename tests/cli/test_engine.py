@@ -19,13 +19,27 @@ from cli.main import cairn, run
 from jobs.engine import EngineConfig
 from pipeline.errors import ConfigError
 
-TEXTS = {"a": "a cairn marks the way over the hill", "b": "the river runs past the old stone mill", "c": "snow lies on the ridge"}
+TEXTS = {
+    "a": "a cairn marks the way over the hill",
+    "b": "the river runs past the old stone mill",
+    "c": "snow lies on the ridge",
+}
 
 
 @pytest.fixture
 def ingest(tmp_path: Path, tiny_model_folder: Path) -> list[str]:
     pq.write_table(pa.table({"id": list(TEXTS), "text": list(TEXTS.values())}), tmp_path / "corpus.parquet")
-    return ["ingest", "corpus.parquet", "--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16", "--quiet"]
+    return [
+        "ingest",
+        "corpus.parquet",
+        "--collection",
+        "c",
+        "--model",
+        str(tiny_model_folder),
+        "--landmark-interval",
+        "16",
+        "--quiet",
+    ]
 
 
 @pytest.fixture
@@ -47,8 +61,21 @@ def test_engine_is_ray_where_there_is_an_address():
 
 
 def test_engine_takes_its_workers_from_flags():
-    chosen = {"engine": "ray", "workers": (2, 8), "worker_cpus": 4, "worker_gpus": 0.5, "shard_deadline": 90.0}
-    expected = EngineConfig(name="ray", min_workers=2, max_workers=8, cpus_a_worker=4, gpus_a_worker=0.5, shard_deadline_seconds=90.0)
+    chosen = {
+        "engine": "ray",
+        "workers": (2, 8),
+        "worker_cpus": 4,
+        "worker_gpus": 0.5,
+        "shard_deadline": 90.0,
+    }
+    expected = EngineConfig(
+        name="ray",
+        min_workers=2,
+        max_workers=8,
+        cpus_a_worker=4,
+        gpus_a_worker=0.5,
+        shard_deadline_seconds=90.0,
+    )
     assert resolve_engine(chosen) == expected
 
 
@@ -58,7 +85,8 @@ def test_workers_of_a_local_engine_warn(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"min_workers": 0}, {"min_workers": 3, "max_workers": 2}, {"cpus_a_worker": 0}, {"gpus_a_worker": -1}]
+    "settings",
+    [{"min_workers": 0}, {"min_workers": 3, "max_workers": 2}, {"cpus_a_worker": 0}, {"gpus_a_worker": -1}],
 )
 def test_engine_without_workers_is_refused(settings: dict[str, Any]):
     with pytest.raises(ConfigError):
@@ -71,13 +99,20 @@ def test_engine_without_workers_is_refused(settings: dict[str, Any]):
         (["--workers", "many"], 2, "--workers must be a positive number, or two as in 2:8, got 'many'"),
         (["--workers", "4:2"], 2, "--workers must be a positive number, or two as in 2:8, got 4:2"),
         (["--engine", "ray", "--shard-deadline", "0"], 2, "--shard-deadline must be positive, got 0.0"),
-        (["--address", "http://127.0.0.1:8265"], 2, "must be HOST:PORT, ray://HOST:PORT or auto, got 'http://127.0.0.1:8265'"),
-        (["--address", "127.0.0.1:1"], 75, "a Ray cluster must answer at '127.0.0.1:1', got Connection refused"),
+        (["--address", "http://127.0.0.1:8265"], 2, ("must be HOST:PORT, ray://HOST:PORT or auto, got "
+"'http://127.0.0.1:8265'")),
+        (["--address", "127.0.0.1:1"], 75, ("a Ray cluster must answer at '127.0.0.1:1', got Connection "
+"refused")),
         (["--address", "nowhere.invalid:6379"], 75, "a Ray cluster must answer at 'nowhere.invalid:6379'"),
     ],
 )  # fmt: skip
 def test_engine_that_cannot_be_had_is_one_sentence_and_nothing_is_done(
-    ingest: list[str], call: Callable[..., tuple[int, str]], tmp_path: Path, flags: list[str], code: int, sentence: str
+    ingest: list[str],
+    call: Callable[..., tuple[int, str]],
+    tmp_path: Path,
+    flags: list[str],
+    code: int,
+    sentence: str,
 ):
     got, error = call(*ingest, *flags)
     assert (got, error.count("\n")) == (code, 1)
@@ -86,7 +121,10 @@ def test_engine_that_cannot_be_had_is_one_sentence_and_nothing_is_done(
 
 
 def test_local_ingest_never_imports_ray(ingest: list[str]):
-    program = f"import sys; from cli.main import cairn, run; code = run(cairn, {ingest!r}, 'cairn'); print(code, 'ray' in sys.modules)"
+    program = (
+        f"import sys; from cli.main import cairn, run; code = run(cairn, {ingest!r}, 'cairn'); "
+        "print(code, 'ray' in sys.modules)"
+    )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "0 False"
 
@@ -97,10 +135,16 @@ def test_ray_of_our_own_is_started_with_a_token_and_gone_afterwards(ingest: list
     mark = f"cairn-test-{time.monotonic_ns()}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     command = [sys.executable, "-m", "cli.main", *ingest, "--engine", "ray", "--workers", "1", "--json"]
-    process = subprocess.Popen(command, env={**environment, "CAIRN_TEST_MARK": mark}, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env={**environment, "CAIRN_TEST_MARK": mark}, stdout=subprocess.PIPE, text=True
+    )
     modes = set()
     while process.poll() is None:
-        modes |= {found.get("RAY_AUTH_MODE") for name, found in _environments(mark).items() if name in ("gcs_server", "raylet")}
+        modes |= {
+            found.get("RAY_AUTH_MODE")
+            for name, found in _environments(mark).items()
+            if name in ("gcs_server", "raylet")
+        }
         time.sleep(0.5)
     assert process.returncode == 0
     assert json.loads(process.communicate()[0])["encoded"] == len(TEXTS)

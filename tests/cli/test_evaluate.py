@@ -20,7 +20,15 @@ TEXTS = {
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], tiny_model_folder: Path) -> Any:
     def invoke(*arguments: str) -> tuple[int, str, str]:
-        options = ["--model", str(tiny_model_folder), "--landmark-interval", "8", "--context-documents", "2", "--quiet"]
+        options = [
+            "--model",
+            str(tiny_model_folder),
+            "--landmark-interval",
+            "8",
+            "--context-documents",
+            "2",
+            "--quiet",
+        ]
         code = run(cairn, ["evaluate", *arguments, *options], "cairn")
         captured = capsys.readouterr()
         return code, captured.out, captured.err
@@ -31,8 +39,17 @@ def call(capsys: pytest.CaptureFixture[str], tiny_model_folder: Path) -> Any:
 def write_set(folder: Path) -> str:
     folder.mkdir()
     pq.write_table(pa.table({"id": list(TEXTS), "text": list(TEXTS.values())}), folder / "corpus.parquet")
-    pq.write_table(pa.table({"id": ["p", "q"], "text": ["where sat the cat", "what marks the way"]}), folder / "queries.parquet")
-    qrels = {"query_id": ["p", "q", "x"], "doc_id": ["mat", "stone", "mat"], "score": [1, 1, 1], "start": [0, 0, 0], "end": [23, 22, 3]}
+    pq.write_table(
+        pa.table({"id": ["p", "q"], "text": ["where sat the cat", "what marks the way"]}),
+        folder / "queries.parquet",
+    )
+    qrels = {
+        "query_id": ["p", "q", "x"],
+        "doc_id": ["mat", "stone", "mat"],
+        "score": [1, 1, 1],
+        "start": [0, 0, 0],
+        "end": [23, 22, 3],
+    }
     pq.write_table(pa.table(qrels), folder / "qrels.parquet")
     return str(folder)
 
@@ -61,7 +78,14 @@ def test_evaluate_in_json_holds_every_system_and_the_advice(call: Any, folder: s
     read = json.loads(out)
 
     assert code == 0
-    assert set(read["systems"]) == {"bm25", "document-94", "cairn/document", "cairn/chunk", "cairn/fused", "cairn/fused+bm25"}
+    assert set(read["systems"]) == {
+        "bm25",
+        "document-94",
+        "cairn/document",
+        "cairn/chunk",
+        "cairn/fused",
+        "cairn/fused+bm25",
+    }
     assert read["sets"]["walks"] == {
         "documents": 3,
         "queries": 2,
@@ -82,7 +106,9 @@ def test_ablate_scores_every_encoder_and_context(call: Any, folder: str) -> None
 
 
 def test_average_stands_under_several_sets(call: Any, folder: str, tmp_path: Path) -> None:
-    code, out, _ = call(folder, write_set(tmp_path / "hills"), "--systems", "bm25", "--systems", "cairn/chunk")
+    code, out, _ = call(
+        folder, write_set(tmp_path / "hills"), "--systems", "bm25", "--systems", "cairn/chunk"
+    )
 
     assert code == 0
     assert "average of 2 sets" in out
@@ -127,7 +153,9 @@ def test_compare_prints_a_line_a_measure(call: Any, folder: str, tmp_path: Path)
         (["walks", "--pooling", "best"], "pooling must be one of"),
     ],
 )
-def test_mistakes_end_in_one_sentence_and_code_2(call: Any, folder: str, arguments: list[str], sentence: str) -> None:
+def test_mistakes_end_in_one_sentence_and_code_2(
+    call: Any, folder: str, arguments: list[str], sentence: str
+) -> None:
     code, _, error = call(*[argument.replace("../walks/../walks", folder) for argument in arguments])
 
     assert code == 2
@@ -139,7 +167,10 @@ def test_mistakes_end_in_one_sentence_and_code_2(call: Any, folder: str, argumen
 def test_length_report_prints_cosine_and_sigma_by_temperature(call: Any, tmp_path: Path) -> None:
     folder = tmp_path / "long"
     write_set(folder)
-    pq.write_table(pa.table({"id": list(TEXTS), "text": [text * 4 for text in TEXTS.values()]}), folder / "corpus.parquet")
+    pq.write_table(
+        pa.table({"id": list(TEXTS), "text": [text * 4 for text in TEXTS.values()]}),
+        folder / "corpus.parquet",
+    )
     code, out, _ = call(str(folder), "--length-report")
 
     assert code == 0
@@ -150,7 +181,12 @@ def test_length_report_prints_cosine_and_sigma_by_temperature(call: Any, tmp_pat
 def test_length_report_in_json_has_a_row_a_length_and_temperature(call: Any, folder: str) -> None:
     _, out, _ = call(folder, "--length-report", "--temperature", "0.7", "--json")
 
-    assert [(row["tokens"], row["temperature"]) for row in json.loads(out)["walks"]] == [(16, 1.0), (16, 0.9), (16, 0.8), (16, 0.7)]
+    assert [(row["tokens"], row["temperature"]) for row in json.loads(out)["walks"]] == [
+        (16, 1.0),
+        (16, 0.9),
+        (16, 0.8),
+        (16, 0.7),
+    ]
 
 
 def test_known_items_need_no_queries(call: Any, tmp_path: Path) -> None:
@@ -163,9 +199,14 @@ def test_known_items_need_no_queries(call: Any, tmp_path: Path) -> None:
     assert "plain (known items): 3 documents, 2 queries" in out
 
 
-def test_baselines_may_have_a_model_of_their_own(call: Any, folder: str, tiny_roberta_folder: Path, tmp_path: Path) -> None:
+def test_baselines_may_have_a_model_of_their_own(
+    call: Any, folder: str, tiny_roberta_folder: Path, tmp_path: Path
+) -> None:
     options = (folder, "--json", "--systems", "document-94", "--systems", "cairn/document")
-    alone, beside = (json.loads(call(*options, *more)[1])["systems"] for more in ((), ("--baseline-model", str(tiny_roberta_folder))))
+    alone, beside = (
+        json.loads(call(*options, *more)[1])["systems"]
+        for more in ((), ("--baseline-model", str(tiny_roberta_folder)))
+    )
 
     assert alone["document-94"]["walks"]["cost"]["tokens"] == beside["document-94"]["walks"]["cost"]["tokens"]
     assert alone["cairn/document"]["walks"]["measures"] == beside["cairn/document"]["walks"]["measures"]
@@ -179,7 +220,14 @@ def test_configuration_that_does_not_fit_the_model_is_an_error(folder: str, tiny
 
 
 def test_systems_that_do_not_fit_are_left_out_with_the_reason(call: Any, folder: str) -> None:
-    options = ("--attention", "landmark", "--temperature-by-length", "90:0.9", "--systems", "landmark*/none/chunk")
+    options = (
+        "--attention",
+        "landmark",
+        "--temperature-by-length",
+        "90:0.9",
+        "--systems",
+        "landmark*/none/chunk",
+    )
     code, out, error = call(folder, "--ablate", *options)
 
     assert code == 0
@@ -190,11 +238,17 @@ def test_systems_that_do_not_fit_are_left_out_with_the_reason(call: Any, folder:
 
 def test_window_with_chunk_attention_warns_unless_the_whole_table_has_windows(call: Any, folder: str) -> None:
     for options, warns in (((), True), (("--ablate",), False)):
-        _, _, err = call(folder, "--window-tokens", "256", "--systems", "cairn/*none/*chunk*/chunk", *options, "--json")
+        _, _, err = call(
+            folder, "--window-tokens", "256", "--systems", "cairn/*none/*chunk*/chunk", *options, "--json"
+        )
         assert ("warning: --window-tokens moves nothing with attention chunk" in err) == warns
 
 
 def test_window_of_another_length_is_named_in_the_advice(call: Any, folder: str) -> None:
-    _, out, _ = call(folder, "--attention", "landmark", "--window-tokens", "512", "--systems", "cairn/*", "--json")
+    _, out, _ = call(
+        folder, "--attention", "landmark", "--window-tokens", "512", "--systems", "cairn/*", "--json"
+    )
 
-    assert json.loads(out)["advice"][0]["ingest_flags"].endswith("--attention landmark --window-tokens 512 --landmark-interval 8")
+    assert json.loads(out)["advice"][0]["ingest_flags"].endswith(
+        "--attention landmark --window-tokens 512 --landmark-interval 8"
+    )

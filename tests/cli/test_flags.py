@@ -12,14 +12,19 @@ from cli.main import cairn
     ("sentence", "expected"),
     [
         ("settings: encoder.truncate_dim is None, got 8", "settings: --dims is None, got 8"),
-        ("context.num_documents is 2; index.kind is 'flat'", "--context-documents is 2; --index-kind is 'flat'"),
+        (("context.num_documents is 2; index.kind is "
+"'flat'"), "--context-documents is 2; --index-kind is 'flat'"),
         ("dims (truncate_dim) must lie between 1 and 32", "--dims must lie between 1 and 32"),
-        ("max_window_tokens must fit; or landmark_interval", "--window-tokens must fit; or --landmark-interval"),
-        ("temperature must lie between 0.01 and 100, got 0.0", "--temperature must lie between 0.01 and 100, got 0.0"),
+        (("max_window_tokens must fit; or "
+"landmark_interval"), "--window-tokens must fit; or --landmark-interval"),
+        (("temperature must lie between 0.01 and 100, got "
+"0.0"), "--temperature must lie between 0.01 and 100, got 0.0"),
         ("the temperature of a model", "the temperature of a model"),
         ("model_type must be one of bert", "model_type must be one of bert"),
-        ("got 'landmark_interval' in data/landmark_interval", "got 'landmark_interval' in data/landmark_interval"),
-        ("query_temperature must not be temperature_by_length", "--query-temperature must not be --temperature-by-length"),
+        (("got 'landmark_interval' in "
+"data/landmark_interval"), "got 'landmark_interval' in data/landmark_interval"),
+        (("query_temperature must not be "
+"temperature_by_length"), "--query-temperature must not be --temperature-by-length"),
     ],
 )  # fmt: skip
 def test_a_sentence_names_flags(sentence, expected):

@@ -14,7 +14,15 @@ def collections(call: Any, tmp_path: Path, tiny_model_folder: Path) -> None:
     for name, kind in (("stones", pa.int64()), ("pebbles", pa.int64()), ("words", pa.string())):
         rows = pa.table({"id": ["a"], "text": ["granite"], "year": pa.array([2001]).cast(kind)})
         pq.write_table(rows, tmp_path / f"{name}.parquet")
-        options = ("--collection", name, "--model", str(tiny_model_folder), "--landmark-interval", "16", "--quiet")
+        options = (
+            "--collection",
+            name,
+            "--model",
+            str(tiny_model_folder),
+            "--landmark-interval",
+            "16",
+            "--quiet",
+        )
         assert call("ingest", f"{name}.parquet", *options)[0] == 0
 
 
@@ -38,15 +46,25 @@ def test_key_from_a_variable_is_taken_once_and_not_shown(call: Any, monkeypatch:
     monkeypatch.setenv("MY_KEY", token)
     for _ in range(2):
         code, out, said = call("keys", "create", "app", "--from-env", "MY_KEY")
-        assert (code, out, token in said, "key 0123456789ab may search everywhere" in said) == (0, "", False, True)
+        assert (code, out, token in said, "key 0123456789ab may search everywhere" in said) == (
+            0,
+            "",
+            False,
+            True,
+        )
     assert [key["key_id"] for key in json.loads(call("keys", "list", "--json")[1])] == ["0123456789ab"]
     call("keys", "revoke", "0123456789ab")
     code, _, error = call("keys", "create", "app", "--from-env", "MY_KEY")
     assert (code, error.count("\n"), token in error) == (2, 1, False)
 
 
-@pytest.mark.parametrize(("value", "sentence"), [("", "variable MY_KEY must hold a key, got nothing"), ("secret", "a key must be cairn_")])
-def test_key_from_a_variable_that_holds_none_is_refused(call: Any, monkeypatch: pytest.MonkeyPatch, value: str, sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [("", "variable MY_KEY must hold a key, got nothing"), ("secret", "a key must be cairn_")],
+)
+def test_key_from_a_variable_that_holds_none_is_refused(
+    call: Any, monkeypatch: pytest.MonkeyPatch, value: str, sentence: str
+) -> None:
     monkeypatch.setenv("MY_KEY", value)
     code, _, error = call("keys", "create", "app", "--from-env", "MY_KEY")
     assert (code, error.count("\n"), sentence in error) == (2, 1, True)
@@ -54,11 +72,27 @@ def test_key_from_a_variable_that_holds_none_is_refused(call: Any, monkeypatch: 
 
 
 def test_keys_in_json_hold_no_digest(call: Any) -> None:
-    made = json.loads(call("keys", "create", "embedder", "--scope", "embed", "--scope", "search", "--for", "stones", "--json")[1])
+    made = json.loads(
+        call(
+            "keys", "create", "embedder", "--scope", "embed", "--scope", "search", "--for", "stones", "--json"
+        )[1]
+    )
     assert made["key"].startswith(f"cairn_{made['key_id']}_")
-    assert (made["scopes"], made["collections"], made["restriction"]) == (["search", "embed"], ["stones"], None)
+    assert (made["scopes"], made["collections"], made["restriction"]) == (
+        ["search", "embed"],
+        ["stones"],
+        None,
+    )
     listed = json.loads(call("keys", "list", "--json")[1])[0]
-    assert set(listed) == {"key_id", "name", "scopes", "collections", "restriction", "created_at", "revoked_at"}
+    assert set(listed) == {
+        "key_id",
+        "name",
+        "scopes",
+        "collections",
+        "restriction",
+        "created_at",
+        "revoked_at",
+    }
 
 
 def test_no_keys_are_said_so(call: Any) -> None:
@@ -85,7 +119,9 @@ def test_filter_of_a_key_is_typed_as_its_columns_are(call: Any) -> None:
         ("--for", "../up"),
     ],
 )
-def test_key_that_makes_no_sense_is_refused_in_a_sentence(call: Any, options: tuple[str, ...], tmp_path: Path) -> None:
+def test_key_that_makes_no_sense_is_refused_in_a_sentence(
+    call: Any, options: tuple[str, ...], tmp_path: Path
+) -> None:
     code, out, error = call("keys", "create", "odd", *options)
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert not (tmp_path / "cairn-data" / "keys.json").exists()

@@ -17,14 +17,18 @@ def one_line(error: str) -> bool:
     return error.startswith("error: ") and error.count("\n") == 1 and "Traceback" not in error
 
 
-def test_ingest_then_search_and_status_answer_in_json(call: Any, corpus: str, ingest_options: list[str]) -> None:
+def test_ingest_then_search_and_status_answer_in_json(
+    call: Any, corpus: str, ingest_options: list[str]
+) -> None:
     code, out, _ = call("ingest", corpus, *ingest_options, "--json", "--quiet")
     report = json.loads(out)
     assert code == 0
     assert {key: report[key] for key in ("rows", "indexed", "unchanged", "quarantined", "deleted", "encoded", "generation")} == {
         "rows": 3, "indexed": 3, "unchanged": 0, "quarantined": 0, "deleted": 0, "encoded": 3, "generation": 1,
     }  # fmt: skip
-    code, out, _ = call("search", "the river runs past the old stone mill", "--collection", "c", "--json", "--no-hybrid")
+    code, out, _ = call(
+        "search", "the river runs past the old stone mill", "--collection", "c", "--json", "--no-hybrid"
+    )
     answer = json.loads(out)
     assert (code, answer["generation"], answer["hits"][0]["doc_id"]) == (0, 1, "b")
     passage = answer["hits"][0]["passages"][0]
@@ -35,25 +39,56 @@ def test_ingest_then_search_and_status_answer_in_json(call: Any, corpus: str, in
     assert (code, status["documents"], status["generation"]) == (0, 3, 1)
 
 
-def test_ingest_with_every_encoder_option_is_searchable(call: Any, corpus: str, ingest_options: list[str], tmp_path: Path) -> None:
+def test_ingest_with_every_encoder_option_is_searchable(
+    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
+) -> None:
     options = [
-        *("--dims", "16", "--layers", "1", "--landmarks", "sentence", "--pooling", "mean_at_k", "--temperature", "0.9"),
+        *(
+            "--dims",
+            "16",
+            "--layers",
+            "1",
+            "--landmarks",
+            "sentence",
+            "--pooling",
+            "mean_at_k",
+            "--temperature",
+            "0.9",
+        ),
         *("--query-temperature", "0.8", "--temperature-by-length", "8:0.95,16:0.9"),
         *("--query-prefix", "walk: ", "--document-prefix", "mat: "),
     ]
     assert call("ingest", corpus, *ingest_options, *options, "--quiet")[0] == 0
-    code, out, _ = call("search", "the river runs past the old stone mill", "--collection", "c", "--json", "--no-hybrid")
+    code, out, _ = call(
+        "search", "the river runs past the old stone mill", "--collection", "c", "--json", "--no-hybrid"
+    )
     assert (code, len(json.loads(out)["hits"])) == (0, 3)
-    manifest = json.loads((tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text())
+    manifest = json.loads(
+        (tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text()
+    )
     chosen = ("truncate_dim", "num_layers", "landmarks", "pooling", "query_prefix", "document_prefix")
     assert manifest["vector_dim"] == 16
-    assert [manifest["settings"]["encoder"][name] for name in chosen] == [16, 1, "sentence", "mean_at_k", "walk: ", "mat: "]
+    assert [manifest["settings"]["encoder"][name] for name in chosen] == [
+        16,
+        1,
+        "sentence",
+        "mean_at_k",
+        "walk: ",
+        "mat: ",
+    ]
     assert manifest["settings"]["encoder"]["temperature_by_length"] == [[8, 0.95], [16, 0.9]]
     code, out, _ = call("ingest", corpus, *ingest_options, *options, "--json", "--quiet")
     assert (code, json.loads(out)["unchanged"]) == (0, 3)
     shown = " ".join(call("status", "c")[1].split())
     for part in (
-        *('landmarks "sentence"', "dims 16", "layers 1", "temperature 0.9", "query temperature 0.8", 'query prefix "walk: "'),
+        *(
+            'landmarks "sentence"',
+            "dims 16",
+            "layers 1",
+            "temperature 0.9",
+            "query temperature 0.8",
+            'query prefix "walk: "',
+        ),
         *('document prefix "mat: "', "temperature by length [[8, 0.95], [16, 0.9]]"),
     ):
         assert part in shown
@@ -67,14 +102,24 @@ def test_ingest_with_a_causal_decoder_pooled_at_its_last_token_is_searchable(
     from transformers import Qwen3Config, Qwen3Model
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     # Weights as small as a new model's would leave all texts alike.
-    model = Qwen3Model(Qwen3Config(vocab_size=200, head_dim=8, max_position_embeddings=96, initializer_range=0.5, **sizes))
+    model = Qwen3Model(
+        Qwen3Config(vocab_size=200, head_dim=8, max_position_embeddings=96, initializer_range=0.5, **sizes)
+    )
     model.save_pretrained(tmp_path / "decoder")
     shutil.copy(tiny_model_folder / "tokenizer.json", tmp_path / "decoder")
     options = ("--model", str(tmp_path / "decoder"), "--causal", "--pooling", "last", "--quiet")
     assert call("ingest", corpus, *ingest_options, *options)[0] == 0
-    code, out, _ = call("search", "the river runs past the old stone mill", "--collection", "c", "--json", "--no-hybrid")
+    code, out, _ = call(
+        "search", "the river runs past the old stone mill", "--collection", "c", "--json", "--no-hybrid"
+    )
     assert (code, json.loads(out)["hits"][0]["doc_id"]) == (0, "b")
     code, _, err = call("ingest", corpus, *ingest_options, *options, "--bidirectional")
     assert (code, "--causal is True, got False" in err) == (2, True)
@@ -89,7 +134,16 @@ def test_ingest_causal_encoder_is_refused(call: Any, corpus: str, ingest_options
 def test_ingest_with_a_cde_checkpoint_reads_context_behind_its_prefixes_and_is_searchable(
     call: Any, corpus: str, make_cde: Any, version: int
 ) -> None:
-    options = ["--collection", "c", "--model", str(make_cde(version)), "--landmark-interval", "16", "--context-documents", "6"]
+    options = [
+        "--collection",
+        "c",
+        "--model",
+        str(make_cde(version)),
+        "--landmark-interval",
+        "16",
+        "--context-documents",
+        "6",
+    ]
     code, out, error = call("ingest", corpus, *options, "--json", "--quiet")
     assert (code, json.loads(out)["indexed"], error) == (0, 3, "")
     encoder = json.loads(call("status", "c", "--json")[1])["settings"]["encoder"]
@@ -110,23 +164,44 @@ def test_ingest_with_more_context_documents_than_a_cde_checkpoint_reads_is_one_s
 
 
 @pytest.mark.parametrize("context", ["--use-context", "--no-context"])
-def test_ingest_with_landmark_attention_is_searchable(call: Any, ingest_options: list[str], tmp_path: Path, context: str) -> None:
+def test_ingest_with_landmark_attention_is_searchable(
+    call: Any, ingest_options: list[str], tmp_path: Path, context: str
+) -> None:
     texts = [
         "a cairn marks the way over the hill. " * 30,
         "the river runs past the old stone mill",
         "snow lies on the ridge until june. " * 9,
     ]
     pq.write_table(pa.table({"id": ["a", "b", "c"], "text": texts}), tmp_path / "long.parquet")
-    options = ["--attention", "landmark", "--window-tokens", "256", context, "--context-documents", "2", "--quiet"]
+    options = [
+        "--attention",
+        "landmark",
+        "--window-tokens",
+        "256",
+        context,
+        "--context-documents",
+        "2",
+        "--quiet",
+    ]
     assert call("ingest", "long.parquet", *ingest_options, *options)[0] == 0
-    for query, doc_id in (("the river runs past the old stone mill", "b"), ("snow lies on the ridge until june", "c")):
+    for query, doc_id in (
+        ("the river runs past the old stone mill", "b"),
+        ("snow lies on the ridge until june", "c"),
+    ):
         code, out, _ = call("search", query, "--collection", "c", "--json", "--no-hybrid")
         assert (code, json.loads(out)["hits"][0]["doc_id"]) == (0, doc_id)
-    manifest = json.loads((tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text())
-    assert [manifest["settings"]["encoder"][name] for name in ("attention", "max_window_tokens")] == ["landmark", 256]
+    manifest = json.loads(
+        (tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text()
+    )
+    assert [manifest["settings"]["encoder"][name] for name in ("attention", "max_window_tokens")] == [
+        "landmark",
+        256,
+    ]
 
 
-def test_search_for_people_shows_titles_and_passages(call: Any, corpus: str, ingest_options: list[str]) -> None:
+def test_search_for_people_shows_titles_and_passages(
+    call: Any, corpus: str, ingest_options: list[str]
+) -> None:
     call("ingest", corpus, *ingest_options, "--quiet")
     code, out, _ = call("search", "old stone mill", "--collection", "c")
     assert code == 0
@@ -139,11 +214,16 @@ def test_search_within_a_budget_of_characters(call: Any, corpus: str, ingest_opt
     code, out, _ = call("search", "old stone mill", "--collection", "c", "--max-characters", "60", "--json")
     lengths = [len(passage["text"]) for hit in json.loads(out)["hits"] for passage in hit["passages"]]
     assert (code, 0 < sum(lengths) <= 60) == (0, True)
-    assert "no passage fits so few characters" in call("search", "old stone mill", "--collection", "c", "--max-characters", "1")[1]
+    assert (
+        "no passage fits so few characters"
+        in call("search", "old stone mill", "--collection", "c", "--max-characters", "1")[1]
+    )
     assert call("search", "old stone mill", "--collection", "c", "--max-characters", "0")[0] == 2
 
 
-def test_search_filter_keeps_only_matching_documents(call: Any, corpus: str, ingest_options: list[str]) -> None:
+def test_search_filter_keeps_only_matching_documents(
+    call: Any, corpus: str, ingest_options: list[str]
+) -> None:
     call("ingest", corpus, *ingest_options, "--quiet")
     _, out, _ = call("search", "the way", "--collection", "c", "--filter", "year>=2002", "--json")
     assert {hit["doc_id"] for hit in json.loads(out)["hits"]} == {"b", "c"}
@@ -155,7 +235,9 @@ def test_status_for_people_says_what_the_base_model_was_not_trained_for(
     call("ingest", corpus, *ingest_options, "--quiet")
     _, out, _ = call("status", "c")
     assert "trained neither" not in out
-    monkeypatch.setattr("pipeline.collection.MODEL_NAMES", {json.loads(call("status", "c", "--json")[1])["encoder"]["model"]})
+    monkeypatch.setattr(
+        "pipeline.collection.MODEL_NAMES", {json.loads(call("status", "c", "--json")[1])["encoder"]["model"]}
+    )
     _, out, _ = call("status", "c")
     assert "trained neither for landmarks nor for context" in out
     code, out, _ = call("status")
@@ -170,26 +252,42 @@ def test_ingest_with_quarantined_rows_exits_3(call: Any, tmp_path: Path, ingest_
     assert "empty_text" in out
 
 
-def test_ingest_again_keeps_the_settings_of_the_collection(call: Any, corpus: str, ingest_options: list[str]) -> None:
+def test_ingest_again_keeps_the_settings_of_the_collection(
+    call: Any, corpus: str, ingest_options: list[str]
+) -> None:
     call("ingest", corpus, *ingest_options, "--quiet")
     code, out, _ = call("ingest", corpus, "--collection", "c", "--json", "--quiet")
     assert (code, json.loads(out)["unchanged"]) == (0, 3)
 
 
-def test_settings_that_differ_from_the_collections_are_named_by_their_flags(call: Any, corpus: str, ingest_options: list[str]) -> None:
+def test_settings_that_differ_from_the_collections_are_named_by_their_flags(
+    call: Any, corpus: str, ingest_options: list[str]
+) -> None:
     call("ingest", corpus, *ingest_options, "--quiet")
-    code, _, err = call("ingest", corpus, *ingest_options, "--dims", "16", "--attention", "full", "--window-tokens", "64")
+    code, _, err = call(
+        "ingest", corpus, *ingest_options, "--dims", "16", "--attention", "full", "--window-tokens", "64"
+    )
     assert (code, one_line(err)) == (2, True)
-    for words in ("--dims is None, got 16", "--attention is 'chunk', got 'full'", "--window-tokens is 512, got 64"):
+    for words in (
+        "--dims is None, got 16",
+        "--attention is 'chunk', got 'full'",
+        "--window-tokens is 512, got 64",
+    ):
         assert words in err
     assert "overlap" not in err
     assert "encoder." not in err
 
 
-def test_window_with_full_attention_needs_no_other_option(call: Any, corpus: str, ingest_options: list[str], tmp_path: Path) -> None:
-    code, _, err = call("ingest", corpus, *ingest_options, "--attention", "full", "--window-tokens", "64", "--quiet")
+def test_window_with_full_attention_needs_no_other_option(
+    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
+) -> None:
+    code, _, err = call(
+        "ingest", corpus, *ingest_options, "--attention", "full", "--window-tokens", "64", "--quiet"
+    )
     assert (code, err) == (0, "")
-    manifest = json.loads((tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text())
+    manifest = json.loads(
+        (tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text()
+    )
     assert manifest["settings"]["encoder"]["window_overlap_tokens"] == 32
 
 
@@ -224,28 +322,53 @@ def test_dry_run_prints_counts_tokens_and_time_and_writes_nothing(
         (("ingest", "corpus.parquet", "--collection", "c", "--text-column", "body"), "text"),
         (("ingest", "corpus.parquet", "--collection", "../up"), "name must match"),
         (("ingest", "corpus.parquet", "--collection", "c", "--model", "no-such-model"), "no-such-model"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--temperature", "0"), "error: --temperature must lie between 0.01"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--document-prefix", "\udcff"), "--document-prefix must be valid Unicode"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--window-tokens", "-5"), "error: --window-tokens must be positive, got -5"),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--temperature", "0"),
+            "error: --temperature must lie between 0.01",
+        ),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--document-prefix", "\udcff"),
+            "--document-prefix must be valid Unicode",
+        ),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--window-tokens", "-5"),
+            "error: --window-tokens must be positive, got -5",
+        ),
         (
             ("ingest", "corpus.parquet", "--collection", "c", "--query-temperature", "-1"),
             "error: --query-temperature must lie",
         ),
-        (("ingest", "corpus.parquet", "--collection", "c", "--temperature-by-length", "64"), "pairs of a number of tokens and a"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--temperature-by-length", "64:.9,32:.8"), "ascending order"),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--temperature-by-length", "64"),
+            "pairs of a number of tokens and a",
+        ),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--temperature-by-length", "64:.9,32:.8"),
+            "ascending order",
+        ),
         (
             ("ingest", "corpus.parquet", "--collection", "c", "--layers", "0"),
             "--layers must lie between 1 and the model's layers, got 0",
         ),
-        (("ingest", "corpus.parquet", "--collection", "c", "--pooling", "multi_cls"), "must go with attention full, got chunk"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--root", "gs://bucket/x"), "folder or s3://BUCKET/PREFIX"),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--pooling", "multi_cls"),
+            "must go with attention full, got chunk",
+        ),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--root", "gs://bucket/x"),
+            "folder or s3://BUCKET/PREFIX",
+        ),
         (("ingest", "corpus.parquet", "--collection", "c", "--root", "notes.txt"), "must be a folder"),
         (("search", "x", "--collection", "c", "--root", "notes.txt"), "must be a folder"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_2(call: Any, corpus: str, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_bad_input_is_one_sentence_and_exit_2(
+    call: Any, corpus: str, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
     (tmp_path / "notes.txt").write_text("not parquet at all")
-    pq.write_table(pa.table({"id": pa.array([], "string"), "text": pa.array([], "string")}), tmp_path / "empty.parquet")
+    pq.write_table(
+        pa.table({"id": pa.array([], "string"), "text": pa.array([], "string")}), tmp_path / "empty.parquet"
+    )
     code, out, err = call(*arguments)
     assert (code, out) == (2, "")
     assert one_line(err), err
@@ -292,7 +415,9 @@ def test_busy_collection_exits_75(call: Any, corpus: str, ingest_options: list[s
     assert one_line(err)
 
 
-def test_interrupt_exits_130(call: Any, corpus: str, ingest_options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_exits_130(
+    call: Any, corpus: str, ingest_options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -302,7 +427,9 @@ def test_interrupt_exits_130(call: Any, corpus: str, ingest_options: list[str], 
     assert "interrupted" in err
 
 
-def test_verify_finds_a_flipped_bit_and_repair_mends_it(call: Any, corpus: str, ingest_options: list[str], tmp_path: Path) -> None:
+def test_verify_finds_a_flipped_bit_and_repair_mends_it(
+    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
+) -> None:
     call("ingest", corpus, *ingest_options, "--quiet")
     assert call("verify", "c")[0] == 0
     path = tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "chunks.faiss"
@@ -326,7 +453,9 @@ def test_advice_after_damage_is_a_command_that_mends_it(
     call("ingest", corpus, *ingest_options, "--quiet", *at_root)
     call("compact", "c", *at_root)
     folder = tmp_path / "my data" / "c"
-    (folder / "generations" / (folder / "CURRENT").read_text().strip() / damaged).write_bytes(b"no such thing")
+    (folder / "generations" / (folder / "CURRENT").read_text().strip() / damaged).write_bytes(
+        b"no such thing"
+    )
     code, _, err = call("status", "c", *at_root)
     assert code == 1
     advised = err.splitlines()[-1].partition("run `")[2].removesuffix("`")
@@ -375,12 +504,20 @@ def test_help_loads_neither_torch_nor_lancedb() -> None:
     assert result.stdout.splitlines()[-1] == "0 set()"
 
 
-def test_collection_whose_first_ingest_was_stopped_is_listed_and_said_to_be_unfinished(call: Any, tmp_path: Path) -> None:
+def test_collection_whose_first_ingest_was_stopped_is_listed_and_said_to_be_unfinished(
+    call: Any, tmp_path: Path
+) -> None:
     layout = CollectionLayout(tmp_path / "cairn-data", "coming")
     with layout.writer_lock():
         assert "building" in call("status")[1]
     assert json.loads(call("status", "--json")[1]) == [
-        {"status": "unfinished", "collection": "coming", "documents": None, "chunks": None, "generation": None}
+        {
+            "status": "unfinished",
+            "collection": "coming",
+            "documents": None,
+            "chunks": None,
+            "generation": None,
+        }
     ]
     for verb in (("status", "coming"), ("search", "granite", "--collection", "coming")):
         code, _, error = call(*verb)

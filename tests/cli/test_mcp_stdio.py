@@ -43,6 +43,8 @@ def test_configuration_in_readme_is_json_that_the_command_line_takes() -> None:
         assert command.make_context(verb, arguments).params["collection"] == "python-docs"
 
 
-def test_collection_that_is_not_there_is_one_sentence(stones_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_collection_that_is_not_there_is_one_sentence(
+    stones_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(cairn, ["mcp", "pebbles", "--root", str(stones_root)], "cairn") == 2
     assert capsys.readouterr().err.startswith("error: ")

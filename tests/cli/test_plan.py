@@ -10,7 +10,16 @@ import pytest
 @pytest.fixture
 def drifted(call: Any, tiny_model_folder: Path, tmp_path: Path) -> list[str]:
     """Ingest six stones, then as many cats and more; return the words of the ingest."""
-    options = ["--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16", "--use-context", "--quiet"]
+    options = [
+        "--collection",
+        "c",
+        "--model",
+        str(tiny_model_folder),
+        "--landmark-interval",
+        "16",
+        "--use-context",
+        "--quiet",
+    ]
     stones = {f"s{number}": f"stone path hill {'stone ' * number}" for number in range(6)}
     cats = {f"c{number}": f"the cat sat on the mat {'cat ' * number}" for number in range(12)}
     for texts in (stones, stones | cats):
@@ -21,7 +30,11 @@ def drifted(call: Any, tiny_model_folder: Path, tmp_path: Path) -> list[str]:
 
 def test_plan_says_what_is_to_do_and_apply_does_it_once(call: Any, drifted: list[str]) -> None:
     code, out, _ = call("plan", "c")
-    assert (code, "--apply draws a new context and encodes every document" in out, "18 of 18 documents" in out) == (0, True, True)
+    assert (
+        code,
+        "--apply draws a new context and encodes every document" in out,
+        "18 of 18 documents" in out,
+    ) == (0, True, True)
     assert "re-contextualising (cairn plan) would encode 18 documents" in call("status", "c")[1]
     code, out, _ = call("plan", "c", "--apply", "--json", "--quiet")
     applied = json.loads(out)["applied"]
@@ -35,9 +48,21 @@ def test_plan_says_what_is_to_do_and_apply_does_it_once(call: Any, drifted: list
     assert (code, json.loads(out)["unchanged"]) == (0, 18)
 
 
-def test_plan_of_an_encoder_that_reads_no_context_has_nothing_to_do(call: Any, tiny_model_folder: Path, tmp_path: Path) -> None:
+def test_plan_of_an_encoder_that_reads_no_context_has_nothing_to_do(
+    call: Any, tiny_model_folder: Path, tmp_path: Path
+) -> None:
     pq.write_table(pa.table({"id": ["a"], "text": ["stone path"]}), tmp_path / "corpus.parquet")
-    call("ingest", "corpus.parquet", "--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16", "--quiet")
+    call(
+        "ingest",
+        "corpus.parquet",
+        "--collection",
+        "c",
+        "--model",
+        str(tiny_model_folder),
+        "--landmark-interval",
+        "16",
+        "--quiet",
+    )
     code, out, _ = call("plan", "c", "--apply", "--force")
     assert (code, "the encoder reads no context" in out, "0 of 1 documents" in out) == (0, True, True)
     assert "no vector depends on the context" in call("status", "c")[1]

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli.main import cairn, run
-from jobs.schedule_history import ScheduledRun, append_run, read_history
-from jobs.schedules import ScheduleFile
+from jobs.schedule.history import ScheduledRun, append_run, read_history
+from jobs.schedule.schedules import ScheduleFile
 
 SECONDS = 600.0
 
@@ -37,13 +37,29 @@ def corpus(tmp_path: Path) -> str:
 
 @pytest.fixture
 def nightly(corpus: str) -> tuple[str, ...]:
-    return ("add", "nightly", "--cron", "30 2 * * *", "--time-zone", "Europe/Vienna", "--", "ingest", corpus, "--collection", "c")
+    return (
+        "add",
+        "nightly",
+        "--cron",
+        "30 2 * * *",
+        "--time-zone",
+        "Europe/Vienna",
+        "--",
+        "ingest",
+        corpus,
+        "--collection",
+        "c",
+    )
 
 
 def start_scheduler(tmp_path: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "cli.main", "schedule", "run"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "cli.main", "schedule", "run"],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -83,7 +99,9 @@ def test_schedule_added_from_another_folder_runs_there(
     assert ScheduleFile(tmp_path / "elsewhere" / "all.toml").read()["nightly"].folder == tmp_path
 
 
-def test_schedule_takes_its_collection_from_cairn_toml_as_ingest_does(call: Any, corpus: str, tmp_path: Path) -> None:
+def test_schedule_takes_its_collection_from_cairn_toml_as_ingest_does(
+    call: Any, corpus: str, tmp_path: Path
+) -> None:
     (tmp_path / "cairn.toml").write_text('collection = "handbook"\n')
     assert call("add", "nightly", "--cron", "30 2 * * *", "--", "ingest", corpus)[0] == 0
 
@@ -97,11 +115,28 @@ JOB = 'job = "build_index"\nsources = ["s3://articles"]\ncollection = "{}"\nroot
 
 def test_schedule_of_a_job_for_a_cluster_is_added(call: Any, tmp_path: Path) -> None:
     (tmp_path / "nightly.toml").write_text(JOB.format("c"))
-    assert call("add", "nightly", "--cron", "30 2 * * *", "--", "submit", "nightly.toml", "--address", "http://head:8265")[0] == 0
+    assert (
+        call(
+            "add",
+            "nightly",
+            "--cron",
+            "30 2 * * *",
+            "--",
+            "submit",
+            "nightly.toml",
+            "--address",
+            "http://head:8265",
+        )[0]
+        == 0
+    )
 
 
-@pytest.mark.parametrize(("collection", "sentence"), [(None, "No such file"), ("../c", "a collection's name must match")])
-def test_schedule_of_a_job_that_could_not_run_is_refused(call: Any, tmp_path: Path, collection: str | None, sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("collection", "sentence"), [(None, "No such file"), ("../c", "a collection's name must match")]
+)
+def test_schedule_of_a_job_that_could_not_run_is_refused(
+    call: Any, tmp_path: Path, collection: str | None, sentence: str
+) -> None:
     if collection:
         (tmp_path / "nightly.toml").write_text(JOB.format(collection))
     code, _, err = call("add", "nightly", "--cron", "30 2 * * *", "--", "submit", "nightly.toml")
@@ -117,10 +152,22 @@ def test_health_without_a_scheduler_is_one_sentence_and_exit_code_1(call: Any) -
 @pytest.mark.parametrize(
     ("cron", "words", "sentence"),
     [
-        ("every night", ("ingest", "corpus.parquet", "--collection", "c"), "write '30 2 * * *' for every night at 2:30"),
+        (
+            "every night",
+            ("ingest", "corpus.parquet", "--collection", "c"),
+            "write '30 2 * * *' for every night at 2:30",
+        ),
         ("30 2 * * *", ("ingest", "gone.parquet", "--collection", "c"), "source gone.parquet does not exist"),
-        ("30 2 * * *", ("ingest", "corpus.parquet", "--collection", "../c"), "a collection's name must match"),
-        ("30 2 * * *", ("search", "corpus.parquet", "--collection", "c"), "must run one of ingest, plan, submit"),
+        (
+            "30 2 * * *",
+            ("ingest", "corpus.parquet", "--collection", "../c"),
+            "a collection's name must match",
+        ),
+        (
+            "30 2 * * *",
+            ("search", "corpus.parquet", "--collection", "c"),
+            "must run one of ingest, plan, submit",
+        ),
     ],
 )
 def test_schedule_that_could_not_run_is_refused_and_nothing_is_written(
@@ -131,7 +178,9 @@ def test_schedule_that_could_not_run_is_refused_and_nothing_is_written(
     assert not (tmp_path / "cairn-schedules.toml").exists()
 
 
-def test_schedule_with_a_misspelt_flag_is_refused_as_ingest_refuses_it(call: Any, corpus: str, tmp_path: Path) -> None:
+def test_schedule_with_a_misspelt_flag_is_refused_as_ingest_refuses_it(
+    call: Any, corpus: str, tmp_path: Path
+) -> None:
     code, _, err = call("add", "nightly", "--cron", "30 2 * * *", "--", "ingest", corpus, "--colection", "c")
     assert (code, "No such option '--colection'" in err) == (2, True)
     assert not (tmp_path / "cairn-schedules.toml").exists()
@@ -149,7 +198,13 @@ def test_history_shows_what_ran(call: Any, nightly: tuple[str, ...], tmp_path: P
     assert since is not None
     for exit_code, error in ((0, None), (2, "source corpus.parquet does not exist")):
         done = ScheduledRun(
-            schedule="nightly", cron="30 2 * * *", started_at=since, seconds=75, exit_code=exit_code, counts={"rows": 1_234}, error=error
+            schedule="nightly",
+            cron="30 2 * * *",
+            started_at=since,
+            seconds=75,
+            exit_code=exit_code,
+            counts={"rows": 1_234},
+            error=error,
         )
         append_run(tmp_path / "cairn-schedules-history.jsonl", done)
     code, out, _ = call("history", "nightly")
@@ -168,7 +223,10 @@ def test_scheduler_says_in_one_sentence_that_the_corpus_vanished_refuses_a_secon
     call(*nightly)
     Path(corpus).unlink()
     file = tmp_path / "cairn-schedules.toml"
-    file.write_text("".join(line for line in file.read_text().splitlines(True) if "since" not in line) + "since = 2020-01-01T00:00:00Z\n")
+    file.write_text(
+        "".join(line for line in file.read_text().splitlines(True) if "since" not in line)
+        + "since = 2020-01-01T00:00:00Z\n"
+    )
     process = start_scheduler(tmp_path)
     (done,) = records(tmp_path, process)
     assert (done.exit_code, done.error) == (
@@ -182,7 +240,11 @@ def test_scheduler_says_in_one_sentence_that_the_corpus_vanished_refuses_a_secon
     _, log = process.communicate(timeout=SECONDS)
     assert process.returncode == 0
     assert "Traceback" not in log
-    assert [line.split()[1] for line in log.splitlines()] == ["event=armed", "event=started", "event=finished"]
+    assert [line.split()[1] for line in log.splitlines()] == [
+        "event=armed",
+        "event=started",
+        "event=finished",
+    ]
 
 
 def test_scheduler_without_schedules_waits_and_ctrl_c_ends_it(tmp_path: Path) -> None:
@@ -196,8 +258,10 @@ def test_scheduler_without_schedules_waits_and_ctrl_c_ends_it(tmp_path: Path) ->
     assert process.returncode == 130
 
 
-def test_schedules_without_their_packages_are_one_sentence(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedules_without_their_packages_are_one_sentence(
+    call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "cronsim", None)
-    monkeypatch.delitem(sys.modules, "jobs.schedules", raising=False)
+    monkeypatch.delitem(sys.modules, "jobs.schedule.schedules", raising=False)
     code, _, err = call("list")
     assert (code, err.count("\n"), "cairn-retrieval[schedule]" in err) == (2, 1, True)

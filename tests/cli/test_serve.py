@@ -29,7 +29,17 @@ def start(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str],
     def run_serve(*options: str) -> tuple[subprocess.Popen[str], str]:
         root = str(Path(__file__).parents[2])
         environment = {**os.environ, "PYTHONPATH": root, "PYTHONWARNINGS": "ignore"}
-        command = [sys.executable, "-m", "cli.main", "serve", "--port", "0", "--deadline-seconds", "300", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "cli.main",
+            "serve",
+            "--port",
+            "0",
+            "--deadline-seconds",
+            "300",
+            *options,
+        ]
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stderr is not None
@@ -57,8 +67,12 @@ def fetch(address: str, body: dict[str, Any] | None = None, **headers: str) -> t
             return error.code, json.load(error)
 
 
-def test_serve_answers_over_the_wire_and_stops_when_told(start: Any, tmp_path: Path, tiny_model_folder: Path) -> None:
-    rows = pa.table({"id": ["a/%2F b", "b"], "text": ["a cairn marks the way", "the river runs"], "year": [1, 2]})
+def test_serve_answers_over_the_wire_and_stops_when_told(
+    start: Any, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    rows = pa.table(
+        {"id": ["a/%2F b", "b"], "text": ["a cairn marks the way", "the river runs"], "year": [1, 2]}
+    )
     pq.write_table(rows, tmp_path / "c.parquet")
     options = ("--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16", "--quiet")
     assert run(cairn, ("ingest", "c.parquet", *options), "cairn") == 0
@@ -79,19 +93,27 @@ def test_serve_beyond_this_machine_without_a_key_is_refused(capsys: pytest.Captu
     assert run(cairn, ("serve", "--host", "0.0.0.0", "--port", "0"), "cairn") == 2
     error = capsys.readouterr().err
     assert error.startswith(
-        "error: --host must be this machine's own (127.0.0.1) while there is no API key, got '0.0.0.0'; run `cairn keys create"
+        "error: --host must be this machine's own (127.0.0.1) while there is no API key, got '0.0.0.0'; "
+        "run `cairn keys create"
     )
 
 
-@pytest.mark.parametrize("options", [("--deadline-seconds", "0"), ("--max-requests", "0"), ("--encoder-threads", "0"), ("Bad Name",)])
-def test_serve_with_a_setting_out_of_bounds_is_one_sentence(capsys: pytest.CaptureFixture[str], options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [("--deadline-seconds", "0"), ("--max-requests", "0"), ("--encoder-threads", "0"), ("Bad Name",)],
+)
+def test_serve_with_a_setting_out_of_bounds_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
     assert run(cairn, ("serve", *options), "cairn") == 2
     error = capsys.readouterr().err
     assert (error.startswith("error: "), error.count("\n")) == (True, 1)
     assert not options[0].startswith("--") or options[0] in error
 
 
-def test_serve_without_its_packages_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_without_its_packages_says_how_to_get_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in [name for name in sys.modules if name.startswith("pipeline.serve.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)

@@ -18,10 +18,14 @@ def test_settings_come_from_flag_then_environment_then_file(
     assert (tmp_path / "from-flag" / "c" / "CURRENT").exists()
 
 
-def test_temperature_by_length_in_the_file_is_a_list_of_pairs(call: Any, corpus: str, ingest_options: list[str], tmp_path: Path) -> None:
+def test_temperature_by_length_in_the_file_is_a_list_of_pairs(
+    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "cairn.toml").write_text("[ingest]\ntemperature-by-length = [[8, 0.95], [16, 0.9]]\n")
     assert call("ingest", corpus, *ingest_options, "--quiet")[0] == 0
-    manifest = json.loads((tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text())
+    manifest = json.loads(
+        (tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text()
+    )
     assert manifest["settings"]["encoder"]["temperature_by_length"] == [[8, 0.95], [16, 0.9]]
 
 
@@ -36,7 +40,9 @@ def test_misspelt_setting_in_the_file_is_refused(call: Any, corpus: str, tmp_pat
     assert "'rooot' before the first table; there are root, collection" in err
 
 
-def test_any_option_has_a_variable_of_its_verb(call: Any, corpus: str, ingest_options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_option_has_a_variable_of_its_verb(
+    call: Any, corpus: str, ingest_options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     call("ingest", corpus, *ingest_options, "--quiet")
     monkeypatch.setenv("CAIRN_SEARCH_TOP_K", "1")
     _, out, _ = call("search", "stone", "--collection", "c", "--json")

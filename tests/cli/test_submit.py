@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from jobs.submission import Listed, Outcome, Submission
+from jobs.ray_cluster.submission import Listed, Outcome, Submission
 from pipeline.errors import ClusterError
 
 
 class FakeServer:
-    """A cluster that runs one job, as :class:`jobs.submission.JobServer` tells of it."""
+    """A cluster that runs one job, as :class:`jobs.ray_cluster.submission.JobServer` tells of it."""
 
     outcome: Any = Outcome(exit_code=0, report={"encoded": 3})
     submission = Submission(submission_id="cairn-build_index-c-0-1", status="PENDING", is_new=True)
@@ -41,7 +41,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeServer]:
     class Server(FakeServer):
         pass
 
-    monkeypatch.setattr("jobs.submission.JobServer", Server)
+    monkeypatch.setattr("jobs.ray_cluster.submission.JobServer", Server)
     return Server
 
 
@@ -63,7 +63,10 @@ def test_submit_of_a_job_that_runs_says_that_it_was_joined(server: Any, call: An
 
 def test_submit_detached_does_not_follow(server: Any, call: Any):
     assert call("submit", "build.toml", "--detach")[1] == "submitted cairn-build_index-c-0-1\n"
-    assert json.loads(call("submit", "build.toml", "--detach", "--json")[1]) == {"submission_id": "cairn-build_index-c-0-1", "is_new": True}
+    assert json.loads(call("submit", "build.toml", "--detach", "--json")[1]) == {
+        "submission_id": "cairn-build_index-c-0-1",
+        "is_new": True,
+    }
 
 
 def test_interrupt_detaches_and_says_how_to_come_back(server: Any, call: Any):
@@ -74,7 +77,9 @@ def test_interrupt_detaches_and_says_how_to_come_back(server: Any, call: Any):
 
 
 def test_submit_that_fails_is_one_sentence(server: Any, call: Any):
-    server.outcome = ClusterError("every machine of the cluster must have Cairn installed, got one without it; install the same version")
+    server.outcome = ClusterError(
+        "every machine of the cluster must have Cairn installed, got one without it; install the same version"
+    )
     code, _, error = call("submit", "build.toml", "--quiet")
     assert code == 1
     assert error.splitlines()[1:] == [f"error: {server.outcome}"]

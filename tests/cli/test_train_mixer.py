@@ -12,27 +12,70 @@ from cli.main import cairn, run
 
 
 def arguments(pairs_file: Path, base: Path, *more: str) -> list[str]:
-    sizes = ["--steps", "2", "--turn-steps", "1", "--batch-queries", "6", "--min-pairs", "4", "--hold-out", "0.1"]
-    return ["train-mixer", str(pairs_file), "--output", str(pairs_file.parent / "mixer"), "--base", str(base), *sizes, *more]
+    sizes = [
+        "--steps",
+        "2",
+        "--turn-steps",
+        "1",
+        "--batch-queries",
+        "6",
+        "--min-pairs",
+        "4",
+        "--hold-out",
+        "0.1",
+    ]
+    return [
+        "train-mixer",
+        str(pairs_file),
+        "--output",
+        str(pairs_file.parent / "mixer"),
+        "--base",
+        str(base),
+        *sizes,
+        *more,
+    ]
 
 
 def test_train_mixer_command_leaves_a_model_to_ingest_with(
-    pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pairs_file: Path,
+    tiny_model_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.chdir(pairs_file.parent)
     cache = ["--cache", str(pairs_file.parent / "vectors")]
-    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--json", "--turn-dims", "8,16", *cache), "cairn") == 0
+    assert (
+        run(
+            cairn,
+            arguments(pairs_file, tiny_model_folder, "--quiet", "--json", "--turn-dims", "8,16", *cache),
+            "cairn",
+        )
+        == 0
+    )
     report = json.loads(capsys.readouterr().out)
     assert (report["pairs"], report["sources"], set(report["cut_scores"])) == (60, 2, {"8", "16"})
     corpus = pairs_file.parent / "corpus.parquet"
 
-    pq.write_table(pa.table({"id": ["a", "b"], "title": ["way", "mark"], "text": ["the old stone", "a river"]}), corpus)
-    ingest = ["ingest", str(corpus), "--collection", "c", "--model", str(pairs_file.parent / "mixer"), "--quiet", "--json"]
+    pq.write_table(
+        pa.table({"id": ["a", "b"], "title": ["way", "mark"], "text": ["the old stone", "a river"]}), corpus
+    )
+    ingest = [
+        "ingest",
+        str(corpus),
+        "--collection",
+        "c",
+        "--model",
+        str(pairs_file.parent / "mixer"),
+        "--quiet",
+        "--json",
+    ]
     assert run(cairn, ingest, "cairn") == 0
     assert json.loads(capsys.readouterr().out)["indexed"] == 2
 
 
-def test_train_mixer_command_prints_scores_for_people(pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_train_mixer_command_prints_scores_for_people(
+    pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+):
     assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--max-pairs", "20"), "cairn") == 0
     out = capsys.readouterr().out
     assert "of the first 10 dimensions" in out
@@ -42,20 +85,24 @@ def test_train_mixer_command_prints_scores_for_people(pairs_file: Path, tiny_mod
 
 def test_train_mixer_command_has_an_option_for_every_setting():
     from cli.train_mixer import train_mixer
-    from pipeline.train.mixer_settings import MixerConfig
+    from pipeline.train.mixer.settings import MixerConfig
 
-    assert {field.name for field in fields(MixerConfig)} <= {str(parameter.name) for parameter in train_mixer.params}
+    assert {field.name for field in fields(MixerConfig)} <= {
+        str(parameter.name) for parameter in train_mixer.params
+    }
 
 
 def test_train_mixer_command_says_the_defaults_there_are():
     from cli.train_mixer import train_mixer
-    from pipeline.train.mixer_settings import MixerConfig
+    from pipeline.train.mixer.settings import MixerConfig
 
     default = MixerConfig()
     helps = {str(parameter.name): str(getattr(parameter, "help", "")) for parameter in train_mixer.params}
     for field in fields(MixerConfig):
         value = getattr(default, field.name)
-        said = {None: "all", (): "a third and a sixth"}.get(value, f"{value:g}" if isinstance(value, float) else str(value))
+        said = {None: "all", (): "a third and a sixth"}.get(
+            value, f"{value:g}" if isinstance(value, float) else str(value)
+        )
         assert f"[default: {said}]" in helps[field.name]
 
 
@@ -76,13 +123,26 @@ def test_train_mixer_command_says_when_no_step_was_better_than_the_base(
 def test_train_mixer_command_leaves_a_model_that_keeps_short_texts_whole(
     pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--whole-text-tokens", "900"), "cairn") == 2
+    assert (
+        run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--whole-text-tokens", "900"), "cairn")
+        == 2
+    )
     assert "--whole-text-tokens must lie between 0 and" in capsys.readouterr().err
-    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--whole-text-tokens", "80"), "cairn") == 0
-    assert json.loads((pairs_file.parent / "mixer" / "cairn_config.json").read_text())["encoder"]["whole_text_tokens"] == 80
+    assert (
+        run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--whole-text-tokens", "80"), "cairn")
+        == 0
+    )
+    assert (
+        json.loads((pairs_file.parent / "mixer" / "cairn_config.json").read_text())["encoder"][
+            "whole_text_tokens"
+        ]
+        == 80
+    )
 
 
-def test_train_mixer_command_mistakes_end_in_a_sentence(pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_train_mixer_command_mistakes_end_in_a_sentence(
+    pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+):
     assert run(cairn, arguments(pairs_file, tiny_model_folder, "--min-pairs", "900"), "cairn") == 2
     assert "at least --min-pairs 900 pairs" in capsys.readouterr().err
     assert run(cairn, arguments(pairs_file, tiny_model_folder, "--turn-dims", "64"), "cairn") == 2

@@ -26,7 +26,9 @@ async def test_every_method_answers_as_the_client_that_waits(stones_address: str
             assert await stones.describe() == expected.describe()
             assert await stones.search("slate", top_k=3) == expected.search("slate", top_k=3)
             assert await stones.search_batch(["slate", "chalk"]) == expected.search_batch(["slate", "chalk"])
-            assert [page async for page in stones.search_pages("slate", top_k=7)] == list(expected.search_pages("slate", top_k=7))
+            assert [page async for page in stones.search_pages("slate", top_k=7)] == list(
+                expected.search_pages("slate", top_k=7)
+            )
             assert await stones.read_document("stones/slate/2") == expected.read_document("stones/slate/2")
             assert await stones.read_document("stones/slate/99") is None
             assert (await stones.encode_queries(["slate"]) == expected.encode_queries(["slate"])).all()

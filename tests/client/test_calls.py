@@ -1,4 +1,7 @@
-"""Arguments that cannot be sent are one sentence each, before anything is sent; every claim for both clients."""
+"""Arguments that cannot be sent are one sentence each, before anything is sent.
+
+Every claim for both clients.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ def test_what_is_no_text_is_refused(call: Callable[..., Any], value: Any) -> Non
         ("doc_id must be a text", lambda client: client.collection("stones").read_document(value)),
         ("the name of a collection must be a text", lambda client: client.collection(value).describe()),
         ("the name of a collection must be a text", lambda client: client.collection(value).search("slate")),
-        ("the name of a collection must be a text", lambda client: client.collection(value).encode_queries(["slate"])),
+        (
+            "the name of a collection must be a text",
+            lambda client: client.collection(value).encode_queries(["slate"]),
+        ),
     ]
     for sentence, act in acts:
         with pytest.raises(UsageError, match=f"^{sentence}, got a value of type {type(value).__name__}$"):
@@ -69,7 +75,10 @@ def test_what_is_no_list_of_texts_is_refused(call: Callable[..., Any], value: An
 
 
 def test_empty_names_and_ids_are_refused(call: Callable[..., Any]) -> None:
-    for act in (lambda client: client.collection("").describe(), lambda client: client.collection("stones").read_document("")):
+    for act in (
+        lambda client: client.collection("").describe(),
+        lambda client: client.collection("stones").read_document(""),
+    ):
         with pytest.raises(UsageError, match="must have at least one character"):
             call(act)
 
@@ -84,7 +93,11 @@ def test_parameters_that_json_does_not_have_are_refused(call: Callable[..., Any]
         with pytest.raises(UsageError, match=r"^filters must be JSON without NaN, got"):
             call(lambda client, wrong=wrong: client.collection("stones").search("slate", filters=wrong))
     with pytest.raises(UsageError, match=r"^top_k must be JSON without NaN, got"):
-        call(lambda client: client.collection("stones").search("slate", top_k=float("nan"), filters={"type": "and", "filters": []}))
+        call(
+            lambda client: client.collection("stones").search(
+                "slate", top_k=float("nan"), filters={"type": "and", "filters": []}
+            )
+        )
 
 
 def test_client_that_is_closed_is_refused() -> None:
@@ -105,8 +118,24 @@ def test_client_that_is_closed_is_refused() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        *({"base_url": url} for url in (None, 5, b"http://x", "", "x", "http://", "http://[::1", "http://a b", "http://x:99999")),
-        *({"base_url": url} for url in ("http://x:y", "http://x..y", "http://" + "a" * 300, "http://x/\n", "http://\ud800")),
+        *(
+            {"base_url": url}
+            for url in (
+                None,
+                5,
+                b"http://x",
+                "",
+                "x",
+                "http://",
+                "http://[::1",
+                "http://a b",
+                "http://x:99999",
+            )
+        ),
+        *(
+            {"base_url": url}
+            for url in ("http://x:y", "http://x..y", "http://" + "a" * 300, "http://x/\n", "http://\ud800")
+        ),
         *({"timeout_seconds": seconds} for seconds in (None, "3", float("nan"), 0, -1, True, 10**400, [1])),
         *({"max_retries": retries} for retries in (None, "3", 1.5, -1, True)),
         *({"api_key": key} for key in (5, b"x", "é", "two\nlines", " ")),

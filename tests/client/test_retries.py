@@ -31,7 +31,12 @@ Reply = tuple[int, Any, dict[str, str]] | Exception
 
 
 def problem(status: int, name: str, **headers: str) -> Reply:
-    body = {"type": f"urn:problem-type:cairn:{name}", "title": "Title", "status": status, "detail": "a sentence"}
+    body = {
+        "type": f"urn:problem-type:cairn:{name}",
+        "title": "Title",
+        "status": status,
+        "detail": "a sentence",
+    }
     return status, body, {"content-type": "application/problem+json", **headers}
 
 
@@ -48,7 +53,9 @@ class Script:
         if isinstance(reply, Exception):
             raise reply
         status, body, headers = reply
-        return httpx2.Response(status, content=body if isinstance(body, bytes) else json.dumps(body).encode(), headers=headers)
+        return httpx2.Response(
+            status, content=body if isinstance(body, bytes) else json.dumps(body).encode(), headers=headers
+        )
 
 
 @pytest.fixture
@@ -71,7 +78,9 @@ def search_now(script: Script, **settings: Any) -> Any:
 
 def search_awaited(script: Script, **settings: Any) -> Any:
     async def search() -> Any:
-        async with AsyncCairnClient("http://cairn.test", transport=httpx2.MockTransport(script), **settings) as client:
+        async with AsyncCairnClient(
+            "http://cairn.test", transport=httpx2.MockTransport(script), **settings
+        ) as client:
             return await client.collection("stones").search("q")
 
     return asyncio.run(search())
@@ -136,7 +145,9 @@ def test_waits_grow_where_the_server_says_nothing(search: Search, pauses: list[f
         pytest.param((200, b"[" * 100_000, {}), ServerFailedError, id="deep"),
     ],
 )
-def test_what_stays_as_it_is_is_an_error_at_once(search: Search, pauses: list[float], reply: Reply, kind: type[ApiError]) -> None:
+def test_what_stays_as_it_is_is_an_error_at_once(
+    search: Search, pauses: list[float], reply: Reply, kind: type[ApiError]
+) -> None:
     script = Script([reply])
     with pytest.raises(kind) as caught:
         search(script)
@@ -156,7 +167,9 @@ def test_answer_that_takes_too_long_is_not_asked_for_again(search: Search, pause
 @both
 def test_attempts_end(search: Search, pauses: list[float]) -> None:
     script = Script([httpx2.ConnectError("connection refused")] * 3)
-    with pytest.raises(ServerUnreachableError, match=r"http://cairn\.test .* connection refused; is `cairn serve` running"):
+    with pytest.raises(
+        ServerUnreachableError, match=r"http://cairn\.test .* connection refused; is `cairn serve` running"
+    ):
         search(script, max_retries=2)
     assert len(script.requests) == 3
     with pytest.raises(UnavailableError):
@@ -164,7 +177,9 @@ def test_attempts_end(search: Search, pauses: list[float]) -> None:
 
 
 @both
-def test_key_is_sent_and_never_shown(search: Search, pauses: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_sent_and_never_shown(
+    search: Search, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = Script([(200, ANSWER, {})] * 3)
     monkeypatch.delenv("CAIRN_API_KEY", raising=False)
     search(script)
@@ -181,7 +196,9 @@ def test_key_is_sent_and_never_shown(search: Search, pauses: list[float], monkey
         assert wrong not in str(caught.value)
 
 
-@pytest.mark.parametrize("wrong", [{"base_url": "localhost:8400"}, {"timeout_seconds": 0.0}, {"max_retries": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"base_url": "localhost:8400"}, {"timeout_seconds": 0.0}, {"max_retries": -1}]
+)
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         CairnClient(**wrong)
@@ -201,7 +218,9 @@ def test_values_that_are_no_json_are_refused_before_anything_is_sent() -> None:
 def test_dates_are_sent_as_iso_8601() -> None:
     script = Script([(200, ANSWER, {})])
     with CairnClient("http://cairn.test", transport=httpx2.MockTransport(script)) as client:
-        client.collection("stones").search("q", filters={"type": "gte", "key": "found", "value": dt.date(2004, 1, 1)})
+        client.collection("stones").search(
+            "q", filters={"type": "gte", "key": "found", "value": dt.date(2004, 1, 1)}
+        )
     assert json.loads(script.requests[0].content)["filters"]["value"] == "2004-01-01"
 
 

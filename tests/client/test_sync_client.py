@@ -28,16 +28,23 @@ def stones(client: CairnClient) -> RemoteCollection:
 
 
 def ranked(result: SearchResult) -> list[tuple[str, list[tuple[int, int, str]]]]:
-    return [(hit.doc_id, [(passage.start_char, passage.end_char, passage.text) for passage in hit.passages]) for hit in result.hits]
+    return [
+        (hit.doc_id, [(passage.start_char, passage.end_char, passage.text) for passage in hit.passages])
+        for hit in result.hits
+    ]
 
 
 def test_search_answers_as_python_does(stones: RemoteCollection, stones_root: Path) -> None:
     filters = {"type": "gte", "key": "year", "value": 2003}
     over_http = stones.search(QUERY, top_k=4, passages=2, filters=filters, weights={"bm25": 0.5})
-    in_process = open_collection("stones", root=stones_root).search(QUERY, top_k=4, passages=2, filters=filters, weights={"bm25": 0.5})
+    in_process = open_collection("stones", root=stones_root).search(
+        QUERY, top_k=4, passages=2, filters=filters, weights={"bm25": 0.5}
+    )
     assert len(over_http.hits) == 4
     assert ranked(over_http) == ranked(in_process)
-    assert [hit.score for hit in over_http.hits] == pytest.approx([hit.score for hit in in_process.hits], abs=1e-5)
+    assert [hit.score for hit in over_http.hits] == pytest.approx(
+        [hit.score for hit in in_process.hits], abs=1e-5
+    )
     assert over_http.generation == in_process.generation
     assert over_http.hits[0].metadata["year"] == in_process.hits[0].metadata["year"]
 
@@ -46,7 +53,9 @@ def test_batch_answers_each_query_in_its_order(stones: RemoteCollection) -> None
     queries = [f"stone {number}" for number in range(35)]  # two requests
     results = stones.search_batch(queries, top_k=2, granularity="document", hybrid=False)
     assert [result.query for result in results] == queries
-    assert ranked(results[33]) == ranked(stones.search(queries[33], top_k=2, granularity="document", hybrid=False))
+    assert ranked(results[33]) == ranked(
+        stones.search(queries[33], top_k=2, granularity="document", hybrid=False)
+    )
 
 
 def test_pages_are_one_ranking(stones: RemoteCollection) -> None:
@@ -55,7 +64,9 @@ def test_pages_are_one_ranking(stones: RemoteCollection) -> None:
     assert len({hit.doc_id for page in pages for hit in page.hits}) == 12
 
 
-def test_document_comes_whole_whatever_a_request_may_give(stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_comes_whole_whatever_a_request_may_give(
+    stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipeline.client.calls.STRETCH_CHARACTERS", 17)
     document = stones.read_document("stones/slate/2")
     assert document is not None
@@ -87,7 +98,9 @@ def test_invalid_request_names_the_field(stones: RemoteCollection) -> None:
 
 
 def test_collections_are_listed_and_described(client: CairnClient) -> None:
-    assert [(each.name, each.status, each.documents) for each in client.collections()] == [("stones", "ready", 12)]
+    assert [(each.name, each.status, each.documents) for each in client.collections()] == [
+        ("stones", "ready", 12)
+    ]
     described = client.collection("stones").describe()
     assert described.landmark_interval == 16
     assert described.filter_columns["year"] == "int64"

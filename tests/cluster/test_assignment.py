@@ -19,18 +19,27 @@ class FirstLetters:
     vector_dim = 4
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        counts = np.array([[text.count(letter) for letter in "abcd"] for text in texts], dtype=np.float32).reshape(-1, 4)
+        counts = np.array(
+            [[text.count(letter) for letter in "abcd"] for text in texts], dtype=np.float32
+        ).reshape(-1, 4)
         return counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-9)
 
 
 def clusters_at(centroids: np.ndarray, fingerprint: str = "letters") -> Clusters:
     unit = (centroids / np.linalg.norm(centroids, axis=1, keepdims=True)).astype(np.float32)
-    return Clusters(centroids_KP=unit, sizes_K=np.zeros(len(unit), np.int64), objective_I=np.zeros(0), surrogate_fingerprint=fingerprint)
+    return Clusters(
+        centroids_KP=unit,
+        sizes_K=np.zeros(len(unit), np.int64),
+        objective_I=np.zeros(0),
+        surrogate_fingerprint=fingerprint,
+    )
 
 
 def random_pairs(num_documents: int = 300) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(5)
-    return rng.standard_normal((num_documents, 6)).astype(np.float32), rng.standard_normal((num_documents, 6)).astype(np.float32)
+    return rng.standard_normal((num_documents, 6)).astype(np.float32), rng.standard_normal(
+        (num_documents, 6)
+    ).astype(np.float32)
 
 
 def test_assign_equals_naive_nearest_centroid() -> None:
@@ -80,12 +89,18 @@ def test_assign_with_vectors_of_another_width_is_refused() -> None:
 
 def rows_of(texts: list[str], titles: list[str | None], queries: list[str | None]) -> pa.Table:
     return pa.table(
-        {"title": pa.array(titles, pa.string()), "text": pa.array(texts, pa.large_string()), "query": pa.array(queries, pa.string())}
+        {
+            "title": pa.array(titles, pa.string()),
+            "text": pa.array(texts, pa.large_string()),
+            "query": pa.array(queries, pa.string()),
+        }
     )
 
 
 def test_assign_rows_pairs_each_text_with_its_query_side() -> None:
-    clusters = clusters_at(np.array([[1, 0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0, 1, 0]]))
+    clusters = clusters_at(
+        np.array([[1, 0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0, 1, 0]])
+    )
     rows = rows_of(["aaa", "aaa", "aaa"], [None, "bbb", "bbb"], [None, None, "ccc"])
     assert ClusterAssigner(clusters, FirstLetters()).assign_rows(rows).tolist() == [0, 1, 2]
 

@@ -14,7 +14,9 @@ from pipeline.config import ClusterConfig
 from pipeline.errors import ModelError, SourceError
 
 
-def topics(num_documents: int = 240, num_topics: int = 6, dim: int = 16, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def topics(
+    num_documents: int = 240, num_topics: int = 6, dim: int = 16, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Make pairs around well-separated topics whose queries lie elsewhere than their documents."""
     rng = np.random.default_rng(seed)
     topic = np.arange(num_documents) % num_topics
@@ -28,23 +30,30 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 
 def train(phi: np.ndarray, psi: np.ndarray, initial: np.ndarray | None = None, **settings: int) -> Clusters:
-    return train_clusters(phi, psi, ClusterConfig(**settings), surrogate_fingerprint="test", initial_centroids_KP=initial)
+    return train_clusters(
+        phi, psi, ClusterConfig(**settings), surrogate_fingerprint="test", initial_centroids_KP=initial
+    )
 
 
 def naive_points(phi: np.ndarray, psi: np.ndarray) -> np.ndarray:
-    rows = [np.concatenate(pair) for pair in zip(phi, psi, strict=True)] + [np.concatenate(pair) for pair in zip(psi, phi, strict=True)]
+    rows = [np.concatenate(pair) for pair in zip(phi, psi, strict=True)] + [
+        np.concatenate(pair) for pair in zip(psi, phi, strict=True)
+    ]
     return np.array([row / np.linalg.norm(row) for row in rows])
 
 
 def naive_objective(points: np.ndarray, centroids: np.ndarray) -> float:
-    return float(np.mean([min(np.sum((point - centroid) ** 2) for centroid in centroids) for point in points]))
+    return float(
+        np.mean([min(np.sum((point - centroid) ** 2) for centroid in centroids) for point in points])
+    )
 
 
 def naive_lloyd(points: np.ndarray, centroids: np.ndarray, iterations: int) -> np.ndarray:
     for _ in range(iterations):
         nearest = [int(np.argmax(centroids @ point)) for point in points]
         sums = [
-            np.sum([point for point, k in zip(points, nearest, strict=True) if k == cluster], axis=0) for cluster in range(len(centroids))
+            np.sum([point for point, k in zip(points, nearest, strict=True) if k == cluster], axis=0)
+            for cluster in range(len(centroids))
         ]
         centroids = np.array([total / np.linalg.norm(total) for total in sums])
     return centroids
@@ -85,7 +94,9 @@ def test_train_clusters_objective_equals_naive_objective_before_the_last_update(
     points = naive_points(phi, psi)
     initial = points[:8].astype(np.float32)
     trained = train(phi, psi, initial, num_iterations=3)
-    assert trained.objective_I[-1] == pytest.approx(naive_objective(points, naive_lloyd(points, initial, 2)), rel=1e-4)
+    assert trained.objective_I[-1] == pytest.approx(
+        naive_objective(points, naive_lloyd(points, initial, 2)), rel=1e-4
+    )
 
 
 def test_train_clusters_objective_never_rises() -> None:
@@ -114,13 +125,17 @@ def test_assignment_with_sides_and_centroids_swapped_is_the_same() -> None:
     phi, psi, _ = topics()
     trained = train(phi, psi, num_clusters=9)
     mirrored = np.roll(trained.centroids_KP, phi.shape[1], axis=1)
-    np.testing.assert_array_equal(nearest_centroids(pair_points(psi, phi)[: len(phi)], mirrored), assign(trained, phi, psi))
+    np.testing.assert_array_equal(
+        nearest_centroids(pair_points(psi, phi)[: len(phi)], mirrored), assign(trained, phi, psi)
+    )
 
 
 def test_train_clusters_uses_every_point_beyond_256_a_cluster() -> None:
     phi, psi, _ = topics(num_documents=900)
     trained = train(phi, psi, num_clusters=1, num_iterations=1)
-    np.testing.assert_allclose(trained.centroids_KP[0], unit(naive_points(phi, psi).sum(axis=0)[None])[0], atol=1e-5)
+    np.testing.assert_allclose(
+        trained.centroids_KP[0], unit(naive_points(phi, psi).sum(axis=0)[None])[0], atol=1e-5
+    )
 
 
 def test_train_clusters_sizes_count_each_document_once() -> None:
@@ -130,7 +145,9 @@ def test_train_clusters_sizes_count_each_document_once() -> None:
 
 
 @pytest.mark.parametrize("num_documents", [1, 2, 3])
-def test_train_clusters_of_a_tiny_corpus_has_at_most_one_cluster_a_document(num_documents: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_train_clusters_of_a_tiny_corpus_has_at_most_one_cluster_a_document(
+    num_documents: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     phi, psi, _ = topics(num_documents=num_documents)
     trained = train(phi, psi, num_clusters=8)
     assert trained.num_clusters == num_documents
@@ -199,6 +216,8 @@ def test_train_clusters_in_another_process_is_bit_equal() -> None:
     assert printed.stdout.strip() == hashlib.sha256(train(phi, psi).centroids_KP.tobytes()).hexdigest()
 
 
-@pytest.mark.parametrize(("num_documents", "expected"), [(0, 1), (1, 1), (2, 1), (100, 10), (65_536, 256), (10**9, MAX_CLUSTERS)])
+@pytest.mark.parametrize(
+    ("num_documents", "expected"), [(0, 1), (1, 1), (2, 1), (100, 10), (65_536, 256), (10**9, MAX_CLUSTERS)]
+)
 def test_choose_num_clusters_is_the_bounded_square_root(num_documents: int, expected: int) -> None:
     assert choose_num_clusters(num_documents) == expected

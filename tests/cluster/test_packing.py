@@ -20,13 +20,17 @@ def circle(num_clusters: int) -> np.ndarray:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12), batch_size=st.integers(1, 17), tour=st.sampled_from(["random", "greedy"])
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12),
+    batch_size=st.integers(1, 17),
+    tour=st.sampled_from(["random", "greedy"]),
 )
 def test_pack_every_point_is_packed_or_left_over_once(sizes: list[int], batch_size: int, tour: Tour):
     clusters = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     packed = pack(clusters, circle(len(sizes)), batch_size, drawn(), tour=tour)
     assert packed.batches_BN.shape == (len(clusters) // batch_size, batch_size)
-    assert sorted([*packed.batches_BN.ravel().tolist(), *packed.left_over.tolist()]) == list(range(len(clusters)))
+    assert sorted([*packed.batches_BN.ravel().tolist(), *packed.left_over.tolist()]) == list(
+        range(len(clusters))
+    )
 
 
 def test_pack_large_clusters_fill_batches_of_their_own():
@@ -65,7 +69,9 @@ def test_greedy_tour_equals_the_search_written_out():
     expected = [found[0]]
     while len(expected) < 23:
         rest = [cluster for cluster in range(23) if cluster not in expected]
-        expected.append(max(rest, key=lambda cluster: (float(centroids[cluster] @ centroids[expected[-1]]), -cluster)))
+        expected.append(
+            max(rest, key=lambda cluster: (float(centroids[cluster] @ centroids[expected[-1]]), -cluster))
+        )
     assert found == expected
 
 

@@ -45,7 +45,9 @@ def test_sample_rows_holds_the_smallest_keys_of_the_stream() -> None:
 def test_sample_rows_does_not_depend_on_order_or_batches() -> None:
     table = rows()
     backwards = table.take(pa.array(np.arange(200)[::-1].copy()))
-    assert sample_rows(table.to_batches(max_chunksize=7), 30, seed=1).equals(sample_rows([backwards], 30, seed=1))
+    assert sample_rows(table.to_batches(max_chunksize=7), 30, seed=1).equals(
+        sample_rows([backwards], 30, seed=1)
+    )
 
 
 def test_sample_rows_of_a_small_corpus_keeps_every_row() -> None:

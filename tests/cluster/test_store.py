@@ -18,7 +18,10 @@ def clusters(**changes: object) -> Clusters:
         "sizes_K": np.array([5, 0, 2, 9], np.int64),
         "objective_I": np.array([1.5, 1.25, 1.125]),
         "surrogate_fingerprint": "abc",
-        "surrogate_state": {"weights": rng.random(10).astype(np.float32), "map": rng.random((3, 2)).astype(np.float32)},
+        "surrogate_state": {
+            "weights": rng.random(10).astype(np.float32),
+            "map": rng.random((3, 2)).astype(np.float32),
+        },
         "settings": {"seed": 3, "num_clusters": None},
     }
     return Clusters(**(fields | changes))  # type: ignore[arg-type]
@@ -94,6 +97,8 @@ def test_clusters_with_an_array_missing_are_refused(tmp_path: Path) -> None:
     clusters().write(path)
     with pa.ipc.open_file(path) as reader:
         table = reader.read_all()
-    write_arrow_file(path, table.slice(1).replace_schema_metadata(None), kind="cairn.clusters", header={"fingerprint": "x"})
+    write_arrow_file(
+        path, table.slice(1).replace_schema_metadata(None), kind="cairn.clusters", header={"fingerprint": "x"}
+    )
     with pytest.raises(IntegrityError, match="must hold clusters"):
         Clusters.read(path)

@@ -29,7 +29,9 @@ def test_measure_drift_equals_naive_distances(rows: list[tuple[int, int]]) -> No
     before, now = [a for a, _ in rows], [b for _, b in rows]
     p, q = [a / sum(before) for a in before], [b / sum(now) for b in now]
     drift = measure_drift(before, now, sum(before))
-    assert drift.total_variation == pytest.approx(sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2, abs=1e-12)
+    assert drift.total_variation == pytest.approx(
+        sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2, abs=1e-12
+    )
     assert drift.jensen_shannon_bits == pytest.approx(naive_jensen_shannon(p, q), abs=1e-9)
 
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from pipeline.context.sampling import allocate, draw_context
 from pipeline.errors import UsageError
 
-sizes = st.lists(st.integers(0, 10_000), min_size=1, max_size=40).map(lambda values: np.array(values, np.int64))
+sizes = st.lists(st.integers(0, 10_000), min_size=1, max_size=40).map(
+    lambda values: np.array(values, np.int64)
+)
 places = st.integers(0, 2_000)
 
 
@@ -32,7 +34,9 @@ def test_allocate_equals_naive_largest_remainder(sizes_k: np.ndarray, num_docume
 
 @given(sizes, places, st.data())
 @settings(deadline=None)
-def test_allocate_fills_every_place_within_what_is_available(sizes_k: np.ndarray, num_documents: int, data: st.DataObject) -> None:
+def test_allocate_fills_every_place_within_what_is_available(
+    sizes_k: np.ndarray, num_documents: int, data: st.DataObject
+) -> None:
     available = np.array([data.draw(st.integers(0, int(size))) for size in sizes_k], np.int64)
     given_places = allocate(sizes_k, num_documents, available)
     assert (given_places <= available).all()
@@ -63,7 +67,9 @@ def corpus(num_documents: int = 300, num_clusters: int = 7) -> tuple[list[str], 
 def test_draw_context_takes_each_clusters_share() -> None:
     ids, clusters = corpus()
     drawn = draw_context(ids, clusters, 40, seed=0)
-    np.testing.assert_array_equal(np.bincount(clusters[drawn], minlength=7), allocate(np.bincount(clusters, minlength=7), 40))
+    np.testing.assert_array_equal(
+        np.bincount(clusters[drawn], minlength=7), allocate(np.bincount(clusters, minlength=7), 40)
+    )
 
 
 def test_draw_context_draws_no_document_twice() -> None:
@@ -86,7 +92,9 @@ def test_draw_context_does_not_depend_on_row_order() -> None:
 
 def test_draw_context_with_another_seed_draws_others() -> None:
     ids, clusters = corpus()
-    assert set(draw_context(ids, clusters, 40, seed=0).tolist()) != set(draw_context(ids, clusters, 40, seed=1).tolist())
+    assert set(draw_context(ids, clusters, 40, seed=0).tolist()) != set(
+        draw_context(ids, clusters, 40, seed=1).tolist()
+    )
 
 
 def test_draw_context_of_more_places_than_documents_takes_all() -> None:

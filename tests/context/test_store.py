@@ -89,7 +89,9 @@ def test_context_with_other_columns_is_refused(tmp_path: Path) -> None:
 def test_context_with_a_number_that_is_none_is_refused(bad: float) -> None:
     embeddings = np.ones((3, 5), np.float32)
     embeddings[1, 1] = bad
-    with pytest.raises(ModelError, match="finite float32 rows, got others; check the weights of the model that made them"):
+    with pytest.raises(
+        ModelError, match="finite float32 rows, got others; check the weights of the model that made them"
+    ):
         context(embeddings_CD=embeddings)
 
 
@@ -140,7 +142,9 @@ def test_build_context_does_not_normalise() -> None:
 
 def test_build_context_with_nan_from_the_first_stage_is_refused() -> None:
     with pytest.raises(ModelError, match="finite"):
-        build_context(*sample(), ContextConfig(), lambda texts: one_number(texts) * np.float32(np.nan), "first")
+        build_context(
+            *sample(), ContextConfig(), lambda texts: one_number(texts) * np.float32(np.nan), "first"
+        )
 
 
 def test_build_context_of_no_documents_is_refused() -> None:

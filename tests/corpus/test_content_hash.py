@@ -15,13 +15,18 @@ def framed(value: bytes) -> bytes:
 
 def naive(row: dict[str, Any], kinds: dict[str, bytes]) -> str:
     out = b""
-    for name in [*(role for role in ("title", "text", "query") if role in row), *sorted(set(row) - {"title", "text", "query"})]:
+    for name in [
+        *(role for role in ("title", "text", "query") if role in row),
+        *sorted(set(row) - {"title", "text", "query"}),
+    ]:
         value = row[name]
         if value is None:
             continue
         out += framed(name.encode()) + kinds[name]
         if isinstance(value, list):
-            out += framed(b"".join(b"\xff" * 8 if item is None else framed(str(item).encode()) for item in value))
+            out += framed(
+                b"".join(b"\xff" * 8 if item is None else framed(str(item).encode()) for item in value)
+            )
         else:
             out += framed(str(value).encode())
     return hashlib.sha256(out).hexdigest()
@@ -36,7 +41,10 @@ def test_content_hashes_equal_the_naive_reference() -> None:
         "price": pa.array([Decimal("1.50"), None, Decimal("2.00")], pa.decimal128(9, 2)),
     }
     kinds = {"text": b"s", "title": b"s", "year": b"i", "tags": b"ls", "price": b"d"}
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*(column.to_pylist() for column in columns.values()), strict=True)]
+    rows = [
+        dict(zip(columns, values, strict=True))
+        for values in zip(*(column.to_pylist() for column in columns.values()), strict=True)
+    ]
     assert content_hashes(columns) == [naive(row, kinds) for row in rows]
 
 
@@ -59,7 +67,9 @@ def one(**columns: pa.Array) -> str:
         ({"title": pa.array(["x"])}, {"query": pa.array(["x"])}),
     ],
 )
-def test_content_hash_tells_different_contents_apart(left: dict[str, pa.Array], right: dict[str, pa.Array]) -> None:
+def test_content_hash_tells_different_contents_apart(
+    left: dict[str, pa.Array], right: dict[str, pa.Array]
+) -> None:
     assert one(**left) != one(**right)
 
 

@@ -52,32 +52,51 @@ def dictionary_after_short_rows(path: Path) -> None:
 
 def run_of_nulls(path: Path) -> None:
     pq.write_table(
-        pa.table({"id": np.zeros(1_000_000, np.int64), "text": pa.nulls(1_000_000, pa.string())}), path, row_group_size=1_000_000
+        pa.table({"id": np.zeros(1_000_000, np.int64), "text": pa.nulls(1_000_000, pa.string())}),
+        path,
+        row_group_size=1_000_000,
     )
 
 
 def page_of_one_letter(path: Path) -> None:
-    pq.write_table(pa.table({"id": ["a", "b"], "text": ["short", "y" * 120_000_000]}), path, compression="zstd", use_dictionary=False)
+    pq.write_table(
+        pa.table({"id": ["a", "b"], "text": ["short", "y" * 120_000_000]}),
+        path,
+        compression="zstd",
+        use_dictionary=False,
+    )
 
 
 def document_too_large(path: Path) -> None:
     random = np.random.default_rng(0).integers(97, 123, 50_000_000, np.uint8).tobytes().decode()
-    pq.write_table(pa.table({"id": np.arange(50), "text": ["short"] * 25 + [random] + ["short"] * 24}), path, compression="none")
+    pq.write_table(
+        pa.table({"id": np.arange(50), "text": ["short"] * 25 + [random] + ["short"] * 24}),
+        path,
+        compression="none",
+    )
 
 
 def list_of_equal_numbers(path: Path) -> None:
-    pq.write_table(pa.table({"id": ["a"], "text": ["t"], "numbers": [np.zeros(50_000_000, np.int64)]}), path, compression="zstd")
+    pq.write_table(
+        pa.table({"id": ["a"], "text": ["t"], "numbers": [np.zeros(50_000_000, np.int64)]}),
+        path,
+        compression="zstd",
+    )
 
 
 def list_of_equal_strings(path: Path) -> None:
     # The dictionary comes after leading rows that have no element, and one row holds it 500 times.
     tags = pa.array([[]] * 100 + [[LONG] * 500, ["a"]], pa.list_(pa.string()))
-    pq.write_table(pa.table({"id": np.arange(102), "text": ["t"] * 102, "tags": tags}), path, compression="zstd")
+    pq.write_table(
+        pa.table({"id": np.arange(102), "text": ["t"] * 102, "tags": tags}), path, compression="zstd"
+    )
 
 
 def prefixes_of_prefixes(path: Path) -> None:
     columns = {"id": np.arange(500), "text": [LONG] * 500}
-    pq.write_table(pa.table(columns), path, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"})
+    pq.write_table(
+        pa.table(columns), path, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"}
+    )
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
@@ -94,11 +113,15 @@ def prefixes_of_prefixes(path: Path) -> None:
         (prefixes_of_prefixes, 500, {}),
     ],
 )
-def test_bomb_is_read_within_the_memory_budget(tmp_path: Path, bomb: Callable[[Path], None], rows: int, reasons: dict[str, int]) -> None:
+def test_bomb_is_read_within_the_memory_budget(
+    tmp_path: Path, bomb: Callable[[Path], None], rows: int, reasons: dict[str, int]
+) -> None:
     path = tmp_path / "bomb.parquet"
     bomb(path)
     result: dict[str, Any] = json.loads(
-        subprocess.run([sys.executable, "-c", READER, str(path)], check=True, capture_output=True, text=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", READER, str(path)], check=True, capture_output=True, text=True
+        ).stdout
     )
     assert (result["rows"], result["reasons"]) == (rows, reasons)
     assert result["grown_bytes"] < BUDGET_BYTES
@@ -128,11 +151,16 @@ def test_plan_of_long_dictionary_entries_keeps_the_dictionary(tmp_path: Path) ->
 
 
 def test_plan_finds_a_dictionary_behind_leading_nulls(tmp_path: Path) -> None:
-    assert plan(tmp_path / "a.parquet", id=[*range(300)], text=[None] * 200 + [LONG] * 100) == (1_024, ("text",))
+    assert plan(tmp_path / "a.parquet", id=[*range(300)], text=[None] * 200 + [LONG] * 100) == (
+        1_024,
+        ("text",),
+    )
 
 
 def test_leaves_cover_list_elements_of_wanted_columns_only(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"id": ["a"], "tags": [["x"]], "numbers": [[1]], "other": [1]}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"id": ["a"], "tags": [["x"]], "numbers": [[1]], "other": [1]}), tmp_path / "a.parquet"
+    )
     leaves = leaves_of(pq.read_metadata(tmp_path / "a.parquet"), ["id", "tags", "numbers"])
     assert [(leaf.column, leaf.is_string, leaf.is_repeated) for leaf in leaves] == [
         ("id", True, False),
@@ -146,7 +174,9 @@ def test_damaged_column_metadata_raises_before_arrow_ends_the_process(tmp_path: 
     content = (tmp_path / "a.parquet").read_bytes()
     raised = set[str]()
     for position in range(len(content) - 8 - int.from_bytes(content[-8:-4], "little"), len(content) - 8):
-        stream = pa.BufferReader(content[:position] + bytes([content[position] ^ 2]) + content[position + 1 :])
+        stream = pa.BufferReader(
+            content[:position] + bytes([content[position] ^ 2]) + content[position + 1 :]
+        )
         try:
             metadata = open_parquet(stream).metadata
             for index in range(metadata.num_row_groups):

@@ -53,7 +53,11 @@ def oracle(
             codes.append(CHANGED if doc_id in published else NEW)
     replaced = sorted(doc_id for doc_id in published if doc_id in seen and seen[doc_id] != published[doc_id])
     vanished = sorted(doc_id for doc_id in published if doc_id not in seen)
-    current = sorted(doc_id for doc_id in encoded if seen.get(doc_id) == encoded[doc_id] and published.get(doc_id) != encoded[doc_id])
+    current = sorted(
+        doc_id
+        for doc_id in encoded
+        if seen.get(doc_id) == encoded[doc_id] and published.get(doc_id) != encoded[doc_id]
+    )
     return codes, replaced, vanished, current
 
 
@@ -62,13 +66,26 @@ contents = st.sampled_from(["1", "2", "3"])
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.dictionaries(ids, contents), st.dictionaries(ids, contents), st.lists(st.tuples(ids, contents), max_size=12), st.integers(1, 5))
+@given(
+    st.dictionaries(ids, contents),
+    st.dictionaries(ids, contents),
+    st.lists(st.tuples(ids, contents), max_size=12),
+    st.integers(1, 5),
+)
 def test_ledger_agrees_with_dictionaries(
-    tmp_path_factory: pytest.TempPathFactory, published: dict[str, str], encoded: dict[str, str], rows: list[tuple[str, str]], batch: int
+    tmp_path_factory: pytest.TempPathFactory,
+    published: dict[str, str],
+    encoded: dict[str, str],
+    rows: list[tuple[str, str]],
+    batch: int,
 ) -> None:
     with Ledger(tmp_path_factory.getbasetemp() / "oracle.sqlite") as ledger:
         load(ledger, published, encoded)
-        codes = [code for start in range(0, len(rows), batch) for code in classify(ledger, rows[start : start + batch])]
+        codes = [
+            code
+            for start in range(0, len(rows), batch)
+            for code in classify(ledger, rows[start : start + batch])
+        ]
         lists = [flat(ledger.replaced_ids()), flat(ledger.vanished_ids()), flat(ledger.current_in_shard(0))]
     assert (codes, *lists) == oracle(published, encoded, rows)
 

@@ -20,7 +20,9 @@ WriteCorpus = Callable[..., Path]
 CONFIG = CorpusConfig()
 
 
-def read(*sources: Path | str, config: CorpusConfig = CONFIG) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def read(
+    *sources: Path | str, config: CorpusConfig = CONFIG
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return all staged and all rejected rows."""
     rows, rejected = list[dict[str, Any]](), list[dict[str, Any]]()
     for batch in read_checked(scan_sources([str(source) for source in sources], config), config):
@@ -40,12 +42,35 @@ def reasons(rejected: Iterable[dict[str, Any]]) -> list[tuple[int | None, str]]:
 
 
 def test_rows_carry_every_stored_column(write_corpus: WriteCorpus) -> None:
-    path = write_corpus(id=[1, 2], text=["one", "two"], title=["t", None], query=["q", None], year=[2024, None], tags=[["a", "b"], None])
+    path = write_corpus(
+        id=[1, 2],
+        text=["one", "two"],
+        title=["t", None],
+        query=["q", None],
+        year=[2024, None],
+        tags=[["a", "b"], None],
+    )
     rows, rejected = read(path)
     assert rejected == []
     assert [{key: row[key] for key in row if key != "content_sha256"} for row in rows] == [
-        {"doc_id": "1", "title": "t", "text": "one", "query": "q", "source_file": str(path), "year": 2024, "tags": ["a", "b"]},
-        {"doc_id": "2", "title": None, "text": "two", "query": None, "source_file": str(path), "year": None, "tags": None},
+        {
+            "doc_id": "1",
+            "title": "t",
+            "text": "one",
+            "query": "q",
+            "source_file": str(path),
+            "year": 2024,
+            "tags": ["a", "b"],
+        },
+        {
+            "doc_id": "2",
+            "title": None,
+            "text": "two",
+            "query": None,
+            "source_file": str(path),
+            "year": None,
+            "tags": None,
+        },
     ]
 
 
@@ -75,8 +100,16 @@ def test_rows_carry_every_stored_column(write_corpus: WriteCorpus) -> None:
         ("note", b"x" * 3_001, "oversized_field"),
     ],
 )
-def test_poison_string_is_rejected_with_its_reason(write_corpus: WriteCorpus, column: str, value: bytes | None, reason: str) -> None:
-    columns = {"id": [b"a", b"b", b"c"], "text": [b"x", b"y", b"z"], "title": [b"t"] * 3, "query": [b"q"] * 3, "note": [b"n"] * 3}
+def test_poison_string_is_rejected_with_its_reason(
+    write_corpus: WriteCorpus, column: str, value: bytes | None, reason: str
+) -> None:
+    columns = {
+        "id": [b"a", b"b", b"c"],
+        "text": [b"x", b"y", b"z"],
+        "title": [b"t"] * 3,
+        "query": [b"q"] * 3,
+        "note": [b"n"] * 3,
+    }
     columns[column][1] = value  # type: ignore[call-overload]
     path = write_corpus(**{name: raw_strings(*values) for name, values in columns.items()})
     rows, rejected = read(path, config=CorpusConfig(max_document_bytes=3_000))
@@ -112,7 +145,9 @@ def test_id_of_exactly_the_limit_in_wide_characters_is_kept(write_corpus: WriteC
 
 
 def test_rejected_detail_never_quotes_the_document(write_corpus: WriteCorpus) -> None:
-    path = write_corpus(id=["a", "b"], text=["confidential\0", "confidential" * 400], title=[None, "confidential"])
+    path = write_corpus(
+        id=["a", "b"], text=["confidential\0", "confidential" * 400], title=[None, "confidential"]
+    )
     _, rejected = read(path, config=CorpusConfig(max_document_bytes=3_000))
     assert len(rejected) == 2
     assert all("confidential" not in row["detail"] for row in rejected)
@@ -121,22 +156,37 @@ def test_rejected_detail_never_quotes_the_document(write_corpus: WriteCorpus) ->
 DICTIONARY_TYPES = [pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.large_string())]
 PLAIN_TYPES = [pa.string(), pa.large_string(), pa.string_view()]
 # Arrow itself cannot read its dictionary type back from a delta encoding.
-TYPES_AND_ENCODINGS = [(text_type, encoding) for text_type in (*PLAIN_TYPES, *DICTIONARY_TYPES) for encoding in (None, "PLAIN")] + [
-    (text_type, encoding) for text_type in PLAIN_TYPES for encoding in ("DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY")
+TYPES_AND_ENCODINGS = [
+    (text_type, encoding) for text_type in (*PLAIN_TYPES, *DICTIONARY_TYPES) for encoding in (None, "PLAIN")
+] + [
+    (text_type, encoding)
+    for text_type in PLAIN_TYPES
+    for encoding in ("DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY")
 ]
 
 
 @pytest.mark.parametrize(("text_type", "encoding"), TYPES_AND_ENCODINGS)
-def test_text_reads_the_same_from_every_type_and_encoding(write_corpus: WriteCorpus, text_type: pa.DataType, encoding: str | None) -> None:
+def test_text_reads_the_same_from_every_type_and_encoding(
+    write_corpus: WriteCorpus, text_type: pa.DataType, encoding: str | None
+) -> None:
     options = {} if encoding is None else {"use_dictionary": False, "column_encoding": {"text": encoding}}
-    path = write_corpus(id=["a", "b", "c"], text=pa.array(["x", "x", "käse"]).cast(text_type), options=options)
+    path = write_corpus(
+        id=["a", "b", "c"], text=pa.array(["x", "x", "käse"]).cast(text_type), options=options
+    )
     assert [row["text"] for row in read(path)[0]] == ["x", "x", "käse"]
 
 
 def test_content_hash_does_not_depend_on_file_or_batch(write_corpus: WriteCorpus) -> None:
-    columns = {"id": [f"{i}" for i in range(50)], "text": [f"text {i}" for i in range(50)], "year": [*range(50)]}
+    columns = {
+        "id": [f"{i}" for i in range(50)],
+        "text": [f"text {i}" for i in range(50)],
+        "year": [*range(50)],
+    }
     first = read(write_corpus("a.parquet", **columns))[0]
-    second = read(write_corpus("b.parquet", **columns, options={"row_group_size": 7}), config=CorpusConfig(batch_rows=3, batch_bytes=20))[0]
+    second = read(
+        write_corpus("b.parquet", **columns, options={"row_group_size": 7}),
+        config=CorpusConfig(batch_rows=3, batch_bytes=20),
+    )[0]
     assert [row["content_sha256"] for row in first] == [row["content_sha256"] for row in second]
     assert len({row["content_sha256"] for row in first}) == 50
 
@@ -154,7 +204,11 @@ def test_hive_folders_become_typed_metadata(write_corpus: WriteCorpus) -> None:
     write_corpus("lang=en/year=__HIVE_DEFAULT_PARTITION__/b.parquet", id=["b"], text=["y"])
     folder = write_corpus("lang=en/year=2024/c.parquet", id=["c"], text=["z"]).parents[2]
     rows, _ = read(folder)
-    assert {row["doc_id"]: (row["lang"], row["year"]) for row in rows} == {"a": ("de", 2023), "b": ("en", None), "c": ("en", 2024)}
+    assert {row["doc_id"]: (row["lang"], row["year"]) for row in rows} == {
+        "a": ("de", 2023),
+        "b": ("en", None),
+        "c": ("en", 2024),
+    }
 
 
 def test_corpus_behind_fsspec_is_read() -> None:
@@ -202,13 +256,25 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 def test_file_with_a_damaged_time_zone_is_quarantined(write_corpus: WriteCorpus) -> None:
-    bad = write_corpus("b.parquet", id=["b"], text=["y"], at=pa.array([1], pa.timestamp("s", "Europe/Berlin")), options={"version": "1.0"})
-    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(pq.read_metadata(bad).metadata[b"ARROW:schema"])))
+    bad = write_corpus(
+        "b.parquet",
+        id=["b"],
+        text=["y"],
+        at=pa.array([1], pa.timestamp("s", "Europe/Berlin")),
+        options={"version": "1.0"},
+    )
+    schema = pa.ipc.read_schema(
+        pa.py_buffer(base64.b64decode(pq.read_metadata(bad).metadata[b"ARROW:schema"]))
+    )
     stored = pq.read_metadata(bad).metadata[b"ARROW:schema"]
-    damaged = base64.b64encode(schema.serialize().to_pybytes().replace(b"Europe/Berlin", b"Europe/\xff\xffrlin"))
+    damaged = base64.b64encode(
+        schema.serialize().to_pybytes().replace(b"Europe/Berlin", b"Europe/\xff\xffrlin")
+    )
     assert len(stored) == len(damaged)
     bad.write_bytes(bad.read_bytes().replace(stored, damaged))
-    good = write_corpus("a.parquet", id=["a"], text=["x"], at=pa.array([1], pa.timestamp("s", "Europe/Berlin")))
+    good = write_corpus(
+        "a.parquet", id=["a"], text=["x"], at=pa.array([1], pa.timestamp("s", "Europe/Berlin"))
+    )
     rows, rejected = read(good.parent)
     assert [row["doc_id"] for row in rows] == ["a"]
     assert reasons(rejected) == [(None, "damaged_file")]
@@ -221,7 +287,9 @@ def test_damaged_file_is_quarantined_and_the_others_go_on(write_corpus: WriteCor
     good = write_corpus("a.parquet", id=["a"], text=["x"])
     rows, rejected = read(good.parent)
     assert [row["doc_id"] for row in rows] == ["a"]
-    assert [(row["source_file"], row["row_index"], row["reason"]) for row in rejected] == [(str(bad), None, "damaged_file")]
+    assert [(row["source_file"], row["row_index"], row["reason"]) for row in rejected] == [
+        (str(bad), None, "damaged_file")
+    ]
 
 
 def test_only_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
@@ -232,12 +300,19 @@ def test_only_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_corpus_without_rows_is_refused(write_corpus: WriteCorpus) -> None:
     with pytest.raises(SourceError, match="at least one row"):
-        scan_sources([str(write_corpus(id=pa.array([], pa.string()), text=pa.array([], pa.string())))], CONFIG)
+        scan_sources(
+            [str(write_corpus(id=pa.array([], pa.string()), text=pa.array([], pa.string())))], CONFIG
+        )
 
 
 def test_damaged_page_quarantines_the_rest_of_its_file_only(write_corpus: WriteCorpus) -> None:
     names = [f"id-{i:04d}" for i in range(100)]
-    options = {"row_group_size": 25, "compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    options = {
+        "row_group_size": 25,
+        "compression": "none",
+        "use_dictionary": False,
+        "write_page_checksum": True,
+    }
     bad = write_corpus("a.parquet", id=names, text=[f"text {name}" for name in names], options=options)
     content = bytearray(bad.read_bytes())
     content[content.index(b"text id-0060")] ^= 1
@@ -250,7 +325,11 @@ def test_damaged_page_quarantines_the_rest_of_its_file_only(write_corpus: WriteC
 
 def test_every_bit_flip_keeps_the_row_equation(write_corpus: WriteCorpus) -> None:
     path = write_corpus(
-        "a.parquet", id=[*range(40)], text=[f"some text {i}" for i in range(40)], tags=[["a", "b"]] * 40, options={"row_group_size": 16}
+        "a.parquet",
+        id=[*range(40)],
+        text=[f"some text {i}" for i in range(40)],
+        tags=[["a", "b"]] * 40,
+        options={"row_group_size": 16},
     )
     write_corpus("good.parquet", id=[100], text=["x"], tags=[["a"]])
     content = path.read_bytes()
@@ -287,12 +366,29 @@ def test_file_that_vanishes_after_the_scan_is_counted_row_by_row(write_corpus: W
 
 
 poison = st.sampled_from(
-    [None, b"", b" ", b"ok", "k\u00e4se".encode(), b"a\0b", b"\xff", b"\xed\xa0\x80", b"x" * 30, b"\xff" * 30, b"y" * 200, b"\xe2\x80\x83"]
+    [
+        None,
+        b"",
+        b" ",
+        b"ok",
+        "k\u00e4se".encode(),
+        b"a\0b",
+        b"\xff",
+        b"\xed\xa0\x80",
+        b"x" * 30,
+        b"\xff" * 30,
+        b"y" * 200,
+        b"\xe2\x80\x83",
+    ]
 )
-poison_rows = st.lists(st.tuples(poison, poison, poison, st.sampled_from([None, 1.0, float("nan")])), min_size=1, max_size=25)
+poison_rows = st.lists(
+    st.tuples(poison, poison, poison, st.sampled_from([None, 1.0, float("nan")])), min_size=1, max_size=25
+)
 
 
-def expected_reason(doc_id: bytes | None, text: bytes | None, title: bytes | None, score: float | None) -> str | None:
+def expected_reason(
+    doc_id: bytes | None, text: bytes | None, title: bytes | None, score: float | None
+) -> str | None:
     values = [value for value in (doc_id, title, text) if value is not None]
 
     def decodes(errors: str) -> bool:
@@ -330,12 +426,23 @@ def test_poison_corpus_loses_no_row_and_names_each_reason(
     path = tmp_path_factory.getbasetemp() / "poison.parquet"
     ids, texts, titles, scores = zip(*rows, strict=True)
     table = pa.table(
-        {"id": raw_strings(*ids), "text": raw_strings(*texts), "title": raw_strings(*titles), "score": pa.array(scores, pa.float64())}
+        {
+            "id": raw_strings(*ids),
+            "text": raw_strings(*texts),
+            "title": raw_strings(*titles),
+            "score": pa.array(scores, pa.float64()),
+        }
     )
-    pq.write_table(table, path, row_group_size=row_group_size, use_dictionary=use_dictionary, write_statistics=False)
-    config = CorpusConfig(batch_rows=batch_rows, batch_bytes=batch_bytes, max_document_bytes=100, max_id_characters=20)
+    pq.write_table(
+        table, path, row_group_size=row_group_size, use_dictionary=use_dictionary, write_statistics=False
+    )
+    config = CorpusConfig(
+        batch_rows=batch_rows, batch_bytes=batch_bytes, max_document_bytes=100, max_id_characters=20
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "GROUP_BUDGET_BATCHES", 1 << 20)  # batches of a few bytes would make every row group a suspect
+        patch.setattr(
+            decode, "GROUP_BUDGET_BATCHES", 1 << 20
+        )  # batches of a few bytes would make every row group a suspect
         staged, rejected = read(path, config=config)
     expected = [expected_reason(*row) for row in rows]
     utf8 = {"lone_surrogate": "utf8", "invalid_utf8": "utf8"}

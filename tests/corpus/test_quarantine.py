@@ -10,7 +10,8 @@ from pipeline.corpus.quarantine import REJECTED_SCHEMA, QuarantineWriter, shown_
 
 def rejected(*reasons: str) -> pa.RecordBatch:
     rows = [
-        {"source_file": "a.parquet", "row_index": i, "doc_id": None, "reason": reason, "detail": "d"} for i, reason in enumerate(reasons)
+        {"source_file": "a.parquet", "row_index": i, "doc_id": None, "reason": reason, "detail": "d"}
+        for i, reason in enumerate(reasons)
     ]
     return pa.RecordBatch.from_pylist(rows, schema=REJECTED_SCHEMA)
 
@@ -26,7 +27,11 @@ def test_writer_stores_rows_in_order_and_counts_reasons(tmp_path: Path) -> None:
     with QuarantineWriter(tmp_path / "q" / "run.parquet") as writer:
         writer.write(rejected("null_id", "empty_text"))
         writer.write(rejected("null_id"))
-    assert pq.read_table(tmp_path / "q" / "run.parquet").column("reason").to_pylist() == ["null_id", "empty_text", "null_id"]
+    assert pq.read_table(tmp_path / "q" / "run.parquet").column("reason").to_pylist() == [
+        "null_id",
+        "empty_text",
+        "null_id",
+    ]
     assert (writer.counts, writer.num_rows) == ({"empty_text": 1, "null_id": 2}, 3)
 
 
@@ -61,7 +66,13 @@ def test_writer_many_small_batches_share_row_groups(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("raw", "shown"),
-    [(None, None), (b"a\0b", "a\ufffdb"), (b"\xff", "\ufffd"), (b"x" * 5_000, "x" * 1_024), (("ü" * 5_000).encode(), "ü" * 1_024)],
+    [
+        (None, None),
+        (b"a\0b", "a\ufffdb"),
+        (b"\xff", "\ufffd"),
+        (b"x" * 5_000, "x" * 1_024),
+        (("ü" * 5_000).encode(), "ü" * 1_024),
+    ],
 )
 def test_shown_id_is_printable_and_short(raw: bytes | None, shown: str | None) -> None:
     assert shown_id(raw) == shown

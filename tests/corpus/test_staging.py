@@ -36,13 +36,22 @@ class Run:
     ) -> None:
         scan = scan_sources([str(source)], config)
         self.progress: list[tuple[str, int, int | None, str]] = []
-        with Ledger(folder / "ledger.sqlite") as ledger, QuarantineWriter(folder / "quarantine.parquet") as quarantine:
+        with (
+            Ledger(folder / "ledger.sqlite") as ledger,
+            QuarantineWriter(folder / "quarantine.parquet") as quarantine,
+        ):
             if published:
                 ledger.load_published([([*published], [*published.values()])])
             if encoded:
                 ledger.load_encoded(0, [*encoded], [*encoded.values()])
             self.staged: Staged = stage_changes(
-                scan, config, ledger, folder / "staged", shard_characters, quarantine, lambda *report: self.progress.append(report)
+                scan,
+                config,
+                ledger,
+                folder / "staged",
+                shard_characters,
+                quarantine,
+                lambda *report: self.progress.append(report),
             )
             self.replaced = [doc_id for batch in ledger.replaced_ids() for doc_id in batch]
             self.vanished = [doc_id for batch in ledger.vanished_ids() for doc_id in batch]
@@ -54,7 +63,14 @@ class Run:
 
 
 def counts(staged: Staged) -> tuple[int, int, int, int, int, int]:
-    return staged.rows, staged.new, staged.changed, staged.unchanged, staged.already_encoded, staged.quarantined
+    return (
+        staged.rows,
+        staged.new,
+        staged.changed,
+        staged.unchanged,
+        staged.already_encoded,
+        staged.quarantined,
+    )
 
 
 def test_first_run_stages_every_row_in_order(tmp_path: Path, write_corpus: WriteCorpus) -> None:
@@ -67,7 +83,9 @@ def test_first_run_stages_every_row_in_order(tmp_path: Path, write_corpus: Write
 
 def test_second_run_stages_only_what_changed(tmp_path: Path, write_corpus: WriteCorpus) -> None:
     first = Run(tmp_path, write_corpus(id=["a", "b", "c"], text=["x", "y", "z"]))
-    second = Run(tmp_path, write_corpus(id=["a", "b", "d"], text=["x", "changed", "new"]), published=first.shas)
+    second = Run(
+        tmp_path, write_corpus(id=["a", "b", "d"], text=["x", "changed", "new"]), published=first.shas
+    )
     assert [row["doc_id"] for row in second.rows] == ["b", "d"]
     assert counts(second.staged) == (3, 1, 1, 1, 0, 0)
     assert (second.replaced, second.vanished) == (["b"], ["c"])
@@ -89,12 +107,16 @@ def test_resumed_run_does_not_stage_what_lies_encoded(tmp_path: Path, write_corp
     assert second.staged.indexed == 2
 
 
-def test_duplicates_keep_the_first_row_and_say_where_the_others_are(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+def test_duplicates_keep_the_first_row_and_say_where_the_others_are(
+    tmp_path: Path, write_corpus: WriteCorpus
+) -> None:
     first = write_corpus("a.parquet", id=["a", None, "a", "b"], text=["first", "x", "second", "y"])
     second = write_corpus("b.parquet", id=["b"], text=["z"])
     run = Run(tmp_path, first.parent)
     assert [(row["doc_id"], row["text"]) for row in run.rows] == [("a", "first"), ("b", "y")]
-    assert [(row["source_file"], row["row_index"], row["doc_id"], row["reason"]) for row in run.quarantined] == [
+    assert [
+        (row["source_file"], row["row_index"], row["doc_id"], row["reason"]) for row in run.quarantined
+    ] == [
         (str(first), 1, None, "null_id"),
         (str(first), 2, "a", "duplicate_id"),
         (str(second), 0, "b", "duplicate_id"),
@@ -106,13 +128,17 @@ def test_rejected_first_row_does_not_take_the_id(tmp_path: Path, write_corpus: W
     assert [row["text"] for row in run.rows] == ["good"]
 
 
-def test_published_document_whose_new_version_is_bad_has_not_vanished(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+def test_published_document_whose_new_version_is_bad_has_not_vanished(
+    tmp_path: Path, write_corpus: WriteCorpus
+) -> None:
     first = Run(tmp_path, write_corpus(id=["a", "b"], text=["x", "y"]))
     second = Run(tmp_path, write_corpus(id=["a", "b"], text=["x", " "]), published=first.shas)
     assert second.vanished == []
 
 
-def test_damaged_file_counts_as_one_row_and_makes_the_pass_incomplete(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+def test_damaged_file_counts_as_one_row_and_makes_the_pass_incomplete(
+    tmp_path: Path, write_corpus: WriteCorpus
+) -> None:
     source = write_corpus("a.parquet", id=["a"], text=["x"]).parent
     assert Run(tmp_path, source).staged.is_complete
     (source / "b.parquet").write_bytes(b"not parquet")
@@ -126,15 +152,24 @@ def test_older_shards_are_removed(tmp_path: Path, write_corpus: WriteCorpus) -> 
     (tmp_path / "staged").mkdir()
     (tmp_path / "staged" / "000007.parquet").write_bytes(b"old")
     run = Run(tmp_path, write_corpus(id=["a"], text=["x"]))
-    assert [*(tmp_path / "staged").iterdir()] == [*run.staged.shards] == [tmp_path / "staged" / "000000.parquet"]
+    assert (
+        [*(tmp_path / "staged").iterdir()] == [*run.staged.shards] == [tmp_path / "staged" / "000000.parquet"]
+    )
 
 
-@pytest.mark.parametrize("config", [CorpusConfig(batch_rows=1), CorpusConfig(batch_rows=7, batch_bytes=100), CONFIG])
+@pytest.mark.parametrize(
+    "config", [CorpusConfig(batch_rows=1), CorpusConfig(batch_rows=7, batch_bytes=100), CONFIG]
+)
 def test_shard_is_closed_by_the_row_that_fills_it_however_the_source_is_batched(
     tmp_path: Path, write_corpus: WriteCorpus, config: CorpusConfig
 ) -> None:
     sizes = [60, 60, 100, 5, 5, 300, 1, 99, 7]
-    run = Run(tmp_path, write_corpus(id=[*range(9)], text=["x" * size for size in sizes]), config=config, shard_characters=100)
+    run = Run(
+        tmp_path,
+        write_corpus(id=[*range(9)], text=["x" * size for size in sizes]),
+        config=config,
+        shard_characters=100,
+    )
     assert [[len(text) for text in table.column("text").to_pylist()] for table in run.tables] == [
         [60, 60],
         [100],
@@ -147,7 +182,10 @@ def test_shard_is_closed_by_the_row_that_fills_it_however_the_source_is_batched(
 def test_shards_are_the_same_bytes_for_the_same_corpus(tmp_path: Path, write_corpus: WriteCorpus) -> None:
     source = write_corpus(id=[*range(500)], text=[f"text {i}" for i in range(500)])
     first = [path.read_bytes() for path in Run(tmp_path / "1", source).staged.shards]
-    second = [path.read_bytes() for path in Run(tmp_path / "2", source, config=CorpusConfig(batch_rows=3)).staged.shards]
+    second = [
+        path.read_bytes()
+        for path in Run(tmp_path / "2", source, config=CorpusConfig(batch_rows=3)).staged.shards
+    ]
     assert first == second
     assert len(first) > 1
 
@@ -159,7 +197,9 @@ def test_row_groups_of_a_shard_are_bounded(tmp_path: Path, write_corpus: WriteCo
     assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [8_192, 8_192, 3_616]
 
 
-def test_plan_counts_what_staging_would_do_and_writes_nothing(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+def test_plan_counts_what_staging_would_do_and_writes_nothing(
+    tmp_path: Path, write_corpus: WriteCorpus
+) -> None:
     source = write_corpus(id=["a", "a", "b", None], text=["x", "y", "z", "w"])
     run = Run(tmp_path / "staged", source)
     with Ledger(tmp_path / "plan.sqlite") as ledger:
@@ -175,7 +215,9 @@ def test_progress_ends_with_all_rows_done(tmp_path: Path, write_corpus: WriteCor
 
 
 corpus_rows = st.lists(
-    st.tuples(st.sampled_from([None, "", "a", "b", "c", "d\0"]), st.sampled_from([None, " ", "1", "2"])), min_size=1, max_size=12
+    st.tuples(st.sampled_from([None, "", "a", "b", "c", "d\0"]), st.sampled_from([None, " ", "1", "2"])),
+    min_size=1,
+    max_size=12,
 )
 
 
@@ -193,7 +235,10 @@ def test_row_equation_holds_over_two_runs(
     known = dict[str, str]()
     for rows in (first, second):
         ids, texts = zip(*rows, strict=True)
-        pq.write_table(pa.table({"id": pa.array(ids, pa.string()), "text": pa.array(texts, pa.string())}), folder / "corpus" / "a.parquet")
+        pq.write_table(
+            pa.table({"id": pa.array(ids, pa.string()), "text": pa.array(texts, pa.string())}),
+            folder / "corpus" / "a.parquet",
+        )
         run = Run(folder, folder / "corpus", config=CorpusConfig(batch_rows=batch_rows), published=published)
         good = dict[str, str]()
         for doc_id, text in rows:
@@ -202,5 +247,12 @@ def test_row_equation_holds_over_two_runs(
         expected_new = sum(doc_id not in known for doc_id in good)
         expected_changed = sum(doc_id in known and known[doc_id] != text for doc_id, text in good.items())
         unchanged = len(good) - expected_new - expected_changed
-        assert counts(run.staged) == (len(rows), expected_new, expected_changed, unchanged, 0, len(rows) - len(good))
+        assert counts(run.staged) == (
+            len(rows),
+            expected_new,
+            expected_changed,
+            unchanged,
+            0,
+            len(rows) - len(good),
+        )
         published, known = {**published, **run.shas}, {**known, **good}

@@ -32,7 +32,9 @@ def test_tokenize_batch_gives_python_character_offsets(tokenizer):
     text = "😀 é cat"
     tokens = tokenize(tokenizer, ["first", text])
     own = slice(*tokens.text_offsets[1:3])
-    assert [text[start:end] for start, end in zip(tokens.start_char[own], tokens.end_char[own], strict=True)] == ["😀", "é", "cat"]
+    assert [
+        text[start:end] for start, end in zip(tokens.start_char[own], tokens.end_char[own], strict=True)
+    ] == ["😀", "é", "cat"]
 
 
 def test_tokenize_no_texts_gives_no_tokens(tokenizer):

@@ -1,4 +1,7 @@
-"""The cross-encoder against Sentence-Transformers and transformers, on a tiny random one; and the models that are none."""
+"""The cross-encoder against Sentence-Transformers and transformers, on a tiny random one.
+
+And the models that are none.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,12 @@ def test_scores_are_those_of_the_model_itself(tiny_cross_encoder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(str(tiny_cross_encoder))
     model = AutoModelForSequenceClassification.from_pretrained(str(tiny_cross_encoder)).eval()
     with torch.inference_mode():
-        logits = [model(**tokenizer("the cat", text, truncation=True, max_length=94, return_tensors="pt")).logits.item() for text in TEXTS]
+        logits = [
+            model(
+                **tokenizer("the cat", text, truncation=True, max_length=94, return_tensors="pt")
+            ).logits.item()
+            for text in TEXTS
+        ]
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-np.array(logits))), atol=1e-5)
     assert scores.dtype == np.float64
     assert len(set(scores.tolist())) == len(TEXTS)
@@ -36,24 +44,43 @@ def test_search_is_ranked_by_the_model(tiny_cross_encoder: Path, stones_root: Pa
     found = stones.search("granite", top_k=3, passages=2, rerank=str(tiny_cross_encoder))
     model = CrossEncoderReranker(str(tiny_cross_encoder))
     every = stones.search("granite", top_k=30, passages=2)
-    best = {hit.doc_id: model.score("granite", [passage.text for passage in hit.passages]).max() for hit in every.hits}
+    best = {
+        hit.doc_id: model.score("granite", [passage.text for passage in hit.passages]).max()
+        for hit in every.hits
+    }
     assert [hit.doc_id for hit in found.hits] == sorted(best, key=lambda doc_id: -best[doc_id])[:3]
     for hit in found.hits:
         assert hit.score == pytest.approx(best[hit.doc_id], abs=1e-6)
         assert hit.scores["rerank"] == hit.score
-        assert [passage.score for passage in hit.passages] == sorted((passage.score for passage in hit.passages), reverse=True)
+        assert [passage.score for passage in hit.passages] == sorted(
+            (passage.score for passage in hit.passages), reverse=True
+        )
     within = stones.search("granite", max_characters=200, rerank=model)
     assert 0 < sum(len(passage.text) for hit in within.hits for passage in hit.passages) <= 200
     assert "rerank" not in stones.search("granite").hits[0].scores
 
 
-def test_command_line_ranks_by_the_model(tiny_cross_encoder: Path, stones_root: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    arguments = ["search", "granite", "--collection", "stones", "--root", str(stones_root), "--json", "--top-k", "3"]
+def test_command_line_ranks_by_the_model(
+    tiny_cross_encoder: Path, stones_root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "search",
+        "granite",
+        "--collection",
+        "stones",
+        "--root",
+        str(stones_root),
+        "--json",
+        "--top-k",
+        "3",
+    ]
     assert run(cairn, [*arguments, "--rerank", str(tiny_cross_encoder)], "cairn") == 0
     said = capfd.readouterr()
     assert said.err == ""
     found = json.loads(said.out)
-    expected = open_collection("stones", root=stones_root).search("granite", top_k=3, rerank=str(tiny_cross_encoder))
+    expected = open_collection("stones", root=stones_root).search(
+        "granite", top_k=3, rerank=str(tiny_cross_encoder)
+    )
     assert [hit["doc_id"] for hit in found["hits"]] == [hit.doc_id for hit in expected.hits]
     capfd.readouterr()
     assert run(cairn, [*arguments, "--rerank", "no/such-model"], "cairn") == 2
@@ -76,7 +103,9 @@ def test_model_of_several_scores_is_refused(tiny_cross_encoder: Path, tmp_path: 
     (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "A", "1": "B", "2": "C"}}))
     with pytest.raises(ConfigError, match="which has 3 scores"):
         CrossEncoderReranker(str(folder))
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if key != "id2label"}))
+    (folder / "config.json").write_text(
+        json.dumps({key: value for key, value in config.items() if key != "id2label"})
+    )
     with pytest.raises(ConfigError, match="which has 2 scores"):
         CrossEncoderReranker(str(folder))
 
@@ -97,7 +126,9 @@ def test_weights_that_would_be_unpickled_are_not_loaded(tiny_cross_encoder: Path
         CrossEncoderReranker(str(folder))
 
 
-def test_model_that_gives_nan_is_at_fault(tiny_cross_encoder: Path, tmp_path: Path, stones_root: Path) -> None:
+def test_model_that_gives_nan_is_at_fault(
+    tiny_cross_encoder: Path, tmp_path: Path, stones_root: Path
+) -> None:
     from safetensors.torch import load_file, save_file
 
     folder = Path(shutil.copytree(tiny_cross_encoder, tmp_path / "model"))
@@ -108,7 +139,9 @@ def test_model_that_gives_nan_is_at_fault(tiny_cross_encoder: Path, tmp_path: Pa
         open_collection("stones", root=stones_root).search("granite", rerank=str(folder))
 
 
-def test_failing_model_does_not_repeat_the_text(tiny_cross_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_model_does_not_repeat_the_text(
+    tiny_cross_encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = CrossEncoderReranker(str(tiny_cross_encoder))
 
     def fail(*_: object, **__: object) -> None:

@@ -37,9 +37,20 @@ def test_fingerprint_setting_that_moves_vectors_changes_it(config, backbone, cha
 
 
 def test_fingerprint_of_settings_older_than_the_younger_ones_stays_as_it_was(config, backbone):
-    older = ("pooling", "attention", "landmark_interval", "max_window_tokens", "window_overlap_tokens", "temperature")
+    older = (
+        "pooling",
+        "attention",
+        "landmark_interval",
+        "max_window_tokens",
+        "window_overlap_tokens",
+        "temperature",
+    )
     expected = fingerprint(
-        kind="encoder", format=1, weights=backbone.weights_fingerprint, context=None, **{name: getattr(config, name) for name in older}
+        kind="encoder",
+        format=1,
+        weights=backbone.weights_fingerprint,
+        context=None,
+        **{name: getattr(config, name) for name in older},
     )
     assert DocumentEncoder(config, None, backbone).fingerprint == expected
 
@@ -70,9 +81,15 @@ def test_fingerprint_context_changes_it_only_when_used(config, backbone, make_co
         ),
         (
             {"temperature_by_length": ((8, 0.9), (15, 0.8))},
-            "lengths that rows reach, at most 14 tokens with attention chunk, got 15; .* choose attention full",
+            (
+                "lengths that rows reach, at most 14 tokens with attention chunk, got 15; .* choose "
+                "attention full"
+            ),
         ),
-        ({"temperature_by_length": ((41, 0.8),), "attention": "full"}, "at most 40 tokens with attention full, got 41"),
+        (
+            {"temperature_by_length": ((41, 0.8),), "attention": "full"},
+            "at most 40 tokens with attention full, got 41",
+        ),
         ({"query_prefix": "a " * 27}, "query_prefix must leave a chunk of 12 tokens room"),
     ],
 )

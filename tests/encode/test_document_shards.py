@@ -28,12 +28,18 @@ def staged():
 
 @pytest.fixture
 def shard(config, backbone, staged):
-    return encode_shard(staged, DocumentEncoder(config, None, backbone), lambda table: np.arange(table.num_rows, dtype=np.int32) + 7)
+    return encode_shard(
+        staged,
+        DocumentEncoder(config, None, backbone),
+        lambda table: np.arange(table.num_rows, dtype=np.int32) + 7,
+    )
 
 
 def test_encode_shard_tables_have_the_stored_schemas(shard, staged):
     documents, chunks = shard
-    assert documents.schema.equals(documents_schema([staged.schema.field("tags"), staged.schema.field("year")], 32))
+    assert documents.schema.equals(
+        documents_schema([staged.schema.field("tags"), staged.schema.field("year")], 32)
+    )
     assert chunks.schema.equals(chunks_schema(32))
 
 

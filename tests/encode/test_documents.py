@@ -30,7 +30,10 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
     """One text, one row at a time, chunks and windows walked with plain loops."""
     tokens = tokenize(backbone.tokenizer, [text])
     chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, config.landmark_interval)
-    pieces = [tokens.ids[start:end].tolist() for start, end in zip(chunks.token_offsets[:-1], chunks.token_offsets[1:], strict=True)]
+    pieces = [
+        tokens.ids[start:end].tolist()
+        for start, end in zip(chunks.token_offsets[:-1], chunks.token_offsets[1:], strict=True)
+    ]
     cls, landmark = backbone.cls_id, backbone.landmark_id
     opening = [] if cls is None else [cls]
     prefix = backbone.tokenizer.encode(config.document_prefix, add_special_tokens=False).ids
@@ -47,7 +50,14 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
         """The rule of each pooling for a row that is one chunk."""
         mean = state[len(opening) + len(prefix) :].mean(0) if prefix else state.mean(0)
         of_last = state[-2] if piece else state[-1]
-        return {"mean": mean, "latent": mean, "lmk": state[-1], "last": state[-1], "cls": state[0], "mean_at_k": of_last}[config.pooling]
+        return {
+            "mean": mean,
+            "latent": mean,
+            "lmk": state[-1],
+            "last": state[-1],
+            "cls": state[0],
+            "mean_at_k": of_last,
+        }[config.pooling]
 
     def pooled_span(state, start, stop):
         """The same for a chunk whose own tokens stand at ``start:stop`` of a window."""
@@ -79,7 +89,10 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
             following, first = first + 1, end
             while first > following:
                 shared = sum(len(piece) + len(mark) for piece in pieces[first - 1 : end])
-                if shared > config.window_overlap_tokens or len(opening) + shared + len(pieces[end]) + len(mark) > budget:
+                if (
+                    shared > config.window_overlap_tokens
+                    or len(opening) + shared + len(pieces[end]) + len(mark) > budget
+                ):
                     break
                 first -= 1
         vectors = [best[index][1] for index in range(len(pieces))]
@@ -90,7 +103,9 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
 @pytest.mark.parametrize("prefix", ["", "old stone:"], ids=["bare", "prefixed"])
 @pytest.mark.parametrize("use_context", [False, True], ids=["alone", "context"])
 @pytest.mark.parametrize(("attention", "pooling"), MODES)
-def test_encode_batch_equals_naive_loop_over_texts(config, backbone, make_context, attention, pooling, use_context, prefix, batch_tokens):
+def test_encode_batch_equals_naive_loop_over_texts(
+    config, backbone, make_context, attention, pooling, use_context, prefix, batch_tokens
+):
     context = make_context() if use_context else None
     config = dataclasses.replace(
         config,
@@ -103,17 +118,24 @@ def test_encode_batch_equals_naive_loop_over_texts(config, backbone, make_contex
     encoded = DocumentEncoder(config, context, backbone).encode(TEXTS)
     for index, text in enumerate(TEXTS):
         own = encoded.chunk_vectors_MV[slice(*encoded.chunk_offsets[index : index + 2])]
-        naive = _naive_chunk_vectors(backbone, config, text, None if context is None else context.embeddings_CD)
+        naive = _naive_chunk_vectors(
+            backbone, config, text, None if context is None else context.embeddings_CD
+        )
         np.testing.assert_allclose(own, naive, atol=1e-5)
 
 
 def test_encode_latent_of_a_model_without_latents_is_refused(tiny_model_folder):
-    with pytest.raises(ConfigError, match=r"pooling latent must go with a model that holds latent_attention_model\.latents"):
+    with pytest.raises(
+        ConfigError, match=r"pooling latent must go with a model that holds latent_attention_model\.latents"
+    ):
         DocumentEncoder(EncoderConfig(model=str(tiny_model_folder), pooling="latent"))
 
 
 def test_fingerprint_of_settings_with_pool_prefix_is_their_own(config, backbone):
-    plain, pooled = (DocumentEncoder(dataclasses.replace(config, pool_prefix=value), backbone=backbone) for value in (False, True))
+    plain, pooled = (
+        DocumentEncoder(dataclasses.replace(config, pool_prefix=value), backbone=backbone)
+        for value in (False, True)
+    )
     assert plain.fingerprint != pooled.fingerprint
 
 
@@ -130,7 +152,9 @@ def headless(tiny_latent_folder, tmp_path_factory):
 
 @pytest.mark.parametrize("prefix", ["", "old stone:"], ids=["bare", "prefixed"])
 @pytest.mark.parametrize(("attention", "pooling"), [mode for mode in MODES if "cls" not in mode[1]])
-def test_encode_without_a_cls_token_equals_naive_rows_that_begin_with_text(config, headless, attention, pooling, prefix):
+def test_encode_without_a_cls_token_equals_naive_rows_that_begin_with_text(
+    config, headless, attention, pooling, prefix
+):
     config = dataclasses.replace(config, attention=attention, pooling=pooling, document_prefix=prefix)
     encoded = DocumentEncoder(config, None, headless).encode(TEXTS)
     for index, text in enumerate(TEXTS):
@@ -155,35 +179,54 @@ def test_encode_without_a_cls_token_has_room_for_one_more(config, headless, back
 @pytest.mark.parametrize("use_context", [False, True], ids=["alone", "context"])
 @pytest.mark.parametrize("steps", [(), ((8, 0.7), (13, 0.4))], ids=["one", "by length"])
 @pytest.mark.parametrize(("attention", "pooling"), [("chunk", "mean"), ("full", "lmk")])
-def test_encode_temperatures_equal_naive_loop_with_one_for_each_row(config, backbone, make_context, attention, pooling, steps, use_context):
+def test_encode_temperatures_equal_naive_loop_with_one_for_each_row(
+    config, backbone, make_context, attention, pooling, steps, use_context
+):
     context = make_context() if use_context else None
     config = dataclasses.replace(
-        config, attention=attention, pooling=pooling, temperature=0.9, temperature_by_length=steps, use_context=use_context
+        config,
+        attention=attention,
+        pooling=pooling,
+        temperature=0.9,
+        temperature_by_length=steps,
+        use_context=use_context,
     )
     encoded = DocumentEncoder(config, context, backbone).encode(TEXTS)
-    plain = DocumentEncoder(dataclasses.replace(config, temperature_by_length=()), context, backbone).encode(TEXTS)
+    plain = DocumentEncoder(dataclasses.replace(config, temperature_by_length=()), context, backbone).encode(
+        TEXTS
+    )
     assert bool(steps) != np.allclose(encoded.chunk_vectors_MV, plain.chunk_vectors_MV, atol=1e-3)
     for index, text in enumerate(TEXTS):
         own = encoded.chunk_vectors_MV[slice(*encoded.chunk_offsets[index : index + 2])]
-        naive = _naive_chunk_vectors(backbone, config, text, None if context is None else context.embeddings_CD)
+        naive = _naive_chunk_vectors(
+            backbone, config, text, None if context is None else context.embeddings_CD
+        )
         np.testing.assert_allclose(own, naive, atol=1e-5)
 
 
 def test_encode_queries_with_a_temperature_of_their_own_use_it_at_any_length(config, backbone):
     config = dataclasses.replace(config, temperature=0.9, temperature_by_length=((8, 0.7),))
     encoder = DocumentEncoder(dataclasses.replace(config, query_temperature=0.5), None, backbone)
-    sharp = DocumentEncoder(dataclasses.replace(config, temperature=0.5, temperature_by_length=()), None, backbone).encode(TEXTS)
+    sharp = DocumentEncoder(
+        dataclasses.replace(config, temperature=0.5, temperature_by_length=()), None, backbone
+    ).encode(TEXTS)
     np.testing.assert_allclose(encoder.encode_queries(TEXTS), sharp.document_vectors_NV, atol=1e-6)
     as_documents = DocumentEncoder(config, None, backbone)
-    np.testing.assert_allclose(encoder.encode(TEXTS).document_vectors_NV, as_documents.encode(TEXTS).document_vectors_NV, atol=1e-6)
-    np.testing.assert_allclose(as_documents.encode_queries(TEXTS), as_documents.encode(TEXTS).document_vectors_NV, atol=1e-6)
+    np.testing.assert_allclose(
+        encoder.encode(TEXTS).document_vectors_NV, as_documents.encode(TEXTS).document_vectors_NV, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        as_documents.encode_queries(TEXTS), as_documents.encode(TEXTS).document_vectors_NV, atol=1e-6
+    )
     assert not np.allclose(encoder.encode_queries(TEXTS), as_documents.encode_queries(TEXTS), atol=1e-3)
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 64, 10_000])
 def test_encode_any_batch_size_gives_the_same_vectors(config, backbone, batch_tokens):
     expected = DocumentEncoder(config, None, backbone).encode(TEXTS)
-    other = DocumentEncoder(dataclasses.replace(config, batch_tokens=batch_tokens), None, backbone).encode(TEXTS)
+    other = DocumentEncoder(dataclasses.replace(config, batch_tokens=batch_tokens), None, backbone).encode(
+        TEXTS
+    )
     np.testing.assert_allclose(other.chunk_vectors_MV, expected.chunk_vectors_MV, atol=1e-5)
 
 
@@ -220,7 +263,13 @@ def test_encode_spans_cover_every_text(config, backbone):
     encoded = DocumentEncoder(config, None, backbone).encode(TEXTS)
     for index, text in enumerate(TEXTS):
         own = slice(*encoded.chunk_offsets[index : index + 2])
-        assert "".join(text[start:end] for start, end in zip(encoded.start_char[own], encoded.end_char[own], strict=True)) == text
+        assert (
+            "".join(
+                text[start:end]
+                for start, end in zip(encoded.start_char[own], encoded.end_char[own], strict=True)
+            )
+            == text
+        )
 
 
 def test_encode_counts_a_texts_own_tokens(config, backbone):
@@ -229,27 +278,40 @@ def test_encode_counts_a_texts_own_tokens(config, backbone):
 
 
 @pytest.mark.parametrize("truncate_dim", [1, 7, 32])
-def test_encode_truncated_vectors_are_the_heads_of_whole_ones_normalised_again(config, backbone, truncate_dim):
-    encoded = DocumentEncoder(dataclasses.replace(config, truncate_dim=truncate_dim), None, backbone).encode(TEXTS)
+def test_encode_truncated_vectors_are_the_heads_of_whole_ones_normalised_again(
+    config, backbone, truncate_dim
+):
+    encoded = DocumentEncoder(dataclasses.replace(config, truncate_dim=truncate_dim), None, backbone).encode(
+        TEXTS
+    )
     whole = DocumentEncoder(config, None, backbone).encode(TEXTS)
     for index in range(len(TEXTS)):
         own = slice(*whole.chunk_offsets[index : index + 2])
-        heads = [vector[:truncate_dim] / np.linalg.norm(vector[:truncate_dim]) for vector in whole.chunk_vectors_MV[own]]
+        heads = [
+            vector[:truncate_dim] / np.linalg.norm(vector[:truncate_dim])
+            for vector in whole.chunk_vectors_MV[own]
+        ]
         np.testing.assert_allclose(encoded.chunk_vectors_MV[own], heads, atol=1e-6)
-        np.testing.assert_allclose(encoded.document_vectors_NV[index], sum(heads) / np.linalg.norm(sum(heads)), atol=1e-6)
+        np.testing.assert_allclose(
+            encoded.document_vectors_NV[index], sum(heads) / np.linalg.norm(sum(heads)), atol=1e-6
+        )
 
 
 def test_encode_truncated_leaves_the_context_whole(config, backbone, make_context):
     contextual = dataclasses.replace(config, use_context=True)
     whole = DocumentEncoder(contextual, make_context(), backbone).encode(TEXTS[:1]).document_vectors_NV[0, :8]
-    truncated = DocumentEncoder(dataclasses.replace(contextual, truncate_dim=8), make_context(), backbone).encode(TEXTS[:1])
+    truncated = DocumentEncoder(
+        dataclasses.replace(contextual, truncate_dim=8), make_context(), backbone
+    ).encode(TEXTS[:1])
     np.testing.assert_allclose(truncated.document_vectors_NV[0], whole / np.linalg.norm(whole), atol=1e-6)
 
 
 def test_encode_first_layers_equals_a_model_of_those_layers(config, backbone):
     shallow = load_backbone(dataclasses.replace(config, num_layers=1))
     ids, lengths = np.array([[2, 10, 11, 3]]), np.array([4])
-    assert not np.allclose(shallow.hidden_states(ids, lengths), backbone.hidden_states(ids, lengths), atol=1e-3)
+    assert not np.allclose(
+        shallow.hidden_states(ids, lengths), backbone.hidden_states(ids, lengths), atol=1e-3
+    )
     encoder = DocumentEncoder(dataclasses.replace(config, num_layers=1))
     naive = _naive_chunk_vectors(shallow, config, TEXTS[4])
     np.testing.assert_allclose(encoder.encode([TEXTS[4]]).chunk_vectors_MV, naive, atol=1e-5)
@@ -257,9 +319,15 @@ def test_encode_first_layers_equals_a_model_of_those_layers(config, backbone):
 
 def test_encode_sentence_landmarks_end_chunks_at_sentences(config, backbone):
     text = "the cat sat. old path! a river, a mountain, a stone on a path and a way. Walk on the path"
-    encoded = DocumentEncoder(dataclasses.replace(config, landmarks="sentence", landmark_interval=18), None, backbone).encode([text])
+    encoded = DocumentEncoder(
+        dataclasses.replace(config, landmarks="sentence", landmark_interval=18), None, backbone
+    ).encode([text])
     pieces = [text[start:end] for start, end in zip(encoded.start_char, encoded.end_char, strict=True)]
-    assert pieces == ["the cat sat. old path! ", "a river, a mountain, a stone on a path and a way. ", "Walk on the path"]
+    assert pieces == [
+        "the cat sat. old path! ",
+        "a river, a mountain, a stone on a path and a way. ",
+        "Walk on the path",
+    ]
 
 
 @pytest.mark.parametrize("prefix", ["old stone: ", "old stone:"])
@@ -267,8 +335,13 @@ def test_encode_sentence_landmarks_end_chunks_at_sentences(config, backbone):
 def test_encode_prefix_leaves_spans_and_token_counts_alone(config, backbone, attention, pooling, prefix):
     config = dataclasses.replace(config, attention=attention, pooling=pooling)
     bare = DocumentEncoder(config, None, backbone).encode(TEXTS)
-    prefixed = DocumentEncoder(dataclasses.replace(config, document_prefix=prefix), None, backbone).encode(TEXTS)
-    assert (prefixed.start_char.tolist(), prefixed.end_char.tolist()) == (bare.start_char.tolist(), bare.end_char.tolist())
+    prefixed = DocumentEncoder(dataclasses.replace(config, document_prefix=prefix), None, backbone).encode(
+        TEXTS
+    )
+    assert (prefixed.start_char.tolist(), prefixed.end_char.tolist()) == (
+        bare.start_char.tolist(),
+        bare.end_char.tolist(),
+    )
     assert prefixed.num_tokens.tolist() == bare.num_tokens.tolist()
 
 
@@ -288,13 +361,19 @@ def test_encode_prefix_is_in_every_row_and_in_no_pooled_span(config, backbone, a
     recorded = DocumentEncoder(config, None, Recording(backbone)).encode(TEXTS)
     assert len(prefix) == 3
     assert all(row[:4] == [backbone.cls_id, *prefix] and len(row) <= config.max_window_tokens for row in seen)
-    np.testing.assert_allclose(recorded.chunk_vectors_MV, DocumentEncoder(config, None, backbone).encode(TEXTS).chunk_vectors_MV, atol=1e-5)
+    np.testing.assert_allclose(
+        recorded.chunk_vectors_MV,
+        DocumentEncoder(config, None, backbone).encode(TEXTS).chunk_vectors_MV,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("attention", ["chunk", "full"])
 def test_encode_progress_counts_every_token_once(config, backbone, attention):
     heard = []
-    encoded = DocumentEncoder(dataclasses.replace(config, attention=attention), None, backbone).encode(TEXTS, heard.append)
+    encoded = DocumentEncoder(dataclasses.replace(config, attention=attention), None, backbone).encode(
+        TEXTS, heard.append
+    )
     assert len(heard) > 1
     assert sum(heard) == encoded.num_tokens.sum()
 
@@ -306,7 +385,9 @@ def test_encode_no_texts_gives_no_rows(config, backbone):
 
 def test_encode_twice_gives_the_same_bytes(config, backbone):
     encoder = DocumentEncoder(config, None, backbone)
-    assert encoder.encode(TEXTS).chunk_vectors_MV.tobytes() == encoder.encode(TEXTS).chunk_vectors_MV.tobytes()
+    assert (
+        encoder.encode(TEXTS).chunk_vectors_MV.tobytes() == encoder.encode(TEXTS).chunk_vectors_MV.tobytes()
+    )
 
 
 class _Broken:
@@ -314,7 +395,8 @@ class _Broken:
 
     def __init__(self, backbone, nan_id=None, max_rows=None):
         self._backbone, self._nan_id, self._max_rows = backbone, nan_id, max_rows
-        # Only a device of its own runs out of memory in a way that a smaller batch mends; the tensors stay where they are.
+        # Only a device of its own runs out of memory in a way that a smaller batch mends; the tensors stay
+        # where they are.
         self.device = torch.device("cuda") if max_rows else backbone.device
 
     def __getattr__(self, name):
@@ -331,7 +413,9 @@ class _Broken:
 
 def test_encode_nan_from_the_model_names_the_document(config, backbone):
     broken = _Broken(backbone, nan_id=backbone.tokenizer.token_to_id("walk"))
-    with pytest.raises(ModelError, match="chunk 0 of document 4 of those encoded together; check the model's weights"):
+    with pytest.raises(
+        ModelError, match="chunk 0 of document 4 of those encoded together; check the model's weights"
+    ):
         DocumentEncoder(config, None, broken).encode(TEXTS)
 
 

@@ -12,9 +12,15 @@ from pipeline.config import POOLINGS, EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError
 from pipeline.model.backbone import load_backbone
-from pipeline.model.landmark_gates import LandmarkGates
+from pipeline.model.engine.landmark_gates import LandmarkGates
 
-TEXTS = ["the cat sat on the mat.", "old stone path " * 30, "\u200b", "walking mountains, rivers; " * 40 + "end", "a"]
+TEXTS = [
+    "the cat sat on the mat.",
+    "old stone path " * 30,
+    "\u200b",
+    "walking mountains, rivers; " * 40 + "end",
+    "a",
+]
 
 
 @pytest.fixture
@@ -38,7 +44,9 @@ def _with_gates(backbone, value):
 def test_encode_closed_gates_equal_chunk_attention(config, landmark, gated, make_context, pooling):
     landmark = dataclasses.replace(landmark, pooling=pooling, use_context=True, document_prefix="old: ")
     ours = DocumentEncoder(landmark, make_context(), _with_gates(gated, float("-inf"))).encode(TEXTS)
-    chunk = DocumentEncoder(dataclasses.replace(config, pooling=pooling, document_prefix="old: "), None, gated).encode(TEXTS)
+    chunk = DocumentEncoder(
+        dataclasses.replace(config, pooling=pooling, document_prefix="old: "), None, gated
+    ).encode(TEXTS)
     np.testing.assert_allclose(ours.chunk_vectors_MV, chunk.chunk_vectors_MV, atol=1e-5)
     np.testing.assert_array_equal(ours.start_char, chunk.start_char)
 
@@ -48,13 +56,19 @@ def test_encode_minilm_closed_gates_equal_chunk_attention():
     backbone = _with_gates(load_backbone(chunk), float("-inf"))
     texts = ["A cairn is a stack of stones that marks the way. " * 40, "How do I reverse a list?"]
     ours = DocumentEncoder(dataclasses.replace(chunk, attention="landmark"), None, backbone).encode(texts)
-    np.testing.assert_allclose(ours.chunk_vectors_MV, DocumentEncoder(chunk, None, backbone).encode(texts).chunk_vectors_MV, atol=1e-5)
+    np.testing.assert_allclose(
+        ours.chunk_vectors_MV,
+        DocumentEncoder(chunk, None, backbone).encode(texts).chunk_vectors_MV,
+        atol=1e-5,
+    )
 
 
 def test_encode_text_of_one_chunk_without_context_equals_chunk_attention(config, landmark, gated):
     ours = DocumentEncoder(landmark, None, gated).encode(TEXTS[:1])
     np.testing.assert_allclose(
-        ours.document_vectors_NV, DocumentEncoder(config, None, gated).encode(TEXTS[:1]).document_vectors_NV, atol=1e-5
+        ours.document_vectors_NV,
+        DocumentEncoder(config, None, gated).encode(TEXTS[:1]).document_vectors_NV,
+        atol=1e-5,
     )
 
 
@@ -62,7 +76,9 @@ def test_encode_text_of_one_chunk_without_context_equals_chunk_attention(config,
 def test_encode_any_batch_size_gives_the_same_vectors(landmark, gated, make_context, batch_tokens):
     landmark = dataclasses.replace(landmark, use_context=True)
     expected = DocumentEncoder(landmark, make_context(), gated).encode(TEXTS)
-    other = DocumentEncoder(dataclasses.replace(landmark, batch_tokens=batch_tokens), make_context(), gated).encode(TEXTS)
+    other = DocumentEncoder(
+        dataclasses.replace(landmark, batch_tokens=batch_tokens), make_context(), gated
+    ).encode(TEXTS)
     np.testing.assert_allclose(other.chunk_vectors_MV, expected.chunk_vectors_MV, atol=1e-5)
 
 
@@ -80,11 +96,17 @@ def test_encode_no_texts_gives_no_rows(landmark, gated):
 def test_encode_long_document_in_one_window_shows_its_start_at_its_end(config, gated, words):
     window = dataclasses.replace(config, attention="landmark", landmark_interval=64, max_window_tokens=32_768)
     encoder = DocumentEncoder(window, None, gated)
-    one, other = (encoder.encode([start + " old stone path way" * (words // 4)]) for start in ("cat " * 40, "river " * 40))
+    one, other = (
+        encoder.encode([start + " old stone path way" * (words // 4)])
+        for start in ("cat " * 40, "river " * 40)
+    )
     assert one.num_tokens[0] >= words
     assert np.abs(one.chunk_vectors_MV[-1] - other.chunk_vectors_MV[-1]).max() > 1e-5
     narrow = DocumentEncoder(dataclasses.replace(window, max_window_tokens=512), None, gated)
-    ends = [narrow.encode([start + " old stone path way" * (words // 4)]).chunk_vectors_MV[-1] for start in ("cat " * 40, "river " * 40)]
+    ends = [
+        narrow.encode([start + " old stone path way" * (words // 4)]).chunk_vectors_MV[-1]
+        for start in ("cat " * 40, "river " * 40)
+    ]
     np.testing.assert_array_equal(*ends)
 
 
@@ -92,16 +114,25 @@ def test_encode_context_in_another_order_changes_nothing(landmark, gated, make_c
     landmark = dataclasses.replace(landmark, use_context=True)
     context = make_context()
     turned = dataclasses.replace(context, embeddings_CD=context.embeddings_CD[::-1])
-    one, other = (DocumentEncoder(landmark, c, gated).encode(TEXTS).chunk_vectors_MV for c in (context, turned))
+    one, other = (
+        DocumentEncoder(landmark, c, gated).encode(TEXTS).chunk_vectors_MV for c in (context, turned)
+    )
     np.testing.assert_allclose(other, one, atol=1e-5)
-    alone = DocumentEncoder(dataclasses.replace(landmark, use_context=False), None, gated).encode(TEXTS).chunk_vectors_MV
+    alone = (
+        DocumentEncoder(dataclasses.replace(landmark, use_context=False), None, gated)
+        .encode(TEXTS)
+        .chunk_vectors_MV
+    )
     assert np.abs(one - alone).max() > 1e-2
 
 
 def test_encode_temperature_by_length_counts_the_tokens_of_the_window(landmark, gated):
     stepped = dataclasses.replace(landmark, temperature_by_length=((20, 0.5),))
     ours = DocumentEncoder(stepped, None, gated).encode(TEXTS[:2])
-    mild, sharp = (DocumentEncoder(dataclasses.replace(landmark, temperature=t), None, gated).encode(TEXTS[:2]) for t in (1.0, 0.5))
+    mild, sharp = (
+        DocumentEncoder(dataclasses.replace(landmark, temperature=t), None, gated).encode(TEXTS[:2])
+        for t in (1.0, 0.5)
+    )
     np.testing.assert_allclose(ours.chunk_vectors_MV[0], mild.chunk_vectors_MV[0], atol=1e-5)
     np.testing.assert_allclose(ours.chunk_vectors_MV[1:], sharp.chunk_vectors_MV[1:], atol=1e-5)
 
@@ -138,7 +169,9 @@ def test_config_pooling_of_windows_is_refused():
 
 
 def test_config_openvino_is_refused():
-    with pytest.raises(ConfigError, match="backend openvino must go with attention chunk or full, got landmark"):
+    with pytest.raises(
+        ConfigError, match="backend openvino must go with attention chunk or full, got landmark"
+    ):
         EncoderConfig(attention="landmark", backend="openvino")
 
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.encode.queries import TextQueryEncoder
-from pipeline.model.embedded_weights import embedded_folder
+from pipeline.model.folders.embedded_weights import embedded_folder
 
 TEXTS = [
     "How do I reverse a list in Python?",
@@ -42,7 +42,9 @@ def test_encode_text_of_one_chunk_equals_sentence_transformers(published):
     np.testing.assert_allclose(encoded.document_vectors_NV, published, atol=1e-5)
 
 
-def test_encode_query_with_a_prefix_equals_sentence_transformers_with_the_prompt_left_out_of_pooling(reference):
+def test_encode_query_with_a_prefix_equals_sentence_transformers_with_the_prompt_left_out_of_pooling(
+    reference,
+):
     reference.set_pooling_include_prompt(False)
     published = reference.encode(TEXTS, prompt="query: ", show_progress_bar=False)
     queries = TextQueryEncoder(EncoderConfig(precision="fp32", landmark_interval=128, query_prefix="query: "))
@@ -51,7 +53,9 @@ def test_encode_query_with_a_prefix_equals_sentence_transformers_with_the_prompt
 
 def test_encode_truncated_equals_sentence_transformers_truncated_and_normalised(reference):
     published = reference.encode(TEXTS, truncate_dim=64, normalize_embeddings=True, show_progress_bar=False)
-    encoded = DocumentEncoder(EncoderConfig(precision="fp32", landmark_interval=128, truncate_dim=64)).encode(TEXTS)
+    encoded = DocumentEncoder(EncoderConfig(precision="fp32", landmark_interval=128, truncate_dim=64)).encode(
+        TEXTS
+    )
     np.testing.assert_allclose(encoded.document_vectors_NV, published, atol=1e-5)
 
 

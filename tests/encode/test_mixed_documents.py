@@ -1,4 +1,7 @@
-"""Documents through a model that has a landmark mixer: titles, context, truncation, and the model the default is."""
+"""Documents through a model that has a landmark mixer.
+
+Titles, context, truncation, and the model the default is.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from pipeline.config import DEFAULT_MODEL, EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError, ModelError
-from pipeline.model.checkpoint import EXTRA_NAME, read_checkpoint
+from pipeline.model.folders.checkpoint import EXTRA_NAME, read_checkpoint
+from pipeline.model.folders.model_defaults import CAIRN_SETTINGS_NAME, encoder_config
 from pipeline.model.landmark_mixer import PREFIX, LandmarkMixer
-from pipeline.model.model_defaults import CAIRN_SETTINGS_NAME, encoder_config
 
 TEXTS = ["the cat sat on the mat and looked at the dog " * 12, "a dog", "words of another document " * 9]
 TITLES = ["cats", None, "other words"]
@@ -35,7 +38,10 @@ def trained_folder(tiny_model_folder, tmp_path):
         for name, parameter in mixer.named_parameters():
             if "gate" in name:
                 parameter.copy_(0.3 * torch.randn(parameter.shape))
-    save_file({f"{PREFIX}{name}": value.contiguous() for name, value in mixer.state_dict().items()}, folder / EXTRA_NAME)
+    save_file(
+        {f"{PREFIX}{name}": value.contiguous() for name, value in mixer.state_dict().items()},
+        folder / EXTRA_NAME,
+    )
     settings = {
         "format": 1,
         "base": {"model": str(tiny_model_folder), "weights_sha256": base.weights_sha256},
@@ -50,7 +56,11 @@ def _context(encoder_config, seed=0, count=4):
     embeddings = np.random.default_rng(seed).normal(size=(count, width)).astype(np.float32)
     ids = tuple(f"c{number}" for number in range(count))
     return ContextSet(
-        doc_ids=ids, content_sha256s=ids, cluster_ids_C=np.zeros(count, np.int32), embeddings_CD=embeddings, first_stage_fingerprint="f"
+        doc_ids=ids,
+        content_sha256s=ids,
+        cluster_ids_C=np.zeros(count, np.int32),
+        embeddings_CD=embeddings,
+        first_stage_fingerprint="f",
     )
 
 
@@ -73,14 +83,19 @@ def test_a_title_moves_its_own_document_alone(trained_folder):
 def test_a_model_without_a_mixer_reads_no_titles(tiny_model_folder):
     encoder = _encoder(tiny_model_folder)
     assert not encoder.reads_titles
-    np.testing.assert_array_equal(encoder.encode(TEXTS).chunk_vectors_MV, encoder.encode(TEXTS, titles=TITLES).chunk_vectors_MV)
+    np.testing.assert_array_equal(
+        encoder.encode(TEXTS).chunk_vectors_MV, encoder.encode(TEXTS, titles=TITLES).chunk_vectors_MV
+    )
 
 
 def test_the_context_moves_documents_and_queries(trained_folder):
     context = _context({"model": str(trained_folder), "precision": "fp32"})
     plain, contextual = _encoder(trained_folder), _encoder(trained_folder, context)
     assert plain.fingerprint != contextual.fingerprint
-    assert np.abs(plain.encode(TEXTS).document_vectors_NV - contextual.encode(TEXTS).document_vectors_NV).max() > 1e-3
+    assert (
+        np.abs(plain.encode(TEXTS).document_vectors_NV - contextual.encode(TEXTS).document_vectors_NV).max()
+        > 1e-3
+    )
     assert np.abs(plain.encode_queries(["a dog"]) - contextual.encode_queries(["a dog"])).max() > 1e-3
 
 
@@ -109,12 +124,15 @@ def test_a_folder_of_a_mixer_brings_its_settings_and_its_base(trained_folder, tm
     encoder = load_encoder(trained_folder, use_context=False, precision="fp32")
     assert "landmark mixer" in encoder.save(tmp_path / "whole")
     again = load_encoder(tmp_path / "whole", use_context=False, precision="fp32")
-    np.testing.assert_allclose(encoder.encode_documents(TEXTS, TITLES), again.encode_documents(TEXTS, TITLES), atol=1e-6)
+    np.testing.assert_allclose(
+        encoder.encode_documents(TEXTS, TITLES), again.encode_documents(TEXTS, TITLES), atol=1e-6
+    )
 
 
 def test_without_a_context_an_encoder_by_itself_reads_none(trained_folder):
     np.testing.assert_array_equal(
-        load_encoder(trained_folder).encode_queries(["a dog"]), load_encoder(trained_folder, use_context=False).encode_queries(["a dog"])
+        load_encoder(trained_folder).encode_queries(["a dog"]),
+        load_encoder(trained_folder, use_context=False).encode_queries(["a dog"]),
     )
 
 
@@ -165,5 +183,7 @@ def test_the_default_model_is_the_base_with_what_was_trained_for_it():
     own = base.encode_documents(["a short text"])
     # Without title, context and neighbours a vector is the base's own, turned: its cosines are the same.
     np.testing.assert_allclose(
-        own @ base.encode_queries(["text"]).T, trained.encode_documents(["a short text"]) @ trained.encode_queries(["text"]).T, atol=1e-3
+        own @ base.encode_queries(["text"]).T,
+        trained.encode_documents(["a short text"]) @ trained.encode_queries(["text"]).T,
+        atol=1e-3,
     )

@@ -14,7 +14,11 @@ from pipeline.errors import ConfigError
 @pytest.fixture(scope="module")
 def config(tiny_model_folder):
     return EncoderConfig(
-        model=str(tiny_model_folder), precision="fp32", landmark_interval=12, max_window_tokens=40, window_overlap_tokens=15
+        model=str(tiny_model_folder),
+        precision="fp32",
+        landmark_interval=12,
+        max_window_tokens=40,
+        window_overlap_tokens=15,
     )
 
 
@@ -25,17 +29,23 @@ def queries(config):
 
 @pytest.mark.parametrize("text", ["old path?", "old stone path " * 20], ids=["short", "long"])
 def test_encode_query_equals_a_document_of_the_same_text(config, queries, text):
-    np.testing.assert_allclose(queries.encode_queries([text]), DocumentEncoder(config).encode([text]).document_vectors_NV, atol=1e-6)
+    np.testing.assert_allclose(
+        queries.encode_queries([text]), DocumentEncoder(config).encode([text]).document_vectors_NV, atol=1e-6
+    )
 
 
 def test_encode_query_with_its_prefix_equals_a_document_with_the_same(config):
     queries = TextQueryEncoder(dataclasses.replace(config, query_prefix="walk on: ", document_prefix="mat: "))
     documents = DocumentEncoder(dataclasses.replace(config, document_prefix="walk on: "))
-    np.testing.assert_allclose(queries.encode_queries(["old path?"]), documents.encode(["old path?"]).document_vectors_NV, atol=1e-6)
+    np.testing.assert_allclose(
+        queries.encode_queries(["old path?"]), documents.encode(["old path?"]).document_vectors_NV, atol=1e-6
+    )
 
 
 def test_encode_query_truncated_has_the_documents_width(config):
-    assert TextQueryEncoder(dataclasses.replace(config, truncate_dim=8)).encode_queries(["old path?"]).shape == (1, 8)
+    assert TextQueryEncoder(dataclasses.replace(config, truncate_dim=8)).encode_queries(
+        ["old path?"]
+    ).shape == (1, 8)
 
 
 def test_fingerprint_equals_the_document_encoders(config, queries):
@@ -45,7 +55,9 @@ def test_fingerprint_equals_the_document_encoders(config, queries):
 def test_encode_queries_keep_their_order(queries):
     both = queries.encode_queries(["cat", "old stone path"])
     np.testing.assert_allclose(
-        both, np.concatenate([queries.encode_queries(["cat"]), queries.encode_queries(["old stone path"])]), atol=1e-5
+        both,
+        np.concatenate([queries.encode_queries(["cat"]), queries.encode_queries(["old stone path"])]),
+        atol=1e-5,
     )
 
 

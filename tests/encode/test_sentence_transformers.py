@@ -15,14 +15,16 @@ from tokenizers.processors import TemplateProcessing
 
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ModelError
-from pipeline.model.model_defaults import encoder_config
+from pipeline.model.folders.model_defaults import encoder_config
 
 TEXTS = ["the cat sat on the mat.", "old stone path", "a", "", "Walking MOUNTAINS, rivers; " * 5]
 QUERIES = ["which path?", "the OLD river"]
 MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
 
 
-def write_dense(folder, rows, columns, *, bias=True, activation="torch.nn.modules.activation.Tanh", seed=0, **settings):
+def write_dense(
+    folder, rows, columns, *, bias=True, activation="torch.nn.modules.activation.Tanh", seed=0, **settings
+):
     folder.mkdir()
     generator = torch.Generator().manual_seed(seed)
     tensors = {"linear.weight": torch.randn(rows, columns, generator=generator) * 0.3}
@@ -31,40 +33,71 @@ def write_dense(folder, rows, columns, *, bias=True, activation="torch.nn.module
     if settings.get("use_residual") and rows != columns:
         tensors["residual.weight"] = torch.randn(rows, columns, generator=generator)
     save_file(tensors, folder / "model.safetensors")
-    config = {"in_features": columns, "out_features": rows, "bias": bias, "activation_function": activation, **settings}
+    config = {
+        "in_features": columns,
+        "out_features": rows,
+        "bias": bias,
+        "activation_function": activation,
+        **settings,
+    }
     (folder / "config.json").write_text(json.dumps(config))
 
 
 def write_layer_norm(folder, width):
     folder.mkdir()
     generator = torch.Generator().manual_seed(4)
-    tensors = {"norm.weight": 1 + torch.randn(width, generator=generator) * 0.2, "norm.bias": torch.randn(width, generator=generator)}
+    tensors = {
+        "norm.weight": 1 + torch.randn(width, generator=generator) * 0.2,
+        "norm.bias": torch.randn(width, generator=generator),
+    }
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"dimension": width}))
 
 
 @pytest.fixture
 def make_folder(tiny_model_folder, tmp_path):
-    """Return a writer of Sentence-Transformers folders around the tiny BERT: its pooling, its further modules, its settings."""
+    """Return a writer of Sentence-Transformers folders around the tiny BERT.
+
+    Its pooling, its further modules, its settings.
+    """
 
     def make(pooling=MEAN, modules=(), settings=None, transformer="", transformer_settings=None):
         outer = tmp_path / "model"
         inner = outer / transformer
         shutil.copytree(tiny_model_folder, inner)
         tokenizer = Tokenizer.from_file(str(inner / "tokenizer.json"))
-        tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+        tokenizer.post_processor = TemplateProcessing(
+            single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        )
         tokenizer.no_truncation()
         tokenizer.save(str(inner / "tokenizer.json"))
-        names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]", "mask_token": "[MASK]"}
-        (inner / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}))
-        (inner / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 90, **(transformer_settings or {})}))
+        names = {
+            "cls_token": "[CLS]",
+            "sep_token": "[SEP]",
+            "pad_token": "[PAD]",
+            "unk_token": "[UNK]",
+            "mask_token": "[MASK]",
+        }
+        (inner / "tokenizer_config.json").write_text(
+            json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names})
+        )
+        (inner / "sentence_bert_config.json").write_text(
+            json.dumps({"max_seq_length": 90, **(transformer_settings or {})})
+        )
         (outer / "1_Pooling").mkdir()
-        (outer / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **pooling}))
+        (outer / "1_Pooling" / "config.json").write_text(
+            json.dumps({"word_embedding_dimension": 32, **pooling})
+        )
         listed = [(transformer, "Transformer"), ("1_Pooling", "Pooling"), *modules]
         (outer / "modules.json").write_text(
             json.dumps(
                 [
-                    {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+                    {
+                        "idx": index,
+                        "name": str(index),
+                        "path": path,
+                        "type": f"sentence_transformers.models.{kind}",
+                    }
                     for index, (path, kind) in enumerate(listed)
                 ]
             )
@@ -130,12 +163,25 @@ def make_decoder_folder(make_folder):
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokenizer.post_processor = TemplateProcessing(single="$A [MASK]", special_tokens=[("[MASK]", 4)])
         tokenizer.save(str(folder / "tokenizer.json"))
-        names = {"eos_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]", "tokenizer_class": "PreTrainedTokenizerFast"}
+        names = {
+            "eos_token": "[SEP]",
+            "pad_token": "[PAD]",
+            "unk_token": "[UNK]",
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        }
         (folder / "tokenizer_config.json").write_text(json.dumps(names))
         torch.manual_seed(0)
-        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+        sizes = {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        }
         scale = {"initializer_range": 0.3, "head_dim": 8, "max_position_embeddings": 96}
-        Qwen3Model(Qwen3Config(vocab_size=tokenizer.get_vocab_size(), **sizes, **scale, **config)).save_pretrained(folder)
+        Qwen3Model(
+            Qwen3Config(vocab_size=tokenizer.get_vocab_size(), **sizes, **scale, **config)
+        ).save_pretrained(folder)
         return folder
 
     return make
@@ -144,12 +190,17 @@ def make_decoder_folder(make_folder):
 @pytest.mark.parametrize("pooling", [{"pooling_mode_lasttoken": True}, MEAN], ids=["last", "mean"])
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_vectors_of_a_decoder_equal_sentence_transformers(make_decoder_folder, pooling, is_causal):
-    encoder = assert_equal_vectors(make_decoder_folder(pooling, **({} if is_causal else {"is_causal": False})), landmark_interval=90)
+    encoder = assert_equal_vectors(
+        make_decoder_folder(pooling, **({} if is_causal else {"is_causal": False})), landmark_interval=90
+    )
     assert encoder.config.causal is is_causal
 
 
 def test_vector_of_a_long_text_differs_from_sentence_transformers_only_where_it_is_cut(make_decoder_folder):
-    folder, text = make_decoder_folder({"pooling_mode_lasttoken": True}), "the cat sat on the old stone path. " * 9
+    folder, text = (
+        make_decoder_folder({"pooling_mode_lasttoken": True}),
+        "the cat sat on the old stone path. " * 9,
+    )
     theirs = published(folder).encode_document([text], normalize_embeddings=True, show_progress_bar=False)
     whole, cut = (ours(folder, landmark_interval=interval).encode([text]) for interval in (90, 16))
     assert (len(whole.chunk_vectors_MV), len(cut.chunk_vectors_MV)) == (1, 6)
@@ -172,7 +223,11 @@ def test_vectors_behind_prompts_equal_sentence_transformers(make_folder, prompts
 
 @pytest.mark.parametrize("mode", ["cls", "lasttoken"])
 def test_vectors_of_one_token_behind_prompts_equal_sentence_transformers(make_folder, mode):
-    assert_equal_vectors(make_folder({"pooling_mode": mode}, settings={"prompts": {"query": "old mark: ", "document": "stone: "}}))
+    assert_equal_vectors(
+        make_folder(
+            {"pooling_mode": mode}, settings={"prompts": {"query": "old mark: ", "document": "stone: "}}
+        )
+    )
 
 
 def test_prompt_by_default_stands_before_queries_and_documents_where_none_is_theirs(make_folder):
@@ -185,7 +240,9 @@ def test_prompt_by_default_stands_before_queries_and_documents_where_none_is_the
 
 def test_vectors_behind_a_prefix_of_ones_own_equal_sentence_transformers(make_folder):
     folder = make_folder()
-    vectors = published(folder).encode(TEXTS, prompt="old stone: ", normalize_embeddings=True, show_progress_bar=False)
+    vectors = published(folder).encode(
+        TEXTS, prompt="old stone: ", normalize_embeddings=True, show_progress_bar=False
+    )
     encoder = ours(folder, document_prefix="old stone: ")
     np.testing.assert_allclose(encoder.encode(TEXTS).document_vectors_NV, vectors, atol=1e-5)
 
@@ -219,7 +276,11 @@ def test_vectors_through_several_modules_equal_sentence_transformers(make_folder
 def test_vectors_of_a_model_that_lowercases_equal_sentence_transformers(make_folder):
     folder = make_folder(transformer_settings={"do_lower_case": True})
     path = folder / "tokenizer.json"
-    path.write_text(path.read_text().replace('"lowercase":true', '"lowercase":false').replace('"lowercase": true', '"lowercase": false'))
+    path.write_text(
+        path.read_text()
+        .replace('"lowercase":true', '"lowercase":false')
+        .replace('"lowercase": true', '"lowercase": false')
+    )
     upper = ours(folder).encode(["THE OLD CAT"]).document_vectors_NV
     np.testing.assert_array_equal(upper, ours(folder).encode(["the old cat"]).document_vectors_NV)
     assert_equal_vectors(folder)
@@ -238,9 +299,25 @@ def test_vectors_that_the_folder_truncates_equal_sentence_transformers(make_fold
 
 
 def test_settings_chosen_win_over_what_the_folder_brings(make_folder):
-    folder = make_folder({"pooling_mode": "cls"}, settings={"prompts": {"query": "old mark: ", "document": "stone: "}, "truncate_dim": 20})
-    config = encoder_config({"model": str(folder), "pooling": "mean", "query_prefix": "", "document_prefix": "", "truncate_dim": 8})
-    assert (config.pooling, config.query_prefix, config.document_prefix, config.truncate_dim) == ("mean", "", "", 8)
+    folder = make_folder(
+        {"pooling_mode": "cls"},
+        settings={"prompts": {"query": "old mark: ", "document": "stone: "}, "truncate_dim": 20},
+    )
+    config = encoder_config(
+        {
+            "model": str(folder),
+            "pooling": "mean",
+            "query_prefix": "",
+            "document_prefix": "",
+            "truncate_dim": 8,
+        }
+    )
+    assert (config.pooling, config.query_prefix, config.document_prefix, config.truncate_dim) == (
+        "mean",
+        "",
+        "",
+        8,
+    )
     assert not config.pool_prefix
 
 
@@ -260,7 +337,9 @@ def test_fingerprint_any_changed_dense_layer_changes_it(make_folder):
     )
     prints.add(ours(folder).fingerprint)
     tensors = load_file(folder / "2_Dense" / "model.safetensors")
-    save_file({name: tensor + 1 for name, tensor in tensors.items()}, folder / "2_Dense" / "model.safetensors")
+    save_file(
+        {name: tensor + 1 for name, tensor in tensors.items()}, folder / "2_Dense" / "model.safetensors"
+    )
     prints.add(ours(folder).fingerprint)
     assert len(prints) == 3
 
@@ -290,7 +369,10 @@ def test_pooling_by_the_root_of_the_length_before_a_dense_layer_is_refused(make_
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"in_features": 32, "activation_function": "elsewhere.Mystery"}, "activation_function .* must be one of"),
+        (
+            {"in_features": 32, "activation_function": "elsewhere.Mystery"},
+            "activation_function .* must be one of",
+        ),
         ({"module_input_name": "token_embeddings"}, "must read and write sentence_embedding"),
     ],
 )
@@ -306,7 +388,10 @@ def test_dense_layer_of_another_kind_is_refused(make_folder, change, sentence):
 def test_dense_layer_that_does_not_fit_the_transformer_is_refused(make_folder):
     folder = make_folder(modules=[("2_Dense", "Dense")])
     write_dense(folder / "2_Dense", 24, 31)
-    with pytest.raises(ModelError, match=r"linear\.weight of the model's 2_Dense must have the shape \(24, 32\), got \(24, 31\)"):
+    with pytest.raises(
+        ModelError,
+        match=r"linear\.weight of the model's 2_Dense must have the shape \(24, 32\), got \(24, 31\)",
+    ):
         ours(folder)
 
 
@@ -314,7 +399,9 @@ def test_dense_layer_that_does_not_fit_the_transformer_is_refused(make_folder):
 def test_dense_layer_that_its_configuration_describes_otherwise_is_refused(make_folder, changed, found):
     folder = make_folder(modules=[("2_Dense", "Dense")])
     write_dense(folder / "2_Dense", 24, 32, **{changed: 40})
-    with pytest.raises(ModelError, match=f"{changed} of the model's 2_Dense must be the {found} of its weights, got 40"):
+    with pytest.raises(
+        ModelError, match=f"{changed} of the model's 2_Dense must be the {found} of its weights, got 40"
+    ):
         ours(folder)
 
 
@@ -323,7 +410,10 @@ def test_dense_layer_in_whole_numbers_is_refused(make_folder):
     write_dense(folder / "2_Dense", 24, 32)
     tensors = {"linear.weight": torch.ones(24, 32, dtype=torch.int8), "linear.bias": torch.ones(24)}
     save_file(tensors, folder / "2_Dense" / "model.safetensors")
-    with pytest.raises(ModelError, match=r"linear\.weight of 2_Dense of the model must hold numbers of a type among .*, got int8"):
+    with pytest.raises(
+        ModelError,
+        match=r"linear\.weight of 2_Dense of the model must hold numbers of a type among .*, got int8",
+    ):
         ours(folder)
 
 

@@ -11,17 +11,41 @@ from hypothesis import strategies as st
 from pipeline.corpus.tokenization import TokenizedTexts
 from pipeline.encode.sentences import rank_sentences, sentence_starts
 
-CLASSES = ("Extend", "Format", "Sp", "Sep", "CR", "LF", "Lower", "Upper", "OLetter", "Numeric", "ATerm", "STerm", "SContinue", "Close")
+CLASSES = (
+    "Extend",
+    "Format",
+    "Sp",
+    "Sep",
+    "CR",
+    "LF",
+    "Lower",
+    "Upper",
+    "OLetter",
+    "Numeric",
+    "ATerm",
+    "STerm",
+    "SContinue",
+    "Close",
+)
 ALPHABET = 'aBé語1.!?。,;-)"”( \t\n\r\u2029\u0301\u00ad'
 
 
 def _class_of(character: str) -> str:
-    return next((name for name in CLASSES if regex.fullmatch(rf"\p{{Sentence_Break={name}}}", character)), "Other")
+    return next(
+        (name for name in CLASSES if regex.fullmatch(rf"\p{{Sentence_Break={name}}}", character)), "Other"
+    )
 
 
 def _naive_starts(text: str) -> list[int]:
-    """Rules SB3 to SB11 read off one place at a time, with the tailoring: only an empty line or U+2029 separates paragraphs."""
-    return [place for place in range(1, len(text)) if _is_empty_line_before(text, place) or _ends_sentence(text, place)]
+    """Rules SB3 to SB11 read off one place at a time, with the tailoring.
+
+    Only an empty line or U+2029 separates paragraphs.
+    """
+    return [
+        place
+        for place in range(1, len(text))
+        if _is_empty_line_before(text, place) or _ends_sentence(text, place)
+    ]
 
 
 def _is_empty_line_before(text: str, place: int) -> bool:
@@ -82,7 +106,10 @@ def test_starts_any_text_equal_the_rules_read_one_place_at_a_time(text):
     [
         ("One. Two! Three?", ["One. ", "Two! ", "Three?"]),
         ("He said “Stop.” Then he left.", ["He said “Stop.” ", "Then he left."]),
-        ("It is 3.14 in the U.S. today, e.g. here. Good.", ["It is 3.14 in the U.S. today, e.g. here. ", "Good."]),
+        (
+            "It is 3.14 in the U.S. today, e.g. here. Good.",
+            ["It is 3.14 in the U.S. today, e.g. here. ", "Good."],
+        ),
         ("今天很好。我们走吧\uff01好的", ["今天很好。", "我们走吧\uff01", "好的"]),
         ("यह है। वह है।", ["यह है। ", "वह है।"]),
         ("هل هذا؟ نعم.", ["هل هذا؟ ", "نعم."]),
@@ -106,7 +133,8 @@ def _tokens(spans: list[tuple[int, int]], text_offsets: list[int]) -> TokenizedT
 
 
 def test_rank_goes_to_the_token_that_opens_a_sentence():
-    # "A b." and "C" with a token for each word, one that holds the space before it, in the second of two texts.
+    # "A b." and "C" with a token for each word, one that holds the space before it, in the second of two
+    # texts.
     tokens = _tokens([(0, 1), (0, 1), (1, 3), (3, 4), (4, 6)], [0, 1, 5])
     rank_sentences(tokens, ["X", "A b. C"])
     assert tokens.breaks.tolist() == [1, 1, 1, 1, 3]

@@ -31,7 +31,17 @@ def _tables(*doc_ids):
     count = len(doc_ids)
     numbers = pa.array(range(count), pa.int32())
     text = pa.array(doc_ids, pa.string())
-    documents = [text, text, text.cast(pa.large_string()), text, text, numbers, numbers, numbers, _vectors(count)]
+    documents = [
+        text,
+        text,
+        text.cast(pa.large_string()),
+        text,
+        text,
+        numbers,
+        numbers,
+        numbers,
+        _vectors(count),
+    ]
     owners = [doc_id for doc_id in doc_ids for _ in range(2)]
     places = pa.array([0, 1] * count, pa.int64())
     chunks = [
@@ -46,7 +56,11 @@ def _tables(*doc_ids):
 
 
 def _doc_ids(folder, table, **options):
-    return [doc_id for batch in read_encoded(folder, table, **options) for doc_id in batch.column("doc_id").to_pylist()]
+    return [
+        doc_id
+        for batch in read_encoded(folder, table, **options)
+        for doc_id in batch.column("doc_id").to_pylist()
+    ]
 
 
 @pytest.fixture
@@ -104,7 +118,10 @@ def test_encoded_schema_is_the_written_one(folder):
 
 
 def test_read_document_hashes_give_what_staleness_is_told_by(folder):
-    assert read_document_hashes(folder, 2).to_pylist() == [{"doc_id": "c", "content_sha256": "c"}, {"doc_id": "a", "content_sha256": "a"}]
+    assert read_document_hashes(folder, 2).to_pylist() == [
+        {"doc_id": "c", "content_sha256": "c"},
+        {"doc_id": "a", "content_sha256": "a"},
+    ]
 
 
 @pytest.mark.parametrize(("point", "finished"), [("shard-chunks-written", []), ("shard-written", [0])])
@@ -129,7 +146,9 @@ def test_write_again_after_a_kill_finishes_the_shard(tmp_path):
 def test_write_twice_gives_the_same_bytes(tmp_path):
     for number in (0, 1):
         write_encoded_shard(tmp_path, number, *_shard("a", "b"))
-    assert shard_path(tmp_path, "documents", 0).read_bytes() == shard_path(tmp_path, "documents", 1).read_bytes()
+    assert (
+        shard_path(tmp_path, "documents", 0).read_bytes() == shard_path(tmp_path, "documents", 1).read_bytes()
+    )
 
 
 def test_read_damaged_shard_is_an_integrity_error(folder):

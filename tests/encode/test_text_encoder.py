@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 from pipeline import load_encoder
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError, DiskFullError
-from pipeline.model import encoder_folder
-from pipeline.model.checkpoint import read_checkpoint
-from pipeline.model.encoder_folder import beyond_stock_modules, save_encoder_folder
+from pipeline.model.folders import encoder_folder
+from pipeline.model.folders.checkpoint import read_checkpoint
+from pipeline.model.folders.encoder_folder import beyond_stock_modules, save_encoder_folder
 
 SHORT = ["the cat sat on the mat.", "old stone path", "a"]
 TEXTS = [*SHORT, "walking mountains, rivers; " * 12 + "end"]
@@ -69,7 +69,10 @@ def test_saved_encoder_loads_without_loss(tiny_latent_folder, tmp_path, settings
     encoder.save(tmp_path / "saved")
     loaded = load_encoder(tmp_path / "saved", **FP32)
     assert_equal_encoders(encoder, loaded)
-    assert dataclasses.replace(loaded.config, model=encoder.config.model, num_layers=encoder.config.num_layers) == encoder.config
+    assert (
+        dataclasses.replace(loaded.config, model=encoder.config.model, num_layers=encoder.config.num_layers)
+        == encoder.config
+    )
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -107,7 +110,10 @@ def test_saved_encoder_keeps_its_fingerprint_and_its_extra_tensors(tiny_latent_f
     once = load_encoder(tmp_path / "one", **FP32)
     once.save(tmp_path / "two")
     assert load_encoder(tmp_path / "two", **FP32).fingerprint == once.fingerprint
-    before, after = load_file(tiny_latent_folder / "cairn_extra.safetensors"), load_file(tmp_path / "two" / "cairn_extra.safetensors")
+    before, after = (
+        load_file(tiny_latent_folder / "cairn_extra.safetensors"),
+        load_file(tmp_path / "two" / "cairn_extra.safetensors"),
+    )
     assert set(before) == set(after)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -117,11 +123,17 @@ def test_saved_dense_layers_are_kept(tiny_model_folder, tmp_path):
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense")]
     listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in modules]
     (folder / "modules.json").write_text(json.dumps(listed))
-    for name, config in (("1_Pooling", {"pooling_mode": "cls"}), ("2_Dense", {"in_features": 32, "out_features": 24})):
+    for name, config in (
+        ("1_Pooling", {"pooling_mode": "cls"}),
+        ("2_Dense", {"in_features": 32, "out_features": 24}),
+    ):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(1)
-    tensors = {"linear.weight": torch.randn(24, 32, generator=generator), "linear.bias": torch.randn(24, generator=generator)}
+    tensors = {
+        "linear.weight": torch.randn(24, 32, generator=generator),
+        "linear.bias": torch.randn(24, generator=generator),
+    }
     save_file(tensors, folder / "2_Dense" / "model.safetensors")
     encoder = load_encoder(folder, **FP32)
     encoder.save(tmp_path / "saved")
@@ -133,8 +145,12 @@ def test_saved_dense_layers_are_kept(tiny_model_folder, tmp_path):
 
 def test_saved_trained_tensors_are_the_ones_loaded(tiny_latent_folder, tmp_path):
     checkpoint = read_checkpoint(tiny_latent_folder)
-    trained = dataclasses.replace(checkpoint, tensors={name: tensor + 0.01 for name, tensor in checkpoint.tensors.items()})
-    save_encoder_folder(tmp_path / "saved", trained, load_encoder(tiny_latent_folder, pooling="latent").config)
+    trained = dataclasses.replace(
+        checkpoint, tensors={name: tensor + 0.01 for name, tensor in checkpoint.tensors.items()}
+    )
+    save_encoder_folder(
+        tmp_path / "saved", trained, load_encoder(tiny_latent_folder, pooling="latent").config
+    )
     loaded = read_checkpoint(tmp_path / "saved")
     assert set(loaded.tensors) == set(trained.tensors)
     assert all(torch.equal(loaded.tensors[name], tensor) for name, tensor in trained.tensors.items())
@@ -170,14 +186,21 @@ def test_landmark_embeddings_are_the_chunks_of_the_document_encoder(tiny_model_f
     encoder = load_encoder(tiny_model_folder, pooling="lmk", landmark_interval=12, **FP32)
     encoded = DocumentEncoder(encoder.config).encode(TEXTS)
     found = encoder.landmark_embeddings(TEXTS)
-    np.testing.assert_array_equal(np.concatenate([each.vectors_LV for each in found]), encoded.chunk_vectors_MV)
+    np.testing.assert_array_equal(
+        np.concatenate([each.vectors_LV for each in found]), encoded.chunk_vectors_MV
+    )
     assert [len(each.start_char) for each in found] == np.diff(encoded.chunk_offsets).tolist()
     for text, each in zip(TEXTS, found, strict=True):
-        assert "".join(text[start:end] for start, end in zip(each.start_char, each.end_char, strict=True)) == text
+        assert (
+            "".join(text[start:end] for start, end in zip(each.start_char, each.end_char, strict=True))
+            == text
+        )
 
 
 def test_load_encoder_refuses_a_setting_there_is_not():
-    with pytest.raises(ConfigError, match=r"setting must be one of model, pooling, .*, got 'pool'; leave it out"):
+    with pytest.raises(
+        ConfigError, match=r"setting must be one of model, pooling, .*, got 'pool'; leave it out"
+    ):
         load_encoder(pool="mean")
 
 

@@ -17,7 +17,10 @@ from pipeline.errors import ConfigError
         ("long " * 50, r"query texts must come in a list, got '(long ){11}long…; write"),
         (["cat", None], r"a query must be text, got None at position 1; leave it out"),
         (["cat", ["dog"]], r"a query must be text, got \['dog'\] at position 1"),
-        (["cat", "\udcff"], r"a query must be valid Unicode, got a lone surrogate in the one at position 1; remove it"),
+        (
+            ["cat", "\udcff"],
+            r"a query must be valid Unicode, got a lone surrogate in the one at position 1; remove it",
+        ),
     ],
     ids=["string", "bytes", "none", "number", "long string", "none within", "list within", "surrogate"],
 )
@@ -26,6 +29,8 @@ def test_what_is_no_list_of_texts_is_refused(texts, words):
         require_texts(texts, "query")
 
 
-@pytest.mark.parametrize("texts", [[], ["cat", ""], ("cat",), np.array(["cat", "dog"])], ids=["empty", "list", "tuple", "array"])
+@pytest.mark.parametrize(
+    "texts", [[], ["cat", ""], ("cat",), np.array(["cat", "dog"])], ids=["empty", "list", "tuple", "array"]
+)
 def test_a_list_of_texts_passes(texts):
     require_texts(texts, "document")

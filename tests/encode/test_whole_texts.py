@@ -11,7 +11,9 @@ SHORT, LONG = " ".join(["word"] * 7), " ".join(["word"] * 30)
 
 
 def _encoder(folder, **settings):
-    return DocumentEncoder(EncoderConfig(model=str(folder), landmark_interval=16, precision="fp32", **settings))
+    return DocumentEncoder(
+        EncoderConfig(model=str(folder), landmark_interval=16, precision="fp32", **settings)
+    )
 
 
 def test_a_text_of_few_tokens_is_one_chunk_and_a_longer_one_is_cut(tiny_model_folder):
@@ -23,8 +25,12 @@ def test_a_text_of_few_tokens_is_one_chunk_and_a_longer_one_is_cut(tiny_model_fo
     assert np.diff(encoded.chunk_offsets)[0] == 1 < np.diff(cut.chunk_offsets)[0]
     assert np.diff(encoded.chunk_offsets)[1] == np.diff(cut.chunk_offsets)[1]
     assert (encoded.start_char[0], encoded.end_char[0]) == (0, len(SHORT))
-    whole = DocumentEncoder(EncoderConfig(model=str(tiny_model_folder), landmark_interval=40, precision="fp32"))
-    np.testing.assert_allclose(encoded.document_vectors_NV[0], whole.encode([SHORT]).document_vectors_NV[0], atol=1e-6)
+    whole = DocumentEncoder(
+        EncoderConfig(model=str(tiny_model_folder), landmark_interval=40, precision="fp32")
+    )
+    np.testing.assert_allclose(
+        encoded.document_vectors_NV[0], whole.encode([SHORT]).document_vectors_NV[0], atol=1e-6
+    )
 
 
 def test_the_setting_changes_the_fingerprint_where_it_is_used(tiny_model_folder):

@@ -17,8 +17,16 @@ from pipeline.evaluate.encodings import EncodedSet
 from pipeline.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
 
 DOCUMENTS: tuple[dict[str, Any], ...] = (
-    {"id": "cat", "title": "the cat", "text": "the cat sat on the mat. the old cat walked on the path. the mat marks the way."},
-    {"id": "river", "title": "the river", "text": "the river walks past the mountain. stones mark the river. the path follows the river."},
+    {
+        "id": "cat",
+        "title": "the cat",
+        "text": "the cat sat on the mat. the old cat walked on the path. the mat marks the way.",
+    },
+    {
+        "id": "river",
+        "title": "the river",
+        "text": "the river walks past the mountain. stones mark the river. the path follows the river.",
+    },
     {"id": "stone", "title": "", "text": "old stones mark a way. a stone sat on the mountain."},
     {"id": "way", "title": "way", "text": "a way."},
 )
@@ -65,7 +73,11 @@ def judged(tmp_path: Path) -> RetrievalSet:
 def tiny_config(tiny_model_folder: Path) -> EncoderConfig:
     """Return settings of the tiny model with landmarks of eight tokens."""
     return EncoderConfig(
-        model=str(tiny_model_folder), landmark_interval=8, max_window_tokens=64, window_overlap_tokens=16, precision="fp32"
+        model=str(tiny_model_folder),
+        landmark_interval=8,
+        max_window_tokens=64,
+        window_overlap_tokens=16,
+        precision="fp32",
     )
 
 

@@ -15,7 +15,10 @@ CONTEXT = ContextConfig(num_documents=3)
 
 
 def systems(tiny_config):
-    return [*baseline_systems(tiny_config, 96), *our_systems(tiny_config, ["none", "corpus"], ["mean", "landmarks"])]
+    return [
+        *baseline_systems(tiny_config, 96),
+        *our_systems(tiny_config, ["none", "corpus"], ["mean", "landmarks"]),
+    ]
 
 
 def count_encodings(monkeypatch) -> list[Encoding]:
@@ -34,7 +37,9 @@ def count_encodings(monkeypatch) -> list[Encoding]:
 def test_every_system_is_scored_with_every_measure(judged, tiny_config):
     results = list(run_bench(judged, systems(tiny_config), CONTEXT))
 
-    assert sorted(result.system.name for result in results) == sorted(system.name for system in systems(tiny_config))
+    assert sorted(result.system.name for result in results) == sorted(
+        system.name for system in systems(tiny_config)
+    )
     for result in results:
         assert set(result.values) == {*DOCUMENT_MEASURES, *EVIDENCE_MEASURES, *CUT_MEASURES}
         assert all(0.0 <= value <= 1.0 for value in result.means().values())
@@ -48,12 +53,20 @@ def test_each_encoding_is_encoded_once(judged, tiny_config, monkeypatch):
 
 
 def test_cached_encodings_are_not_encoded_again(judged, tiny_config, monkeypatch, tmp_path):
-    first = {result.system.name: result for result in run_bench(judged, systems(tiny_config), CONTEXT, cache=tmp_path / "cache")}
+    first = {
+        result.system.name: result
+        for result in run_bench(judged, systems(tiny_config), CONTEXT, cache=tmp_path / "cache")
+    }
     encoded = count_encodings(monkeypatch)
-    second = {result.system.name: result for result in run_bench(judged, systems(tiny_config), CONTEXT, cache=tmp_path / "cache")}
+    second = {
+        result.system.name: result
+        for result in run_bench(judged, systems(tiny_config), CONTEXT, cache=tmp_path / "cache")
+    }
 
     assert encoded == []
-    assert {name: result.means() for name, result in first.items()} == {name: result.means() for name, result in second.items()}
+    assert {name: result.means() for name, result in first.items()} == {
+        name: result.means() for name, result in second.items()
+    }
     assert {name: result.cost.encode_seconds for name, result in first.items()} == {
         name: result.cost.encode_seconds for name, result in second.items()
     }
@@ -69,7 +82,12 @@ def test_queries_without_evidence_have_no_evidence_value(judged, tiny_config):
 def test_set_without_evidence_has_document_measures_only(tmp_path, write, tiny_config):
     documents = [{"id": "a", "text": "stone"}, {"id": "b", "text": "river"}]
     plain = read_retrieval_set(
-        write(tmp_path / "s", documents, [{"id": "q", "text": "stone"}], [{"query_id": "q", "doc_id": "a", "score": 1}])
+        write(
+            tmp_path / "s",
+            documents,
+            [{"id": "q", "text": "stone"}],
+            [{"query_id": "q", "doc_id": "a", "score": 1}],
+        )
     )
     results = list(run_bench(plain, baseline_systems(tiny_config, 96)))
 
@@ -78,7 +96,9 @@ def test_set_without_evidence_has_document_measures_only(tmp_path, write, tiny_c
 
 
 def test_results_do_not_depend_on_the_other_systems_of_the_run(judged, tiny_config):
-    together = {result.system.name: result.means() for result in run_bench(judged, systems(tiny_config), CONTEXT)}
+    together = {
+        result.system.name: result.means() for result in run_bench(judged, systems(tiny_config), CONTEXT)
+    }
     alone = [next(run_bench(judged, [system], CONTEXT)) for system in systems(tiny_config)[::5]]
 
     for result in alone:
@@ -88,7 +108,9 @@ def test_results_do_not_depend_on_the_other_systems_of_the_run(judged, tiny_conf
 def test_cost_counts_the_vectors_a_ranking_reads(judged, tiny_config):
     costs = {
         result.system.name: result.cost
-        for result in run_bench(judged, [*baseline_systems(tiny_config, 96), *our_systems(tiny_config, ["none"], ["mean"])])
+        for result in run_bench(
+            judged, [*baseline_systems(tiny_config, 96), *our_systems(tiny_config, ["none"], ["mean"])]
+        )
     }
     chunks = costs["mean/none/chunk"].vectors
 
@@ -104,7 +126,9 @@ def test_ceiling_is_what_the_best_reader_gets(tmp_path, write):
     documents = [{"id": "a", "text": "x" * 5_000}]
     qrels = [{"query_id": "q", "doc_id": "a", "score": 1, "start": 0, "end": 4_000}]
 
-    assert evidence_ceiling(read_retrieval_set(write(tmp_path / "s", documents, [{"id": "q", "text": "x"}], qrels))) == {
+    assert evidence_ceiling(
+        read_retrieval_set(write(tmp_path / "s", documents, [{"id": "q", "text": "x"}], qrels))
+    ) == {
         "evidence@1000": 0.25,
         "evidence@2000": 0.5,
         "evidence@4000": 1.0,

@@ -26,13 +26,18 @@ def test_corpus_context_does_not_read_queries_or_judgements(judged, tiny_config)
         queries=("something else",),
         judgements=judged.judgements.take(np.zeros(len(judged.judgements.query_J), np.bool_)),
     )
-    first, second = (corpus_context(a_set, ContextConfig(num_documents=2), backbone, tiny_config) for a_set in (judged, others))
+    first, second = (
+        corpus_context(a_set, ContextConfig(num_documents=2), backbone, tiny_config)
+        for a_set in (judged, others)
+    )
 
     assert first.fingerprint == second.fingerprint
 
 
 def test_random_context_is_as_large_as_the_corpus_allows(judged, tiny_config):
-    context = random_context(judged, ContextConfig(num_documents=512), load_backbone(tiny_config), tiny_config)
+    context = random_context(
+        judged, ContextConfig(num_documents=512), load_backbone(tiny_config), tiny_config
+    )
 
     assert len(context.doc_ids) == len(judged.doc_ids)
     assert not set(context.doc_ids) & set(judged.doc_ids)
@@ -40,14 +45,21 @@ def test_random_context_is_as_large_as_the_corpus_allows(judged, tiny_config):
 
 def test_random_contexts_of_two_seeds_differ(judged, tiny_config):
     backbone = load_backbone(tiny_config)
-    first, second = (random_context(judged, ContextConfig(seed=seed), backbone, tiny_config) for seed in (0, 1))
+    first, second = (
+        random_context(judged, ContextConfig(seed=seed), backbone, tiny_config) for seed in (0, 1)
+    )
 
     assert not np.allclose(first.embeddings_CD, second.embeddings_CD)
 
 
 def test_corpus_context_of_a_first_stage_of_its_own_stands_behind_the_documents_prefix(judged, make_cde):
-    plain, behind = (EncoderConfig(model=str(make_cde(1)), document_prefix=prefix) for prefix in ("", "search_document: "))
-    first, second = (corpus_context(judged, ContextConfig(num_documents=3), load_backbone(config), config) for config in (plain, behind))
+    plain, behind = (
+        EncoderConfig(model=str(make_cde(1)), document_prefix=prefix) for prefix in ("", "search_document: ")
+    )
+    first, second = (
+        corpus_context(judged, ContextConfig(num_documents=3), load_backbone(config), config)
+        for config in (plain, behind)
+    )
 
     assert first.doc_ids == second.doc_ids
     assert not np.allclose(first.embeddings_CD, second.embeddings_CD)

@@ -13,7 +13,7 @@ from pipeline.evaluate.bench import run_bench
 from pipeline.evaluate.dev_scores import DevScorer
 from pipeline.evaluate.retrieval_set import RetrievalSet
 from pipeline.evaluate.systems import configured_systems
-from pipeline.model.model_defaults import encoder_config
+from pipeline.model.folders.model_defaults import encoder_config
 from pipeline.types import ModelScorer
 
 
@@ -23,7 +23,9 @@ def without_evidence(judged: RetrievalSet, name: str) -> RetrievalSet:
     return replace(judged, name=name, judgements=bare)
 
 
-def test_dev_score_is_the_mean_over_sets_of_what_the_table_says(judged: RetrievalSet, tiny_model_folder: Path):
+def test_dev_score_is_the_mean_over_sets_of_what_the_table_says(
+    judged: RetrievalSet, tiny_model_folder: Path
+):
     bare = without_evidence(judged, "bare")
     scorer = DevScorer([judged, bare], precision="fp32")
     scores = scorer.score(tiny_model_folder)
@@ -34,7 +36,10 @@ def test_dev_score_is_the_mean_over_sets_of_what_the_table_says(judged: Retrieva
     )
     [expected] = run_bench(judged, [system], ContextConfig())
     means = expected.means()
-    named = {f"{judged.name}/nDCG@10": means["nDCG@10"], f"{judged.name}/evidence@2000": means["evidence@2000"]}
+    named = {
+        f"{judged.name}/nDCG@10": means["nDCG@10"],
+        f"{judged.name}/evidence@2000": means["evidence@2000"],
+    }
     assert scores.by_measure == pytest.approx({**named, "bare/nDCG@10": means["nDCG@10"]})
     assert scores.mean == pytest.approx(fmean([fmean(named.values()), means["nDCG@10"]]))
     assert isinstance(scorer, ModelScorer)
@@ -42,7 +47,10 @@ def test_dev_score_is_the_mean_over_sets_of_what_the_table_says(judged: Retrieva
 
 def test_dev_scorer_fingerprint_is_that_of_texts_and_judgements(judged: RetrievalSet):
     assert DevScorer([judged]).fingerprint == DevScorer([replace(judged, titles=judged.titles)]).fingerprint
-    others = [without_evidence(judged, judged.name), replace(judged, queries=("another", *judged.queries[1:]))]
+    others = [
+        without_evidence(judged, judged.name),
+        replace(judged, queries=("another", *judged.queries[1:])),
+    ]
     assert len({DevScorer([each]).fingerprint for each in (judged, *others)}) == 3
 
 
@@ -51,7 +59,9 @@ def test_dev_scorer_refuses_two_sets_of_one_name(judged: RetrievalSet):
         DevScorer([judged, judged])
 
 
-def test_dev_scorer_without_ir_measures_says_so_before_anything_is_trained(judged: RetrievalSet, monkeypatch: pytest.MonkeyPatch):
+def test_dev_scorer_without_ir_measures_says_so_before_anything_is_trained(
+    judged: RetrievalSet, monkeypatch: pytest.MonkeyPatch
+):
     def absent() -> None:
         raise ConfigError("evaluating must have the package ir_measures, got none")
 

@@ -41,7 +41,9 @@ def test_name_differs_where_a_vector_may(tmp_path, judged, write, tiny_config):
 
     plain = Encoding(encoder=tiny_config)
     fewer = sample_set(judged, max_queries=2, max_documents=None, seed=0)
-    retitled = read_retrieval_set(write(tmp_path / "other", [{**row, "title": "x"} for row in corpus_of(judged)]))
+    retitled = read_retrieval_set(
+        write(tmp_path / "other", [{**row, "title": "x"} for row in corpus_of(judged)])
+    )
     names = [
         name(judged, plain),
         name(judged, replace(plain, has_titles=True)),

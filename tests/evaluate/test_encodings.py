@@ -17,11 +17,16 @@ def encode(judged, encoding: Encoding):
 
 
 def test_plain_encoding_is_that_of_the_document_encoder(judged, tiny_config):
-    encoded, expected = encode(judged, Encoding(encoder=tiny_config)), DocumentEncoder(tiny_config).encode(judged.texts)
+    encoded, expected = (
+        encode(judged, Encoding(encoder=tiny_config)),
+        DocumentEncoder(tiny_config).encode(judged.texts),
+    )
 
     assert np.array_equal(encoded.document_vectors_NV, expected.document_vectors_NV)
     assert np.array_equal(encoded.chunk_vectors_MV, expected.chunk_vectors_MV)
-    assert np.array_equal(encoded.query_vectors_QV, DocumentEncoder(tiny_config).encode_queries(judged.queries))
+    assert np.array_equal(
+        encoded.query_vectors_QV, DocumentEncoder(tiny_config).encode_queries(judged.queries)
+    )
     assert encoded.tokens == expected.num_tokens.sum()
 
 
@@ -29,7 +34,9 @@ def test_titled_chunk_is_encoded_as_a_text_with_its_title_in_front(judged, tiny_
     encoded = encode(judged, Encoding(encoder=tiny_config, has_titles=True))
     plain = encode(judged, Encoding(encoder=tiny_config))
     room = DocumentEncoder(replace(tiny_config, landmark_interval=62))
-    chunks = zip(encoded.chunk_document.tolist(), encoded.start_char.tolist(), encoded.end_char.tolist(), strict=True)
+    chunks = zip(
+        encoded.chunk_document.tolist(), encoded.start_char.tolist(), encoded.end_char.tolist(), strict=True
+    )
     texts = [f"{judged.titles[d]}\n{judged.texts[d][s:e]}".lstrip("\n") for d, s, e in chunks]
 
     assert np.array_equal(encoded.start_char, plain.start_char)
@@ -56,7 +63,9 @@ def test_cut_document_has_one_chunk_of_its_first_tokens(judged, tiny_config):
 
 
 def test_contexts_move_vectors_each_in_its_own_way(judged, tiny_config):
-    none, random, corpus = (encode(judged, Encoding(encoder=tiny_config, context=kind)) for kind in ("none", "random", "corpus"))
+    none, random, corpus = (
+        encode(judged, Encoding(encoder=tiny_config, context=kind)) for kind in ("none", "random", "corpus")
+    )
 
     assert not np.allclose(none.document_vectors_NV, random.document_vectors_NV)
     assert not np.allclose(none.document_vectors_NV, corpus.document_vectors_NV)

@@ -18,7 +18,9 @@ def characters(document: int, start: int, end: int) -> set[tuple[int, int]]:
     return {(document, place) for place in range(start, end)}
 
 
-def naive_recall(passages: list[tuple[int, int, int]], evidence: list[tuple[int, int, int]], budget: int, cut: bool) -> float:
+def naive_recall(
+    passages: list[tuple[int, int, int]], evidence: list[tuple[int, int, int]], budget: int, cut: bool
+) -> float:
     gold = set().union(*(characters(*span) for span in evidence))
     read: set[tuple[int, int]] = set()
     for document, start, end in passages:
@@ -45,13 +47,16 @@ def test_recall_equals_counting_characters(seed, cut):
     generator = np.random.default_rng(seed)
     passages = random_passages(generator)
     evidence = [
-        (document, int(start), int(start + generator.integers(1, 20))) for document, start in enumerate(generator.integers(0, 50, 3))
+        (document, int(start), int(start + generator.integers(1, 20)))
+        for document, start in enumerate(generator.integers(0, 50, 3))
     ]
     budgets = (7, 30, 90, 1_000)
 
     recalls = evidence_recall(spans(*passages), spans(*evidence), budgets, cut=cut)
 
-    assert recalls.tolist() == pytest.approx([naive_recall(passages, evidence, budget, cut) for budget in budgets])
+    assert recalls.tolist() == pytest.approx(
+        [naive_recall(passages, evidence, budget, cut) for budget in budgets]
+    )
 
 
 def test_first_passage_that_does_not_fit_ends_the_reading():
@@ -80,7 +85,9 @@ def test_overlapping_evidence_of_a_document_is_merged():
     )
     none, merged, empty = evidence_by_query(judgements, 3)
 
-    assert list(zip(merged.document_S.tolist(), merged.start_S.tolist(), merged.end_S.tolist(), strict=True)) == [(5, 0, 20), (6, 0, 4)]
+    assert list(
+        zip(merged.document_S.tolist(), merged.start_S.tolist(), merged.end_S.tolist(), strict=True)
+    ) == [(5, 0, 20), (6, 0, 4)]
     assert len(none.start_S) == len(empty.start_S) == 0
 
 

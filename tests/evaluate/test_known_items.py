@@ -15,7 +15,11 @@ REST = "Stones mark it every hundred paces. " * 8
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     rows = [
-        {"id": f"d{index}", "title": f"Path {index}", "text": f"This is the path  number {index} over the hill.\n{REST}"}
+        {
+            "id": f"d{index}",
+            "title": f"Path {index}",
+            "text": f"This is the path  number {index} over the hill.\n{REST}",
+        }
         for index in range(6)
     ]
     rows += [
@@ -23,7 +27,10 @@ def corpus(tmp_path: Path) -> Path:
         {"id": "name", "title": None, "text": f"Path.\n\n{REST}"},
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    pq.write_table(pa.Table.from_pylist([{"id": "d0", "text": "again"}, {"id": "e", "text": "other"}]), tmp_path / "b.parquet")
+    pq.write_table(
+        pa.Table.from_pylist([{"id": "d0", "text": "again"}, {"id": "e", "text": "other"}]),
+        tmp_path / "b.parquet",
+    )
     return tmp_path
 
 
@@ -41,13 +48,20 @@ def test_documents_that_were_not_drawn_stay_whole(corpus):
     made = known_item_set(corpus, 3, seed=0)
     others = set(range(len(made.texts))) - set(made.judgements.document_J.tolist())
 
-    assert all(made.texts[index].startswith("This is the path") for index in others if made.doc_ids[index].startswith("d"))
+    assert all(
+        made.texts[index].startswith("This is the path")
+        for index in others
+        if made.doc_ids[index].startswith("d")
+    )
 
 
 def test_documents_without_a_sentence_or_a_rest_are_never_drawn(corpus):
     made = known_item_set(corpus, 100, seed=0)
 
-    assert {made.doc_ids[document] for document in made.judgements.document_J.tolist()} <= {*(f"d{index}" for index in range(6)), "name"}
+    assert {made.doc_ids[document] for document in made.judgements.document_J.tolist()} <= {
+        *(f"d{index}" for index in range(6)),
+        "name",
+    }
     assert "short" in made.doc_ids
 
 

@@ -12,9 +12,24 @@ from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import SourceError
 from pipeline.evaluate.length_collapse import high_frequency_norm, measure_length_collapse, recording_pattern
 from pipeline.model.backbone import load_backbone
-from pipeline.model.transformer import Transformer
+from pipeline.model.engine.transformer import Transformer
 
-WORDS = ["stone", "path", "way", "mark", "river", "mountain", "walk", "old", "cat", "mat", "sat", "on", "the", "a"]
+WORDS = [
+    "stone",
+    "path",
+    "way",
+    "mark",
+    "river",
+    "mountain",
+    "walk",
+    "old",
+    "cat",
+    "mat",
+    "sat",
+    "on",
+    "the",
+    "a",
+]
 
 
 @pytest.fixture
@@ -43,7 +58,11 @@ def test_pieces_are_as_many_as_the_texts_hold(texts, config):
 def test_cosine_is_that_of_the_encoders_own_vectors_across_documents(config):
     texts = [" ".join(WORDS[index:] + WORDS[:index] + ["old", "cat"]) for index in range(3)]
     measured = measure_length_collapse(texts, config, temperatures=(1.0,))
-    vectors = DocumentEncoder(EncoderConfig(model=config.model, precision="fp32", landmark_interval=16)).encode(texts).document_vectors_NV
+    vectors = (
+        DocumentEncoder(EncoderConfig(model=config.model, precision="fp32", landmark_interval=16))
+        .encode(texts)
+        .document_vectors_NV
+    )
     pairs = [float(vectors[i] @ vectors[j]) for i in range(3) for j in range(3) if i != j]
 
     assert [row.tokens for row in measured] == [16]
@@ -52,10 +71,14 @@ def test_cosine_is_that_of_the_encoders_own_vectors_across_documents(config):
 
 def test_pairs_of_one_document_do_not_count(config):
     repeated, other = " ".join(["stone"] * 64), " ".join(["river", "cat"] * 8)
-    vectors = DocumentEncoder(EncoderConfig(model=config.model, precision="fp32", landmark_interval=16)).encode([repeated[:95], other])
+    vectors = DocumentEncoder(
+        EncoderConfig(model=config.model, precision="fp32", landmark_interval=16)
+    ).encode([repeated[:95], other])
     measured = measure_length_collapse([repeated, other], config, temperatures=(1.0,))
 
-    assert measured[0].cosine == pytest.approx(float(vectors.document_vectors_NV[0] @ vectors.document_vectors_NV[1]), abs=1e-5)
+    assert measured[0].cosine == pytest.approx(
+        float(vectors.document_vectors_NV[0] @ vectors.document_vectors_NV[1]), abs=1e-5
+    )
 
 
 def test_corpus_without_two_long_enough_documents_is_refused(config):
@@ -93,7 +116,9 @@ def published_attention(config: EncoderConfig, ids: np.ndarray, temperature: flo
     """Return the last layer's attention of the same weights in transformers, its queries scaled by 1 / τ."""
     from transformers import BertModel
 
-    model = BertModel.from_pretrained(config.model, attn_implementation="eager", add_pooling_layer=False).eval()
+    model = BertModel.from_pretrained(
+        config.model, attn_implementation="eager", add_pooling_layer=False
+    ).eval()
     with torch.inference_mode():
         for layer in model.encoder.layer:
             layer.attention.self.query.weight /= temperature

@@ -28,8 +28,14 @@ def test_scores_equal_the_formula_of_bm25():
     found = search_bm25(TEXTS, ["stone path", "river"], 10, silent_progress)
 
     for query, positions, scores in zip(["stone path", "river"], found.positions, found.scores, strict=True):
-        expected = {index: naive_bm25(query, text) for index, text in enumerate(TEXTS) if set(query.split()) & set(text.split())}
-        assert dict(zip(positions.tolist(), scores.tolist(), strict=True)) == pytest.approx(expected, rel=1e-3)
+        expected = {
+            index: naive_bm25(query, text)
+            for index, text in enumerate(TEXTS)
+            if set(query.split()) & set(text.split())
+        }
+        assert dict(zip(positions.tolist(), scores.tolist(), strict=True)) == pytest.approx(
+            expected, rel=1e-3
+        )
         assert np.all(np.diff(scores) <= 0)
 
 
@@ -58,7 +64,9 @@ def test_index_takes_bytes():
 def test_titles_add_to_the_score_of_their_text():
     titles = ["", "stone", "river stone", "", ""]
     found = [search_bm25(TEXTS, ["stone"], 10, silent_progress, given) for given in (None, titles)]
-    plain, titled = (dict(zip(hits.positions[0].tolist(), hits.scores[0].tolist(), strict=True)) for hits in found)
+    plain, titled = (
+        dict(zip(hits.positions[0].tolist(), hits.scores[0].tolist(), strict=True)) for hits in found
+    )
 
     assert (set(plain), set(titled)) == ({0, 1}, {0, 1, 2})
     assert titled[0] == pytest.approx(plain[0])

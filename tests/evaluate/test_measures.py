@@ -7,12 +7,24 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.evaluate.measures import MRR, NDCG, RECALL, RankedDocuments, document_measures, measure_run, qrels_of
+from pipeline.evaluate.measures import (
+    MRR,
+    NDCG,
+    RECALL,
+    RankedDocuments,
+    document_measures,
+    measure_run,
+    qrels_of,
+)
 from pipeline.evaluate.retrieval_set import Judgements, RetrievalSet
 
 
-def random_set(generator: np.random.Generator, num_documents: int = 300, num_queries: int = 8) -> RetrievalSet:
-    pairs = [(q, int(d)) for q in range(num_queries) for d in generator.choice(num_documents, 12, replace=False)]
+def random_set(
+    generator: np.random.Generator, num_documents: int = 300, num_queries: int = 8
+) -> RetrievalSet:
+    pairs = [
+        (q, int(d)) for q in range(num_queries) for d in generator.choice(num_documents, 12, replace=False)
+    ]
     gains = generator.integers(0, 4, len(pairs))
     gains[::12] = 1  # every query has a relevant document
     return RetrievalSet(
@@ -54,7 +66,9 @@ def test_measures_equal_their_definitions():
     values = document_measures(judged, run)
 
     for index, (query_id, order) in enumerate(zip(judged.query_ids, orders, strict=True)):
-        expected = naive_measures(qrels_of(judged)[query_id], [judged.doc_ids[position] for position in order.tolist()])
+        expected = naive_measures(
+            qrels_of(judged)[query_id], [judged.doc_ids[position] for position in order.tolist()]
+        )
         assert {name: values[name][index] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 

@@ -69,7 +69,12 @@ def mteb_task() -> Any:
         )
 
         def load_data(self, **_: Any) -> None:
-            split = {"queries": Dataset.from_list(QUERIES), "corpus": Dataset.from_list(CORPUS), "relevant_docs": QRELS, "top_ranked": None}
+            split = {
+                "queries": Dataset.from_list(QUERIES),
+                "corpus": Dataset.from_list(CORPUS),
+                "relevant_docs": QRELS,
+                "top_ranked": None,
+            }
             self.dataset = {"default": {"test": split}}
             self.data_loaded = True
 
@@ -77,13 +82,17 @@ def mteb_task() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["mean/none/fused", "landmarks/corpus/chunk", "mean/none/fused+bm25", "bm25", "rrf-8"])
+@pytest.mark.parametrize(
+    "name", ["mean/none/fused", "landmarks/corpus/chunk", "mean/none/fused+bm25", "bm25", "rrf-8"]
+)
 def test_mteb_measures_what_the_bench_measures(judged, tiny_config, name):
     import mteb
 
     system = systems(tiny_config)[name]
     expected = next(run_bench(judged, [system], ContextConfig(num_documents=2))).means()
-    result = mteb.evaluate(MtebModel(system, ContextConfig(num_documents=2)), mteb_task(), cache=None, co2_tracker=False)
+    result = mteb.evaluate(
+        MtebModel(system, ContextConfig(num_documents=2)), mteb_task(), cache=None, co2_tracker=False
+    )
     scores = result.task_results[0].scores["test"][0]
 
     assert scores["ndcg_at_10"] == pytest.approx(expected[NDCG], abs=1e-4)
@@ -150,7 +159,9 @@ def test_encode_gives_the_vectors_of_the_encoder(tiny_config):
 
     assert np.array_equal(documents, encoder.encode(["stone path", "river", "cat"]).document_vectors_NV)
     assert np.array_equal(queries, encoder.encode_queries(["stone path", "river", "cat"]))
-    assert torch.allclose(model.similarity(documents, documents).diagonal(), model.similarity_pairwise(documents, documents))
+    assert torch.allclose(
+        model.similarity(documents, documents).diagonal(), model.similarity_pairwise(documents, documents)
+    )
 
 
 def test_context_without_a_corpus_is_refused(tiny_config):

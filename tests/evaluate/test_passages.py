@@ -34,7 +34,11 @@ def test_best_passages_read_nothing_twice_and_begin_with_the_best(encoded, size)
     passages = window_passages(encoded, size)
     scores = passages.vectors_PV @ encoded.query_vectors_QV[1]
     spans = best_passages(scores, passages, 10_000)
-    read = [(d, c) for d, s, e in zip(spans.document_S, spans.start_S, spans.end_S, strict=True) for c in range(s, e)]
+    read = [
+        (d, c)
+        for d, s, e in zip(spans.document_S, spans.start_S, spans.end_S, strict=True)
+        for c in range(s, e)
+    ]
     best = int(np.argmax(scores))
 
     assert len(read) == len(set(read)) == sum(encoded.end_char - encoded.start_char)

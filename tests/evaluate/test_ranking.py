@@ -55,8 +55,16 @@ def order(scores: dict[int, float]) -> list[int]:
 
 def read(encoded: EncodedSet, answer) -> list[int]:
     """Return the chunks of an answer's passages of one chunk."""
-    chunk_of = {key: index for index, key in enumerate(zip(encoded.chunk_document.tolist(), encoded.start_char.tolist(), strict=True))}
-    return [chunk_of[key] for key in zip(answer.passages.document_S.tolist(), answer.passages.start_S.tolist(), strict=True)]
+    chunk_of = {
+        key: index
+        for index, key in enumerate(
+            zip(encoded.chunk_document.tolist(), encoded.start_char.tolist(), strict=True)
+        )
+    }
+    return [
+        chunk_of[key]
+        for key in zip(answer.passages.document_S.tolist(), answer.passages.start_S.tolist(), strict=True)
+    ]
 
 
 ALL = np.ones(6, np.bool_)
@@ -85,13 +93,17 @@ def test_fused_ranking_is_by_the_mean_of_both(encoded, ranker):
         scores = {n: document[n] / 4 + best[n] * 3 / 4 for n in range(12)}
 
         assert answer.documents.positions.tolist() == order(scores)
-        assert read(encoded, answer) == order({m: (scores[d] + chunk[m]) / 2 for m, d in enumerate(encoded.chunk_document.tolist())})
+        assert read(encoded, answer) == order(
+            {m: (scores[d] + chunk[m]) / 2 for m, d in enumerate(encoded.chunk_document.tolist())}
+        )
 
 
 def test_bm25_ranking_holds_what_bm25_found(encoded, ranker):
     answers = ranker.rank(system("bm25"), ALL)
 
-    assert [answer.documents.positions.tolist() for answer in answers] == [[query, query + 3, 11] for query in range(6)]
+    assert [answer.documents.positions.tolist() for answer in answers] == [
+        [query, query + 3, 11] for query in range(6)
+    ]
     assert read(encoded, answers[0]) == [7]
     assert read(encoded, answers[3]) == [6, 1]
 
@@ -116,7 +128,9 @@ def test_fused_bm25_without_a_hit_is_the_fused_ranking(encoded):
     ranker = SetRanker(DOC_IDS, encoded, nothing, None, lexicon)
     with_bm25, without = (ranker.rank(system(name), ALL) for name in ("fused+bm25", "fused"))
 
-    assert [a.documents.positions.tolist() for a in with_bm25] == [a.documents.positions.tolist() for a in without]
+    assert [a.documents.positions.tolist() for a in with_bm25] == [
+        a.documents.positions.tolist() for a in without
+    ]
     assert [read(encoded, a) for a in with_bm25] == [read(encoded, a) for a in without]
 
 
@@ -130,7 +144,9 @@ def test_ranking_does_not_depend_on_how_many_queries_are_scored_at_once(encoded,
     whole = ranker.rank(system("fused", 2), ALL)
     monkeypatch.setattr("pipeline.evaluate.ranking.BLOCK_QUERIES", 2)
 
-    assert [a.documents.positions.tolist() for a in ranker.rank(system("fused", 2), ALL)] == [a.documents.positions.tolist() for a in whole]
+    assert [a.documents.positions.tolist() for a in ranker.rank(system("fused", 2), ALL)] == [
+        a.documents.positions.tolist() for a in whole
+    ]
 
 
 def test_equal_scores_are_ranked_by_id(encoded):
@@ -151,7 +167,22 @@ def test_equal_scores_are_ranked_by_id(encoded):
     assert answers[0].documents.positions.tolist() == list(range(12))[::-1]
 
 
-WORDS = ["stone", "path", "way", "mark", "river", "mountain", "walk", "old", "cat", "mat", "sat", "on", "the", "a"]
+WORDS = [
+    "stone",
+    "path",
+    "way",
+    "mark",
+    "river",
+    "mountain",
+    "walk",
+    "old",
+    "cat",
+    "mat",
+    "sat",
+    "on",
+    "the",
+    "a",
+]
 AS_SEARCHED = pytest.mark.parametrize(("ranking", "options"), [
     ("document", {"granularity": "document", "hybrid": False}),
     ("chunk", {"granularity": "chunk", "hybrid": False}),
@@ -208,7 +239,9 @@ def test_documents_are_ranked_as_a_search_of_the_collection_ranks_them(twins, ra
     searched = twins.collection.search_batch(twins.queries, top_k=100, passages=0, **options)
 
     for answer, result in zip(twins.answers(ranking), searched, strict=True):
-        assert [twins.ids[position] for position in answer.documents.positions.tolist()] == [hit.doc_id for hit in result.hits]
+        assert [twins.ids[position] for position in answer.documents.positions.tolist()] == [
+            hit.doc_id for hit in result.hits
+        ]
         assert answer.documents.scores.tolist() == pytest.approx([hit.score for hit in result.hits], abs=1e-5)
 
 
@@ -216,14 +249,25 @@ def test_documents_are_ranked_as_a_search_of_the_collection_ranks_them(twins, ra
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_passages_within_a_budget_are_those_a_search_answers_with(twins, ranking, options, budget):
     searched = twins.collection.search_batch(
-        twins.queries, top_k=100, max_characters=budget, chunk_tokens=2 * twins.encoding.encoder.landmark_interval, **options
+        twins.queries,
+        top_k=100,
+        max_characters=budget,
+        chunk_tokens=2 * twins.encoding.encoder.landmark_interval,
+        **options,
     )
 
     for answer, result in zip(twins.answers(ranking), searched, strict=True):
         read: set[tuple[str, int]] = set()
-        for document, start, end in zip(answer.passages.document_S, answer.passages.start_S, answer.passages.end_S, strict=True):
+        for document, start, end in zip(
+            answer.passages.document_S, answer.passages.start_S, answer.passages.end_S, strict=True
+        ):
             if len(read) + end - start > budget:
                 break
             read |= {(twins.ids[document], character) for character in range(start, end)}
-        assert {(hit.doc_id, c) for hit in result.hits for p in hit.passages for c in range(p.start_char, p.end_char)} == read
+        assert {
+            (hit.doc_id, c)
+            for hit in result.hits
+            for p in hit.passages
+            for c in range(p.start_char, p.end_char)
+        } == read
         assert len(read) > budget / 2

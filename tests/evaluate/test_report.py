@@ -13,7 +13,7 @@ from pipeline.evaluate.encodings import Encoding
 from pipeline.evaluate.measures import NDCG
 from pipeline.evaluate.report import Report, ingest_flags, is_buildable
 from pipeline.evaluate.systems import System, baseline_systems, configured_systems, our_systems
-from pipeline.model.model_defaults import encoder_config, settings_of_a_folder
+from pipeline.model.folders.model_defaults import encoder_config, settings_of_a_folder
 
 BASE = EncoderConfig()
 BASE_FLAGS = "--model all-MiniLM-L6-v2"
@@ -21,7 +21,15 @@ COST = Cost(encode_seconds=10.0, tokens=1_000, vectors=10, index_bytes=1_000, qu
 NOISE = np.random.default_rng(0).normal(0.0, 0.05, 100)
 
 
-def result(name: str, level: float, *, cost: Cost = COST, set_name: str = "a", is_baseline: bool = False, evidence: float | None = None):
+def result(
+    name: str,
+    level: float,
+    *,
+    cost: Cost = COST,
+    set_name: str = "a",
+    is_baseline: bool = False,
+    evidence: float | None = None,
+):
     values = {NDCG: level + NOISE * (1 + len(name) % 3)}
     if evidence is not None:
         values[MAIN_EVIDENCE] = np.where(np.arange(100) % 2, np.nan, evidence)
@@ -32,7 +40,10 @@ def result(name: str, level: float, *, cost: Cost = COST, set_name: str = "a", i
 def test_averages_are_over_the_sets_that_have_a_measure():
     report = Report([result("x", 0.4, evidence=0.2), result("x", 0.6, set_name="b")])
 
-    assert report.averages()["x"] == {NDCG: pytest.approx(0.5 + (NOISE * 2).mean()), MAIN_EVIDENCE: pytest.approx(0.2)}
+    assert report.averages()["x"] == {
+        NDCG: pytest.approx(0.5 + (NOISE * 2).mean()),
+        MAIN_EVIDENCE: pytest.approx(0.2),
+    }
 
 
 def test_quality_is_the_mean_of_the_primary_measures_of_each_set():
@@ -43,14 +54,18 @@ def test_quality_is_the_mean_of_the_primary_measures_of_each_set():
 
 
 def test_best_baseline_is_never_one_of_ours():
-    report = Report([result("ours", 0.9), result("low", 0.3, is_baseline=True), result("high", 0.5, is_baseline=True)])
+    report = Report(
+        [result("ours", 0.9), result("low", 0.3, is_baseline=True), result("high", 0.5, is_baseline=True)]
+    )
 
     assert report.best_baseline() == "high"
     assert Report([result("ours", 0.9)]).best_baseline() is None
 
 
 def test_comparison_is_made_set_by_set():
-    report = Report([result("x", 0.5), result("x", 0.5, set_name="b"), result("y", 0.4), result("y", 0.7, set_name="b")])
+    report = Report(
+        [result("x", 0.5), result("x", 0.5, set_name="b"), result("y", 0.4), result("y", 0.7, set_name="b")]
+    )
     differences = {name: comparison.difference for name, comparison in report.compare("x", "y", NDCG, seed=0)}
 
     assert differences == {"a": pytest.approx(0.1), "b": pytest.approx(-0.2)}
@@ -59,7 +74,11 @@ def test_comparison_is_made_set_by_set():
 def test_advice_names_the_best_and_a_cheaper_one_that_is_as_good():
     cheap = replace(COST, encode_seconds=2.0)
     report = Report(
-        [result("best", 0.5), result("cheapo", 0.499, cost=cheap), result("worse", 0.3, cost=replace(COST, encode_seconds=1.0))]
+        [
+            result("best", 0.5),
+            result("cheapo", 0.499, cost=cheap),
+            result("worse", 0.3, cost=replace(COST, encode_seconds=1.0)),
+        ]
     )
 
     assert [advice.system for advice in report.advise(seed=0)] == ["best", "cheapo"]
@@ -83,7 +102,9 @@ def test_advice_names_no_other_one_that_costs_as_much():
 
 def test_advice_leaves_out_what_no_ingest_builds():
     rrf = result("rrf", 0.9)
-    unbuildable = SystemResult(set_name="a", system=replace(rrf.system, ranking="rrf"), values=rrf.values, run=[], cost=COST)
+    unbuildable = SystemResult(
+        set_name="a", system=replace(rrf.system, ranking="rrf"), values=rrf.values, run=[], cost=COST
+    )
     report = Report([unbuildable, result("ours", 0.5)])
 
     assert [advice.system for advice in report.advise(seed=0)] == ["ours"]
@@ -92,7 +113,12 @@ def test_advice_leaves_out_what_no_ingest_builds():
 def test_advice_adds_up_the_costs_of_all_sets():
     advice = Report([result("x", 0.5), result("x", 0.5, set_name="b")]).advise(seed=0)[0]
 
-    assert (advice.encode_seconds, advice.tokens, advice.index_bytes, advice.query_milliseconds) == (20.0, 2_000, 2_000, 1.0)
+    assert (advice.encode_seconds, advice.tokens, advice.index_bytes, advice.query_milliseconds) == (
+        20.0,
+        2_000,
+        2_000,
+        1.0,
+    )
 
 
 def test_buildable_are_chunks_and_late_chunks_and_ours_without_random_context():
@@ -106,7 +132,9 @@ def test_buildable_are_chunks_and_late_chunks_and_ours_without_random_context():
 def test_window_with_another_overlap_is_not_buildable():
     bases = [replace(BASE, window_overlap_tokens=overlap) for overlap in (128, 20)]
     for size in (256, 96):
-        assert [is_buildable(our_systems(base, ["none"], ["late"], max_positions=size)[0]) for base in bases] == [True, False]
+        assert [
+            is_buildable(our_systems(base, ["none"], ["late"], max_positions=size)[0]) for base in bases
+        ] == [True, False]
 
 
 def test_ingest_flags_name_what_differs_from_the_defaults():
@@ -114,7 +142,10 @@ def test_ingest_flags_name_what_differs_from_the_defaults():
 
     assert ingest_flags(by_name["mean/none/fused"]) == BASE_FLAGS
     assert ingest_flags(by_name["late-128"]) == f"{BASE_FLAGS} --attention full --landmark-interval 128"
-    assert ingest_flags(by_name["landmarks/corpus/chunk"]) == f"{BASE_FLAGS} --pooling lmk --attention full --use-context"
+    assert (
+        ingest_flags(by_name["landmarks/corpus/chunk"])
+        == f"{BASE_FLAGS} --pooling lmk --attention full --use-context"
+    )
     prefixed = our_systems(EncoderConfig(query_prefix="query: "), ["none"], ["mean"])[0]
     assert ingest_flags(prefixed) == f"{BASE_FLAGS} --query-prefix 'query: '"
 
@@ -132,17 +163,24 @@ def test_ingest_flags_turn_off_what_the_folder_brings(tmp_path: Path):
     (tmp_path / "cairn_config.json").write_text(json.dumps(settings))
     config = replace(encoder_config({"model": str(tmp_path)}), pool_prefix=False, causal=False)
 
-    assert ingest_flags(configured_systems(config)[0]) == f"--model {tmp_path} --bidirectional --no-pool-prefix"
+    assert (
+        ingest_flags(configured_systems(config)[0]) == f"--model {tmp_path} --bidirectional --no-pool-prefix"
+    )
 
 
 def test_ingest_flags_are_written_as_ingest_reads_them():
     config = EncoderConfig(temperature_by_length=((128, 0.95), (512, 0.9)), causal=True)
 
-    assert ingest_flags(our_systems(config, ["none"], ["mean"])[0]) == (f"{BASE_FLAGS} --temperature-by-length 128:0.95,512:0.9 --causal")
+    assert ingest_flags(our_systems(config, ["none"], ["mean"])[0]) == (
+        f"{BASE_FLAGS} --temperature-by-length 128:0.95,512:0.9 --causal"
+    )
 
 
 def test_ingest_flags_name_a_window_of_another_length():
-    late, landmarks = (our_systems(EncoderConfig(), ["none"], [name], max_positions=256)[0] for name in ("late", "landmark-attention"))
+    late, landmarks = (
+        our_systems(EncoderConfig(), ["none"], [name], max_positions=256)[0]
+        for name in ("late", "landmark-attention")
+    )
 
     assert ingest_flags(late) == f"{BASE_FLAGS} --attention full --window-tokens 256"
     assert ingest_flags(landmarks) == f"{BASE_FLAGS} --pooling lmk --attention landmark"
@@ -153,5 +191,7 @@ def test_report_as_json_has_means_costs_comparisons_and_advice():
     read = json.loads(json.dumps(report.to_dict("low", seed=0)))
 
     assert read["systems"]["x"]["a"]["cost"]["encode_seconds"] == 10.0
-    assert read["comparisons"]["x"][NDCG]["a"]["difference"] == pytest.approx(report.averages()["x"][NDCG] - report.averages()["low"][NDCG])
+    assert read["comparisons"]["x"][NDCG]["a"]["difference"] == pytest.approx(
+        report.averages()["x"][NDCG] - report.averages()["low"][NDCG]
+    )
     assert read["advice"][0]["system"] == "x"

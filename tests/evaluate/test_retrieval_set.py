@@ -18,7 +18,16 @@ def test_set_read_back_has_positions_gains_and_spans(judged):
     read = [
         (judged.query_ids[q], judged.doc_ids[d], g, s, e)
         for q, d, g, s, e in zip(
-            *(x.tolist() for x in (judgements.query_J, judgements.document_J, judgements.gain_J, judgements.start_J, judgements.end_J)),
+            *(
+                x.tolist()
+                for x in (
+                    judgements.query_J,
+                    judgements.document_J,
+                    judgements.gain_J,
+                    judgements.start_J,
+                    judgements.end_J,
+                )
+            ),
             strict=True,
         )
     ]
@@ -45,7 +54,14 @@ def test_set_named_after_its_folder(tmp_path, write):
 
 def test_whole_number_ids_become_text(tmp_path, write):
     documents = [{"id": 1, "text": "stone"}]
-    judged = read_retrieval_set(write(tmp_path / "s", documents, [{"id": 7, "text": "stone"}], [{"query_id": 7, "doc_id": 1, "score": 1}]))
+    judged = read_retrieval_set(
+        write(
+            tmp_path / "s",
+            documents,
+            [{"id": 7, "text": "stone"}],
+            [{"query_id": 7, "doc_id": 1, "score": 1}],
+        )
+    )
 
     assert (judged.doc_ids, judged.query_ids) == (("1",), ("7",))
 
@@ -88,7 +104,10 @@ def test_span_of_a_document_that_is_not_relevant_is_no_evidence(tmp_path, write)
 
 @pytest.mark.parametrize(
     ("query", "reason"),
-    [({"id": "s", "text": " \n"}, "blank queries"), ({"id": "s", "text": "way"}, "queries without a relevant document")],
+    [
+        ({"id": "s", "text": " \n"}, "blank queries"),
+        ({"id": "s", "text": "way"}, "queries without a relevant document"),
+    ],
 )
 def test_queries_that_cannot_be_scored_are_counted_and_left_out(tmp_path, write, query, reason):
     qrels = [*QRELS, {"query_id": "s", "doc_id": "a", "score": 1 if reason == "blank queries" else 0}]
@@ -143,12 +162,17 @@ def test_columns_that_cannot_be_evaluated_are_refused(tmp_path, write, documents
 
 def test_set_without_a_usable_query_is_refused(tmp_path, write):
     with pytest.raises(SourceError, match="check the ids"):
-        read_retrieval_set(write(tmp_path / "s", DOCUMENTS, QUERIES, [{"query_id": "x", "doc_id": "y", "score": 1}]))
+        read_retrieval_set(
+            write(tmp_path / "s", DOCUMENTS, QUERIES, [{"query_id": "x", "doc_id": "y", "score": 1}])
+        )
 
 
 def test_set_without_documents_is_refused(tmp_path, write):
     folder = write(tmp_path / "s", DOCUMENTS, QUERIES, QRELS)
-    pq.write_table(pa.table({"id": pa.array([], pa.string()), "text": pa.array([], pa.string())}), folder / "corpus.parquet")
+    pq.write_table(
+        pa.table({"id": pa.array([], pa.string()), "text": pa.array([], pa.string())}),
+        folder / "corpus.parquet",
+    )
 
     with pytest.raises(SourceError, match="at least one document"):
         read_retrieval_set(folder)
@@ -159,12 +183,16 @@ def test_sample_keeps_every_judged_document_of_its_queries(judged):
         sample = sample_set(judged, max_queries=2, max_documents=2, seed=seed)
         whole = {
             (judged.query_ids[q], judged.doc_ids[d])
-            for q, d in zip(judged.judgements.query_J.tolist(), judged.judgements.document_J.tolist(), strict=True)
+            for q, d in zip(
+                judged.judgements.query_J.tolist(), judged.judgements.document_J.tolist(), strict=True
+            )
             if judged.query_ids[q] in sample.query_ids
         }
         kept = {
             (sample.query_ids[q], sample.doc_ids[d])
-            for q, d in zip(sample.judgements.query_J.tolist(), sample.judgements.document_J.tolist(), strict=True)
+            for q, d in zip(
+                sample.judgements.query_J.tolist(), sample.judgements.document_J.tolist(), strict=True
+            )
         }
 
         assert len(sample.query_ids) == 2
@@ -173,7 +201,9 @@ def test_sample_keeps_every_judged_document_of_its_queries(judged):
 
 def test_sample_of_documents_holds_the_number_asked_for(judged):
     only_q3 = next(
-        s for s in (sample_set(judged, max_queries=1, max_documents=2, seed=seed) for seed in range(50)) if s.query_ids == ("q3",)
+        s
+        for s in (sample_set(judged, max_queries=1, max_documents=2, seed=seed) for seed in range(50))
+        if s.query_ids == ("q3",)
     )
 
     assert len(only_q3.doc_ids) == 2

@@ -10,7 +10,10 @@ from pipeline.evaluate.run_files import read_run, write_run
 
 def ranked(judged) -> list[RankedDocuments]:
     generator = np.random.default_rng(0)
-    return [RankedDocuments.of(generator.permutation(len(judged.doc_ids)), np.array([0.9, 0.1, 0.1, -0.3])) for _ in judged.query_ids]
+    return [
+        RankedDocuments.of(generator.permutation(len(judged.doc_ids)), np.array([0.9, 0.1, 0.1, -0.3]))
+        for _ in judged.query_ids
+    ]
 
 
 def test_run_written_has_the_six_columns_of_trec(tmp_path, judged):
@@ -18,7 +21,14 @@ def test_run_written_has_the_six_columns_of_trec(tmp_path, judged):
     write_run(tmp_path / "runs" / "a.trec", judged, run, "tag")
     first = (tmp_path / "runs" / "a.trec").read_text().splitlines()[0].split()
 
-    assert first == ["q1", "Q0", judged.doc_ids[run[0].positions[0]], "1", repr(float(np.float32(0.9))), "tag"]
+    assert first == [
+        "q1",
+        "Q0",
+        judged.doc_ids[run[0].positions[0]],
+        "1",
+        repr(float(np.float32(0.9))),
+        "tag",
+    ]
 
 
 def test_run_read_back_measures_the_same(tmp_path, judged):

@@ -11,7 +11,10 @@ from pipeline.evaluate.significance import compare_paired
 def exact_p_value(difference: np.ndarray) -> float:
     """Try every assignment of signs."""
     observed = abs(difference.mean())
-    means = [abs((np.array(signs) * difference).mean()) for signs in itertools.product((-1, 1), repeat=len(difference))]
+    means = [
+        abs((np.array(signs) * difference).mean())
+        for signs in itertools.product((-1, 1), repeat=len(difference))
+    ]
     return float(np.mean([mean >= observed - 1e-12 for mean in means]))
 
 
@@ -38,7 +41,12 @@ def test_equal_systems_do_not_differ():
     values = np.random.default_rng(0).random(50)
     comparison = compare_paired(values, values)
 
-    assert (comparison.difference, comparison.low, comparison.high, comparison.p_value) == (0.0, 0.0, 0.0, 1.0)
+    assert (comparison.difference, comparison.low, comparison.high, comparison.p_value) == (
+        0.0,
+        0.0,
+        0.0,
+        1.0,
+    )
 
 
 def test_clear_difference_has_a_small_p_value():

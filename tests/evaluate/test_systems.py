@@ -5,7 +5,13 @@ import pytest
 from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.evaluate.encodings import Encoding
-from pipeline.evaluate.systems import baseline_systems, configured_systems, our_systems, select_systems, varied
+from pipeline.evaluate.systems import (
+    baseline_systems,
+    configured_systems,
+    our_systems,
+    select_systems,
+    varied,
+)
 
 BASE = EncoderConfig()
 
@@ -18,12 +24,27 @@ def test_table_names_every_system_once():
 
 def test_baselines_are_those_of_a_rag_pipeline():
     assert [system.name for system in baseline_systems(BASE, 512)] == [
-        *("bm25", "chunks-128", "chunks-256", "rrf-128", "rrf-256", "titled-128", "titled-256", "late-128", "document-256", "document-510"),
+        *(
+            "bm25",
+            "chunks-128",
+            "chunks-256",
+            "rrf-128",
+            "rrf-256",
+            "titled-128",
+            "titled-256",
+            "late-128",
+            "document-256",
+            "document-510",
+        ),
     ]
 
 
 def test_baselines_without_titles_share_one_encoding_a_chunk_size():
-    plain = {system.encoding for system in baseline_systems(BASE, 512) if system.name.startswith(("bm25", "chunks", "rrf"))}
+    plain = {
+        system.encoding
+        for system in baseline_systems(BASE, 512)
+        if system.name.startswith(("bm25", "chunks", "rrf"))
+    }
 
     assert len(plain) == 2
 
@@ -44,20 +65,31 @@ def test_our_systems_of_one_encoder_and_context_share_one_encoding():
 
 @pytest.mark.parametrize(("interval", "window"), [(32, 4), (64, 2), (128, 1), (256, 1)])
 def test_our_passages_are_windows_of_128_tokens(interval, window):
-    assert {system.window_chunks for system in our_systems(EncoderConfig(landmark_interval=interval))} == {window}
+    assert {system.window_chunks for system in our_systems(EncoderConfig(landmark_interval=interval))} == {
+        window
+    }
 
 
 def test_configured_systems_take_the_configuration_as_it_is():
     systems = configured_systems(EncoderConfig(use_context=True))
 
     assert {system.encoding for system in systems} == {Encoding(encoder=EncoderConfig(), context="corpus")}
-    assert [system.name for system in systems] == ["cairn/document", "cairn/chunk", "cairn/fused", "cairn/fused+bm25"]
+    assert [system.name for system in systems] == [
+        "cairn/document",
+        "cairn/chunk",
+        "cairn/fused",
+        "cairn/fused+bm25",
+    ]
 
 
 def test_selection_keeps_the_order_of_the_table():
     systems = baseline_systems(BASE, 512)
 
-    assert [system.name for system in select_systems(systems, ["late-*", "chunks-???"])] == ["chunks-128", "chunks-256", "late-128"]
+    assert [system.name for system in select_systems(systems, ["late-*", "chunks-???"])] == [
+        "chunks-128",
+        "chunks-256",
+        "late-128",
+    ]
     assert select_systems(systems, []) == systems
 
 
@@ -71,8 +103,14 @@ def test_window_follows_the_attention_and_what_the_model_reads():
 
     assert landmark.max_window_tokens == 8_192
     assert varied(landmark, 512, attention="full").max_window_tokens == 512
-    assert varied(EncoderConfig(attention="full", max_window_tokens=256), attention="landmark").max_window_tokens == 256
-    assert (varied(BASE, 96, attention="full").max_window_tokens, varied(BASE, 96, attention="full").window_overlap_tokens) == (96, 48)
+    assert (
+        varied(EncoderConfig(attention="full", max_window_tokens=256), attention="landmark").max_window_tokens
+        == 256
+    )
+    assert (
+        varied(BASE, 96, attention="full").max_window_tokens,
+        varied(BASE, 96, attention="full").window_overlap_tokens,
+    ) == (96, 48)
     assert varied(BASE, 96, attention="landmark").max_window_tokens == 8_192
 
 
@@ -93,8 +131,12 @@ def test_landmark_attention_runs_on_torch():
 
 
 def test_baselines_pool_as_the_model_does_and_know_no_temperature():
-    systems = baseline_systems(EncoderConfig(pooling="cls", temperature=0.9, query_temperature=0.8, use_context=True), 512)
+    systems = baseline_systems(
+        EncoderConfig(pooling="cls", temperature=0.9, query_temperature=0.8, use_context=True), 512
+    )
     by_name = {system.name: system.encoding.encoder for system in systems}
 
     assert (by_name["chunks-128"].pooling, by_name["late-128"].pooling) == ("cls", "mean")
-    assert {(config.temperature, config.query_temperature, config.use_context) for config in by_name.values()} == {(1.0, None, False)}
+    assert {
+        (config.temperature, config.query_temperature, config.use_context) for config in by_name.values()
+    } == {(1.0, None, False)}

@@ -16,7 +16,8 @@ import pytest
 SECONDS = 240.0
 """How long a fork may take until its exit, on a busy machine."""
 
-# What is asked for is imported; then each line of stdin is a fork that works and dies: at a commit point, or so many seconds later.
+# What is asked for is imported; then each line of stdin is a fork that works and dies: at a commit point, or
+# so many seconds later.
 FORKS = """
 import json, os, signal, sys
 from pathlib import Path
@@ -46,7 +47,9 @@ def start_forks() -> Iterator[Callable[[str], Callable[..., int]]]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         # A session of its own: a fork that hangs has to go with the process that waits for it.
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        process = subprocess.Popen([sys.executable, "-c", program], env=environment, text=True, start_new_session=True, **pipes)
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], env=environment, text=True, start_new_session=True, **pipes
+        )
         started.append(process)
 
         def work_and_die(point: str | float, *arguments: str, **named: str) -> int:

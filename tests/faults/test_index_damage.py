@@ -16,13 +16,22 @@ from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
 from pipeline.manifest import MANIFEST_NAME
 
-DERIVED = ("documents.faiss", "chunks.faiss", "documents.arrow", "chunks.arrow", "passages.arrow", "lance_files.json")
+DERIVED = (
+    "documents.faiss",
+    "chunks.faiss",
+    "documents.arrow",
+    "chunks.arrow",
+    "passages.arrow",
+    "lance_files.json",
+)
 SIDE = ("context.arrow", "clusters.arrow")
 
 
 @pytest.fixture(scope="module")
 def stones() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("stones_of_damage", Path(__file__).parents[1] / "index" / "stones.py")
+    spec = importlib.util.spec_from_file_location(
+        "stones_of_damage", Path(__file__).parents[1] / "index" / "stones.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -67,9 +76,14 @@ def served_ids(layout: CollectionLayout) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [*DERIVED, *SIDE])
-def test_flipped_bit_in_a_generation_file_is_refused_and_the_old_generation_served(layout: CollectionLayout, name: str) -> None:
+def test_flipped_bit_in_a_generation_file_is_refused_and_the_old_generation_served(
+    layout: CollectionLayout, name: str
+) -> None:
     flip_bit(layout.generation_folder(2) / name)
-    with pytest.raises(IntegrityError, match=f"{name} of generation 2 does not match its SHA-256; run `cairn repair stones --root "):
+    with pytest.raises(
+        IntegrityError,
+        match=f"{name} of generation 2 does not match its SHA-256; run `cairn repair stones --root ",
+    ):
         open_generation(layout)
     fallback = open_latest_intact_generation(layout)
     assert fallback.number == 1
@@ -78,7 +92,9 @@ def test_flipped_bit_in_a_generation_file_is_refused_and_the_old_generation_serv
 
 
 @pytest.mark.parametrize("name", DERIVED)
-def test_repair_of_a_derived_file_makes_it_again_and_loses_no_row(layout: CollectionLayout, name: str, new_ids: list[str]) -> None:
+def test_repair_of_a_derived_file_makes_it_again_and_loses_no_row(
+    layout: CollectionLayout, name: str, new_ids: list[str]
+) -> None:
     flip_bit(layout.generation_folder(2) / name)
     report = repair_collection(layout)
     assert report.generation == 3
@@ -87,7 +103,9 @@ def test_repair_of_a_derived_file_makes_it_again_and_loses_no_row(layout: Collec
 
 
 @pytest.mark.parametrize("name", SIDE)
-def test_repair_of_a_side_file_returns_to_the_last_whole_generation(layout: CollectionLayout, name: str, old_ids: list[str]) -> None:
+def test_repair_of_a_side_file_returns_to_the_last_whole_generation(
+    layout: CollectionLayout, name: str, old_ids: list[str]
+) -> None:
     flip_bit(layout.generation_folder(2) / name)
     assert repair_collection(layout).generation == 1
     assert served_ids(layout) == old_ids
@@ -95,12 +113,19 @@ def test_repair_of_a_side_file_returns_to_the_last_whole_generation(layout: Coll
 
 
 def test_flipped_bit_in_any_lance_file_is_found_by_verify(layout: CollectionLayout) -> None:
-    paths = [path for path in sorted(layout.lance_folder.rglob("*")) if path.is_file() and path.suffix in (".lance", ".arrow", ".manifest")]
+    paths = [
+        path
+        for path in sorted(layout.lance_folder.rglob("*"))
+        if path.is_file() and path.suffix in (".lance", ".arrow", ".manifest")
+    ]
     assert len(paths) >= 8
     for path in paths:
         whole = path.read_bytes()
         flip_bit(path)
-        assert any(problem.file == str(path.relative_to(layout.lance_folder)) for problem in verify_collection(layout)), path.name
+        assert any(
+            problem.file == str(path.relative_to(layout.lance_folder))
+            for problem in verify_collection(layout)
+        ), path.name
         path.write_bytes(whole)
     assert verify_collection(layout) == []
 
@@ -119,12 +144,16 @@ def damage_folder_missing(layout: CollectionLayout) -> None:
 
 
 def damage_newest_lance_manifest(layout: CollectionLayout) -> None:
-    newest = min((layout.lance_folder / "documents.lance" / "_versions").glob("*.manifest"))  # named by 2^64 - version
+    newest = min(
+        (layout.lance_folder / "documents.lance" / "_versions").glob("*.manifest")
+    )  # named by 2^64 - version
     newest.unlink()
 
 
 def damage_lance_data_of_the_newest_rows(layout: CollectionLayout) -> None:
-    newest = max((layout.lance_folder / "chunks.lance" / "data").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    newest = max(
+        (layout.lance_folder / "chunks.lance" / "data").iterdir(), key=lambda path: path.stat().st_mtime_ns
+    )
     newest.write_bytes(newest.read_bytes()[:-50])
 
 
@@ -151,7 +180,9 @@ def test_repair_returns_to_the_last_whole_generation(
 
 
 @pytest.mark.parametrize("damage", DAMAGES[:4])
-def test_damaged_generation_is_not_ready_and_says_what_to_do(layout: CollectionLayout, damage: Callable[[CollectionLayout], None]) -> None:
+def test_damaged_generation_is_not_ready_and_says_what_to_do(
+    layout: CollectionLayout, damage: Callable[[CollectionLayout], None]
+) -> None:
     damage(layout)
     with pytest.raises(IntegrityError, match="run `cairn repair"):
         open_generation(layout)

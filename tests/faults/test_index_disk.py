@@ -1,4 +1,7 @@
-"""Fault matrix 8-10: a disk that is full or refuses to write; CURRENT unchanged, one sentence, nothing doubled afterwards."""
+"""Fault matrix 8-10: a disk that is full or refuses to write.
+
+CURRENT unchanged, one sentence, nothing doubled afterwards.
+"""
 
 from __future__ import annotations
 
@@ -58,12 +61,21 @@ def assert_unchanged_and_converges(layout: CollectionLayout, stones: ModuleType)
     assert layout.current_generation_number() == 1
     assert sorted(stones.served_ids(layout)) == sorted(stones.document_ids(20))
     stones.publish_change(layout, "n")
-    assert sorted(stones.served_ids(layout)) == sorted([*stones.document_ids(20), *stones.document_ids(10, "n")])
+    assert sorted(stones.served_ids(layout)) == sorted(
+        [*stones.document_ids(20), *stones.document_ids(10, "n")]
+    )
     assert verify_collection(layout) == []
 
 
 @pytest.mark.parametrize(
-    "step", ["build_faiss_index", "write_document_positions", "write_chunk_positions", "record_lance_files", "write_lance_files"]
+    "step",
+    [
+        "build_faiss_index",
+        "write_document_positions",
+        "write_chunk_positions",
+        "record_lance_files",
+        "write_lance_files",
+    ],
 )
 def test_full_disk_while_building_leaves_the_old_generation(
     published: CollectionLayout, stones: ModuleType, monkeypatch: pytest.MonkeyPatch, step: str
@@ -118,7 +130,9 @@ def test_files_that_may_not_grow_give_one_sentence_and_leave_the_old_generation(
     assert_unchanged_and_converges(published, stones)
 
 
-def test_folder_that_cannot_be_written_gives_one_sentence(published: CollectionLayout, stones: ModuleType) -> None:
+def test_folder_that_cannot_be_written_gives_one_sentence(
+    published: CollectionLayout, stones: ModuleType
+) -> None:
     published.lock_path.unlink()
     published.lock_path.mkdir()  # refused to every user, root included, as a read-only folder is to most
     with pytest.raises(CairnError, match="opening the lock of collection 'stones' failed") as caught:

@@ -51,7 +51,9 @@ def write(start_forks: Callable[[str], Callable[..., int]]) -> Callable[..., int
 
 
 @pytest.fixture(scope="module")
-def killed(stones: ModuleType, write: Callable[..., int], tmp_path_factory: pytest.TempPathFactory) -> dict[str, CollectionLayout]:
+def killed(
+    stones: ModuleType, write: Callable[..., int], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, CollectionLayout]:
     """For each commit point, a collection of twenty documents whose second publication died there."""
     template = tmp_path_factory.mktemp("template")
     stones.publish_documents(CollectionLayout(template, "stones"), stones.document_ids(20))
@@ -63,7 +65,9 @@ def killed(stones: ModuleType, write: Callable[..., int], tmp_path_factory: pyte
 
 
 @pytest.fixture(scope="module")
-def first_killed(write: Callable[..., int], tmp_path_factory: pytest.TempPathFactory) -> dict[str, CollectionLayout]:
+def first_killed(
+    write: Callable[..., int], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, CollectionLayout]:
     """For each commit point, a collection whose very first publication died there."""
     roots = {point: tmp_path_factory.mktemp(f"first-{point}") for point in FIRST_POINTS}
     assert {write(point, str(root)) for point, root in roots.items()} == {-signal.SIGKILL}
@@ -115,7 +119,9 @@ def test_writers_killed_at_random_times_never_tear_a_generation(
     assert_converged(layout, stones, [*old, *stones.document_ids(10, "n")])
 
 
-def test_concurrent_writers_are_one_at_a_time_and_the_others_busy(layout: CollectionLayout, stones: ModuleType) -> None:
+def test_concurrent_writers_are_one_at_a_time_and_the_others_busy(
+    layout: CollectionLayout, stones: ModuleType
+) -> None:
     stones.publish_documents(layout, stones.document_ids(20))
     with layout.writer_lock():
         for _ in range(3):
@@ -136,11 +142,16 @@ def test_concurrent_writers_are_one_at_a_time_and_the_others_busy(layout: Collec
     for thread in threads:
         thread.join()
     assert outcomes
-    expected = {*stones.document_ids(20), *(doc_id for prefix in outcomes for doc_id in stones.document_ids(10, prefix))}
+    expected = {
+        *stones.document_ids(20),
+        *(doc_id for prefix in outcomes for doc_id in stones.document_ids(10, prefix)),
+    }
     assert_converged(layout, stones, sorted(expected))
 
 
-def test_readers_during_publications_see_whole_generations_only(layout: CollectionLayout, stones: ModuleType) -> None:
+def test_readers_during_publications_see_whole_generations_only(
+    layout: CollectionLayout, stones: ModuleType
+) -> None:
     stones.publish_documents(layout, stones.document_ids(20))
     stop = threading.Event()
     faults: list[str] = []

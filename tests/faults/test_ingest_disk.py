@@ -1,6 +1,7 @@
 """Fault 8: the disk fills up somewhere in an ingest. What is published stays, one error says so, and with room again a rerun converges.
 
-A small tmpfs is the disk; without the right to mount one, the same claims are made of a process that may write no file beyond a size.
+A small tmpfs is the disk; without the right to mount one, the same claims are made of a process that may
+write no file beyond a size.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from pipeline.index.maintenance import verify_collection
 KILLS = Path(__file__).with_name("test_ingest_kills.py")
 DISK_BYTES = 64 << 20
 FREE_KIB = (8, 32, 64, 96, 128, 160, 192, 256)
-"""From no room for the ledger to almost enough for everything: the disk fills at a different step each time."""
+"""From no room for the ledger to almost enough for everything.
+
+The disk fills at a different step each time.
+"""
 
 # Ingest where no file may grow beyond so many bytes, and write down what went wrong.
 LIMITED_INGEST = """
@@ -55,7 +59,9 @@ def kills() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def world(kills: ModuleType, tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> dict[str, Any]:
+def world(
+    kills: ModuleType, tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path
+) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("disk-world")
     old = kills.corpus(folder / "old.parquet", dict.fromkeys(range(14), 0))
     new = kills.corpus(folder / "new.parquet", {**dict.fromkeys(range(1, 60), 0), 3: 1, 7: 1})
@@ -63,7 +69,13 @@ def world(kills: ModuleType, tmp_path_factory: pytest.TempPathFactory, tiny_mode
     build_index([old], folder / "old", "c", config)
     shutil.copytree(folder / "old", folder / "both")
     build_index([new], folder / "both", "c", config)
-    return {"folder": folder, "new": new, "config": config, "old": kills.visible(folder / "old"), "both": kills.visible(folder / "both")}
+    return {
+        "folder": folder,
+        "new": new,
+        "config": config,
+        "old": kills.visible(folder / "old"),
+        "both": kills.visible(folder / "both"),
+    }
 
 
 @pytest.fixture
@@ -72,9 +84,14 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     mounted.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(mounted)]
     if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a tmpfs; test_ingest_limited_to_small_files makes the same claims without")
+        pytest.skip(
+            "needs the right to mount a tmpfs; test_ingest_limited_to_small_files makes the same claims "
+            "without"
+        )
     yield mounted
-    subprocess.run(["umount", "--lazy", str(mounted)], check=True)  # readers of this process still map its files
+    subprocess.run(
+        ["umount", "--lazy", str(mounted)], check=True
+    )  # readers of this process still map its files
 
 
 @pytest.mark.parametrize("free_kib", FREE_KIB)
@@ -105,7 +122,11 @@ def limited_ingest(start_forks: Callable[[str], Callable[..., int]]) -> Callable
 
 @pytest.mark.parametrize("limit_bytes", [2_000, 6_000, 12_000])
 def test_ingest_limited_to_small_files_keeps_the_published_and_converges_without_the_limit(
-    kills: ModuleType, world: dict[str, Any], limited_ingest: Callable[..., int], tmp_path: Path, limit_bytes: int
+    kills: ModuleType,
+    world: dict[str, Any],
+    limited_ingest: Callable[..., int],
+    tmp_path: Path,
+    limit_bytes: int,
 ) -> None:
     root, said = tmp_path / "root", tmp_path / "said"
     shutil.copytree(world["folder"] / "old", root)

@@ -1,4 +1,7 @@
-"""SIGKILL an ingest at every commit point (reliability: a reader sees the old or the new generation, never a mix; a rerun converges)."""
+"""SIGKILL an ingest at every commit point (reliability.
+
+A reader sees the old or the new generation, never a mix; a rerun converges).
+"""
 
 import shutil
 import signal
@@ -36,7 +39,9 @@ def work(root, corpus, model):
 
 def settings(model: Path) -> IngestConfig:
     return IngestConfig(
-        encoder=EncoderConfig(model=str(model), landmark_interval=16, max_window_tokens=64, window_overlap_tokens=16),
+        encoder=EncoderConfig(
+            model=str(model), landmark_interval=16, max_window_tokens=64, window_overlap_tokens=16
+        ),
         cluster=ClusterConfig(num_clusters=2),
         context=ContextConfig(num_documents=4, max_document_tokens=32),
         shard_characters=300,
@@ -53,12 +58,17 @@ def corpus(path: Path, versions: dict[int, int]) -> str:
 
 
 def visible(root: Path) -> dict[str, tuple[str, int]]:
-    """Return what a reader sees: each document's text hash and number of chunks, counted in the chunks themselves."""
+    """Return what a reader sees.
+
+    Each document's text hash and number of chunks, counted in the chunks themselves.
+    """
     layout = CollectionLayout(root, "c")
     generation = open_generation(layout)
     versions = generation.manifest.lance_versions
     tables = LanceTables.open(layout)
-    documents = pa.Table.from_batches(tables.scan("documents", ["doc_id", "content_sha256"], versions)).to_pylist()
+    documents = pa.Table.from_batches(
+        tables.scan("documents", ["doc_id", "content_sha256"], versions)
+    ).to_pylist()
     chunks = pa.Table.from_batches(tables.scan("chunks", ["doc_id"], versions)).column("doc_id").to_pylist()
     assert len(documents) == generation.num_documents == len({row["doc_id"] for row in documents})
     return {row["doc_id"]: (row["content_sha256"], chunks.count(row["doc_id"])) for row in documents}
@@ -66,9 +76,14 @@ def visible(root: Path) -> dict[str, tuple[str, int]]:
 
 @pytest.fixture(scope="module")
 def world(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, start_forks: Callable[[str], Callable[..., int]]
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model_folder: Path,
+    start_forks: Callable[[str], Callable[..., int]],
 ) -> dict[str, Any]:
-    """Build a collection of an old corpus, and what it becomes with the new one: two documents changed, three added, one gone."""
+    """Build a collection of an old corpus, and what it becomes with the new one.
+
+    Two documents changed, three added, one gone.
+    """
     folder = tmp_path_factory.mktemp("kills")
     old = corpus(folder / "old.parquet", dict.fromkeys(range(14), 0))
     new = corpus(folder / "new.parquet", {**dict.fromkeys(range(1, 17), 0), 3: 1, 7: 1})
@@ -86,8 +101,12 @@ def killed_ingest(world: dict[str, Any], root: Path, point: str) -> int:
     return world["ingest"](point, str(root), world["new"], str(world["model"]))
 
 
-@pytest.mark.parametrize("point", [*INGEST_POINTS[2:], *(point for point in COMMIT_POINTS if not point.endswith("-rolled-back"))])
-def test_update_killed_at_a_commit_point_shows_old_or_new_and_a_rerun_converges(world: dict[str, Any], tmp_path: Path, point: str) -> None:
+@pytest.mark.parametrize(
+    "point", [*INGEST_POINTS[2:], *(point for point in COMMIT_POINTS if not point.endswith("-rolled-back"))]
+)
+def test_update_killed_at_a_commit_point_shows_old_or_new_and_a_rerun_converges(
+    world: dict[str, Any], tmp_path: Path, point: str
+) -> None:
     root = tmp_path / "root"
     shutil.copytree(world["roots"]["old"], root)
     assert killed_ingest(world, root, point) == -signal.SIGKILL
@@ -98,7 +117,15 @@ def test_update_killed_at_a_commit_point_shows_old_or_new_and_a_rerun_converges(
 
 
 @pytest.mark.parametrize(
-    "point", ["clusters-written", "context-written", "shard-written", "documents-added", "chunks-added", "generation-renamed"]
+    "point",
+    [
+        "clusters-written",
+        "context-written",
+        "shard-written",
+        "documents-added",
+        "chunks-added",
+        "generation-renamed",
+    ],
 )
 def test_first_ingest_killed_at_a_commit_point_shows_nothing_or_all_and_a_rerun_converges(
     world: dict[str, Any], tmp_path: Path, point: str
@@ -112,18 +139,36 @@ def test_first_ingest_killed_at_a_commit_point_shows_nothing_or_all_and_a_rerun_
     assert verify_collection(CollectionLayout(root, "c")) == []
 
 
-def test_rerun_after_a_kill_at_the_last_shard_encodes_nothing_again(world: dict[str, Any], tmp_path: Path) -> None:
+def test_rerun_after_a_kill_at_the_last_shard_encodes_nothing_again(
+    world: dict[str, Any], tmp_path: Path
+) -> None:
     root = tmp_path / "root"
     assert killed_ingest(world, root, "documents-added") == -signal.SIGKILL
     report = build_index([world["new"]], root, "c", settings(world["model"]))
     assert (report.indexed, report.encoded) == (16, 0)
 
 
-def test_concurrent_ingests_of_one_collection_let_one_work_and_send_the_others_away(world: dict[str, Any], tmp_path: Path) -> None:
+def test_concurrent_ingests_of_one_collection_let_one_work_and_send_the_others_away(
+    world: dict[str, Any], tmp_path: Path
+) -> None:
     root = tmp_path / "root"
     shutil.copytree(world["roots"]["old"], root)
-    command = [sys.executable, "-m", "cli.main", "ingest", world["new"], "--collection", "c", "--root", str(root), "--quiet"]
-    processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    command = [
+        sys.executable,
+        "-m",
+        "cli.main",
+        "ingest",
+        world["new"],
+        "--collection",
+        "c",
+        "--root",
+        str(root),
+        "--quiet",
+    ]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
     outcomes = [(process.communicate(timeout=600)[1], process.returncode) for process in processes]
     codes = [code for _, code in outcomes]
     assert codes.count(0) >= 1

@@ -1,7 +1,8 @@
 """What becomes of an ingest on a Ray cluster of three machines when workers and machines die, freeze or hang, when a link is cut, and when
 the driver is killed: the undisturbed collection, within a stated time.
 
-Machines are raylets with their processes on this one; where a link is cut they are network namespaces as well.
+Machines are raylets with their processes on this one; where a link is cut they are network namespaces as
+well.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "wa
 DOCUMENTS = 120
 WORKERS = 2
 SHARDS_BEFORE = 5
-"""A disturbance happens when so many shards are written, to the worker that began first: it is at work, others may still load."""
+"""A disturbance happens when so many shards are written, to the worker that began first.
+
+It is at work, others may still load.
+"""
 
 KILL_SECONDS = 30.0
 """After something was killed a run of small shards is done within this."""
@@ -48,9 +52,19 @@ SILENCE_SECONDS = 120.0
 """And within this where something fell silent without a word: it is found out by its deadline."""
 
 TESTS = Path(__file__).parents[1]
-NAMESPACES = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+NAMESPACES = [
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--net",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+]
 
-# Run in a process of its own: ingest argv[2] into argv[1] on the cluster argv[4] with the model argv[3], and die when a shard is written.
+# Run in a process of its own: ingest argv[2] into argv[1] on the cluster argv[4] with the model argv[3], and
+# die when a shard is written.
 KILLED_DRIVER = """
 import os, signal, sys
 from pathlib import Path
@@ -67,7 +81,8 @@ durable.observe_commit_points(die)
 build_index([sys.argv[2]], sys.argv[1], "c", settings(Path(sys.argv[3])), engine=engine_at(sys.argv[4]))
 """
 
-# Run on the head of ray_namespaces.py: ingest argv[2] into argv[1] with the model argv[3], and cut a machine off when shards are written.
+# Run on the head of ray_namespaces.py: ingest argv[2] into argv[1] with the model argv[3], and cut a machine
+# off when shards are written.
 CUT_OFF_DRIVER = """
 import json, sys, time
 from pathlib import Path
@@ -92,7 +107,13 @@ print(json.dumps({"indexed": report.indexed, "encoded": report.encoded, "seconds
 
 def settings(model: Path) -> IngestConfig:
     return IngestConfig(
-        encoder=EncoderConfig(model=str(model), landmark_interval=16, max_window_tokens=64, window_overlap_tokens=16, use_context=True),
+        encoder=EncoderConfig(
+            model=str(model),
+            landmark_interval=16,
+            max_window_tokens=64,
+            window_overlap_tokens=16,
+            use_context=True,
+        ),
         cluster=ClusterConfig(num_clusters=3, max_sample_documents=40),
         context=ContextConfig(num_documents=8, max_document_tokens=32),
         shard_characters=600,
@@ -100,7 +121,9 @@ def settings(model: Path) -> IngestConfig:
 
 
 def engine_at(address: str, deadline_seconds: float | None = 60.0) -> EngineConfig:
-    return EngineConfig(name="ray", address=address, max_workers=WORKERS, shard_deadline_seconds=deadline_seconds)
+    return EngineConfig(
+        name="ray", address=address, max_workers=WORKERS, shard_deadline_seconds=deadline_seconds
+    )
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +131,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     rows = []
     for number in range(DOCUMENTS):
         rng = np.random.default_rng(number)
-        rows.append({"id": f"d{number:03d}", "text": " ".join(rng.choice(WORDS, size=12 + number % 40)), "year": 2000 + number % 7})
+        rows.append(
+            {
+                "id": f"d{number:03d}",
+                "text": " ".join(rng.choice(WORDS, size=12 + number % 40)),
+                "year": 2000 + number % 7,
+            }
+        )
     path = tmp_path_factory.mktemp("ray-faults") / "corpus.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path)
     return str(path)
@@ -116,7 +145,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def require_undisturbed(
-    source: str, tiny_model_folder: Path, tmp_path: Path, stored: Callable[..., Any], require_same: Callable[..., None]
+    source: str,
+    tiny_model_folder: Path,
+    tmp_path: Path,
+    stored: Callable[..., Any],
+    require_same: Callable[..., None],
 ) -> Callable[[], None]:
     """Return a function that compares the collection with the one this process builds by itself."""
 
@@ -140,7 +173,9 @@ def require_overcome(
     """Return a function that ingests, has something happen on the way, and compares what comes of it, and when, with what must."""
     monkeypatch.setattr(durable, "_observers", [])
 
-    def require(disturb: Callable[[], None], *, within_seconds: float = math.inf, deadline_seconds: float = 60.0) -> None:
+    def require(
+        disturb: Callable[[], None], *, within_seconds: float = math.inf, deadline_seconds: float = 60.0
+    ) -> None:
         written: list[float] = []
 
         def observer(name: str) -> None:
@@ -151,7 +186,9 @@ def require_overcome(
 
         durable.observe_commit_points(observer)
         engine = engine_at(ray_cluster.address, deadline_seconds)
-        report = build_index([source], tmp_path / "disturbed", "c", settings(tiny_model_folder), engine=engine)
+        report = build_index(
+            [source], tmp_path / "disturbed", "c", settings(tiny_model_folder), engine=engine
+        )
         durable._observers.clear()
         seconds = time.monotonic() - written[SHARDS_BEFORE - 1]
         print(f"overcome after {seconds:.1f} seconds")
@@ -179,18 +216,26 @@ def killed_afterwards() -> Iterator[list[int]]:
         signal_all(frozen, signal.SIGKILL)
 
 
-def test_ingest_with_a_killed_worker_gives_the_undisturbed_collection(ray_cluster: Any, require_overcome: Callable[..., None]) -> None:
+def test_ingest_with_a_killed_worker_gives_the_undisturbed_collection(
+    ray_cluster: Any, require_overcome: Callable[..., None]
+) -> None:
     # A run of the whole suite leaves a machine little: only make faults holds recoveries to a time.
     require_overcome(lambda: signal_all(ray_cluster.workers("EncoderWorker")[:1], signal.SIGKILL))
 
 
 @MORE_FAULTS
-def test_ingest_with_all_workers_killed_gives_the_undisturbed_collection(ray_cluster: Any, require_overcome: Callable[..., None]) -> None:
-    require_overcome(lambda: signal_all(ray_cluster.workers("EncoderWorker"), signal.SIGKILL), within_seconds=KILL_SECONDS)
+def test_ingest_with_all_workers_killed_gives_the_undisturbed_collection(
+    ray_cluster: Any, require_overcome: Callable[..., None]
+) -> None:
+    require_overcome(
+        lambda: signal_all(ray_cluster.workers("EncoderWorker"), signal.SIGKILL), within_seconds=KILL_SECONDS
+    )
 
 
 @MORE_FAULTS
-def test_ingest_with_a_killed_machine_gives_the_undisturbed_collection(ray_cluster: Any, require_overcome: Callable[..., None]) -> None:
+def test_ingest_with_a_killed_machine_gives_the_undisturbed_collection(
+    ray_cluster: Any, require_overcome: Callable[..., None]
+) -> None:
     def kill() -> None:
         signal_all(ray_cluster.processes(ray_cluster.machine_at_work("EncoderWorker")), signal.SIGKILL)
 
@@ -211,7 +256,9 @@ def test_ingest_with_a_machine_that_stops_answering_gives_the_undisturbed_collec
 
 
 @MORE_FAULTS
-def test_ingest_with_a_worker_that_hangs_gives_the_undisturbed_collection(ray_cluster: Any, require_overcome: Callable[..., None]) -> None:
+def test_ingest_with_a_worker_that_hangs_gives_the_undisturbed_collection(
+    ray_cluster: Any, require_overcome: Callable[..., None]
+) -> None:
     with killed_afterwards() as frozen:
 
         def freeze() -> None:
@@ -223,14 +270,34 @@ def test_ingest_with_a_worker_that_hangs_gives_the_undisturbed_collection(ray_cl
 
 @MORE_FAULTS
 def test_ingest_whose_driver_was_killed_goes_on_and_gives_the_undisturbed_collection(
-    ray_cluster: Any, source: str, tiny_model_folder: Path, tmp_path: Path, require_undisturbed: Callable[[], None]
+    ray_cluster: Any,
+    source: str,
+    tiny_model_folder: Path,
+    tmp_path: Path,
+    require_undisturbed: Callable[[], None],
 ) -> None:
     root, tests = tmp_path / "disturbed", str(Path(__file__).parent)
-    command = [sys.executable, "-c", KILLED_DRIVER, str(root), source, str(tiny_model_folder), ray_cluster.address, tests]
-    assert subprocess.run(command, capture_output=True, check=False, timeout=300).returncode == -signal.SIGKILL
-    kept = sum(pq.read_metadata(path).num_rows for path in CollectionLayout(root, "c").encoded_folder.glob("documents-*.parquet"))
+    command = [
+        sys.executable,
+        "-c",
+        KILLED_DRIVER,
+        str(root),
+        source,
+        str(tiny_model_folder),
+        ray_cluster.address,
+        tests,
+    ]
+    assert (
+        subprocess.run(command, capture_output=True, check=False, timeout=300).returncode == -signal.SIGKILL
+    )
+    kept = sum(
+        pq.read_metadata(path).num_rows
+        for path in CollectionLayout(root, "c").encoded_folder.glob("documents-*.parquet")
+    )
     assert kept
-    report = build_index([source], root, "c", settings(tiny_model_folder), engine=engine_at(ray_cluster.address))
+    report = build_index(
+        [source], root, "c", settings(tiny_model_folder), engine=engine_at(ray_cluster.address)
+    )
     assert (report.indexed, report.encoded) == (DOCUMENTS, DOCUMENTS - kept)
     require_undisturbed()
 
@@ -238,9 +305,16 @@ def test_ingest_whose_driver_was_killed_goes_on_and_gives_the_undisturbed_collec
 @pytest.fixture
 def machines_apart() -> list[str]:
     """Return the command that runs another one on the head of a cluster whose machines are network namespaces."""
-    if missing := [program for program in ("unshare", "nsenter", "ip", "bridge") if not shutil.which(program)]:
+    if missing := [
+        program for program in ("unshare", "nsenter", "ip", "bridge") if not shutil.which(program)
+    ]:
         pytest.skip(f"this machine has no {', '.join(missing)}")
-    probe = subprocess.run([*NAMESPACES, "ip", "link", "add", "switch", "type", "bridge"], capture_output=True, text=True, check=False)
+    probe = subprocess.run(
+        [*NAMESPACES, "ip", "link", "add", "switch", "type", "bridge"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if probe.returncode:
         pytest.skip(f"this machine lets nobody make network namespaces with a bridge: {probe.stderr.strip()}")
     return [*NAMESPACES, sys.executable, str(TESTS / "ray_namespaces.py")]
@@ -248,10 +322,20 @@ def machines_apart() -> list[str]:
 
 @MORE_FAULTS
 def test_ingest_with_a_cut_link_gives_the_undisturbed_collection(
-    machines_apart: list[str], source: str, tiny_model_folder: Path, tmp_path: Path, require_undisturbed: Callable[[], None]
+    machines_apart: list[str],
+    source: str,
+    tiny_model_folder: Path,
+    tmp_path: Path,
+    require_undisturbed: Callable[[], None],
 ) -> None:
     """With the deadlines that a user has who sets none."""
-    arguments = [str(tmp_path / "disturbed"), source, str(tiny_model_folder), str(TESTS), str(Path(__file__).parent)]
+    arguments = [
+        str(tmp_path / "disturbed"),
+        source,
+        str(tiny_model_folder),
+        str(TESTS),
+        str(Path(__file__).parent),
+    ]
     command = [*machines_apart, sys.executable, "-c", CUT_OFF_DRIVER, *arguments]
     for _ in range(3):  # a busy machine may be too slow for Ray to start
         ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)

@@ -1,4 +1,7 @@
-"""SIGKILL a re-contextualisation at its commit points: all vectors of the old context or all of the new one, and a rerun goes on."""
+"""SIGKILL a re-contextualisation at its commit points.
+
+All vectors of the old context or all of the new one, and a rerun goes on.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,9 @@ def corpus(path: Path, first: int, count: int) -> str:
     rows = []
     for number in range(first, first + count):
         rng = np.random.default_rng(number)
-        rows.append({"id": f"d{number}", "text": " ".join(rng.choice(WORDS[number % 3 :: 3], size=12 + number % 9))})
+        rows.append(
+            {"id": f"d{number}", "text": " ".join(rng.choice(WORDS[number % 3 :: 3], size=12 + number % 9))}
+        )
     pq.write_table(pa.Table.from_pylist(rows), path)
     return str(path)
 
@@ -65,12 +70,16 @@ def visible(root: Path) -> dict[str, np.ndarray]:
 
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    return one.keys() == other.keys() and all(np.allclose(vector, other[key], atol=1e-5) for key, vector in one.items())
+    return one.keys() == other.keys() and all(
+        np.allclose(vector, other[key], atol=1e-5) for key, vector in one.items()
+    )
 
 
 @pytest.fixture(scope="module")
 def world(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, start_forks: Callable[[str], Callable[..., int]]
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model_folder: Path,
+    start_forks: Callable[[str], Callable[..., int]],
 ) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("drifted")
     config = settings(tiny_model_folder)
@@ -80,17 +89,34 @@ def world(
     recontextualise(folder / "new", "c", config)
     roots = {"old": folder / "old", "new": folder / "new"}
     work_and_die = start_forks(WORK)
-    return {**roots, "model": tiny_model_folder, "die": work_and_die, **{f"seen-{name}": visible(root) for name, root in roots.items()}}
+    return {
+        **roots,
+        "model": tiny_model_folder,
+        "die": work_and_die,
+        **{f"seen-{name}": visible(root) for name, root in roots.items()},
+    }
 
 
 @pytest.mark.parametrize(
     "point",
-    ["context-written", "shard-written", "documents-deleted", "chunks-deleted", "documents-added", "chunks-added", "generation-renamed"],
+    [
+        "context-written",
+        "shard-written",
+        "documents-deleted",
+        "chunks-deleted",
+        "documents-added",
+        "chunks-added",
+        "generation-renamed",
+    ],
 )
-def test_killed_run_changes_nothing_and_a_rerun_goes_on(world: dict[str, Any], tmp_path: Path, point: str) -> None:
+def test_killed_run_changes_nothing_and_a_rerun_goes_on(
+    world: dict[str, Any], tmp_path: Path, point: str
+) -> None:
     root = tmp_path / "root"
     shutil.copytree(world["old"], root)
-    assert not any(np.allclose(vector, world["seen-new"][key], atol=1e-4) for key, vector in world["seen-old"].items())
+    assert not any(
+        np.allclose(vector, world["seen-new"][key], atol=1e-4) for key, vector in world["seen-old"].items()
+    )
     assert world["die"](point, str(root), str(world["model"])) == -signal.SIGKILL
     assert same(visible(root), world["seen-old"])
     report = recontextualise(root, "c", settings(world["model"]))
@@ -105,5 +131,8 @@ def test_ingest_after_a_killed_run_keeps_the_old_context(world: dict[str, Any], 
     shutil.copytree(world["old"], root)
     assert world["die"]("documents-added", str(root), str(world["model"])) == -signal.SIGKILL
     build_index([corpus(tmp_path / "one.parquet", 100, 1)], root, "c", settings(world["model"]))
-    assert same({key: vector for key, vector in visible(root).items() if not key.startswith("d100")}, world["seen-old"])
+    assert same(
+        {key: vector for key, vector in visible(root).items() if not key.startswith("d100")},
+        world["seen-old"],
+    )
     assert verify_collection(CollectionLayout(root, "c")) == []

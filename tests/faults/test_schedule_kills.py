@@ -1,4 +1,7 @@
-"""Kill the scheduler, its child, or both in the middle of a scheduled ingest, and stop it politely: the next run finishes the work."""
+"""Kill the scheduler, its child, or both in the middle of a scheduled ingest, and stop it politely.
+
+The next run finishes the work.
+"""
 
 import os
 import signal
@@ -14,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.build_index import build_index
-from jobs.schedule_history import ScheduledRun, read_history
-from jobs.schedules import ScheduleFile
+from jobs.schedule.history import ScheduledRun, read_history
+from jobs.schedule.schedules import ScheduleFile
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
@@ -27,8 +30,9 @@ WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "wa
 SECONDS = 600.0
 """How long a test waits for what takes a few; a busy machine needs more."""
 
-# The ingest of the command line, with small shards, which at commit point argv[1] sends the signals of argv[2], "child" or "scheduler"
-# by name and by number. It goes on once the scheduler is gone: one that stops politely interrupts it before.
+# The ingest of the command line, with small shards, which at commit point argv[1] sends the signals of
+# argv[2], "child" or "scheduler" by name and by number. It goes on once the scheduler is gone: one that stops
+# politely interrupts it before.
 CHILD = """
 import os, sys, time
 import jobs.ingest_settings
@@ -53,8 +57,8 @@ sys.exit(run(cairn, sys.argv[3:], "cairn"))
 SCHEDULER = """
 import signal, sys
 from pathlib import Path
-from jobs.scheduler import Scheduler
-from jobs.schedules import ScheduleFile
+from jobs.schedule.scheduler import Scheduler
+from jobs.schedule.schedules import ScheduleFile
 command = (sys.executable, "-c", sys.argv[2], *sys.argv[3:])
 scheduler = Scheduler(file=ScheduleFile(Path(sys.argv[1])), command=command, log=print, retry_seconds=0.2)
 signal.signal(signal.SIGTERM, lambda *_: setattr(scheduler, "is_stopping", True))
@@ -66,7 +70,10 @@ scheduler.run()
 def world(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("scheduled")
     rng = np.random.default_rng(0)
-    rows = [{"id": f"d{number}", "text": " ".join(rng.choice(WORDS, size=12 + number % 9))} for number in range(30)]
+    rows = [
+        {"id": f"d{number}", "text": " ".join(rng.choice(WORDS, size=12 + number % 9))}
+        for number in range(30)
+    ]
     pq.write_table(pa.Table.from_pylist(rows), folder / "corpus.parquet")
     config = IngestConfig(
         encoder=EncoderConfig(model=str(tiny_model_folder), landmark_interval=16),
@@ -75,7 +82,11 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> 
         shard_characters=300,
     )
     build_index([str(folder / "corpus.parquet")], folder / "undisturbed", "c", config)
-    return {"corpus": folder / "corpus.parquet", "model": tiny_model_folder, "seen": contents(folder / "undisturbed")}
+    return {
+        "corpus": folder / "corpus.parquet",
+        "model": tiny_model_folder,
+        "seen": contents(folder / "undisturbed"),
+    }
 
 
 def contents(root: Path) -> dict[str, int]:
@@ -85,18 +96,31 @@ def contents(root: Path) -> dict[str, int]:
 
 
 def write_schedule(folder: Path, world: dict[str, Any]) -> ScheduleFile:
-    words = ["ingest", world["corpus"], "--collection", "c", "--model", world["model"], "--landmark-interval", "16"]
+    words = [
+        "ingest",
+        world["corpus"],
+        "--collection",
+        "c",
+        "--model",
+        world["model"],
+        "--landmark-interval",
+        "16",
+    ]
     words += ["--num-clusters", "2", "--context-documents", "4"]
     run = ", ".join(f'"{word}"' for word in words)
     file = ScheduleFile(folder / "schedules.toml")
-    file.path.write_text(f'[yearly]\ncron = "0 0 1 1 *"\ntime-zone = "UTC"\nrun = [{run}]\nsince = 2020-01-01T00:00:00Z\n')
+    file.path.write_text(
+        f'[yearly]\ncron = "0 0 1 1 *"\ntime-zone = "UTC"\nrun = [{run}]\nsince = 2020-01-01T00:00:00Z\n'
+    )
     return file
 
 
 def start(file: ScheduleFile, *disturbance: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CAIRN_ROOT": str(file.path.parent / "cairn-data")}
     return subprocess.Popen(
-        [sys.executable, "-c", SCHEDULER, str(file.path), CHILD, *disturbance], env=environment, stdout=subprocess.DEVNULL
+        [sys.executable, "-c", SCHEDULER, str(file.path), CHILD, *disturbance],
+        env=environment,
+        stdout=subprocess.DEVNULL,
     )
 
 
@@ -130,7 +154,9 @@ def test_killed_scheduler_leaves_its_child_to_finish_and_the_next_run_finds_noth
     require_whole(file, world)
 
 
-def test_killed_scheduler_and_child_leave_the_next_run_to_go_on(world: dict[str, Any], tmp_path: Path) -> None:
+def test_killed_scheduler_and_child_leave_the_next_run_to_go_on(
+    world: dict[str, Any], tmp_path: Path
+) -> None:
     file = write_schedule(tmp_path, world)
     both = f"scheduler={signal.SIGKILL:d} child={signal.SIGKILL:d}"
     assert start(file, "chunks-added", both).wait(SECONDS) == -signal.SIGKILL
@@ -154,7 +180,9 @@ def test_killed_child_leaves_the_next_run_to_go_on(world: dict[str, Any], tmp_pa
     require_whole(file, world)
 
 
-def test_sigterm_interrupts_the_ingest_and_the_next_start_finishes_it(world: dict[str, Any], tmp_path: Path) -> None:
+def test_sigterm_interrupts_the_ingest_and_the_next_start_finishes_it(
+    world: dict[str, Any], tmp_path: Path
+) -> None:
     file = write_schedule(tmp_path, world)
     assert start(file, "shard-written", f"scheduler={signal.SIGTERM:d}").wait(SECONDS) == 0
     assert [run.exit_code for run in read_history(file.history_path)] == [130]

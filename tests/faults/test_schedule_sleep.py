@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.schedule_history import read_history
-from jobs.schedules import ScheduleFile
+from jobs.schedule.history import read_history
+from jobs.schedule.schedules import ScheduleFile
 
 pytestmark = pytest.mark.faults
 
@@ -19,8 +19,8 @@ SECONDS = 120.0
 SCHEDULER = """
 import signal, sys
 from pathlib import Path
-from jobs.scheduler import Scheduler
-from jobs.schedules import ScheduleFile
+from jobs.schedule.scheduler import Scheduler
+from jobs.schedule.schedules import ScheduleFile
 command = (sys.executable, "-c", "print('{}')")
 scheduler = Scheduler(file=ScheduleFile(Path(sys.argv[1])), command=command, log=lambda line: print(line, flush=True))
 signal.signal(signal.SIGTERM, lambda *_: setattr(scheduler, "is_stopping", True))
@@ -30,8 +30,12 @@ scheduler.run()
 
 def test_host_asleep_at_two_scheduled_times_runs_once_when_it_wakes(tmp_path: Path) -> None:
     file = ScheduleFile(tmp_path / "schedules.toml")
-    file.path.write_text('[often]\ncron = "* * * * *"\ntime-zone = "UTC"\nrun = ["ingest", "a", "--collection", "c"]\n')
-    process = subprocess.Popen([sys.executable, "-c", SCHEDULER, str(file.path)], stdout=subprocess.PIPE, text=True)
+    file.path.write_text(
+        '[often]\ncron = "* * * * *"\ntime-zone = "UTC"\nrun = ["ingest", "a", "--collection", "c"]\n'
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCHEDULER, str(file.path)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert "event=armed" in process.stdout.readline()
     process.send_signal(signal.SIGSTOP)

@@ -1,4 +1,7 @@
-"""SIGKILL writers and readers of a collection in an object store: others see the old or the new generation, and a rerun converges."""
+"""SIGKILL writers and readers of a collection in an object store.
+
+Others see the old or the new generation, and a rerun converges.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ def stones() -> ModuleType:
 
 
 @pytest.fixture
-def machine(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], CollectionLayout]:
+def machine(
+    object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], CollectionLayout]:
     monkeypatch.setattr(replica_module, "REFRESH_SECONDS", 0.0)
 
     def on(name: str) -> CollectionLayout:
@@ -72,7 +77,11 @@ def forks(start_forks: Callable[[str], Callable[..., int]]) -> Callable[..., int
 def kill(forks: Callable[..., int]) -> Callable[[str, str], None]:
     def kill_at(point: str, action: str) -> None:
         assert (
-            forks(point, action, **{name: value for name, value in os.environ.items() if name.startswith(("AWS_", "CAIRN_"))})
+            forks(
+                point,
+                action,
+                **{name: value for name, value in os.environ.items() if name.startswith(("AWS_", "CAIRN_"))},
+            )
             == -signal.SIGKILL
         )
         time.sleep(0.2)  # until its lease has expired
@@ -85,9 +94,15 @@ def served(layout: CollectionLayout) -> list[str]:
 
 
 @pytest.mark.parametrize("same_machine", [True, False], ids=["rerun-here", "rerun-elsewhere"])
-@pytest.mark.parametrize("point", ["chunks-added", "generation-renamed", *REPLICA_POINTS[:2], "current-replaced"])
+@pytest.mark.parametrize(
+    "point", ["chunks-added", "generation-renamed", *REPLICA_POINTS[:2], "current-replaced"]
+)
 def test_killed_writer_shows_old_or_new_to_all_and_a_rerun_converges(
-    machine: Callable[[str], CollectionLayout], stones: ModuleType, kill: Callable[[str, str], None], point: str, same_machine: bool
+    machine: Callable[[str], CollectionLayout],
+    stones: ModuleType,
+    kill: Callable[[str, str], None],
+    point: str,
+    same_machine: bool,
 ) -> None:
     stones.publish_documents(machine("a"), stones.document_ids(20))
     old = served(machine("reader"))
@@ -104,7 +119,10 @@ def test_killed_writer_shows_old_or_new_to_all_and_a_rerun_converges(
 
 @pytest.mark.parametrize("point", REPLICA_POINTS[2:])
 def test_killed_reader_leaves_a_copy_that_the_next_one_completes(
-    machine: Callable[[str], CollectionLayout], stones: ModuleType, kill: Callable[[str, str], None], point: str
+    machine: Callable[[str], CollectionLayout],
+    stones: ModuleType,
+    kill: Callable[[str, str], None],
+    point: str,
 ) -> None:
     stones.publish_documents(machine("a"), stones.document_ids(20))
     old = served(machine("reader"))

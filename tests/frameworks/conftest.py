@@ -31,5 +31,7 @@ def stones_client(stones_address: str) -> Iterator[CairnClient]:
 
 
 @pytest.fixture(params=["local", "remote"])
-def stones(request: pytest.FixtureRequest, local_stones: Collection, stones_client: CairnClient) -> Searchable:
+def stones(
+    request: pytest.FixtureRequest, local_stones: Collection, stones_client: CairnClient
+) -> Searchable:
     return local_stones if request.param == "local" else stones_client.collection("stones")

@@ -1,4 +1,7 @@
-"""Cairn without its extras: nothing imports a framework that was not asked for, and who asks is told what to install."""
+"""Cairn without its extras.
+
+Nothing imports a framework that was not asked for, and who asks is told what to install.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,16 @@ FRAMEWORKS = ("langchain_core", "llama_index", "haystack", "mcp", "httpx2", "htt
 
 
 def run(program: str) -> str:
-    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True
+    ).stdout
 
 
 def test_cairn_imports_no_framework_by_itself() -> None:
     loaded = json.loads(
         run(
-            "import json, sys, cli.main, pipeline.collection, pipeline.client.errors, pipeline.frameworks.source\n"
+            "import json, sys, cli.main, pipeline.collection, pipeline.client.errors, "
+            "pipeline.frameworks.source\n"
             "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
         )
     )
@@ -43,6 +49,10 @@ def test_cairn_imports_no_framework_by_itself() -> None:
 def test_extra_that_is_missing_is_named(module: str, package: str, extra: str) -> None:
     said = run(
         f"import sys\nfor name in {FRAMEWORKS}: sys.modules[name] = None\n"
-        f"from pipeline.errors import ConfigError\ntry:\n    import {module}\nexcept ConfigError as error:\n    print(error)"
+        f"from pipeline.errors import ConfigError\ntry:\n    import {module}\nexcept ConfigError as "
+        "error:\n    print(error)"
     )
-    assert f"must have the package {package}, got none; install it with `pip install 'cairn-retrieval[{extra}]'`" in said
+    assert (
+        f"must have the package {package}, got none; install it with `pip install 'cairn-retrieval[{extra}]'`"
+        in said
+    )

@@ -28,14 +28,19 @@ def test_component_answers_with_scored_documents(retriever: CairnRetriever) -> N
     assert all(isinstance(document, Document) and document.score is not None for document in documents)
     assert documents[0].meta["end_char"] - documents[0].meta["start_char"] == len(documents[0].content or "")
     filters = {"operator": "AND", "conditions": [{"field": "meta.year", "operator": ">=", "value": 2009}]}
-    assert {document.meta["year"] for document in retriever.run(QUERY, filters=filters, top_k=12)["documents"]} == {2009, 2010, 2011}
+    assert {
+        document.meta["year"] for document in retriever.run(QUERY, filters=filters, top_k=12)["documents"]
+    } == {2009, 2010, 2011}
 
 
 def test_pipeline_runs_as_before_once_written_and_read_again(retriever: CairnRetriever) -> None:
     pipeline = Pipeline()
     pipeline.add_component("retriever", retriever)
     pipeline.add_component(
-        "prompt", PromptBuilder("{% for document in documents %}{{ document.content }}|{% endfor %}", required_variables="*")
+        "prompt",
+        PromptBuilder(
+            "{% for document in documents %}{{ document.content }}|{% endfor %}", required_variables="*"
+        ),
     )
     pipeline.connect("retriever.documents", "prompt.documents")
     written = pipeline.dumps()
@@ -45,7 +50,9 @@ def test_pipeline_runs_as_before_once_written_and_read_again(retriever: CairnRet
 
 
 def test_key_is_written_by_its_variable_only() -> None:
-    component = CairnRetriever("stones", url="http://127.0.0.1:1", api_key=Secret.from_env_var("MY_KEY", strict=False))
+    component = CairnRetriever(
+        "stones", url="http://127.0.0.1:1", api_key=Secret.from_env_var("MY_KEY", strict=False)
+    )
     data = component.to_dict()
     assert data["init_parameters"]["api_key"] == {"type": "env_var", "env_vars": ["MY_KEY"], "strict": False}
     assert CairnRetriever.from_dict(data).to_dict() == data
@@ -59,13 +66,22 @@ def test_key_is_written_by_its_variable_only() -> None:
         (None, None),
         ({}, None),
         ({"type": "eq", "key": "year", "value": 1}, {"type": "eq", "key": "year", "value": 1}),
-        ({"field": "meta.year", "operator": "not in", "value": [1]}, {"type": "nin", "key": "year", "value": [1]}),
+        (
+            {"field": "meta.year", "operator": "not in", "value": [1]},
+            {"type": "nin", "key": "year", "value": [1]},
+        ),
         (
             {
                 "operator": "OR",
-                "conditions": [{"field": "a", "operator": "==", "value": 1}, {"field": "meta.b", "operator": "<", "value": 2}],
+                "conditions": [
+                    {"field": "a", "operator": "==", "value": 1},
+                    {"field": "meta.b", "operator": "<", "value": 2},
+                ],
             },
-            {"type": "or", "filters": [{"type": "eq", "key": "a", "value": 1}, {"type": "lt", "key": "b", "value": 2}]},
+            {
+                "type": "or",
+                "filters": [{"type": "eq", "key": "a", "value": 1}, {"type": "lt", "key": "b", "value": 2}],
+            },
         ),
     ],
 )
@@ -73,7 +89,9 @@ def test_filters_become_cairns(haystack: dict[str, Any] | None, cairn: dict[str,
     assert cairn_filter(haystack) == cairn
 
 
-@pytest.mark.parametrize("wrong", [{"operator": "NOT", "conditions": []}, {"field": "a", "operator": "~"}, {"operator": "=="}])
+@pytest.mark.parametrize(
+    "wrong", [{"operator": "NOT", "conditions": []}, {"field": "a", "operator": "~"}, {"operator": "=="}]
+)
 def test_filters_without_a_counterpart_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(FilterError, match="for NOT"):
         cairn_filter(wrong)

@@ -18,9 +18,15 @@ from pipeline.frameworks.langchain_embeddings import CairnEmbeddings
 @pytest.mark.anyio
 class TestCairnEmbeddings(EmbeddingsIntegrationTests):
     @pytest.fixture(autouse=True, params=["local", "remote"])
-    def give(self, request: pytest.FixtureRequest, tiny_model_folder: Path, stones_client: CairnClient) -> None:
+    def give(
+        self, request: pytest.FixtureRequest, tiny_model_folder: Path, stones_client: CairnClient
+    ) -> None:
         is_local = request.param == "local"
-        self.encoder = load_encoder(str(tiny_model_folder), landmark_interval=16) if is_local else stones_client.collection("stones")
+        self.encoder = (
+            load_encoder(str(tiny_model_folder), landmark_interval=16)
+            if is_local
+            else stones_client.collection("stones")
+        )
 
     @property
     def embeddings_class(self) -> type[Embeddings]:

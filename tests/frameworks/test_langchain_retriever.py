@@ -40,7 +40,9 @@ def test_documents_say_where_they_stand(stones: Searchable) -> None:
     documents = retriever.invoke(QUERY)
     assert all(isinstance(document, Document) and document.metadata["year"] >= 2005 for document in documents)
     first = documents[0]
-    assert first.id == f"{first.metadata['doc_id']}#{first.metadata['start_char']}-{first.metadata['end_char']}"
+    assert (
+        first.id == f"{first.metadata['doc_id']}#{first.metadata['start_char']}-{first.metadata['end_char']}"
+    )
     assert {document.metadata["year"] for document in retriever.invoke(QUERY, filters=None)} != {2005}
     assert len(retriever.invoke(QUERY, k=9, parameters={"passages": 1})) == 7
 

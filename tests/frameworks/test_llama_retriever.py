@@ -17,7 +17,9 @@ QUERY = "granite and slate"
 
 
 def test_nodes_carry_span_source_and_score(stones: Searchable) -> None:
-    retriever = CairnRetriever(stones, similarity_top_k=3, filters={"type": "gte", "key": "year", "value": 2004})
+    retriever = CairnRetriever(
+        stones, similarity_top_k=3, filters={"type": "gte", "key": "year", "value": 2004}
+    )
     assert isinstance(retriever, BaseRetriever)
     found = retriever.retrieve(QUERY)
     assert len(found) == 3

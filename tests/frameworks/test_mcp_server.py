@@ -40,8 +40,14 @@ async def test_search_finds_documents_that_get_document_reads(stones: Searchable
         first = answer["documents"][0]
         passage = first["passages"][0]
         assert first["metadata"]["year"] >= 2003
-        assert sum(len(each["text"]) for document in answer["documents"] for each in document["passages"]) <= 400
-        place = {"doc_id": first["doc_id"], "start_char": passage["start_char"], "max_characters": len(passage["text"])}
+        assert (
+            sum(len(each["text"]) for document in answer["documents"] for each in document["passages"]) <= 400
+        )
+        place = {
+            "doc_id": first["doc_id"],
+            "start_char": passage["start_char"],
+            "max_characters": len(passage["text"]),
+        }
         read = (await client.call_tool("get_document", place)).structured_content
         assert read is not None
         assert read["text"] == passage["text"]
@@ -57,7 +63,9 @@ async def test_search_finds_documents_that_get_document_reads(stones: Searchable
         ("search", {"query": "x", "top_k": 1_000}, "less than or equal to 50"),
     ],
 )
-async def test_what_cannot_be_answered_is_a_sentence(stones: Searchable, tool: str, asked: dict[str, object], sentence: str) -> None:
+async def test_what_cannot_be_answered_is_a_sentence(
+    stones: Searchable, tool: str, asked: dict[str, object], sentence: str
+) -> None:
     async with Client(make_server(stones)) as client:
         result = await client.call_tool(tool, asked)
         assert result.is_error

@@ -29,12 +29,25 @@ ADDRESS = "http://127.0.0.1:8400"
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """A folder as `make demo` leaves it, and the address of a server over it."""
     folder = tmp_path_factory.mktemp("demo")
-    rows = pa.table({"id": ["stdlib/argparse", "topic/exceptions"], "text": ["parse a line", "raise it"], "kind": ["module", "topic"]})
+    rows = pa.table(
+        {
+            "id": ["stdlib/argparse", "topic/exceptions"],
+            "text": ["parse a line", "raise it"],
+            "kind": ["module", "topic"],
+        }
+    )
     pq.write_table(rows, folder / "sample.parquet")
-    build_index([str(folder / "sample.parquet")], folder / "cairn-data", "python-docs", resolve_ingest_config({}, None))
+    build_index(
+        [str(folder / "sample.parquet")],
+        folder / "cairn-data",
+        "python-docs",
+        resolve_ingest_config({}, None),
+    )
     settings = ServeSettings(root=folder / "cairn-data", port=0, deadline_seconds=300.0)
     with bind(settings) as listener:
-        server = uvicorn.Server(uvicorn.Config(create_app(settings), lifespan="on", ws="none", log_config=None, access_log=False))
+        server = uvicorn.Server(
+            uvicorn.Config(create_app(settings), lifespan="on", ws="none", log_config=None, access_log=False)
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         while not server.started and thread.is_alive():

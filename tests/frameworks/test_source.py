@@ -28,7 +28,9 @@ def test_passages_are_cut_from_their_documents_best_first(stones: Searchable) ->
 
 def test_parameters_are_those_of_the_search(stones: Searchable) -> None:
     only = {"type": "eq", "key": "year", "value": 2003}
-    assert {passage.metadata["year"] for passage in find_passages(stones, QUERY, 5, {"filters": only})} == {2003}
+    assert {passage.metadata["year"] for passage in find_passages(stones, QUERY, 5, {"filters": only})} == {
+        2003
+    }
     within = find_passages(stones, QUERY, 10, {"max_characters": 150})
     assert 0 < sum(len(passage.text) for passage in within) <= 150
 

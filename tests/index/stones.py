@@ -46,7 +46,9 @@ def document_rows(doc_ids: Sequence[str], version: int = 0, vector_dim: int = VE
         "doc_id": pa.array(doc_ids, pa.string()),
         "title": pa.array([f"title {doc_id}" for doc_id in doc_ids], pa.string()),
         "text": pa.array(texts, pa.large_string()),
-        "content_sha256": pa.array([hashlib.sha256(text.encode()).hexdigest() for text in texts], pa.string()),
+        "content_sha256": pa.array(
+            [hashlib.sha256(text.encode()).hexdigest() for text in texts], pa.string()
+        ),
         "source_file": pa.array(["part-0.parquet"] * len(doc_ids), pa.string()),
         "cluster_id": pa.array([len(doc_id) % 2 for doc_id in doc_ids], pa.int32()),
         "num_tokens": pa.array([len(text.split()) for text in texts], pa.int32()),
@@ -69,14 +71,23 @@ def chunk_rows(doc_ids: Sequence[str], version: int = 0, vector_dim: int = VECTO
     schema = chunks_schema(vector_dim)
     columns = [pa.array(column, schema.field(i).type) for i, column in enumerate(zip(*rows, strict=True))]
     return pa.RecordBatch.from_arrays(
-        [*columns, pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(vectors).ravel()), vector_dim)], schema=schema
+        [*columns, pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(vectors).ravel()), vector_dim)],
+        schema=schema,
     )
 
 
 def publish_documents(
-    layout: CollectionLayout, doc_ids: Sequence[str], *, replaced: Sequence[str] = (), version: int = 0, config: IndexConfig | None = None
+    layout: CollectionLayout,
+    doc_ids: Sequence[str],
+    *,
+    replaced: Sequence[str] = (),
+    version: int = 0,
+    config: IndexConfig | None = None,
 ) -> Manifest:
-    """Do what an ingest does after encoding: settle, roll back, commit (``replaced`` ids are deleted first where they stand), publish."""
+    """Do what an ingest does after encoding.
+
+    Settle, roll back, commit (``replaced`` ids are deleted first where they stand), publish.
+    """
     with layout.writer_lock():
         before = prepare_writer(layout)
         tables = LanceTables.open_or_create(layout, METADATA, VECTOR_DIM)

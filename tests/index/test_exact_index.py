@@ -24,7 +24,10 @@ def test_exact_search_equals_naive_search_with_ties(allowed: list[int] | None) -
     vectors, queries = grid_vectors(40), grid_vectors(5)
     positions = None if allowed is None else np.array(allowed, dtype=np.int64)
     _, found = ExactIndex(vectors).search(queries, 8, positions)
-    expected = [naive_search(vectors, query, 8, sorted(set(range(40) if allowed is None else allowed))) for query in queries]
+    expected = [
+        naive_search(vectors, query, 8, sorted(set(range(40) if allowed is None else allowed)))
+        for query in queries
+    ]
     assert found.tolist() == expected
 
 

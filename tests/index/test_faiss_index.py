@@ -13,7 +13,13 @@ from pipeline.errors import IntegrityError
 from pipeline.index import faiss_build
 from pipeline.index.exact_index import ExactIndex
 from pipeline.index.faiss_build import build_faiss_index
-from pipeline.index.faiss_index import BRUTE_FORCE_POSITIONS, REFINE_SUFFIX, FaissIndex, choose_kind, open_faiss_index
+from pipeline.index.faiss_index import (
+    BRUTE_FORCE_POSITIONS,
+    REFINE_SUFFIX,
+    FaissIndex,
+    choose_kind,
+    open_faiss_index,
+)
 from pipeline.index.protocol import VectorIndex
 
 KINDS = ("flat", "ivf_sq8", "ivf_rabitq")
@@ -35,9 +41,13 @@ def stream_of(vectors: np.ndarray, block: int = 1_000) -> Callable[[], Iterator[
     return lambda: (vectors[start : start + block] for start in range(0, len(vectors), block))
 
 
-def build(folder: Path, kind: Any, vectors: np.ndarray = VECTORS, block: int = 1_000) -> tuple[FaissIndex, dict[str, Any], Path]:
+def build(
+    folder: Path, kind: Any, vectors: np.ndarray = VECTORS, block: int = 1_000
+) -> tuple[FaissIndex, dict[str, Any], Path]:
     path = folder / f"{kind}.faiss"
-    description = build_faiss_index(stream_of(vectors, block), len(vectors), vectors.shape[1], IndexConfig(kind=kind), path)
+    description = build_faiss_index(
+        stream_of(vectors, block), len(vectors), vectors.shape[1], IndexConfig(kind=kind), path
+    )
     return open_faiss_index(path, description), description, path
 
 
@@ -63,7 +73,9 @@ def test_search_scores_descend(index: FaissIndex) -> None:
 
 
 @pytest.mark.parametrize("num_allowed", [3, 700, BRUTE_FORCE_POSITIONS + 500])
-def test_search_within_allowed_positions_agrees_with_the_exact_index(index: FaissIndex, num_allowed: int) -> None:
+def test_search_within_allowed_positions_agrees_with_the_exact_index(
+    index: FaissIndex, num_allowed: int
+) -> None:
     allowed = np.random.default_rng(2).choice(NUM_VECTORS, num_allowed, replace=False).astype(np.int64)
     _, expected = ExactIndex(VECTORS).search(QUERIES, 10, allowed)
     _, found = index.search(QUERIES, 10, allowed)
@@ -121,7 +133,9 @@ def test_faiss_index_is_a_vector_index(index: FaissIndex) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_build_of_the_same_vectors_gives_the_same_bytes_whatever_the_blocks(tmp_path: Path, kind: str) -> None:
+def test_build_of_the_same_vectors_gives_the_same_bytes_whatever_the_blocks(
+    tmp_path: Path, kind: str
+) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     _, description, first = build(tmp_path / "a", kind, VECTORS[:3_000], block=1_000)
@@ -132,7 +146,9 @@ def test_build_of_the_same_vectors_gives_the_same_bytes_whatever_the_blocks(tmp_
 
 
 @pytest.mark.parametrize("kind", ["ivf_sq8", "ivf_rabitq"])
-def test_build_in_several_spills_equals_one_spill(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_in_several_spills_equals_one_spill(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     _, _, whole = build(tmp_path / "a", kind, VECTORS[:3_000])
@@ -151,7 +167,9 @@ def test_build_writes_what_faiss_itself_would_write(tmp_path: Path) -> None:
 def test_build_of_inverted_lists_reads_back_without_a_memory_map(tmp_path: Path) -> None:
     _, _, path = build(tmp_path, "ivf_sq8", VECTORS[:3_000])
     plain = faiss.read_index(str(path))
-    listed = [faiss.rev_swig_ptr(plain.invlists.get_ids(i), plain.invlists.list_size(i)) for i in range(plain.nlist)]
+    listed = [
+        faiss.rev_swig_ptr(plain.invlists.get_ids(i), plain.invlists.list_size(i)) for i in range(plain.nlist)
+    ]
     assert sorted(np.concatenate(listed).tolist()) == list(range(3_000))
 
 
@@ -184,7 +202,8 @@ def test_build_records_its_settings_and_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_vectors", "kind"), [(0, "flat"), (20_000, "flat"), (20_001, "ivf_sq8"), (4_999_999, "ivf_sq8"), (5_000_000, "ivf_rabitq")]
+    ("num_vectors", "kind"),
+    [(0, "flat"), (20_000, "flat"), (20_001, "ivf_sq8"), (4_999_999, "ivf_sq8"), (5_000_000, "ivf_rabitq")],
 )
 def test_choose_kind_follows_the_thresholds(num_vectors: int, kind: str) -> None:
     assert choose_kind(num_vectors, IndexConfig())[0] == kind

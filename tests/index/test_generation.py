@@ -50,11 +50,19 @@ def test_generation_chunks_cover_each_text(generation: Generation, stones: Modul
 
 
 def test_generation_arrays_are_views_of_the_mapped_files(generation: Generation) -> None:
-    views = (generation.row_ids, generation.cluster_ids, generation.chunk_documents, generation.chunk_starts, generation.chunk_ends)
+    views = (
+        generation.row_ids,
+        generation.cluster_ids,
+        generation.chunk_documents,
+        generation.chunk_starts,
+        generation.chunk_ends,
+    )
     assert not any(view.flags.owndata or view.flags.writeable for view in views)
 
 
-def test_fetch_documents_keeps_the_order_asked_and_repeats(generation: Generation, stones: ModuleType) -> None:
+def test_fetch_documents_keeps_the_order_asked_and_repeats(
+    generation: Generation, stones: ModuleType
+) -> None:
     ids = stones.document_ids(20)
     fetched = generation.fetch_documents([5, 2, 5, 19], ["doc_id", "text"])
     assert fetched.column_names == ["doc_id", "text"]
@@ -77,7 +85,9 @@ def test_position_of_row_ids_of_an_unknown_row_is_refused(generation: Generation
         generation.position_of_row_ids([1 << 50])
 
 
-def test_generation_stays_readable_when_a_newer_one_is_published(published: CollectionLayout, stones: ModuleType) -> None:
+def test_generation_stays_readable_when_a_newer_one_is_published(
+    published: CollectionLayout, stones: ModuleType
+) -> None:
     old = open_generation(published)
     stones.publish_change(published, "n")
     assert old.fetch_documents([0], ["doc_id", "year"]).to_pylist() == [{"doc_id": "d0", "year": 2000}]
@@ -85,13 +95,17 @@ def test_generation_stays_readable_when_a_newer_one_is_published(published: Coll
     assert open_generation(published, 1).num_documents == 20
 
 
-def test_generation_answers_text_queries_from_its_own_version(published: CollectionLayout, stones: ModuleType) -> None:
+def test_generation_answers_text_queries_from_its_own_version(
+    published: CollectionLayout, stones: ModuleType
+) -> None:
     old = open_generation(published)
     stones.publish_change(published, "n")
     new = open_generation(published)
 
     def find(generation: Generation, words: str) -> list[str]:
-        query = generation.document_table.search(words, query_type="fts", fts_columns="text").select(["doc_id", "_score"])
+        query = generation.document_table.search(words, query_type="fts", fts_columns="text").select(
+            ["doc_id", "_score"]
+        )
         return query.limit(50).to_arrow().column("doc_id").to_pylist()
 
     assert find(old, "w1x0") == []
@@ -99,13 +113,17 @@ def test_generation_answers_text_queries_from_its_own_version(published: Collect
     assert "d0" not in find(new, "w0x0")
 
 
-def test_generation_of_no_documents_opens_and_finds_nothing(published: CollectionLayout, stones: ModuleType) -> None:
+def test_generation_of_no_documents_opens_and_finds_nothing(
+    published: CollectionLayout, stones: ModuleType
+) -> None:
     from pipeline.index.maintenance import delete_documents
 
     delete_documents(published, stones.document_ids(20))
     generation = open_generation(published)
     assert generation.num_documents == 0
-    assert generation.documents.search(np.ones((1, stones.VECTOR_DIM), np.float32), 3)[1].tolist() == [[-1, -1, -1]]
+    assert generation.documents.search(np.ones((1, stones.VECTOR_DIM), np.float32), 3)[1].tolist() == [
+        [-1, -1, -1]
+    ]
     assert generation.chunk_offsets.tolist() == [0]
     with pytest.raises(IntegrityError):
         generation.position_of_row_ids([0])
@@ -120,7 +138,9 @@ def test_open_latest_intact_generation_of_a_whole_one_has_no_warning(published: 
     assert open_latest_intact_generation(published).warning is None
 
 
-def test_open_latest_intact_generation_falls_back_and_says_so(published: CollectionLayout, stones: ModuleType) -> None:
+def test_open_latest_intact_generation_falls_back_and_says_so(
+    published: CollectionLayout, stones: ModuleType
+) -> None:
     stones.publish_change(published, "n")
     (published.generation_folder(2) / CHUNKS_FAISS).write_bytes(b"")
     generation = open_latest_intact_generation(published)

@@ -18,7 +18,13 @@ def tables(layout: CollectionLayout, stones: ModuleType) -> LanceTables:
 
 
 def commit(
-    tables: LanceTables, stones: ModuleType, doc_ids: list[str], *, generation: int = 1, expected: int | None = None, version: int = 0
+    tables: LanceTables,
+    stones: ModuleType,
+    doc_ids: list[str],
+    *,
+    generation: int = 1,
+    expected: int | None = None,
+    version: int = 0,
 ) -> Versions:
     documents, chunks = stones.document_rows(doc_ids, version), stones.chunk_rows(doc_ids, version)
     return tables.commit(
@@ -36,7 +42,11 @@ def documents_in_two(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def scan_ids(tables: LanceTables, table: str, versions: Versions) -> list[str]:
-    return [doc_id for batch in tables.scan(table, ["doc_id"], versions) for doc_id in batch.column("doc_id").to_pylist()]
+    return [
+        doc_id
+        for batch in tables.scan(table, ["doc_id"], versions)
+        for doc_id in batch.column("doc_id").to_pylist()
+    ]
 
 
 def test_commit_keeps_the_order_of_the_streams(tables: LanceTables, stones: ModuleType) -> None:
@@ -67,37 +77,66 @@ def test_commit_with_a_wrong_count_is_refused(tables: LanceTables, stones: Modul
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_commit_of_vectors_that_are_no_numbers_is_refused(tables: LanceTables, stones: ModuleType, value: float) -> None:
+def test_commit_of_vectors_that_are_no_numbers_is_refused(
+    tables: LanceTables, stones: ModuleType, value: float
+) -> None:
     rows = stones.document_rows(["a", "b"])
     vectors = rows.column("vector").flatten().to_numpy().copy()
     vectors[3] = value
     index = rows.schema.get_field_index("vector")
-    broken = rows.set_column(index, rows.schema.field(index), pa.FixedSizeListArray.from_arrays(pa.array(vectors), stones.VECTOR_DIM))
+    broken = rows.set_column(
+        index,
+        rows.schema.field(index),
+        pa.FixedSizeListArray.from_arrays(pa.array(vectors), stones.VECTOR_DIM),
+    )
     with pytest.raises(IntegrityError, match="finite numbers"):
-        tables.commit(generation=1, documents=pa.RecordBatchReader.from_batches(broken.schema, [broken]), expected_documents=2)
+        tables.commit(
+            generation=1,
+            documents=pa.RecordBatchReader.from_batches(broken.schema, [broken]),
+            expected_documents=2,
+        )
 
 
 def test_commit_of_a_missing_column_is_refused(tables: LanceTables, stones: ModuleType) -> None:
     rows = stones.document_rows(["a", "b"]).drop_columns(["year"])
     with pytest.raises(IntegrityError, match="must have the columns"):
-        tables.commit(generation=1, documents=pa.RecordBatchReader.from_batches(rows.schema, [rows]), expected_documents=2)
+        tables.commit(
+            generation=1,
+            documents=pa.RecordBatchReader.from_batches(rows.schema, [rows]),
+            expected_documents=2,
+        )
 
 
-def test_commit_leaves_no_row_outside_the_text_index(tables: LanceTables, stones: ModuleType, layout: CollectionLayout) -> None:
+def test_commit_leaves_no_row_outside_the_text_index(
+    tables: LanceTables, stones: ModuleType, layout: CollectionLayout
+) -> None:
     for generation in (1, 2, 3):
         commit(tables, stones, stones.document_ids(5, f"g{generation}-"), generation=generation)
     import lancedb
 
     table = lancedb.connect(str(layout.lance_folder)).open_table(DOCUMENTS)
     statistics = {index.columns[0]: table.index_stats(index.name) for index in table.list_indices()}
-    assert {column: found.num_unindexed_rows for column, found in statistics.items() if found} == {"text": 0, "title": 0}
+    assert {column: found.num_unindexed_rows for column, found in statistics.items() if found} == {
+        "text": 0,
+        "title": 0,
+    }
 
 
-def test_commit_announces_every_step_in_order(tables: LanceTables, stones: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_announces_every_step_in_order(
+    tables: LanceTables, stones: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[str] = []
     monkeypatch.setattr(durable, "_observers", [seen.append])
     tables.commit(generation=1, deleted_ids=[["x"]])
-    assert seen == ["documents-deleted", "chunks-deleted", "documents-added", "chunks-added", "compacted", "text-indexed", "tagged"]
+    assert seen == [
+        "documents-deleted",
+        "chunks-deleted",
+        "documents-added",
+        "chunks-added",
+        "compacted",
+        "text-indexed",
+        "tagged",
+    ]
 
 
 def test_forced_compaction_keeps_rows_and_order(tables: LanceTables, stones: ModuleType) -> None:
@@ -110,7 +149,10 @@ def test_forced_compaction_keeps_rows_and_order(tables: LanceTables, stones: Mod
     assert {name: scan_ids(tables, name, versions) for name in (DOCUMENTS, CHUNKS)} == before
 
 
-@pytest.mark.parametrize(("stored", "replaced"), [(2, [0]), (2, [1]), (8, [0, 3, 4]), (8, [5, 6, 7]), (9, [0, 1, 2, 3, 4, 5, 6, 7])])
+@pytest.mark.parametrize(
+    ("stored", "replaced"),
+    [(2, [0]), (2, [1]), (8, [0, 3, 4]), (8, [5, 6, 7]), (9, [0, 1, 2, 3, 4, 5, 6, 7])],
+)
 def test_replacing_many_documents_keeps_both_tables_in_one_order(
     tables: LanceTables, stones: ModuleType, stored: int, replaced: list[int]
 ) -> None:
@@ -131,7 +173,9 @@ def test_replacing_many_documents_keeps_both_tables_in_one_order(
     assert list(dict.fromkeys(scan_ids(tables, CHUNKS, versions))) == expected
 
 
-def test_roll_back_undoes_what_came_after_the_pinned_versions(tables: LanceTables, stones: ModuleType) -> None:
+def test_roll_back_undoes_what_came_after_the_pinned_versions(
+    tables: LanceTables, stones: ModuleType
+) -> None:
     pinned = commit(tables, stones, stones.document_ids(5))
     commit(tables, stones, stones.document_ids(5, "later"), generation=2)
     tables.roll_back(pinned)
@@ -155,7 +199,9 @@ def test_roll_back_to_a_version_that_is_gone_is_refused(tables: LanceTables) -> 
         tables.roll_back({DOCUMENTS: 99, CHUNKS: 99})
 
 
-def test_open_reads_metadata_and_dimension_from_the_tables(tables: LanceTables, stones: ModuleType, layout: CollectionLayout) -> None:
+def test_open_reads_metadata_and_dimension_from_the_tables(
+    tables: LanceTables, stones: ModuleType, layout: CollectionLayout
+) -> None:
     opened = LanceTables.open(layout)
     assert opened.vector_dim == stones.VECTOR_DIM
     assert opened.metadata_fields == stones.METADATA
@@ -163,7 +209,11 @@ def test_open_reads_metadata_and_dimension_from_the_tables(tables: LanceTables, 
 
 @pytest.mark.parametrize(
     ("metadata", "vector_dim", "column"),
-    [((), 16, "year"), ((pa.field("year", pa.string()),), 16, "year"), ((pa.field("year", pa.int64()),), 8, "vector")],
+    [
+        ((), 16, "year"),
+        ((pa.field("year", pa.string()),), 16, "year"),
+        ((pa.field("year", pa.int64()),), 8, "vector"),
+    ],
 )
 def test_open_or_create_with_another_schema_names_the_column(
     published: CollectionLayout, metadata: tuple[pa.Field, ...], vector_dim: int, column: str
@@ -183,7 +233,9 @@ def test_roll_back_to_nothing_replaces_unpublished_tables_of_another_schema(
     assert LanceTables.open(layout).metadata_fields == ()
 
 
-def test_published_hashes_lists_every_document_at_the_pinned_version(tables: LanceTables, stones: ModuleType) -> None:
+def test_published_hashes_lists_every_document_at_the_pinned_version(
+    tables: LanceTables, stones: ModuleType
+) -> None:
     pinned = commit(tables, stones, stones.document_ids(5))
     commit(tables, stones, stones.document_ids(3, "later"), generation=2)
     found = pa.Table.from_batches(list(tables.published_hashes(pinned)))
@@ -191,7 +243,9 @@ def test_published_hashes_lists_every_document_at_the_pinned_version(tables: Lan
     assert all(len(digest) == 64 for digest in found.column("content_sha256").to_pylist())
 
 
-def test_keep_only_drops_other_tags_and_keeps_tagged_versions(tables: LanceTables, stones: ModuleType) -> None:
+def test_keep_only_drops_other_tags_and_keeps_tagged_versions(
+    tables: LanceTables, stones: ModuleType
+) -> None:
     first = commit(tables, stones, stones.document_ids(5))
     second = commit(tables, stones, stones.document_ids(5, "b"), generation=2)
     commit(tables, stones, stones.document_ids(5, "c"), generation=3)
@@ -204,5 +258,7 @@ def test_keep_only_drops_other_tags_and_keeps_tagged_versions(tables: LanceTable
 
 def test_scan_vectors_returns_the_stored_matrix(tables: LanceTables, stones: ModuleType) -> None:
     versions = commit(tables, stones, stones.document_ids(9))
-    expected = stones.document_rows(stones.document_ids(9)).column("vector").flatten().to_numpy().reshape(9, -1)
+    expected = (
+        stones.document_rows(stones.document_ids(9)).column("vector").flatten().to_numpy().reshape(9, -1)
+    )
     assert np.array_equal(np.concatenate(list(tables.scan_vectors(DOCUMENTS, versions))), expected)

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import CollectionBusyError, CollectionNotFoundError, ConfigError, DamageError, IntegrityError
+from pipeline.errors import (
+    CollectionBusyError,
+    CollectionNotFoundError,
+    ConfigError,
+    DamageError,
+    IntegrityError,
+)
 from pipeline.index.layout import CollectionLayout, list_collections, list_states
 
 
@@ -17,7 +23,9 @@ def test_layout_of_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
         CollectionLayout(tmp_path, name)
 
 
-@pytest.mark.parametrize("root", ["gs://bucket", "file:///tmp", "http://host/x", "s3://", "s3://key:secret@bucket/x"])
+@pytest.mark.parametrize(
+    "root", ["gs://bucket", "file:///tmp", "http://host/x", "s3://", "s3://key:secret@bucket/x"]
+)
 def test_layout_of_a_root_of_another_scheme_or_without_a_plain_bucket_is_refused(root: str) -> None:
     with pytest.raises(ConfigError, match="must be a folder or s3://BUCKET/PREFIX"):
         CollectionLayout(root, "stones")  # pyright: ignore[reportArgumentType]
@@ -58,17 +66,27 @@ def test_current_generation_number_without_any_generation_is_none(layout: Collec
 
 
 @pytest.mark.parametrize("content", [b"", b"0000", b"../../etc", b"\xff\xfe"])
-def test_current_generation_number_of_a_damaged_file_is_refused(published: CollectionLayout, content: bytes) -> None:
+def test_current_generation_number_of_a_damaged_file_is_refused(
+    published: CollectionLayout, content: bytes
+) -> None:
     published.current_path.write_bytes(content)
     with pytest.raises(IntegrityError, match="run `cairn repair stones --root "):
         published.current_generation_number()
 
 
-def test_command_names_a_root_that_is_not_the_default_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_names_a_root_that_is_not_the_default_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert CollectionLayout(tmp_path / "cairn-data", "stones").command("verify") == "cairn verify stones"
     elsewhere = CollectionLayout(tmp_path / "my data", "stones").command("repair")
-    assert shlex.split(elsewhere) == ["cairn", "repair", "stones", "--root", str(tmp_path.resolve() / "my data")]
+    assert shlex.split(elsewhere) == [
+        "cairn",
+        "repair",
+        "stones",
+        "--root",
+        str(tmp_path.resolve() / "my data"),
+    ]
 
 
 def test_naming_damage_completes_the_advice_of_who_knew_only_a_file(layout: CollectionLayout) -> None:
@@ -78,7 +96,9 @@ def test_naming_damage_completes_the_advice_of_who_knew_only_a_file(layout: Coll
     assert str(caught.value) == f"chunks.arrow cannot be read; run `{layout.command('repair')}`"
 
 
-def test_current_generation_number_beside_generations_without_current_is_refused(published: CollectionLayout) -> None:
+def test_current_generation_number_beside_generations_without_current_is_refused(
+    published: CollectionLayout,
+) -> None:
     published.current_path.unlink()
     with pytest.raises(IntegrityError, match="no CURRENT"):
         published.current_generation_number()
@@ -87,13 +107,19 @@ def test_current_generation_number_beside_generations_without_current_is_refused
 def test_writer_lock_held_by_another_process_is_busy_and_names_it(layout: CollectionLayout) -> None:
     code = (
         "import sys; from pathlib import Path; from pipeline.index.layout import CollectionLayout\n"
-        f"with CollectionLayout(Path({str(layout.root)!r}), 'stones').writer_lock(): print('held', flush=True); sys.stdin.read()"
+        f"with CollectionLayout(Path({str(layout.root)!r}), 'stones').writer_lock(): print('held', "
+        "flush=True); sys.stdin.read()"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
         assert holder.stdout is not None
         assert holder.stdin is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(CollectionBusyError, match=f"process {holder.pid}") as caught, layout.writer_lock():
+        with (
+            pytest.raises(CollectionBusyError, match=f"process {holder.pid}") as caught,
+            layout.writer_lock(),
+        ):
             pass
         holder.stdin.close()
     assert caught.value.exit_code == 75
@@ -106,7 +132,9 @@ def test_writer_lock_within_one_process_is_not_reentrant(layout: CollectionLayou
         pass
 
 
-def test_root_in_an_object_store_has_its_copies_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_in_an_object_store_has_its_copies_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path))
     for root in ("s3://bucket/some/where", "s3://bucket/some/where/", Path("s3://bucket/some/where")):
         layout = CollectionLayout(Path(root), "handbook")
@@ -121,7 +149,9 @@ def test_root_in_an_object_store_without_its_package_is_one_sentence(monkeypatch
         CollectionLayout(Path("s3://bucket"), "handbook")
 
 
-def test_first_ingest_is_at_work_while_its_lock_is_held_and_stopped_after_that(published: CollectionLayout) -> None:
+def test_first_ingest_is_at_work_while_its_lock_is_held_and_stopped_after_that(
+    published: CollectionLayout,
+) -> None:
     layout = CollectionLayout(published.root, "pebbles")
     assert layout.first_ingest() is None
     with layout.writer_lock():

@@ -27,7 +27,10 @@ def holder(folder: ObjectFolder) -> dict[str, str]:
 
 
 def test_lease_is_refused_to_others_while_it_is_held_and_free_afterwards(folder: ObjectFolder) -> None:
-    with Lease(folder, "c").held(), pytest.raises(CollectionBusyError, match=r"being written by another run \(process \d+ on .*\)"):
+    with (
+        Lease(folder, "c").held(),
+        pytest.raises(CollectionBusyError, match=r"being written by another run \(process \d+ on .*\)"),
+    ):
         Lease(folder, "c").held().__enter__()
     assert folder.read(LEASE_KEY) is None
     with Lease(folder, "c").held():
@@ -47,7 +50,9 @@ def test_lease_is_renewed_beyond_its_time(folder: ObjectFolder, monkeypatch: pyt
             Lease(folder, "c").held().__enter__()
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"holder": "x"}', b'{"holder": "x", "until": "2020-01-01T00:00:00+00:00"}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"holder": "x"}', b'{"holder": "x", "until": "2020-01-01T00:00:00+00:00"}']
+)
 def test_lease_that_expired_or_says_nothing_is_taken_over(folder: ObjectFolder, content: bytes) -> None:
     folder.write(LEASE_KEY, content)
     with Lease(folder, "c").held():
@@ -56,12 +61,17 @@ def test_lease_that_expired_or_says_nothing_is_taken_over(folder: ObjectFolder, 
 
 def test_lease_that_was_taken_over_is_not_released(folder: ObjectFolder) -> None:
     with Lease(folder, "c").held():
-        folder.write(LEASE_KEY, json.dumps({"token": "another", "holder": "x", "until": "2999-01-01T00:00:00+00:00"}).encode())
+        folder.write(
+            LEASE_KEY,
+            json.dumps({"token": "another", "holder": "x", "until": "2999-01-01T00:00:00+00:00"}).encode(),
+        )
     assert folder.read(LEASE_KEY) is not None
 
 
 @pytest.mark.parametrize("fault", ["refuse", "lose-reply"])
-def test_lease_is_taken_though_the_store_refuses_or_loses_a_reply(folder: ObjectFolder, object_store: ObjectStore, fault: str) -> None:
+def test_lease_is_taken_though_the_store_refuses_or_loses_a_reply(
+    folder: ObjectFolder, object_store: ObjectStore, fault: str
+) -> None:
     object_store.fault("PUT", LEASE_KEY, fault)
     with Lease(folder, "c").held():
         assert folder.read(LEASE_KEY) is not None

@@ -8,13 +8,23 @@ import pytest
 from pipeline.errors import CollectionBusyError, CollectionNotFoundError
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import collection_status, compact_collection, delete_documents, repair_collection, verify_collection
+from pipeline.index.maintenance import (
+    collection_status,
+    compact_collection,
+    delete_documents,
+    repair_collection,
+    verify_collection,
+)
 
 
-def test_delete_removes_documents_and_reports_the_missing(published: CollectionLayout, stones: ModuleType) -> None:
+def test_delete_removes_documents_and_reports_the_missing(
+    published: CollectionLayout, stones: ModuleType
+) -> None:
     report = delete_documents(published, ["d0", "nowhere", "d0", "d4"])
     assert (report.deleted, report.missing, report.generation) == (2, ("nowhere",), 2)
-    assert open_generation(published).doc_ids.to_pylist() == [doc_id for doc_id in stones.document_ids(20) if doc_id not in ("d0", "d4")]
+    assert open_generation(published).doc_ids.to_pylist() == [
+        doc_id for doc_id in stones.document_ids(20) if doc_id not in ("d0", "d4")
+    ]
     assert verify_collection(published) == []
 
 
@@ -61,7 +71,9 @@ def test_status_is_json_and_counts(published: CollectionLayout) -> None:
     assert status["disk_bytes"] > 10_000
 
 
-@pytest.mark.parametrize("verb", [collection_status, compact_collection, repair_collection, verify_collection])
+@pytest.mark.parametrize(
+    "verb", [collection_status, compact_collection, repair_collection, verify_collection]
+)
 def test_verbs_on_an_unknown_collection_are_refused(layout: CollectionLayout, verb: object) -> None:
     assert callable(verb)
     with pytest.raises(CollectionNotFoundError):

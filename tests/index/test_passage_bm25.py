@@ -17,7 +17,10 @@ class Corpus:
 
     def __init__(self, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
-        self.chunks = [[" ".join(rng.choice(WORDS, rng.integers(1, 9))) + " " for _ in range(rng.integers(1, n))] for n in (2, 3, 6, 31, 5)]
+        self.chunks = [
+            [" ".join(rng.choice(WORDS, rng.integers(1, 9))) + " " for _ in range(rng.integers(1, n))]
+            for n in (2, 3, 6, 31, 5)
+        ]
         self.offsets = np.cumsum([0, *map(len, self.chunks)])
         bounds = [np.cumsum([0, *map(len, own)]) for own in self.chunks]
         self.starts = np.concatenate([own[:-1] for own in bounds])
@@ -54,13 +57,21 @@ def corpus() -> Corpus:
 @pytest.fixture(scope="module")
 def bm25(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> PassageBM25:
     texts = ["".join(own) for own in corpus.chunks]
-    terms = write_passage_terms([texts], corpus.offsets, corpus.starts, corpus.ends, tmp_path_factory.mktemp("terms") / "passages.arrow")
+    terms = write_passage_terms(
+        [texts],
+        corpus.offsets,
+        corpus.starts,
+        corpus.ends,
+        tmp_path_factory.mktemp("terms") / "passages.arrow",
+    )
     return PassageBM25(terms, corpus.offsets, corpus.starts, corpus.ends)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, MAX_STEPPED_SIZE, MAX_STEPPED_SIZE + 1, 20, 1_000])
 @pytest.mark.parametrize("query", QUERIES)
-def test_scores_equal_the_formula_for_every_window(corpus: Corpus, bm25: PassageBM25, query: str, size: int) -> None:
+def test_scores_equal_the_formula_for_every_window(
+    corpus: Corpus, bm25: PassageBM25, query: str, size: int
+) -> None:
     np.testing.assert_allclose(bm25.scores(query, size), corpus.naive(query, size), rtol=1e-5, atol=1e-6)
 
 

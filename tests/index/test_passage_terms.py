@@ -57,7 +57,9 @@ def test_counts_equal_a_naive_count_whatever_the_blocks(
 
 def test_a_word_said_too_often_counts_as_often_as_a_byte_holds(tmp_path: Path) -> None:
     text = "stone " * 300
-    written = write_passage_terms([[text]], np.array([0, 1]), np.array([0]), np.array([len(text)]), tmp_path / "passages.arrow")
+    written = write_passage_terms(
+        [[text]], np.array([0, 1]), np.array([0]), np.array([len(text)]), tmp_path / "passages.arrow"
+    )
     assert as_counts(written) == {"stone": {0: 255}}
 
 

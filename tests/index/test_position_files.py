@@ -34,7 +34,9 @@ def batches(table: pa.Table, rows: int) -> Iterator[pa.RecordBatch]:
 
 
 @pytest.mark.parametrize("rows", [1, 7, 30])
-def test_document_positions_equal_the_table_whatever_the_batches(tmp_path: Path, documents: pa.Table, rows: int) -> None:
+def test_document_positions_equal_the_table_whatever_the_batches(
+    tmp_path: Path, documents: pa.Table, rows: int
+) -> None:
     written = write_document_positions(batches(documents, rows), tmp_path / "documents.arrow")
     assert written.column("doc_id").to_pylist() == documents.column("doc_id").to_pylist()
     assert written.column("row_id").to_pylist() == documents.column("_rowid").to_pylist()
@@ -43,7 +45,9 @@ def test_document_positions_equal_the_table_whatever_the_batches(tmp_path: Path,
 
 
 @pytest.mark.parametrize("rows", [1, 7, 1_000])
-def test_chunk_positions_point_back_at_their_documents(tmp_path: Path, documents: pa.Table, chunks: pa.Table, rows: int) -> None:
+def test_chunk_positions_point_back_at_their_documents(
+    tmp_path: Path, documents: pa.Table, chunks: pa.Table, rows: int
+) -> None:
     positions = write_document_positions(batches(documents, 30), tmp_path / "documents.arrow")
     spans = write_chunk_positions(batches(chunks, rows), positions, tmp_path / "chunks.arrow")
     owners = [positions.column("doc_id")[i].as_py() for i in spans.column("document_position").to_pylist()]
@@ -77,14 +81,24 @@ def with_column(table: pa.Table, name: str, values: list[object]) -> pa.Table:
 
 
 @pytest.mark.parametrize("fault", ["order", "ordinal", "gap", "first", "missing", "extra"])
-def test_chunk_positions_of_rows_that_do_not_fit_are_refused(tmp_path: Path, documents: pa.Table, chunks: pa.Table, fault: str) -> None:
+def test_chunk_positions_of_rows_that_do_not_fit_are_refused(
+    tmp_path: Path, documents: pa.Table, chunks: pa.Table, fault: str
+) -> None:
     positions = write_document_positions(batches(documents, 30), tmp_path / "documents.arrow")
     starts, ordinals = chunks.column("start_char").to_pylist(), chunks.column("ordinal").to_pylist()
     inner = next(i for i, ordinal in enumerate(ordinals) if ordinal == 1)
     broken = {
-        "order": lambda: chunks.take([1, 0, *range(2, len(chunks))]) if ordinals[1] == 0 else chunks.take([*range(1, len(chunks)), 0]),
-        "ordinal": lambda: with_column(chunks, "ordinal", [5 if i == inner else value for i, value in enumerate(ordinals)]),
-        "gap": lambda: with_column(chunks, "start_char", [value + (i == inner) for i, value in enumerate(starts)]),
+        "order": lambda: (
+            chunks.take([1, 0, *range(2, len(chunks))])
+            if ordinals[1] == 0
+            else chunks.take([*range(1, len(chunks)), 0])
+        ),
+        "ordinal": lambda: with_column(
+            chunks, "ordinal", [5 if i == inner else value for i, value in enumerate(ordinals)]
+        ),
+        "gap": lambda: with_column(
+            chunks, "start_char", [value + (i == inner) for i, value in enumerate(starts)]
+        ),
         "first": lambda: with_column(chunks, "start_char", [1, *starts[1:]]),
         "missing": lambda: chunks.slice(0, len(chunks) - 1),
         "extra": lambda: pa.concat_tables([chunks, chunks.slice(0, 1)]),
@@ -95,7 +109,9 @@ def test_chunk_positions_of_rows_that_do_not_fit_are_refused(tmp_path: Path, doc
 
 def test_document_positions_of_a_repeated_id_are_refused(tmp_path: Path, documents: pa.Table) -> None:
     with pytest.raises(IntegrityError, match="each doc_id once, got 1 repeated"):
-        write_document_positions(batches(pa.concat_tables([documents, documents.slice(3, 1)]), 7), tmp_path / "documents.arrow")
+        write_document_positions(
+            batches(pa.concat_tables([documents, documents.slice(3, 1)]), 7), tmp_path / "documents.arrow"
+        )
 
 
 def test_open_positions_of_another_schema_is_refused(tmp_path: Path, documents: pa.Table) -> None:

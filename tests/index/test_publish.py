@@ -27,18 +27,26 @@ def test_publish_announces_the_commit_points_in_order(
     assert len(COMMIT_POINTS) >= 12
 
 
-def test_publish_keeps_two_generations_and_their_tags(published: CollectionLayout, stones: ModuleType) -> None:
+def test_publish_keeps_two_generations_and_their_tags(
+    published: CollectionLayout, stones: ModuleType
+) -> None:
     for prefix in ("a", "b", "c"):
         stones.publish_change(published, prefix)
     assert published.generation_numbers() == [3, 4]
     assert sorted(LanceTables.open(published).tags()) == ["generation-3", "generation-4"]
 
 
-def test_publish_leaves_no_file_that_no_generation_needs(published: CollectionLayout, stones: ModuleType) -> None:
+def test_publish_leaves_no_file_that_no_generation_needs(
+    published: CollectionLayout, stones: ModuleType
+) -> None:
     for prefix in ("a", "b", "c"):
         stones.publish_change(published, prefix)
     needed = {name for number in (3, 4) for name in read_lance_files(published.generation_folder(number))}
-    stored = {str(path.relative_to(published.lance_folder)) for path in published.lance_folder.rglob("*") if path.is_file()}
+    stored = {
+        str(path.relative_to(published.lance_folder))
+        for path in published.lance_folder.rglob("*")
+        if path.is_file()
+    }
     assert {name for name in stored - needed if "/_refs/" not in name and "/_transactions/" not in name} == {
         f"{table}.lance/_versions/latest_version_hint.json" for table in (DOCUMENTS, CHUNKS)
     }
@@ -59,7 +67,9 @@ def test_publish_counts_documents_chunks_and_tokens(published: CollectionLayout,
     assert manifest.tokens == sum(len(stones.text_of(doc_id).split()) for doc_id in ids)
 
 
-def test_publish_of_tables_that_do_not_fit_leaves_the_old_generation(published: CollectionLayout, stones: ModuleType) -> None:
+def test_publish_of_tables_that_do_not_fit_leaves_the_old_generation(
+    published: CollectionLayout, stones: ModuleType
+) -> None:
     with published.writer_lock():
         manifest = prepare_writer(published)
         assert manifest is not None
@@ -67,9 +77,15 @@ def test_publish_of_tables_that_do_not_fit_leaves_the_old_generation(published: 
         rows = stones.document_rows(["zz"])
         import pyarrow as pa
 
-        versions = tables.commit(generation=2, documents=pa.RecordBatchReader.from_batches(rows.schema, [rows]), expected_documents=1)
+        versions = tables.commit(
+            generation=2,
+            documents=pa.RecordBatchReader.from_batches(rows.schema, [rows]),
+            expected_documents=1,
+        )
         with pytest.raises(IntegrityError, match="table `chunks` must hold"):
-            publish_generation(published, tables, versions, GenerationFacts.of(published, manifest, "run"), IndexConfig())
+            publish_generation(
+                published, tables, versions, GenerationFacts.of(published, manifest, "run"), IndexConfig()
+            )
     assert published.current_generation_number() == 1
     assert [path.name for path in published.generations_folder.iterdir()] == ["00000001"]
 
@@ -94,7 +110,9 @@ def test_prepare_writer_completes_a_first_publication(published: CollectionLayou
     assert published.current_generation_number() == 1
 
 
-def test_prepare_writer_never_guesses_among_several_generations(published: CollectionLayout, stones: ModuleType) -> None:
+def test_prepare_writer_never_guesses_among_several_generations(
+    published: CollectionLayout, stones: ModuleType
+) -> None:
     stones.publish_change(published, "n")
     published.current_path.unlink()
     with pytest.raises(IntegrityError, match="no CURRENT"):
@@ -105,5 +123,11 @@ def test_package_import_reaches_no_model_library() -> None:
     import subprocess
     import sys
 
-    code = "import pipeline.index.maintenance, sys; print(sorted({'torch', 'transformers', 'ray', 'pipeline.model'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    code = (
+        "import pipeline.index.maintenance, sys; print(sorted({'torch', 'transformers', 'ray', "
+        "'pipeline.model'} & set(sys.modules)))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "[]\n"
+    )

@@ -1,4 +1,7 @@
-"""A collection in an object store: pushed, pulled, followed; two writers; a store that refuses, loses replies or dies."""
+"""A collection in an object store: pushed, pulled, followed; two writers.
+
+A store that refuses, loses replies or dies.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,13 @@ from pipeline.errors import (
 from pipeline.index import replica as replica_module
 from pipeline.index.generation import open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout, list_collections
-from pipeline.index.maintenance import collection_status, compact_collection, delete_documents, repair_collection, verify_collection
+from pipeline.index.maintenance import (
+    collection_status,
+    compact_collection,
+    delete_documents,
+    repair_collection,
+    verify_collection,
+)
 from pipeline.index.object_folder import ObjectFolder
 from pipeline.index.replica import Replica
 
@@ -67,7 +76,9 @@ def test_generation_pushed_by_one_machine_is_served_by_another(machine: Machine,
     generation = open_generation(reader)
     assert (generation.number, generation.manifest) == (1, manifest)
     assert sorted(generation.doc_ids.to_pylist()) == sorted(stones.document_ids(20))
-    assert generation.fetch_documents([3], ["text"]).column("text").to_pylist() == [stones.text_of(stones.document_ids(20)[3])]
+    assert generation.fetch_documents([3], ["text"]).column("text").to_pylist() == [
+        stones.text_of(stones.document_ids(20)[3])
+    ]
     assert verify_collection(reader) == []
 
 
@@ -84,7 +95,9 @@ def test_machines_take_turns_in_writing_and_lose_nothing(machine: Machine, stone
         assert verify_collection(layout) == []
 
 
-def test_reader_follows_what_is_published_and_keeps_the_generation_it_holds_readable(machine: Machine, stones: ModuleType) -> None:
+def test_reader_follows_what_is_published_and_keeps_the_generation_it_holds_readable(
+    machine: Machine, stones: ModuleType
+) -> None:
     stones.publish_documents(machine("a"), stones.document_ids(20))
     reader = machine("b")
     held = open_generation(reader)
@@ -97,7 +110,9 @@ def test_reader_follows_what_is_published_and_keeps_the_generation_it_holds_read
     assert reader.generation_numbers() == [2, 5]
 
 
-def test_second_pull_downloads_only_what_is_new(machine: Machine, stones: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_pull_downloads_only_what_is_new(
+    machine: Machine, stones: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stones.publish_documents(machine("a"), stones.document_ids(20))
     reader = machine("b")
     open_generation(reader)
@@ -133,13 +148,17 @@ def test_writer_that_was_overtaken_publishes_nothing_and_its_next_run_goes_on_fr
     assert verify_collection(machine("a")) == []
 
 
-def test_two_writers_at_a_time_let_one_work_and_send_the_other_away(machine: Machine, stones: ModuleType) -> None:
+def test_two_writers_at_a_time_let_one_work_and_send_the_other_away(
+    machine: Machine, stones: ModuleType
+) -> None:
     with machine("a").writer_lock(), pytest.raises(CollectionBusyError, match="being written by another run"):
         stones.publish_documents(machine("b"), stones.document_ids(5))
     stones.publish_documents(machine("b"), stones.document_ids(5))
 
 
-@pytest.mark.parametrize(("method", "path"), [("PUT", "/files/"), ("PUT", "/CURRENT"), ("GET", "/stones"), ("PUT", "/LEASE")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("PUT", "/files/"), ("PUT", "/CURRENT"), ("GET", "/stones"), ("PUT", "/LEASE")]
+)
 @pytest.mark.parametrize("fault", ["refuse", "lose-reply"])
 def test_store_that_refuses_or_loses_replies_for_a_while_publishes_once(
     machine: Machine, stones: ModuleType, object_store: ObjectStore, method: str, path: str, fault: str
@@ -244,8 +263,15 @@ def test_verify_finds_damage_in_the_store_and_repair_brings_it_back_from_a_copy(
     bucket.write(f"files/{files['documents.arrow'].sha256}", b"x" * files["documents.arrow"].size_bytes)
     bucket.write(f"files/{files['context.arrow'].sha256}", b"short")
     folder = "generations/00000001"
-    assert [(problem.part, problem.file, problem.sentence.split(" in s3")[0]) for problem in verify_collection(layout)] == [
-        ("store", f"{folder}/context.arrow", f"{folder}/context.arrow must have {files['context.arrow'].size_bytes} bytes, got 5"),
+    assert [
+        (problem.part, problem.file, problem.sentence.split(" in s3")[0])
+        for problem in verify_collection(layout)
+    ] == [
+        (
+            "store",
+            f"{folder}/context.arrow",
+            f"{folder}/context.arrow must have {files['context.arrow'].size_bytes} bytes, got 5",
+        ),
         ("store", f"{folder}/documents.arrow", f"{folder}/documents.arrow does not match its SHA-256"),
         ("store", f"{folder}/lance_files.json", f"{folder}/lance_files.json is missing"),
     ]
@@ -283,7 +309,11 @@ def test_interrupted_upload_goes_on_with_what_it_had_written(
 ) -> None:
     written: list[str] = []
     write = replica_module.ObjectFolder.write
-    monkeypatch.setattr(replica_module.ObjectFolder, "write", lambda self, key, content: (written.append(key), write(self, key, content)))
+    monkeypatch.setattr(
+        replica_module.ObjectFolder,
+        "write",
+        lambda self, key, content: (written.append(key), write(self, key, content)),
+    )
     layout = machine("a")
     stones.publish_documents(layout, stones.document_ids(5))
     assert len(written) > 10
@@ -296,7 +326,9 @@ def test_interrupted_upload_goes_on_with_what_it_had_written(
     assert [key for key in written if key.startswith("files/")] == []
 
 
-def test_delete_compact_and_status_work_on_a_collection_in_a_store(machine: Machine, stones: ModuleType) -> None:
+def test_delete_compact_and_status_work_on_a_collection_in_a_store(
+    machine: Machine, stones: ModuleType
+) -> None:
     stones.publish_documents(machine("a"), stones.document_ids(20))
     assert delete_documents(machine("b"), ["d0"]).generation == 2
     assert compact_collection(machine("a")).generation == 3
@@ -304,7 +336,9 @@ def test_delete_compact_and_status_work_on_a_collection_in_a_store(machine: Mach
     assert (status["documents"], status["generation"]) == (19, 3)
 
 
-def test_records_of_runs_are_uploaded_by_the_next_writer(machine: Machine, stones: ModuleType, bucket: ObjectFolder) -> None:
+def test_records_of_runs_are_uploaded_by_the_next_writer(
+    machine: Machine, stones: ModuleType, bucket: ObjectFolder
+) -> None:
     layout = machine("a")
     stones.publish_documents(layout, stones.document_ids(5))
     layout.runs_folder.mkdir()
@@ -313,7 +347,9 @@ def test_records_of_runs_are_uploaded_by_the_next_writer(machine: Machine, stone
     assert [*bucket.list("runs")] == ["runs/run.json"]
 
 
-def test_collections_of_a_store_are_listed_once_they_are_published(machine: Machine, stones: ModuleType, bucket: ObjectFolder) -> None:
+def test_collections_of_a_store_are_listed_once_they_are_published(
+    machine: Machine, stones: ModuleType, bucket: ObjectFolder
+) -> None:
     ObjectFolder(f"{ROOT}/unfinished").write("files/x", b"")
     stones.publish_documents(machine("a"), stones.document_ids(5))
     assert list_collections(Path(ROOT)) == list_collections(ROOT) == ["stones"]
@@ -328,15 +364,22 @@ def test_copy_of_a_collection_that_vanished_from_its_store_is_not_published_over
         stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"format_version": 2}', b'{"format_version": 1, "token": "t", "generations": [3]}'])
-def test_damaged_current_of_a_store_is_one_sentence(machine: Machine, stones: ModuleType, bucket: ObjectFolder, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b'{"format_version": 2}', b'{"format_version": 1, "token": "t", "generations": [3]}'],
+)
+def test_damaged_current_of_a_store_is_one_sentence(
+    machine: Machine, stones: ModuleType, bucket: ObjectFolder, content: bytes
+) -> None:
     bucket.write("CURRENT", content)
     with pytest.raises(IntegrityError, match="CURRENT of s3://cairn/indexes/stones must") as caught:
         open_generation(machine("a"))
     assert "\n" not in str(caught.value)
 
 
-def test_manifest_that_points_out_of_its_collection_is_refused(machine: Machine, stones: ModuleType, bucket: ObjectFolder) -> None:
+def test_manifest_that_points_out_of_its_collection_is_refused(
+    machine: Machine, stones: ModuleType, bucket: ObjectFolder
+) -> None:
     stones.publish_documents(machine("a"), stones.document_ids(5))
     pointer = pointer_in(bucket)
     (name,) = [name for name in pointer["generations"][0]["tags"] if "documents" in name]

@@ -7,7 +7,17 @@ from pipeline.index.words import NO_TERM, STOP_WORDS, TermNumbers, terms_of, wor
 
 
 def test_words_are_runs_of_letters_marks_and_digits() -> None:
-    assert words_of("don't re-use utf_8 (twice)!  日本語 हिन्दी") == ["don", "t", "re", "use", "utf", "8", "twice", "日本語", "हिन्दी"]
+    assert words_of("don't re-use utf_8 (twice)!  日本語 हिन्दी") == [
+        "don",
+        "t",
+        "re",
+        "use",
+        "utf",
+        "8",
+        "twice",
+        "日本語",
+        "हिन्दी",
+    ]
 
 
 def test_terms_are_lower_case_stems_without_accents() -> None:
@@ -28,7 +38,20 @@ def test_numbers_are_given_by_term_in_the_order_met() -> None:
     assert numbers.terms == ["stone", "path"]
 
 
-WORDS = ["Running", "runner", "runs", "stones", "café", "naïve", "utf", "8", "generalisation", "policies", "日本語", *sorted(STOP_WORDS)]
+WORDS = [
+    "Running",
+    "runner",
+    "runs",
+    "stones",
+    "café",
+    "naïve",
+    "utf",
+    "8",
+    "generalisation",
+    "policies",
+    "日本語",
+    *sorted(STOP_WORDS),
+]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +62,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> lancedb.table.Table:
     return made
 
 
-@pytest.mark.parametrize("query", [*WORDS, "run", "STONE", "cafe", "naive", "generalisations", "policy", "stonework"])
+@pytest.mark.parametrize(
+    "query", [*WORDS, "run", "STONE", "cafe", "naive", "generalisations", "policy", "stonework"]
+)
 def test_words_match_where_those_of_lancedb_do(table: lancedb.table.Table, query: str) -> None:
     found = {row["text"] for row in table.search(query, query_type="fts").limit(100).to_list()}
     assert {word for word in WORDS if terms_of(word) and terms_of(word) == terms_of(query)} == found

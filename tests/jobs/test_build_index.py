@@ -14,7 +14,13 @@ from jobs.plan_index import plan_index
 from pipeline import durable
 from pipeline.collection import open_collection
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from pipeline.errors import CollectionBusyError, ConfigError, FingerprintMismatchError, SchemaError, SourceError
+from pipeline.errors import (
+    CollectionBusyError,
+    ConfigError,
+    FingerprintMismatchError,
+    SchemaError,
+    SourceError,
+)
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.model.context_encoder import ContextEncoder
@@ -28,12 +34,20 @@ WORDS = (
 def document(number: int, version: int = 0) -> dict[str, Any]:
     rng = np.random.default_rng([number, version])
     text = " ".join(rng.choice(WORDS, size=10 + 15 * (number % 5)))
-    return {"id": f"doc-{number:03d}", "title": f"{WORDS[number % len(WORDS)]} {number}", "text": f"{text}.", "year": 2000 + number % 7}
+    return {
+        "id": f"doc-{number:03d}",
+        "title": f"{WORDS[number % len(WORDS)]} {number}",
+        "text": f"{text}.",
+        "year": 2000 + number % 7,
+    }
 
 
 def write_corpus(path: Path, rows: list[dict[str, Any]]) -> str:
     pq.write_table(
-        pa.Table.from_pylist(rows, pa.schema([("id", "string"), ("title", "string"), ("text", "string"), ("year", "int64")])), path
+        pa.Table.from_pylist(
+            rows, pa.schema([("id", "string"), ("title", "string"), ("text", "string"), ("year", "int64")])
+        ),
+        path,
     )
     return str(path)
 
@@ -41,7 +55,9 @@ def write_corpus(path: Path, rows: list[dict[str, Any]]) -> str:
 @pytest.fixture
 def config(tiny_model_folder: Path) -> IngestConfig:
     return IngestConfig(
-        encoder=EncoderConfig(model=str(tiny_model_folder), landmark_interval=16, max_window_tokens=64, window_overlap_tokens=16),
+        encoder=EncoderConfig(
+            model=str(tiny_model_folder), landmark_interval=16, max_window_tokens=64, window_overlap_tokens=16
+        ),
         cluster=ClusterConfig(num_clusters=3),
         context=ContextConfig(num_documents=8, max_document_tokens=32),
         shard_characters=600,
@@ -62,28 +78,51 @@ def test_ingest_of_a_new_corpus_stores_every_document_with_spans_that_cover_it(
 ) -> None:
     rows = [document(number) for number in range(30)]
     report = build_index([write_corpus(tmp_path / "a.parquet", rows)], root, "c", config)
-    assert (report.rows, report.indexed, report.unchanged, report.quarantined, report.encoded, report.generation) == (30, 30, 0, 0, 30, 1)
+    assert (
+        report.rows,
+        report.indexed,
+        report.unchanged,
+        report.quarantined,
+        report.encoded,
+        report.generation,
+    ) == (30, 30, 0, 0, 30, 1)
     documents = stored(root)
     assert sorted(documents) == [row["id"] for row in rows]
     for row in rows:
         chunks = documents[row["id"]]["chunks"]
-        assert "".join(row["text"][chunk["start_char"] : chunk["end_char"]] for chunk in chunks) == row["text"]
+        assert (
+            "".join(row["text"][chunk["start_char"] : chunk["end_char"]] for chunk in chunks) == row["text"]
+        )
         mean = np.mean([chunk["vector"] for chunk in chunks], axis=0)
         assert np.allclose(documents[row["id"]]["vector"], mean / np.linalg.norm(mean), atol=1e-6)
         assert documents[row["id"]]["year"] == row["year"]
 
 
-def test_ingest_of_the_same_corpus_twice_encodes_nothing_and_keeps_the_generation(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+def test_ingest_of_the_same_corpus_twice_encodes_nothing_and_keeps_the_generation(
+    root: Path, tmp_path: Path, config: IngestConfig
+) -> None:
     source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(12)])
     build_index([source], root, "c", config)
     report = build_index([source], root, "c", config)
-    assert (report.rows, report.indexed, report.unchanged, report.encoded, report.generation) == (12, 0, 12, 0, 1)
+    assert (report.rows, report.indexed, report.unchanged, report.encoded, report.generation) == (
+        12,
+        0,
+        12,
+        0,
+        1,
+    )
 
 
 def test_ingest_of_changes_replaces_and_adds_only_these(
-    root: Path, tmp_path: Path, config: IngestConfig, stored: Callable[..., Any], require_same: Callable[..., None]
+    root: Path,
+    tmp_path: Path,
+    config: IngestConfig,
+    stored: Callable[..., Any],
+    require_same: Callable[..., None],
 ) -> None:
-    build_index([write_corpus(tmp_path / "a.parquet", [document(number) for number in range(20)])], root, "c", config)
+    build_index(
+        [write_corpus(tmp_path / "a.parquet", [document(number) for number in range(20)])], root, "c", config
+    )
     changed = [document(number, version=int(number in (3, 7))) for number in range(22)]
     report = build_index([write_corpus(tmp_path / "a.parquet", changed)], root, "c", config)
     assert (report.indexed, report.unchanged, report.encoded, report.generation) == (4, 18, 4, 2)
@@ -98,7 +137,9 @@ def test_sync_deletes_what_vanished_and_nothing_goes_without_it(
 ) -> None:
     from dataclasses import replace
 
-    build_index([write_corpus(tmp_path / "a.parquet", [document(number) for number in range(10)])], root, "c", config)
+    build_index(
+        [write_corpus(tmp_path / "a.parquet", [document(number) for number in range(10)])], root, "c", config
+    )
     source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(6)])
     assert build_index([source], root, "c", config).deleted == 0
     assert len(stored(root)) == 10
@@ -126,17 +167,29 @@ def test_sync_with_a_damaged_file_deletes_nothing_and_warns(
 def test_second_ingest_does_not_embed_the_context_again(
     root: Path, tmp_path: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build_index([write_corpus(tmp_path / "a.parquet", [document(number) for number in range(12)])], root, "c", config)
+    build_index(
+        [write_corpus(tmp_path / "a.parquet", [document(number) for number in range(12)])], root, "c", config
+    )
     before = open_generation(CollectionLayout(root, "c")).manifest.fingerprints["context"]
     embedded: list[int] = []
     monkeypatch.setattr(ContextEncoder, "embed", lambda self, texts: embedded.append(len(texts)))
-    build_index([write_corpus(tmp_path / "b.parquet", [document(number) for number in range(12, 20)])], root, "c", config)
+    build_index(
+        [write_corpus(tmp_path / "b.parquet", [document(number) for number in range(12, 20)])],
+        root,
+        "c",
+        config,
+    )
     assert embedded == []
     assert open_generation(CollectionLayout(root, "c")).manifest.fingerprints["context"] == before
 
 
 def test_interrupted_ingest_goes_on_without_encoding_finished_shards_again(
-    root: Path, tmp_path: Path, config: IngestConfig, stop_at: Any, stored: Callable[..., Any], require_same: Callable[..., None]
+    root: Path,
+    tmp_path: Path,
+    config: IngestConfig,
+    stop_at: Any,
+    stored: Callable[..., Any],
+    require_same: Callable[..., None],
 ) -> None:
     source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(30)])
     stop_at("shard-written", times=3)
@@ -151,11 +204,19 @@ def test_interrupted_ingest_goes_on_without_encoding_finished_shards_again(
 
 
 def test_document_changed_between_two_interrupted_runs_is_stored_once_with_its_last_text(
-    root: Path, tmp_path: Path, config: IngestConfig, stop_at: Any, stored: Callable[..., Any], require_same: Callable[..., None]
+    root: Path,
+    tmp_path: Path,
+    config: IngestConfig,
+    stop_at: Any,
+    stored: Callable[..., Any],
+    require_same: Callable[..., None],
 ) -> None:
     versions = ((0, 4), (1, 2), (0, 1))
     for version, shards in versions:
-        source = write_corpus(tmp_path / "a.parquet", [document(number, version=version * int(number < 5)) for number in range(30)])
+        source = write_corpus(
+            tmp_path / "a.parquet",
+            [document(number, version=version * int(number < 5)) for number in range(30)],
+        )
         stop_at("shard-written", times=shards)
         with pytest.raises(KeyboardInterrupt):
             build_index([source], root, "c", config)
@@ -166,7 +227,9 @@ def test_document_changed_between_two_interrupted_runs_is_stored_once_with_its_l
     require_same(stored(root), stored(root, "fresh"))
 
 
-def test_quarantined_rows_are_counted_by_reason_and_recorded(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+def test_quarantined_rows_are_counted_by_reason_and_recorded(
+    root: Path, tmp_path: Path, config: IngestConfig
+) -> None:
     rows = [document(number) for number in range(6)]
     rows[2]["text"], rows[3]["id"] = "   ", None
     rows.append(document(0))
@@ -177,17 +240,25 @@ def test_quarantined_rows_are_counted_by_reason_and_recorded(root: Path, tmp_pat
     (record,) = layout.runs_folder.iterdir()
     assert json.loads(record.read_text())["report"]["quarantine_reasons"] == report.quarantine_reasons
     (refused,) = layout.quarantine_folder.iterdir()
-    assert sorted(pq.read_table(refused).column("reason").to_pylist()) == ["duplicate_id", "empty_text", "null_id"]
+    assert sorted(pq.read_table(refused).column("reason").to_pylist()) == [
+        "duplicate_id",
+        "empty_text",
+        "null_id",
+    ]
 
 
-def test_corpus_of_empty_texts_is_refused_and_publishes_nothing(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+def test_corpus_of_empty_texts_is_refused_and_publishes_nothing(
+    root: Path, tmp_path: Path, config: IngestConfig
+) -> None:
     rows = [{**document(number), "text": " "} for number in range(3)]
     with pytest.raises(SourceError, match="every row was quarantined"):
         build_index([write_corpus(tmp_path / "a.parquet", rows)], root, "c", config)
     assert CollectionLayout(root, "c").current_generation_number() is None
 
 
-def test_ingest_with_another_setting_is_refused_before_any_work(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+def test_ingest_with_another_setting_is_refused_before_any_work(
+    root: Path, tmp_path: Path, config: IngestConfig
+) -> None:
     from dataclasses import replace
 
     source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
@@ -197,7 +268,9 @@ def test_ingest_with_another_setting_is_refused_before_any_work(root: Path, tmp_
         build_index([source], root, "c", other)
 
 
-def test_collection_older_than_a_setting_opens_and_is_ingested_again(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+def test_collection_older_than_a_setting_opens_and_is_ingested_again(
+    root: Path, tmp_path: Path, config: IngestConfig
+) -> None:
     source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
     build_index([source], root, "c", config)
     path = root / "c" / "generations" / "00000001" / "MANIFEST.json"
@@ -205,8 +278,13 @@ def test_collection_older_than_a_setting_opens_and_is_ingested_again(root: Path,
     for younger in ("landmarks", "truncate_dim", "num_layers", "causal", "query_prefix", "document_prefix"):
         del manifest["settings"]["encoder"][younger]
     path.write_text(json.dumps(manifest))
-    assert open_collection("c", root=root).search(document(3)["text"], hybrid=False).hits[0].doc_id == "doc-003"
-    assert build_index([source, write_corpus(tmp_path / "b.parquet", [document(7)])], root, "c", config).encoded == 1
+    assert (
+        open_collection("c", root=root).search(document(3)["text"], hybrid=False).hits[0].doc_id == "doc-003"
+    )
+    assert (
+        build_index([source, write_corpus(tmp_path / "b.parquet", [document(7)])], root, "c", config).encoded
+        == 1
+    )
 
 
 def test_setting_younger_than_the_collection_is_refused_when_it_is_not_the_default(
@@ -256,7 +334,8 @@ def test_ingest_without_changes_loads_no_model(root: Path, tmp_path: Path, confi
     build_index([source], root, "c", config)
     program = (
         "import sys; from cli.main import cairn, run; "
-        f"code = run(cairn, ['ingest', {source!r}, '--collection', 'c', '--root', {str(root)!r}, '--quiet'], 'cairn'); "
+        f"code = run(cairn, ['ingest', {source!r}, '--collection', 'c', '--root', {str(root)!r}, "
+        "'--quiet'], 'cairn'); "
         "print(code, 'torch' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -274,9 +353,13 @@ def test_ingest_with_changed_weights_is_refused_and_keeps_the_published(
     folder = tmp_path / "model"
     shutil.copytree(tiny_model_folder, folder)
     config = replace(config, encoder=replace(config.encoder, model=str(folder)))
-    build_index([write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])], root, "c", config)
+    build_index(
+        [write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])], root, "c", config
+    )
     weights = load_file(folder / "model.safetensors")
-    weights["embeddings.word_embeddings.weight"] = weights["embeddings.word_embeddings.weight"] * np.float32(1.01)
+    weights["embeddings.word_embeddings.weight"] = weights["embeddings.word_embeddings.weight"] * np.float32(
+        1.01
+    )
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(FingerprintMismatchError):
         build_index([write_corpus(tmp_path / "b.parquet", [document(9)])], root, "c", config)
@@ -285,8 +368,12 @@ def test_ingest_with_changed_weights_is_refused_and_keeps_the_published(
     assert not list(layout.encoded_folder.glob("*.parquet"))
 
 
-def test_ingest_with_other_metadata_columns_is_refused(root: Path, tmp_path: Path, config: IngestConfig) -> None:
-    build_index([write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])], root, "c", config)
+def test_ingest_with_other_metadata_columns_is_refused(
+    root: Path, tmp_path: Path, config: IngestConfig
+) -> None:
+    build_index(
+        [write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])], root, "c", config
+    )
     pq.write_table(pa.table({"id": ["x"], "text": ["stone path"], "colour": ["red"]}), tmp_path / "b.parquet")
     with pytest.raises(SchemaError, match=r"colour|year|title"):
         build_index([str(tmp_path / "b.parquet")], root, "c", config)
@@ -305,28 +392,48 @@ def test_stored_context_reaches_the_encoder_when_asked_for(
 
     source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(12)])
     build_index([source], root, "plain", config)
-    build_index([source], root, "contextual", replace(config, encoder=replace(config.encoder, use_context=True)))
-    plain, contextual = stored(root, "plain")["doc-003"]["vector"], stored(root, "contextual")["doc-003"]["vector"]
+    build_index(
+        [source], root, "contextual", replace(config, encoder=replace(config.encoder, use_context=True))
+    )
+    plain, contextual = (
+        stored(root, "plain")["doc-003"]["vector"],
+        stored(root, "contextual")["doc-003"]["vector"],
+    )
     assert np.abs(np.subtract(plain, contextual)).max() > 1e-4
     hits = open_collection("contextual", root=root).search(document(3)["text"], hybrid=False).hits
     assert hits[0].doc_id == "doc-003"
 
 
-def test_plan_counts_what_the_ingest_then_does_and_writes_nothing(root: Path, tmp_path: Path, config: IngestConfig) -> None:
+def test_plan_counts_what_the_ingest_then_does_and_writes_nothing(
+    root: Path, tmp_path: Path, config: IngestConfig
+) -> None:
     source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(9)])
     plan = plan_index([source], root, "c", config)
     assert not root.exists()
     report = build_index([source], root, "c", config)
-    assert (plan["rows"], plan["indexed"], plan["quarantined"]) == (report.rows, report.indexed, report.quarantined)
+    assert (plan["rows"], plan["indexed"], plan["quarantined"]) == (
+        report.rows,
+        report.indexed,
+        report.quarantined,
+    )
     assert plan["estimated_tokens"] == report.tokens
     assert plan["estimated_encode_seconds"] > 0
     assert plan["estimated_context_seconds"] > 0
     assert plan_index([source], root, "c", config)["unchanged"] == 9
 
 
-def test_plan_of_new_documents_leaves_out_the_context_that_is_drawn_already(root: Path, tmp_path: Path, config: IngestConfig) -> None:
-    build_index([write_corpus(tmp_path / "a.parquet", [document(number) for number in range(9)])], root, "c", config)
-    plan = plan_index([write_corpus(tmp_path / "b.parquet", [document(number) for number in range(9, 12)])], root, "c", config)
+def test_plan_of_new_documents_leaves_out_the_context_that_is_drawn_already(
+    root: Path, tmp_path: Path, config: IngestConfig
+) -> None:
+    build_index(
+        [write_corpus(tmp_path / "a.parquet", [document(number) for number in range(9)])], root, "c", config
+    )
+    plan = plan_index(
+        [write_corpus(tmp_path / "b.parquet", [document(number) for number in range(9, 12)])],
+        root,
+        "c",
+        config,
+    )
     assert plan["estimated_tokens"] > 0
     assert plan["estimated_encode_seconds"] > 0
     assert plan["estimated_context_seconds"] == 0
@@ -351,9 +458,13 @@ def test_plan_times_the_first_stage_over_the_documents_it_is_to_embed(
     source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(6)])
     one = plan_index([source], root, "c", replace(config, context=replace(config.context, num_documents=1)))
     all_six = plan_index([source], root, "c", config)
-    surrogate = plan_index([source], root, "c", replace(config, cluster=replace(config.cluster, surrogate="encoder")))
+    surrogate = plan_index(
+        [source], root, "c", replace(config, cluster=replace(config.cluster, surrogate="encoder"))
+    )
     assert config.context.num_documents >= 6
-    assert [plan["estimated_context_seconds"] for plan in (one, all_six, surrogate)] == pytest.approx([0.1, 0.6, 1.8])
+    assert [plan["estimated_context_seconds"] for plan in (one, all_six, surrogate)] == pytest.approx(
+        [0.1, 0.6, 1.8]
+    )
 
 
 def test_plan_with_context_encodes_the_sample_behind_as_many_vectors_as_will_be_drawn(
@@ -361,7 +472,7 @@ def test_plan_with_context_encodes_the_sample_behind_as_many_vectors_as_will_be_
 ) -> None:
     from dataclasses import replace
 
-    from pipeline.model.transformer import Transformer
+    from pipeline.model.engine.transformer import Transformer
 
     seen: set[int] = set()
     hidden_states = Transformer.hidden_states

@@ -1,4 +1,7 @@
-"""A CDE checkpoint through the whole line: its first stage embeds the context, its second stage reads it, for documents and queries."""
+"""A CDE checkpoint through the whole line.
+
+Its first stage embeds the context, its second stage reads it, for documents and queries.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,9 @@ def change_weight(folder: Path, name: str) -> None:
 
 
 @VERSIONS
-def test_ingest_with_context_is_searchable_in_the_vectors_of_both_stages(version: int, folder: Path, tmp_path: Path) -> None:
+def test_ingest_with_context_is_searchable_in_the_vectors_of_both_stages(
+    version: int, folder: Path, tmp_path: Path
+) -> None:
     config = settings(folder)
     report = build_index(source(tmp_path), tmp_path / "root", "c", config)
     assert (report.indexed, report.quarantined) == (8, 0)
@@ -98,13 +103,19 @@ def test_ingest_with_context_is_searchable_in_the_vectors_of_both_stages(version
     encoder = DocumentEncoder(config.encoder, context, backbone)
     query_Q = encoder.encode_queries(["stone path on the mountain"])[0]
     expected = encoder.encode(TEXTS).document_vectors_NV @ query_Q
-    found = open_collection("c", root=tmp_path / "root").search("stone path on the mountain", granularity="document", hybrid=False, top_k=8)
-    assert [hit.doc_id for hit in found.hits] == [f"d{number}" for number in np.argsort(-expected, kind="stable")]
+    found = open_collection("c", root=tmp_path / "root").search(
+        "stone path on the mountain", granularity="document", hybrid=False, top_k=8
+    )
+    assert [hit.doc_id for hit in found.hits] == [
+        f"d{number}" for number in np.argsort(-expected, kind="stable")
+    ]
     assert np.allclose([hit.scores["document"] for hit in found.hits], np.sort(expected)[::-1], atol=1e-5)
 
 
 @VERSIONS
-def test_ingest_of_more_documents_keeps_the_context_and_its_order(version: int, folder: Path, tmp_path: Path) -> None:
+def test_ingest_of_more_documents_keeps_the_context_and_its_order(
+    version: int, folder: Path, tmp_path: Path
+) -> None:
     build_index(source(tmp_path), tmp_path / "root", "c", settings(folder))
     before = stored_context(tmp_path / "root")
     build_index(source(tmp_path, [*TEXTS, "one more stone."]), tmp_path / "root", "c", settings(folder))
@@ -113,8 +124,12 @@ def test_ingest_of_more_documents_keeps_the_context_and_its_order(version: int, 
 
 
 @VERSIONS
-@pytest.mark.parametrize("stage", ["first_stage_model.mlp.0.bias", "second_stage_model.output_projection.0.bias"])
-def test_search_with_other_weights_in_either_stage_is_refused(version: int, stage: str, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "stage", ["first_stage_model.mlp.0.bias", "second_stage_model.output_projection.0.bias"]
+)
+def test_search_with_other_weights_in_either_stage_is_refused(
+    version: int, stage: str, folder: Path, tmp_path: Path
+) -> None:
     build_index(source(tmp_path), tmp_path / "root", "c", settings(folder))
     change_weight(folder, stage)
     with pytest.raises(FingerprintMismatchError, match="open the collection with its own model"):
@@ -138,7 +153,9 @@ def stop_when_the_context_is_written(point: str) -> None:
 
 
 @pytest.mark.parametrize("version", [1])
-def test_ingest_resumed_with_another_model_in_the_folder_is_refused(version: int, folder: Path, tmp_path: Path) -> None:
+def test_ingest_resumed_with_another_model_in_the_folder_is_refused(
+    version: int, folder: Path, tmp_path: Path
+) -> None:
     before = list(durable._observers)
     durable.observe_commit_points(stop_when_the_context_is_written)
     try:
@@ -147,20 +164,30 @@ def test_ingest_resumed_with_another_model_in_the_folder_is_refused(version: int
     finally:
         durable._observers[:] = before
     change_weight(folder, "first_stage_model.mlp.0.bias")
-    with pytest.raises(FingerprintMismatchError, match="must go on with the model it began with, got other weights"):
+    with pytest.raises(
+        FingerprintMismatchError, match="must go on with the model it began with, got other weights"
+    ):
         build_index(source(tmp_path), tmp_path / "root", "c", settings(folder))
 
 
 @VERSIONS
-def test_ingest_of_more_context_documents_than_the_model_reads_is_refused(version: int, folder: Path, tmp_path: Path) -> None:
+def test_ingest_of_more_context_documents_than_the_model_reads_is_refused(
+    version: int, folder: Path, tmp_path: Path
+) -> None:
     config = replace(settings(folder), context=ContextConfig(num_documents=7, max_document_tokens=32))
-    with pytest.raises(ConfigError, match="number of context documents must be at most the model's 6, got 7; choose 6"):
+    with pytest.raises(
+        ConfigError, match="number of context documents must be at most the model's 6, got 7; choose 6"
+    ):
         build_index(source(tmp_path), tmp_path / "root", "c", config)
 
 
 @VERSIONS
-def test_ingest_without_context_takes_any_number_of_context_documents(version: int, folder: Path, tmp_path: Path) -> None:
-    config = replace(settings(folder, use_context=False), context=ContextConfig(num_documents=7, max_document_tokens=32))
+def test_ingest_without_context_takes_any_number_of_context_documents(
+    version: int, folder: Path, tmp_path: Path
+) -> None:
+    config = replace(
+        settings(folder, use_context=False), context=ContextConfig(num_documents=7, max_document_tokens=32)
+    )
     assert build_index(source(tmp_path), tmp_path / "root", "c", config).indexed == 8
     hits = open_collection("c", root=tmp_path / "root").search("stone path").hits
     assert {hit.doc_id for hit in hits} == {f"d{number}" for number in range(8)}
@@ -205,11 +232,17 @@ def test_fingerprint_of_an_encoder_covers_the_order_of_its_context(version: int,
     )
     config = settings(folder).encoder
     backbone = load_backbone(config)
-    assert DocumentEncoder(config, context, backbone).fingerprint != DocumentEncoder(config, turned, backbone).fingerprint
+    assert (
+        DocumentEncoder(config, context, backbone).fingerprint
+        != DocumentEncoder(config, turned, backbone).fingerprint
+    )
 
 
 @VERSIONS
 def test_prefixes_tell_queries_from_documents(version: int, folder: Path) -> None:
     encoder = DocumentEncoder(settings(folder).encoder, context_set(6))
-    query_V, document_V = encoder.encode_queries(TEXTS[:1])[0], encoder.encode(TEXTS[:1]).document_vectors_NV[0]
+    query_V, document_V = (
+        encoder.encode_queries(TEXTS[:1])[0],
+        encoder.encode(TEXTS[:1]).document_vectors_NV[0],
+    )
     assert float(query_V @ document_V) < 0.9999

@@ -30,7 +30,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     rows = [
-        {"id": f"d{number:03d}", "text": " ".join(np.random.default_rng(number).choice(WORDS, size=12 + number)), "year": 2000}
+        {
+            "id": f"d{number:03d}",
+            "text": " ".join(np.random.default_rng(number).choice(WORDS, size=12 + number)),
+            "year": 2000,
+        }
         for number in range(DOCUMENTS)
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "corpus.parquet")
@@ -97,7 +101,10 @@ def test_write_index_before_everything_is_encoded_is_refused(folder: Path, write
     run("cluster_corpus", write_job("cluster_corpus"))
     code, _, error = run("write_index", write_job("write_index"))
     assert code == 2
-    assert f"every document must be encoded before write_index, got {DOCUMENTS} that are not; run encode_corpus first" in error
+    assert (
+        f"every document must be encoded before write_index, got {DOCUMENTS} that are not; run "
+        "encode_corpus first" in error
+    )
     assert not CollectionLayout(folder / "root", "c").exists()
 
 
@@ -109,7 +116,9 @@ def test_jobs_of_a_collection_without_changes_leave_it(write_job: Any, run: Any)
 
 
 def test_job_with_quarantined_rows_ends_with_3(folder: Path, write_job: Any, run: Any):
-    pq.write_table(pa.table({"id": ["a", "b"], "text": ["an old path", " "], "year": [1, 2]}), folder / "corpus.parquet")
+    pq.write_table(
+        pa.table({"id": ["a", "b"], "text": ["an old path", " "], "year": [1, 2]}), folder / "corpus.parquet"
+    )
     assert run("build_index", write_job("build_index"))[0] == 3
 
 
@@ -132,7 +141,11 @@ def test_job_run_by_another_module_is_refused(write_job: Any, run: Any):
 
 
 def test_relative_paths_start_from_the_folder_that_is_given(
-    folder: Path, write_job: Any, run: Any, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    write_job: Any,
+    run: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     config = write_job("build_index")
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
@@ -142,18 +155,28 @@ def test_relative_paths_start_from_the_folder_that_is_given(
 
 def test_job_runs_as_a_module(folder: Path, write_job: Any):
     command = [sys.executable, "-m", "jobs.build_index", "--config", write_job("build_index")]
-    result = subprocess.run(command, cwd=folder, env={**os.environ}, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        command, cwd=folder, env={**os.environ}, capture_output=True, text=True, check=True
+    )
     assert json.loads(result.stdout)["encoded"] == DOCUMENTS
     assert "stage=encode done=" in result.stderr
 
 
 def test_train_encoder_trains_and_says_so(folder: Path, run: Any, tiny_model_folder: Path):
-    pairs = [{"query": f"the {WORDS[n % 11]} {n}", "document": f"an old {WORDS[n % 11]} {n} on the way", "source": "s"} for n in range(60)]
+    pairs = [
+        {
+            "query": f"the {WORDS[n % 11]} {n}",
+            "document": f"an old {WORDS[n % 11]} {n} on the way",
+            "source": "s",
+        }
+        for n in range(60)
+    ]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     config = folder / "train.toml"
     config.write_text(
         f'job = "train_encoder"\nsources = ["pairs.jsonl"]\noutput = "run"\nbase = "{tiny_model_folder}"\n'
-        "[train]\nsteps = 2\nbatch_pairs = 12\nheldout_pairs = 6\nmax_document_tokens = 40\nprecision = 'fp32'\n"
+        "[train]\nsteps = 2\nbatch_pairs = 12\nheldout_pairs = 6\nmax_document_tokens = 40\nprecision = "
+        "'fp32'\n"
     )
     code, report, error = run("train_encoder", str(config))
     assert (code, error.partition("error")[1]) == (0, "")
@@ -166,11 +189,16 @@ def test_train_encoder_trains_and_says_so(folder: Path, run: Any, tiny_model_fol
     [
         ("", "[train] steps must be given"),
         ("[train]\nstepps = 2\n", "[train] must not have 'stepps'; there are steps, batch_pairs, "),
-        ("[train]\nsteps = 2\ntrain_for = 2\n", "[train] must not have 'train_for'; there are steps, batch_pairs, "),
+        (
+            "[train]\nsteps = 2\ntrain_for = 2\n",
+            "[train] must not have 'train_for'; there are steps, batch_pairs, ",
+        ),
     ],
 )
 def test_train_encoder_without_its_settings_is_refused(folder: Path, run: Any, settings: str, sentence: str):
-    (folder / "train.toml").write_text(f'job = "train_encoder"\nsources = ["pairs.jsonl"]\noutput = "run"\n{settings}')
+    (folder / "train.toml").write_text(
+        f'job = "train_encoder"\nsources = ["pairs.jsonl"]\noutput = "run"\n{settings}'
+    )
     code, _, error = run("train_encoder", str(folder / "train.toml"))
     assert (code, error.count("\n")) == (2, 1)
     assert error.startswith(f"error: {sentence}")
@@ -178,10 +206,25 @@ def test_train_encoder_without_its_settings_is_refused(folder: Path, run: Any, s
 
 def test_train_encoder_setting_of_another_type_is_refused_before_torch_is_loaded(folder: Path):
     """In a process of its own: here beartype refuses it first."""
-    (folder / "train.toml").write_text('job = "train_encoder"\nsources = ["pairs.jsonl"]\noutput = "run"\n[train]\nsteps = "two"\n')
-    program = "import sys; from jobs.job import main; print(main('train_encoder', ['--config', 'train.toml']), 'torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", program], cwd=folder, env={**os.environ}, capture_output=True, text=True, check=True)
-    assert (result.stdout, result.stderr) == ("2 False\n", "error: [train] steps must be a whole number, got 'two'\n")
+    (folder / "train.toml").write_text(
+        'job = "train_encoder"\nsources = ["pairs.jsonl"]\noutput = "run"\n[train]\nsteps = "two"\n'
+    )
+    program = (
+        "import sys; from jobs.job import main; print(main('train_encoder', ['--config', "
+        "'train.toml']), 'torch' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**os.environ},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (result.stdout, result.stderr) == (
+        "2 False\n",
+        "error: [train] steps must be a whole number, got 'two'\n",
+    )
 
 
 def test_every_job_has_a_config_that_says_what_to_expect():

@@ -36,7 +36,14 @@ cpus = 2
 """
     job = read_job(write(tmp_path, text))
     assert isinstance(job, IngestJob)
-    assert (job.job, job.sources, job.collection, job.root, job.sync, job.cpus) == ("build_index", ("a/", "b/"), "c", "/srv", True, 2)
+    assert (job.job, job.sources, job.collection, job.root, job.sync, job.cpus) == (
+        "build_index",
+        ("a/", "b/"),
+        "c",
+        "/srv",
+        True,
+        2,
+    )
     assert job.engine == EngineConfig(name="ray", max_workers=4)
     assert job.stages["encoder"] == {"temperature_by_length": ([128, 0.95],)}
 
@@ -49,25 +56,38 @@ def test_job_on_a_cluster_encodes_on_it(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_job_of_a_training_holds_what_the_file_says(tmp_path: Path):
-    job = read_job(write(tmp_path, 'job = "train_encoder"\noutput = "runs/mine"\nsources = ["pairs/"]\n[train]\nsteps = 3\n'))
+    job = read_job(
+        write(
+            tmp_path,
+            'job = "train_encoder"\noutput = "runs/mine"\nsources = ["pairs/"]\n[train]\nsteps = 3\n',
+        )
+    )
     assert isinstance(job, TrainJob)
-    assert (job.output, job.sources, job.settings, job.subject) == ("runs/mine", ("pairs/",), {"steps": 3}, "mine")
+    assert (job.output, job.sources, job.settings, job.subject) == (
+        "runs/mine",
+        ("pairs/",),
+        {"steps": 3},
+        "mine",
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("job = ", "a job must be a TOML file"),
-        ('job = "bake"', "job must be one of cluster_corpus, encode_corpus, write_index, build_index, train_encoder, got 'bake'"),
+        ('job = "bake"', ("job must be one of cluster_corpus, encode_corpus, write_index, build_index, "
+"train_encoder, got 'bake'")),
         ('job = "build_index"\nsources = ["a"]', "collection must be given"),
         (f"{INGEST}colour = 1", "must not have 'colour'; there are sources, collection, root, sync"),
         (f"{INGEST}sync = 1", "sync must be true or false, got 1"),
         ('job = "build_index"\nsources = "a"\ncollection = "c"', "sources must be a list of texts, got 'a'"),
-        ('job = "build_index"\nsources = [1]\ncollection = "c"', r"sources must be a list of texts, got \[1\]"),
+        (('job = "build_index"\nsources = [1]\ncollection = '
+'"c"'), r"sources must be a list of texts, got \[1\]"),
         (f"{INGEST}encoder = 1", "encoder must be a table, got 1"),
         (f"{INGEST}[encoder]\nsize = 1", r"\[encoder\] must not have 'size'; there are model, pooling"),
         (f"{INGEST}[engine]\nname = 'dask'", "engine must be local or ray, got 'dask'"),
-        (f"{INGEST}[engine]\nmin_workers = 'two'", r"job.toml: \[engine\] min_workers must be a whole number, got 'two'"),
+        ((f"{INGEST}[engine]\nmin_workers = "
+"'two'"), r"job.toml: \[engine\] min_workers must be a whole number, got 'two'"),
         (f"{INGEST}[engine]\nmax_workers = 2.5", r"\[engine\] max_workers must be a whole number, got 2.5"),
         (f"{INGEST}[engine]\naddress = 1", r"\[engine\] address must be text, got 1"),
         (f"{INGEST}[engine]\ngpus_a_worker = true", r"\[engine\] gpus_a_worker must be a number, got True"),

@@ -37,9 +37,15 @@ class TestCairnVectorStore(VectorStoreIntegrationTests):
 
 def test_metadata_named_in_filter_columns_can_be_filtered_by(make_store: MakeStore) -> None:
     store = make_store(filter_columns={"year": "integer", "kind": "string"})
-    metadatas = [{"year": 2019, "kind": "a", "deep": {"x": [1]}}, {"year": 2021, "kind": "b"}, {"title": "No year"}]
+    metadatas = [
+        {"year": 2019, "kind": "a", "deep": {"x": [1]}},
+        {"year": 2021, "kind": "b"},
+        {"title": "No year"},
+    ]
     store.add_texts(["first note", "second note", "third note"], metadatas, ids=["1", "2", "3"])
-    found = store.similarity_search_with_score("note", k=3, filter={"type": "gte", "key": "year", "value": 2000})
+    found = store.similarity_search_with_score(
+        "note", k=3, filter={"type": "gte", "key": "year", "value": 2000}
+    )
     assert {document.id for document, _ in found} == {"1", "2"}
     assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
     assert all(0.0 <= score <= 1.0 for _, score in store.similarity_search_with_relevance_scores("note", k=3))
@@ -49,7 +55,9 @@ def test_metadata_named_in_filter_columns_can_be_filtered_by(make_store: MakeSto
     ]
     with pytest.raises(FilterError):
         store.similarity_search("note", filter={"type": "eq", "key": "deep", "value": 1})
-    retriever = store.as_retriever(search_type="similarity_score_threshold", search_kwargs={"k": 3, "score_threshold": 0.0})
+    retriever = store.as_retriever(
+        search_type="similarity_score_threshold", search_kwargs={"k": 3, "score_threshold": 0.0}
+    )
     assert len(retriever.invoke("note")) == 3
 
 
@@ -75,7 +83,9 @@ def test_from_texts_takes_no_foreign_embeddings(tmp_path: Path, tiny_model_folde
     options = {"collection": "notes", "root": tmp_path, "settings": settings}
     with pytest.raises(ConfigError, match="embeds with its own encoder, got DeterministicFakeEmbedding"):
         CairnVectorStore.from_texts(["a"], DeterministicFakeEmbedding(size=3), **options)
-    stored = CairnVectorStore.from_documents([Document(page_content="a note", metadata={"x": 1})], None, **options)  # type: ignore[arg-type]
+    stored = CairnVectorStore.from_documents(
+        [Document(page_content="a note", metadata={"x": 1})], None, **options
+    )  # type: ignore[arg-type]
     assert stored.similarity_search("note", k=1)[0].metadata == {"x": 1}
 
 

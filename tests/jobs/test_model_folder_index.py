@@ -1,4 +1,7 @@
-"""A Sentence-Transformers folder through the whole line, from `ingest --model` to a search: its settings become the collection's."""
+"""A Sentence-Transformers folder through the whole line, from `ingest --model` to a search.
+
+Its settings become the collection's.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,11 @@ from cli.main import cairn, run
 from jobs.plan_index import stored_settings
 from pipeline import load_encoder, open_collection
 
-TEXTS = {"a": "the cat sat on the mat.", "b": "old stone path over the mountain.", "c": "a river walks to the sea."}
+TEXTS = {
+    "a": "the cat sat on the mat.",
+    "b": "old stone path over the mountain.",
+    "c": "a river walks to the sea.",
+}
 
 
 @pytest.fixture
@@ -57,7 +64,9 @@ def test_ingest_of_a_folder_stores_what_it_brings_and_searches_with_it(folder: P
     assert np.ptp(list(cosines.values())) > 1e-3
 
 
-def test_ingest_again_keeps_the_collections_settings_whatever_the_folder_says_now(folder: Path, corpus: Path) -> None:
+def test_ingest_again_keeps_the_collections_settings_whatever_the_folder_says_now(
+    folder: Path, corpus: Path
+) -> None:
     assert _ingest(corpus, "--model", str(folder)) == 0
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken"}))
     pq.write_table(pa.table({"id": ["d"], "text": ["marks on stones."]}), corpus)
@@ -96,7 +105,9 @@ def test_ingest_of_a_name_in_the_cache_needs_no_network(
 
 def _scale_weights(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
-    weights["embeddings.word_embeddings.weight"] = weights["embeddings.word_embeddings.weight"] * np.float32(1.01)
+    weights["embeddings.word_embeddings.weight"] = weights["embeddings.word_embeddings.weight"] * np.float32(
+        1.01
+    )
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -149,7 +160,11 @@ def test_unchanged_ingest_after_the_weights_changed_in_place_is_refused(
 
 
 def test_search_after_the_cache_moved_to_another_revision_names_it_and_the_older_one_can_be_given(
-    folder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     repository = tmp_path / "hub" / "models--stone--small"
     older, newer = (repository / "snapshots" / (name * 20) for name in ("0a", "1b"))
@@ -175,7 +190,12 @@ def test_ingest_without_a_models_name_is_refused(corpus: Path, capsys: pytest.Ca
     assert not Path("cairn-data").exists()
 
 
-def test_ingest_of_a_folder_without_a_module_names_its_place(folder: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ingest_of_a_folder_without_a_module_names_its_place(
+    folder: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.rmtree(folder / "1_Pooling")
     assert _ingest(corpus, "--model", str(folder)) == 1
-    assert f"the model's folder {folder / '1_Pooling'} must hold config.json, got none" in capsys.readouterr().err
+    assert (
+        f"the model's folder {folder / '1_Pooling'} must hold config.json, got none"
+        in capsys.readouterr().err
+    )

@@ -11,11 +11,16 @@ from pipeline.collection import open_collection
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.errors import ConfigError
 
-TEXTS = [f"{' '.join(words)}." for words in (("stone", "path", "hill"), ("river", "marks"), ("snow", "wind", "trail", "map"), ("lake",))]
+TEXTS = [
+    f"{' '.join(words)}."
+    for words in (("stone", "path", "hill"), ("river", "marks"), ("snow", "wind", "trail", "map"), ("lake",))
+]
 
 
 def write_corpus(path: Path, count: int) -> str:
-    pq.write_table(pa.table({"id": [f"doc-{number}" for number in range(count)], "text": TEXTS[:count]}), path)
+    pq.write_table(
+        pa.table({"id": [f"doc-{number}" for number in range(count)], "text": TEXTS[:count]}), path
+    )
     return str(path)
 
 
@@ -23,7 +28,9 @@ def test_collection_built_on_openvino_goes_on_with_torch_and_is_searched_without
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = IngestConfig(
-        encoder=EncoderConfig(model=str(tiny_model_folder), landmark_interval=16, max_window_tokens=64, window_overlap_tokens=16),
+        encoder=EncoderConfig(
+            model=str(tiny_model_folder), landmark_interval=16, max_window_tokens=64, window_overlap_tokens=16
+        ),
         cluster=ClusterConfig(num_clusters=2),
         context=ContextConfig(num_documents=2, max_document_tokens=32),
     )

@@ -14,7 +14,10 @@ def test_each_stage_leaves_a_line():
     log("encode", 70, None, "tokens")
     log.finish()
     log.finish()
-    assert [line.rpartition(" seconds=")[0] for line in lines] == ["stage=corpus done=5 unit=rows", "stage=encode done=70 unit=tokens"]
+    assert [line.rpartition(" seconds=")[0] for line in lines] == [
+        "stage=corpus done=5 unit=rows",
+        "stage=encode done=70 unit=tokens",
+    ]
 
 
 def test_long_stage_leaves_lines_while_it_works(monkeypatch: pytest.MonkeyPatch):

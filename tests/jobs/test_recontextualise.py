@@ -18,7 +18,11 @@ from pipeline.index.lance_index import LanceTables, vectors_of
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import verify_collection
 
-TOPICS = {"stone": ["stone", "hill", "path", "mountain"], "water": ["river", "old", "walk", "way"], "cat": ["cat", "mat", "mark", "the"]}
+TOPICS = {
+    "stone": ["stone", "hill", "path", "mountain"],
+    "water": ["river", "old", "walk", "way"],
+    "cat": ["cat", "mat", "mark", "the"],
+}
 
 
 def corpus(path: Path, counts: dict[str, int]) -> str:
@@ -26,7 +30,9 @@ def corpus(path: Path, counts: dict[str, int]) -> str:
     for topic, count in counts.items():
         for number in range(count):
             rng = np.random.default_rng([len(topic), number])
-            rows.append({"id": f"{topic}{number}", "text": " ".join(rng.choice(TOPICS[topic], size=10 + number % 7))})
+            rows.append(
+                {"id": f"{topic}{number}", "text": " ".join(rng.choice(TOPICS[topic], size=10 + number % 7))}
+            )
     pq.write_table(pa.Table.from_pylist(rows), path)
     return str(path)
 
@@ -61,8 +67,15 @@ def require_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
 def drifted(tmp_path: Path, tiny_model_folder: Path) -> Path:
     """A collection begun with stones and water, which is mostly about cats now."""
     config = settings(tiny_model_folder)
-    build_index([corpus(tmp_path / "before.parquet", {"stone": 12, "water": 12})], tmp_path / "root", "c", config)
-    build_index([corpus(tmp_path / "now.parquet", {"stone": 12, "water": 12, "cat": 40})], tmp_path / "root", "c", config)
+    build_index(
+        [corpus(tmp_path / "before.parquet", {"stone": 12, "water": 12})], tmp_path / "root", "c", config
+    )
+    build_index(
+        [corpus(tmp_path / "now.parquet", {"stone": 12, "water": 12, "cat": 40})],
+        tmp_path / "root",
+        "c",
+        config,
+    )
     return tmp_path / "root"
 
 
@@ -72,7 +85,9 @@ def test_plan_names_the_changed_clusters_and_what_a_new_context_costs(drifted: P
     assert (plan.documents, plan.encode_documents) == (64, 64)
     assert plan.encode_tokens > 0
     assert plan.encode_seconds > 0
-    assert sum(each.documents for each in plan.changed_clusters) > sum(each.documents_at_context for each in plan.changed_clusters)
+    assert sum(each.documents for each in plan.changed_clusters) > sum(
+        each.documents_at_context for each in plan.changed_clusters
+    )
 
 
 def test_recontextualised_collection_is_the_one_a_first_ingest_of_the_corpus_would_build(
@@ -86,7 +101,9 @@ def test_recontextualised_collection_is_the_one_a_first_ingest_of_the_corpus_wou
     require_equal(vectors(drifted), vectors(tmp_path / "fresh"))
     assert max(float(np.abs(vectors(drifted)[key] - vector).max()) for key, vector in old.items()) > 1e-3
     answers = [open_collection("c", root=root).search("old river") for root in (drifted, tmp_path / "fresh")]
-    assert [(hit.doc_id, round(hit.score, 4)) for hit in answers[0].hits] == [(hit.doc_id, round(hit.score, 4)) for hit in answers[1].hits]
+    assert [(hit.doc_id, round(hit.score, 4)) for hit in answers[0].hits] == [
+        (hit.doc_id, round(hit.score, 4)) for hit in answers[1].hits
+    ]
     assert [round(hit.scores.get("bm25", 0), 3) for hit in answers[0].hits] == [
         round(hit.scores.get("bm25", 0), 3) for hit in answers[1].hits
     ]
@@ -111,7 +128,9 @@ def test_recontextualised_collection_has_not_drifted_and_takes_the_next_ingest(
     recontextualise(drifted, "c", config)
     plan = plan_recontextualisation(drifted, "c")
     assert (plan.verdict, plan.is_due, plan.changed_clusters, plan.added_share) == ("none", False, (), 0.0)
-    report = build_index([corpus(tmp_path / "more.parquet", {"stone": 13, "water": 12, "cat": 40})], drifted, "c", config)
+    report = build_index(
+        [corpus(tmp_path / "more.parquet", {"stone": 13, "water": 12, "cat": 40})], drifted, "c", config
+    )
     assert (report.indexed, report.unchanged, report.encoded) == (1, 64, 1)
 
 
@@ -124,7 +143,9 @@ def test_encoder_that_reads_no_context_has_nothing_to_encode(tmp_path: Path, tin
     assert (plan.encode_documents, plan.encode_tokens, plan.encode_seconds) == (0, 0, 0.0)
 
 
-def test_recontextualising_with_other_weights_is_refused(drifted: Path, tmp_path: Path, tiny_roberta_folder: Path) -> None:
+def test_recontextualising_with_other_weights_is_refused(
+    drifted: Path, tmp_path: Path, tiny_roberta_folder: Path
+) -> None:
     with pytest.raises(FingerprintMismatchError, match="must keep the model it was built with"):
         recontextualise(drifted, "c", settings(tiny_roberta_folder))
     assert open_generation(CollectionLayout(drifted, "c")).number == 2

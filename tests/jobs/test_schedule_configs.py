@@ -40,7 +40,13 @@ def exit_code(script: str, ingest_exit_code: int, folder: Path) -> int:
 
 
 def require_exit_codes(script: str, folder: Path) -> None:
-    assert {code: exit_code(script, code, folder) for code in (0, 1, 2, 3, 75)} == {0: 0, 1: 1, 2: 2, 3: 0, 75: 75}
+    assert {code: exit_code(script, code, folder) for code in (0, 1, 2, 3, 75)} == {
+        0: 0,
+        1: 1,
+        2: 2,
+        3: 0,
+        75: 75,
+    }
 
 
 def unit(name: str) -> configparser.ConfigParser:
@@ -65,11 +71,20 @@ def test_systemd_timer_starts_the_service_of_its_name_and_makes_up_for_missed_ru
 def test_systemd_units_pass_systemds_own_check(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "cairn-ingest.timer", tmp_path)
     # systemd looks for the program, which stands elsewhere on the machine the file is for.
-    service = (FOLDER / "cairn-ingest.service").read_text("utf-8").replace("/srv/cairn/.venv/bin/ingest", "/bin/true")
+    service = (
+        (FOLDER / "cairn-ingest.service")
+        .read_text("utf-8")
+        .replace("/srv/cairn/.venv/bin/ingest", "/bin/true")
+    )
     (tmp_path / "cairn-ingest.service").write_text(service)
     units = [str(tmp_path / f"cairn-ingest.{kind}") for kind in ("service", "timer")]
-    checked = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
-    assert (checked.returncode, [line for line in checked.stderr.splitlines() if "cairn-ingest" in line]) == (0, [])
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, [line for line in checked.stderr.splitlines() if "cairn-ingest" in line]) == (
+        0,
+        [],
+    )
 
 
 def test_kubernetes_cronjob_runs_one_unprivileged_ingest_at_a_time(tmp_path: Path) -> None:
@@ -86,7 +101,9 @@ def test_kubernetes_cronjob_runs_one_unprivileged_ingest_at_a_time(tmp_path: Pat
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
     (script,) = container["args"]
     assert parse_ingest(shlex.split(script.splitlines()[0]))["root"] == "/data"
     require_exit_codes(script, tmp_path)
@@ -101,12 +118,22 @@ def test_kubernetes_cronjob_tries_75_again_and_gives_up_on_a_wrong_command_line(
 
 
 RAY_JOB_FIELDS = {
-    *("submissionMode", "entrypoint", "backoffLimit", "activeDeadlineSeconds", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished"),
+    *(
+        "submissionMode",
+        "entrypoint",
+        "backoffLimit",
+        "activeDeadlineSeconds",
+        "shutdownAfterJobFinishes",
+        "ttlSecondsAfterFinished",
+    ),
     "rayClusterSpec",
 }
 RAY_CLUSTER_FIELDS = {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"}
 RAY_GROUP_FIELDS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
-"""Of the fields of ray.io/v1 in KubeRay 1.7 those that are used here; one that is misspelt would be dropped in silence."""
+"""Of the fields of ray.io/v1 in KubeRay 1.7 those that are used here.
+
+One that is misspelt would be dropped in silence.
+"""
 
 
 def test_ray_job_has_the_fields_of_its_kind_and_a_token_on_every_process() -> None:
@@ -127,7 +154,9 @@ def test_ray_job_has_the_fields_of_its_kind_and_a_token_on_every_process() -> No
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == {
+            volume["name"] for volume in pod["volumes"]
+        }
 
 
 def test_ray_job_runs_an_ingest_that_may_quarantine_rows_and_tries_75_again(tmp_path: Path) -> None:
@@ -136,13 +165,17 @@ def test_ray_job_runs_an_ingest_that_may_quarantine_rows_and_tries_75_again(tmp_
     assert parse_ingest(words)["root"] == "s3://indexes"
     assert {code: exit_code(entrypoint, code, tmp_path) for code in (0, 1, 2, 3)} == {0: 0, 1: 1, 2: 2, 3: 0}
     waited = tmp_path / "waited"
-    (tmp_path / "sleep").write_text(f'#!/bin/sh\necho "$1" >> {waited}\nsed -i "s/exit .*/exit 3/" {tmp_path}/ingest\n')
+    (tmp_path / "sleep").write_text(
+        f'#!/bin/sh\necho "$1" >> {waited}\nsed -i "s/exit .*/exit 3/" {tmp_path}/ingest\n'
+    )
     (tmp_path / "sleep").chmod(0o755)
     assert (exit_code(entrypoint, 75, tmp_path), waited.read_text()) == (0, "60\n")
 
 
 def test_ray_cron_job_runs_the_ray_job() -> None:
-    job, cron = (yaml.safe_load((FOLDER / name).read_text("utf-8")) for name in ("rayjob.yaml", "raycronjob.yaml"))
+    job, cron = (
+        yaml.safe_load((FOLDER / name).read_text("utf-8")) for name in ("rayjob.yaml", "raycronjob.yaml")
+    )
     assert (cron["apiVersion"], cron["kind"], set(cron["spec"])) == (
         "ray.io/v1",
         "RayCronJob",
@@ -155,7 +188,11 @@ def test_ray_cron_job_runs_the_ray_job() -> None:
 
 @pytest.mark.parametrize("name", ["cronjob.yaml", "rayjob.yaml", "raycronjob.yaml"])
 def test_image_is_the_one_of_this_version(name: str) -> None:
-    images = {line.split("image: ")[1] for line in (FOLDER / name).read_text("utf-8").splitlines() if "image: " in line}
+    images = {
+        line.split("image: ")[1]
+        for line in (FOLDER / name).read_text("utf-8").splitlines()
+        if "image: " in line
+    }
     project = tomllib.loads((FOLDER.parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
     assert images == {f"cairn:{project['version']}"}
 

@@ -1,4 +1,7 @@
-"""The whole line over an object store: a corpus in it, a collection in it, and machines that share nothing else."""
+"""The whole line over an object store.
+
+A corpus in it, a collection in it, and machines that share nothing else.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,16 @@ def put_corpus(store: ObjectStore, texts: dict[str, str]) -> None:
 
 
 @pytest.fixture
-def on(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Return a runner of cairn on a machine of that name; it returns the exit code and what stdout says in JSON."""
+def on(
+    object_store: ObjectStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Any:
+    """Return a runner of cairn on a machine of that name.
+
+    It returns the exit code and what stdout says in JSON.
+    """
     monkeypatch.setattr(replica_module, "REFRESH_SECONDS", 0.0)
     monkeypatch.setattr(served_module, "REFRESH_SECONDS", 0.05)
     monkeypatch.setenv("CAIRN_ROOT", ROOT)
@@ -62,7 +73,10 @@ def test_ingest_from_a_store_into_a_store_is_searched_updated_and_verified_elsew
     assert (code, report["indexed"], report["quarantined"], report["generation"]) == (3, 2, 1, 1)
     code, answer = on("b", "search", "the old stone mill", "--collection", "c", "--json")
     assert (code, answer["hits"][0]["doc_id"]) == (0, "b")
-    put_corpus(object_store, {**TEXTS, "b": "the river runs past the new stone mill", "d": "snow lies on the ridge until june"})
+    put_corpus(
+        object_store,
+        {**TEXTS, "b": "the river runs past the new stone mill", "d": "snow lies on the ridge until june"},
+    )
     code, report = on("b", *ingest)
     assert [report[name] for name in ("indexed", "unchanged", "encoded", "generation")] == [2, 1, 2, 2]
     code, status = on("a", "status", "c", "--json")
@@ -72,14 +86,23 @@ def test_ingest_from_a_store_into_a_store_is_searched_updated_and_verified_elsew
     assert on("c", "verify", "c", "--json")[0] == 0
 
 
-def test_records_and_refused_rows_of_a_run_are_in_the_store(on: Callable[..., Any], ingest: tuple[str, ...]) -> None:
+def test_records_and_refused_rows_of_a_run_are_in_the_store(
+    on: Callable[..., Any], ingest: tuple[str, ...]
+) -> None:
     on("a", *ingest)
     folder = ObjectFolder(f"{ROOT}/c")
-    assert [[Path(key).suffix for key in folder.list(name)] for name in ("runs", "quarantine")] == [[".json"], [".parquet"]]
+    assert [[Path(key).suffix for key in folder.list(name)] for name in ("runs", "quarantine")] == [
+        [".json"],
+        [".parquet"],
+    ]
 
 
 def test_open_collection_follows_what_another_machine_publishes(
-    on: Callable[..., Any], ingest: tuple[str, ...], object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on: Callable[..., Any],
+    ingest: tuple[str, ...],
+    object_store: ObjectStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     on("a", *ingest)
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "reader"))
@@ -94,7 +117,9 @@ def test_open_collection_follows_what_another_machine_publishes(
     assert collection.search("snow lies on the ridge").hits[0].doc_id == "d"
 
 
-def test_advice_names_the_root_in_the_store(on: Callable[..., Any], ingest: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_advice_names_the_root_in_the_store(
+    on: Callable[..., Any], ingest: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     on("a", *ingest)
     folder = ObjectFolder(f"{ROOT}/c")
     folder.delete(list(folder.list("files"))[:1])
@@ -106,10 +131,14 @@ def test_advice_names_the_root_in_the_store(on: Callable[..., Any], ingest: tupl
 def test_sample_is_written_into_a_store(on: Callable[..., Any], object_store: ObjectStore) -> None:
     code, report = on("here", "sample", "s3://cairn/corpus", "--max-documents", "5", "--json")
     assert (code, report["documents"]) == (0, 5)
-    code, report = on("here", "ingest", "s3://cairn/corpus", "--collection", "c", "--dry-run", "--json", "--quiet")
+    code, report = on(
+        "here", "ingest", "s3://cairn/corpus", "--collection", "c", "--dry-run", "--json", "--quiet"
+    )
     assert (code, report["rows"]) == (0, 5)
 
 
-def test_sample_for_another_kind_of_storage_is_refused_before_it_is_made(on: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_for_another_kind_of_storage_is_refused_before_it_is_made(
+    on: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr("pipeline.corpus.sample.write_sample")
     assert on("here", "sample", "gs://bucket/corpus", "--max-documents", "5")[0] == 2

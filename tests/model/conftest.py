@@ -47,7 +47,10 @@ def _vocab_size(tokenizer: Path) -> int:
 
 @pytest.fixture(scope="session")
 def make_modernbert(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a writer of ModernBERTs: four layers, the second and third local; settings may be changed or, as None, left out."""
+    """Return a writer of ModernBERTs: four layers, the second and third local.
+
+    Settings may be changed or, as None, left out.
+    """
 
     def make(prefix: str = "", bias: bool = False, **changes: Any) -> Path:
         vocab_size = _vocab_size(tiny_model_folder)
@@ -145,7 +148,10 @@ def make_nomic_bert(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="session")
 def make_decoder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a writer of decoders of two layers and two shared heads; settings may be changed or, as None, left out."""
+    """Return a writer of decoders of two layers and two shared heads.
+
+    Settings may be changed or, as None, left out.
+    """
 
     def make(model_type: str, prefix: str = "model.", **changes: Any) -> Path:
         vocab_size = _vocab_size(tiny_model_folder)
@@ -175,7 +181,12 @@ def make_decoder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFacto
             weights.norm(f"{layer}.input_layernorm", bias=False)
             weights.norm(f"{layer}.post_attention_layernorm", bias=False)
             for name, rows in (("q", of_queries), ("k", of_keys), ("v", of_keys)):
-                weights.matrix(f"{layer}.self_attn.{name}_proj", rows, DIM, bias=model_type == "qwen2" or bool(config["attention_bias"]))
+                weights.matrix(
+                    f"{layer}.self_attn.{name}_proj",
+                    rows,
+                    DIM,
+                    bias=model_type == "qwen2" or bool(config["attention_bias"]),
+                )
             weights.matrix(f"{layer}.self_attn.o_proj", DIM, of_queries, bias=bool(config["attention_bias"]))
             if model_type == "qwen3":
                 for name in ("q_norm", "k_norm"):
@@ -194,7 +205,10 @@ def make_decoder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def make_gte(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a writer of GTEs of two layers in the published layout; settings may be changed or, as None, left out."""
+    """Return a writer of GTEs of two layers in the published layout.
+
+    Settings may be changed or, as None, left out.
+    """
 
     def make(prefix: str = "", **changes: Any) -> Path:
         vocab_size = _vocab_size(tiny_model_folder)

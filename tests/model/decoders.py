@@ -14,7 +14,13 @@ from pipeline.config import EncoderConfig
 from pipeline.model.backbone import load_backbone
 
 LENGTHS = np.array([41, 40, 7, 1])
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 """Settings of rotary positions."""
 
 
@@ -26,7 +32,9 @@ def load(folder: Path, **settings: Any) -> Any:
 
 def random_ids(backbone: Any, lengths: np.ndarray = LENGTHS) -> np.ndarray:
     """Return padded rows of those lengths."""
-    ids = np.random.default_rng(0).integers(5, len(backbone.token_embeddings), (len(lengths), int(lengths.max())))
+    ids = np.random.default_rng(0).integers(
+        5, len(backbone.token_embeddings), (len(lengths), int(lengths.max()))
+    )
     return np.where(np.arange(ids.shape[1]) < lengths[:, None], ids, backbone.pad_id).astype(np.int64)
 
 
@@ -39,15 +47,23 @@ def published(folder: Path) -> Any:
     settings = getattr(transformers, f"{name}Config")(**config, attn_implementation="eager")
     model = getattr(transformers, f"{name}Model")(settings).eval()
     tensors = load_file(folder / "model.safetensors")
-    model.load_state_dict({key.removeprefix("model."): tensor for key, tensor in tensors.items() if "lm_head" not in key}, strict=True)
+    model.load_state_dict(
+        {key.removeprefix("model."): tensor for key, tensor in tensors.items() if "lm_head" not in key},
+        strict=True,
+    )
     return model
 
 
 @torch.inference_mode()
 def published_hidden(model: Any, ids: np.ndarray, lengths: np.ndarray, *, is_causal: bool) -> torch.Tensor:
-    """All tokens of a row see each other, or those before them; the mask is given whole, so that nothing is added to it."""
+    """All tokens of a row see each other, or those before them.
+
+    The mask is given whole, so that nothing is added to it.
+    """
     num_tokens = ids.shape[1]
-    visible = (torch.arange(num_tokens) < torch.from_numpy(lengths)[:, None])[:, None, None].expand(-1, 1, num_tokens, -1)
+    visible = (torch.arange(num_tokens) < torch.from_numpy(lengths)[:, None])[:, None, None].expand(
+        -1, 1, num_tokens, -1
+    )
     if is_causal:
         visible = visible & torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()
     bias = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
@@ -56,4 +72,7 @@ def published_hidden(model: Any, ids: np.ndarray, lengths: np.ndarray, *, is_cau
 
 def worst(ours: torch.Tensor, theirs: torch.Tensor, lengths: np.ndarray = LENGTHS) -> float:
     """Return the largest difference of tokens that are not padding."""
-    return max(float((ours[row, :length] - theirs[row, :length]).abs().max()) for row, length in enumerate(lengths.tolist()))
+    return max(
+        float((ours[row, :length] - theirs[row, :length]).abs().max())
+        for row, length in enumerate(lengths.tolist())
+    )

@@ -41,8 +41,13 @@ def _context():
 def test_load_unknown_family_names_the_known_ones(tiny_model_folder, tmp_path):
     folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
     (folder / "config.json").write_text(json.dumps({"model_type": "t5"}))
-    known = "bert, roberta, xlm-roberta, camembert, modernbert, nomic_bert, new, gte, mistral, qwen2, qwen3, llama, nvembed, m3bert"
-    with pytest.raises(ModelError, match=rf"^model_type must be one of {known}, got 't5'; choose a model of these families$"):
+    known = (
+        "bert, roberta, xlm-roberta, camembert, modernbert, nomic_bert, new, gte, mistral, qwen2, "
+        "qwen3, llama, nvembed, m3bert"
+    )
+    with pytest.raises(
+        ModelError, match=rf"^model_type must be one of {known}, got 't5'; choose a model of these families$"
+    ):
         load_backbone(EncoderConfig(model=str(folder)))
 
 
@@ -52,9 +57,15 @@ def test_load_every_family_fulfils_the_protocol(request, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES[1:])
-@pytest.mark.parametrize("changes", [{"pooling": "lmk"}, {"attention": "full"}, {"use_context": True}, {"temperature": 0.5}])
+@pytest.mark.parametrize(
+    "changes", [{"pooling": "lmk"}, {"attention": "full"}, {"use_context": True}, {"temperature": 0.5}]
+)
 def test_encode_rotary_families_settings_move_vectors(request, family, changes):
     folder = request.getfixturevalue(family)
     plain = DocumentEncoder(_config(folder)).encode(TEXTS).chunk_vectors_MV
-    other = DocumentEncoder(_config(folder, **changes), _context() if "use_context" in changes else None).encode(TEXTS).chunk_vectors_MV
+    other = (
+        DocumentEncoder(_config(folder, **changes), _context() if "use_context" in changes else None)
+        .encode(TEXTS)
+        .chunk_vectors_MV
+    )
     assert float(np.abs(plain - other).max()) > 1e-2

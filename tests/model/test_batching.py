@@ -13,14 +13,18 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def _batches(lengths, budget, **options):
-    return list(run_in_batches(np.array(lengths, np.int64), budget, lambda rows: rows.tolist(), CPU, **options))
+    return list(
+        run_in_batches(np.array(lengths, np.int64), budget, lambda rows: rows.tolist(), CPU, **options)
+    )
 
 
 @given(lengths=st.lists(st.integers(1, 40), max_size=50), budget=st.integers(1, 200))
 def test_batches_any_lengths_take_every_row_once_within_the_budget(lengths, budget):
     batches = _batches(lengths, budget)
     assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
-    assert all(len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= budget for batch in batches)
+    assert all(
+        len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= budget for batch in batches
+    )
 
 
 def test_batches_longest_rows_come_first_and_ties_keep_their_order():

@@ -25,7 +25,11 @@ def encoder(backbone):
 def test_embed_batch_equals_one_mean_a_text(backbone, encoder):
     embeddings = encoder.embed(TEXTS)
     for row, text in zip(embeddings, TEXTS, strict=True):
-        ids = [backbone.cls_id, *backbone.tokenizer.encode(text, add_special_tokens=False).ids[:18], backbone.landmark_id]
+        ids = [
+            backbone.cls_id,
+            *backbone.tokenizer.encode(text, add_special_tokens=False).ids[:18],
+            backbone.landmark_id,
+        ]
         naive = backbone.hidden_states(np.array([ids]), np.array([len(ids)]))[0].mean(0)
         torch.testing.assert_close(torch.from_numpy(row), naive, atol=1e-5, rtol=0)
 
@@ -76,7 +80,12 @@ def test_fingerprint_number_of_tokens_changes_it(backbone, encoder):
 def test_temperature_changes_fingerprint_and_embeddings(backbone, encoder):
     other = ContextEncoder(backbone, 20, temperature=0.5)
     assert other.fingerprint != encoder.fingerprint
-    assert float(np.abs(other.embed(["the cat sat on the mat"]) - encoder.embed(["the cat sat on the mat"])).max()) > 1e-2
+    assert (
+        float(
+            np.abs(other.embed(["the cat sat on the mat"]) - encoder.embed(["the cat sat on the mat"])).max()
+        )
+        > 1e-2
+    )
 
 
 def test_context_encoder_more_tokens_than_positions_is_refused(backbone):

@@ -1,4 +1,7 @@
-"""How context stands before a text, for every backbone that reads one: ARCHITECTURE.md has the table these claims are of."""
+"""How context stands before a text, for every backbone that reads one.
+
+ARCHITECTURE.md has the table these claims are of.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,11 @@ ALL = (*WITHOUT_POSITIONS, "cde-2")
 
 @pytest.fixture(scope="module")
 def load(
-    tiny_model_folder: Any, tiny_roberta_folder: Any, modernbert_folder: Any, nomic_bert_folder: Any, make_cde: Callable[..., Any]
+    tiny_model_folder: Any,
+    tiny_roberta_folder: Any,
+    modernbert_folder: Any,
+    nomic_bert_folder: Any,
+    make_cde: Callable[..., Any],
 ) -> Callable[..., Any]:
     folders = {
         "bert": lambda: tiny_model_folder,
@@ -65,7 +72,12 @@ def test_order_of_a_context_matters_to_nomic_bert_where_the_checkpoint_gives_it_
 def test_context_reaches_the_text(name, load):
     backbone = load(name)
     assert largest_difference(states(backbone, CONTEXT), states(backbone, None)) > 1e-3
-    assert largest_difference(states(backbone, CONTEXT), states(backbone, np.ascontiguousarray(CONTEXT[:, ::-1]))) > 1e-3
+    assert (
+        largest_difference(
+            states(backbone, CONTEXT), states(backbone, np.ascontiguousarray(CONTEXT[:, ::-1]))
+        )
+        > 1e-3
+    )
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -75,7 +87,10 @@ def test_text_is_read_the_same_whatever_else_is_in_its_batch(name, context, load
     backbone = load(name)
     together = states(backbone, context)
     ids = np.random.default_rng(0).integers(5, 60, (len(LENGTHS), int(LENGTHS.max())))
-    alone = [backbone.hidden_states(ids[row : row + 1, :length], LENGTHS[row : row + 1], context)[0] for row, length in enumerate(LENGTHS)]
+    alone = [
+        backbone.hidden_states(ids[row : row + 1, :length], LENGTHS[row : row + 1], context)[0]
+        for row, length in enumerate(LENGTHS)
+    ]
     assert largest_difference(together, alone) <= 1e-5
 
 

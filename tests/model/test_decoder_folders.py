@@ -1,4 +1,7 @@
-"""The folders decoders come in: below any prefix, inside an NV-Embed, with a byte-level tokenizer; what does not fit is refused."""
+"""The folders decoders come in: below any prefix, inside an NV-Embed, with a byte-level tokenizer.
+
+What does not fit is refused.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from tokenizers import Tokenizer
 from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError, ModelError
+from pipeline.model.folders.model_defaults import encoder_config
 from pipeline.model.latent_attention import read_latent_attention
-from pipeline.model.model_defaults import encoder_config
 from tests.model.decoders import LENGTHS, LLAMA3, load, published, published_hidden, random_ids
 
 
@@ -31,21 +34,49 @@ def test_load_weights_are_found_below_any_prefix(make_decoder: Callable[..., Pat
 @pytest.mark.parametrize(
     ("model_type", "changes", "sentence"),
     [
-        ("mistral", {"intermediate_size": 50}, r"mlp.gate_proj.weight must have the shape \(50, 32\), got \(48, 32\)"),
+        (
+            "mistral",
+            {"intermediate_size": 50},
+            r"mlp.gate_proj.weight must have the shape \(50, 32\), got \(48, 32\)",
+        ),
         ("mistral", {"num_hidden_layers": 3}, r"must hold layers\.2\."),
         ("qwen3", {"model_type": "qwen2"}, r"must hold layers\.0\.self_attn\.q_proj\.bias"),
         ("mistral", {"model_type": "qwen3"}, r"must hold layers\.0\.self_attn\.q_norm"),
-        ("qwen3", {"model_type": "mistral"}, r"got model\.layers\.0\.self_attn\.k_norm\.weight as well; give the model_type"),
+        (
+            "qwen3",
+            {"model_type": "mistral"},
+            r"got model\.layers\.0\.self_attn\.k_norm\.weight as well; give the model_type",
+        ),
         ("qwen2", {"model_type": "llama"}, r"got model\.layers\.0\.self_attn\.k_proj\.bias as well"),
-        ("llama", {"num_key_value_heads": 3}, "multiple of num_key_value_heads .* got 4 heads for 3 and 12 dimensions"),
+        (
+            "llama",
+            {"num_key_value_heads": 3},
+            "multiple of num_key_value_heads .* got 4 heads for 3 and 12 dimensions",
+        ),
         ("llama", {"head_dim": 11}, "even head_dim, got 4 heads for 2 and 11"),
         ("llama", {"hidden_size": None}, "must give hidden_size as a positive number, got None"),
         ("llama", {"vocab_size": 7}, "embed_tokens.weight must have the shape"),
         ("llama", {"hidden_act": "swish"}, "hidden_act must be one of"),
-        ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "kind among default, linear, llama3, ntk .* got 'yarn'"),
-        ("qwen2", {"rope_scaling": "linear"}, "rope_scaling of the model must hold settings by name, got 'linear'"),
-        ("qwen2", {"rope_scaling": {"type": "linear"}}, "factor of the model's rotary positions must be a positive number, got None"),
-        ("llama", {"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, "low_freq_factor must be below high_freq_factor, got 4 and 4"),
+        (
+            "qwen2",
+            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+            "kind among default, linear, llama3, ntk .* got 'yarn'",
+        ),
+        (
+            "qwen2",
+            {"rope_scaling": "linear"},
+            "rope_scaling of the model must hold settings by name, got 'linear'",
+        ),
+        (
+            "qwen2",
+            {"rope_scaling": {"type": "linear"}},
+            "factor of the model's rotary positions must be a positive number, got None",
+        ),
+        (
+            "llama",
+            {"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}},
+            "low_freq_factor must be below high_freq_factor, got 4 and 4",
+        ),
         ("llama", {"partial_rotary_factor": 0.5}, "over the whole head, got 'default' over 0.5"),
     ],
 )
@@ -65,7 +96,9 @@ def test_load_of_weights_in_whole_numbers_is_refused(make_decoder: Callable[...,
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int32)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ModelError, match=r"norm\.weight of the model must hold numbers of .*, got int32; fetch a model"):
+    with pytest.raises(
+        ModelError, match=r"norm\.weight of the model must hold numbers of .*, got int32; fetch a model"
+    ):
         load(folder)
 
 
@@ -83,20 +116,31 @@ def nv_embed_folder(make_decoder: Callable[..., Path]) -> Path:
     """A Mistral as NV-Embed publishes it: below a prefix, its configuration inside another."""
     folder = make_decoder("mistral", prefix="embedding_model.")
     inner = json.loads((folder / "config.json").read_text()) | {"model_type": "bidir_mistral"}
-    outer = {"model_type": "nvembed", "text_config": inner, "latent_attention_config": {"model_type": "latent_attention"}}
+    outer = {
+        "model_type": "nvembed",
+        "text_config": inner,
+        "latent_attention_config": {"model_type": "latent_attention"},
+    }
     (folder / "config.json").write_text(json.dumps(outer))
     return folder
 
 
 @pytest.mark.parametrize("num_layers", [None, 1])
-def test_nv_embed_is_the_mistral_it_holds(nv_embed_folder: Path, make_decoder: Callable[..., Path], num_layers: int | None) -> None:
-    outer, inner = load(nv_embed_folder, num_layers=num_layers), load(make_decoder("mistral"), num_layers=num_layers)
+def test_nv_embed_is_the_mistral_it_holds(
+    nv_embed_folder: Path, make_decoder: Callable[..., Path], num_layers: int | None
+) -> None:
+    outer, inner = (
+        load(nv_embed_folder, num_layers=num_layers),
+        load(make_decoder("mistral"), num_layers=num_layers),
+    )
     ids = random_ids(outer)
     assert torch.equal(outer.hidden_states(ids, LENGTHS), inner.hidden_states(ids, LENGTHS))
 
 
 @pytest.fixture
-def nv_embed_with_latents(nv_embed_folder: Path, latent_block: Callable[..., dict[str, torch.Tensor]]) -> Path:
+def nv_embed_with_latents(
+    nv_embed_folder: Path, latent_block: Callable[..., dict[str, torch.Tensor]]
+) -> Path:
     """The same with its latent attention of two heads."""
     tensors = load_file(nv_embed_folder / "model.safetensors") | latent_block(32, 2, 16)
     save_file(tensors, nv_embed_folder / "model.safetensors")
@@ -110,7 +154,9 @@ def nv_embed_with_latents(nv_embed_folder: Path, latent_block: Callable[..., dic
 def test_encode_with_nv_embed_is_the_mean_of_latent_attention_without_the_instruction(
     nv_embed_with_latents: Path, make_decoder: Callable[..., Path], prefix: str
 ) -> None:
-    config = encoder_config({"model": str(nv_embed_with_latents), "precision": "fp32", "query_prefix": prefix})
+    config = encoder_config(
+        {"model": str(nv_embed_with_latents), "precision": "fp32", "query_prefix": prefix}
+    )
     assert config.pooling == "latent"
     encoder = DocumentEncoder(config)
     texts = ["the cat sat on the mat", "a river", "old path " * 9]
@@ -139,13 +185,18 @@ def test_nv_embed_causal_is_refused(nv_embed_folder: Path) -> None:
 @pytest.mark.parametrize("inner", [None, [], {"model_type": "gemma"}])
 def test_nv_embed_without_its_language_model_is_refused(nv_embed_folder: Path, inner: Any) -> None:
     (nv_embed_folder / "config.json").write_text(json.dumps({"model_type": "nvembed", "text_config": inner}))
-    with pytest.raises(ModelError, match="text_config of an NV-Embed must describe a model of type bidir_mistral"):
+    with pytest.raises(
+        ModelError, match="text_config of an NV-Embed must describe a model of type bidir_mistral"
+    ):
         load(nv_embed_folder)
 
 
 @pytest.fixture(scope="module")
 def qwen_folder(make_decoder: Callable[..., Path]) -> Path:
-    """A decoder with a byte-level tokenizer as Qwen's embedding models have it: no BOS, an ending of its own, another eos_token."""
+    """A decoder with a byte-level tokenizer as Qwen's embedding models have it.
+
+    No BOS, an ending of its own, another eos_token.
+    """
     from tokenizers import decoders, models, pre_tokenizers, processors
 
     folder = make_decoder("qwen3", vocab_size=None)
@@ -158,7 +209,9 @@ def qwen_folder(make_decoder: Callable[..., Path]) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|endoftext|>", "<|im_end|>"])
     ending = tokenizer.token_to_id("<|endoftext|>")
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A <|endoftext|>", special_tokens=[("<|endoftext|>", ending)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <|endoftext|>", special_tokens=[("<|endoftext|>", ending)]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
@@ -171,20 +224,32 @@ def qwen_folder(make_decoder: Callable[..., Path]) -> Path:
     return folder
 
 
-def test_encode_causal_with_last_pooling_equals_the_last_token_of_the_published_model(qwen_folder: Path) -> None:
+def test_encode_causal_with_last_pooling_equals_the_last_token_of_the_published_model(
+    qwen_folder: Path,
+) -> None:
     texts = ["the way", "a mat, the 😀 stone", ""]
     config = EncoderConfig(model=str(qwen_folder), precision="fp32", causal=True, pooling="last")
     vectors = DocumentEncoder(config).encode(texts).document_vectors_NV
     model, tokenizer = published(qwen_folder), Tokenizer.from_file(str(qwen_folder / "tokenizer.json"))
     for vector, text in zip(vectors, texts, strict=True):
         with torch.inference_mode():
-            last = model(input_ids=torch.tensor([tokenizer.encode(text).ids]), use_cache=False).last_hidden_state[0, -1]
+            last = model(
+                input_ids=torch.tensor([tokenizer.encode(text).ids]), use_cache=False
+            ).last_hidden_state[0, -1]
         np.testing.assert_allclose(vector, (last / last.norm()).numpy(), atol=1e-5)
 
 
 def test_encode_with_a_byte_level_tokenizer_covers_every_text(qwen_folder: Path) -> None:
     texts = ["the 😀👩‍🚀 stone, the mat " * 9, "é" * 50, "\n\t the"]
-    encoded = DocumentEncoder(EncoderConfig(model=str(qwen_folder), precision="fp32", landmark_interval=16)).encode(texts)
+    encoded = DocumentEncoder(
+        EncoderConfig(model=str(qwen_folder), precision="fp32", landmark_interval=16)
+    ).encode(texts)
     for index, text in enumerate(texts):
         own = slice(*encoded.chunk_offsets[index : index + 2])
-        assert "".join(text[start:end] for start, end in zip(encoded.start_char[own], encoded.end_char[own], strict=True)) == text
+        assert (
+            "".join(
+                text[start:end]
+                for start, end in zip(encoded.start_char[own], encoded.end_char[own], strict=True)
+            )
+            == text
+        )

@@ -28,7 +28,9 @@ def rows_of(lengths: list[int]) -> Rows:
     return chunk_rows(ids, chunks, cls_id=2, landmark_id=3, pooling="mean", prefix_ids=np.zeros(0, np.int32))
 
 
-def test_small_batches_are_a_few_widths_and_large_ones_as_wide_as_their_longest_row(backbone: Any, monkeypatch: pytest.MonkeyPatch):
+def test_small_batches_are_a_few_widths_and_large_ones_as_wide_as_their_longest_row(
+    backbone: Any, monkeypatch: pytest.MonkeyPatch
+):
     widths: list[int] = []
     real = backbone.hidden_states
 

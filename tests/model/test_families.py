@@ -1,7 +1,7 @@
 """Every family under every setting: batches against single rows, bf16 against fp32, and the table of README made by trying.
 
-A family is what reads a ``model_type``, or CDE's checkpoints, which have none of their own. To write the table anew:
-``make models``.
+A family is what reads a ``model_type``, or CDE's checkpoints, which have none of their own. To write the
+table anew: ``make models``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.context.store import ContextSet
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError
 from pipeline.model.backbone import _FAMILIES, Backbone, load_backbone
-from pipeline.model.m3bert import M3Bert, M3BertConfig, save_m3bert
+from pipeline.model.families.m3bert import M3Bert, M3BertConfig, save_m3bert
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 BEGIN, END = "<!-- models: begin, written by `make models` -->\n", "<!-- models: end -->\n"
@@ -53,8 +53,19 @@ TEXTS = ["the cat sat on the mat.", "old stone path " * 12, "a", "walking mounta
 
 def _write_m3bert(tokenizer_folder: Path, folder: Path) -> Path:
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 96}
-    model = M3Bert(M3BertConfig(vocab_size=tokenizer.get_vocab_size(), matryoshka_layers=(1, 2), matryoshka_dims=(8, 32), **sizes), seed=3)
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 96,
+    }
+    model = M3Bert(
+        M3BertConfig(
+            vocab_size=tokenizer.get_vocab_size(), matryoshka_layers=(1, 2), matryoshka_dims=(8, 32), **sizes
+        ),
+        seed=3,
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4)
@@ -80,7 +91,9 @@ def family_folder(
             # RoBERTa's positions begin after the padding id, so one of its table is never read.
             changes = {"model_type": family, "max_position_embeddings": 96}
             folder = shutil.copytree(tiny_model_folder, tmp_path_factory.mktemp(family) / "model")
-            (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | changes))
+            (folder / "config.json").write_text(
+                json.dumps(json.loads((folder / "config.json").read_text()) | changes)
+            )
             return folder
         if family == "nvembed":
             folder = make_decoder("mistral", prefix="embedding_model.")
@@ -102,7 +115,9 @@ def family_folder(
     @cache
     def with_latent_block(family: str) -> Path:
         folder = make(family)
-        if family.startswith("cde"):  # whose checkpoint may hold no tensor that its config.json does not call for
+        if family.startswith(
+            "cde"
+        ):  # whose checkpoint may hold no tensor that its config.json does not call for
             return folder
         save_file(dict(latent_block(32, 8, 6)), folder / "cairn_extra.safetensors")
         return folder
@@ -111,7 +126,12 @@ def family_folder(
 
 
 def _config(folder: Path, **settings: Any) -> EncoderConfig:
-    sizes = {"landmark_interval": 12, "max_window_tokens": 36, "window_overlap_tokens": 15, "batch_tokens": 150}
+    sizes = {
+        "landmark_interval": 12,
+        "max_window_tokens": 36,
+        "window_overlap_tokens": 15,
+        "batch_tokens": 150,
+    }
     return EncoderConfig(**{"model": str(folder), "precision": "fp32", **sizes, **settings})
 
 
@@ -121,7 +141,9 @@ def _context(backbone: Backbone) -> ContextSet:
         doc_ids=tuple(f"c{index}" for index in range(num_documents)),
         content_sha256s=("0" * 64,) * num_documents,
         cluster_ids_C=np.zeros(num_documents, np.int32),
-        embeddings_CD=np.random.default_rng(0).normal(size=(num_documents, backbone.context_dim)).astype(np.float32),
+        embeddings_CD=np.random.default_rng(0)
+        .normal(size=(num_documents, backbone.context_dim))
+        .astype(np.float32),
         first_stage_fingerprint="first",
     )
 
@@ -132,7 +154,9 @@ def _backbone(**what_it_depends_on: Any) -> Backbone:
 
 
 def _encoder(config: EncoderConfig, *, backwards: bool = False) -> DocumentEncoder:
-    backbone = _backbone(**{name: getattr(config, name) for name in ("model", "precision", "backend", "causal", "num_layers")})
+    backbone = _backbone(
+        **{name: getattr(config, name) for name in ("model", "precision", "backend", "causal", "num_layers")}
+    )
     if not config.use_context:
         return DocumentEncoder(config, None, backbone)
     context = _context(backbone)
@@ -163,7 +187,9 @@ def _vectors(folder: Path, *, backwards: bool = False, **settings: Any) -> np.nd
         return None
 
 
-@pytest.mark.parametrize("changes", [{}, {"use_context": True, "temperature": 0.8}], ids=["plain", "context, sharp"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"use_context": True, "temperature": 0.8}], ids=["plain", "context, sharp"]
+)
 @pytest.mark.parametrize(("attention", "pooling"), MODES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_encode_together_equals_one_by_one(family_folder, family, attention, pooling, changes):
@@ -176,14 +202,17 @@ def test_encode_together_equals_one_by_one(family_folder, family, attention, poo
     assert len(together.chunk_vectors_MV) > 2 * len(TEXTS)
     for index, text in enumerate(TEXTS):
         own = slice(*together.chunk_offsets[index : index + 2])
-        np.testing.assert_allclose(together.chunk_vectors_MV[own], encoder.encode([text]).chunk_vectors_MV, atol=1e-5)
+        np.testing.assert_allclose(
+            together.chunk_vectors_MV[own], encoder.encode([text]).chunk_vectors_MV, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize(("attention", "pooling"), [("chunk", "mean"), ("full", "lmk")])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_encode_in_bf16_agrees_in_direction(family_folder, family, attention, pooling):
     exact, rounded = (
-        _vectors(family_folder(family), attention=attention, pooling=pooling, precision=precision) for precision in ("fp32", "bf16")
+        _vectors(family_folder(family), attention=attention, pooling=pooling, precision=precision)
+        for precision in ("fp32", "bf16")
     )
     assert (exact * rounded).sum(axis=1).min() >= 0.999
 
@@ -202,7 +231,9 @@ def _features(folder: Path) -> dict[str, str]:
         if other is None:
             return "no"
         assert np.isfinite(other).all()
-        return "yes" if other.shape != plain.shape or float(np.abs(other - plain).max()) > 1e-3 else "no effect"
+        return (
+            "yes" if other.shape != plain.shape or float(np.abs(other - plain).max()) > 1e-3 else "no effect"
+        )
 
     def runs_on(backend: str) -> bool:
         other = _vectors(folder, backend=backend)
@@ -210,13 +241,23 @@ def _features(folder: Path) -> dict[str, str]:
         return other is not None
 
     tried = {mode: _is_taken(folder, *mode) for mode in MODES}
-    poolings = [pooling for pooling in get_args(Pooling) if any(tried[mode] for mode in MODES if mode[1] == pooling)]
-    attentions = [attention for attention in get_args(Attention) if any(tried[mode] for mode in MODES if mode[0] == attention)]
+    poolings = [
+        pooling for pooling in get_args(Pooling) if any(tried[mode] for mode in MODES if mode[1] == pooling)
+    ]
+    attentions = [
+        attention
+        for attention in get_args(Attention)
+        if any(tried[mode] for mode in MODES if mode[0] == attention)
+    ]
     context = moves(use_context=True)
     if context == "yes":
         ahead, back = (_vectors(folder, use_context=True, backwards=backwards) for backwards in (False, True))
         backbone = load_backbone(_config(folder))
-        whose = "its first stage" if backbone.first_stage.weights_fingerprint != backbone.weights_fingerprint else "itself"
+        whose = (
+            "its first stage"
+            if backbone.first_stage.weights_fingerprint != backbone.weights_fingerprint
+            else "itself"
+        )
         context = f"{whose}, {'any order' if np.allclose(ahead, back, atol=1e-5) else 'in order'}"
     return {
         "`--pooling`": _listed(poolings, get_args(Pooling)),
@@ -244,15 +285,18 @@ def _table(family_folder: Callable[[str], Path]) -> str:
         f"| {' | '.join(['---'] * (len(columns) + 2))} |",
         *(
             f"| {', '.join(NAMES[family] for family in families)} "
-            f"| {', '.join(f'`{family}`' for family in families if family in _FAMILIES) or 'of its backbone'} "
+            "| "
+            f"{', '.join(f'`{family}`' for family in families if family in _FAMILIES) or 'of its backbone'} "
             f"| {' | '.join(features.values())} |"
             for families, features in rows
         ),
         "",
         "Attentions and the poolings they go with: "
         + "; ".join(f"`{attention}` {_code(poolings)}" for attention, poolings in POOLINGS.items())
-        + ". Pooling `latent` needs a checkpoint that holds the block, `cls` and `multi_cls` a tokenizer with [CLS] or BOS. "
-        "Under `--use-context` stands what embeds the context's documents, and whether their order moves vectors.",
+        + ". Pooling `latent` needs a checkpoint that holds the block, `cls` and `multi_cls` a tokenizer "
+        "with [CLS] or BOS. "
+        "Under `--use-context` stands what embeds the context's documents, and whether their order moves "
+        "vectors.",
         "",
     ]
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from pipeline.config import EncoderConfig
 from pipeline.errors import ModelError
 from pipeline.model import landmark_mixer
 from pipeline.model.backbone import load_backbone
-from pipeline.model.checkpoint import EXTRA_NAME
+from pipeline.model.folders.checkpoint import EXTRA_NAME
 from pipeline.model.landmark_mixer import PREFIX, LandmarkMixer, mix_documents, mix_queries, mixer_of
 
 WIDTH = 16
@@ -84,7 +84,9 @@ def _reference(mixer, x, title, context):
 @pytest.mark.parametrize("with_titles", [False, True])
 def test_landmarks_are_mixed_as_the_equation_says(mixer, generator, with_titles, with_context):
     x, offsets, titles, context = _corpus(generator)
-    mixed = mix_documents(mixer, x, offsets, titles if with_titles else None, context if with_context else None)
+    mixed = mix_documents(
+        mixer, x, offsets, titles if with_titles else None, context if with_context else None
+    )
     for document, (first, end) in enumerate(itertools.pairwise(offsets)):
         title = titles[document] if with_titles else None
         expected = _reference(mixer, x[first:end], title, context if with_context else None)
@@ -96,20 +98,26 @@ def test_a_document_does_not_depend_on_what_is_encoded_beside_it(mixer, generato
     together = mix_documents(mixer, x, offsets, titles, context)
     for document in range(4):
         first, end = offsets[document : document + 2]
-        alone = mix_documents(mixer, x[first:end], np.array([0, end - first]), titles[document : document + 1], context)
+        alone = mix_documents(
+            mixer, x[first:end], np.array([0, end - first]), titles[document : document + 1], context
+        )
         np.testing.assert_allclose(together[first:end], alone, atol=1e-6)
 
 
 def test_a_new_mixer_leaves_the_base_vectors_as_they_are(generator):
     x, offsets, titles, context = _corpus(generator)
-    np.testing.assert_allclose(mix_documents(LandmarkMixer(WIDTH), x, offsets, titles, context), _unit(x), atol=1e-6)
+    np.testing.assert_allclose(
+        mix_documents(LandmarkMixer(WIDTH), x, offsets, titles, context), _unit(x), atol=1e-6
+    )
     np.testing.assert_allclose(mix_queries(LandmarkMixer(WIDTH), x, context), _unit(x), atol=1e-6)
 
 
 def test_the_order_of_the_context_does_not_matter(mixer, generator):
     x, offsets, titles, context = _corpus(generator)
     mixed = mix_documents(mixer, x, offsets, titles, context)
-    np.testing.assert_allclose(mixed, mix_documents(mixer, x, offsets, titles, context[::-1].copy()), atol=1e-6)
+    np.testing.assert_allclose(
+        mixed, mix_documents(mixer, x, offsets, titles, context[::-1].copy()), atol=1e-6
+    )
     assert np.abs(mixed - mix_documents(mixer, x, offsets, titles, context[:2])).max() > 1e-3
 
 
@@ -128,7 +136,8 @@ def test_a_long_document_is_mixed_in_equal_stretches(mixer, generator, monkeypat
     np.testing.assert_allclose(np.linalg.norm(mixed, axis=1), 1.0, atol=1e-5)
     moved = x.copy()
     moved[9] = -moved[9]
-    # The last landmark is in the last of three stretches: the first feels it through the document's mean alone.
+    # The last landmark is in the last of three stretches: the first feels it through the document's mean
+    # alone.
     with torch.no_grad():
         mixer.mean_gate.zero_()
         mixer.mean_slope.zero_()
@@ -141,12 +150,17 @@ def test_a_long_document_is_mixed_in_equal_stretches(mixer, generator, monkeypat
 
 
 def test_no_documents_are_no_vectors(mixer):
-    assert mix_documents(mixer, np.zeros((0, WIDTH), np.float32), np.zeros(1, np.int64), None, None).shape == (0, WIDTH)
+    assert mix_documents(
+        mixer, np.zeros((0, WIDTH), np.float32), np.zeros(1, np.int64), None, None
+    ).shape == (0, WIDTH)
 
 
 def _tensors(width):
     torch.manual_seed(1)
-    return {f"{PREFIX}{name}": value.contiguous() for name, value in LandmarkMixer(width, num_heads=2, head_dim=8).state_dict().items()}
+    return {
+        f"{PREFIX}{name}": value.contiguous()
+        for name, value in LandmarkMixer(width, num_heads=2, head_dim=8).state_dict().items()
+    }
 
 
 def _load(folder):

@@ -12,7 +12,7 @@ from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.model.backbone import load_backbone
 from pipeline.model.document_encoder import embed_chunks, pad_rows
-from pipeline.model.landmark_gates import LandmarkGates
+from pipeline.model.engine.landmark_gates import LandmarkGates
 from pipeline.model.landmark_reader import LandmarkReader
 from pipeline.model.landmarks import Chunks, chunk_rows, landmark_rows
 
@@ -24,7 +24,10 @@ MODELS = ("tiny_model_folder", "modernbert_folder", "nomic_bert_folder")
 
 
 class DensePattern:
-    """All tokens of a batch behind C context vectors as one sequence; who sees whom is a bias for every pair."""
+    """All tokens of a batch behind C context vectors as one sequence.
+
+    Who sees whom is a bias for every pair.
+    """
 
     def __init__(self, model, lengths, windows, num_context, temperature):
         self._model, self._num_context, self._temperature = model, num_context, temperature
@@ -32,7 +35,10 @@ class DensePattern:
         self._window = torch.tensor(windows)[self._row]
         self._is_landmark = torch.cat([self._row[1:] != self._row[:-1], torch.tensor([True])])
         self._place = torch.cat([torch.arange(length) for length in lengths])
-        self._seen = {is_local: self._pairs(is_local) for is_local in ({False} if model.shape.local_radius is None else {False, True})}
+        self._seen = {
+            is_local: self._pairs(is_local)
+            for is_local in ({False} if model.shape.local_radius is None else {False, True})
+        }
 
     def pack(self, x_BSD):
         return x_BSD[0]
@@ -63,7 +69,10 @@ class DensePattern:
             rows = slice(first, first + QUERIES_AT_ONCE)
             text = max(0, num_context - first)
             for head in range(heads):
-                logits = query[head, rows] @ key[head].T / (self._temperature * query.shape[2] ** 0.5) + shown[rows]
+                logits = (
+                    query[head, rows] @ key[head].T / (self._temperature * query.shape[2] ** 0.5)
+                    + shown[rows]
+                )
                 logits[text:, :num_context] += self._model.landmark_gates.context_LH[layer, head]
                 logits += is_other[rows] * self._model.landmark_gates.landmarks_LH[layer, head]
                 mixed[head, rows] = logits.softmax(1) @ value[head]
@@ -94,7 +103,9 @@ def _naive(model, ids, lengths, windows, context, temperature=1.0):
 def _ours(model, ids, lengths, windows, context, temperature=1.0):
     rows = np.split(ids, np.cumsum(lengths)[:-1])
     ids_BT = np.stack([np.pad(row, (0, max(lengths) - len(row))) for row in rows])
-    hidden = LandmarkReader(model, context).hidden_states(ids_BT, np.array(lengths), np.array(windows), temperature)
+    hidden = LandmarkReader(model, context).hidden_states(
+        ids_BT, np.array(lengths), np.array(windows), temperature
+    )
     return torch.cat([hidden[row, :length] for row, length in enumerate(lengths)])
 
 
@@ -123,7 +134,9 @@ def model(request, tiny_model_folder):
 def test_reader_batch_of_windows_equals_dense_reference(model, num_context, temperature):
     ids, context = _ids(model, sum(LENGTHS)), _context(model, num_context) if num_context else None
     ours = _ours(model, ids, LENGTHS, WINDOWS, context, temperature)
-    torch.testing.assert_close(ours, _naive(model, ids, LENGTHS, WINDOWS, context, temperature), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        ours, _naive(model, ids, LENGTHS, WINDOWS, context, temperature), atol=1e-5, rtol=0
+    )
 
 
 def test_reader_document_of_8192_tokens_in_one_window_equals_dense_reference(model):
@@ -132,7 +145,9 @@ def test_reader_document_of_8192_tokens_in_one_window_equals_dense_reference(mod
     assert len(ids) == 8_192
     context = _context(model)
     ours = _ours(model, ids, lengths, [0] * len(lengths), context)
-    torch.testing.assert_close(ours, _naive(model, ids, lengths, [0] * len(lengths), context), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        ours, _naive(model, ids, lengths, [0] * len(lengths), context), atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize("model", MODELS, indirect=True)
@@ -150,7 +165,9 @@ def test_reader_closed_gates_equal_rows_read_alone(model):
 def test_reader_context_in_another_order_changes_nothing(model):
     ids, context = _ids(model, sum(LENGTHS)), _context(model)
     ours = _ours(model, ids, LENGTHS, WINDOWS, context)
-    torch.testing.assert_close(_ours(model, ids, LENGTHS, WINDOWS, context[[3, 0, 4, 2, 1]]), ours, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        _ours(model, ids, LENGTHS, WINDOWS, context[[3, 0, 4, 2, 1]]), ours, atol=1e-5, rtol=0
+    )
     assert not torch.allclose(_ours(model, ids, LENGTHS, WINDOWS, _context(model, seed=1)), ours, atol=1e-3)
 
 
@@ -163,7 +180,9 @@ def test_reader_leaves_the_context_as_it_was(model):
 
 def test_reader_runs_the_context_through_the_layers_once_for_each_temperature(model, monkeypatch):
     seen = []
-    monkeypatch.setattr(model, "embed_context", lambda context, embed=model.embed_context: seen.append(1) or embed(context))
+    monkeypatch.setattr(
+        model, "embed_context", lambda context, embed=model.embed_context: seen.append(1) or embed(context)
+    )
     reader = LandmarkReader(model, _context(model))
     ids = _ids(model, 24).reshape(2, 12)
     for temperature in (1.0, 0.8, 1.0, 0.8):
@@ -195,15 +214,21 @@ def _layout(sizes_of_texts, model, **settings):
     chunks = Chunks(token_offsets=offsets, chunk_offsets=np.cumsum([0, *map(len, sizes_of_texts)]))
     special = {"cls_id": model.cls_id, "landmark_id": model.landmark_id, "pooling": "mean"}
     ids = _ids(model, offsets[-1]).astype(np.int32)
-    return chunk_rows(ids, chunks, **special), landmark_rows(ids, chunks, **special, max_window_tokens=60, overlap_tokens=20)
+    return chunk_rows(ids, chunks, **special), landmark_rows(
+        ids, chunks, **special, max_window_tokens=60, overlap_tokens=20
+    )
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 40, 10_000])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_embed_chunks_any_batches_of_windows_give_the_embeddings_of_each_window_alone(model, batch_tokens, threads, monkeypatch):
+def test_embed_chunks_any_batches_of_windows_give_the_embeddings_of_each_window_alone(
+    model, batch_tokens, threads, monkeypatch
+):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     _, rows = _layout([[10, 10, 3], [10] * 12, [0], [5, 9], [10] * 4], model)
-    ours = embed_chunks(model, rows, batch_tokens=batch_tokens, landmarks=LandmarkReader(model, _context(model)))
+    ours = embed_chunks(
+        model, rows, batch_tokens=batch_tokens, landmarks=LandmarkReader(model, _context(model))
+    )
     reader = LandmarkReader(model, _context(model))
     naive = np.empty_like(ours)
     for window in np.unique(rows.window_R):
@@ -211,7 +236,9 @@ def test_embed_chunks_any_batches_of_windows_give_the_embeddings_of_each_window_
         ids_BT, lengths_B = pad_rows(rows, rows_W, 0)
         hidden = reader.hidden_states(ids_BT, lengths_B, np.zeros(len(rows_W), np.int64)).numpy()
         for chunk in np.flatnonzero(np.isin(rows.pooled_row, rows_W)):
-            own = hidden[rows.pooled_row[chunk] - rows_W[0], rows.pooled_start[chunk] : rows.pooled_end[chunk]]
+            own = hidden[
+                rows.pooled_row[chunk] - rows_W[0], rows.pooled_start[chunk] : rows.pooled_end[chunk]
+            ]
             naive[chunk] = own.mean(0)
     np.testing.assert_allclose(ours, naive, atol=1e-5)
 
@@ -230,7 +257,9 @@ def test_reader_of_a_model_that_is_not_one_transformer_is_refused(model):
         def __getattr__(self, name):
             return getattr(model, name)
 
-    with pytest.raises(ConfigError, match="attention landmark must go with a model of one transformer, got Wrapped"):
+    with pytest.raises(
+        ConfigError, match="attention landmark must go with a model of one transformer, got Wrapped"
+    ):
         LandmarkReader(Wrapped())
 
 

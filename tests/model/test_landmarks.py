@@ -25,11 +25,16 @@ CLS, LMK = 101, 102
 
 def _split(breaks: list[list[int]], interval: int | np.ndarray) -> Chunks:
     offsets = np.cumsum([0, *map(len, breaks)])
-    return split_into_chunks(np.array([rank for text in breaks for rank in text], np.uint8), offsets, interval)
+    return split_into_chunks(
+        np.array([rank for text in breaks for rank in text], np.uint8), offsets, interval
+    )
 
 
 def _naive_split(breaks: list[int], interval: int) -> list[int]:
-    """First tokens of one text's chunks: groups that fit stay whole, others are broken further, all are packed."""
+    """First tokens of one text's chunks.
+
+    Groups that fit stay whole, others are broken further, all are packed.
+    """
 
     def groups(first: int, end: int, rank: int) -> list[int]:
         if rank == 0:
@@ -51,7 +56,10 @@ def _naive_split(breaks: list[int], interval: int) -> list[int]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(breaks=st.lists(st.lists(st.sampled_from([0, 0, 1, 2]), max_size=60), min_size=1, max_size=4), interval=st.integers(2, 9))
+@given(
+    breaks=st.lists(st.lists(st.sampled_from([0, 0, 1, 2]), max_size=60), min_size=1, max_size=4),
+    interval=st.integers(2, 9),
+)
 def test_split_any_breaks_equals_naive_packing(breaks, interval):
     chunks = _split(breaks, interval)
     starts = chunks.token_offsets[:-1]
@@ -63,7 +71,10 @@ def test_split_any_breaks_equals_naive_packing(breaks, interval):
 
 
 @settings(max_examples=300, deadline=None)
-@given(breaks=st.lists(st.lists(st.sampled_from([0, 0, 1, 2, 2, 3]), max_size=60), min_size=1, max_size=4), interval=st.integers(2, 9))
+@given(
+    breaks=st.lists(st.lists(st.sampled_from([0, 0, 1, 2, 2, 3]), max_size=60), min_size=1, max_size=4),
+    interval=st.integers(2, 9),
+)
 def test_split_ranked_sentences_equals_naive_packing(breaks, interval):
     breaks = [[3, *text] for text in breaks]
     chunks = _split(breaks, interval)
@@ -77,7 +88,11 @@ def test_split_ranked_sentences_equals_naive_packing(breaks, interval):
 
 @settings(max_examples=300, deadline=None)
 @given(
-    texts=st.lists(st.tuples(st.lists(st.sampled_from([0, 0, 1, 2, 2, 3]), max_size=60), st.integers(2, 9)), min_size=1, max_size=5),
+    texts=st.lists(
+        st.tuples(st.lists(st.sampled_from([0, 0, 1, 2, 2, 3]), max_size=60), st.integers(2, 9)),
+        min_size=1,
+        max_size=5,
+    ),
     opens_with_sentence=st.booleans(),
 )
 def test_split_an_interval_for_each_text_equals_splitting_each_alone(texts, opens_with_sentence):
@@ -142,7 +157,10 @@ def _encoded_spans(tokenizer, texts, interval):
 
 
 @settings(max_examples=300, deadline=None)
-@given(texts=st.lists(st.text(alphabet=ALPHABET, max_size=120), min_size=1, max_size=3), interval=st.integers(4, 12))
+@given(
+    texts=st.lists(st.text(alphabet=ALPHABET, max_size=120), min_size=1, max_size=3),
+    interval=st.integers(4, 12),
+)
 def test_spans_any_text_are_contiguous_and_cover_it(tokenizer, texts, interval):
     _, chunks, start, end = _encoded_spans(tokenizer, texts, interval)
     for index, text in enumerate(texts):
@@ -158,7 +176,12 @@ def test_spans_any_text_are_contiguous_and_cover_it(tokenizer, texts, interval):
 def test_spans_start_inside_a_word_only_where_it_is_longer_than_the_interval(tokenizer, text, interval):
     tokens, _, start, _ = _encoded_spans(tokenizer, [text], interval)
     for place in start[1:].tolist():
-        if text[place - 1].isalpha() and text[place].isalpha() and text[place - 1].isascii() and text[place].isascii():
+        if (
+            text[place - 1].isalpha()
+            and text[place].isalpha()
+            and text[place - 1].isascii()
+            and text[place].isascii()
+        ):
             left = place
             while left and not text[left - 1].isspace():
                 left -= 1
@@ -176,7 +199,10 @@ def test_split_any_text_keeps_chunks_within_the_interval(tokenizer, text, interv
 
 
 def _rows(rows) -> list[list[int]]:
-    return [rows.ids[start:end].tolist() for start, end in zip(rows.row_offsets[:-1], rows.row_offsets[1:], strict=True)]
+    return [
+        rows.ids[start:end].tolist()
+        for start, end in zip(rows.row_offsets[:-1], rows.row_offsets[1:], strict=True)
+    ]
 
 
 def _chunks(*texts: list[int]) -> tuple[np.ndarray, Chunks]:
@@ -196,33 +222,44 @@ def test_chunk_rows_give_each_chunk_its_own_cls_and_landmark():
 
 def test_window_rows_short_text_is_one_row_with_a_landmark_after_each_chunk():
     ids, chunks = _chunks([2, 1], [3])
-    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=12, overlap_tokens=4)
+    rows = window_rows(
+        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=12, overlap_tokens=4
+    )
     assert _rows(rows) == [[CLS, 1, 2, LMK, 3, LMK], [CLS, 4, 5, 6, LMK]]
 
 
 def test_window_rows_long_text_overlaps_by_whole_chunks():
     ids, chunks = _chunks([2, 2, 2, 2])
-    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=10, overlap_tokens=4)
+    rows = window_rows(
+        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=10, overlap_tokens=4
+    )
     assert _rows(rows) == [[CLS, 1, 2, LMK, 3, 4, LMK, 5, 6, LMK], [CLS, 5, 6, LMK, 7, 8, LMK]]
 
 
 def test_window_rows_landmark_between_windows_is_taken_where_its_scarcer_side_is_longer():
     ids, chunks = _chunks([2, 2, 2, 2, 2])
-    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=10, overlap_tokens=6)
-    # Windows 012, 123, 234. Chunk 2 ends its first row and starts its last: the middle window has tokens on both sides.
+    rows = window_rows(
+        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=10, overlap_tokens=6
+    )
+    # Windows 012, 123, 234. Chunk 2 ends its first row and starts its last: the middle window has tokens on
+    # both sides.
     assert rows.pooled_row.tolist() == [0, 0, 1, 2, 2]
 
 
 def test_window_rows_tie_goes_to_the_earlier_window():
     ids, chunks = _chunks([2, 2, 2, 2])
-    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=10, overlap_tokens=6)
+    rows = window_rows(
+        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=10, overlap_tokens=6
+    )
     # Windows 012 and 123: chunk 1 has 6 tokens before and 3 after, then 3 before and 6 after.
     assert rows.pooled_row.tolist() == [0, 0, 1, 1]
 
 
 def test_chunk_rows_prefix_stands_after_each_cls():
     ids, chunks = _chunks([2, 1], [0])
-    rows = chunk_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean", prefix_ids=np.array([7, 8], np.int32))
+    rows = chunk_rows(
+        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean", prefix_ids=np.array([7, 8], np.int32)
+    )
     assert _rows(rows) == [[CLS, 7, 8, 1, 2, LMK], [CLS, 7, 8, 3, LMK], [CLS, 7, 8, LMK]]
 
 
@@ -260,21 +297,27 @@ def test_window_rows_prefix_stands_after_each_windows_cls_and_counts():
 
 def test_window_rows_multi_cls_puts_cls_where_landmarks_stand():
     ids, chunks = _chunks([2, 1], [0])
-    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="multi_cls", max_window_tokens=12, overlap_tokens=4)
+    rows = window_rows(
+        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="multi_cls", max_window_tokens=12, overlap_tokens=4
+    )
     assert _rows(rows) == [[CLS, 1, 2, CLS, 3, CLS], [CLS, CLS]]
     assert rows.pooled_start.tolist() == [3, 5, 1]
 
 
 def test_window_rows_mean_at_k_reads_the_last_token_of_each_chunk_without_landmarks():
     ids, chunks = _chunks([2, 2, 1], [0], [3])
-    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean_at_k", max_window_tokens=6, overlap_tokens=0)
+    rows = window_rows(
+        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean_at_k", max_window_tokens=6, overlap_tokens=0
+    )
     assert _rows(rows) == [[CLS, 1, 2, 3, 4, LMK], [CLS, 5, LMK], [CLS, LMK], [CLS, 6, 7, 8, LMK]]
     assert (rows.pooled_row.tolist(), rows.pooled_start.tolist()) == ([0, 0, 1, 2, 3], [2, 4, 1, 1, 3])
 
 
 def test_window_rows_mean_at_k_without_any_token_has_rows_of_special_tokens():
     ids, chunks = _chunks([0], [0])
-    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean_at_k", max_window_tokens=12, overlap_tokens=4)
+    rows = window_rows(
+        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean_at_k", max_window_tokens=12, overlap_tokens=4
+    )
     assert _rows(rows) == [[CLS, LMK], [CLS, LMK]]
 
 
@@ -287,24 +330,49 @@ def test_window_rows_mean_at_k_without_any_token_has_rows_of_special_tokens():
 )
 def test_window_rows_any_layout_pools_each_chunk_once_within_the_window(texts, window, overlap, pooling):
     ids, chunks = _chunks(*texts)
-    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling=pooling, max_window_tokens=window, overlap_tokens=overlap)
+    rows = window_rows(
+        ids,
+        chunks,
+        cls_id=CLS,
+        landmark_id=LMK,
+        pooling=pooling,
+        max_window_tokens=window,
+        overlap_tokens=overlap,
+    )
     laid_out = _rows(rows)
     assert all(row[0] == CLS and row[-1] == LMK and len(row) <= window for row in laid_out)
-    for chunk, (row, start, end) in enumerate(zip(rows.pooled_row, rows.pooled_start, rows.pooled_end, strict=True)):
+    for chunk, (row, start, end) in enumerate(
+        zip(rows.pooled_row, rows.pooled_start, rows.pooled_end, strict=True)
+    ):
         own = ids[chunks.token_offsets[chunk] : chunks.token_offsets[chunk + 1]].tolist()
         assert laid_out[row][start:end] == ([*own, LMK] if pooling == "mean" else [LMK])
         assert laid_out[row][end - 1 - len(own) : end - 1] == own
 
 
 @settings(max_examples=200, deadline=None)
-@given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=14), window=st.integers(9, 24), overlap=st.integers(0, 8))
+@given(
+    sizes=st.lists(st.integers(1, 7), min_size=1, max_size=14),
+    window=st.integers(9, 24),
+    overlap=st.integers(0, 8),
+)
 def test_window_rows_chosen_window_equals_naive_best(sizes, window, overlap):
     ids, chunks = _chunks(sizes)
-    rows = window_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=window, overlap_tokens=overlap)
+    rows = window_rows(
+        ids,
+        chunks,
+        cls_id=CLS,
+        landmark_id=LMK,
+        pooling="lmk",
+        max_window_tokens=window,
+        overlap_tokens=overlap,
+    )
     laid_out = _rows(rows)
     for chunk, chosen in enumerate(rows.pooled_row.tolist()):
         last_token = int(chunks.token_offsets[chunk + 1])
-        room = [min(row.index(last_token) + 1, len(row) - 2 - row.index(last_token)) if last_token in row else -1 for row in laid_out]
+        room = [
+            min(row.index(last_token) + 1, len(row) - 2 - row.index(last_token)) if last_token in row else -1
+            for row in laid_out
+        ]
         assert chosen == room.index(max(room))
 
 
@@ -313,15 +381,24 @@ LAYOUTS = [(attention, pooling) for attention, poolings in POOLINGS.items() for 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    texts=st.lists(st.tuples(st.lists(st.sampled_from([0, 1, 2, 2]), max_size=40), st.integers(2, 7)), min_size=1, max_size=4),
+    texts=st.lists(
+        st.tuples(st.lists(st.sampled_from([0, 1, 2, 2]), max_size=40), st.integers(2, 7)),
+        min_size=1,
+        max_size=4,
+    ),
     granularity=st.sampled_from(["fixed", "variable", "sentence"]),
     layout=st.sampled_from(LAYOUTS),
     num_prefix=st.integers(0, 2),
     pad_id=st.sampled_from([0, LMK]),
 )
-def test_rows_of_any_granularity_end_with_a_mark_and_are_padded_by_true_length(texts, granularity, layout, num_prefix, pad_id):
+def test_rows_of_any_granularity_end_with_a_mark_and_are_padded_by_true_length(
+    texts, granularity, layout, num_prefix, pad_id
+):
     attention, pooling = layout
-    breaks = [[3 if granularity == "sentence" and place % 5 == 0 else rank for place, rank in enumerate(text)] for text, _ in texts]
+    breaks = [
+        [3 if granularity == "sentence" and place % 5 == 0 else rank for place, rank in enumerate(text)]
+        for text, _ in texts
+    ]
     chunks = _split(breaks, np.array([interval for _, interval in texts]) if granularity == "variable" else 5)
     # A text may hold the landmark's own id: only its place makes a token a landmark.
     ids = np.where(np.arange(chunks.token_offsets[-1]) % 4 == 3, LMK, 7).astype(np.int32)
@@ -334,20 +411,32 @@ def test_rows_of_any_granularity_end_with_a_mark_and_are_padded_by_true_length(t
         rows = lay_out(ids, chunks, max_window_tokens=16, overlap_tokens=4, **special)
     laid_out = _rows(rows)
     mark = CLS if pooling == "multi_cls" else LMK
-    assert all(row[0] == CLS and row[1 : 1 + num_prefix] == prefix_ids.tolist() and row[-1] == mark for row in laid_out)
+    assert all(
+        row[0] == CLS and row[1 : 1 + num_prefix] == prefix_ids.tolist() and row[-1] == mark
+        for row in laid_out
+    )
     last_chunks = chunks.chunk_offsets[1:] - 1
     if pooling in ("lmk", "multi_cls"):
-        ends = [(laid_out[row], start) for row, start in zip(rows.pooled_row[last_chunks], rows.pooled_start[last_chunks], strict=True)]
+        ends = [
+            (laid_out[row], start)
+            for row, start in zip(rows.pooled_row[last_chunks], rows.pooled_start[last_chunks], strict=True)
+        ]
         assert all(start == len(row) - 1 for row, start in ends)
     backwards = np.arange(len(laid_out))[::-1].copy()
     ids_BT, lengths_B = pad_rows(rows, backwards, pad_id)
-    assert [row[:length] for row, length in zip(ids_BT.tolist(), lengths_B.tolist(), strict=True)] == laid_out[::-1]
-    assert all(set(row[length:]) <= {pad_id} for row, length in zip(ids_BT.tolist(), lengths_B.tolist(), strict=True))
+    assert [
+        row[:length] for row, length in zip(ids_BT.tolist(), lengths_B.tolist(), strict=True)
+    ] == laid_out[::-1]
+    assert all(
+        set(row[length:]) <= {pad_id} for row, length in zip(ids_BT.tolist(), lengths_B.tolist(), strict=True)
+    )
 
 
 def test_landmark_rows_are_chunk_rows_in_windows_of_each_text():
     ids, chunks = _chunks([2, 1], [0], [3])
-    rows = landmark_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean", max_window_tokens=12, overlap_tokens=4)
+    rows = landmark_rows(
+        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean", max_window_tokens=12, overlap_tokens=4
+    )
     assert _rows(rows) == [[CLS, 1, 2, LMK], [CLS, 3, LMK], [CLS, LMK], [CLS, 4, 5, 6, LMK]]
     assert rows.window_R.tolist() == [0, 0, 1, 2]
     assert rows.tokens_together.tolist() == [7, 7, 2, 5]
@@ -355,8 +444,11 @@ def test_landmark_rows_are_chunk_rows_in_windows_of_each_text():
 
 def test_landmark_rows_long_text_has_windows_that_overlap_by_whole_chunks():
     ids, chunks = _chunks([2, 2, 2, 2, 2])
-    rows = landmark_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=12, overlap_tokens=8)
-    # Windows 012, 123, 234: chunk 1 has 8 tokens before its end and 4 after, then 4 and 8; chunk 2 stands in the middle of the second.
+    rows = landmark_rows(
+        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=12, overlap_tokens=8
+    )
+    # Windows 012, 123, 234: chunk 1 has 8 tokens before its end and 4 after, then 4 and 8; chunk 2 stands in
+    # the middle of the second.
     assert [row[1] for row in _rows(rows)] == [1, 3, 5, 3, 5, 7, 5, 7, 9]
     assert rows.window_R.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert rows.pooled_row.tolist() == [0, 1, 4, 7, 8]
@@ -370,13 +462,23 @@ def test_landmark_rows_long_text_has_windows_that_overlap_by_whole_chunks():
     pooling=st.sampled_from(POOLINGS["landmark"]),
     num_prefix=st.integers(0, 2),
 )
-def test_landmark_rows_any_layout_pools_each_chunk_as_chunk_rows_do(texts, window, overlap, pooling, num_prefix):
+def test_landmark_rows_any_layout_pools_each_chunk_as_chunk_rows_do(
+    texts, window, overlap, pooling, num_prefix
+):
     ids, chunks = _chunks(*texts)
-    special = {"cls_id": CLS, "landmark_id": LMK, "pooling": pooling, "prefix_ids": np.full(num_prefix, 8, np.int32)}
+    special = {
+        "cls_id": CLS,
+        "landmark_id": LMK,
+        "pooling": pooling,
+        "prefix_ids": np.full(num_prefix, 8, np.int32),
+    }
     alone = chunk_rows(ids, chunks, **special)
     rows = landmark_rows(ids, chunks, max_window_tokens=window, overlap_tokens=overlap, **special)
     laid_out = _rows(rows)
     assert [laid_out[row] for row in rows.pooled_row] == _rows(alone)
-    assert (rows.pooled_start.tolist(), rows.pooled_end.tolist()) == (alone.pooled_start.tolist(), alone.pooled_end.tolist())
+    assert (rows.pooled_start.tolist(), rows.pooled_end.tolist()) == (
+        alone.pooled_start.tolist(),
+        alone.pooled_end.tolist(),
+    )
     assert (np.diff(rows.window_R) >= 0).all()
     assert int(rows.tokens_together.max()) <= window

@@ -16,9 +16,15 @@ NAMES = [
     "latent_attention_model.latents",
     *(f"latent_attention_model.cross_attend_blocks.{name}" for name in ("0.norm.weight", "0.norm.bias")),
     *(f"latent_attention_model.cross_attend_blocks.0.norm_context.{name}" for name in ("weight", "bias")),
-    *(f"latent_attention_model.cross_attend_blocks.0.fn.{name}.weight" for name in ("to_q", "to_kv", "to_out")),
+    *(
+        f"latent_attention_model.cross_attend_blocks.0.fn.{name}.weight"
+        for name in ("to_q", "to_kv", "to_out")
+    ),
     *(f"latent_attention_model.cross_attend_blocks.1.norm.{name}" for name in ("weight", "bias")),
-    *(f"latent_attention_model.cross_attend_blocks.1.fn.net.{name}" for name in ("0.weight", "0.bias", "2.weight", "2.bias")),
+    *(
+        f"latent_attention_model.cross_attend_blocks.1.fn.net.{name}"
+        for name in ("0.weight", "0.bias", "2.weight", "2.bias")
+    ),
 ]
 CONFIG = {"latent_attention_config": {"model_type": "latent_attention", "num_cross_heads": HEADS}}
 
@@ -34,20 +40,28 @@ def naive(tensors, hidden, heads=HEADS, prefix="latent_attention_model."):
     a, m = "cross_attend_blocks.0", "cross_attend_blocks.1"
 
     def norm(x, name):
-        return (x - x.mean()) / math.sqrt(x.var(unbiased=False) + 1e-5) * t[f"{name}.weight"] + t[f"{name}.bias"]
+        return (x - x.mean()) / math.sqrt(x.var(unbiased=False) + 1e-5) * t[f"{name}.weight"] + t[
+            f"{name}.bias"
+        ]
 
     def gelu(x):
         return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
 
     latents = [norm(latent, f"{a}.norm_context") for latent in t["latents"]]
-    keys = [(t[f"{a}.fn.to_kv.weight"] @ latent)[: heads * HEAD_DIM].view(heads, HEAD_DIM) for latent in latents]
-    values = [(t[f"{a}.fn.to_kv.weight"] @ latent)[heads * HEAD_DIM :].view(heads, HEAD_DIM) for latent in latents]
+    keys = [
+        (t[f"{a}.fn.to_kv.weight"] @ latent)[: heads * HEAD_DIM].view(heads, HEAD_DIM) for latent in latents
+    ]
+    values = [
+        (t[f"{a}.fn.to_kv.weight"] @ latent)[heads * HEAD_DIM :].view(heads, HEAD_DIM) for latent in latents
+    ]
     rows = []
     for x in hidden.double().reshape(-1, DIM):
         query = (t[f"{a}.fn.to_q.weight"] @ norm(x, f"{a}.norm")).view(heads, HEAD_DIM)
         heads_out = []
         for head in range(heads):
-            weights = torch.softmax(torch.stack([query[head] @ key[head] / math.sqrt(HEAD_DIM) for key in keys]), 0)
+            weights = torch.softmax(
+                torch.stack([query[head] @ key[head] / math.sqrt(HEAD_DIM) for key in keys]), 0
+            )
             heads_out.append(sum(weight * value[head] for weight, value in zip(weights, values, strict=True)))
         x = x + t[f"{a}.fn.to_out.weight"] @ torch.cat(heads_out)
         up = t[f"{m}.fn.net.0.weight"] @ norm(x, f"{m}.norm") + t[f"{m}.fn.net.0.bias"]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.backbone import load_backbone
-from pipeline.model.checkpoint import read_checkpoint
+from pipeline.model.folders.checkpoint import read_checkpoint
 from pipeline.model.matryoshka import first_dims, first_layers, require_dims
 
 IDS, LENGTHS = np.array([[2, 10, 11, 3], [2, 12, 3, 0]]), np.array([4, 3])
@@ -25,7 +25,11 @@ def one_layer_folder(tiny_model_folder, tmp_path_factory):
     shutil.copytree(tiny_model_folder, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
-    tensors = {name: tensor for name, tensor in load_file(folder / "model.safetensors").items() if "layer.1." not in name}
+    tensors = {
+        name: tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+        if "layer.1." not in name
+    }
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -56,7 +60,9 @@ def test_first_layers_have_a_fingerprint_of_their_own(tiny_model_folder):
 
 def test_first_layers_cut_the_list_of_layer_types(tiny_model_folder):
     checkpoint = read_checkpoint(tiny_model_folder)
-    typed = dataclasses.replace(checkpoint, config={**checkpoint.config, "layer_types": ["full_attention", "sliding_attention"]})
+    typed = dataclasses.replace(
+        checkpoint, config={**checkpoint.config, "layer_types": ["full_attention", "sliding_attention"]}
+    )
     assert first_layers(typed, 1).config["layer_types"] == ["full_attention"]
 
 

@@ -33,7 +33,9 @@ def test_drop_context_rows_of_a_batch_are_drawn_apart():
 
 def test_drop_context_same_seed_drops_the_same():
     assert torch.equal(drop_context(CONTEXT, NULL, 0.5, drawn(7)), drop_context(CONTEXT, NULL, 0.5, drawn(7)))
-    assert not torch.equal(drop_context(CONTEXT, NULL, 0.5, drawn(7)), drop_context(CONTEXT, NULL, 0.5, drawn(8)))
+    assert not torch.equal(
+        drop_context(CONTEXT, NULL, 0.5, drawn(7)), drop_context(CONTEXT, NULL, 0.5, drawn(8))
+    )
 
 
 @pytest.mark.parametrize(("probability", "expected"), [(0.0, CONTEXT), (1.0, NULL.expand_as(CONTEXT))])

@@ -29,7 +29,10 @@ def table(dim: int = 24) -> np.ndarray:
 def texts(num_texts: int = 400) -> list[str]:
     rng = np.random.default_rng(1)
     frequencies = 1 / np.arange(1, len(WORDS) + 1)
-    return [" ".join(rng.choice(WORDS, size=rng.integers(3, 30), p=frequencies / frequencies.sum())) for _ in range(num_texts)]
+    return [
+        " ".join(rng.choice(WORDS, size=rng.integers(3, 30), p=frequencies / frequencies.sum()))
+        for _ in range(num_texts)
+    ]
 
 
 def fitted(sample: list[str] | None = None) -> StaticEmbedder:
@@ -40,7 +43,13 @@ def naive_vectors(rows: list[str], fit: StaticFit) -> np.ndarray:
     vectors = []
     for text in rows:
         tokens = [WORDS.index(word) + 3 for word in text.split() if word in WORDS]
-        summed = sum((float(fit.token_weights[token]) * table()[token].astype(float) for token in tokens), np.zeros(24)) @ fit.projection_DV
+        summed = (
+            sum(
+                (float(fit.token_weights[token]) * table()[token].astype(float) for token in tokens),
+                np.zeros(24),
+            )
+            @ fit.projection_DV
+        )
         length = np.linalg.norm(summed)
         vectors.append(summed / length if length else summed)
     return np.array(vectors)
@@ -54,7 +63,9 @@ def test_embed_equals_naive_weighted_mean() -> None:
 def test_fit_weights_equal_the_smooth_inverse_document_frequency() -> None:
     fit = fit_static(table(), word_tokenizer(), ["w0 w0 w1", "w0"])
     seen_twice, seen_once, unseen = fit.token_weights[[3, 4, 5]]
-    assert (seen_twice, seen_once, unseen) == pytest.approx((SMOOTHING / (SMOOTHING + 1), SMOOTHING / (SMOOTHING + 0.5), 1.0))
+    assert (seen_twice, seen_once, unseen) == pytest.approx(
+        (SMOOTHING / (SMOOTHING + 1), SMOOTHING / (SMOOTHING + 0.5), 1.0)
+    )
 
 
 def test_fit_removes_the_first_singular_direction_of_the_sample() -> None:
@@ -69,7 +80,9 @@ def test_fit_scales_directions_by_the_fourth_root_of_their_singular_value() -> N
     raw = StaticFit(token_weights=fit.token_weights, projection_DV=np.eye(24, dtype=np.float32))
     singular = np.linalg.svd(naive_vectors(texts(), raw), compute_uv=False)
     expected = (singular[1:] / singular[0]) ** -0.25
-    np.testing.assert_allclose(np.linalg.norm(fit.projection_DV, axis=0), expected[: fit.projection_DV.shape[1]], rtol=1e-3)
+    np.testing.assert_allclose(
+        np.linalg.norm(fit.projection_DV, axis=0), expected[: fit.projection_DV.shape[1]], rtol=1e-3
+    )
 
 
 def test_fit_of_a_tiny_sample_removes_nothing() -> None:
@@ -90,7 +103,9 @@ def test_fit_twice_is_bit_equal() -> None:
 def test_fit_reads_evenly_spaced_texts_of_a_large_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static_embeddings, "MAX_FIT_TEXTS", 100)
     spaced = fit_static(table(), word_tokenizer(), texts())
-    np.testing.assert_array_equal(spaced.token_weights, fit_static(table(), word_tokenizer(), texts()[::4]).token_weights)
+    np.testing.assert_array_equal(
+        spaced.token_weights, fit_static(table(), word_tokenizer(), texts()[::4]).token_weights
+    )
 
 
 def test_embed_gives_unit_rows() -> None:
@@ -111,13 +126,17 @@ def test_embed_of_a_text_does_not_depend_on_its_neighbours(monkeypatch: pytest.M
     embedder = fitted()
     together = embedder.embed(texts())
     monkeypatch.setattr(static_embeddings, "BLOCK_TEXTS", 3)
-    np.testing.assert_array_equal(np.vstack([embedder.embed(texts()[start : start + 7]) for start in range(0, 400, 7)]), together)
+    np.testing.assert_array_equal(
+        np.vstack([embedder.embed(texts()[start : start + 7]) for start in range(0, 400, 7)]), together
+    )
 
 
 def test_embed_ignores_the_tokenizers_padding_and_truncation() -> None:
     long_text = " ".join(WORDS[:100])
     np.testing.assert_allclose(
-        fitted().embed([long_text]), naive_vectors([long_text], fit_static(table(), word_tokenizer(), texts())), atol=1e-5
+        fitted().embed([long_text]),
+        naive_vectors([long_text], fit_static(table(), word_tokenizer(), texts())),
+        atol=1e-5,
     )
 
 
@@ -154,7 +173,8 @@ def test_fingerprint_changes_with_table_and_fit() -> None:
     moved[7, 7] += 1
     other = fit_static(table(), word_tokenizer(), texts()[:300])
     fingerprints = [
-        StaticEmbedder(tokens, word_tokenizer(), kept).fingerprint for tokens, kept in ((table(), fit), (moved, fit), (table(), other))
+        StaticEmbedder(tokens, word_tokenizer(), kept).fingerprint
+        for tokens, kept in ((table(), fit), (moved, fit), (table(), other))
     ]
     assert len(set(fingerprints)) == 3
 

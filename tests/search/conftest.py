@@ -23,7 +23,20 @@ from pipeline.types import chunks_schema, documents_schema
 
 VECTOR_DIM = 16
 FINGERPRINT = "e" * 64
-WORDS = ("granite", "basalt", "slate", "marble", "flint", "chalk", "quartz", "gneiss", "shale", "chert", "tuff", "schist")
+WORDS = (
+    "granite",
+    "basalt",
+    "slate",
+    "marble",
+    "flint",
+    "chalk",
+    "quartz",
+    "gneiss",
+    "shale",
+    "chert",
+    "tuff",
+    "schist",
+)
 METADATA = (
     pa.field("year", pa.int16()),
     pa.field("price", pa.float32()),
@@ -152,7 +165,9 @@ def documents_batch(stones: Stones) -> pa.RecordBatch:
     columns = {name: [row.get(name) for row in stones.rows] for name in schema.names}
     columns["num_chunks"] = [len(spans) for spans in stones.spans]
     columns["vector"] = list(stones.document_vectors)
-    return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(columns[field.name], field.type) for field in schema], schema=schema
+    )
 
 
 def chunks_batch(stones: Stones) -> pa.RecordBatch:
@@ -163,7 +178,9 @@ def chunks_batch(stones: Stones) -> pa.RecordBatch:
         for ordinal, ((start, end), vector) in enumerate(zip(spans, vectors, strict=True))
     ]
     columns = zip(*rows, strict=True)
-    return pa.RecordBatch.from_arrays([pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )
 
 
 @pytest.fixture(scope="session")

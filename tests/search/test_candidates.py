@@ -28,7 +28,9 @@ def query(make_encoder) -> np.ndarray:
 
 def test_chunk_positions_are_all_chunks_of_the_documents(generation: Generation) -> None:
     documents = np.array([5, 2, 40])
-    expected = [p for d in documents for p in range(generation.chunk_offsets[d], generation.chunk_offsets[d + 1])]
+    expected = [
+        p for d in documents for p in range(generation.chunk_offsets[d], generation.chunk_offsets[d + 1])
+    ]
     assert chunk_positions(generation, documents).tolist() == expected
     assert len(chunk_positions(generation, documents[:0])) == 0
 
@@ -38,7 +40,9 @@ def test_nominate_by_document_equals_brute_force(generation: Generation, stones,
     assert nominate_by_document(generation, query, 7, None)[0].tolist() == expected.tolist()
 
 
-def test_nominate_by_chunk_widens_until_there_are_enough_documents(generation: Generation, stones, query: np.ndarray) -> None:
+def test_nominate_by_chunk_widens_until_there_are_enough_documents(
+    generation: Generation, stones, query: np.ndarray
+) -> None:
     best = [float((vectors @ query[0]).max()) for vectors in stones.chunk_vectors]
     expected = np.argsort(-np.array(best), kind="stable")
     found = nominate_by_chunk(generation, query, 20, 20, None)[0]
@@ -63,7 +67,9 @@ def test_nominate_by_passage_bm25_takes_the_documents_of_the_best_passages(gener
 def test_best_of_documents_is_the_maximum_over_each_ones_chunks(generation: Generation) -> None:
     scores = np.random.default_rng(0).random(generation.spans.num_rows, np.float32)
     positions = np.array([0, 7, 8, 59])
-    expected = [scores[generation.chunk_offsets[p] : generation.chunk_offsets[p + 1]].max() for p in positions]
+    expected = [
+        scores[generation.chunk_offsets[p] : generation.chunk_offsets[p + 1]].max() for p in positions
+    ]
     assert best_of_documents(generation, scores, positions).tolist() == expected
     assert len(best_of_documents(generation, scores, positions[:0])) == 0
 
@@ -73,21 +79,29 @@ def test_merge_nominees_is_the_union_ascending(generation: Generation) -> None:
     assert merged.tolist() == [1, 3, 7]
 
 
-def test_merge_nominees_over_budget_keeps_what_ranks_highest_anywhere(generation: Generation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merge_nominees_over_budget_keeps_what_ranks_highest_anywhere(
+    generation: Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts = np.diff(generation.chunk_offsets)
     monkeypatch.setattr(candidates, "MAX_SCORED_CHUNKS", int(counts[[9, 4, 8]].sum()))
     assert merge_nominees(generation, [np.array([9, 8, 1]), np.array([4, 2, 0])], 1).tolist()[:1] != [0]
     assert set(merge_nominees(generation, [np.array([9, 8, 1]), np.array([4, 8, 0])], 1)) == {4, 8, 9}
 
 
-def test_merge_nominees_over_budget_keeps_the_least_number(generation: Generation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merge_nominees_over_budget_keeps_the_least_number(
+    generation: Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(candidates, "MAX_SCORED_CHUNKS", 1)
     assert merge_nominees(generation, [np.arange(10)], 4).tolist() == [0, 1, 2, 3]
 
 
 def test_score_documents_equals_brute_force(generation: Generation, stones, query: np.ndarray) -> None:
     positions = np.array([0, 1, 2, 30, 59])
-    np.testing.assert_allclose(score_documents(generation, positions, query[0]), stones.document_vectors[positions] @ query[0], atol=1e-6)
+    np.testing.assert_allclose(
+        score_documents(generation, positions, query[0]),
+        stones.document_vectors[positions] @ query[0],
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("block", [1, 10, 10_000])
@@ -99,7 +113,9 @@ def test_score_chunks_equals_brute_force_for_any_block(
     scored = score_chunks(generation, positions, query[0])
     for index, position in enumerate(positions):
         np.testing.assert_allclose(scored.of(index), stones.chunk_vectors[position] @ query[0], atol=1e-6)
-    np.testing.assert_allclose(scored.best(), [(stones.chunk_vectors[p] @ query[0]).max() for p in positions], atol=1e-6)
+    np.testing.assert_allclose(
+        scored.best(), [(stones.chunk_vectors[p] @ query[0]).max() for p in positions], atol=1e-6
+    )
 
 
 def test_score_chunks_of_no_documents_is_empty(generation: Generation, query: np.ndarray) -> None:
@@ -124,7 +140,11 @@ def test_score_windows_equals_brute_force_for_any_block(
             score = float(total @ query[0] / np.linalg.norm(total))
             expected.append((owner, offset + start, offset + min(start + size, len(vectors)), score))
     owners, firsts, ends, scores = zip(*expected, strict=True)
-    assert (found.owner.tolist(), found.first.tolist(), found.end.tolist()) == (list(owners), list(firsts), list(ends))
+    assert (found.owner.tolist(), found.first.tolist(), found.end.tolist()) == (
+        list(owners),
+        list(firsts),
+        list(ends),
+    )
     np.testing.assert_allclose(found.scores, scores, atol=1e-6)
 
 

@@ -38,7 +38,10 @@ def test_count_documents_counts_those_within_the_restriction(stones, searcher: S
     assert searcher.count_documents(OWN) == len(own_ids(stones))
 
 
-@pytest.mark.parametrize("filters", [None, {"type": "ne", "key": "Odd name", "value": "o1"}, {"type": "gte", "key": "year", "value": 1993}])
+@pytest.mark.parametrize(
+    "filters",
+    [None, {"type": "ne", "key": "Odd name", "value": "o1"}, {"type": "gte", "key": "year", "value": 1993}],
+)
 def test_search_within_a_restriction_is_the_search_with_both_filters(searcher: Searcher, filters) -> None:
     both = OWN if filters is None else {"type": "and", "filters": [OWN, filters]}
     found = searcher.search("granite", top_k=200, filters=filters, restriction=OWN)
@@ -73,7 +76,9 @@ def test_pages_are_the_ranking_cut(searcher: Searcher, granularity, hybrid) -> N
         for offset in range(0, 30, 7)
         for hit in searcher.search("granite slate", top_k=min(7, 30 - offset), offset=offset, **options).hits
     ]
-    assert [(hit.doc_id, hit.score, hit.scores) for hit in cut] == [(hit.doc_id, hit.score, hit.scores) for hit in whole]
+    assert [(hit.doc_id, hit.score, hit.scores) for hit in cut] == [
+        (hit.doc_id, hit.score, hit.scores) for hit in whole
+    ]
     assert [[(p.start_char, p.end_char) for p in hit.passages] for hit in cut] == [
         [(p.start_char, p.end_char) for p in hit.passages] for hit in whole
     ]

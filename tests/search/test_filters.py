@@ -12,7 +12,14 @@ from pipeline.index.generation import Generation, open_generation
 from pipeline.search.filters import compile_filter, filterable_columns, parse_filter
 from pipeline.search.lexical import allowed_documents
 
-COMPARE = {"eq": operator.eq, "ne": operator.ne, "gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operator.le}
+COMPARE = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "lt": operator.lt,
+    "lte": operator.le,
+}
 
 
 def read_value(column: Any, value: Any) -> Any:
@@ -45,7 +52,13 @@ def generation(stones) -> Generation:
 def rows(generation: Generation) -> list[dict[str, Any]]:
     """Rows as stored: floats in the column's own precision."""
     columns = list(filterable_columns(generation.document_table.schema))
-    return generation.document_table.search().select(columns).limit(generation.num_documents).to_arrow().to_pylist()
+    return (
+        generation.document_table.search()
+        .select(columns)
+        .limit(generation.num_documents)
+        .to_arrow()
+        .to_pylist()
+    )
 
 
 def filtered_ids(generation: Generation, tree: dict[str, Any]) -> list[str]:
@@ -86,7 +99,13 @@ def test_comparison_on_stored_rows_equals_python(
 
 @pytest.mark.parametrize("kind", ["in", "nin"])
 @pytest.mark.parametrize(
-    ("key", "value"), [("year", [1991, 1996, 3000]), ("is_open", [True]), ("lang", ["NULL", "日本語"]), ("day", ["2020-01-05"])]
+    ("key", "value"),
+    [
+        ("year", [1991, 1996, 3000]),
+        ("is_open", [True]),
+        ("lang", ["NULL", "日本語"]),
+        ("day", ["2020-01-05"]),
+    ],
 )
 def test_list_on_stored_rows_equals_python(
     generation: Generation, rows: list[dict[str, Any]], kind: str, key: str, value: list[Any]
@@ -96,7 +115,9 @@ def test_list_on_stored_rows_equals_python(
 
 
 @pytest.mark.parametrize(("kind", "value"), [("ne", 1993), ("nin", [1993]), ("lt", 10**6), ("gt", -1)])
-def test_null_matches_no_comparison(generation: Generation, rows: list[dict[str, Any]], kind: str, value: Any) -> None:
+def test_null_matches_no_comparison(
+    generation: Generation, rows: list[dict[str, Any]], kind: str, value: Any
+) -> None:
     found = set(filtered_ids(generation, leaf(kind, "year", value)))
     assert found
     assert not found & {row["doc_id"] for row in rows if row["year"] is None}
@@ -108,21 +129,54 @@ def test_microsecond_literal_on_nanosecond_column_out_of_range_is_refused(genera
 
 
 NASTY_TEXT = st.one_of(
-    st.sampled_from(["it's", "x' OR 1=1 --", "'; DROP TABLE documents; --", "`tick`", "NULL", "\x00", "100%", "日本語", "\\"]),
+    st.sampled_from(
+        [
+            "it's",
+            "x' OR 1=1 --",
+            "'; DROP TABLE documents; --",
+            "`tick`",
+            "NULL",
+            "\x00",
+            "100%",
+            "日本語",
+            "\\",
+        ]
+    ),
     st.text(max_size=8),
 )
 LEAVES = st.one_of(
-    st.builds(leaf, st.sampled_from(list(COMPARE)), st.just("year"), st.one_of(st.integers(1985, 2000), st.floats(1985, 2000))),
-    st.builds(leaf, st.sampled_from(list(COMPARE)), st.sampled_from(["num_tokens", "price", "cluster_id"]), st.integers(-5, 30)),
-    st.builds(leaf, st.sampled_from(list(COMPARE)), st.sampled_from(["lang", "Odd name", "title"]), NASTY_TEXT),
-    st.builds(leaf, st.sampled_from(["in", "nin"]), st.just("lang"), st.lists(NASTY_TEXT, min_size=1, max_size=4)),
+    st.builds(
+        leaf,
+        st.sampled_from(list(COMPARE)),
+        st.just("year"),
+        st.one_of(st.integers(1985, 2000), st.floats(1985, 2000)),
+    ),
+    st.builds(
+        leaf,
+        st.sampled_from(list(COMPARE)),
+        st.sampled_from(["num_tokens", "price", "cluster_id"]),
+        st.integers(-5, 30),
+    ),
+    st.builds(
+        leaf, st.sampled_from(list(COMPARE)), st.sampled_from(["lang", "Odd name", "title"]), NASTY_TEXT
+    ),
+    st.builds(
+        leaf, st.sampled_from(["in", "nin"]), st.just("lang"), st.lists(NASTY_TEXT, min_size=1, max_size=4)
+    ),
     st.builds(leaf, st.sampled_from(["eq", "ne"]), st.just("is_open"), st.booleans()),
-    st.builds(leaf, st.sampled_from(list(COMPARE)), st.just("day"), st.dates(dt.date(2019, 12, 1), dt.date(2020, 4, 1)).map(str)),
+    st.builds(
+        leaf,
+        st.sampled_from(list(COMPARE)),
+        st.just("day"),
+        st.dates(dt.date(2019, 12, 1), dt.date(2020, 4, 1)).map(str),
+    ),
 )
 TREES = st.recursive(
     LEAVES,
     lambda children: st.builds(
-        lambda kind, filters: {"type": kind, "filters": filters}, st.sampled_from(["and", "or"]), st.lists(children, min_size=1, max_size=3)
+        lambda kind, filters: {"type": kind, "filters": filters},
+        st.sampled_from(["and", "or"]),
+        st.lists(children, min_size=1, max_size=3),
     ),
     max_leaves=8,
 )
@@ -130,12 +184,18 @@ TREES = st.recursive(
 
 @settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(tree=TREES)
-def test_any_tree_finds_exactly_what_python_finds(generation: Generation, rows: list[dict[str, Any]], tree: dict[str, Any]) -> None:
+def test_any_tree_finds_exactly_what_python_finds(
+    generation: Generation, rows: list[dict[str, Any]], tree: dict[str, Any]
+) -> None:
     assert filtered_ids(generation, tree) == [row["doc_id"] for row in rows if matches(tree, row)]
 
 
-@pytest.mark.parametrize("text", ["x' OR 1=1 --", "' OR ''='", "length(repeat(doc_id,1000000))>0", "1=1", "`"])
-def test_injection_like_string_is_a_plain_value(generation: Generation, text: str, rows: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    "text", ["x' OR 1=1 --", "' OR ''='", "length(repeat(doc_id,1000000))>0", "1=1", "`"]
+)
+def test_injection_like_string_is_a_plain_value(
+    generation: Generation, text: str, rows: list[dict[str, Any]]
+) -> None:
     assert filtered_ids(generation, leaf("eq", "doc_id", text)) == []
     assert filtered_ids(generation, leaf("ne", "doc_id", text)) == [row["doc_id"] for row in rows]
 
@@ -207,7 +267,10 @@ def test_violation_is_one_sentence(generation: Generation, tree: Any, word: str)
 
 
 def test_limits_themselves_are_allowed(generation: Generation) -> None:
-    wide = {"type": "or", "filters": [leaf("eq", "year", i) for i in range(254)] + [leaf("in", "year", list(range(1000)))]}
+    wide = {
+        "type": "or",
+        "filters": [leaf("eq", "year", i) for i in range(254)] + [leaf("in", "year", list(range(1000)))],
+    }
     assert filtered_ids(generation, wide) == []
     assert filtered_ids(generation, nested(8)) == []
 
@@ -252,7 +315,10 @@ def test_parse_filter_reads_the_value_by_its_column(expression: str, tree: dict[
 
 
 def test_parse_filter_of_several_requires_all() -> None:
-    assert parse_filter(["year>1", "lang=de"], SCHEMA) == {"type": "and", "filters": [leaf("gt", "year", 1), leaf("eq", "lang", "de")]}
+    assert parse_filter(["year>1", "lang=de"], SCHEMA) == {
+        "type": "and",
+        "filters": [leaf("gt", "year", 1), leaf("eq", "lang", "de")],
+    }
 
 
 def test_parse_filter_of_none_is_none() -> None:
@@ -261,7 +327,19 @@ def test_parse_filter_of_none_is_none() -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    ["", "year", "=3", "nope=3", "year=abc", "year=nan", "year=1e999", "ok=yes", "day=soon", "at=now", "year=99999999999999999999"],
+    [
+        "",
+        "year",
+        "=3",
+        "nope=3",
+        "year=abc",
+        "year=nan",
+        "year=1e999",
+        "ok=yes",
+        "day=soon",
+        "at=now",
+        "year=99999999999999999999",
+    ],
 )
 def test_parse_filter_of_nonsense_is_refused(expression: str) -> None:
     with pytest.raises(FilterError):

@@ -25,14 +25,26 @@ def test_scale_of_equal_scores_maps_all_to_one() -> None:
     assert Scale.of(scores, floor=0.3).apply(scores).tolist() == [1.0, 1.0]
 
 
-def fusion_of(dense: np.ndarray, bm25: np.ndarray | None, words: np.ndarray | None, floor: float = -9.0) -> Fusion:
+def fusion_of(
+    dense: np.ndarray, bm25: np.ndarray | None, words: np.ndarray | None, floor: float = -9.0
+) -> Fusion:
     scales = [None if part is None else Scale.of(part, 0.0) for part in (bm25, words)]
-    return Fusion(dense=Scale.of(dense, floor), bm25=scales[0], passage_bm25=scales[1], dense_weight=0.7, bm25_weight=0.4)
+    return Fusion(
+        dense=Scale.of(dense, floor),
+        bm25=scales[0],
+        passage_bm25=scales[1],
+        dense_weight=0.7,
+        bm25_weight=0.4,
+    )
 
 
 def random_parts(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
-    return rng.random(20), np.maximum(rng.standard_normal(20), 0) * 9, np.maximum(rng.standard_normal(20), 0) * 5
+    return (
+        rng.random(20),
+        np.maximum(rng.standard_normal(20), 0) * 9,
+        np.maximum(rng.standard_normal(20), 0) * 5,
+    )
 
 
 def test_fused_documents_match_a_naive_loop() -> None:
@@ -46,7 +58,10 @@ def test_fused_documents_match_a_naive_loop() -> None:
 
 def test_fused_documents_with_one_bm25_alone_take_all_of_it() -> None:
     dense, bm25, _ = random_parts(1)
-    naive = [(0.7 * (d + 9) / (max(dense) + 9) + 0.4 * b / max(bm25)) / 1.1 for d, b in zip(dense, bm25, strict=True)]
+    naive = [
+        (0.7 * (d + 9) / (max(dense) + 9) + 0.4 * b / max(bm25)) / 1.1
+        for d, b in zip(dense, bm25, strict=True)
+    ]
     assert fusion_of(dense, bm25, None).documents(dense, bm25, None) == pytest.approx(naive, abs=1e-12)
     assert fusion_of(dense, None, bm25).documents(dense, None, bm25) == pytest.approx(naive, abs=1e-12)
 
@@ -60,7 +75,10 @@ def test_fused_documents_do_not_depend_on_the_scale_of_the_cosines() -> None:
 def test_fused_passages_match_a_naive_loop() -> None:
     dense, _, words = random_parts(3)
     own, own_words = dense[:5] / 2, words[:5] * 1.5
-    naive = [(0.7 * (c + 9) / (max(dense) + 9) + 0.4 * w / max(words)) / 1.1 for c, w in zip(own, own_words, strict=True)]
+    naive = [
+        (0.7 * (c + 9) / (max(dense) + 9) + 0.4 * w / max(words)) / 1.1
+        for c, w in zip(own, own_words, strict=True)
+    ]
     assert fusion_of(dense, None, words).passages(own, own_words) == pytest.approx(naive, abs=1e-12)
 
 

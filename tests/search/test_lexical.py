@@ -29,7 +29,17 @@ def test_bm25_of_no_indexed_word_is_empty(generation: Generation, query: str) ->
 
 
 @pytest.mark.parametrize(
-    "query", ['stone17"', "stone17 AND (", "stone17 OR OR NOT", "+stone17 -", "stone17^9~", "text:stone17", "'stone17' --", "stone17*"]
+    "query",
+    [
+        'stone17"',
+        "stone17 AND (",
+        "stone17 OR OR NOT",
+        "+stone17 -",
+        "stone17^9~",
+        "text:stone17",
+        "'stone17' --",
+        "stone17*",
+    ],
 )
 def test_bm25_operators_in_the_text_are_not_syntax(generation: Generation, query: str) -> None:
     assert found_ids(generation, query) == ["doc-0-017"]
@@ -76,5 +86,8 @@ def test_bm25_finds_words_of_titles(generation: Generation, stones) -> None:
 def test_bm25_adds_up_title_and_text(generation: Generation) -> None:
     positions, scores = bm25_documents(generation, "title stone17", None, 60)
     both = dict(zip(positions.tolist(), scores.tolist(), strict=True))
-    title, text = (dict(zip(*map(list, bm25_documents(generation, word, None, 60)), strict=True)) for word in ("title", "stone17"))
+    title, text = (
+        dict(zip(*map(list, bm25_documents(generation, word, None, 60)), strict=True))
+        for word in ("title", "stone17")
+    )
     assert both[17] == pytest.approx(title[17] + text[17], rel=1e-5)

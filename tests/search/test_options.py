@@ -75,7 +75,9 @@ def test_unit_vectors_not_finite_are_refused(bad: float) -> None:
         unit_vectors(np.array([[1.0, bad]], np.float32), 2)
 
 
-@pytest.mark.parametrize("vectors", [np.zeros((1, 2)), np.ones((1, 3)), np.ones(2), np.ones((0, 2)), np.array([["a", "b"]])])
+@pytest.mark.parametrize(
+    "vectors", [np.zeros((1, 2)), np.ones((1, 3)), np.ones(2), np.ones((0, 2)), np.array([["a", "b"]])]
+)
 def test_unit_vectors_of_another_shape_or_zero_are_refused(vectors: np.ndarray) -> None:
     with pytest.raises(UsageError):
         unit_vectors(vectors, 2)

@@ -12,7 +12,9 @@ START, END = SPANS[:-1], SPANS[1:]
 def scored(scores: list[float]) -> ScoredWindows:
     """Windows of two chunks: three of document 0, five of document 1."""
     first = np.array([0, 1, 2, 4, 5, 6, 7, 8])
-    windows = WindowScores(scores=np.array(scores, np.float32), owner=np.array([0] * 3 + [1] * 5), first=first, end=first + 2)
+    windows = WindowScores(
+        scores=np.array(scores, np.float32), owner=np.array([0] * 3 + [1] * 5), first=first, end=first + 2
+    )
     return ScoredWindows(windows=windows, scores=np.array(scores), parts={"chunk": np.array(scores) / 10})
 
 
@@ -31,11 +33,16 @@ def test_best_of_each_are_its_best_windows_that_share_no_chunk() -> None:
 
 def test_best_within_joins_what_stands_side_by_side() -> None:
     found = best_within(scored(SCORES), START, END, 70, 2)
-    assert {owner: spans(passages) for owner, passages in found.items()} == {0: [(2, 4, 0.9)], 1: [(5, 10, 0.8)]}
+    assert {owner: spans(passages) for owner, passages in found.items()} == {
+        0: [(2, 4, 0.9)],
+        1: [(5, 10, 0.8)],
+    }
 
 
 def test_best_within_carries_the_parts_of_the_best_window() -> None:
-    assert [dict(p.parts) for p in best_within(scored(SCORES), START, END, 70, 2)[1]] == [{"chunk": pytest.approx(0.08)}]
+    assert [dict(p.parts) for p in best_within(scored(SCORES), START, END, 70, 2)[1]] == [
+        {"chunk": pytest.approx(0.08)}
+    ]
 
 
 @pytest.mark.parametrize("max_characters", range(5, 120, 5))
@@ -48,7 +55,10 @@ def test_best_within_is_never_longer_than_its_budget(max_characters: int) -> Non
 
 def test_best_within_ends_at_the_first_passage_that_does_not_fit() -> None:
     found = best_within(scored(SCORES), START, END, 49, 2)
-    assert {owner: spans(passages) for owner, passages in found.items()} == {0: [(2, 4, 0.9)], 1: [(5, 7, 0.8)]}
+    assert {owner: spans(passages) for owner, passages in found.items()} == {
+        0: [(2, 4, 0.9)],
+        1: [(5, 7, 0.8)],
+    }
 
 
 def test_best_within_passes_over_further_documents() -> None:

@@ -32,14 +32,18 @@ def test_words_are_read_as_they_rank_and_as_they_are_shown(searcher: Searcher) -
 
 
 @pytest.mark.parametrize("options", [{}, {"chunk_tokens": 192, "passages": 0}])
-def test_words_are_scored_once_where_one_size_of_passages_is_enough(searcher: Searcher, options: dict[str, Any]) -> None:
+def test_words_are_scored_once_where_one_size_of_passages_is_enough(
+    searcher: Searcher, options: dict[str, Any]
+) -> None:
     words = read_ahead(planned(searcher, **options)).words
     assert words is not None
     assert words.windows is words.passages
 
 
 @pytest.mark.parametrize("options", [{"hybrid": False}, {"weights": {"bm25": 0}}])
-def test_no_word_is_read_where_bm25_has_no_say(searcher: Searcher, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+def test_no_word_is_read_where_bm25_has_no_say(
+    searcher: Searcher, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
     monkeypatch.setattr(planning, "bm25_documents", lambda *_: pytest.fail("asked"))
     assert read_ahead(planned(searcher, **options)).words is None
     assert read_ahead(planned(searcher, None)).words is None
@@ -54,7 +58,9 @@ def test_filter_is_read_once_and_holds_for_words(searcher: Searcher, stones: Any
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_filter_that_lets_nothing_through_leaves_no_word_to_read(searcher: Searcher, monkeypatch: pytest.MonkeyPatch, hybrid: bool) -> None:
+def test_filter_that_lets_nothing_through_leaves_no_word_to_read(
+    searcher: Searcher, monkeypatch: pytest.MonkeyPatch, hybrid: bool
+) -> None:
     monkeypatch.setattr(planning, "bm25_documents", lambda *_: pytest.fail("asked"))
     ahead = read_ahead(planned(searcher, hybrid=hybrid, filters=ONE_YEAR | {"value": 1}))
     assert (ahead.allowed.tolist(), ahead.words) == ([], None)

@@ -38,7 +38,13 @@ def answer(*documents: Sequence[str], size: int = 10) -> SearchResult:
             scores={"document": 0.5},
             metadata={},
             passages=[
-                Passage(start_char=size * index, end_char=size * (index + 1), text=text, score=1.0, scores={"chunk": 0.4})
+                Passage(
+                    start_char=size * index,
+                    end_char=size * (index + 1),
+                    text=text,
+                    score=1.0,
+                    scores={"chunk": 0.4},
+                )
                 for index, text in enumerate(texts)
             ],
         )
@@ -52,7 +58,9 @@ def shown(result: SearchResult) -> list[tuple[str, list[str]]]:
 
 
 def test_documents_follow_their_best_passage() -> None:
-    found = reranked(answer([".2", ".1"], [".3", ".9", ".4"], [".8"]), ByNumber(), {"top_k": 2, "passages": 2})
+    found = reranked(
+        answer([".2", ".1"], [".3", ".9", ".4"], [".8"]), ByNumber(), {"top_k": 2, "passages": 2}
+    )
     assert shown(found) == [("d1", [".9", ".4"]), ("d2", [".8"])]
     first = found.hits[0]
     assert (first.score, first.scores) == (0.9, {"document": 0.5, "rerank": 0.9})
@@ -61,11 +69,15 @@ def test_documents_follow_their_best_passage() -> None:
 
 
 def test_ties_keep_the_first_order() -> None:
-    assert [hit.doc_id for hit in reranked(answer([".5"], [".5"], [".5"]), ByNumber(), {"top_k": 3}).hits] == ["d0", "d1", "d2"]
+    assert [
+        hit.doc_id for hit in reranked(answer([".5"], [".5"], [".5"]), ByNumber(), {"top_k": 3}).hits
+    ] == ["d0", "d1", "d2"]
 
 
 def test_budget_takes_the_best_passages_of_all() -> None:
-    found = reranked(answer([".2", ".7"], [".6", ".9"], [".8"]), ByNumber(), {"top_k": 2, "max_characters": 30})
+    found = reranked(
+        answer([".2", ".7"], [".6", ".9"], [".8"]), ByNumber(), {"top_k": 2, "max_characters": 30}
+    )
     assert shown(found) == [("d1", [".9", ".6"]), ("d2", [".8"])]
     assert shown(reranked(answer([".2"]), ByNumber(), {"max_characters": 9})) == []
 
@@ -93,7 +105,9 @@ def test_search_looks_wider_than_it_answers(options: dict[str, Any], expected: d
     assert expected.items() <= widened(options).items()
 
 
-@pytest.mark.parametrize("wrong", [{"top_k": 0}, {"top_k": "3"}, {"passages": -1}, {"offset": 2, "max_candidates": 50}])
+@pytest.mark.parametrize(
+    "wrong", [{"top_k": 0}, {"top_k": "3"}, {"passages": -1}, {"offset": 2, "max_candidates": 50}]
+)
 def test_options_are_checked_before_they_are_widened(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         widened(wrong)

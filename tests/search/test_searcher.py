@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from pipeline.errors import ConfigError, FilterError, FingerprintMismatchError, ModelError, StorageError, UsageError
+from pipeline.errors import (
+    ConfigError,
+    FilterError,
+    FingerprintMismatchError,
+    ModelError,
+    StorageError,
+    UsageError,
+)
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import compact_collection
 from pipeline.manifest import Manifest
@@ -26,7 +33,13 @@ if TYPE_CHECKING:
     from tests.search.conftest import StoneEncoder, Stones
 
 QUERIES = ["granite slate", "stone17 chalk flint", "é quartz", "zebra unknown"]
-FILTER = {"type": "and", "filters": [{"type": "gte", "key": "year", "value": 1992}, {"type": "eq", "key": "Odd name", "value": "o1"}]}
+FILTER = {
+    "type": "and",
+    "filters": [
+        {"type": "gte", "key": "year", "value": 1992},
+        {"type": "eq", "key": "Odd name", "value": "o1"},
+    ],
+}
 EVERYTHING = 1_000
 
 
@@ -40,16 +53,28 @@ def best_passage_bm25(searcher: Searcher, text: str) -> dict[str, float]:
     assert generation.passage_bm25 is not None
     scores = generation.passage_bm25.scores(text, 2)
     bounds = zip(generation.chunk_offsets[:-1], generation.chunk_offsets[1:], strict=True)
-    return {doc_id: float(scores[a:b].max()) for doc_id, (a, b) in zip(generation.doc_ids.to_pylist(), bounds, strict=True)}
+    return {
+        doc_id: float(scores[a:b].max())
+        for doc_id, (a, b) in zip(generation.doc_ids.to_pylist(), bounds, strict=True)
+    }
 
 
 def naive_ranking(
-    stones: Stones, searcher: Searcher, text: str, vector: np.ndarray, granularity: Granularity, *, hybrid: bool, filtered: bool
+    stones: Stones,
+    searcher: Searcher,
+    text: str,
+    vector: np.ndarray,
+    granularity: Granularity,
+    *,
+    hybrid: bool,
+    filtered: bool,
 ) -> list[tuple[str, float]]:
     """Rank every document by its definition; only BM25's numbers are the index's."""
     bm25: dict[str, float] = {}
     for column in ("title", "text"):
-        found = searcher.generation.document_table.search(text, query_type="fts", fts_columns=column).select(["doc_id", "_score"])
+        found = searcher.generation.document_table.search(text, query_type="fts", fts_columns=column).select(
+            ["doc_id", "_score"]
+        )
         for row in found.limit(1000).to_list():
             bm25[row["doc_id"]] = bm25.get(row["doc_id"], 0.0) + row["_score"]
     pairs = best_passage_bm25(searcher, text)
@@ -58,12 +83,23 @@ def naive_ranking(
         if filtered and not passes(row):
             continue
         best_chunk = float((chunks @ vector).max())
-        dense = {"document": float(document @ vector), "chunk": best_chunk, "both": 0.25 * float(document @ vector) + 0.75 * best_chunk}
-        scored.append((row["doc_id"], dense[granularity], (bm25.get(row["doc_id"], 0.0), pairs[row["doc_id"]])))
+        dense = {
+            "document": float(document @ vector),
+            "chunk": best_chunk,
+            "both": 0.25 * float(document @ vector) + 0.75 * best_chunk,
+        }
+        scored.append(
+            (row["doc_id"], dense[granularity], (bm25.get(row["doc_id"], 0.0), pairs[row["doc_id"]]))
+        )
     top, top_pair = (max(b[part] for _, _, b in scored) for part in (0, 1))
     if hybrid and top > 0:
-        low, high = float(np.concatenate(stones.chunk_vectors).mean(axis=0) @ vector), max(d for _, d, _ in scored)
-        scored = [(i, ((d - low) / (high - low) + (b[0] / top + b[1] / top_pair) / 2) / 2, b) for i, d, b in scored]
+        low, high = (
+            float(np.concatenate(stones.chunk_vectors).mean(axis=0) @ vector),
+            max(d for _, d, _ in scored),
+        )
+        scored = [
+            (i, ((d - low) / (high - low) + (b[0] / top + b[1] / top_pair) / 2) / 2, b) for i, d, b in scored
+        ]
     return sorted([(i, d) for i, d, _ in scored], key=lambda pair: (-pair[1], pair[0]))
 
 
@@ -71,19 +107,31 @@ def naive_ranking(
 @pytest.mark.parametrize("hybrid", [False, True])
 @pytest.mark.parametrize("filtered", [False, True])
 def test_search_equals_the_brute_force_ranking(
-    stones: Stones, searcher: Searcher, encoder: StoneEncoder, granularity: Granularity, hybrid: bool, filtered: bool
+    stones: Stones,
+    searcher: Searcher,
+    encoder: StoneEncoder,
+    granularity: Granularity,
+    hybrid: bool,
+    filtered: bool,
 ) -> None:
     filters = FILTER if filtered else None
     for query in QUERIES:
         vector = encoder.encode_queries([query])[0]
-        expected = naive_ranking(stones, searcher, query, vector, granularity, hybrid=hybrid, filtered=filtered)[:10]
-        result = searcher.search(query, granularity=granularity, hybrid=hybrid, filters=filters, max_candidates=EVERYTHING)
+        expected = naive_ranking(
+            stones, searcher, query, vector, granularity, hybrid=hybrid, filtered=filtered
+        )[:10]
+        result = searcher.search(
+            query, granularity=granularity, hybrid=hybrid, filters=filters, max_candidates=EVERYTHING
+        )
         assert [hit.doc_id for hit in result.hits] == [doc_id for doc_id, _ in expected]
         assert [hit.score for hit in result.hits] == pytest.approx([score for _, score in expected], abs=1e-5)
 
 
 def flat(result: SearchResult) -> list[tuple[Any, ...]]:
-    return [(hit.doc_id, tuple(hit.scores), tuple((p.start_char, p.end_char, p.text) for p in hit.passages)) for hit in result.hits]
+    return [
+        (hit.doc_id, tuple(hit.scores), tuple((p.start_char, p.end_char, p.text) for p in hit.passages))
+        for hit in result.hits
+    ]
 
 
 @pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
@@ -91,7 +139,9 @@ def test_search_batch_equals_single_searches(searcher: Searcher, granularity: Gr
     batch = searcher.search_batch(QUERIES, granularity=granularity)
     singles = [searcher.search(query, granularity=granularity) for query in QUERIES]
     assert [flat(result) for result in batch] == [flat(result) for result in singles]
-    assert [hit.score for result in batch for hit in result.hits] == pytest.approx([h.score for r in singles for h in r.hits], abs=1e-6)
+    assert [hit.score for result in batch for hit in result.hits] == pytest.approx(
+        [h.score for r in singles for h in r.hits], abs=1e-6
+    )
 
 
 def test_search_batch_encodes_in_one_pass(searcher: Searcher, encoder: StoneEncoder) -> None:
@@ -111,14 +161,18 @@ def test_search_vectors_without_texts_is_dense(searcher: Searcher, encoder: Ston
     assert flat(found) == flat(searcher.search(QUERIES[0], hybrid=False))
 
 
-@pytest.mark.parametrize("options", [{}, {"hybrid": False}, {"filters": FILTER}, {"chunk_tokens": 192}, {"max_characters": 500}])
+@pytest.mark.parametrize(
+    "options", [{}, {"hybrid": False}, {"filters": FILTER}, {"chunk_tokens": 192}, {"max_characters": 500}]
+)
 @pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
 def test_search_begun_before_its_vectors_is_the_search(
     searcher: Searcher, encoder: StoneEncoder, granularity: Granularity, options: dict[str, Any]
 ) -> None:
     begun = searcher.begin(QUERIES, granularity=granularity, **options)
     found = begun.finish(encoder.encode_queries(QUERIES))
-    assert found == searcher.search_vectors(encoder.encode_queries(QUERIES), queries=QUERIES, granularity=granularity, **options)
+    assert found == searcher.search_vectors(
+        encoder.encode_queries(QUERIES), queries=QUERIES, granularity=granularity, **options
+    )
     assert found == searcher.search_batch(QUERIES, granularity=granularity, **options)
 
 
@@ -126,7 +180,9 @@ def words_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("cairn-words")]
 
 
-def test_words_are_read_while_the_encoder_works(searcher: Searcher, encoder: StoneEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_read_while_the_encoder_works(
+    searcher: Searcher, encoder: StoneEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     were_read = threading.Event()
     encode = encoder.encode_queries
 
@@ -197,7 +253,9 @@ def test_a_budget_stays_within_the_filter(stones: Stones, searcher: Searcher) ->
         ({"granularity": "both", "weights": {"bm25": 0}}, {"document", "chunk"}),
     ],
 )
-def test_scores_hold_the_parts_that_were_asked_for(searcher: Searcher, options: dict[str, Any], parts: set[str]) -> None:
+def test_scores_hold_the_parts_that_were_asked_for(
+    searcher: Searcher, options: dict[str, Any], parts: set[str]
+) -> None:
     assert {part for hit in searcher.search(QUERIES[0], **options).hits for part in hit.scores} == parts
 
 
@@ -213,15 +271,24 @@ def test_hybrid_of_words_nobody_wrote_is_the_dense_answer(searcher: Searcher) ->
 
 def test_weights_move_the_ranking(stones: Stones, searcher: Searcher, encoder: StoneEncoder) -> None:
     vector = encoder.encode_queries([QUERIES[0]])[0]
-    found = searcher.search(QUERIES[0], hybrid=False, weights={"document": 3, "chunk": 1}, max_candidates=EVERYTHING)
-    naive = [0.75 * d @ vector + 0.25 * (c @ vector).max() for d, c in zip(stones.document_vectors, stones.chunk_vectors, strict=True)]
-    assert [stones.index_of(hit.doc_id) for hit in found.hits] == np.argsort(-np.array(naive), kind="stable")[:10].tolist()
+    found = searcher.search(
+        QUERIES[0], hybrid=False, weights={"document": 3, "chunk": 1}, max_candidates=EVERYTHING
+    )
+    naive = [
+        0.75 * d @ vector + 0.25 * (c @ vector).max()
+        for d, c in zip(stones.document_vectors, stones.chunk_vectors, strict=True)
+    ]
+    assert [stones.index_of(hit.doc_id) for hit in found.hits] == np.argsort(-np.array(naive), kind="stable")[
+        :10
+    ].tolist()
 
 
 def test_bm25_weight_alone_ranks_by_bm25(searcher: Searcher) -> None:
     hits = searcher.search(QUERIES[0], granularity="document", weights={"document": 0, "chunk": 0}).hits
     top, top_pair = (max(hit.scores[part] for hit in hits) for part in ("bm25", "passage_bm25"))
-    assert [h.score for h in hits] == pytest.approx([(h.scores["bm25"] / top + h.scores["passage_bm25"] / top_pair) / 2 for h in hits])
+    assert [h.score for h in hits] == pytest.approx(
+        [(h.scores["bm25"] / top + h.scores["passage_bm25"] / top_pair) / 2 for h in hits]
+    )
     assert [h.score for h in hits] == sorted((h.score for h in hits), reverse=True)
 
 
@@ -232,14 +299,21 @@ def test_a_collection_without_bm25_of_passages_is_searched_with_that_of_document
     folder = layout.generation_folder(1)
     manifest = Manifest.read(folder)
     (folder / "passages.arrow").unlink()
-    replace(manifest, files={name: record for name, record in manifest.files.items() if name != "passages.arrow"}).write(folder)
+    replace(
+        manifest, files={name: record for name, record in manifest.files.items() if name != "passages.arrow"}
+    ).write(folder)
     searcher = Searcher(layout, make_encoder())
     hits = searcher.search(QUERIES[0]).hits
     assert {part for hit in hits for part in hit.scores} == {"document", "chunk", "bm25"}
     assert {part for hit in hits for passage in hit.passages for part in passage.scores} == {"chunk"}
     assert searcher.search(QUERIES[0], max_characters=500).hits
     compact_collection(layout)
-    assert {part for hit in searcher.search(QUERIES[0]).hits for part in hit.scores} == {"document", "chunk", "bm25", "passage_bm25"}
+    assert {part for hit in searcher.search(QUERIES[0]).hits for part in hit.scores} == {
+        "document",
+        "chunk",
+        "bm25",
+        "passage_bm25",
+    }
 
 
 def test_filter_that_matches_nothing_gives_no_hits(searcher: Searcher) -> None:
@@ -250,7 +324,9 @@ def test_filter_that_matches_nothing_gives_no_hits(searcher: Searcher) -> None:
 def test_filter_of_one_document_finds_it_in_every_granularity(searcher: Searcher) -> None:
     tree = {"type": "eq", "key": "doc_id", "value": "doc-0-031"}
     for granularity in ("document", "chunk", "both"):
-        assert [hit.doc_id for hit in searcher.search("slate", granularity=granularity, filters=tree).hits] == ["doc-0-031"]
+        assert [
+            hit.doc_id for hit in searcher.search("slate", granularity=granularity, filters=tree).hits
+        ] == ["doc-0-031"]
 
 
 def test_top_k_beyond_the_collection_returns_all_documents_once(stones: Stones, searcher: Searcher) -> None:
@@ -263,7 +339,17 @@ def test_metadata_has_the_other_columns_as_python_values(stones: Stones, searche
     tree = {"type": "eq", "key": "doc_id", "value": "doc-0-033"}
     hit = searcher.search("slate", filters=tree).hits[0]
     row = stones.rows[33]
-    assert set(hit.metadata) == {"year", "price", "lang", "is_open", "day", "seen_at", "made_at", "Odd name", "tags"}
+    assert set(hit.metadata) == {
+        "year",
+        "price",
+        "lang",
+        "is_open",
+        "day",
+        "seen_at",
+        "made_at",
+        "Odd name",
+        "tags",
+    }
     assert hit.metadata["day"] == row["day"]
     assert hit.metadata["seen_at"] == row["seen_at"]
     assert hit.metadata["made_at"] == row["made_at"]
@@ -273,7 +359,10 @@ def test_metadata_has_the_other_columns_as_python_values(stones: Stones, searche
 
 def test_result_turns_into_json_with_str_for_dates(searcher: Searcher) -> None:
     result = searcher.search(QUERIES[1]).to_dict()
-    assert json.loads(json.dumps(result, default=str, allow_nan=False))["hits"][0]["doc_id"] == result["hits"][0]["doc_id"]
+    assert (
+        json.loads(json.dumps(result, default=str, allow_nan=False))["hits"][0]["doc_id"]
+        == result["hits"][0]["doc_id"]
+    )
 
 
 def test_another_encoder_is_refused(stones: Stones, make_encoder: type[StoneEncoder]) -> None:
@@ -319,7 +408,10 @@ def test_search_on_inverted_lists_finds_nearly_what_exact_search_finds(
     vectors = encoder.encode_queries(queries)
     found = searcher.search_vectors(vectors, granularity="document", passages=0)
     exact = np.argsort(-(vectors @ stones.document_vectors.T), axis=1)[:, :10]
-    overlap = [len({h.doc_id for h in r.hits} & {stones.rows[i]["doc_id"] for i in row}) / 10 for r, row in zip(found, exact, strict=True)]
+    overlap = [
+        len({h.doc_id for h in r.hits} & {stones.rows[i]["doc_id"] for i in row}) / 10
+        for r, row in zip(found, exact, strict=True)
+    ]
     assert np.mean(overlap) >= 0.9
 
 

@@ -18,8 +18,13 @@ QUERY = "granite slate"
 EVERYTHING = 1_000
 
 
-def naive_passages(stones: Stones, index: int, vector: np.ndarray, size: int, limit: int) -> list[tuple[int, int, float]]:
-    """Take the best windows of a document one by one, each time among those that touch no taken one: (start, end, score)."""
+def naive_passages(
+    stones: Stones, index: int, vector: np.ndarray, size: int, limit: int
+) -> list[tuple[int, int, float]]:
+    """Take the best windows of a document one by one, each time among those that touch no taken one.
+
+    (start, end, score).
+    """
     vectors, spans = stones.chunk_vectors[index], stones.spans[index]
     scored = []
     for start in range(max(len(vectors) - size, 0) + 1):
@@ -39,10 +44,16 @@ def test_passages_are_the_best_windows_that_do_not_overlap(
     stones: Stones, searcher: Searcher, encoder: StoneEncoder, granularity: Granularity, size: int
 ) -> None:
     vector = encoder.encode_queries([QUERY])[0]
-    for hit in searcher.search(QUERY, granularity=granularity, passages=3, chunk_tokens=64 * size, hybrid=False).hits:
+    for hit in searcher.search(
+        QUERY, granularity=granularity, passages=3, chunk_tokens=64 * size, hybrid=False
+    ).hits:
         expected = naive_passages(stones, stones.index_of(hit.doc_id), vector, size, 3)
-        assert [(p.start_char, p.end_char) for p in hit.passages] == [(start, end) for start, end, _ in expected]
-        assert [p.scores["chunk"] for p in hit.passages] == pytest.approx([score for _, _, score in expected], abs=1e-6)
+        assert [(p.start_char, p.end_char) for p in hit.passages] == [
+            (start, end) for start, end, _ in expected
+        ]
+        assert [p.scores["chunk"] for p in hit.passages] == pytest.approx(
+            [score for _, _, score in expected], abs=1e-6
+        )
 
 
 def test_passages_are_spans_of_the_text(stones: Stones, searcher: Searcher) -> None:
@@ -53,7 +64,10 @@ def test_passages_are_spans_of_the_text(stones: Stones, searcher: Searcher) -> N
 
 def test_passages_of_single_landmarks_cover_the_document(stones: Stones, searcher: Searcher) -> None:
     for hit in searcher.search(QUERY, chunk_tokens=64, passages=50).hits:
-        assert sorted((p.start_char, p.end_char) for p in hit.passages) == stones.spans[stones.index_of(hit.doc_id)]
+        assert (
+            sorted((p.start_char, p.end_char) for p in hit.passages)
+            == stones.spans[stones.index_of(hit.doc_id)]
+        )
 
 
 def test_passages_by_default_have_128_tokens(searcher: Searcher) -> None:
@@ -62,7 +76,9 @@ def test_passages_by_default_have_128_tokens(searcher: Searcher) -> None:
 
 def test_chunk_tokens_moves_no_document(searcher: Searcher) -> None:
     rankings = [searcher.search(QUERY, chunk_tokens=chunk_tokens).hits for chunk_tokens in (64, 128, 640)]
-    assert [[(hit.doc_id, hit.score) for hit in hits] for hits in rankings[1:]] == [[(h.doc_id, h.score) for h in rankings[0]]] * 2
+    assert [[(hit.doc_id, hit.score) for hit in hits] for hits in rankings[1:]] == [
+        [(h.doc_id, h.score) for h in rankings[0]]
+    ] * 2
 
 
 def test_passages_zero_returns_none(searcher: Searcher) -> None:
@@ -76,11 +92,15 @@ def test_first_passage_of_one_landmark_scores_what_the_chunk_part_says(searcher:
 
 def test_passages_score_half_by_themselves_and_half_by_their_document(searcher: Searcher) -> None:
     for hit in searcher.search(QUERY, hybrid=False).hits:
-        assert [p.score for p in hit.passages] == pytest.approx([(p.scores["chunk"] + hit.score) / 2 for p in hit.passages])
+        assert [p.score for p in hit.passages] == pytest.approx(
+            [(p.scores["chunk"] + hit.score) / 2 for p in hit.passages]
+        )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
-def test_hybrid_passages_score_by_cosine_and_bm25_and_document(searcher: Searcher, encoder: StoneEncoder, size: int) -> None:
+def test_hybrid_passages_score_by_cosine_and_bm25_and_document(
+    searcher: Searcher, encoder: StoneEncoder, size: int
+) -> None:
     generation = searcher.generation
     assert generation.passage_bm25 is not None
     scores = generation.passage_bm25.scores(QUERY, size)
@@ -89,7 +109,9 @@ def test_hybrid_passages_score_by_cosine_and_bm25_and_document(searcher: Searche
     low = float(generation.mean_chunk_vector @ encoder.encode_queries([QUERY])[0])
     for hit in result.hits:
         position = generation.doc_ids.to_pylist().index(hit.doc_id)
-        starts = generation.chunk_starts[generation.chunk_offsets[position] : generation.chunk_offsets[position + 1]].tolist()
+        starts = generation.chunk_starts[
+            generation.chunk_offsets[position] : generation.chunk_offsets[position + 1]
+        ].tolist()
         for passage in hit.passages:
             bm25 = float(scores[generation.chunk_offsets[position] + starts.index(passage.start_char)])
             own = ((passage.scores["chunk"] - low) / (best_dense - low) + bm25 / scores.max()) / 2
@@ -98,13 +120,23 @@ def test_hybrid_passages_score_by_cosine_and_bm25_and_document(searcher: Searche
 
 
 def test_bm25_moves_the_passages_of_a_document(searcher: Searcher) -> None:
-    dense, hybrid = (searcher.search("granite slate", hybrid=hybrid, chunk_tokens=64, passages=1).hits for hybrid in (False, True))
+    dense, hybrid = (
+        searcher.search("granite slate", hybrid=hybrid, chunk_tokens=64, passages=1).hits
+        for hybrid in (False, True)
+    )
     dense_of = {hit.doc_id: hit.passages[0].start_char for hit in dense}
-    assert any(dense_of.get(hit.doc_id, hit.passages[0].start_char) != hit.passages[0].start_char for hit in hybrid)
+    assert any(
+        dense_of.get(hit.doc_id, hit.passages[0].start_char) != hit.passages[0].start_char for hit in hybrid
+    )
 
 
-def naive_reading(stones: Stones, result: SearchResult, vector: np.ndarray, max_characters: int) -> dict[str, set[int]]:
-    """Read pairs of landmarks of the ranked documents, best first, until the next would pass the budget: characters by document."""
+def naive_reading(
+    stones: Stones, result: SearchResult, vector: np.ndarray, max_characters: int
+) -> dict[str, set[int]]:
+    """Read pairs of landmarks of the ranked documents, best first, until the next would pass the budget.
+
+    Characters by document.
+    """
     scored = []
     for hit in result.hits:
         index = stones.index_of(hit.doc_id)
@@ -129,8 +161,12 @@ def test_a_budget_is_filled_with_the_best_passages_of_all_documents(
     every = searcher.search(QUERY, hybrid=False, top_k=200)
     found = searcher.search(QUERY, hybrid=False, top_k=200, max_characters=max_characters)
     expected = naive_reading(stones, every, encoder.encode_queries([QUERY])[0], max_characters)
-    assert {hit.doc_id: {c for p in hit.passages for c in range(p.start_char, p.end_char)} for hit in found.hits} == expected
-    assert [(hit.doc_id, hit.score) for hit in found.hits] == [(h.doc_id, h.score) for h in every.hits if h.doc_id in expected]
+    assert {
+        hit.doc_id: {c for p in hit.passages for c in range(p.start_char, p.end_char)} for hit in found.hits
+    } == expected
+    assert [(hit.doc_id, hit.score) for hit in found.hits] == [
+        (h.doc_id, h.score) for h in every.hits if h.doc_id in expected
+    ]
 
 
 def test_passages_within_a_budget_never_touch(searcher: Searcher) -> None:

@@ -50,7 +50,9 @@ def test_search_begun_before_a_publication_answers_from_its_generation(layout, p
     assert (after.generation, version_of(after)) == (2, {"1"})
 
 
-def test_file_that_is_cut_before_the_vectors_come_is_an_error_and_not_the_end(layout, publish, encoder) -> None:
+def test_file_that_is_cut_before_the_vectors_come_is_an_error_and_not_the_end(
+    layout, publish, encoder
+) -> None:
     publish(layout, 12)
     begun = Searcher(layout, encoder).begin(["slate"])
     os.truncate(layout.generation_folder(1) / CHUNKS_FAISS, 10)
@@ -58,7 +60,9 @@ def test_file_that_is_cut_before_the_vectors_come_is_an_error_and_not_the_end(la
         begun.finish(encoder.encode_queries(["slate"]))
 
 
-def test_unchanged_current_is_not_opened_again(layout, publish, encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_current_is_not_opened_again(
+    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish(layout, 5)
     searcher = Searcher(layout, encoder)
     monkeypatch.setattr(served, "open_generation", lambda _: pytest.fail("opened again"))
@@ -77,7 +81,9 @@ def test_damaged_new_generation_leaves_the_old_one_serving_with_a_warning(layout
     assert "SHA-256" in searcher.warnings[0]
 
 
-def test_damaged_generation_is_not_opened_at_every_call(layout, publish, encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_generation_is_not_opened_at_every_call(
+    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = publish(layout, 12)
     searcher = Searcher(layout, encoder)
     publish(layout, 9, version=1, replaces=first)
@@ -87,7 +93,9 @@ def test_damaged_generation_is_not_opened_at_every_call(layout, publish, encoder
     assert searcher.search("slate").generation == 1
 
 
-def test_repaired_generation_is_taken_up_when_the_retry_is_due(layout, publish, encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repaired_generation_is_taken_up_when_the_retry_is_due(
+    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(served, "RETRY_SECONDS", 0.0)
     first = publish(layout, 12)
     searcher = Searcher(layout, encoder)
@@ -99,7 +107,9 @@ def test_repaired_generation_is_taken_up_when_the_retry_is_due(layout, publish, 
     assert searcher.warnings == ()
 
 
-def test_opening_on_a_damaged_generation_serves_the_older_one_with_a_warning(layout, publish, encoder) -> None:
+def test_opening_on_a_damaged_generation_serves_the_older_one_with_a_warning(
+    layout, publish, encoder
+) -> None:
     first = publish(layout, 12)
     publish(layout, 9, version=1, replaces=first)
     damage(layout, 2)
@@ -109,12 +119,16 @@ def test_opening_on_a_damaged_generation_serves_the_older_one_with_a_warning(lay
 
 
 @pytest.mark.parametrize("name", ["chunks.faiss", "documents.faiss", "chunks.arrow", "passages.arrow"])
-def test_file_that_is_cut_while_it_is_open_is_an_error_and_not_the_end(layout, publish, encoder, name: str) -> None:
+def test_file_that_is_cut_while_it_is_open_is_an_error_and_not_the_end(
+    layout, publish, encoder, name: str
+) -> None:
     publish(layout, 12)
     searcher = Searcher(layout, encoder)
     searcher.search("slate")
     os.truncate(layout.generation_folder(1) / name, 10)
-    with pytest.raises(DamageError, match=f"{name} of generation 1 must have .* bytes, got 10: it was cut while it was open"):
+    with pytest.raises(
+        DamageError, match=f"{name} of generation 1 must have .* bytes, got 10: it was cut while it was open"
+    ):
         searcher.search("slate")
 
 
@@ -182,7 +196,10 @@ def test_searches_during_publication_answer_from_one_generation_each(layout, pub
 def test_many_threads_get_the_same_answer(stones, searcher: Searcher) -> None:
     expected = searcher.search("granite slate")
     answers = []
-    threads = [threading.Thread(target=lambda: answers.extend(searcher.search("granite slate") for _ in range(5))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: answers.extend(searcher.search("granite slate") for _ in range(5)))
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

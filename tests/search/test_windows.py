@@ -47,7 +47,9 @@ def unit_rows(count: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("count", [1, 2, 12])
 def test_window_scores_match_a_naive_loop_over_members(count: int, size: int) -> None:
     vectors, query = unit_rows(count), unit_rows(1, seed=1)[0]
-    np.testing.assert_allclose(window_scores(vectors, query, size), naive_window_scores(vectors, query, size), atol=1e-6)
+    np.testing.assert_allclose(
+        window_scores(vectors, query, size), naive_window_scores(vectors, query, size), atol=1e-6
+    )
 
 
 def test_window_scores_are_renormalised_not_averaged() -> None:
@@ -73,12 +75,20 @@ def test_window_scores_of_documents_are_those_of_each(counts: list[int], size: i
     vectors, query = unit_rows(sum(counts)), unit_rows(1, seed=1)[0]
     own = np.split(vectors, np.cumsum(counts)[:-1])
     expected = [score for rows in own for score in naive_window_scores(rows, query, size)]
-    np.testing.assert_allclose(window_scores_of_documents(vectors, np.array(counts), query, size), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        window_scores_of_documents(vectors, np.array(counts), query, size), expected, atol=1e-6
+    )
 
 
-@given(scores=st.lists(st.integers(-3, 3), min_size=1, max_size=30), size=st.integers(1, 6), limit=st.integers(1, 8))
+@given(
+    scores=st.lists(st.integers(-3, 3), min_size=1, max_size=30),
+    size=st.integers(1, 6),
+    limit=st.integers(1, 8),
+)
 def test_choose_windows_equals_a_naive_greedy_choice(scores: list[int], size: int, limit: int) -> None:
-    assert choose_windows(np.array(scores, np.float32), size, limit) == naive_choice([float(s) for s in scores], size, limit)
+    assert choose_windows(np.array(scores, np.float32), size, limit) == naive_choice(
+        [float(s) for s in scores], size, limit
+    )
 
 
 def test_choose_windows_leaves_the_scores_as_they_were() -> None:
@@ -87,7 +97,9 @@ def test_choose_windows_leaves_the_scores_as_they_were() -> None:
     assert scores.tolist() == pytest.approx([0.1, 0.9, 0.5])
 
 
-@pytest.mark.parametrize(("interval", "size"), [(8, 16), (16, 8), (32, 4), (64, 2), (128, 1), (96, 1), (100, 1), (256, 1)])
+@pytest.mark.parametrize(
+    ("interval", "size"), [(8, 16), (16, 8), (32, 4), (64, 2), (128, 1), (96, 1), (100, 1), (256, 1)]
+)
 def test_window_size_by_default_is_128_tokens_or_one_landmark(interval: int, size: int) -> None:
     assert window_size(None, settings_of(interval)) == size
 
@@ -98,14 +110,18 @@ def test_window_size_of_a_multiple_is_the_quotient() -> None:
 
 @pytest.mark.parametrize("chunk_tokens", [1, 63, 65, 100, 200])
 def test_window_size_of_another_number_names_the_allowed_ones(chunk_tokens: int) -> None:
-    with pytest.raises(ConfigError, match=r"multiple of this collection's 64 \(64, 128, 192, …; left out, it is 128\), got"):
+    with pytest.raises(
+        ConfigError, match=r"multiple of this collection's 64 \(64, 128, 192, …; left out, it is 128\), got"
+    ):
         window_size(chunk_tokens, settings_of(64))
 
 
 def windows_of(counts: list[int], size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return first and end chunk of every window of documents with so many chunks."""
     bounds = np.append(0, np.cumsum(counts)).tolist()
-    spans = [(a + i, min(a + i + size, b)) for a, b in pairwise(bounds) for i in range(max(b - a - size, 0) + 1)]
+    spans = [
+        (a + i, min(a + i + size, b)) for a, b in pairwise(bounds) for i in range(max(b - a - size, 0) + 1)
+    ]
     return np.array([first for first, _ in spans]), np.array([end for _, end in spans])
 
 
@@ -120,7 +136,11 @@ def naive_pieces(scores: np.ndarray, first: np.ndarray, end: np.ndarray) -> list
     return pieces
 
 
-@given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=6), size=st.integers(1, 5), seed=st.integers(0, 1_000))
+@given(
+    counts=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    size=st.integers(1, 5),
+    seed=st.integers(0, 1_000),
+)
 def test_new_pieces_are_what_no_better_window_holds(counts: list[int], size: int, seed: int) -> None:
     first, end = windows_of(counts, size)
     scores = np.random.default_rng(seed).integers(-3, 3, len(first)).astype(np.float64)
@@ -132,4 +152,6 @@ def test_new_pieces_are_what_no_better_window_holds(counts: list[int], size: int
 def test_new_pieces_go_on_beyond_the_first_look() -> None:
     first, end = windows_of([3 * FIRST_LOOK], 1)
     scores = np.random.default_rng(0).integers(0, 9, 3 * FIRST_LOOK).astype(np.float64)
-    assert [window for window, _, _ in new_pieces(scores, first, end)] == np.argsort(-scores, kind="stable").tolist()
+    assert [window for window, _, _ in new_pieces(scores, first, end)] == np.argsort(
+        -scores, kind="stable"
+    ).tolist()

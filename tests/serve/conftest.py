@@ -42,9 +42,21 @@ def stone_rows(count: int = 20, version: int = 0) -> list[dict[str, Any]]:
 
 def ingest_rows(root: Path, name: str, rows: list[dict[str, Any]], model: Path, **encoder: Any) -> None:
     source = root.parent / f"{root.name}-{name}.parquet"
-    columns = [("id", "string"), ("title", "string"), ("text", "string"), ("tenant", "string"), ("year", "int64")]
+    columns = [
+        ("id", "string"),
+        ("title", "string"),
+        ("text", "string"),
+        ("tenant", "string"),
+        ("year", "int64"),
+    ]
     pq.write_table(pa.Table.from_pylist(rows, pa.schema(columns)), source)
-    settings = {"landmark_interval": 16, "max_window_tokens": 64, "window_overlap_tokens": 16, "precision": "fp32", **encoder}
+    settings = {
+        "landmark_interval": 16,
+        "max_window_tokens": 64,
+        "window_overlap_tokens": 16,
+        "precision": "fp32",
+        **encoder,
+    }
     config = IngestConfig(
         encoder=EncoderConfig(model=str(model), **settings),
         cluster=ClusterConfig(num_clusters=2),
@@ -74,7 +86,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def ingest(tiny_model_folder: Path) -> Callable[..., None]:
     """Return ``ingest(root, name, rows)``, with the tiny model unless told otherwise."""
 
-    def run(root: Path, name: str, rows: list[dict[str, Any]], model: Path = tiny_model_folder, **encoder: Any) -> None:
+    def run(
+        root: Path, name: str, rows: list[dict[str, Any]], model: Path = tiny_model_folder, **encoder: Any
+    ) -> None:
         ingest_rows(root, name, rows, model, **encoder)
 
     return run
@@ -102,7 +116,10 @@ def own_root(served_root: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., TestClient]]:
-    """Return a starter of servers: ``serve(settings)`` or ``serve(app)`` gives a client once its collections were tried."""
+    """Return a starter of servers.
+
+    ``serve(settings)`` or ``serve(app)`` gives a client once its collections were tried.
+    """
     with ExitStack() as stack:
 
         def start(target: ServeSettings | FastAPI, *, base_url: str = SERVER, **options: Any) -> TestClient:

@@ -1,4 +1,7 @@
-"""Texts of concurrent requests share passes; nobody waits for company, nobody holds others up, one failing text fails alone."""
+"""Texts of concurrent requests share passes.
+
+Nobody waits for company, nobody holds others up, one failing text fails alone.
+"""
 
 from __future__ import annotations
 
@@ -83,28 +86,40 @@ def test_lone_text_is_encoded_at_once(queue: EncoderQueue, gate: Gate) -> None:
 
 
 def test_texts_that_gather_during_a_pass_share_the_next(queue: EncoderQueue, gate: Gate) -> None:
-    found = asyncio.run(behind_a_first(queue, gate, queue.encode(["a"]), queue.encode(["bb"]), queue.encode(["ccc", "dddd"])))
+    found = asyncio.run(
+        behind_a_first(queue, gate, queue.encode(["a"]), queue.encode(["bb"]), queue.encode(["ccc", "dddd"]))
+    )
     assert [vectors[:, 0].tolist() for vectors in found] == [[1.0], [2.0], [3.0, 4.0]]
     assert gate.passes == [["first"], ["a", "bb", "ccc", "dddd"]]
 
 
-def test_long_list_gives_way_to_a_single_text(queue: EncoderQueue, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_list_gives_way_to_a_single_text(
+    queue: EncoderQueue, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batching, "MAX_PASS_BYTES", 4)
-    found = asyncio.run(behind_a_first(queue, gate, queue.encode(["aa", "bb", "cc", "dd"]), queue.encode(["x"])))
+    found = asyncio.run(
+        behind_a_first(queue, gate, queue.encode(["aa", "bb", "cc", "dd"]), queue.encode(["x"]))
+    )
     assert [vectors[:, 0].tolist() for vectors in found] == [[2.0] * 4, [1.0]]
     assert "x" in gate.passes[1]
     assert [len(taken) for taken in gate.passes] == [1, 2, 2, 1]
 
 
 def test_queries_and_documents_do_not_share_a_pass(queue: EncoderQueue, gate: Gate) -> None:
-    found = asyncio.run(behind_a_first(queue, gate, queue.encode(["a"]), queue.encode(["bb"], "document"), queue.encode(["ccc"])))
+    found = asyncio.run(
+        behind_a_first(
+            queue, gate, queue.encode(["a"]), queue.encode(["bb"], "document"), queue.encode(["ccc"])
+        )
+    )
     assert [vectors[0, 0] for vectors in found] == [1.0, -2.0, 3.0]
     assert gate.passes == [["first"], ["a", "ccc"], ["bb"]]
 
 
 @pytest.mark.parametrize("bad", ["poison", "nan"])
 def test_text_the_encoder_fails_on_fails_alone(queue: EncoderQueue, gate: Gate, bad: str) -> None:
-    found = asyncio.run(behind_a_first(queue, gate, queue.encode(["a"]), queue.encode([bad]), queue.encode(["ccc"])))
+    found = asyncio.run(
+        behind_a_first(queue, gate, queue.encode(["a"]), queue.encode([bad]), queue.encode(["ccc"]))
+    )
     assert [found[0][0, 0], found[2][0, 0]] == [1.0, 3.0]
     assert problem_of(found[1]) == "encoder-failed"
     assert asyncio.run(queue.encode(["again"])).shape == (1, DIM)
@@ -117,7 +132,9 @@ def test_request_with_one_bad_text_fails_whole(queue: EncoderQueue, gate: Gate) 
     assert caught.value.kind.name == "encoder-failed"
 
 
-def test_failure_does_not_log_the_text(queue: EncoderQueue, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_does_not_log_the_text(
+    queue: EncoderQueue, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
     gate.is_open.set()
     with pytest.raises(ProblemError):
         asyncio.run(queue.encode(["poison and a secret"]))
@@ -125,9 +142,13 @@ def test_failure_does_not_log_the_text(queue: EncoderQueue, gate: Gate, caplog: 
     assert "secret" not in caplog.text
 
 
-def test_full_queue_refuses_and_serves_again_when_it_is_empty(queue: EncoderQueue, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_queue_refuses_and_serves_again_when_it_is_empty(
+    queue: EncoderQueue, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batching, "MAX_WAITING_BYTES", 8)
-    found = asyncio.run(behind_a_first(queue, gate, queue.encode(["12345"]), queue.encode(["1234"]), queue.encode(["123"])))
+    found = asyncio.run(
+        behind_a_first(queue, gate, queue.encode(["12345"]), queue.encode(["1234"]), queue.encode(["123"]))
+    )
     assert found[0].shape == found[2].shape == (1, DIM)
     assert problem_of(found[1]) == "overloaded"
     assert queue.waiting_bytes == 0
@@ -191,7 +212,11 @@ def test_retired_queue_ends_after_what_waits(queue: EncoderQueue, gate: Gate) ->
 def test_passes_are_observed(gate: Gate) -> None:
     seen: list[int] = []
     begun: list[str] = []
-    queue = EncoderQueue(gate, on_start=lambda: begun.append(threading.current_thread().name), observe=lambda texts, _: seen.append(texts))
+    queue = EncoderQueue(
+        gate,
+        on_start=lambda: begun.append(threading.current_thread().name),
+        observe=lambda texts, _: seen.append(texts),
+    )
     gate.is_open.set()
     asyncio.run(queue.encode(["a", "b"]))
     queue.stop()

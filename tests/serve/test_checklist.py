@@ -1,7 +1,7 @@
 """The security checklist of the search API: what each point means to a caller, and where it is tested.
 
-Points 7 to 10 and 16 are about what is stored, Ray, Parquet and dependencies. Each answer here is looked through for places on this
-machine and for what was sent (point 13).
+Points 7 to 10 and 16 are about what is stored, Ray, Parquet and dependencies. Each answer here is looked
+through for places on this machine and for what was sent (point 13).
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ def test_every_point_is_tested_where_it_says(point: str) -> None:
 
 @pytest.fixture
 def refused(client: TestClient, served_root: Path) -> Callable[..., str]:
-    """Return ``refused(body, path)``: post it, and give the problem's name; the answer is no server error and gives nothing away."""
+    """Return ``refused(body, path)``: post it, and give the problem's name.
+
+    The answer is no server error and gives nothing away.
+    """
 
     def post(body: dict[str, Any], path: str = SEARCH) -> str:
         response = client.post(path, json=body)
@@ -128,7 +131,10 @@ def nested(depth: int) -> dict[str, Any]:
         comparison(value={"sql": "1=1"}),
         nested(9),
         {"type": "or", "filters": [comparison() for _ in range(257)]},
-        {"type": "and", "filters": [{"type": "or", "filters": [comparison() for _ in range(32)]} for _ in range(8)]},
+        {
+            "type": "and",
+            "filters": [{"type": "or", "filters": [comparison() for _ in range(32)]} for _ in range(8)],
+        },
         {"type": "in", "key": "year", "value": list(range(1_001))},
         {"type": "and", "filters": []},
     ],
@@ -153,7 +159,9 @@ def test_point_1_filters_are_a_bounded_grammar(refused: Callable[..., str], filt
         {"max_candidates": 1_000_000},
     ],
 )
-def test_point_2_what_a_request_may_ask_for_is_bounded(refused: Callable[..., str], wrong: dict[str, Any]) -> None:
+def test_point_2_what_a_request_may_ask_for_is_bounded(
+    refused: Callable[..., str], wrong: dict[str, Any]
+) -> None:
     assert refused({"query": "slate", **wrong}) == "invalid-request"
 
 
@@ -162,7 +170,9 @@ def test_point_2_a_query_of_the_tables_has_two_seconds() -> None:
 
 
 @pytest.mark.parametrize("query", ["x" * 8_193, "é" * 4_097, "", " \t\n"])
-def test_point_3_query_has_at_most_eight_kilobytes(refused: Callable[..., str], client: TestClient, query: str) -> None:
+def test_point_3_query_has_at_most_eight_kilobytes(
+    refused: Callable[..., str], client: TestClient, query: str
+) -> None:
     assert refused({"query": query}) == "invalid-request"
     assert client.post(SEARCH, json={"query": "é" * 4_096, "top_k": 1}).status_code == 200
 
@@ -184,20 +194,37 @@ def test_point_3_query_has_at_most_eight_kilobytes(refused: Callable[..., str], 
         {"cursor": CANARY},
     ],
 )
-def test_point_4_types_are_strict_and_values_are_not_repeated(refused: Callable[..., str], wrong: dict[str, Any]) -> None:
+def test_point_4_types_are_strict_and_values_are_not_repeated(
+    refused: Callable[..., str], wrong: dict[str, Any]
+) -> None:
     assert refused({"query": CANARY, **wrong}) in ("invalid-request", "invalid-filter", "invalid-cursor")
 
 
 @pytest.mark.parametrize(
     "name",
-    ["..", "%2E%2E", "..%2Froot", "Stones", "-rf", ".hidden", "a" * 64, "stones%00", "s3:%2F%2Fbucket", "%2Fetc%2Fpasswd"],
+    [
+        "..",
+        "%2E%2E",
+        "..%2Froot",
+        "Stones",
+        "-rf",
+        ".hidden",
+        "a" * 64,
+        "stones%00",
+        "s3:%2F%2Fbucket",
+        "%2Fetc%2Fpasswd",
+    ],
 )
 def test_point_6_no_name_leads_outside_the_root(client: TestClient, served_root: Path, name: str) -> None:
     for path in (f"/v1/collections/{name}", f"/v1/collections/{name}/documents/x"):
         response = client.get(path)
         assert response.status_code in (404, 422), (path, response.text)
         assert str(served_root) not in response.text
-    assert client.post(f"/v1/collections/{name}/search", json={"query": "slate"}).status_code in (404, 405, 422)
+    assert client.post(f"/v1/collections/{name}/search", json={"query": "slate"}).status_code in (
+        404,
+        405,
+        422,
+    )
     assert client.post("/v1/embeddings", json={"model": name, "input": "slate"}).status_code in (404, 422)
 
 

@@ -22,7 +22,9 @@ def test_collections_are_listed_with_their_counts(client: TestClient) -> None:
     ]
 
 
-def test_collections_that_were_not_named_are_not_served(served_root: Path, serve: Callable[..., TestClient]) -> None:
+def test_collections_that_were_not_named_are_not_served(
+    served_root: Path, serve: Callable[..., TestClient]
+) -> None:
     client = serve(ServeSettings(root=served_root, collections=("pebbles",)))
     assert [c["name"] for c in client.get("/v1/collections").json()["collections"]] == ["pebbles"]
     assert client.get("/v1/collections/pebbles").status_code == 200
@@ -31,12 +33,19 @@ def test_collections_that_were_not_named_are_not_served(served_root: Path, serve
 
 def test_collection_says_how_it_may_be_asked(client: TestClient) -> None:
     found = client.get("/v1/collections/stones").json()
-    assert (found["name"], found["generation"], found["documents"], found["vector_dim"]) == ("stones", 1, 20, 32)
+    assert (found["name"], found["generation"], found["documents"], found["vector_dim"]) == (
+        "stones",
+        1,
+        20,
+        32,
+    )
     assert (found["landmark_interval"], found["uses_context"], found["is_outdated"]) == (16, False, False)
     assert {"name": "year", "type": "int64"} in found["filter_columns"]
 
 
-def test_every_document_is_read_by_its_id(client: TestClient, make_rows: Callable[..., list[dict[str, Any]]]) -> None:
+def test_every_document_is_read_by_its_id(
+    client: TestClient, make_rows: Callable[..., list[dict[str, Any]]]
+) -> None:
     for row in make_rows():
         found = client.get(f"/v1/collections/stones/documents/{row['id']}").json()
         assert {key: found[key] for key in ("doc_id", "title", "text", "metadata")} == {
@@ -47,19 +56,44 @@ def test_every_document_is_read_by_its_id(client: TestClient, make_rows: Callabl
         }
 
 
-def test_documents_of_odd_ids_are_read(tmp_path: Path, serve: Callable[..., TestClient], ingest: Callable[..., None]) -> None:
-    doc_ids = ["a/b", "/lead", "trail/", "a//b", "a?b#c&d=e", "é 日本", "100%", "line\nbreak", "end\n", "a..b", "'; --", "x" * 1024]
+def test_documents_of_odd_ids_are_read(
+    tmp_path: Path, serve: Callable[..., TestClient], ingest: Callable[..., None]
+) -> None:
+    doc_ids = [
+        "a/b",
+        "/lead",
+        "trail/",
+        "a//b",
+        "a?b#c&d=e",
+        "é 日本",
+        "100%",
+        "line\nbreak",
+        "end\n",
+        "a..b",
+        "'; --",
+        "x" * 1024,
+    ]
     ingest(tmp_path / "root", "odd", [{"id": doc_id, "text": "granite slate"} for doc_id in doc_ids])
     client = serve(ServeSettings(root=tmp_path / "root"))
     found = [client.get(f"/v1/collections/odd/documents/{quote(doc_id, safe='')}") for doc_id in doc_ids]
-    assert [(response.status_code, response.json().get("doc_id")) for response in found] == [(200, doc_id) for doc_id in doc_ids]
+    assert [(response.status_code, response.json().get("doc_id")) for response in found] == [
+        (200, doc_id) for doc_id in doc_ids
+    ]
 
 
 @pytest.mark.parametrize(("start", "count"), [(0, 5), (7, 11), (60, 1_000_000), (10_000, 5)])
-def test_stretch_of_a_document_is_the_slice_of_its_text(client: TestClient, make_rows: Callable[..., Any], start: int, count: int) -> None:
+def test_stretch_of_a_document_is_the_slice_of_its_text(
+    client: TestClient, make_rows: Callable[..., Any], start: int, count: int
+) -> None:
     row = make_rows()[7]
-    found = client.get(f"/v1/collections/stones/documents/{row['id']}", params={"start_char": start, "max_characters": count}).json()
-    assert found["text"] == row["text"][start : start + count] == row["text"][found["start_char"] : found["end_char"]]
+    found = client.get(
+        f"/v1/collections/stones/documents/{row['id']}", params={"start_char": start, "max_characters": count}
+    ).json()
+    assert (
+        found["text"]
+        == row["text"][start : start + count]
+        == row["text"][found["start_char"] : found["end_char"]]
+    )
     assert found["num_characters"] == len(row["text"])
 
 
@@ -69,12 +103,17 @@ def test_unknown_document_is_not_found(client: TestClient, doc_id: str) -> None:
     assert (response.status_code, response.json()["type"]) == (404, "urn:problem-type:cairn:unknown-document")
 
 
-def test_collection_that_was_removed_is_not_found_and_the_other_goes_on(own_root: Path, serve: Callable[..., TestClient]) -> None:
+def test_collection_that_was_removed_is_not_found_and_the_other_goes_on(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
     client = serve(ServeSettings(root=own_root))
     shutil.rmtree(own_root / "stones")
     for _ in range(2):
         response = client.post("/v1/collections/stones/search", json={"query": "slate"})
-        assert (response.status_code, response.json()["type"]) == (404, "urn:problem-type:cairn:unknown-collection")
+        assert (response.status_code, response.json()["type"]) == (
+            404,
+            "urn:problem-type:cairn:unknown-collection",
+        )
     assert client.post("/v1/collections/pebbles/search", json={"query": "slate"}).status_code == 200
 
 

@@ -1,4 +1,7 @@
-"""Collections that cannot be served: each its own problem, without a path, while the server goes on with the others."""
+"""Collections that cannot be served.
+
+Each its own problem, without a path, while the server goes on with the others.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,9 @@ def require_refused(client: TestClient, root: Path, name: str, status: int, kind
         client.get(f"/v1/collections/{name}"),
         client.get(f"/v1/collections/{name}/documents/x"),
     ]
-    assert {(reply.status_code, reply.json()["type"]) for reply in replies} == {(status, f"urn:problem-type:cairn:{kind}")}
+    assert {(reply.status_code, reply.json()["type"]) for reply in replies} == {
+        (status, f"urn:problem-type:cairn:{kind}")
+    }
     assert all(str(root) not in reply.text and "/tmp" not in reply.text for reply in replies)
     assert asked(client, "pebbles" if name != "pebbles" else "stones") == (200, "")
     return replies[0]
@@ -53,14 +58,18 @@ def test_unknown_collection(client: TestClient, served_root: Path) -> None:
     require_refused(client, served_root, "nowhere", 404, "unknown-collection")
 
 
-@pytest.mark.parametrize("name", ["UPPER", "..", "%2e%2e", "-x", ".hidden", "a" * 64, "stones%00", "st ones", "stones%0a"])
+@pytest.mark.parametrize(
+    "name", ["UPPER", "..", "%2e%2e", "-x", ".hidden", "a" * 64, "stones%00", "st ones", "stones%0a"]
+)
 def test_name_that_no_collection_can_have(client: TestClient, name: str) -> None:
     response = client.get(f"/v1/collections/{name}/documents/x")
     assert response.status_code in (404, 422)
     assert response.headers["content-type"] == "application/problem+json"
 
 
-def test_linked_collection_is_not_followed(own_root: Path, tmp_path: Path, serve: Callable[..., TestClient]) -> None:
+def test_linked_collection_is_not_followed(
+    own_root: Path, tmp_path: Path, serve: Callable[..., TestClient]
+) -> None:
     shutil.move(own_root / "stones", tmp_path / "elsewhere")
     (own_root / "stones").symlink_to(tmp_path / "elsewhere")
     require_refused(serve(ServeSettings(root=own_root)), own_root, "stones", 404, "unknown-collection")
@@ -76,7 +85,9 @@ def test_collection_being_built(own_root: Path, serve: Callable[..., TestClient]
         assert "has not finished yet" in reply.json()["detail"]
 
 
-def test_collection_whose_first_ingest_was_killed(own_root: Path, serve: Callable[..., TestClient], ingest: Callable[..., None]) -> None:
+def test_collection_whose_first_ingest_was_killed(
+    own_root: Path, serve: Callable[..., TestClient], ingest: Callable[..., None]
+) -> None:
     with CollectionLayout(own_root, "coming").writer_lock():
         pass  # what a killed run leaves: the file, and no lock
     client = serve(ServeSettings(root=own_root))
@@ -103,7 +114,10 @@ def test_collection_without_a_readable_manifest(own_root: Path, serve: Callable[
 
 
 def test_corrupt_new_generation_leaves_the_old_one_answering(
-    own_root: Path, serve: Callable[..., TestClient], ingest: Callable[..., None], make_rows: Callable[..., Any]
+    own_root: Path,
+    serve: Callable[..., TestClient],
+    ingest: Callable[..., None],
+    make_rows: Callable[..., Any],
 ) -> None:
     client = serve(ServeSettings(root=own_root))
     ingest(own_root, "stones", make_rows(version=1))
@@ -113,7 +127,12 @@ def test_corrupt_new_generation_leaves_the_old_one_answering(
 
 
 def test_collection_whose_model_is_gone(
-    own_root: Path, tmp_path: Path, serve: Callable[..., TestClient], ingest: Callable[..., None], make_rows: Any, tiny_model_folder: Path
+    own_root: Path,
+    tmp_path: Path,
+    serve: Callable[..., TestClient],
+    ingest: Callable[..., None],
+    make_rows: Any,
+    tiny_model_folder: Path,
 ) -> None:
     model = shutil.copytree(tiny_model_folder, tmp_path / "model")
     ingest(own_root, "orphan", make_rows(4), model)
@@ -122,7 +141,12 @@ def test_collection_whose_model_is_gone(
 
 
 def test_collection_whose_model_is_damaged(
-    own_root: Path, tmp_path: Path, serve: Callable[..., TestClient], ingest: Callable[..., None], make_rows: Any, tiny_model_folder: Path
+    own_root: Path,
+    tmp_path: Path,
+    serve: Callable[..., TestClient],
+    ingest: Callable[..., None],
+    make_rows: Any,
+    tiny_model_folder: Path,
 ) -> None:
     model = shutil.copytree(tiny_model_folder, tmp_path / "model")
     ingest(own_root, "orphan", make_rows(4), model)
@@ -146,10 +170,14 @@ def test_collection_built_by_another_encoder(
     require_refused(serve(ServeSettings(root=own_root)), own_root, "orphan", 503, "encoder-mismatch")
 
 
-def test_failure_is_remembered_for_a_while(own_root: Path, serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_remembered_for_a_while(
+    own_root: Path, serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
     damage(own_root, "stones")
     client = serve(ServeSettings(root=own_root))
-    monkeypatch.setattr(collections, "open_latest_intact_generation", lambda *_, **__: pytest.fail("opened again"))
+    monkeypatch.setattr(
+        collections, "open_latest_intact_generation", lambda *_, **__: pytest.fail("opened again")
+    )
     assert asked(client, "stones") == (503, "collection-damaged")
 
 
@@ -165,7 +193,9 @@ def test_repaired_collection_is_served_when_the_retry_is_due(
     assert asked(client, "stones") == (200, "")
 
 
-def test_collections_with_one_encoder_load_it_once(served_root: Path, serve: Callable[..., TestClient]) -> None:
+def test_collections_with_one_encoder_load_it_once(
+    served_root: Path, serve: Callable[..., TestClient]
+) -> None:
     from pipeline.collection import load_query_encoder
 
     loaded: list[Any] = []
@@ -179,7 +209,9 @@ def test_collections_with_one_encoder_load_it_once(served_root: Path, serve: Cal
     assert len(loaded) == 1
 
 
-def test_requests_while_a_model_is_loaded_wait_and_are_told_to_try_again(served_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_while_a_model_is_loaded_wait_and_are_told_to_try_again(
+    served_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pipeline.collection import load_query_encoder
 
     go_on = threading.Event()
@@ -194,7 +226,10 @@ def test_requests_while_a_model_is_loaded_wait_and_are_told_to_try_again(served_
     monkeypatch.setattr(collections, "OPENING_SHARE", 0.0)
     with TestClient(app(), base_url="http://127.0.0.1") as hurried:
         response = hurried.post("/v1/collections/stones/search", json={"query": "slate"})
-        assert (response.status_code, response.json()["type"]) == (503, "urn:problem-type:cairn:collection-opening")
+        assert (response.status_code, response.json()["type"]) == (
+            503,
+            "urn:problem-type:cairn:collection-opening",
+        )
         assert response.headers["Retry-After"] == "2"
         assert hurried.get("/readyz").json()["detail"] == "collections are being opened"
         go_on.set()
@@ -206,19 +241,25 @@ def test_requests_while_a_model_is_loaded_wait_and_are_told_to_try_again(served_
         assert waiting.result() == (200, "")
 
 
-def test_server_is_ready_when_one_of_all_collections_is(own_root: Path, serve: Callable[..., TestClient]) -> None:
+def test_server_is_ready_when_one_of_all_collections_is(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
     damage(own_root, "stones")
     assert serve(ServeSettings(root=own_root)).get("/readyz").status_code == 200
 
 
-def test_server_is_not_ready_without_a_collection_it_was_started_for(own_root: Path, serve: Callable[..., TestClient]) -> None:
+def test_server_is_not_ready_without_a_collection_it_was_started_for(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
     damage(own_root, "stones")
     response = serve(ServeSettings(root=own_root, collections=("stones", "pebbles"))).get("/readyz")
     assert (response.status_code, response.json()["type"]) == (503, "urn:problem-type:cairn:not-ready")
     assert response.json()["detail"] == "1 of 2 collection(s) cannot be served; the server's log says more"
 
 
-def test_server_over_an_empty_root_is_ready_and_lists_nothing(tmp_path: Path, serve: Callable[..., TestClient]) -> None:
+def test_server_over_an_empty_root_is_ready_and_lists_nothing(
+    tmp_path: Path, serve: Callable[..., TestClient]
+) -> None:
     client = serve(ServeSettings(root=tmp_path / "none"))
     assert client.get("/readyz").status_code == 200
     assert client.get("/v1/collections").json() == {"collections": []}
@@ -238,14 +279,18 @@ def test_list_says_what_requests_will_find(own_root: Path, serve: Callable[..., 
     assert listed(client)["stones"] == "ready"  # what is open serves on
 
 
-def test_list_says_which_collection_was_found_damaged(own_root: Path, serve: Callable[..., TestClient]) -> None:
+def test_list_says_which_collection_was_found_damaged(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
     damage(own_root, "stones")
     client = serve(ServeSettings(root=own_root))
     require_refused(client, own_root, "stones", 503, "collection-damaged")
     assert listed(client) == {"stones": "damaged", "pebbles": "ready"}
 
 
-def test_collection_whose_file_is_cut_while_it_is_open(own_root: Path, serve: Callable[..., TestClient]) -> None:
+def test_collection_whose_file_is_cut_while_it_is_open(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
     client = serve(ServeSettings(root=own_root))
     assert asked(client, "stones") == (200, "")
     os.truncate(CollectionLayout(own_root, "stones").generation_folder(1) / CHUNKS_FAISS, 10)
@@ -255,15 +300,21 @@ def test_collection_whose_file_is_cut_while_it_is_open(own_root: Path, serve: Ca
 
 
 def test_collection_whose_tables_are_gone_is_a_failing_storage_and_the_log_says_so(
-    own_root: Path, serve: Callable[..., TestClient], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    own_root: Path,
+    serve: Callable[..., TestClient],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pipeline.serve.look_routes.MAP_PATIENCE_SECONDS", 300.0)
+    monkeypatch.setattr("pipeline.serve.maps.map_routes.MAP_PATIENCE_SECONDS", 300.0)
     client = serve(ServeSettings(root=own_root))
     shutil.rmtree(own_root / "stones" / "lance")
     for path in ("/map", "/map/places?doc_id=stones/granite/0", "/documents/stones/granite/0"):
         caplog.clear()
         response = client.get(f"/v1/collections/stones{path}")
-        assert (response.status_code, response.json()["type"]) == (503, "urn:problem-type:cairn:storage-failed")
+        assert (response.status_code, response.json()["type"]) == (
+            503,
+            "urn:problem-type:cairn:storage-failed",
+        )
         assert str(own_root) not in response.text
         assert "serve.read_failed collection=stones error=StorageError" in caplog.text
     assert asked(client, "stones") == (503, "storage-failed")

@@ -27,7 +27,10 @@ Connect = Callable[[], socket.socket]
 
 @pytest.fixture
 def serve_real(tmp_path: Path) -> Iterator[Callable[..., Connect]]:
-    """Return a starter of servers on a port of this machine: ``serve_real(app, **settings)`` gives what connects to it."""
+    """Return a starter of servers on a port of this machine.
+
+    ``serve_real(app, **settings)`` gives what connects to it.
+    """
     with ExitStack() as stack:
 
         def start(app: FastAPI | None = None, **changes: int) -> Connect:
@@ -44,7 +47,9 @@ def serve_real(tmp_path: Path) -> Iterator[Callable[..., Connect]]:
             stack.callback(stop)
             while not running.started:
                 time.sleep(0.01)
-            return lambda: stack.enter_context(socket.create_connection(listener.getsockname()[:2], timeout=300.0))
+            return lambda: stack.enter_context(
+                socket.create_connection(listener.getsockname()[:2], timeout=300.0)
+            )
 
         yield start
 
@@ -55,7 +60,9 @@ def answered(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: 127"])
-def test_connection_that_asks_nothing_is_closed(serve_real: Callable[..., Connect], monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+def test_connection_that_asks_nothing_is_closed(
+    serve_real: Callable[..., Connect], monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     idle = serve_real()()
     with contextlib.suppress(ConnectionError):  # it may be closed before this thread gets so far
@@ -63,14 +70,18 @@ def test_connection_that_asks_nothing_is_closed(serve_real: Callable[..., Connec
         assert answered(idle) == b""
 
 
-def test_connection_that_asks_nothing_more_is_closed(serve_real: Callable[..., Connect], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_that_asks_nothing_more_is_closed(
+    serve_real: Callable[..., Connect], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 1)
     idle = serve_real()()
     idle.sendall(HEAD.replace(b"Connection: close", b"Content-Length: 9") + b"a")
     assert answered(idle).count(b"HTTP/1.1 200 OK") == 1
 
 
-def test_request_that_came_in_time_may_take_long_to_answer(serve_real: Callable[..., Connect], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_came_in_time_may_take_long_to_answer(
+    serve_real: Callable[..., Connect], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ends: list[asyncio.TimerHandle] = []
     slow = FastAPI()
 
@@ -79,13 +90,17 @@ def test_request_that_came_in_time_may_take_long_to_answer(serve_real: Callable[
         return all(end.cancelled() for end in ends)
 
     wait = connections.PunctualProtocol._wait
-    monkeypatch.setattr(connections.PunctualProtocol, "_wait", lambda self: (wait(self), ends.append(self._waiting)))
+    monkeypatch.setattr(
+        connections.PunctualProtocol, "_wait", lambda self: (wait(self), ends.append(self._waiting))
+    )
     connection = serve_real(slow)()
     connection.sendall(HEAD)
     assert answered(connection).endswith(b"true")
 
 
-def test_connection_of_who_does_not_read_is_closed(serve_real: Callable[..., Connect], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_of_who_does_not_read_is_closed(
+    serve_real: Callable[..., Connect], monkeypatch: pytest.MonkeyPatch
+) -> None:
     large = FastAPI()
     num_bytes = 32 << 20  # more than the kernel keeps
 
@@ -113,14 +128,18 @@ def test_connection_of_who_does_not_read_is_closed(serve_real: Callable[..., Con
 def test_who_reads_some_of_an_answer_is_waited_for() -> None:
     left, told = [50, 20, 20], []
     protocol = object.__new__(connections.PunctualProtocol)
-    protocol.transport = SimpleNamespace(get_write_buffer_size=lambda: left.pop(0), abort=lambda: told.append("abort"))
+    protocol.transport = SimpleNamespace(
+        get_write_buffer_size=lambda: left.pop(0), abort=lambda: told.append("abort")
+    )
     protocol.loop = SimpleNamespace(call_later=lambda _, look, unread: told.append(unread) or look)
     for unread in (100, 50, 20):
         protocol._look(unread)
     assert told == [50, 20, "abort"]
 
 
-def test_too_many_connections_keep_no_health_check_out(serve_real: Callable[..., Connect], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_connections_keep_no_health_check_out(
+    serve_real: Callable[..., Connect], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_A_REQUEST", 2)
     monkeypatch.setattr(connections, "HEAD_SECONDS", 300.0)
     connect = serve_real(max_requests=1)

@@ -1,4 +1,7 @@
-"""Checklist 2, 3, 12, 13: bounds, deadlines, headers, figures; the event loop stays free, and no error leaves as it is."""
+"""Checklist 2, 3, 12, 13: bounds, deadlines, headers, figures.
+
+The event loop stays free, and no error leaves as it is.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,9 @@ class Stubborn:
 
 
 @pytest.fixture
-def stubborn(served_root: Path, serve: Callable[..., TestClient]) -> Callable[..., tuple[TestClient, Stubborn]]:
+def stubborn(
+    served_root: Path, serve: Callable[..., TestClient]
+) -> Callable[..., tuple[TestClient, Stubborn]]:
     """Return a starter of servers over ``stones`` with an encoder that can be held up."""
 
     def start(**settings: Any) -> tuple[TestClient, Stubborn]:
@@ -65,7 +70,9 @@ def stubborn(served_root: Path, serve: Callable[..., TestClient]) -> Callable[..
             made.append(Stubborn(generation))
             return made[-1]
 
-        client = serve(ServeSettings(root=served_root, collections=("stones",), **settings), load_encoder=load)
+        client = serve(
+            ServeSettings(root=served_root, collections=("stones",), **settings), load_encoder=load
+        )
         return client, made[0]
 
     return start
@@ -92,7 +99,9 @@ def test_encoding_leaves_the_event_loop_free(stubborn: Callable[..., Any]) -> No
         assert [each.result().status_code for each in waiting] == [200] * 4
 
 
-def test_requests_beyond_the_bound_are_told_to_try_again_and_health_answers(stubborn: Callable[..., Any]) -> None:
+def test_requests_beyond_the_bound_are_told_to_try_again_and_health_answers(
+    stubborn: Callable[..., Any],
+) -> None:
     client, encoder = stubborn(max_requests=2)
     encoder.go_on.clear()
     with ThreadPoolExecutor(2) as pool:
@@ -126,7 +135,9 @@ def test_request_past_its_deadline_is_given_up_and_the_next_one_answered(
     assert ask(client).status_code == 200
 
 
-@pytest.mark.parametrize("error", [RuntimeError(f"cannot encode {SECRET}"), MemoryError(SECRET), ValueError(SECRET)])
+@pytest.mark.parametrize(
+    "error", [RuntimeError(f"cannot encode {SECRET}"), MemoryError(SECRET), ValueError(SECRET)]
+)
 def test_failing_encoder_is_a_problem_of_its_own_and_nothing_is_told(
     stubborn: Callable[..., Any], caplog: pytest.LogCaptureFixture, error: Exception, served_root: Path
 ) -> None:
@@ -175,11 +186,15 @@ def test_failing_words_are_told_at_once_and_their_query_is_not_encoded(
 
 
 def test_answer_is_of_the_generation_its_words_were_read_from(
-    own_root: Path, serve: Callable[..., TestClient], ingest: Callable[..., None], make_rows: Callable[..., Any]
+    own_root: Path,
+    serve: Callable[..., TestClient],
+    ingest: Callable[..., None],
+    make_rows: Callable[..., Any],
 ) -> None:
     made: list[Stubborn] = []
     client = serve(
-        ServeSettings(root=own_root, collections=("stones",)), load_encoder=lambda found: made.append(Stubborn(found)) or made[0]
+        ServeSettings(root=own_root, collections=("stones",)),
+        load_encoder=lambda found: made.append(Stubborn(found)) or made[0],
     )
     made[0].go_on.clear()
     read = threading.Event()
@@ -194,7 +209,12 @@ def test_answer_is_of_the_generation_its_words_were_read_from(
         before, after = waiting.result().json(), ask(client).json()
     assert (before["generation"], after["generation"]) == (1, 2)
     for version, answer in ((0, before), (1, after)):
-        texts = [passage["text"] for hit in answer["hits"] for passage in hit["passages"] if not passage["start_char"]]
+        texts = [
+            passage["text"]
+            for hit in answer["hits"]
+            for passage in hit["passages"]
+            if not passage["start_char"]
+        ]
         assert texts
         assert all(text.startswith(f"version {version} ") for text in texts)
 
@@ -203,7 +223,8 @@ def test_unforeseen_error_is_a_problem_without_its_message(
     client: TestClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "pipeline.serve.search_routes.hit_reply", lambda *_, **__: (_ for _ in ()).throw(KeyError("a secretword in /root/x"))
+        "pipeline.serve.search_routes.hit_reply",
+        lambda *_, **__: (_ for _ in ()).throw(KeyError("a secretword in /root/x")),
     )
     response = client.post(SEARCH, json={"query": "slate"})
     assert problem(response) == (500, "internal-error")
@@ -238,7 +259,9 @@ def test_every_response_carries_the_security_headers(client: TestClient, path: s
 def test_route_may_bring_headers_of_its_own(client: TestClient) -> None:
     from starlette.responses import PlainTextResponse
 
-    client.app.add_api_route("/own", lambda: PlainTextResponse("x", headers={"Content-Security-Policy": "default-src 'self'"}))
+    client.app.add_api_route(
+        "/own", lambda: PlainTextResponse("x", headers={"Content-Security-Policy": "default-src 'self'"})
+    )
     assert client.get("/own").headers.get_list("Content-Security-Policy") == ["default-src 'self'"]
 
 
@@ -248,7 +271,10 @@ def test_metrics_count_by_route_and_never_by_what_was_sent(client: TestClient) -
     client.get("/secretword")
     client.request("BREW", "/healthz")
     text = client.get("/metrics").text
-    assert 'cairn_http_requests_total{method="POST",route="/v1/collections/{name}/search",status="200"} 1.0' in text
+    assert (
+        'cairn_http_requests_total{method="POST",route="/v1/collections/{name}/search",status="200"} 1.0'
+        in text
+    )
     assert 'cairn_problems_total{type="unknown-collection"} 1.0' in text
     assert 'cairn_http_requests_total{method="GET",route="none",status="404"} 1.0' in text
     assert 'cairn_http_requests_total{method="other"' in text
@@ -284,7 +310,16 @@ def test_concurrent_queries_share_encoder_passes(stubborn: Callable[..., Any]) -
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/page/page.js", "/v1/collections", "/v1/collections/stones", "/healthz", "/openapi.json", "/nowhere"]
+    "path",
+    [
+        "/",
+        "/page/page.js",
+        "/v1/collections",
+        "/v1/collections/stones",
+        "/healthz",
+        "/openapi.json",
+        "/nowhere",
+    ],
 )
 def test_head_is_get_without_its_body(client: TestClient, path: str) -> None:
     got, headed = client.get(path), client.head(path)

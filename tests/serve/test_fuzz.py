@@ -1,6 +1,7 @@
 """Checklist 4: whatever fits the description of the API, or nearly does, is answered as described and never by a server error.
 
-A few hundred cases here; the long run is ``pytest tests/serve/test_fuzz.py --api-cases 10000`` (with ``--api-seed N`` for other cases).
+A few hundred cases here; the long run is ``pytest tests/serve/test_fuzz.py --api-cases 10000`` (with
+``--api-seed N`` for other cases).
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ from schemathesis.specs.openapi.checks import (
 from pipeline.serve.app import create_app
 from pipeline.serve.settings import ServeSettings
 
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance, negative_data_rejection]
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
 KNOWN = {"name": "stones", "vector_store_id": "stones", "doc_id": "stones/granite/0"}
 
 
@@ -44,18 +51,25 @@ class ByLength:
 @pytest.fixture(scope="module")
 def described(served_root: Path) -> Iterator[Any]:
     """The API's description over an application in this process."""
-    app = create_app(ServeSettings(root=served_root, allowed_hosts=(HOST,), deadline_seconds=300.0), reranker=ByLength())
+    app = create_app(
+        ServeSettings(root=served_root, allowed_hosts=(HOST,), deadline_seconds=300.0), reranker=ByLength()
+    )
     yield schemathesis.openapi.from_asgi("/openapi.json", app)
     shutdown_lifespans()
 
 
 @st.composite
 def cases(draw: st.DrawFn, operation: Any, mode: GenerationMode) -> Any:
-    """Draw a case of one address; most are for a collection that is there, or they would all end at its door."""
+    """Draw a case of one address.
+
+    Most are for a collection that is there, or they would all end at its door.
+    """
     known = {name: value for name, value in KNOWN.items() if f"{{{name}}}" in operation.path}
     is_known = known and draw(st.integers(0, 4))
     try:
-        case = draw(operation.as_strategy(generation_mode=mode, **({"path_parameters": known} if is_known else {})))
+        case = draw(
+            operation.as_strategy(generation_mode=mode, **({"path_parameters": known} if is_known else {}))
+        )
     except InvalidSchema:  # the generator gives up on some negations of filters, which hold filters
         return hypothesis.reject()
     if mode is GenerationMode.POSITIVE and isinstance(case.body, dict) and draw(st.integers(0, 4)):
@@ -70,10 +84,15 @@ def aimed(draw: st.DrawFn, value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     names = {"model": ["stones"], "key": ["year", "tenant", "doc_id", "title", "num_tokens"]}
-    return {name: draw(st.sampled_from(names[name])) if name in names else aimed(draw, item) for name, item in value.items()}
+    return {
+        name: draw(st.sampled_from(names[name])) if name in names else aimed(draw, item)
+        for name, item in value.items()
+    }
 
 
-def test_no_case_ends_in_a_server_error_or_beside_the_description(described: Any, request: pytest.FixtureRequest) -> None:
+def test_no_case_ends_in_a_server_error_or_beside_the_description(
+    described: Any, request: pytest.FixtureRequest
+) -> None:
     wanted, seed = request.config.getoption("--api-cases"), request.config.getoption("--api-seed")
     operations = [result.ok() for result in described.get_all_operations()]
     with_body = [operation for operation in operations if operation.body]
@@ -82,7 +101,11 @@ def test_no_case_ends_in_a_server_error_or_beside_the_description(described: Any
     def fuzz(operation: Any, mode: GenerationMode, count: int) -> None:
         @hypothesis.seed(seed)
         @hypothesis.settings(
-            max_examples=count, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+            max_examples=count,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
         )
         @given(case=cases(operation, mode))
         def run(case: Any) -> None:
@@ -105,6 +128,9 @@ def test_no_case_ends_in_a_server_error_or_beside_the_description(described: Any
                 fuzz(operation, mode, -(-missing // (len(with_body) * 2)))
         seed += 1
         assert seen.total() > before
-    print(f"\n{seen.total():,} cases; " + "; ".join(f"{label} {status}: {count:,}" for (label, status), count in sorted(seen.items())))
+    print(
+        f"\n{seen.total():,} cases; "
+        + "; ".join(f"{label} {status}: {count:,}" for (label, status), count in sorted(seen.items()))
+    )
     assert {label for label, _ in seen} == {operation.label for operation in operations}
     assert all(seen[operation.label, 200] for operation in operations)

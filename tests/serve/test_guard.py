@@ -49,18 +49,32 @@ def test_body_that_is_no_json_is_refused(client: TestClient, body: bytes) -> Non
 
 
 @pytest.mark.parametrize(
-    "media_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/octet-stream", ""]
+    "media_type",
+    [
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "application/octet-stream",
+        "",
+    ],
 )
 def test_body_of_another_type_is_refused(client: TestClient, media_type: str) -> None:
-    assert outcome(client.post(SEARCH, content=b'{"query": "slate"}', headers={"Content-Type": media_type})) == (415, "media-type-refused")
+    assert outcome(
+        client.post(SEARCH, content=b'{"query": "slate"}', headers={"Content-Type": media_type})
+    ) == (415, "media-type-refused")
 
 
 def test_compressed_body_is_refused(client: TestClient) -> None:
-    assert outcome(client.post(SEARCH, content=b"x", headers={**JSON, "Content-Encoding": "gzip"})) == (415, "media-type-refused")
+    assert outcome(client.post(SEARCH, content=b"x", headers={**JSON, "Content-Encoding": "gzip"})) == (
+        415,
+        "media-type-refused",
+    )
 
 
 def test_json_with_a_charset_is_taken(client: TestClient) -> None:
-    response = client.post(SEARCH, content='{"query": "é"}'.encode(), headers={"Content-Type": "application/json; charset=utf-8"})
+    response = client.post(
+        SEARCH, content='{"query": "é"}'.encode(), headers={"Content-Type": "application/json; charset=utf-8"}
+    )
     assert response.status_code == 200
 
 
@@ -77,7 +91,14 @@ def test_body_that_does_not_arrive_is_given_up(served_root: Path, monkeypatch: p
     monkeypatch.setattr(guard, "BODY_SECONDS", 0.01)
     app = create_app(ServeSettings(root=served_root))
     headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": SEARCH, "raw_path": SEARCH.encode(), "query_string": b"", "headers": headers}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": SEARCH,
+        "raw_path": SEARCH.encode(),
+        "query_string": b"",
+        "headers": headers,
+    }
     sent: list[Any] = []
 
     async def never() -> Any:
@@ -97,7 +118,16 @@ def test_own_names_are_answered(client: TestClient, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8400", "127.0.0.1.evil.example", "localhost.evil.example", "", "127.0.0.2", "[::2]"]
+    "host",
+    [
+        "evil.example",
+        "evil.example:8400",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "",
+        "127.0.0.2",
+        "[::2]",
+    ],
 )
 @pytest.mark.parametrize("path", ["/v1/collections", "/healthz", "/openapi.json"])
 def test_rebound_name_is_refused(client: TestClient, host: str, path: str) -> None:
@@ -111,7 +141,9 @@ def test_named_host_is_answered(served_root: Path, serve: Callable[..., TestClie
     assert client.get("/v1/collections", headers={"Host": "evil.example"}).status_code == 421
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "http://localhost:8400", "file://", ""])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "http://localhost:8400", "file://", ""]
+)
 def test_page_of_another_origin_is_refused(client: TestClient, origin: str) -> None:
     assert outcome(client.get("/v1/collections", headers={"Origin": origin})) == (403, "origin-refused")
 
@@ -143,7 +175,9 @@ def keyed(own_root: Path, serve: Callable[..., TestClient]) -> Callable[..., Tes
     return with_key
 
 
-def test_request_without_a_key_is_refused_once_there_is_one(own_root: Path, serve: Callable[..., TestClient]) -> None:
+def test_request_without_a_key_is_refused_once_there_is_one(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
     client = serve(ServeSettings(root=own_root))
     assert client.get("/v1/collections").status_code == 200
     KeyFile(own_root / "keys.json").create("reader")
@@ -186,17 +220,28 @@ ROUTES_BY_SCOPE = {
 
 
 @pytest.mark.parametrize("scope", ["search", "embed", "admin"])
-def test_key_opens_the_routes_of_its_scope_and_no_others(keyed: Callable[..., TestClient], scope: str) -> None:
+def test_key_opens_the_routes_of_its_scope_and_no_others(
+    keyed: Callable[..., TestClient], scope: str
+) -> None:
     client = keyed(scopes=[scope])
     for needed, routes in ROUTES_BY_SCOPE.items():
         for method, path, body in routes:
             response = client.request(method, path, json=body)
-            assert response.status_code == 200 if needed == scope else outcome(response) == (403, "scope-missing")
+            assert (
+                response.status_code == 200
+                if needed == scope
+                else outcome(response) == (403, "scope-missing")
+            )
 
 
 def test_every_route_needs_a_scope_or_is_open_on_purpose(client: TestClient) -> None:
     described = client.get("/openapi.json").json()["paths"]
-    known = {"/v1/collections", "/v1/collections/{name}", "/v1/collections/{name}/documents/{doc_id}", "/v1/collections/{name}/search"}
+    known = {
+        "/v1/collections",
+        "/v1/collections/{name}",
+        "/v1/collections/{name}/documents/{doc_id}",
+        "/v1/collections/{name}/search",
+    }
     known |= {f"/v1/collections/{{name}}/{look}" for look in ("map", "map/places", "health")}
     known |= {"/v1/vector_stores/{vector_store_id}/search", "/v1/embeddings", "/metrics"}
     assert set(described) == known | {"/healthz", "/readyz"}
@@ -220,7 +265,9 @@ def test_key_for_one_collection_learns_nothing_of_another(keyed: Callable[..., T
         assert {outcome(reply) for reply in replies} == {(404, "unknown-collection")}
 
 
-def test_keys_that_cannot_be_read_let_nobody_in_and_say_no_path(keyed: Callable[..., TestClient], own_root: Path) -> None:
+def test_keys_that_cannot_be_read_let_nobody_in_and_say_no_path(
+    keyed: Callable[..., TestClient], own_root: Path
+) -> None:
     client = keyed()
     (own_root / "keys.json").write_text("{")
     response = client.get("/v1/collections")

@@ -34,11 +34,17 @@ def test_key_is_stored_as_its_hash_for_its_owner_alone(file: KeyFile) -> None:
 def test_keys_are_read_as_they_were_made(file: KeyFile) -> None:
     made = [
         file.create("reader")[0],
-        file.create("tenant", scopes=["embed", "search"], collections=["stones", "stones"], restriction=RESTRICTION)[0],
+        file.create(
+            "tenant", scopes=["embed", "search"], collections=["stones", "stones"], restriction=RESTRICTION
+        )[0],
         file.create("all", scopes=["admin", "embed", "search"])[0],
     ]
     assert file.read() == made
-    assert (made[1].scopes, made[1].collections, made[1].restriction) == (("search", "embed"), ("stones",), RESTRICTION)
+    assert (made[1].scopes, made[1].collections, made[1].restriction) == (
+        ("search", "embed"),
+        ("stones",),
+        RESTRICTION,
+    )
 
 
 def test_tokens_differ(file: KeyFile) -> None:
@@ -57,17 +63,33 @@ def test_grant_is_what_the_key_was_made_for(file: KeyFile) -> None:
 def test_token_that_differs_anywhere_is_no_key(file: KeyFile) -> None:
     _, token = file.create("reader")
     keyring = Keyring(file, is_required=True)
-    changed = [token[:index] + ("0" if char != "0" else "1") + token[index + 1 :] for index, char in enumerate(token)]
-    for other in [*changed, "", token[:-1], token + "0", token.upper(), f" {token}", "cairn__", "é" * 20, "\ud800"]:
+    changed = [
+        token[:index] + ("0" if char != "0" else "1") + token[index + 1 :] for index, char in enumerate(token)
+    ]
+    for other in [
+        *changed,
+        "",
+        token[:-1],
+        token + "0",
+        token.upper(),
+        f" {token}",
+        "cairn__",
+        "é" * 20,
+        "\ud800",
+    ]:
         assert keyring.grant_of(other) is None
     assert keyring.grant_of(token) is not None
 
 
-def test_tokens_are_compared_in_constant_time_whether_or_not_the_id_is_known(file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_compared_in_constant_time_whether_or_not_the_id_is_known(
+    file: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, token = file.create("reader")
     compared: list[tuple[str, str]] = []
     original = keys_module.hmac.compare_digest
-    monkeypatch.setattr(keys_module.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or original(a, b))
+    monkeypatch.setattr(
+        keys_module.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or original(a, b)
+    )
     keyring = Keyring(file, is_required=True)
     for tried in (token, token[:-1] + "x", "cairn_" + "0" * 12 + "_" + "a" * 43, "nonsense"):
         keyring.grant_of(tried)
@@ -112,7 +134,9 @@ def test_server_with_keys_is_not_opened_by_losing_them(file: KeyFile, how: str) 
         lambda raw: raw.update(keys={}),
     ],
 )
-def test_file_that_was_tampered_with_lets_nobody_in(file: KeyFile, change, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_that_was_tampered_with_lets_nobody_in(
+    file: KeyFile, change, caplog: pytest.LogCaptureFixture
+) -> None:
     _, token = file.create("tenant", collections=["stones"], restriction=RESTRICTION)
     keyring = Keyring(file, is_required=True)
     raw = json.loads(file.path.read_text())
@@ -133,7 +157,10 @@ def test_file_that_cannot_be_read_lets_nobody_in(file: KeyFile, content: bytes) 
 
 def test_concurrent_creations_lose_no_key(file: KeyFile) -> None:
     threads = [
-        threading.Thread(target=lambda first: [file.create(f"reader {first + n}") for n in range(5)], args=[5 * n]) for n in range(4)
+        threading.Thread(
+            target=lambda first: [file.create(f"reader {first + n}") for n in range(5)], args=[5 * n]
+        )
+        for n in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -178,7 +205,10 @@ def test_name_is_of_one_good_key(file: KeyFile) -> None:
     assert file.read() == [first]
     file.revoke("reader")
     second, _ = file.create("reader")
-    assert [(key.key_id, key.revoked_at is None) for key in file.read()] == [(first.key_id, False), (second.key_id, True)]
+    assert [(key.key_id, key.revoked_at is None) for key in file.read()] == [
+        (first.key_id, False),
+        (second.key_id, True),
+    ]
 
 
 def test_name_of_several_keys_does_not_say_which_to_revoke(file: KeyFile) -> None:

@@ -19,13 +19,17 @@ def test_mean_cosine_is_the_mean_over_all_pairs() -> None:
     assert mean_cosine(vectors) == pytest.approx(np.mean(pairs), abs=1e-6)
 
 
-def test_lengths_hold_every_document_and_leave_out_what_few_say(served_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_hold_every_document_and_leave_out_what_few_say(
+    served_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipeline.serve.length_curve.MIN_SAMPLE", 5)
     generation = open_generation(CollectionLayout(served_root, "stones"), check_hashes=False)
     bins = measure_lengths(generation, np.arange(20))
     assert sum(each.documents for each in bins) == 20
     for each in bins:
-        inside = np.flatnonzero((generation.num_tokens >= each.min_tokens) & (generation.num_tokens <= each.max_tokens))
+        inside = np.flatnonzero(
+            (generation.num_tokens >= each.min_tokens) & (generation.num_tokens <= each.max_tokens)
+        )
         assert len(inside) == each.documents
         if each.documents >= 5:
             assert each.cosine == pytest.approx(mean_cosine(generation.documents.reconstruct(inside)))

@@ -31,7 +31,9 @@ def test_vector_store_search_gives_the_collections_hits_in_openais_shape(client:
     for result, hit in zip(page["data"], own_hits(client, "granite slate", top_k=4), strict=True):
         assert (result["file_id"], result["filename"]) == (hit["doc_id"], hit["title"] or hit["doc_id"])
         assert result["score"] == pytest.approx(hit["score"])
-        assert result["attributes"] == {key: value for key, value in hit["metadata"].items() if value is not None}
+        assert result["attributes"] == {
+            key: value for key, value in hit["metadata"].items() if value is not None
+        }
         assert result["content"] == [{"type": "text", "text": passage["text"]} for passage in hit["passages"]]
 
 
@@ -57,7 +59,13 @@ def test_vector_store_search_keeps_its_filter_and_threshold(client: TestClient) 
 
 
 @pytest.mark.parametrize(
-    "change", [{"rewrite_query": True}, {"max_num_results": 51}, {"max_num_results": 0}, {"ranking_options": {"ranker": "mine"}}]
+    "change",
+    [
+        {"rewrite_query": True},
+        {"max_num_results": 51},
+        {"max_num_results": 0},
+        {"ranking_options": {"ranker": "mine"}},
+    ],
 )
 def test_what_cannot_be_done_is_refused(client: TestClient, change: dict[str, Any]) -> None:
     assert client.post(SEARCH, json={"query": "slate", **change}).status_code == 422
@@ -73,18 +81,28 @@ def test_embeddings_are_the_encoders_vectors(client: TestClient, served_root: Pa
     np.testing.assert_allclose([item["embedding"] for item in reply["data"]], expected, atol=1e-6)
     assert [item["index"] for item in reply["data"]] == [0, 1]
     assert (reply["object"], reply["model"]) == ("list", "stones")
-    assert reply["usage"] == {"prompt_tokens": encoder.count_tokens(texts), "total_tokens": encoder.count_tokens(texts)}
+    assert reply["usage"] == {
+        "prompt_tokens": encoder.count_tokens(texts),
+        "total_tokens": encoder.count_tokens(texts),
+    }
 
 
 def test_embeddings_in_base64_are_the_same_numbers(client: TestClient) -> None:
     body = {"model": "stones", "input": "granite"}
     as_numbers = client.post("/v1/embeddings", json=body).json()["data"][0]["embedding"]
-    as_text = client.post("/v1/embeddings", json={**body, "encoding_format": "base64"}).json()["data"][0]["embedding"]
-    np.testing.assert_array_equal(np.frombuffer(base64.b64decode(as_text), "<f4"), np.array(as_numbers, np.float32))
+    as_text = client.post("/v1/embeddings", json={**body, "encoding_format": "base64"}).json()["data"][0][
+        "embedding"
+    ]
+    np.testing.assert_array_equal(
+        np.frombuffer(base64.b64decode(as_text), "<f4"), np.array(as_numbers, np.float32)
+    )
 
 
 def test_embeddings_read_the_collections_context(
-    own_root: Path, serve: Callable[..., TestClient], ingest: Callable[..., None], make_rows: Callable[..., Any]
+    own_root: Path,
+    serve: Callable[..., TestClient],
+    ingest: Callable[..., None],
+    make_rows: Callable[..., Any],
 ) -> None:
     ingest(own_root, "contextual", make_rows(), use_context=True)
     client = serve(ServeSettings(root=own_root))
@@ -113,11 +131,18 @@ def test_embeddings_read_the_collections_context(
         ({"encoding_format": "hex"}, "#/encoding_format"),
     ],
 )
-def test_embeddings_that_cannot_be_made_are_refused_where_it_is_wrong(client: TestClient, change: dict[str, Any], pointer: str) -> None:
+def test_embeddings_that_cannot_be_made_are_refused_where_it_is_wrong(
+    client: TestClient, change: dict[str, Any], pointer: str
+) -> None:
     response = client.post("/v1/embeddings", json={"model": "stones", "input": "a", **change})
     assert (response.status_code, response.json()["type"]) == (422, "urn:problem-type:cairn:invalid-request")
     assert pointer in [error["pointer"] for error in response.json()["errors"]]
 
 
 def test_dimensions_of_the_collection_are_accepted(client: TestClient) -> None:
-    assert client.post("/v1/embeddings", json={"model": "stones", "input": "a", "dimensions": 32, "user": "u"}).status_code == 200
+    assert (
+        client.post(
+            "/v1/embeddings", json={"model": "stones", "input": "a", "dimensions": 32, "user": "u"}
+        ).status_code
+        == 200
+    )

@@ -21,7 +21,10 @@ def described(client: TestClient) -> dict[str, Any]:
 
 
 def test_description_is_the_one_on_file(described: dict[str, Any], request: pytest.FixtureRequest) -> None:
-    """After a change of the API: pytest tests/serve/test_openapi.py --rewrite-openapi, and read the difference."""
+    """After a change of the API.
+
+    Pytest tests/serve/test_openapi.py --rewrite-openapi, and read the difference.
+    """
     described["info"].pop("version")
     if request.config.getoption("--rewrite-openapi"):
         GOLDEN.write_text(json.dumps(described, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -43,7 +46,9 @@ def test_every_operation_describes_its_problems(described: dict[str, Any]) -> No
     for operations in described["paths"].values():
         for operation in operations.values():
             expected = statuses if "requestBody" in operation else statuses - {"400", "408", "413", "415"}
-            problems = {code: reply for code, reply in operation["responses"].items() if not code.startswith("2")}
+            problems = {
+                code: reply for code, reply in operation["responses"].items() if not code.startswith("2")
+            }
             assert problems == {code: {"$ref": f"#/components/responses/Problem{code}"} for code in expected}
 
 
@@ -54,7 +59,9 @@ def test_every_problem_type_is_described(described: dict[str, Any]) -> None:
 
 def test_examples_of_requests_work(client: TestClient, described: dict[str, Any]) -> None:
     schemas = described["components"]["schemas"]
-    searches, embeddings, openai = (schemas[name]["examples"] for name in ("SearchRequest", "EmbeddingsRequest", "VectorStoreSearch"))
+    searches, embeddings, openai = (
+        schemas[name]["examples"] for name in ("SearchRequest", "EmbeddingsRequest", "VectorStoreSearch")
+    )
     assert min(map(len, (searches, embeddings, openai))) >= 1
     # The examples speak of Python's documentation; here the columns are others.
     as_here = json.loads(json.dumps([searches, openai]).replace('"kind"', '"tenant"'))

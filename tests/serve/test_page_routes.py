@@ -1,4 +1,7 @@
-"""The page's files as they are served: open to anybody, from here alone, under a policy that runs nothing else."""
+"""The page's files as they are served.
+
+Open to anybody, from here alone, under a policy that runs nothing else.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ def test_everything_the_page_names_is_served(client: TestClient) -> None:
     found = set(re.findall(r'(?:src|href)="(page/[^"]+)"', client.get("/").text))
     for path in PAGE_PATHS - {"/"}:
         if path.rpartition("/")[2] not in VENDORED and path.endswith((".js", ".css")):
-            found |= {f"page/{name}" for name in re.findall(r'(?:from "\./|url\(")([^"]+)"', client.get(path).text)}
+            found |= {
+                f"page/{name}" for name in re.findall(r'(?:from "\./|url\(")([^"]+)"', client.get(path).text)
+            }
     assert {f"/{name}" for name in found} == set(PAGE_PATHS) - {"/"}
 
 
@@ -40,7 +45,12 @@ def test_every_file_comes_with_the_policy_that_lets_nothing_else_run(client: Tes
     for path in PAGE_PATHS:
         policy = client.get(path).headers["content-security-policy"].split("; ")
         assert policy[0] == "default-src 'none'"
-        assert {"script-src 'self'", "style-src 'self'", "connect-src 'self'", "require-trusted-types-for 'script'"} <= set(policy)
+        assert {
+            "script-src 'self'",
+            "style-src 'self'",
+            "connect-src 'self'",
+            "require-trusted-types-for 'script'",
+        } <= set(policy)
         assert not any(word in " ".join(policy) for word in ("unsafe", "http:", "https:", "*", "data:"))
 
 
@@ -51,7 +61,12 @@ def test_page_names_no_other_place_and_holds_no_script_of_its_own() -> None:
         if path.name not in VENDORED:
             text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
             assert "//" not in re.sub(r"(?m)(^|\s)//.*$", "", text), path.name
-            assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text) == []
+            assert (
+                re.findall(
+                    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
+                )
+                == []
+            )
 
 
 def test_what_is_shipped_is_small_and_has_its_licences() -> None:
@@ -66,7 +81,9 @@ def test_page_is_kept_while_it_is_the_same(client: TestClient) -> None:
     assert client.get("/", headers={"If-None-Match": '"another"'}).status_code == 200
 
 
-def test_page_is_given_without_a_key_and_collections_are_not(served_root: Path, serve: Callable[..., TestClient], tmp_path: Path) -> None:
+def test_page_is_given_without_a_key_and_collections_are_not(
+    served_root: Path, serve: Callable[..., TestClient], tmp_path: Path
+) -> None:
     KeyFile(tmp_path / "keys.json").create("somebody")
     client = serve(ServeSettings(root=served_root, keys_file=tmp_path / "keys.json"))
     assert {client.get(path).status_code for path in PAGE_PATHS} == {200}
@@ -74,7 +91,15 @@ def test_page_is_given_without_a_key_and_collections_are_not(served_root: Path, 
 
 
 @pytest.mark.parametrize(
-    "path", ["/page/", "/page/none.js", "/page/..%2fapp.py", "/page/%2e%2e/app.py", "/page/inter.LICENSE", "/index.html"]
+    "path",
+    [
+        "/page/",
+        "/page/none.js",
+        "/page/..%2fapp.py",
+        "/page/%2e%2e/app.py",
+        "/page/inter.LICENSE",
+        "/index.html",
+    ],
 )
 def test_nothing_else_is_served(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 404

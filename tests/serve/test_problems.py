@@ -48,7 +48,13 @@ IN_A_SEARCH = {
 AT_OPENING = {
     **{
         name: IN_A_SEARCH[name]
-        for name in ("CollectionNotFoundError", "FingerprintMismatchError", "IntegrityError", "DamageError", "StorageError")
+        for name in (
+            "CollectionNotFoundError",
+            "FingerprintMismatchError",
+            "IntegrityError",
+            "DamageError",
+            "StorageError",
+        )
     },
     "ConfigError": ("encoder-unavailable", 503),
     "ModelError": ("encoder-unavailable", 503),
@@ -85,9 +91,15 @@ def test_problem_is_json_of_its_own_type_with_its_headers() -> None:
         "status": 503,
         "detail": "too much",
     }
-    assert problem_response(ProblemError(KEY_MISSING, "none")).headers["www-authenticate"] == 'Bearer realm="cairn"'
+    assert (
+        problem_response(ProblemError(KEY_MISSING, "none")).headers["www-authenticate"]
+        == 'Bearer realm="cairn"'
+    )
     assert "retry-after" not in problem_response(ProblemError(UNKNOWN_COLLECTION, "none")).headers
-    assert problem_response(ProblemError(DEADLINE, "none", headers={"Retry-After": "9"})).headers["retry-after"] == "9"
+    assert (
+        problem_response(ProblemError(DEADLINE, "none", headers={"Retry-After": "9"})).headers["retry-after"]
+        == "9"
+    )
 
 
 def test_problem_types_have_names_of_their_own() -> None:
@@ -98,8 +110,19 @@ def test_problem_types_have_names_of_their_own() -> None:
 
 def test_schema_problem_names_known_places_and_nothing_else() -> None:
     found = [
-        {"type": "int_type", "loc": ("body", "top_k"), "msg": "Input should be a valid integer", "input": "canary"},
-        {"type": "unknown_field", "loc": ("body", "filters"), "msg": "", "ctx": {"names": ["a canary"], "fields": ["key"]}, "input": {}},
+        {
+            "type": "int_type",
+            "loc": ("body", "top_k"),
+            "msg": "Input should be a valid integer",
+            "input": "canary",
+        },
+        {
+            "type": "unknown_field",
+            "loc": ("body", "filters"),
+            "msg": "",
+            "ctx": {"names": ["a canary"], "fields": ["key"]},
+            "input": {},
+        },
         {
             "type": "union_tag_invalid",
             "loc": ("body", "filters"),
@@ -107,7 +130,12 @@ def test_schema_problem_names_known_places_and_nothing_else() -> None:
             "ctx": {"expected_tags": "'a'"},
             "input": {},
         },
-        {"type": "string_pattern_mismatch", "loc": ("path", "name"), "msg": "String should match", "input": "canary"},
+        {
+            "type": "string_pattern_mismatch",
+            "loc": ("path", "name"),
+            "msg": "String should match",
+            "input": "canary",
+        },
     ]
     problem = schema_problem(found, frozenset({"top_k", "filters", "name"}))
     assert [error.pointer for error in problem.errors] == ["#/top_k", "#/filters", "path/name"]
@@ -117,16 +145,25 @@ def test_schema_problem_names_known_places_and_nothing_else() -> None:
 
 def test_schema_problem_tells_of_the_type_that_was_sent_only() -> None:
     found = [
-        {"type": "string_too_long", "loc": ("body", "query", "constrained-str"), "msg": "String should have at most 8192 characters"},
+        {
+            "type": "string_too_long",
+            "loc": ("body", "query", "constrained-str"),
+            "msg": "String should have at most 8192 characters",
+        },
         {"type": "list_type", "loc": ("body", "query", "list[str]"), "msg": "Input should be a valid list"},
     ]
     problem = schema_problem(found, frozenset({"query"}))
-    assert [(error.pointer, error.detail) for error in problem.errors] == [("#/query", "String should have at most 8192 characters")]
+    assert [(error.pointer, error.detail) for error in problem.errors] == [
+        ("#/query", "String should have at most 8192 characters")
+    ]
     both = [
-        {"type": f"{kind}_type", "loc": ("body", "query", kind), "msg": f"Input should be a valid {kind}"} for kind in ("string", "list")
+        {"type": f"{kind}_type", "loc": ("body", "query", kind), "msg": f"Input should be a valid {kind}"}
+        for kind in ("string", "list")
     ]
     problem = schema_problem([*both, *both], frozenset({"query"}))
-    assert problem.errors == (InvalidField(pointer="#/query", detail="Input should be a valid string or a valid list"),)
+    assert problem.errors == (
+        InvalidField(pointer="#/query", detail="Input should be a valid string or a valid list"),
+    )
     assert problem.detail == "1 part(s) of the request must be changed"
 
 
@@ -164,7 +201,9 @@ def test_unknown_name_that_is_a_short_identifier_is_told(name: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["", "x" * 33, "1x", "a b", "a-b", "a/b", "<b>", "line\n", "é", "cairn_0123456789ab_" + "A" * 43])
+@pytest.mark.parametrize(
+    "name", ["", "x" * 33, "1x", "a b", "a-b", "a/b", "<b>", "line\n", "é", "cairn_0123456789ab_" + "A" * 43]
+)
 def test_no_other_name_is_repeated(name: str) -> None:
     (told,) = unknown_names("query", [name], "it takes a")
     assert told.pointer == "query"

@@ -43,7 +43,13 @@ def parsed(line: str) -> tuple[str, dict[str, str], str | None]:
 @pytest.fixture
 def sample(tmp_path: Path, tiny_model_folder: Path, serve: Callable[..., TestClient]) -> TestClient:
     """A server over a collection like the one `make demo` makes."""
-    rows = pa.table({"id": ["stdlib/argparse", "topic/exceptions"], "text": ["parse a line", "raise it"], "kind": ["module", "topic"]})
+    rows = pa.table(
+        {
+            "id": ["stdlib/argparse", "topic/exceptions"],
+            "text": ["parse a line", "raise it"],
+            "kind": ["module", "topic"],
+        }
+    )
     pq.write_table(rows, tmp_path / "sample.parquet")
     config = IngestConfig(
         encoder=EncoderConfig(model=str(tiny_model_folder), landmark_interval=16),

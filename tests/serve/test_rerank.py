@@ -36,8 +36,12 @@ def reranking(served_root: Path, serve: Callable[..., TestClient], reranker: ByL
     return serve(create_app(ServeSettings(root=served_root, deadline_seconds=300.0), reranker=reranker))
 
 
-@pytest.mark.parametrize("options", [{"top_k": 3}, {"top_k": 2, "passages": 0}, {"max_characters": 300}, {"granularity": "chunk"}])
-def test_reranked_answer_is_the_one_python_gives(reranking: TestClient, served_root: Path, reranker: ByLength, options: dict) -> None:
+@pytest.mark.parametrize(
+    "options", [{"top_k": 3}, {"top_k": 2, "passages": 0}, {"max_characters": 300}, {"granularity": "chunk"}]
+)
+def test_reranked_answer_is_the_one_python_gives(
+    reranking: TestClient, served_root: Path, reranker: ByLength, options: dict
+) -> None:
     given = reranking.post(SEARCH, json={"query": "granite", "rerank": True, **options}).json()
     expected = open_collection("stones", root=served_root).search("granite", rerank=reranker, **options)
     assert [hit["doc_id"] for hit in given["hits"]] == [hit.doc_id for hit in expected.hits]
@@ -59,7 +63,11 @@ def test_server_without_a_model_says_so(client: TestClient) -> None:
 
 @pytest.mark.parametrize(
     ("change", "kind"),
-    [({"cursor": "*"}, "invalid-cursor"), ({"top_k": 200, "passages": 6}, "invalid-request"), ({"query": ["a"] * 12}, "invalid-request")],
+    [
+        ({"cursor": "*"}, "invalid-cursor"),
+        ({"top_k": 200, "passages": 6}, "invalid-request"),
+        ({"query": ["a"] * 12}, "invalid-request"),
+    ],
 )
 def test_more_than_can_be_judged_is_refused(reranking: TestClient, change: dict, kind: str) -> None:
     response = reranking.post(SEARCH, json={"query": "granite", "rerank": True, **change})

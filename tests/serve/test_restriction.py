@@ -37,27 +37,43 @@ def is_own(doc_id: str) -> bool:
     return int(doc_id.rpartition("/")[2]) % 2 == 1
 
 
-keys = st.sampled_from(["tenant", "year", "doc_id", "title", "source_file", "cluster_id", "num_tokens"]) | st.text(max_size=8)
+keys = st.sampled_from(
+    ["tenant", "year", "doc_id", "title", "source_file", "cluster_id", "num_tokens"]
+) | st.text(max_size=8)
 values = (
-    st.sampled_from(["acme", "zenith", 2004, 0, -1, 1e9, True, "stones/granite/0", "' OR 1=1 --"]) | st.text(max_size=8) | st.integers()
+    st.sampled_from(["acme", "zenith", 2004, 0, -1, 1e9, True, "stones/granite/0", "' OR 1=1 --"])
+    | st.text(max_size=8)
+    | st.integers()
 )
 leaves = st.one_of(
-    st.builds(lambda t, k, v: {"type": t, "key": k, "value": v}, st.sampled_from(["eq", "ne", "gt", "gte", "lt", "lte"]), keys, values),
     st.builds(
-        lambda t, k, v: {"type": t, "key": k, "value": v}, st.sampled_from(["in", "nin"]), keys, st.lists(values, min_size=1, max_size=4)
+        lambda t, k, v: {"type": t, "key": k, "value": v},
+        st.sampled_from(["eq", "ne", "gt", "gte", "lt", "lte"]),
+        keys,
+        values,
+    ),
+    st.builds(
+        lambda t, k, v: {"type": t, "key": k, "value": v},
+        st.sampled_from(["in", "nin"]),
+        keys,
+        st.lists(values, min_size=1, max_size=4),
     ),
 )
 likely = st.one_of(
     st.sampled_from(["eq", "ne"]).flatmap(
         lambda t: st.sampled_from(["acme", "zenith"]).map(lambda v: {"type": t, "key": "tenant", "value": v})
     ),
-    st.sampled_from(["gte", "lt"]).flatmap(lambda t: st.integers(1999, 2020).map(lambda v: {"type": t, "key": "year", "value": v})),
+    st.sampled_from(["gte", "lt"]).flatmap(
+        lambda t: st.integers(1999, 2020).map(lambda v: {"type": t, "key": "year", "value": v})
+    ),
 )
 trees = st.lists(likely, min_size=1, max_size=3)
 filters = st.recursive(
     likely | leaves,
     lambda children: st.builds(
-        lambda t, f: {"type": t, "filters": f}, st.sampled_from(["and", "or"]), st.lists(children, min_size=1, max_size=3)
+        lambda t, f: {"type": t, "filters": f},
+        st.sampled_from(["and", "or"]),
+        st.lists(children, min_size=1, max_size=3),
     ),
     max_leaves=8,
 )
@@ -70,8 +86,17 @@ filters = st.recursive(
     granularity=st.sampled_from(["document", "chunk", "both"]),
     query=st.sampled_from(["zenith granite", "tenant = zenith", "basalt"]),
 )
-def test_no_search_finds_another_tenants_document(tenant: TestClient, filters: Any, hybrid: bool, granularity: str, query: str) -> None:
-    body = {"query": query, "top_k": 200, "hybrid": hybrid, "granularity": granularity, "filters": filters, "passages": 1}
+def test_no_search_finds_another_tenants_document(
+    tenant: TestClient, filters: Any, hybrid: bool, granularity: str, query: str
+) -> None:
+    body = {
+        "query": query,
+        "top_k": 200,
+        "hybrid": hybrid,
+        "granularity": granularity,
+        "filters": filters,
+        "passages": 1,
+    }
     response = tenant.post(SEARCH, json=body)
     assert response.status_code in (200, 422), response.text
     found = [hit["doc_id"] for hit in response.json().get("hits", [])]
@@ -84,7 +109,8 @@ def test_no_search_finds_another_tenants_document(tenant: TestClient, filters: A
 @given(filters=st.none() | likely)
 def test_no_openai_search_finds_another_tenants_document(tenant: TestClient, filters: Any) -> None:
     response = tenant.post(
-        "/v1/vector_stores/stones/search", json={"query": ["granite", "zenith"], "filters": filters, "max_num_results": 50}
+        "/v1/vector_stores/stones/search",
+        json={"query": ["granite", "zenith"], "filters": filters, "max_num_results": 50},
     )
     assert response.status_code == 200
     assert all(is_own(result["file_id"]) for result in response.json()["data"])
@@ -100,7 +126,9 @@ def test_pages_stay_within_the_restriction(tenant: TestClient) -> None:
     assert all(map(is_own, found))
 
 
-def test_documents_of_others_are_not_found_by_id(tenant: TestClient, make_rows: Callable[..., list[dict[str, Any]]]) -> None:
+def test_documents_of_others_are_not_found_by_id(
+    tenant: TestClient, make_rows: Callable[..., list[dict[str, Any]]]
+) -> None:
     for row in make_rows():
         response = tenant.get(f"/v1/collections/stones/documents/{row['id']}")
         assert response.status_code == (200 if is_own(row["id"]) else 404)
@@ -119,11 +147,16 @@ def matches(row: dict[str, Any], tree: dict[str, Any]) -> bool:
     if tree["type"] in ("and", "or"):
         return (all if tree["type"] == "and" else any)(matches(row, each) for each in tree["filters"])
     value = row[tree["key"]]
-    return value is not None and getattr(operator, {"gte": "ge"}.get(tree["type"], tree["type"]))(value, tree["value"])
+    return value is not None and getattr(operator, {"gte": "ge"}.get(tree["type"], tree["type"]))(
+        value, tree["value"]
+    )
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(restriction=likely | st.builds(lambda kind, trees: {"type": kind, "filters": trees}, st.sampled_from(["and", "or"]), trees))
+@given(
+    restriction=likely
+    | st.builds(lambda kind, trees: {"type": kind, "filters": trees}, st.sampled_from(["and", "or"]), trees)
+)
 def test_figures_are_of_what_any_restriction_lets_through(
     tenant: TestClient, make_rows: Callable[..., list[dict[str, Any]]], restriction: dict[str, Any]
 ) -> None:
@@ -135,18 +168,32 @@ def test_figures_are_of_what_any_restriction_lets_through(
         return tenant.get(f"/v1/collections{path}", headers={"Authorization": f"Bearer {token}"}).json()
 
     described, health = asked("/stones"), asked("/stones/health")
-    assert (described["documents"], described["chunks"], described["context_documents"]) == (len(expected), None, None)
+    assert (described["documents"], described["chunks"], described["context_documents"]) == (
+        len(expected),
+        None,
+        None,
+    )
     assert (health["documents"], health["context_documents"], health["drift"]) == (len(expected), None, None)
     assert sum(each["documents"] for each in health["lengths"]) == len(expected)
     assert {(each["documents"], each["chunks"]) for each in asked("")["collections"]} == {(None, None)}
 
 
 def test_nothing_that_is_counted_depends_on_documents_the_key_does_not_see(
-    tmp_path: Path, serve: Callable[..., TestClient], ingest: Callable[..., None], make_rows: Callable[..., list[dict[str, Any]]]
+    tmp_path: Path,
+    serve: Callable[..., TestClient],
+    ingest: Callable[..., None],
+    make_rows: Callable[..., list[dict[str, Any]]],
 ) -> None:
     own = [row for row in make_rows() if row["tenant"] == "acme"]
     others = [
-        {"id": f"other/{n}", "title": "Zinc", "text": "zinc and lead " * (n + 1), "tenant": "zenith", "year": 1990} for n in range(25)
+        {
+            "id": f"other/{n}",
+            "title": "Zinc",
+            "text": "zinc and lead " * (n + 1),
+            "tenant": "zenith",
+            "year": 1990,
+        }
+        for n in range(25)
     ]
     _, token = KeyFile(tmp_path / "keys.json").create("acme", restriction=OWN)
     seen: list[Any] = []
@@ -154,7 +201,10 @@ def test_nothing_that_is_counted_depends_on_documents_the_key_does_not_see(
         ingest(tmp_path / name, "stones", rows)
         client = serve(ServeSettings(root=tmp_path / name, keys_file=tmp_path / "keys.json"))
         client.headers["Authorization"] = f"Bearer {token}"
-        replies = [client.get(f"/v1/collections{path}").json() for path in ("", "/stones", "/stones/health", "/stones/map")]
+        replies = [
+            client.get(f"/v1/collections{path}").json()
+            for path in ("", "/stones", "/stones/health", "/stones/map")
+        ]
         # When it was published, and the numbers of the clusters, which are the collection's.
         hidden = ("created_at", "points", "clusters", "status")
         seen.append([{key: value for key, value in reply.items() if key not in hidden} for reply in replies])
@@ -174,7 +224,9 @@ def test_figures_of_the_whole_server_are_not_for_a_key_that_is_bound(
     raw["keys"][1]["scopes"] = ["search", "admin"]
     keys.path.write_text(json.dumps(raw))
     client = serve(ServeSettings(root=served_root, keys_file=keys.path))
-    replies = [client.get("/metrics", headers={"Authorization": f"Bearer {token}"}) for token in (whole, bound)]
+    replies = [
+        client.get("/metrics", headers={"Authorization": f"Bearer {token}"}) for token in (whole, bound)
+    ]
     assert [reply.status_code for reply in replies] == [200, 403]
     assert replies[1].json()["type"].endswith(":scope-missing")
 
@@ -201,11 +253,16 @@ def test_restriction_that_does_not_fit_answers_nothing(
         client.get("/v1/collections/stones"),
         client.get("/v1/collections/stones/documents/stones/granite/0"),
     ]
-    assert {(reply.status_code, reply.json()["type"].rpartition(":")[2]) for reply in replies} == {(403, "restriction-unusable")}
+    assert {(reply.status_code, reply.json()["type"].rpartition(":")[2]) for reply in replies} == {
+        (403, "restriction-unusable")
+    }
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(place=st.integers(0, 9), canary=st.text(string.ascii_lowercase, min_size=12, max_size=12).map(lambda text: f"canary{text}"))
+@given(
+    place=st.integers(0, 9),
+    canary=st.text(string.ascii_lowercase, min_size=12, max_size=12).map(lambda text: f"canary{text}"),
+)
 def test_no_refusal_repeats_what_was_sent(tenant: TestClient, place: int, canary: str) -> None:
     """Checklist 4 and 13, whatever the field."""
     bodies: list[Any] = [

@@ -32,7 +32,10 @@ def asked(client: TestClient, **body: Any) -> Any:
         {
             "filters": {
                 "type": "and",
-                "filters": [{"type": "gte", "key": "year", "value": 2004}, {"type": "in", "key": "tenant", "value": ["acme"]}],
+                "filters": [
+                    {"type": "gte", "key": "year", "value": 2004},
+                    {"type": "in", "key": "tenant", "value": ["acme"]},
+                ],
             }
         },
         {"weights": {"document": 1.0, "bm25": 0.25}},
@@ -40,30 +43,43 @@ def asked(client: TestClient, **body: Any) -> Any:
         {"max_characters": 150},
     ],
 )
-def test_search_gives_what_python_gives(client: TestClient, served_root: Path, options: dict[str, Any]) -> None:
+def test_search_gives_what_python_gives(
+    client: TestClient, served_root: Path, options: dict[str, Any]
+) -> None:
     expected = open_collection("stones", root=served_root).search(QUERY, **options).to_dict()
     answer = asked(client, **options)
     assert answer.pop("next_cursor") is None
     for hit, wanted in zip(answer["hits"], expected["hits"], strict=True):
         assert hit["score"] == pytest.approx(wanted.pop("score"), abs=1e-5)
         assert hit["scores"] == pytest.approx(wanted.pop("scores"), abs=1e-5)
-        assert [p["score"] for p in hit["passages"]] == pytest.approx([p.pop("score") for p in wanted["passages"]], abs=1e-5)
+        assert [p["score"] for p in hit["passages"]] == pytest.approx(
+            [p.pop("score") for p in wanted["passages"]], abs=1e-5
+        )
         for passage, other in zip(hit["passages"], wanted["passages"], strict=True):
             assert passage["scores"] == pytest.approx(other.pop("scores"), abs=1e-5)
-        assert {key: hit[key] for key in ("doc_id", "title", "metadata")} == {key: wanted[key] for key in ("doc_id", "title", "metadata")}
-        assert [{key: p[key] for key in ("start_char", "end_char", "text")} for p in hit["passages"]] == list(wanted["passages"])
+        assert {key: hit[key] for key in ("doc_id", "title", "metadata")} == {
+            key: wanted[key] for key in ("doc_id", "title", "metadata")
+        }
+        assert [{key: p[key] for key in ("start_char", "end_char", "text")} for p in hit["passages"]] == list(
+            wanted["passages"]
+        )
     assert (answer["query"], answer["generation"]) == (QUERY, expected["generation"])
 
 
 def test_passages_are_spans_of_the_document_that_is_given(client: TestClient) -> None:
     for hit in asked(client)["hits"]:
         text = client.get(f"/v1/collections/stones/documents/{hit['doc_id']}").json()["text"]
-        assert [p["text"] for p in hit["passages"]] == [text[p["start_char"] : p["end_char"]] for p in hit["passages"]]
+        assert [p["text"] for p in hit["passages"]] == [
+            text[p["start_char"] : p["end_char"]] for p in hit["passages"]
+        ]
 
 
 def test_search_without_text_gives_the_same_spans(client: TestClient) -> None:
     with_text, without = asked(client), asked(client, include_text=False)
-    spans = [[[(p["start_char"], p["end_char"]) for p in hit["passages"]] for hit in answer["hits"]] for answer in (with_text, without)]
+    spans = [
+        [[(p["start_char"], p["end_char"]) for p in hit["passages"]] for hit in answer["hits"]]
+        for answer in (with_text, without)
+    ]
     assert spans[0] == spans[1]
     assert {p["text"] for hit in without["hits"] for p in hit["passages"]} == {None}
 
@@ -72,7 +88,9 @@ def test_list_of_queries_gives_their_answers_in_order_from_one_generation(client
     queries = ["marble", "chalk quartz", "flint"]
     answer = asked(client, query=queries, top_k=4)
     singles = [asked(client, query=query, top_k=4) for query in queries]
-    assert [[hit["doc_id"] for hit in found["hits"]] for found in answer["answers"]] == [[h["doc_id"] for h in s["hits"]] for s in singles]
+    assert [[hit["doc_id"] for hit in found["hits"]] for found in answer["answers"]] == [
+        [h["doc_id"] for h in s["hits"]] for s in singles
+    ]
     assert [found["query"] for found in answer["answers"]] == queries
     assert {found["generation"] for found in answer["answers"]} == {answer["generation"]}
 
@@ -90,7 +108,13 @@ def pages(client: TestClient, sizes: list[int], **options: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"granularity": "chunk"}, {"hybrid": False}, {"filters": {"type": "eq", "key": "tenant", "value": "acme"}}]
+    "options",
+    [
+        {},
+        {"granularity": "chunk"},
+        {"hybrid": False},
+        {"filters": {"type": "eq", "key": "tenant", "value": "acme"}},
+    ],
 )
 def test_pages_of_any_size_are_the_whole_ranking_cut(client: TestClient, options: dict[str, Any]) -> None:
     whole = pages(client, [200], **options)
@@ -100,12 +124,21 @@ def test_pages_of_any_size_are_the_whole_ranking_cut(client: TestClient, options
 
 def test_cursor_of_another_request_is_refused(client: TestClient) -> None:
     cursor = asked(client, top_k=1, cursor="*")["next_cursor"]
-    for change in ({"query": "marble"}, {"hybrid": False}, {"filters": {"type": "eq", "key": "tenant", "value": "acme"}}):
+    for change in (
+        {"query": "marble"},
+        {"hybrid": False},
+        {"filters": {"type": "eq", "key": "tenant", "value": "acme"}},
+    ):
         response = client.post(SEARCH, json={"query": QUERY, "top_k": 1, "cursor": cursor, **change})
-        assert (response.status_code, response.json()["type"]) == (422, "urn:problem-type:cairn:invalid-cursor")
+        assert (response.status_code, response.json()["type"]) == (
+            422,
+            "urn:problem-type:cairn:invalid-cursor",
+        )
 
 
-@pytest.mark.parametrize("cursor", ["x", "e30=", "W10=", "bnVsbA==", "eyJnIjoxLCJvIjotMSwiciI6IiJ9", "é", "****", "=" * 256])
+@pytest.mark.parametrize(
+    "cursor", ["x", "e30=", "W10=", "bnVsbA==", "eyJnIjoxLCJvIjotMSwiciI6IiJ9", "é", "****", "=" * 256]
+)
 def test_cursor_that_was_never_given_out_is_refused(client: TestClient, cursor: str) -> None:
     response = client.post(SEARCH, json={"query": QUERY, "cursor": cursor})
     assert (response.status_code, response.json()["type"]) == (422, "urn:problem-type:cairn:invalid-cursor")
@@ -131,13 +164,18 @@ def test_answer_that_would_be_too_large_is_refused(client: TestClient, options: 
     assert (response.status_code, response.json()["type"]) == (422, "urn:problem-type:cairn:invalid-request")
 
 
-@pytest.mark.parametrize("options", [{"top_k": 200, "passages": 50}, {"max_characters": 1_000_000}, {"query": ["slate"] * 32}])
+@pytest.mark.parametrize(
+    "options", [{"top_k": 200, "passages": 50}, {"max_characters": 1_000_000}, {"query": ["slate"] * 32}]
+)
 def test_answer_as_large_as_allowed_is_given(client: TestClient, options: dict[str, Any]) -> None:
     assert client.post(SEARCH, json={"query": QUERY, **options}).status_code == 200
 
 
 def test_published_generation_is_taken_up_and_old_cursors_expire(
-    own_root: Path, serve: Callable[..., TestClient], ingest: Callable[..., None], make_rows: Callable[..., Any]
+    own_root: Path,
+    serve: Callable[..., TestClient],
+    ingest: Callable[..., None],
+    make_rows: Callable[..., Any],
 ) -> None:
     client = serve(ServeSettings(root=own_root))
     first = asked(client, top_k=2, cursor="*")
@@ -145,7 +183,10 @@ def test_published_generation_is_taken_up_and_old_cursors_expire(
     ingest(own_root, "stones", make_rows(version=1))
     second = asked(client, top_k=2)
     assert second["generation"] == 2
-    assert all("version 1" in hit["passages"][0]["text"] or hit["passages"][0]["start_char"] for hit in second["hits"])
+    assert all(
+        "version 1" in hit["passages"][0]["text"] or hit["passages"][0]["start_char"]
+        for hit in second["hits"]
+    )
     response = client.post(SEARCH, json={"query": QUERY, "top_k": 2, "cursor": first["next_cursor"]})
     assert (response.status_code, response.json()["type"]) == (410, "urn:problem-type:cairn:cursor-expired")
 
@@ -161,9 +202,23 @@ def test_generation_of_another_encoder_is_taken_up_with_it(
     import shutil
 
     client = serve(ServeSettings(root=own_root))
-    assert len(client.post("/v1/embeddings", json={"model": "stones", "input": "chalk"}).json()["data"][0]["embedding"]) == 32
+    assert (
+        len(
+            client.post("/v1/embeddings", json={"model": "stones", "input": "chalk"}).json()["data"][0][
+                "embedding"
+            ]
+        )
+        == 32
+    )
     shutil.rmtree(own_root / "stones")
     ingest(own_root, "stones", make_rows(version=1), truncate_dim=16)
     answer = asked(client)
     assert (answer["generation"], len(answer["hits"])) == (1, 10)
-    assert len(client.post("/v1/embeddings", json={"model": "stones", "input": "chalk"}).json()["data"][0]["embedding"]) == 16
+    assert (
+        len(
+            client.post("/v1/embeddings", json={"model": "stones", "input": "chalk"}).json()["data"][0][
+                "embedding"
+            ]
+        )
+        == 16
+    )

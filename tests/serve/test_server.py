@@ -21,7 +21,9 @@ def test_own_addresses_need_no_key(tmp_path: Path, host: str) -> None:
     require_key(ServeSettings(root=tmp_path, host=host))
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "10.0.0.1", "search.example", "localhost.example", "", "fe80::1"])
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "192.168.1.5", "10.0.0.1", "search.example", "localhost.example", "", "fe80::1"]
+)
 def test_address_beyond_this_machine_needs_a_key(tmp_path: Path, host: str) -> None:
     settings = ServeSettings(root=tmp_path, host=host)
     with pytest.raises(ConfigError, match="cairn keys create NAME --root"):
@@ -51,7 +53,10 @@ def test_answers_are_not_held_back_for_more_to_send(tmp_path: Path) -> None:
 
 def test_every_search_thread_keeps_to_one_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limited: list[tuple[str, int]] = []
-    monkeypatch.setattr("pipeline.serve.app.threadpool_limits", lambda limits: limited.append((threading.current_thread().name, limits)))
+    monkeypatch.setattr(
+        "pipeline.serve.app.threadpool_limits",
+        lambda limits: limited.append((threading.current_thread().name, limits)),
+    )
     pool = create_app(ServeSettings(root=tmp_path, search_threads=2)).state.server.search_pool
     both = threading.Barrier(2)
     with pool:

@@ -1,4 +1,7 @@
-"""A tiny world to train in: three topics of words, questions that name a topic's word, documents that hold it."""
+"""A tiny world to train in.
+
+Three topics of words, questions that name a topic's word, documents that hold it.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ import pytest
 import torch
 
 from pipeline.config import EncoderConfig
-from pipeline.train.mixer_settings import MixerConfig
-from pipeline.train.mixer_sources import MixerData, embed_sources
-from pipeline.train.mixer_vectors import BaseVectors, Kind
+from pipeline.train.mixer.settings import MixerConfig
+from pipeline.train.mixer.sources import MixerData, embed_sources
+from pipeline.train.mixer.vectors import BaseVectors, Kind
 from pipeline.train.pairs import TrainingPairs, read_pairs
 from pipeline.train.processes import Processes
 from pipeline.types import silent_progress
@@ -57,7 +60,9 @@ def make_pairs() -> Callable[..., TrainingPairs]:
 
     def make(num_pairs: int, seed: int = 0) -> TrainingPairs:
         records = tiny_pairs(num_pairs, seed)
-        columns = (tuple(record[name] for record in records) for name in ("query", "document", "title", "source"))
+        columns = (
+            tuple(record[name] for record in records) for name in ("query", "document", "title", "source")
+        )
         queries, documents, titles, sources = columns
         return TrainingPairs(queries=queries, documents=documents, titles=titles, sources=sources)
 
@@ -145,11 +150,14 @@ class PagedWorld:
 def make_paged_world(tmp_path: Path, tiny_model_folder: Path) -> Callable[..., PagedWorld]:
     """Return a maker of pages whose sections look alike from page to page.
 
-    A query asks for a section of a page, and a section's vector says which section it is and nothing of its page: the title's does
-    (``clue`` = title), or the document's first chunk (opening), two chunks away from the one that answers.
+    A query asks for a section of a page, and a section's vector says which section it is and nothing of its
+    page: the title's does (``clue`` = title), or the document's first chunk (opening), two chunks away from
+    the one that answers.
     """
 
-    def make(num_pages: int = 12, num_sections: int = 8, clue: str = "title", sources: tuple[str, ...] = ("s",)) -> PagedWorld:
+    def make(
+        num_pages: int = 12, num_sections: int = 8, clue: str = "title", sources: tuple[str, ...] = ("s",)
+    ) -> PagedWorld:
         generator = np.random.default_rng(0)
 
         def unit(vector: np.ndarray) -> np.ndarray:
@@ -166,7 +174,12 @@ def make_paged_world(tmp_path: Path, tiny_model_folder: Path) -> Callable[..., P
             title = f"page {page}"
             vectors["title"][title] = near(about if clue == "title" else generator.normal(size=32), 0.2)[None]
             for number, section in enumerate(sections):
-                record = {"query": f"q {page} {number}", "document": f"d {page} {number}", "title": title, "source": source}
+                record = {
+                    "query": f"q {page} {number}",
+                    "document": f"d {page} {number}",
+                    "title": title,
+                    "source": source,
+                }
                 records.append(record)
                 vectors["query"][record["query"]] = near(unit(section + about), 0.2)[None]
                 opening = [near(about), generator.normal(size=32)] if clue == "opening" else []
@@ -177,7 +190,11 @@ def make_paged_world(tmp_path: Path, tiny_model_folder: Path) -> Callable[..., P
         kept = BaseVectors(settings, tmp_path / "vectors")
         for kind, of_texts in vectors.items():
             counts = np.array([len(chunks) for chunks in of_texts.values()])
-            kept.keep(kind, list(of_texts), counts, np.concatenate(list(of_texts.values())).astype(np.float16))
-        return PagedWorld(file=file, cache=tmp_path / "vectors", model=str(tiny_model_folder), settings=settings)
+            kept.keep(
+                kind, list(of_texts), counts, np.concatenate(list(of_texts.values())).astype(np.float16)
+            )
+        return PagedWorld(
+            file=file, cache=tmp_path / "vectors", model=str(tiny_model_folder), settings=settings
+        )
 
     return make

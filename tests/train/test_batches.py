@@ -11,16 +11,24 @@ TOPICS, V = 4, 8
 
 
 def corpus(sizes: dict[str, int]) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
-    """Return sources, vectors of both sides and the topic of each pair; every source has the same four topics."""
+    """Return sources, vectors of both sides and the topic of each pair.
+
+    Every source has the same four topics.
+    """
     generator = np.random.default_rng(0)
     sources = [source for source, size in sizes.items() for _ in range(size)]
     topics = generator.integers(TOPICS, size=len(sources))
     centres = np.eye(V, dtype=np.float32)[:TOPICS]
-    phi, psi = (centres[topics] + 0.1 * generator.standard_normal((len(sources), V)).astype(np.float32) for _ in range(2))
+    phi, psi = (
+        centres[topics] + 0.1 * generator.standard_normal((len(sources), V)).astype(np.float32)
+        for _ in range(2)
+    )
     return sources, phi.astype(np.float32), psi.astype(np.float32), topics
 
 
-def clustered(sizes: dict[str, int], cluster_size: int = 25) -> tuple[tuple[Domain, ...], np.ndarray, np.ndarray, np.ndarray]:
+def clustered(
+    sizes: dict[str, int], cluster_size: int = 25
+) -> tuple[tuple[Domain, ...], np.ndarray, np.ndarray, np.ndarray]:
     sources, phi, psi, topics = corpus(sizes)
     return cluster_domains(sources, phi, psi, cluster_size, 0, surrogate_fingerprint="test"), phi, psi, topics
 

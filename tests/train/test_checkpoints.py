@@ -9,8 +9,8 @@ import torch
 
 from pipeline.config import EncoderConfig
 from pipeline.errors import DiskFullError, TryAgainError
-from pipeline.model.checkpoint import read_checkpoint
-from pipeline.model.model_defaults import encoder_config
+from pipeline.model.folders.checkpoint import read_checkpoint
+from pipeline.model.folders.model_defaults import encoder_config
 from pipeline.train.checkpoints import RunFolder, RunState, held_folder
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.optimizer import make_optimizer
@@ -26,7 +26,10 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     mounted.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(mounted)]
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a tmpfs; test_train_full_disk_at_a_checkpoint_leaves_the_one_before makes the claim without")
+        pytest.skip(
+            "needs the right to mount a tmpfs; "
+            "test_train_full_disk_at_a_checkpoint_leaves_the_one_before makes the claim without"
+        )
     yield mounted
     subprocess.run(["umount", "--lazy", str(mounted)], check=True)
 
@@ -43,18 +46,25 @@ def test_run_folder_model_saved_again_is_the_new_one_alone(tiny_model_folder: Pa
         files.save_model("best", model)
         (tmp_path / "best" / "mine.txt").write_text("gone with the next one")
     files.save_model("best", model)
-    assert torch.equal(read_checkpoint(tmp_path / "best").tensors["landmark_attention.gates"], model.landmark_attention["gates"])
+    assert torch.equal(
+        read_checkpoint(tmp_path / "best").tensors["landmark_attention.gates"],
+        model.landmark_attention["gates"],
+    )
     assert not (tmp_path / "best" / "mine.txt").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
     assert encoder_config({"model": str(tmp_path / "best")}).pooling == "lmk"
 
 
-def test_run_folder_checkpoint_on_a_disk_that_is_full_is_said_in_a_sentence_and_leaves_those_before(tiny_model_folder: Path, disk: Path):
+def test_run_folder_checkpoint_on_a_disk_that_is_full_is_said_in_a_sentence_and_leaves_those_before(
+    tiny_model_folder: Path, disk: Path
+):
     model = LandmarkEncoder(read_checkpoint(tiny_model_folder))
     optimizer = make_optimizer(model, TrainConfig(steps=1))
     files = run_folder(disk / "run", tiny_model_folder)
     first = files.save(RunState(step=1, log_bytes=0, best_score=0.0, best_step=0), model, optimizer)
-    (disk / "filler").write_bytes(b"0" * (DISK_BYTES - 4096 - sum(path.stat().st_blocks * 512 for path in disk.rglob("*"))))
+    (disk / "filler").write_bytes(
+        b"0" * (DISK_BYTES - 4096 - sum(path.stat().st_blocks * 512 for path in disk.rglob("*")))
+    )
     with pytest.raises(DiskFullError, match="no space left while writing checkpoints/00000002"):
         files.save(RunState(step=2, log_bytes=0, best_score=0.0, best_step=0), model, optimizer)
     assert files.newest() == first
@@ -70,7 +80,12 @@ def test_held_folder_keeps_a_second_training_out_and_clears_what_a_killed_one_le
     (folder / ".run.json.17.tmp").write_text("{")
     with held_folder(folder):
         assert sorted(path.name for path in folder.rglob("*")) == [".lock", "00000002", "checkpoints"]
-        with pytest.raises(TryAgainError, match=r"one training at a time, got another at work \(process \d+\)"), held_folder(folder):
+        with (
+            pytest.raises(
+                TryAgainError, match=r"one training at a time, got another at work \(process \d+\)"
+            ),
+            held_folder(folder),
+        ):
             pass
     with held_folder(folder):
         pass

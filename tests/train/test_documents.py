@@ -15,7 +15,10 @@ from pipeline.train.surrogate import pairs_fingerprint
 
 
 def prose(name: str, num_sentences: int = 6) -> str:
-    return " ".join(f"The {name} of number {number} stands on the old path beside the river." for number in range(num_sentences))
+    return " ".join(
+        f"The {name} of number {number} stands on the old path beside the river."
+        for number in range(num_sentences)
+    )
 
 
 def write(path: Path, **columns: list[object]) -> Path:
@@ -63,7 +66,9 @@ def test_split_sections_long_ones_are_cut_at_paragraphs_then_sentences_and_lose_
         assert {section.heading for section in sections if section.body} == {"Use"}
         parts = [section for section in sections if section.body]
         assert all(len(part.body) <= limit and not part.is_whole for part in parts)
-        assert " ".join(" ".join(part.body for part in parts).split()) == " ".join(" ".join(paragraphs).split())
+        assert " ".join(" ".join(part.body for part in parts).split()) == " ".join(
+            " ".join(paragraphs).split()
+        )
     assert [section.body for section in split_sections(text, 400)][1:] == paragraphs
 
 
@@ -101,13 +106,19 @@ def test_read_document_pairs_heading_of_a_section_in_parts_asks_for_none_of_them
 
 
 def test_read_document_pairs_without_title_ask_with_the_sentence_alone(tmp_path: Path):
-    pairs = read_document_pairs([write(tmp_path / "m.parquet", text=[f"# Use\n\n{prose('cat')}"], source=["cats"])], 256)
+    pairs = read_document_pairs(
+        [write(tmp_path / "m.parquet", text=[f"# Use\n\n{prose('cat')}"], source=["cats"])], 256
+    )
     assert pairs.queries[0] in prose("cat")
     assert pairs.sources == ("cats",)
 
 
 def test_read_document_pairs_are_the_same_however_often_they_are_read(tmp_path: Path):
-    path = write(tmp_path / "m.parquet", title=["Manual"], text=["\n\n".join(f"# S{n}\n\n{prose(f'cat{n}')}" for n in range(9))])
+    path = write(
+        tmp_path / "m.parquet",
+        title=["Manual"],
+        text=["\n\n".join(f"# S{n}\n\n{prose(f'cat{n}')}" for n in range(9))],
+    )
     one, again = (read_document_pairs([path], 256) for _ in range(2))
     assert list(one.rows()) == list(again.rows())
     assert pairs_fingerprint(one) == pairs_fingerprint(again)
@@ -126,7 +137,9 @@ def test_read_document_pairs_counts_what_makes_no_pair(tmp_path: Path):
 def test_read_document_pairs_files_that_cannot_be_used_are_named(tmp_path: Path):
     with pytest.raises(SchemaError, match=r"m\.parquet must have the columns text, got body"):
         read_document_pairs([write(tmp_path / "m.parquet", body=["x"])], 256)
-    with pytest.raises(SourceError, match=r"at least one section of 200 characters, got 1 with short section"):
+    with pytest.raises(
+        SourceError, match=r"at least one section of 200 characters, got 1 with short section"
+    ):
         read_document_pairs([write(tmp_path / "m.parquet", text=["x"])], 256)
     (tmp_path / "m.jsonl").write_text("{}")
     with pytest.raises(SourceError, match=r"must end in \.parquet, got 'm\.jsonl'"):
@@ -137,7 +150,27 @@ def test_like_headed_is_a_section_of_the_next_page_with_that_heading():
     headings = ("Use", "Use", "Other", "use", "Use", "Alone", "")
     pages = ("0:0", "0:0", "0:0", "0:1", "0:2", "0:2", "")
     pairs = TrainingPairs.of(
-        [PairRow("q", f"d{n}", "", "s", page, head) for n, (page, head) in enumerate(zip(pages, headings, strict=True))], {}
+        [
+            PairRow("q", f"d{n}", "", "s", page, head)
+            for n, (page, head) in enumerate(zip(pages, headings, strict=True))
+        ],
+        {},
     )
-    assert like_headed(pairs, np.zeros(0, np.int64))[:, 0].tolist() == [3, 3, NONE_FOUND, 4, 0, NONE_FOUND, NONE_FOUND]
-    assert like_headed(pairs, np.array([3]))[:, 0].tolist() == [4, 4, NONE_FOUND, NONE_FOUND, 0, NONE_FOUND, NONE_FOUND]
+    assert like_headed(pairs, np.zeros(0, np.int64))[:, 0].tolist() == [
+        3,
+        3,
+        NONE_FOUND,
+        4,
+        0,
+        NONE_FOUND,
+        NONE_FOUND,
+    ]
+    assert like_headed(pairs, np.array([3]))[:, 0].tolist() == [
+        4,
+        4,
+        NONE_FOUND,
+        NONE_FOUND,
+        0,
+        NONE_FOUND,
+        NONE_FOUND,
+    ]

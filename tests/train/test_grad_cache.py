@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from pipeline.model.sequence_dropout import drop_context
-from pipeline.train.contrastive import contrastive_loss
 from pipeline.train.grad_cache import FirstStage, SecondStage, cached_backward, plain_backward
+from pipeline.train.objectives.contrastive import contrastive_loss
 from pipeline.train.processes import Processes
 
 C, M, W, D = 10, 24, 7, 5
@@ -42,7 +42,9 @@ class TwoStages(nn.Module):
 
         return embed
 
-    def micro_batches(self, documents_a_part: int, texts_a_part: int) -> tuple[list[FirstStage], list[SecondStage]]:
+    def micro_batches(
+        self, documents_a_part: int, texts_a_part: int
+    ) -> tuple[list[FirstStage], list[SecondStage]]:
         generator = torch.Generator().manual_seed(1)
         documents, texts = torch.randn(C, W, generator=generator), torch.randn(M, W, generator=generator)
         first = [self.first(part) for part in documents.split(documents_a_part)]
@@ -55,15 +57,21 @@ def loss_of(embeddings: torch.Tensor) -> torch.Tensor:
     return contrastive_loss(queries, documents, torch.arange(M // 2), temperature=0.1, tile=5)
 
 
-def gradients(backward: Callable[..., torch.Tensor], documents_a_part: int, texts_a_part: int) -> tuple[float, dict[str, torch.Tensor]]:
+def gradients(
+    backward: Callable[..., torch.Tensor], documents_a_part: int, texts_a_part: int
+) -> tuple[float, dict[str, torch.Tensor]]:
     model = TwoStages()
     value = backward(*model.micro_batches(documents_a_part, texts_a_part), loss_of)
     assert not value.requires_grad
-    return float(value), {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return float(value), {
+        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
 
 
 @pytest.mark.parametrize(("documents_a_part", "texts_a_part"), [(10, 24), (3, 5), (1, 1), (10, 7), (4, 24)])
-def test_cached_backward_through_both_stages_equals_the_plain_gradient(documents_a_part: int, texts_a_part: int):
+def test_cached_backward_through_both_stages_equals_the_plain_gradient(
+    documents_a_part: int, texts_a_part: int
+):
     loss, found = gradients(cached_backward, documents_a_part, texts_a_part)
     expected_loss, expected = gradients(plain_backward, documents_a_part, texts_a_part)
     assert loss == pytest.approx(expected_loss, abs=1e-5)
@@ -73,7 +81,9 @@ def test_cached_backward_through_both_stages_equals_the_plain_gradient(documents
 
 
 @pytest.mark.parametrize(("size", "texts_a_part"), [(2, 5), (3, 7), (4, 12)])
-def test_cached_backward_of_several_processes_adds_up_to_the_plain_gradient(in_threads: Callable[..., Any], size: int, texts_a_part: int):
+def test_cached_backward_of_several_processes_adds_up_to_the_plain_gradient(
+    in_threads: Callable[..., Any], size: int, texts_a_part: int
+):
     models = [TwoStages() for _ in range(size)]  # before there are threads, which share torch's generator
 
     def share(processes: Processes) -> tuple[float, dict[str, torch.Tensor]]:

@@ -10,8 +10,8 @@ import torch
 from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.model.backbone import load_backbone
-from pipeline.model.checkpoint import read_checkpoint
-from pipeline.model.landmark_gates import INITIAL_GATE
+from pipeline.model.engine.landmark_gates import INITIAL_GATE
+from pipeline.model.folders.checkpoint import read_checkpoint
 from pipeline.train.heldout import choose_heldout, embed_texts, mean_by_text, rank_scores
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.pairs import TrainingPairs
@@ -20,10 +20,14 @@ from pipeline.train.sequences import SequenceMaker
 
 def test_choose_heldout_takes_whole_documents_and_at_most_a_tenth():
     documents = tuple(f"d{place // 3}" for place in range(90))
-    pairs = TrainingPairs(queries=tuple(map(str, range(90))), documents=documents, titles=("",) * 90, sources=("s",) * 90)
+    pairs = TrainingPairs(
+        queries=tuple(map(str, range(90))), documents=documents, titles=("",) * 90, sources=("s",) * 90
+    )
     chosen = choose_heldout(pairs, 50)
     assert len(chosen) == 9
-    assert {documents[place] for place in chosen} & {documents[place] for place in range(90) if place not in chosen} == set()
+    assert {documents[place] for place in chosen} & {
+        documents[place] for place in range(90) if place not in chosen
+    } == set()
     assert len(choose_heldout(pairs, 0)) == 0
     assert np.array_equal(chosen, choose_heldout(pairs, 50))
 
@@ -38,7 +42,10 @@ def test_rank_scores_equal_the_measures_written_out():
 
 
 def test_rank_scores_that_are_no_numbers_find_nothing():
-    assert rank_scores(np.full((2, 3), np.nan, np.float32), np.array([0, 2])) == {"heldout_ndcg_at_10": 0.0, "heldout_mrr_at_10": 0.0}
+    assert rank_scores(np.full((2, 3), np.nan, np.float32), np.array([0, 2])) == {
+        "heldout_ndcg_at_10": 0.0,
+        "heldout_mrr_at_10": 0.0,
+    }
     one = np.array([[np.nan, 0.5, 0.1]], np.float32)
     assert rank_scores(one, np.array([1]))["heldout_mrr_at_10"] == 0.5  # the NaN stands before it
 
@@ -49,13 +56,19 @@ def test_mean_by_text_leaves_out_rows_of_no_text():
     assert torch.allclose(found, torch.tensor([[0.5**0.5, 0.5**0.5, 0, 0], [0, 0, 0, 1.0]]))
 
 
-def test_embed_texts_are_the_vectors_ingest_gives(tiny_model_folder: Path, make_pairs: Callable[..., TrainingPairs]):
+def test_embed_texts_are_the_vectors_ingest_gives(
+    tiny_model_folder: Path, make_pairs: Callable[..., TrainingPairs]
+):
     pairs = make_pairs(12)
     checkpoint = read_checkpoint(tiny_model_folder)
     maker = SequenceMaker(checkpoint, pairs, pooling="mean", max_query_tokens=64, max_document_tokens=1_000)
-    model = LandmarkEncoder(checkpoint, initial_gate=INITIAL_GATE)  # where the engine has those a base does not hold
+    model = LandmarkEncoder(
+        checkpoint, initial_gate=INITIAL_GATE
+    )  # where the engine has those a base does not hold
     with torch.no_grad():
         found = embed_texts(model, *maker.documents(range(12), 16), 100).numpy()
-    config = EncoderConfig(model=str(tiny_model_folder), attention="landmark", landmark_interval=16, precision="fp32")
+    config = EncoderConfig(
+        model=str(tiny_model_folder), attention="landmark", landmark_interval=16, precision="fp32"
+    )
     encoder = DocumentEncoder(config, None, load_backbone(config, torch.device("cpu")))
     assert np.abs(found - encoder.encode(pairs.documents).document_vectors_NV).max() <= 1e-5

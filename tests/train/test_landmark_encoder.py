@@ -15,12 +15,12 @@ from pipeline.context.store import ContextSet
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ModelError
 from pipeline.model.backbone import load_backbone
-from pipeline.model.checkpoint import read_checkpoint
 from pipeline.model.context_encoder import ContextEncoder
-from pipeline.model.encoder_folder import save_encoder_folder
-from pipeline.model.landmark_gates import CONTEXT_GATES, LANDMARK_GATES
+from pipeline.model.engine.landmark_gates import CONTEXT_GATES, LANDMARK_GATES
+from pipeline.model.folders.checkpoint import read_checkpoint
+from pipeline.model.folders.encoder_folder import save_encoder_folder
+from pipeline.model.folders.model_defaults import encoder_config
 from pipeline.model.landmark_reader import LandmarkReader
-from pipeline.model.model_defaults import encoder_config
 from pipeline.train.landmark_encoder import LandmarkEncoder, PackedRows
 
 CPU = torch.device("cpu")
@@ -75,24 +75,46 @@ def test_landmark_encoder_saved_and_read_by_the_engine_gives_equal_vectors(
     folder: Path = request.getfixturevalue(base)
     model = moved(LandmarkEncoder(read_checkpoint(folder)))
     rows = rows_of([9, 4, 12, 7, 3, 30], [0, 0, 0, 1, 2, 2])
-    context = torch.randn(num_context, model.model_dim, generator=torch.Generator().manual_seed(3)) if num_context else None
+    context = (
+        torch.randn(num_context, model.model_dim, generator=torch.Generator().manual_seed(3))
+        if num_context
+        else None
+    )
     with torch.no_grad():
         found = model(rows, context).numpy()
-    expected = engine_embeddings(saved(model, folder, tmp_path / "model"), rows, None if context is None else context.numpy())
+    expected = engine_embeddings(
+        saved(model, folder, tmp_path / "model"), rows, None if context is None else context.numpy()
+    )
     assert np.abs(found - expected).max() <= 1e-5
 
 
-def test_landmark_encoder_texts_encoded_by_ingest_settings_of_the_folder_are_the_trained_vectors(tiny_model_folder: Path, tmp_path: Path):
+def test_landmark_encoder_texts_encoded_by_ingest_settings_of_the_folder_are_the_trained_vectors(
+    tiny_model_folder: Path, tmp_path: Path
+):
     model = moved(LandmarkEncoder(read_checkpoint(tiny_model_folder)))
     context_texts = ["the old stone", "a river", "walking on the mountain path"]
-    folder = saved(model, tiny_model_folder, tmp_path / "model", pooling="lmk", attention="landmark", landmark_interval=8, use_context=True)
+    folder = saved(
+        model,
+        tiny_model_folder,
+        tmp_path / "model",
+        pooling="lmk",
+        attention="landmark",
+        landmark_interval=8,
+        use_context=True,
+    )
     config = encoder_config({"model": str(folder), "precision": "fp32"})
-    assert (config.pooling, config.attention, config.landmark_interval, config.use_context) == ("lmk", "landmark", 8, True)
+    assert (config.pooling, config.attention, config.landmark_interval, config.use_context) == (
+        "lmk",
+        "landmark",
+        8,
+        True,
+    )
     backbone = load_backbone(config, CPU)
     context_CD = ContextEncoder(backbone, 32).embed(context_texts)
     tokenizer, checkpoint = backbone.tokenizer, read_checkpoint(folder)
     documents = [
-        [checkpoint.cls_id, *tokenizer.encode(text, add_special_tokens=False).ids, checkpoint.landmark_id] for text in context_texts
+        [checkpoint.cls_id, *tokenizer.encode(text, add_special_tokens=False).ids, checkpoint.landmark_id]
+        for text in context_texts
     ]
     lengths = [len(ids) for ids in documents]
     packed = rows_of(lengths, [0, 1, 2])
@@ -119,7 +141,9 @@ def test_landmark_encoder_texts_encoded_by_ingest_settings_of_the_folder_are_the
     assert np.abs(found - vectors).max() <= 1e-5
 
 
-def test_landmark_encoder_first_layers_are_the_model_of_so_many_layers(tiny_model_folder: Path, tmp_path: Path):
+def test_landmark_encoder_first_layers_are_the_model_of_so_many_layers(
+    tiny_model_folder: Path, tmp_path: Path
+):
     model = moved(LandmarkEncoder(read_checkpoint(tiny_model_folder)))
     rows = rows_of([9, 4, 12], [0, 0, 1])
     with torch.no_grad():
@@ -137,9 +161,17 @@ def test_landmark_encoder_first_layers_are_the_model_of_so_many_layers(tiny_mode
 def test_landmark_encoder_gradients_reach_every_parameter_that_is_used(tiny_model_folder: Path):
     model = moved(LandmarkEncoder(read_checkpoint(tiny_model_folder)))
     rows = rows_of([9, 4, 12, 7], [0, 0, 0, 1])
-    context = torch.stack([model.null_context, *torch.randn(3, model.model_dim, generator=torch.Generator().manual_seed(1))])
-    (model(rows, context) * torch.randn(4, model.model_dim, generator=torch.Generator().manual_seed(2))).sum().backward()
-    without = {name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.abs().max() > 0}
+    context = torch.stack(
+        [model.null_context, *torch.randn(3, model.model_dim, generator=torch.Generator().manual_seed(1))]
+    )
+    (
+        model(rows, context) * torch.randn(4, model.model_dim, generator=torch.Generator().manual_seed(2))
+    ).sum().backward()
+    without = {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is None or not parameter.grad.abs().max() > 0
+    }
     assert without == set()
 
 
@@ -153,7 +185,12 @@ def test_landmark_encoder_gradient_equals_finite_differences(tiny_model_folder: 
         return (model(rows, context).double() * weights).sum()
 
     value().backward()
-    for name in (LANDMARK_GATES, CONTEXT_GATES, "encoder.layer.0.attention.self.key.weight", "embeddings.LayerNorm.bias"):
+    for name in (
+        LANDMARK_GATES,
+        CONTEXT_GATES,
+        "encoder.layer.0.attention.self.key.weight",
+        "embeddings.LayerNorm.bias",
+    ):
         parameter = dict(model.named_parameters())[name]
         assert parameter.grad is not None
         place = int(parameter.grad.abs().argmax())
@@ -188,14 +225,18 @@ def test_landmark_encoder_does_not_depend_on_how_rows_are_batched(tiny_model_fol
         assert float((model(rows) - torch.cat([model(part) for part in parts])).abs().max()) <= 1e-5
 
 
-def test_landmark_encoder_reads_a_prefixed_base_and_keeps_what_it_does_not_train(tiny_model_folder: Path, tmp_path: Path):
+def test_landmark_encoder_reads_a_prefixed_base_and_keeps_what_it_does_not_train(
+    tiny_model_folder: Path, tmp_path: Path
+):
     base = shutil.copytree(tiny_model_folder, tmp_path / "base")
     tensors = {f"bert.{name}": tensor for name, tensor in load_file(base / "model.safetensors").items()}
     tensors["bert.pooler.dense.weight"] = torch.ones(2, 2)
     save_file(tensors, base / "model.safetensors")
     model = LandmarkEncoder(read_checkpoint(base))
     plain = LandmarkEncoder(read_checkpoint(tiny_model_folder))
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), plain.parameters(), strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(model.parameters(), plain.parameters(), strict=True)
+    )
     written = load_file(saved(model, base, tmp_path / "model") / "model.safetensors")
     assert set(written) == set(tensors)
     assert torch.equal(written["bert.pooler.dense.weight"], torch.ones(2, 2))
@@ -207,11 +248,24 @@ def test_landmark_encoder_gates_are_read_back(tiny_model_folder: Path, tmp_path:
     again = LandmarkEncoder(read_checkpoint(folder))
     for (name, one), other in zip(model.named_parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other), name
-    assert float(LandmarkEncoder(read_checkpoint(tiny_model_folder), initial_gate=-0.5).landmark_attention["gates"].detach().mean()) == -0.5
+    assert (
+        float(
+            LandmarkEncoder(read_checkpoint(tiny_model_folder), initial_gate=-0.5)
+            .landmark_attention["gates"]
+            .detach()
+            .mean()
+        )
+        == -0.5
+    )
 
 
-@pytest.mark.parametrize("change", [{"model_type": "modernbert"}, {"position_embedding_type": "relative_key"}, {"hidden_act": "tanh"}])
-def test_landmark_encoder_refuses_a_base_it_cannot_train(tiny_model_folder: Path, tmp_path: Path, change: dict[str, str]):
+@pytest.mark.parametrize(
+    "change",
+    [{"model_type": "modernbert"}, {"position_embedding_type": "relative_key"}, {"hidden_act": "tanh"}],
+)
+def test_landmark_encoder_refuses_a_base_it_cannot_train(
+    tiny_model_folder: Path, tmp_path: Path, change: dict[str, str]
+):
     base = shutil.copytree(tiny_model_folder, tmp_path / "base")
     (base / "config.json").write_text(json.dumps(json.loads((base / "config.json").read_text()) | change))
     with pytest.raises(ModelError, match="choose another base"):

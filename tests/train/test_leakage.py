@@ -19,7 +19,9 @@ def text_of(num_words: int, seed: int) -> str:
 
 def pairs_of(*pairs: tuple[str, str]) -> TrainingPairs:
     queries, documents = zip(*pairs, strict=True)
-    return TrainingPairs(queries=queries, documents=documents, titles=("",) * len(pairs), sources=("s",) * len(pairs))
+    return TrainingPairs(
+        queries=queries, documents=documents, titles=("",) * len(pairs), sources=("s",) * len(pairs)
+    )
 
 
 def test_words_case_width_and_punctuation_do_not_matter():
@@ -69,8 +71,12 @@ def test_drop_judged_nothing_left_is_an_error():
 def test_read_judged_texts_reads_both_files_of_every_set(tmp_path: Path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        pq.write_table(pa.table({"id": ["1"], "text": [f"document {name}"]}), tmp_path / name / "corpus.parquet")
-        pq.write_table(pa.table({"id": ["1", "2"], "text": [f"query {name}", None]}), tmp_path / name / "queries.parquet")
+        pq.write_table(
+            pa.table({"id": ["1"], "text": [f"document {name}"]}), tmp_path / name / "corpus.parquet"
+        )
+        pq.write_table(
+            pa.table({"id": ["1", "2"], "text": [f"query {name}", None]}), tmp_path / name / "queries.parquet"
+        )
     judged = read_judged_texts([tmp_path / "one", tmp_path / "two"])
     assert judged.has_query("query one")
     assert judged.has_document("document two")

@@ -25,7 +25,9 @@ def test_read_log_leaves_out_a_line_that_was_being_written(tmp_path: Path):
 
 
 def test_plot_draws_a_panel_for_each_curve_that_was_logged(tmp_path: Path):
-    records = [{"step": step, "loss": 3.0 / step} for step in range(1, 6)] + [{"step": 5, "heldout_ndcg_at_10": 0.5}]
+    records = [{"step": step, "loss": 3.0 / step} for step in range(1, 6)] + [
+        {"step": 5, "heldout_ndcg_at_10": 0.5}
+    ]
     drawing = ET.fromstring(plot(records))
     lines = drawing.findall("{http://www.w3.org/2000/svg}polyline")
     assert len(lines) == 2

@@ -19,7 +19,14 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import ConfigError, DiskFullError, FingerprintMismatchError, IntegrityError, ModelError, SourceError
+from pipeline.errors import (
+    ConfigError,
+    DiskFullError,
+    FingerprintMismatchError,
+    IntegrityError,
+    ModelError,
+    SourceError,
+)
 from pipeline.model.backbone import load_backbone
 from pipeline.model.landmark_mixer import PREFIX as MIXER_PREFIX
 from pipeline.train import trainer
@@ -56,11 +63,17 @@ def one_thread() -> Any:
 @pytest.fixture
 def run(tiny_model_folder: Path, pairs_file: Path, tmp_path: Path) -> Callable[..., TrainReport]:
     def start(
-        name: str = "run", progress: Any = None, sources: Path = pairs_file, judged: tuple[Path, ...] = (), **settings: Any
+        name: str = "run",
+        progress: Any = None,
+        sources: Path = pairs_file,
+        judged: tuple[Path, ...] = (),
+        **settings: Any,
     ) -> TrainReport:
         listener = {} if progress is None else {"progress": progress}
         config = TrainConfig(**{**SETTINGS, **settings})
-        return train([pairs_file], tmp_path / name, config, base=str(tiny_model_folder), judged=judged, **listener)
+        return train(
+            [pairs_file], tmp_path / name, config, base=str(tiny_model_folder), judged=judged, **listener
+        )
 
     return start
 
@@ -78,11 +91,16 @@ def dying_after(step: int) -> Callable[..., None]:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model" / "model.safetensors") | load_file(folder / "model" / "cairn_extra.safetensors")
+    return load_file(folder / "model" / "model.safetensors") | load_file(
+        folder / "model" / "cairn_extra.safetensors"
+    )
 
 
 def without_times(folder: Path) -> list[dict[str, Any]]:
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in read_log(folder / "log.jsonl")]
+    return [
+        {name: value for name, value in record.items() if name != "seconds"}
+        for record in read_log(folder / "log.jsonl")
+    ]
 
 
 def test_train_loss_falls_and_the_best_held_out_score_is_remembered(run: Any, tmp_path: Path):
@@ -90,7 +108,9 @@ def test_train_loss_falls_and_the_best_held_out_score_is_remembered(run: Any, tm
     records = read_log(tmp_path / "run" / "log.jsonl")
     losses = [record["loss"] for record in records if "loss" in record]
     assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
-    scores = {record["step"]: record["heldout_ndcg_at_10"] for record in records if "heldout_ndcg_at_10" in record}
+    scores = {
+        record["step"]: record["heldout_ndcg_at_10"] for record in records if "heldout_ndcg_at_10" in record
+    }
     assert list(scores) == [0, 10, 20, 30]
     assert report.best_score == scores[report.best_step] == max(scores.values())
 
@@ -98,12 +118,16 @@ def test_train_loss_falls_and_the_best_held_out_score_is_remembered(run: Any, tm
 def test_train_saved_models_are_read_by_the_engine(run: Any, tmp_path: Path):
     report = run(steps=2)
     for name in ("model", "best"):
-        assert load_backbone(EncoderConfig(model=str(tmp_path / "run" / name), precision="fp32")).model_dim == 32
+        assert (
+            load_backbone(EncoderConfig(model=str(tmp_path / "run" / name), precision="fp32")).model_dim == 32
+        )
     assert (report.pairs, report.heldout_pairs, report.steps, report.resumed_at) == (60, 6, 2, 0)
     assert (tmp_path / "run" / "log.svg").read_text().startswith("<svg")
 
 
-@pytest.mark.parametrize("step", [1, 2, 7])  # before the first checkpoint, at one, between an evaluation and the next
+@pytest.mark.parametrize(
+    "step", [1, 2, 7]
+)  # before the first checkpoint, at one, between an evaluation and the next
 def test_train_stopped_and_resumed_ends_bit_for_bit_as_if_undisturbed(run: Any, tmp_path: Path, step: int):
     run("straight")
     with pytest.raises(KilledError):
@@ -138,13 +162,20 @@ def observe(name):
 durable.observe_commit_points(observe)
 train([Path({str(pairs_file)!r})], Path({str(tmp_path / "killed")!r}), TrainConfig(**{SETTINGS!r}), base={str(tiny_model_folder)!r})
 """
-    assert subprocess.run([sys.executable, "-c", program], check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode == 9
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        ).returncode
+        == 9
+    )
     assert run("killed").resumed_at == 2 * nth
     straight, resumed = weights(tmp_path / "straight"), weights(tmp_path / "killed")
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
 
 
-def test_train_damaged_checkpoint_is_passed_over_for_the_one_before(run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_train_damaged_checkpoint_is_passed_over_for_the_one_before(
+    run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     run("straight")
     with pytest.raises(KilledError):
         run("killed", dying_after(7))
@@ -166,22 +197,31 @@ def test_train_finished_run_is_not_trained_on(run: Any, tmp_path: Path):
 
 def test_train_keeps_the_two_newest_checkpoints(run: Any, tmp_path: Path):
     run()
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["00000006", "00000008"]
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == [
+        "00000006",
+        "00000008",
+    ]
 
 
 def test_train_folder_of_another_run_is_refused(run: Any, tmp_path: Path, pairs_file: Path):
     run(steps=2)
-    with pytest.raises(FingerprintMismatchError, match=r"got a folder of a run with peak_lr 0\.001; give the same"):
+    with pytest.raises(
+        FingerprintMismatchError, match=r"got a folder of a run with peak_lr 0\.001; give the same"
+    ):
         run(steps=2, peak_lr=1e-4)
     pairs_file.write_text(pairs_file.read_text() + json.dumps({"query": "one", "document": "more"}) + "\n")
     with pytest.raises(FingerprintMismatchError, match="another pairs"):
         run(steps=2)
 
 
-def test_train_loss_that_is_not_finite_stops_and_names_the_last_good_checkpoint(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_train_loss_that_is_not_finite_stops_and_names_the_last_good_checkpoint(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     with pytest.raises(ModelError, match="step 1; there is no checkpoint yet"):
         _nan_at(run, monkeypatch, 1)
-    with pytest.raises(ModelError, match=r"got nan and 1\.0 in step 4; .*00000002 is the last good checkpoint"):
+    with pytest.raises(
+        ModelError, match=r"got nan and 1\.0 in step 4; .*00000002 is the last good checkpoint"
+    ):
         _nan_at(run, monkeypatch, 4)
     assert sorted(path.name for path in (tmp_path / "nan4" / "checkpoints").iterdir()) == ["00000002"]
 
@@ -191,7 +231,13 @@ def _nan_at(run: Any, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
         report = real_step(*arguments)
         if arguments[4] + 1 != step:
             return report
-        return type(report)(**{**{name: getattr(report, name) for name in report.__slots__}, "loss": float("nan"), "gradient_norm": 1.0})
+        return type(report)(
+            **{
+                **{name: getattr(report, name) for name in report.__slots__},
+                "loss": float("nan"),
+                "gradient_norm": 1.0,
+            }
+        )
 
     real_step = trainer.train_step
     with monkeypatch.context() as patch:
@@ -199,7 +245,9 @@ def _nan_at(run: Any, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
         run(f"nan{step}")
 
 
-def test_train_full_disk_at_a_checkpoint_leaves_the_one_before(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_train_full_disk_at_a_checkpoint_leaves_the_one_before(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     written: list[int] = []
 
     def full(*arguments: Any) -> None:
@@ -234,13 +282,24 @@ def test_train_documents_make_sequences_of_one_page_with_like_headed_sections_as
         return "\n\n".join(f"# {heading}\n\n{heading} {body}" for heading in ("way", "mark", "mountain"))
 
     words = ("cat", "mat", "river", "walk", "old")
-    pq.write_table(pa.table({"id": [1, 2, 3, 4, 5], "title": list(words), "text": [page(word) for word in words]}), tmp_path / "d.parquet")
+    pq.write_table(
+        pa.table({"id": [1, 2, 3, 4, 5], "title": list(words), "text": [page(word) for word in words]}),
+        tmp_path / "d.parquet",
+    )
     config = TrainConfig(**{**SETTINGS, "steps": 2, "batch_pairs": 6, "heldout_pairs": 0})
-    report = train([], tmp_path / "run", config, base=str(tiny_model_folder), documents=[tmp_path / "d.parquet"])
+    report = train(
+        [], tmp_path / "run", config, base=str(tiny_model_folder), documents=[tmp_path / "d.parquet"]
+    )
     assert report.pairs == 15
     records = [record for record in read_log(tmp_path / "run" / "log.jsonl") if "loss" in record]
     assert all(record["num_documents"] > record["num_queries"] == 6 for record in records)
-    both = train([pairs_file], tmp_path / "both", config, base=str(tiny_model_folder), documents=[tmp_path / "d.parquet"])
+    both = train(
+        [pairs_file],
+        tmp_path / "both",
+        config,
+        base=str(tiny_model_folder),
+        documents=[tmp_path / "d.parquet"],
+    )
     assert both.pairs == 75
 
 
@@ -272,7 +331,9 @@ def test_train_damaged_records_of_a_run_are_named_or_passed_over(run: Any, tmp_p
         assert run().resumed_at == 6
 
 
-def test_train_base_with_a_landmark_mixer_is_refused(tiny_model_folder: Path, pairs_file: Path, tmp_path: Path):
+def test_train_base_with_a_landmark_mixer_is_refused(
+    tiny_model_folder: Path, pairs_file: Path, tmp_path: Path
+):
     base = shutil.copytree(tiny_model_folder, tmp_path / "base")
     save_file({f"{MIXER_PREFIX}scale": torch.ones(1)}, base / "cairn_extra.safetensors")
     with pytest.raises(ModelError, match="without dense layers and a landmark mixer"):
@@ -299,7 +360,11 @@ def test_train_pairs_of_a_judged_set_are_counted_and_left_out(run: Any, tmp_path
 @pytest.mark.parametrize(
     ("settings", "error", "sentence"),
     [
-        ({"matryoshka_dims": (64,)}, ConfigError, "matryoshka_dims must be different numbers between 1 and the base model's 32"),
+        (
+            {"matryoshka_dims": (64,)},
+            ConfigError,
+            "matryoshka_dims must be different numbers between 1 and the base model's 32",
+        ),
         ({"matryoshka_layers": (1,)}, ModelError, "must end with the base model's last layer 2"),
     ],
 )
@@ -312,7 +377,14 @@ def test_train_widths_and_layers_the_base_does_not_have_are_refused(
 
 @pytest.mark.parametrize(
     "settings",
-    [{"steps": 0}, {"batch_pairs": 1}, {"context_absence": 1.5}, {"temperature": 0.0}, {"margin": float("nan")}, {"seed": -1}],
+    [
+        {"steps": 0},
+        {"batch_pairs": 1},
+        {"context_absence": 1.5},
+        {"temperature": 0.0},
+        {"margin": float("nan")},
+        {"seed": -1},
+    ],
 )
 def test_train_config_values_out_of_range_are_refused(settings: dict[str, Any]):
     with pytest.raises(ConfigError, match=next(iter(settings))):
@@ -324,11 +396,15 @@ def test_train_damaged_surrogate_file_is_said_in_a_sentence(run: Any, tmp_path: 
     path = tmp_path / "run" / "surrogate.safetensors"
     path.write_bytes(b"\x07" * 20)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    with pytest.raises(Exception, match=r"surrogate\.safetensors of the run must be a whole safetensors file"):
+    with pytest.raises(
+        Exception, match=r"surrogate\.safetensors of the run must be a whole safetensors file"
+    ):
         run(steps=1)
 
 
-def test_train_changes_beside_the_base_are_the_trained_model(run: Any, tmp_path: Path, tiny_model_folder: Path):
+def test_train_changes_beside_the_base_are_the_trained_model(
+    run: Any, tmp_path: Path, tiny_model_folder: Path
+):
     run(steps=3, freeze_embeddings=True)
     overlaid = shutil.copytree(tiny_model_folder, tmp_path / "overlaid")
     shutil.copy(tmp_path / "run" / "changes.safetensors", overlaid / "cairn_extra.safetensors")
@@ -337,7 +413,9 @@ def test_train_changes_beside_the_base_are_the_trained_model(run: Any, tmp_path:
     assert any(name.startswith("encoder.") for name in changes)
     texts = ["the old stone on the path", "a river"]
     vectors = [
-        DocumentEncoder(EncoderConfig(model=str(folder), attention="landmark", precision="fp32")).encode(texts).document_vectors_NV
+        DocumentEncoder(EncoderConfig(model=str(folder), attention="landmark", precision="fp32"))
+        .encode(texts)
+        .document_vectors_NV
         for folder in (tmp_path / "run" / "model", overlaid, tiny_model_folder)
     ]
     assert (vectors[0] * vectors[1]).sum(1).min() >= 0.9999  # apart by the rounding to bf16
@@ -354,7 +432,9 @@ def test_train_in_bf16_resumed_ends_bit_for_bit_as_if_undisturbed(run: Any, tmp_
 
 
 @pytest.mark.parametrize("step", [3, 6])
-def test_train_low_rank_stopped_and_resumed_ends_bit_for_bit_as_if_undisturbed(run: Any, tmp_path: Path, step: int):
+def test_train_low_rank_stopped_and_resumed_ends_bit_for_bit_as_if_undisturbed(
+    run: Any, tmp_path: Path, step: int
+):
     run("straight", lora_rank=4)
     with pytest.raises(KilledError):
         run("killed", dying_after(step), lora_rank=4)
@@ -364,11 +444,15 @@ def test_train_low_rank_stopped_and_resumed_ends_bit_for_bit_as_if_undisturbed(r
     assert without_times(tmp_path / "straight") == without_times(tmp_path / "killed")
 
 
-def test_train_low_rank_leaves_all_but_the_layers_matrices_as_the_base_has_them(run: Any, tmp_path: Path, tiny_model_folder: Path):
+def test_train_low_rank_leaves_all_but_the_layers_matrices_as_the_base_has_them(
+    run: Any, tmp_path: Path, tiny_model_folder: Path
+):
     run(steps=3, lora_rank=4)
     trained, base = weights(tmp_path / "run"), load_file(tiny_model_folder / "model.safetensors")
     moved = {name for name, tensor in base.items() if not torch.equal(tensor, trained[name])}
-    assert moved == {name for name in base if ".layer." in name and name.endswith("weight") and "LayerNorm" not in name}
+    assert moved == {
+        name for name in base if ".layer." in name and name.endswith("weight") and "LayerNorm" not in name
+    }
 
 
 def test_train_setting_younger_than_the_run_stood_at_its_default(run: Any, tmp_path: Path):

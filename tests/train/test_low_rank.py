@@ -9,8 +9,8 @@ import torch
 
 from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError
-from pipeline.model.checkpoint import Checkpoint, read_checkpoint
-from pipeline.model.encoder_folder import save_encoder_folder
+from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
+from pipeline.model.folders.encoder_folder import save_encoder_folder
 from pipeline.train.landmark_encoder import OWN_NAMES, LandmarkEncoder, PackedRows
 from pipeline.train.low_rank import add_low_rank, low_rank_parameters
 from pipeline.train.settings import TrainConfig
@@ -52,9 +52,15 @@ def test_low_rank_new_updates_leave_every_vector_as_it_was(base: Checkpoint):
 
 
 @pytest.mark.parametrize("matrices", ["all", "attention"])
-def test_low_rank_merged_into_a_saved_folder_gives_the_same_vectors(base: Checkpoint, tmp_path: Path, matrices: str):
+def test_low_rank_merged_into_a_saved_folder_gives_the_same_vectors(
+    base: Checkpoint, tmp_path: Path, matrices: str
+):
     model = adapted(base, lora_matrices=matrices)
-    save_encoder_folder(tmp_path / "merged", replace(base, tensors={**base.tensors, **model.published_tensors()}), EncoderConfig())
+    save_encoder_folder(
+        tmp_path / "merged",
+        replace(base, tensors={**base.tensors, **model.published_tensors()}),
+        EncoderConfig(),
+    )
     merged = LandmarkEncoder(read_checkpoint(tmp_path / "merged"))
     assert set(read_checkpoint(tmp_path / "merged").tensors) == set(base.tensors) | set(OWN_NAMES)
     assert float((embeddings(merged) - embeddings(model)).abs().max()) <= 1e-5
@@ -62,7 +68,9 @@ def test_low_rank_merged_into_a_saved_folder_gives_the_same_vectors(base: Checkp
 
 
 @pytest.mark.parametrize(("matrices", "num_updates"), [("all", 12), ("attention", 8)])
-def test_low_rank_updates_stand_beside_the_matrices_asked_for(base: Checkpoint, matrices: str, num_updates: int):
+def test_low_rank_updates_stand_beside_the_matrices_asked_for(
+    base: Checkpoint, matrices: str, num_updates: int
+):
     assert len(low_rank_parameters(adapted(base, lora_matrices=matrices))) == 2 * num_updates
 
 
@@ -71,7 +79,9 @@ def test_low_rank_difference_from_the_base_has_the_rank_asked_for(base: Checkpoi
         if name not in OWN_NAMES:
             difference = tensor - base.tensors[name]
             is_matrix = name.endswith("weight") and ".layer." in name and "LayerNorm" not in name
-            assert torch.linalg.matrix_rank(difference, atol=1e-4) == 3 if is_matrix else not difference.any(), name
+            assert (
+                torch.linalg.matrix_rank(difference, atol=1e-4) == 3 if is_matrix else not difference.any()
+            ), name
 
 
 def test_low_rank_only_updates_gates_and_null_token_are_trained(base: Checkpoint):
@@ -83,7 +93,10 @@ def test_low_rank_only_updates_gates_and_null_token_are_trained(base: Checkpoint
 
 def test_low_rank_alpha_scales_the_update(base: Checkpoint):
     name = "encoder.layer.0.attention.self.query.weight"
-    twice, sixfold = (adapted(base, lora_alpha=alpha).published_tensors()[name] - base.tensors[name] for alpha in (None, 18.0))
+    twice, sixfold = (
+        adapted(base, lora_alpha=alpha).published_tensors()[name] - base.tensors[name]
+        for alpha in (None, 18.0)
+    )
     assert torch.allclose(3 * twice, sixfold, atol=1e-6)
 
 
@@ -99,7 +112,9 @@ def test_low_rank_beyond_the_models_width_is_refused(base: Checkpoint):
         adapted(base, lora_rank=33)
 
 
-@pytest.mark.parametrize("settings", [{"lora_alpha": 4.0}, {"lora_matrices": "attention"}, {"lora_rank": 2, "lora_alpha": 0.0}])
+@pytest.mark.parametrize(
+    "settings", [{"lora_alpha": 4.0}, {"lora_matrices": "attention"}, {"lora_rank": 2, "lora_alpha": 0.0}]
+)
 def test_low_rank_settings_that_do_not_go_together_are_refused(settings: dict[str, object]):
     with pytest.raises(ConfigError, match=r"lora_(rank|alpha) must be"):
         TrainConfig(**{"steps": 1, **settings})

@@ -25,7 +25,9 @@ NOBODY = np.zeros(0, np.int64)
 def test_mine_hard_negatives_equals_the_rule_written_out(num_negatives: int):
     query, document, texts, sources = world()
     left_out = np.array([3, 8])
-    mined = mine_hard_negatives(query, document, texts, sources, num_negatives=num_negatives, max_share=0.95, left_out=left_out)
+    mined = mine_hard_negatives(
+        query, document, texts, sources, num_negatives=num_negatives, max_share=0.95, left_out=left_out
+    )
     for pair in range(N):
         positive = float(query[pair] @ document[pair])
         limit = positive - 0.05 * abs(positive)
@@ -41,6 +43,12 @@ def test_mine_hard_negatives_equals_the_rule_written_out(num_negatives: int):
 def test_mine_hard_negatives_a_pair_alone_in_its_source_has_none():
     query, document, texts, _ = world()
     mined = mine_hard_negatives(
-        query, document, texts, [str(place) for place in range(N)], num_negatives=2, max_share=0.95, left_out=NOBODY
+        query,
+        document,
+        texts,
+        [str(place) for place in range(N)],
+        num_negatives=2,
+        max_share=0.95,
+        left_out=NOBODY,
     )
     assert (mined == NONE_FOUND).all()

@@ -22,7 +22,10 @@ class Model(nn.Module):
 def stepped(model: Model, optimizer: torch.optim.Optimizer, times: int) -> None:
     for _ in range(times):
         optimizer.zero_grad()
-        (model.linear(torch.ones(3)).sum() + (model.landmark_attention["gates"] ** 2 + model.landmark_attention["gates"]).sum()).backward()
+        (
+            model.linear(torch.ones(3)).sum()
+            + (model.landmark_attention["gates"] ** 2 + model.landmark_attention["gates"]).sum()
+        ).backward()
         optimizer.step()
 
 
@@ -58,7 +61,9 @@ def test_restore_optimizer_goes_on_bit_for_bit():
     resumed = make_optimizer(second, config)
     restore_optimizer(resumed, second, stored)
     stepped(second, resumed, 2)
-    assert all(torch.equal(one, other) for one, other in zip(straight.parameters(), second.parameters(), strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(straight.parameters(), second.parameters(), strict=True)
+    )
 
 
 def test_restore_optimizer_of_another_model_is_refused():

@@ -29,11 +29,18 @@ def test_read_pairs_parquet_and_lines_give_the_same_pairs(tmp_path: Path):
     records = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     lines = read_pairs([write_lines(tmp_path / "pairs.jsonl", *records)])
     for pairs in (parquet, lines):
-        assert (pairs.queries, pairs.documents, pairs.titles, pairs.sources) == (("a", "b"), ("x", "y"), ("t", ""), ("s", "s"))
+        assert (pairs.queries, pairs.documents, pairs.titles, pairs.sources) == (
+            ("a", "b"),
+            ("x", "y"),
+            ("t", ""),
+            ("s", "s"),
+        )
 
 
 def test_read_pairs_without_source_takes_the_name_of_the_file(tmp_path: Path):
-    assert read_pairs([write_parquet(tmp_path / "manuals.parquet", query=["a"], document=["x"])]).sources == ("manuals",)
+    assert read_pairs([write_parquet(tmp_path / "manuals.parquet", query=["a"], document=["x"])]).sources == (
+        "manuals",
+    )
 
 
 def test_read_pairs_folder_is_read_in_the_order_of_names(tmp_path: Path):
@@ -45,31 +52,41 @@ def test_read_pairs_folder_is_read_in_the_order_of_names(tmp_path: Path):
 
 
 def test_read_pairs_empty_sides_and_repetitions_are_counted(tmp_path: Path):
-    path = write_parquet(tmp_path / "p.parquet", query=["a", " ", "b", "a", None], document=["x", "y", "", "x", "z"])
+    path = write_parquet(
+        tmp_path / "p.parquet", query=["a", " ", "b", "a", None], document=["x", "y", "", "x", "z"]
+    )
     pairs = read_pairs([path])
     assert pairs.queries == ("a",)
     assert pairs.skipped == {"empty query": 2, "empty document": 1, "repeated pair": 1}
 
 
 def test_read_pairs_text_that_is_not_unicode_is_counted_or_named(tmp_path: Path):
-    path = write_lines(tmp_path / "p.jsonl", {"query": "half \ud800", "document": "x"}, {"query": "a", "document": "x"})
+    path = write_lines(
+        tmp_path / "p.jsonl", {"query": "half \ud800", "document": "x"}, {"query": "a", "document": "x"}
+    )
     pairs = read_pairs([path])
     assert (pairs.queries, pairs.skipped) == (("a",), {"text that is not valid Unicode": 1})
-    damaged = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xff\xfe")])
+    damaged = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xff\xfe")]
+    )
     pq.write_table(pa.table({"query": damaged, "document": ["x"]}), tmp_path / "p.parquet")
     with pytest.raises(SourceError, match=r"p\.parquet must hold whole texts in UTF-8"):
         read_pairs([tmp_path / "p.parquet"])
 
 
 def test_take_counts_what_it_leaves_out(tmp_path: Path):
-    pairs = read_pairs([write_parquet(tmp_path / "p.parquet", query=["a", "b", "c"], document=["x", "y", "z"])])
+    pairs = read_pairs(
+        [write_parquet(tmp_path / "p.parquet", query=["a", "b", "c"], document=["x", "y", "z"])]
+    )
     kept = pairs.take([0, 2], "not wanted")
     assert (kept.queries, kept.documents, kept.skipped) == (("a", "c"), ("x", "z"), {"not wanted": 1})
 
 
 def test_join_pairs_keeps_the_order_and_adds_up_what_was_skipped():
     one = TrainingPairs.of([PairRow("a", "x", "t", "s")], {"empty query": 2})
-    other = TrainingPairs.of([PairRow("b", "y", "u", "s", "0:3", "Use")], {"empty query": 1, "repeated pair": 4})
+    other = TrainingPairs.of(
+        [PairRow("b", "y", "u", "s", "0:3", "Use")], {"empty query": 1, "repeated pair": 4}
+    )
     both = join_pairs([one, other])
     assert list(both.rows()) == [PairRow("a", "x", "t", "s"), PairRow("b", "y", "u", "s", "0:3", "Use")]
     assert both.skipped == {"empty query": 3, "repeated pair": 4}
@@ -81,9 +98,14 @@ def test_text_numbers_equal_texts_share_a_number():
 
 
 def test_read_pairs_missing_column_is_named(tmp_path: Path):
-    with pytest.raises(SchemaError, match=r"p\.parquet must have the columns query and document, got question, document"):
+    with pytest.raises(
+        SchemaError, match=r"p\.parquet must have the columns query and document, got question, document"
+    ):
         read_pairs([write_parquet(tmp_path / "p.parquet", question=["a"], document=["x"])])
-    with pytest.raises(SchemaError, match=r"line 2 of p\.jsonl must be a JSON object with query and document, got one with query$"):
+    with pytest.raises(
+        SchemaError,
+        match=r"line 2 of p\.jsonl must be a JSON object with query and document, got one with query$",
+    ):
         read_pairs([write_lines(tmp_path / "p.jsonl", {"query": "a", "document": "x"}, {"query": "b"})])
 
 

@@ -10,7 +10,9 @@ from pipeline.train.processes import ALONE, first_before_others, joined_processe
 
 
 @pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "1", "RANK": "0"}, {"WORLD_SIZE": "2"}])
-def test_joined_processes_without_torchrun_is_one_alone_that_loads_nothing(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]):
+def test_joined_processes_without_torchrun_is_one_alone_that_loads_nothing(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+):
     for name in ("WORLD_SIZE", "RANK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -25,10 +27,15 @@ def test_joined_processes_without_torchrun_is_one_alone_that_loads_nothing(monke
     ("variables", "sentence"),
     [
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE must be the number of processes, got 'two'"),
-        ({"WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, "must be started by torchrun, which tells them where to meet"),
+        (
+            {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost"},
+            "must be started by torchrun, which tells them where to meet",
+        ),
     ],
 )
-def test_joined_processes_of_a_broken_environment_are_refused(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], sentence: str):
+def test_joined_processes_of_a_broken_environment_are_refused(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], sentence: str
+):
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"RANK": "0", **variables}.items():

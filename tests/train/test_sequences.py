@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.model.checkpoint import read_checkpoint
+from pipeline.model.folders.checkpoint import read_checkpoint
 from pipeline.train.pairs import TrainingPairs
 from pipeline.train.sequences import NO_TEXT, SequenceMaker, make_units, split_rows, units_of_a_batch
 
@@ -17,7 +17,9 @@ def pairs_of(*pairs: tuple[str, str, str]) -> TrainingPairs:
 
 
 THREE = pairs_of(
-    ("the cat", "cat sat on the mat the old cat", "way"), ("the mat", "cat sat on the mat the old cat", "way"), ("river", "a river", "way")
+    ("the cat", "cat sat on the mat the old cat", "way"),
+    ("the mat", "cat sat on the mat the old cat", "way"),
+    ("river", "a river", "way"),
 )
 
 
@@ -36,20 +38,28 @@ def rows_as_text(folder: Path, batch_rows: object) -> list[str]:
 
 
 def test_make_units_are_neighbours_of_one_source():
-    pairs = TrainingPairs(queries=tuple("abcde"), documents=tuple("vwxyz"), titles=("",) * 5, sources=("a", "a", "a", "b", "a"))
+    pairs = TrainingPairs(
+        queries=tuple("abcde"), documents=tuple("vwxyz"), titles=("",) * 5, sources=("a", "a", "a", "b", "a")
+    )
     assert make_units(pairs, range(5), 2) == ((0, 1), (2,), (3,), (4,))
     assert make_units(pairs, [0, 2, 4], 3) == ((0, 2, 4),)
 
 
 def test_make_units_never_stretch_over_two_pages():
     pairs = TrainingPairs(
-        queries=tuple("abcd"), documents=tuple("wxyz"), titles=("",) * 4, sources=("s",) * 4, pages=("0:0", "0:1", "0:1", "0:1")
+        queries=tuple("abcd"),
+        documents=tuple("wxyz"),
+        titles=("",) * 4,
+        sources=("s",) * 4,
+        pages=("0:0", "0:1", "0:1", "0:1"),
     )
     assert make_units(pairs, range(4), 2) == ((0,), (1, 2), (3,))
 
 
 def test_make_units_count_documents_and_keep_their_queries_together():
-    pairs = TrainingPairs(queries=tuple("abcdef"), documents=tuple("xxyyxz"), titles=("",) * 6, sources=("s",) * 6)
+    pairs = TrainingPairs(
+        queries=tuple("abcdef"), documents=tuple("xxyyxz"), titles=("",) * 6, sources=("s",) * 6
+    )
     assert make_units(pairs, range(6), 2) == ((0, 1, 2, 3, 4), (5,))
 
 
@@ -94,7 +104,9 @@ def test_make_units_have_an_interval_each(tiny_model_folder: Path):
 
 
 def test_make_texts_are_cut_after_their_limits(tiny_model_folder: Path):
-    short = maker(tiny_model_folder, max_query_tokens=1, max_document_tokens=3).make([(0,)], np.array([64]), np.array([False]))
+    short = maker(tiny_model_folder, max_query_tokens=1, max_document_tokens=3).make(
+        [(0,)], np.array([64]), np.array([False])
+    )
     assert rows_as_text(tiny_model_folder, short.rows) == ["[CLS] the [SEP]", "[CLS] cat sat on [SEP]"]
 
 
@@ -123,11 +135,17 @@ def test_split_rows_parts_are_whole_windows_within_the_budget(
 ):
     pairs = make_pairs(24)
     units = make_units(pairs, range(len(pairs)), 3)
-    rows = maker(tiny_model_folder, pairs).make(units, np.full(len(units), 8), np.ones(len(units), np.bool_)).rows
+    rows = (
+        maker(tiny_model_folder, pairs)
+        .make(units, np.full(len(units), 8), np.ones(len(units), np.bool_))
+        .rows
+    )
     parts = split_rows(rows, max_tokens)
     for name in ("ids_N", "lengths_B", "windows_B", "pooled_start_B", "pooled_end_B"):
         assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(rows, name))
     windows = [set(part.windows_B.tolist()) for part in parts]
     assert sum(map(len, windows)) == len(set(rows.windows_B.tolist()))
-    assert all(len(part.ids_N) <= max_tokens or len(seen) == 1 for part, seen in zip(parts, windows, strict=True))
+    assert all(
+        len(part.ids_N) <= max_tokens or len(seen) == 1 for part, seen in zip(parts, windows, strict=True)
+    )
     assert len(parts) == 1 or max_tokens < len(rows.ids_N)

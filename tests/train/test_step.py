@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.model.checkpoint import read_checkpoint
+from pipeline.model.folders.checkpoint import read_checkpoint
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.pairs import TrainingPairs, text_numbers
 from pipeline.train.processes import ALONE, Processes
@@ -19,11 +19,15 @@ from pipeline.train.surrogate import PairVectors
 
 
 @pytest.fixture
-def data(tiny_model_folder: Path, make_pairs: Callable[..., TrainingPairs]) -> tuple[TrainingData, list[tuple[int, ...]]]:
+def data(
+    tiny_model_folder: Path, make_pairs: Callable[..., TrainingPairs]
+) -> tuple[TrainingData, list[tuple[int, ...]]]:
     pairs = make_pairs(24)
     generator = np.random.default_rng(0)
     vectors = generator.standard_normal((2, 24, 5)).astype(np.float32)
-    maker = SequenceMaker(read_checkpoint(tiny_model_folder), pairs, pooling="lmk", max_query_tokens=16, max_document_tokens=64)
+    maker = SequenceMaker(
+        read_checkpoint(tiny_model_folder), pairs, pooling="lmk", max_query_tokens=16, max_document_tokens=64
+    )
     return (
         TrainingData(
             maker=maker,
@@ -37,7 +41,14 @@ def data(tiny_model_folder: Path, make_pairs: Callable[..., TrainingPairs]) -> t
 
 def config_of(**settings: Any) -> TrainConfig:
     return TrainConfig(
-        **{"steps": 9, "context_documents": 6, "max_context_tokens": 12, "context_absence": 0.0, "max_gradient_norm": 1e9} | settings
+        **{
+            "steps": 9,
+            "context_documents": 6,
+            "max_context_tokens": 12,
+            "context_absence": 0.0,
+            "max_gradient_norm": 1e9,
+        }
+        | settings
     )
 
 
@@ -56,7 +67,9 @@ def gradients(
             parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
     taught_by = LandmarkEncoder(read_checkpoint(folder)).requires_grad_(False) if teacher else None
     report = train_step(model, taught_by, data[0], data[1], step, config, processes)
-    return report, {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return report, {
+        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
 
 
 @pytest.mark.parametrize("context_dropout", [0.0, 0.4])
@@ -71,7 +84,9 @@ def test_train_step_in_micro_batches_gives_the_gradient_of_the_whole(
     assert parts.loss == pytest.approx(whole.loss, abs=1e-4)
     assert set(found) == set(expected)
     for name, gradient in expected.items():
-        assert float((found[name] - gradient).abs().max()) <= 2e-4 * max(1.0, float(gradient.abs().max())), name
+        assert float((found[name] - gradient).abs().max()) <= 2e-4 * max(1.0, float(gradient.abs().max())), (
+            name
+        )
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -80,22 +95,32 @@ def test_train_step_of_several_processes_gives_each_the_gradient_of_one(
 ):
     config = config_of(context_dropout=0.4, matryoshka_dims=(8, 32))
     one, expected = gradients(tiny_model_folder, data, config)
-    for report, found in in_threads(size, lambda processes: gradients(tiny_model_folder, data, config, processes=processes)):
+    for report, found in in_threads(
+        size, lambda processes: gradients(tiny_model_folder, data, config, processes=processes)
+    ):
         assert report.loss == pytest.approx(one.loss, abs=1e-5)
         assert report.num_tokens == one.num_tokens
         assert set(found) == set(expected)
         for name, gradient in expected.items():
-            assert float((found[name] - gradient).abs().max()) <= 1e-5 * max(1.0, float(gradient.abs().max())), name
+            assert float((found[name] - gradient).abs().max()) <= 1e-5 * max(
+                1.0, float(gradient.abs().max())
+            ), name
 
 
 def test_train_step_reaches_gates_null_token_and_every_weight(tiny_model_folder: Path, data: Any):
     report, found = gradients(tiny_model_folder, data, config_of(context_dropout=0.5))
     assert report.num_context == 6
-    assert {name for name, _ in LandmarkEncoder(read_checkpoint(tiny_model_folder)).named_parameters()} == set(found)
+    assert {
+        name for name, _ in LandmarkEncoder(read_checkpoint(tiny_model_folder)).named_parameters()
+    } == set(found)
 
 
-def test_train_step_the_same_step_is_the_same_bit_for_bit_and_another_is_not(tiny_model_folder: Path, data: Any):
-    one, again, other = (gradients(tiny_model_folder, data, config_of(context_dropout=0.3), step) for step in (4, 4, 5))
+def test_train_step_the_same_step_is_the_same_bit_for_bit_and_another_is_not(
+    tiny_model_folder: Path, data: Any
+):
+    one, again, other = (
+        gradients(tiny_model_folder, data, config_of(context_dropout=0.3), step) for step in (4, 4, 5)
+    )
     assert one[0] == again[0]
     assert all(torch.equal(one[1][name], again[1][name]) for name in one[1])
     assert one[0].loss != other[0].loss
@@ -103,7 +128,9 @@ def test_train_step_the_same_step_is_the_same_bit_for_bit_and_another_is_not(tin
 
 def test_train_step_chunk_attention_leaves_gates_alone(tiny_model_folder: Path, data: Any):
     _, found = gradients(tiny_model_folder, data, config_of(attention="chunk"))
-    assert all("landmark_attention" not in name or not gradient.abs().max() for name, gradient in found.items())
+    assert all(
+        "landmark_attention" not in name or not gradient.abs().max() for name, gradient in found.items()
+    )
 
 
 def test_train_step_distillation_pulls_a_moved_model_back(tiny_model_folder: Path, data: Any):
@@ -115,7 +142,9 @@ def test_train_step_distillation_pulls_a_moved_model_back(tiny_model_folder: Pat
 def test_train_step_gradient_is_clipped(tiny_model_folder: Path, data: Any):
     report, found = gradients(tiny_model_folder, data, config_of(max_gradient_norm=0.01))
     assert report.gradient_norm > 0.01
-    assert sum(float(gradient.pow(2).sum()) for gradient in found.values()) ** 0.5 == pytest.approx(0.01, rel=1e-3)
+    assert sum(float(gradient.pow(2).sum()) for gradient in found.values()) ** 0.5 == pytest.approx(
+        0.01, rel=1e-3
+    )
 
 
 def test_train_step_in_bf16_is_near_fp32(tiny_model_folder: Path, data: Any):
@@ -127,7 +156,9 @@ def test_train_step_in_bf16_is_near_fp32(tiny_model_folder: Path, data: Any):
 
 def test_draw_batch_context_is_absent_in_its_share_of_steps(data: Any):
     config = config_of(context_absence=0.5)
-    contexts = [draw_batch(data[0], data[1], np.random.default_rng(step), config, 96)[1] for step in range(60)]
+    contexts = [
+        draw_batch(data[0], data[1], np.random.default_rng(step), config, 96)[1] for step in range(60)
+    ]
     assert 15 < sum(context is None for context in contexts) < 45
     assert {len(context) for context in contexts if context is not None} == {6}
 
@@ -137,7 +168,12 @@ def test_draw_batch_hard_negatives_stand_behind_the_documents(data: Any):
     mined[0] = [20, 21]
     mined[1] = [20, -1]
     batch, _ = draw_batch(
-        TrainingData(maker=data[0].maker, vectors=data[0].vectors, document_number_N=data[0].document_number_N, hard_negatives_Nk=mined),
+        TrainingData(
+            maker=data[0].maker,
+            vectors=data[0].vectors,
+            document_number_N=data[0].document_number_N,
+            hard_negatives_Nk=mined,
+        ),
         [(0, 1)],
         np.random.default_rng(0),
         config_of(),

@@ -32,7 +32,9 @@ def test_embed_pairs_gives_unit_vectors_and_equal_texts_equal_ones(
     assert not np.array_equal(vectors.document_NV[0], vectors.document_NV[2])
 
 
-def test_kept_vectors_are_made_once_for_a_key(tiny_model_folder: Path, make_pairs: Callable[..., TrainingPairs], tmp_path: Path):
+def test_kept_vectors_are_made_once_for_a_key(
+    tiny_model_folder: Path, make_pairs: Callable[..., TrainingPairs], tmp_path: Path
+):
     backbone = load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="fp32"), CPU)
     calls: list[int] = []
 
@@ -47,12 +49,18 @@ def test_kept_vectors_are_made_once_for_a_key(tiny_model_folder: Path, make_pair
     assert len(calls) == 2
 
 
-def test_pairs_fingerprint_knows_texts_order_and_where_a_column_ends(make_pairs: Callable[..., TrainingPairs]):
+def test_pairs_fingerprint_knows_texts_order_and_where_a_column_ends(
+    make_pairs: Callable[..., TrainingPairs],
+):
     pairs = make_pairs(6)
     others = [
         replace(pairs, queries=("x", *pairs.queries[1:])),
         replace(pairs, titles=tuple(reversed(pairs.titles))),
-        replace(pairs, queries=(pairs.queries[0] + "a", *pairs.queries[1:]), documents=(pairs.documents[0][1:], *pairs.documents[1:])),
+        replace(
+            pairs,
+            queries=(pairs.queries[0] + "a", *pairs.queries[1:]),
+            documents=(pairs.documents[0][1:], *pairs.documents[1:]),
+        ),
     ]
     assert len({pairs_fingerprint(some) for some in (pairs, *others)}) == 4
     assert pairs_fingerprint(pairs) == pairs_fingerprint(make_pairs(6))

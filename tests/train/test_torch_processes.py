@@ -1,4 +1,7 @@
-"""Two processes over gloo, started by torchrun as a user starts them; what one process by itself does is the oracle."""
+"""Two processes over gloo, started by torchrun as a user starts them.
+
+What one process by itself does is the oracle.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,8 @@ def work(output, dies_after=-1):
     Path(f"{output}-{processes.rank}.json").write_text(json.dumps(done))
 
 def fork(size, output, dies_after=-1):
-    # What torchrun does, from a process that has imported everything: it tells who is who, and ends all when one fails.
+    # What torchrun does, from a process that has imported everything: it tells who is who, and ends all when
+    # one fails.
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -106,7 +110,9 @@ def start(tiny_model_folder: Path, pairs_file: Path, tmp_path: Path) -> Any:
     def run(*words: str, launcher: tuple[str, ...] = ()) -> None:
         given = [str(tiny_model_folder), str(pairs_file), json.dumps(SETTINGS), *words]
         command = [sys.executable, *launcher, str(program), *given]
-        done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
 
     return run
@@ -122,12 +128,20 @@ def gradients(tmp_path: Path, name: str, rank: int = 0) -> dict[str, torch.Tenso
 
 
 def logged(tmp_path: Path, name: str) -> list[dict[str, Any]]:
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in read_log(tmp_path / name / "log.jsonl")]
+    return [
+        {key: value for key, value in record.items() if key != "seconds"}
+        for record in read_log(tmp_path / name / "log.jsonl")
+    ]
 
 
 @pytest.mark.slow
-def test_two_processes_make_the_gradient_of_one_on_the_same_batch_and_go_on_after_a_kill(start: Any, tmp_path: Path):
-    start(str(tmp_path / "both"), launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"))
+def test_two_processes_make_the_gradient_of_one_on_the_same_batch_and_go_on_after_a_kill(
+    start: Any, tmp_path: Path
+):
+    start(
+        str(tmp_path / "both"),
+        launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+    )
     killed = str(tmp_path / "killed")
     start("fork", json.dumps([[1, str(tmp_path / "alone"), -1], [2, killed, 2], [2, killed, -1]]))
 
@@ -136,7 +150,11 @@ def test_two_processes_make_the_gradient_of_one_on_the_same_batch_and_go_on_afte
     assert [(each["rank"], each["size"]) for each in both] == [(0, 2), (1, 2)]
     assert both[0]["loss"] == both[1]["loss"]
 
-    one, first, second = gradients(tmp_path, "alone"), gradients(tmp_path, "both"), gradients(tmp_path, "both", 1)
+    one, first, second = (
+        gradients(tmp_path, "alone"),
+        gradients(tmp_path, "both"),
+        gradients(tmp_path, "both", 1),
+    )
     assert set(one) == set(first) == set(second)
     for name, gradient in one.items():
         assert float((first[name] - gradient).abs().max()) <= 1e-5, name
@@ -150,6 +168,8 @@ def test_two_processes_make_the_gradient_of_one_on_the_same_batch_and_go_on_afte
     ]
 
     assert [each["resumed_at"] for each in said(tmp_path, "killed")] == [2, 2]
-    straight, resumed = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("both", "killed"))
+    straight, resumed = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("both", "killed")
+    )
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
     assert logged(tmp_path, "killed") == by_two

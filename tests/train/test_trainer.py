@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.errors import FingerprintMismatchError
-from pipeline.model.checkpoint import read_checkpoint
+from pipeline.model.folders.checkpoint import read_checkpoint
 from pipeline.train.log import read_log
 from pipeline.train.loop import train
 from pipeline.train.settings import TrainConfig
@@ -53,7 +53,9 @@ def run(tiny_model_folder: Path, pairs_file: Path, tmp_path: Path) -> Callable[.
     def start(judge: Judge, progress: Any = None, **settings: Any) -> TrainReport:
         listener = {} if progress is None else {"progress": progress}
         config = TrainConfig(**{**SETTINGS, **settings})
-        return train([pairs_file], tmp_path / "run", config, base=str(tiny_model_folder), scorer=judge, **listener)
+        return train(
+            [pairs_file], tmp_path / "run", config, base=str(tiny_model_folder), scorer=judge, **listener
+        )
 
     return start
 
@@ -70,7 +72,9 @@ def test_trainer_keeps_the_model_of_the_best_dev_score(run: Any, tmp_path: Path)
 def test_trainer_logs_and_draws_dev_scores_beside_the_held_out_ones(run: Any, tmp_path: Path):
     run(Judge([0.1, 0.4, 0.2, 0.3]))
     records = read_log(tmp_path / "run" / "log.jsonl")
-    assert [(each["step"], each["dev_score"], each["dev/a/nDCG@10"]) for each in records if "dev_score" in each] == [
+    assert [
+        (each["step"], each["dev_score"], each["dev/a/nDCG@10"]) for each in records if "dev_score" in each
+    ] == [
         (0, 0.1, 0.1),
         (2, 0.4, 0.4),
         (4, 0.2, 0.2),
@@ -78,7 +82,10 @@ def test_trainer_logs_and_draws_dev_scores_beside_the_held_out_ones(run: Any, tm
     ]
     assert [each["step"] for each in records if "heldout_ndcg_at_10" in each] == [0, 3, 6]
     drawing = (tmp_path / "run" / "log.svg").read_text()
-    assert all(f">{name}</text>" in drawing for name in ("loss", "heldout_ndcg_at_10", "dev_score", "dev/a/nDCG@10", "dev/b/nDCG@10"))
+    assert all(
+        f">{name}</text>" in drawing
+        for name in ("loss", "heldout_ndcg_at_10", "dev_score", "dev/a/nDCG@10", "dev/b/nDCG@10")
+    )
 
 
 def test_trainer_resumed_remembers_the_best_dev_score(run: Any, tmp_path: Path):
@@ -92,10 +99,14 @@ def test_trainer_resumed_remembers_the_best_dev_score(run: Any, tmp_path: Path):
     report = run(Judge([0.2, 0.3]))
     assert (report.resumed_at, report.best_score, report.best_step) == (3, 0.4, 2)
     assert torch.equal(query_weight(tmp_path / "run" / "best"), kept)
-    assert [each["dev_score"] for each in read_log(tmp_path / "run" / "log.jsonl") if "dev_score" in each] == [0.1, 0.4, 0.2, 0.3]
+    assert [
+        each["dev_score"] for each in read_log(tmp_path / "run" / "log.jsonl") if "dev_score" in each
+    ] == [0.1, 0.4, 0.2, 0.3]
 
 
-def test_trainer_whose_best_was_replaced_before_its_checkpoint_scores_the_step_again(run: Any, tmp_path: Path):
+def test_trainer_whose_best_was_replaced_before_its_checkpoint_scores_the_step_again(
+    run: Any, tmp_path: Path
+):
     def dying(stage: str, done: int, total: int | None, unit: str) -> None:
         if stage == "train" and done == 5:
             raise KeyboardInterrupt

@@ -21,7 +21,12 @@ from pipeline.serve.app import create_app
 from pipeline.serve.settings import ServeSettings
 from pipeline.types import Reranker
 
-CHROMIUM = os.environ.get("CAIRN_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    os.environ.get("CAIRN_CHROMIUM")
+    or shutil.which("chromium")
+    or shutil.which("chromium-browser")
+    or shutil.which("google-chrome")
+)
 PATIENCE_MILLISECONDS = 120_000.0
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
@@ -29,13 +34,17 @@ ARGUMENTS = [
 ]  # fmt: skip
 EVIL = '<img src=x onerror="document.title=\'taken\'"><script>document.title="taken"</script>'
 ROWS = [
-    {"id": "plain/granite", "title": "Granite", "text": "granite is an old stone on the way. " * 12, "tenant": "acme", "year": 2001},
-    {"id": "plain/basalt", "title": "Basalt", "text": "basalt is a dark stone by the river path. " * 40, "tenant": "zenith", "year": 2002},
+    {"id": "plain/granite", "title": "Granite", "text": "granite is an old stone on the "
+"way. " * 12, "tenant": "acme", "year": 2001},
+    {"id": "plain/basalt", "title": "Basalt", "text": "basalt is a dark stone by the river "
+"path. " * 40, "tenant": "zenith", "year": 2002},
     {"id": "astral/🪨", "title": "Letters 🏔🪨", "text": "🏔😀🪨 😀 mark the way é " * 14 + "pumice on the river 🏔 " * 9, "tenant": "acme",
      "year": 2003},
     {"id": EVIL, "title": EVIL, "text": f"obsidian {EVIL} cuts the mat. " * 6, "tenant": EVIL, "year": 2004},
-    {"id": "astral/rtl", "title": "אבני דרך", "text": "אבן ישנה על הדרך, ליד הנהר. " * 12, "tenant": "acme", "year": 2005},
-    *({"id": f"filler/{n}", "title": f"Filler {n}", "text": f"chert number {n} walks the old path " * (1 + n % 5), "tenant": "acme",
+    {"id": "astral/rtl", "title": "אבני דרך", "text": "אבן ישנה על הדרך, ליד "
+"הנהר. " * 12, "tenant": "acme", "year": 2005},
+    *({"id": f"filler/{n}", "title": f"Filler {n}", "text": f"chert number {n} walks the old "
+"path " * (1 + n % 5), "tenant": "acme",
        "year": 2010 + n} for n in range(30)),
 ]  # fmt: skip
 
@@ -44,10 +53,14 @@ class Listening:
     """A server of an application on a port of its own, on a thread."""
 
     def __init__(self, settings: ServeSettings, reranker: Reranker | None) -> None:
-        self._server = uvicorn.Server(uvicorn.Config(create_app(settings, reranker=reranker), log_config=None, lifespan="on", ws="none"))
+        self._server = uvicorn.Server(
+            uvicorn.Config(create_app(settings, reranker=reranker), log_config=None, lifespan="on", ws="none")
+        )
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, name="page-server")
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._listener]}, name="page-server"
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -72,7 +85,10 @@ class Held:
 
 @pytest.fixture(scope="session")
 def rows() -> list[dict[str, Any]]:
-    """The documents of the collection ``stones``; ids and titles hold astral characters, markup, and a script from right to left."""
+    """The documents of the collection ``stones``.
+
+    Ids and titles hold astral characters, markup, and a script from right to left.
+    """
     return ROWS
 
 
@@ -122,14 +138,19 @@ def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("there is no Chromium here: apt-get install chromium")
     with sync_api.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, timeout=PATIENCE_MILLISECONDS)
+        browser = driver.chromium.launch(
+            executable_path=CHROMIUM, args=ARGUMENTS, timeout=PATIENCE_MILLISECONDS
+        )
         yield browser
         browser.close()
 
 
 @pytest.fixture
 def visit(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
-    """Return ``visit(hash, **context)``: a tab on the page with a collection chosen; at the end its console must have been silent."""
+    """Return ``visit(hash, **context)``: a tab on the page with a collection chosen.
+
+    At the end its console must have been silent.
+    """
     complaints: list[str] = []
     contexts: list[Any] = []
 
@@ -137,9 +158,15 @@ def visit(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
         contexts.append(browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **options}))
         contexts[-1].set_default_timeout(PATIENCE_MILLISECONDS)
         tab = contexts[-1].new_page()
-        tab.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        tab.on(
+            "console",
+            lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None,
+        )
         tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.add_init_script("document.addEventListener('securitypolicyviolation', (e) => console.error('policy', e.violatedDirective))")
+        tab.add_init_script(
+            "document.addEventListener('securitypolicyviolation', (e) => console.error('policy', "
+            "e.violatedDirective))"
+        )
         tab.goto(f"{at or address}/{fragment}")
         return tab
 
@@ -151,13 +178,19 @@ def visit(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="session")
 def hold() -> Callable[[Any, str], Held]:
-    """Return ``hold(tab, pattern)``: requests of a tab that wait; ``.first()`` is the route of the first of them, once it is there."""
+    """Return ``hold(tab, pattern)``: requests of a tab that wait.
+
+    ``.first()`` is the route of the first of them, once it is there.
+    """
     return Held
 
 
 @pytest.fixture(scope="session")
 def ask() -> Callable[[Any, str, str], None]:
-    """Return ``ask(tab, query, title)``: type a query and wait for its answer, with a document of this title among the hits."""
+    """Return ``ask(tab, query, title)``.
+
+    Type a query and wait for its answer, with a document of this title among the hits.
+    """
 
     def run(tab: Any, query: str, found: str) -> None:
         tab.fill("#query", query)

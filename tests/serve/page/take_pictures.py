@@ -25,7 +25,9 @@ def save(tab: Any, name: str) -> None:
 
 def main(address: str) -> None:
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"])
+        browser = driver.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+        )
 
         def visit(**options: Any) -> Any:
             tab = browser.new_context(**options).new_page()

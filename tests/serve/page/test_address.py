@@ -1,4 +1,7 @@
-"""Addresses that somebody wrote: what the page cannot show is said, and never answered as if less had been asked."""
+"""Addresses that somebody wrote.
+
+What the page cannot show is said, and never answered as if less had been asked.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ def test_unknown_granularity_is_both(visit: Callable[..., Any]) -> None:
     assert tab.locator("[name=granularity]:checked").get_attribute("value") == "both"
 
 
-def test_collection_that_is_not_there_is_said_and_another_one_can_be_chosen(visit: Callable[..., Any]) -> None:
+def test_collection_that_is_not_there_is_said_and_another_one_can_be_chosen(
+    visit: Callable[..., Any],
+) -> None:
     tab = visit(address(collection="nope", q="basalt"))
     tab.locator("#notice p", has_text="The collection “nope” is not here: choose another one.").wait_for()
     assert tab.locator(".hit").count() == 0
@@ -46,7 +51,9 @@ def test_collection_that_is_not_there_is_said_and_another_one_can_be_chosen(visi
         "5",
     ],
 )
-def test_filters_that_cannot_be_shown_are_said_and_nothing_is_asked_without_them(visit: Callable[..., Any], filters: str) -> None:
+def test_filters_that_cannot_be_shown_are_said_and_nothing_is_asked_without_them(
+    visit: Callable[..., Any], filters: str
+) -> None:
     asked: list[Any] = []
     tab = visit("")
     tab.on("request", lambda request: asked.append(request) if request.url.endswith("/search") else None)
@@ -64,11 +71,18 @@ def test_filters_that_cannot_be_shown_are_said_and_nothing_is_asked_without_them
         ({"value": "acme", "key": "tenant", "type": "eq"}, ACME),
         ({"type": "and", "filters": [ACME]}, ACME),
         ({"filters": [ACME, LATE], "type": "or"}, {"type": "or", "filters": [ACME, LATE]}),
-        ({"type": "in", "key": "year", "value": [2001, 2003]}, {"type": "in", "key": "year", "value": [2001, 2003]}),
+        (
+            {"type": "in", "key": "year", "value": [2001, 2003]},
+            {"type": "in", "key": "year", "value": [2001, 2003]},
+        ),
     ],
 )
-def test_filters_that_mean_what_the_rows_mean_are_asked(visit: Callable[..., Any], tree: dict[str, Any], meant: dict[str, Any]) -> None:
+def test_filters_that_mean_what_the_rows_mean_are_asked(
+    visit: Callable[..., Any], tree: dict[str, Any], meant: dict[str, Any]
+) -> None:
     tab = visit("")
     with tab.expect_request(lambda request: request.url.endswith("/search")) as request:
-        tab.goto(f"{tab.url.split('#')[0]}?again{address(collection='stones', q='basalt', filters=json.dumps(tree))}")
+        tab.goto(
+            f"{tab.url.split('#')[0]}?again{address(collection='stones', q='basalt', filters=json.dumps(tree))}"
+        )
     assert request.value.post_data_json["filters"] == meant

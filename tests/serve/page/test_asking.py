@@ -18,7 +18,9 @@ from pipeline.serve.settings import ServeSettings
 pytestmark = pytest.mark.xdist_group("page")
 
 
-def test_results_appear_while_one_types(visit: Callable[..., Any], ask: Callable[..., None], titles: Callable[[Any], list[str]]) -> None:
+def test_results_appear_while_one_types(
+    visit: Callable[..., Any], ask: Callable[..., None], titles: Callable[[Any], list[str]]
+) -> None:
     tab = visit()
     tab.locator("#query").press_sequentially("pumi")
     tab.locator(".hit").first.wait_for()
@@ -41,7 +43,9 @@ def test_what_is_typed_before_the_collections_are_known_keeps_the_rest_of_the_ad
     collections = held.first()
     assert tab.locator("#query").input_value() == "old"
     tab.fill("#query", "granite")
-    with tab.expect_request(lambda request: request.url.endswith("/search") and "granite" in (request.post_data or "")) as request:
+    with tab.expect_request(
+        lambda request: request.url.endswith("/search") and "granite" in (request.post_data or "")
+    ) as request:
         collections.continue_()
         tab.locator(".filter").wait_for()
     body = request.value.post_data_json
@@ -55,7 +59,10 @@ def test_answer_that_is_not_wanted_any_more_is_never_shown(
     tab = visit()
     ask(tab, "basalt", "Basalt")
     late: list[Any] = []
-    tab.route("**/search", lambda route: late.append(route) if "granite" in route.request.post_data else route.continue_())
+    tab.route(
+        "**/search",
+        lambda route: late.append(route) if "granite" in route.request.post_data else route.continue_(),
+    )
     with tab.expect_request(lambda request: "granite" in (request.post_data or "")):
         tab.fill("#query", "granite")
     with tab.expect_response("**/search"):
@@ -70,7 +77,9 @@ def test_parts_of_a_score_are_those_of_the_api(visit: Callable[..., Any], ask: C
     with tab.expect_response("**/search") as response:
         ask(tab, "basalt", "Basalt")
     scores = response.value.json()["hits"][0]["scores"]
-    shown = tab.eval_on_selector_all(".hit:first-child .part", "all => all.map((p) => [p.dataset.part, p.querySelector('dd').textContent])")
+    shown = tab.eval_on_selector_all(
+        ".hit:first-child .part", "all => all.map((p) => [p.dataset.part, p.querySelector('dd').textContent])"
+    )
     assert {part for part, _ in shown} == set(scores) >= {"document", "chunk", "bm25"}
     assert all(float(value) == pytest.approx(scores[part], abs=0.06) for part, value in shown)
 
@@ -87,7 +96,9 @@ def test_granularity_and_bm25_are_what_is_asked(visit: Callable[..., Any], ask: 
     assert request.value.post_data_json["hybrid"] is False
 
 
-def test_filters_are_rows_that_make_the_apis_tree(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+def test_filters_are_rows_that_make_the_apis_tree(
+    visit: Callable[..., Any], ask: Callable[..., None]
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.click("#add-filter")
@@ -103,17 +114,26 @@ def test_filters_are_rows_that_make_the_apis_tree(visit: Callable[..., Any], ask
     tab.locator(".hit h2", has_text="Basalt").wait_for(state="detached")
     with tab.expect_request(lambda request: '"and"' in (request.post_data or "")) as request:
         tab.locator(".hit .chip", has_text="tenant").first.click()
-    assert request.value.post_data_json["filters"]["filters"][1] == {"type": "eq", "key": "tenant", "value": "acme"}
+    assert request.value.post_data_json["filters"]["filters"][1] == {
+        "type": "eq",
+        "key": "tenant",
+        "value": "acme",
+    }
     with tab.expect_request(lambda request: '"or"' in (request.post_data or "")):
         tab.locator(".join select").select_option("or")
     tab.reload()
     tab.locator(".filter").nth(1).wait_for()
 
 
-def test_problem_is_told_in_its_own_words_and_takes_the_place_of_older_hits(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+def test_problem_is_told_in_its_own_words_and_takes_the_place_of_older_hits(
+    visit: Callable[..., Any], ask: Callable[..., None]
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
-    tab.route("**/search", lambda route: route.fulfill(status=299, content_type="application/problem+json", body="not JSON"))
+    tab.route(
+        "**/search",
+        lambda route: route.fulfill(status=299, content_type="application/problem+json", body="not JSON"),
+    )
     tab.fill("#query", "granite")
     tab.locator("#notice:not([hidden])").wait_for()
     assert tab.inner_text("#notice p") == "The server answered 299."
@@ -124,7 +144,9 @@ def test_problem_is_told_in_its_own_words_and_takes_the_place_of_older_hits(visi
     tab.locator("#notice").wait_for(state="hidden")
 
 
-def test_filters_that_nothing_matches_can_be_left_out(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+def test_filters_that_nothing_matches_can_be_left_out(
+    visit: Callable[..., Any], ask: Callable[..., None]
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.click("#add-filter")
@@ -142,7 +164,9 @@ def renewed(reply: dict[str, Any]) -> Callable[[Any], None]:
     return lambda route: route.fulfill(json={**reply, "generation": 2})
 
 
-def test_answer_of_another_generation_renews_what_is_shown(visit: Callable[..., Any], address: str, ask: Callable[..., None]) -> None:
+def test_answer_of_another_generation_renews_what_is_shown(
+    visit: Callable[..., Any], address: str, ask: Callable[..., None]
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.locator("#map canvas[data-hits='20']").wait_for()
@@ -185,7 +209,9 @@ def test_server_with_keys_is_asked_with_the_key_that_is_entered(
         tab.select_option("#collection", "stones")
         ask(tab, "stone", "Basalt")
         assert titles(tab) == ["Basalt"]
-        assert token not in str(context.cookies()) + tab.evaluate("JSON.stringify(localStorage) + location.href")
+        assert token not in str(context.cookies()) + tab.evaluate(
+            "JSON.stringify(localStorage) + location.href"
+        )
 
 
 def test_words_of_the_clusters_are_offered_to_begin_with(visit: Callable[..., Any]) -> None:
@@ -198,14 +224,26 @@ def test_words_of_the_clusters_are_offered_to_begin_with(visit: Callable[..., An
     assert tab.locator("#welcome").is_hidden()
 
 
-def test_collection_that_is_being_opened_is_waited_for(browser: Any, address: str, patience_milliseconds: float) -> None:
+def test_collection_that_is_being_opened_is_waited_for(
+    browser: Any, address: str, patience_milliseconds: float
+) -> None:
     left = ["first", "second"]
 
     def opening(route: Any) -> None:
         if left:
             left.pop()
-            problem = {"type": "urn:x", "title": "The collection is being opened", "detail": "soon", "status": 503}
-            route.fulfill(status=503, headers={"Retry-After": "0.1"}, content_type="application/problem+json", json=problem)
+            problem = {
+                "type": "urn:x",
+                "title": "The collection is being opened",
+                "detail": "soon",
+                "status": 503,
+            }
+            route.fulfill(
+                status=503,
+                headers={"Retry-After": "0.1"},
+                content_type="application/problem+json",
+                json=problem,
+            )
         else:
             route.continue_()
 
@@ -219,7 +257,9 @@ def test_collection_that_is_being_opened_is_waited_for(browser: Any, address: st
         assert tab.locator("#notice").is_hidden()
 
 
-def test_address_that_is_changed_by_hand_is_followed(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+def test_address_that_is_changed_by_hand_is_followed(
+    visit: Callable[..., Any], ask: Callable[..., None]
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.evaluate("location.hash = '#collection=stones&q=pumice&granularity=chunk'")
@@ -228,18 +268,26 @@ def test_address_that_is_changed_by_hand_is_followed(visit: Callable[..., Any], 
 
 
 @pytest.mark.parametrize("join", ["and", "or"])
-def test_filters_of_an_address_are_joined_as_it_says_whatever_was_before(visit: Callable[..., Any], address: str, join: str) -> None:
+def test_filters_of_an_address_are_joined_as_it_says_whatever_was_before(
+    visit: Callable[..., Any], address: str, join: str
+) -> None:
     reply = httpx2.get(f"{address}/v1/collections/stones", timeout=None).json()
     leaves = [{"type": "eq", "key": "polished", "value": False}, {"type": "gt", "key": "year", "value": 0}]
     tab = visit()
     tab.locator("#holds", has_text="generation 1").wait_for()
     described = {**reply, "filter_columns": [*reply["filter_columns"], {"name": "polished", "type": "bool"}]}
     tab.route("**/collections/stones", lambda route: route.fulfill(json=described))
-    tab.route("**/search", lambda route: route.fulfill(json={"query": "x", "generation": 1, "hits": [], "next_cursor": None}))
+    tab.route(
+        "**/search",
+        lambda route: route.fulfill(json={"query": "x", "generation": 1, "hits": [], "next_cursor": None}),
+    )
     for each in ({"and": "or", "or": "and"}[join], join):
         tree = {"type": each, "filters": leaves}
         with tab.expect_request("**/search") as request:
-            tab.evaluate("hash => { location.hash = hash }", urlencode({"collection": "stones", "q": each, "filters": json.dumps(tree)}))
+            tab.evaluate(
+                "hash => { location.hash = hash }",
+                urlencode({"collection": "stones", "q": each, "filters": json.dumps(tree)}),
+            )
         assert request.value.post_data_json["filters"] == tree
 
 
@@ -255,7 +303,11 @@ def test_rerank_is_offered_where_the_server_can_and_off_until_asked(
 ) -> None:
     without = visit()
     ask(without, "basalt", "Basalt")
-    assert without.locator("#rerank").is_checked() is without.locator(".toggle", has_text="Rerank").is_visible() is False
+    assert (
+        without.locator("#rerank").is_checked()
+        is without.locator(".toggle", has_text="Rerank").is_visible()
+        is False
+    )
     tab = visit(at=start(ServeSettings(root=page_root, deadline_seconds=300.0), Shortest()))
     with tab.expect_request("**/search") as request:
         ask(tab, "basalt", "Basalt")

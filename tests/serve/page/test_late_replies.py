@@ -20,7 +20,10 @@ FOCUSED_HIT = "document.activeElement.closest('.hit')?.dataset.id"
 
 @pytest.fixture
 def arrive(visit: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``arrive(prepare, **state)``: a tab that ``prepare(tab)`` has seen before it goes to an address with this state."""
+    """Return ``arrive(prepare, **state)``.
+
+    A tab that ``prepare(tab)`` has seen before it goes to an address with this state.
+    """
 
     def run(prepare: Callable[[Any], object], **state: str) -> Any:
         tab = visit("")
@@ -49,7 +52,13 @@ def is_search(request: Any) -> bool:
 
 @pytest.mark.parametrize("pattern", ["**/v1/collections", DESCRIPTION])
 def test_address_outlives_a_failure_typing_and_another_try(arrive: Callable[..., Any], pattern: str) -> None:
-    tab = arrive(lambda tab: refuse(tab, pattern), collection="stones", q="old", bm25="off", filters=json.dumps(ONLY_ACME))
+    tab = arrive(
+        lambda tab: refuse(tab, pattern),
+        collection="stones",
+        q="old",
+        bm25="off",
+        filters=json.dumps(ONLY_ACME),
+    )
     tab.locator("#notice p", has_text="The server answered 299.").wait_for()
     tab.fill("#query", "granite")
     assert tab.locator("#notice").is_visible()
@@ -57,7 +66,11 @@ def test_address_outlives_a_failure_typing_and_another_try(arrive: Callable[...,
     with tab.expect_request(is_search) as request:
         tab.get_by_text("Try again").click()
     assert "/stones/" in request.value.url
-    assert (body_of(request)["query"], body_of(request)["hybrid"], body_of(request)["filters"]) == ("granite", False, ONLY_ACME)
+    assert (body_of(request)["query"], body_of(request)["hybrid"], body_of(request)["filters"]) == (
+        "granite",
+        False,
+        ONLY_ACME,
+    )
     tab.locator("#notice").wait_for(state="hidden")
 
 
@@ -79,10 +92,14 @@ def test_another_try_loads_a_map_that_failed(arrive: Callable[..., Any], rows: l
     tab.locator(f"#map canvas[data-points='{len(rows)}']").wait_for()
 
 
-def test_nothing_is_asked_before_the_columns_of_the_filters_are_known(arrive: Callable[..., Any], hold: Hold) -> None:
+def test_nothing_is_asked_before_the_columns_of_the_filters_are_known(
+    arrive: Callable[..., Any], hold: Hold
+) -> None:
     held: list[Any] = []
     searches: list[dict[str, Any]] = []
-    tab = arrive(lambda tab: held.append(hold(tab, DESCRIPTION)), collection="stones", filters=json.dumps(ONLY_ACME))
+    tab = arrive(
+        lambda tab: held.append(hold(tab, DESCRIPTION)), collection="stones", filters=json.dumps(ONLY_ACME)
+    )
     tab.on("request", lambda request: searches.append(request.post_data_json) if is_search(request) else None)
     description = held[0].first()
     tab.fill("#query", "granite")
@@ -92,7 +109,9 @@ def test_nothing_is_asked_before_the_columns_of_the_filters_are_known(arrive: Ca
     assert [search["filters"] for search in searches] == [ONLY_ACME]
 
 
-def test_collection_that_is_left_before_it_is_described_is_called_off(arrive: Callable[..., Any], hold: Hold) -> None:
+def test_collection_that_is_left_before_it_is_described_is_called_off(
+    arrive: Callable[..., Any], hold: Hold
+) -> None:
     held: list[Any] = []
     tab = arrive(lambda tab: held.append(hold(tab, DESCRIPTION)), collection="stones", q="basalt")
     description = held[0].first()
@@ -121,7 +140,9 @@ def test_hits_of_a_collection_go_with_it_and_the_next_question_waits_for_the_oth
     assert [url.split("/collections/")[1] for url in searches] == ["pebbles/search"]
 
 
-def test_answer_for_a_collection_that_was_left_is_called_off(visit: Callable[..., Any], ask: Callable[..., None], hold: Hold) -> None:
+def test_answer_for_a_collection_that_was_left_is_called_off(
+    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     held = hold(tab, "**/stones/search")
@@ -134,7 +155,9 @@ def test_answer_for_a_collection_that_was_left_is_called_off(visit: Callable[...
 
 
 @pytest.mark.parametrize("view", ["map", "health"])
-def test_view_that_is_chosen_before_the_collections_came_stays(arrive: Callable[..., Any], hold: Hold, view: str) -> None:
+def test_view_that_is_chosen_before_the_collections_came_stays(
+    arrive: Callable[..., Any], hold: Hold, view: str
+) -> None:
     held: list[Any] = []
     tab = arrive(lambda tab: held.append(hold(tab, "**/v1/collections")), collection="stones")
     found = held[0].first()
@@ -153,9 +176,16 @@ def test_description_without_a_column_takes_its_filter_away_and_asks_again(
     tab.locator(".filter").wait_for()
     tab.locator("#hits:not([aria-busy])").wait_for()
     reply = tab.request.get(f"{address}/v1/collections/stones").json()
-    later = {**reply, "generation": 2, "filter_columns": [column for column in reply["filter_columns"] if column["name"] != "tenant"]}
+    later = {
+        **reply,
+        "generation": 2,
+        "filter_columns": [column for column in reply["filter_columns"] if column["name"] != "tenant"],
+    }
     tab.route(DESCRIPTION, lambda route: route.fulfill(json=later))
-    tab.route("**/search", lambda route: route.fulfill(json={"query": "x", "generation": 2, "hits": [], "next_cursor": None}))
+    tab.route(
+        "**/search",
+        lambda route: route.fulfill(json={"query": "x", "generation": 2, "hits": [], "next_cursor": None}),
+    )
     with tab.expect_request(lambda request: is_search(request) and request.post_data_json["filters"] is None):
         tab.fill("#query", "granite")
     assert tab.locator(".filter").count() == 0
@@ -185,7 +215,9 @@ def test_pointer_finds_nothing_on_the_map_of_a_collection_that_was_left(
     canvas.wait_for()
     canvas.focus()
     tab.keyboard.press("ArrowRight")
-    place = tab.locator(".map-label").evaluate("label => ({ x: parseFloat(label.style.left), y: parseFloat(label.style.top) })")
+    place = tab.locator(".map-label").evaluate(
+        "label => ({ x: parseFloat(label.style.left), y: parseFloat(label.style.top) })"
+    )
     tab.locator("#query").focus()
     canvas.hover(position=place)
     assert tab.locator(".map-label").is_visible()
@@ -200,7 +232,9 @@ def test_pointer_finds_nothing_on_the_map_of_a_collection_that_was_left(
 # ---- the address
 
 
-def test_address_that_is_changed_while_one_types_wins(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+def test_address_that_is_changed_while_one_types_wins(
+    visit: Callable[..., Any], ask: Callable[..., None]
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.evaluate(
@@ -217,7 +251,10 @@ def test_of_two_addresses_the_later_holds_whatever_comes_first(visit: Callable[.
     tab = visit("#collection=stones")
     tab.locator("#holds", has_text="generation 1").wait_for()
     held = hold(tab, DESCRIPTION)
-    tab.evaluate(f"location.hash = '#{urlencode({'collection': 'stones', 'q': 'old', 'filters': json.dumps(ONLY_ACME)})}'")
+    tab.evaluate(
+        "location.hash = "
+        f"'#{urlencode({'collection': 'stones', 'q': 'old', 'filters': json.dumps(ONLY_ACME)})}'"
+    )
     earlier = held.first()
     tab.evaluate("location.hash = '#collection=stones&q=granite'")
     held.first().continue_()
@@ -228,7 +265,9 @@ def test_of_two_addresses_the_later_holds_whatever_comes_first(visit: Callable[.
 
 def test_what_is_typed_before_the_page_runs_is_kept(arrive: Callable[..., Any], hold: Hold) -> None:
     held: list[Any] = []
-    tab = arrive(lambda tab: held.append(hold(tab, "**/page/page.js")), collection="stones", q="old", bm25="off")
+    tab = arrive(
+        lambda tab: held.append(hold(tab, "**/page/page.js")), collection="stones", q="old", bm25="off"
+    )
     program = held[0].first()
     tab.fill("#query", "granite")
     with tab.expect_request(is_search) as request:
@@ -239,7 +278,9 @@ def test_what_is_typed_before_the_page_runs_is_kept(arrive: Callable[..., Any], 
 # ---- a document
 
 
-def test_keys_wait_for_the_document_that_is_opened(visit: Callable[..., Any], ask: Callable[..., None], hold: Hold) -> None:
+def test_keys_wait_for_the_document_that_is_opened(
+    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     held = hold(tab, "**/documents/**")
@@ -250,7 +291,9 @@ def test_keys_wait_for_the_document_that_is_opened(visit: Callable[..., Any], as
     tab.locator("#document .steps", has_text="passage 1 of").wait_for()
 
 
-def test_document_takes_no_focus_from_who_went_on_meanwhile(visit: Callable[..., Any], ask: Callable[..., None], hold: Hold) -> None:
+def test_document_takes_no_focus_from_who_went_on_meanwhile(
+    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     held = hold(tab, "**/documents/**")
@@ -320,7 +363,11 @@ def test_status_of_an_answer_comes_back_when_another_request_was_waited_for(
         if not left:
             return route.continue_()
         left.pop()
-        return route.fulfill(status=503, headers={"Retry-After": "0.01"}, json={"type": "urn:x", "title": "Much to do", "status": 503})
+        return route.fulfill(
+            status=503,
+            headers={"Retry-After": "0.01"},
+            json={"type": "urn:x", "title": "Much to do", "status": 503},
+        )
 
     with browser.new_context() as context:
         context.set_default_timeout(patience_milliseconds)

@@ -1,4 +1,7 @@
-"""How the page looks and is gone about: keys alone, both colour schemes, contrast, a phone; the panel of health."""
+"""How the page looks and is gone about: keys alone, both colour schemes, contrast, a phone.
+
+The panel of health.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ import pytest
 pytestmark = pytest.mark.xdist_group("page")
 
 
-def test_keys_alone_find_open_read_and_go_back(visit: Callable[..., Any], titles: Callable[[Any], list[str]]) -> None:
+def test_keys_alone_find_open_read_and_go_back(
+    visit: Callable[..., Any], titles: Callable[[Any], list[str]]
+) -> None:
     tab = visit()
     tab.locator("#collection option").first.wait_for(state="attached")
     tab.locator("#theme").focus()
@@ -77,7 +82,9 @@ CONTRASTS = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_can_be_read_against_its_ground(visit: Callable[..., Any], ask: Callable[..., None], scheme: str) -> None:
+def test_all_text_can_be_read_against_its_ground(
+    visit: Callable[..., Any], ask: Callable[..., None], scheme: str
+) -> None:
     """WCAG 2.2, 1.4.3: 4.5 to 1, whatever is shown."""
     tab = visit(color_scheme=scheme, reduced_motion="reduce")
     tab.locator("#suggestions button").first.wait_for()
@@ -102,7 +109,9 @@ def test_all_text_can_be_read_against_its_ground(visit: Callable[..., Any], ask:
     assert [(text, round(contrast, 2)) for contrast, text in seen if contrast < 4.5] == []
 
 
-def test_tab_key_passes_everything_and_shows_where_it_is(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+def test_tab_key_passes_everything_and_shows_where_it_is(
+    visit: Callable[..., Any], ask: Callable[..., None]
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.locator("#map canvas[data-hits='20']").wait_for()
@@ -125,7 +134,9 @@ def test_tab_key_passes_everything_and_shows_where_it_is(visit: Callable[..., An
 
 
 @pytest.mark.parametrize("width", [320, 390])
-def test_nothing_is_wider_than_a_phone(visit: Callable[..., Any], width: int, ask: Callable[..., None], evil: str) -> None:
+def test_nothing_is_wider_than_a_phone(
+    visit: Callable[..., Any], width: int, ask: Callable[..., None], evil: str
+) -> None:
     tab = visit(viewport={"width": width, "height": 800}, has_touch=True, is_mobile=True)
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     ask(tab, "obsidian cuts", evil)
@@ -138,28 +149,48 @@ def test_nothing_is_wider_than_a_phone(visit: Callable[..., Any], width: int, as
     tab.locator(".hit").first.wait_for()
 
 
-def test_phone_has_one_view_at_a_time_and_the_hits_on_its_map(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+def test_phone_has_one_view_at_a_time_and_the_hits_on_its_map(
+    visit: Callable[..., Any], ask: Callable[..., None]
+) -> None:
     tab = visit(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     ask(tab, "basalt", "Basalt")
     for name, inside in (("map", "canvas[data-hits='20']"), ("health", ".tile"), ("find", ".hit")):
         tab.click(f"#tab-{name}")
         tab.locator(f"#{name} {inside}").first.wait_for()
-        assert tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
-        assert [each for each in ("find", "map", "document", "health") if tab.locator(f"#{each}").is_visible()] == [name]
+        assert (
+            tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+        )
+        assert [
+            each for each in ("find", "map", "document", "health") if tab.locator(f"#{each}").is_visible()
+        ] == [name]
 
 
-def test_health_shows_the_figures_of_the_api(visit: Callable[..., Any], address: str, patience_milliseconds: float) -> None:
+def test_health_shows_the_figures_of_the_api(
+    visit: Callable[..., Any], address: str, patience_milliseconds: float
+) -> None:
     tab = visit()
     tab.locator("#tab-map[aria-selected=true]").focus()
     tab.keyboard.press("ArrowRight")
     tab.keyboard.press("ArrowRight")
     tab.locator("#health .tile").first.wait_for()
     found = httpx2.get(f"{address}/v1/collections/stones/health", timeout=patience_milliseconds / 1000).json()
-    tiles = dict(zip(tab.locator("#health dt").all_text_contents(), tab.locator("#health dd").all_text_contents(), strict=True))
+    tiles = dict(
+        zip(
+            tab.locator("#health dt").all_text_contents(),
+            tab.locator("#health dd").all_text_contents(),
+            strict=True,
+        )
+    )
     assert [tiles[name] for name in ("documents", "chunks", "clusters", "generation")] == [
         f"{found[name]:,}" for name in ("documents", "chunks", "clusters", "generation")
     ]
     assert "in step" in tab.inner_text("#health .verdict")
-    rows = tab.eval_on_selector_all("#health tbody tr", "all => all.map((r) => [...r.children].map((c) => c.textContent))")
+    rows = tab.eval_on_selector_all(
+        "#health tbody tr", "all => all.map((r) => [...r.children].map((c) => c.textContent))"
+    )
     assert [row[1] for row in rows] == [str(each["documents"]) for each in found["lengths"]]
-    assert tab.locator("#health .curve .dot").count() == sum(each["cosine"] is not None for each in found["lengths"]) >= 1
+    assert (
+        tab.locator("#health .curve .dot").count()
+        == sum(each["cosine"] is not None for each in found["lengths"])
+        >= 1
+    )

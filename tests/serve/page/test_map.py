@@ -65,7 +65,9 @@ def test_point_under_the_pointer_has_its_title_and_opens(
     canvas.wait_for()
 
 
-def test_every_document_of_the_map_is_reached_by_arrow_keys(visit: Callable[..., Any], rows: list[dict[str, Any]]) -> None:
+def test_every_document_of_the_map_is_reached_by_arrow_keys(
+    visit: Callable[..., Any], rows: list[dict[str, Any]]
+) -> None:
     tab = visit()
     tab.locator(f"#map canvas[data-points='{len(rows)}']").wait_for()
     reached = tab.evaluate(
@@ -86,7 +88,9 @@ def test_every_document_of_the_map_is_reached_by_arrow_keys(visit: Callable[...,
     assert reached == len(rows)
 
 
-def test_map_is_gone_about_by_keys_alone(visit: Callable[..., Any], ask: Callable[..., None], titles: Callable[[Any], list[str]]) -> None:
+def test_map_is_gone_about_by_keys_alone(
+    visit: Callable[..., Any], ask: Callable[..., None], titles: Callable[[Any], list[str]]
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.locator("#map canvas[data-hits='20']").wait_for()
@@ -104,7 +108,10 @@ def test_map_is_gone_about_by_keys_alone(visit: Callable[..., Any], ask: Callabl
     tab.keyboard.press("p")
     tab.keyboard.press("+")
     tab.get_by_text("Show all").wait_for()
-    assert any(said.inner_text() not in {press(tab, key, said), ""} for key in ("ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"))
+    assert any(
+        said.inner_text() not in {press(tab, key, said), ""}
+        for key in ("ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown")
+    )
     here = tab.locator(".map-label strong").inner_text()
     tab.keyboard.press("Enter")
     tab.locator("#document .text").wait_for()
@@ -124,10 +131,13 @@ def test_legend_names_clusters_and_makes_one_stand_out(visit: Callable[..., Any]
     tab.locator(".legend summary").click()
     found = httpx2.get(f"{address}/v1/collections/stones/map", timeout=120.0).json()["clusters"]
     shown = tab.eval_on_selector_all(
-        ".legend button", "all => all.map((b) => [b.querySelector('bdi').textContent, b.querySelector('.size').textContent])"
+        ".legend button",
+        "all => all.map((b) => [b.querySelector('bdi').textContent, b.querySelector('.size').textContent])",
     )
     expected = sorted(found, key=lambda each: -each["documents"])
-    assert shown == [[each["name"] or f"cluster {each['cluster']}", str(each["documents"])] for each in expected]
+    assert shown == [
+        [each["name"] or f"cluster {each['cluster']}", str(each["documents"])] for each in expected
+    ]
     button = tab.locator(".legend button").first
     button.click()
     assert button.get_attribute("aria-pressed") == "true"
@@ -139,33 +149,55 @@ def test_legend_names_clusters_and_makes_one_stand_out(visit: Callable[..., Any]
 
 SEES = {
     "all": np.eye(3),
-    "no red": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]),
-    "no green": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]),
-    "no blue": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]),
+    "no red": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "no green": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "no blue": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
 }
 """Linear RGB as dichromats see it (Machado, Oliveira & Fernandes 2009, severity 1)."""
 TO_CONES = np.array(
-    [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566], [0.0883024619, 0.2817188376, 0.6299787005]]
+    [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
 )
 TO_OKLAB = np.array(
-    [[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099], [0.0259040371, 0.7827717662, -0.8086757660]]
+    [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
 )
 """Ottosson 2020: equal distances look about equally far apart."""
 
 
 def test_colours_of_clusters_are_told_apart_and_stand_out_from_the_ground(visit: Callable[..., Any]) -> None:
-    """WCAG 2.2, 1.4.11: 3 to 1 against the ground; five times what an eye just notices (0.02) between any two."""
+    """WCAG 2.2, 1.4.11: 3 to 1 against the ground.
+
+    Five times what an eye just notices (0.02) between any two.
+    """
     for scheme in ("light", "dark"):
         tab = visit(color_scheme=scheme)
         hues = tab.evaluate("(scheme) => import('/page/map_colours.js').then((m) => m.HUES[scheme])", scheme)
         ground = tab.eval_on_selector("#map", "e => getComputedStyle(e).backgroundColor")
         linear = np.array([linear_of([int(hue[at : at + 2], 16) for at in (1, 3, 5)]) for hue in hues])
-        luminances = np.append(linear, [linear_of([int(part) for part in re.findall(r"\d+", ground)[:3]])], axis=0) @ [
+        luminances = np.append(
+            linear, [linear_of([int(part) for part in re.findall(r"\d+", ground)[:3]])], axis=0
+        ) @ [
             0.2126,
             0.7152,
             0.0722,
         ]
-        lighter, darker = np.maximum(luminances[:-1], luminances[-1]), np.minimum(luminances[:-1], luminances[-1])
+        lighter, darker = (
+            np.maximum(luminances[:-1], luminances[-1]),
+            np.minimum(luminances[:-1], luminances[-1]),
+        )
         assert ((lighter + 0.05) / (darker + 0.05)).min() >= 3.0, scheme
         for eye, seen in SEES.items():
             lab = np.cbrt(np.clip(linear @ seen.T, 0, 1) @ TO_CONES.T) @ TO_OKLAB.T

@@ -12,10 +12,17 @@ pytestmark = pytest.mark.xdist_group("page")
 
 
 @pytest.mark.parametrize(
-    ("query", "doc_id", "title"), [("pumice river", "astral/🪨", "Letters 🏔🪨"), ("basalt river", "plain/basalt", "Basalt")]
+    ("query", "doc_id", "title"),
+    [("pumice river", "astral/🪨", "Letters 🏔🪨"), ("basalt river", "plain/basalt", "Basalt")],
 )
 def test_marked_passages_stand_at_the_spans_the_api_gives(
-    visit: Callable[..., Any], address: str, query: str, doc_id: str, title: str, ask: Callable[..., None], rows: list[dict[str, Any]]
+    visit: Callable[..., Any],
+    address: str,
+    query: str,
+    doc_id: str,
+    title: str,
+    ask: Callable[..., None],
+    rows: list[dict[str, Any]],
 ) -> None:
     tab = visit()
     with tab.expect_response("**/search") as response:
@@ -29,12 +36,22 @@ def test_marked_passages_stand_at_the_spans_the_api_gives(
     for rank, passage in enumerate(hit["passages"]):
         own = [mark for mark in marks if str(rank) in mark["passages"].split()]
         assert (int(own[0]["start"]), int(own[-1]["end"])) == (passage["start_char"], passage["end_char"])
-        assert "".join(mark["text"] for mark in own) == passage["text"] == text[passage["start_char"] : passage["end_char"]]
-    covered = {position for passage in hit["passages"] for position in range(passage["start_char"], passage["end_char"])}
+        assert (
+            "".join(mark["text"] for mark in own)
+            == passage["text"]
+            == text[passage["start_char"] : passage["end_char"]]
+        )
+    covered = {
+        position
+        for passage in hit["passages"]
+        for position in range(passage["start_char"], passage["end_char"])
+    }
     assert {position for mark in marks for position in range(int(mark["start"]), int(mark["end"]))} == covered
 
 
-def test_text_that_looks_like_markup_stays_text(visit: Callable[..., Any], ask: Callable[..., None], evil: str) -> None:
+def test_text_that_looks_like_markup_stays_text(
+    visit: Callable[..., Any], ask: Callable[..., None], evil: str
+) -> None:
     tab = visit()
     ask(tab, "obsidian cuts", evil)
     tab.locator(".hit .open", has_text="onerror").first.click()
@@ -57,16 +74,29 @@ def test_segments_cover_a_text_once_and_say_which_passages_they_are_of(visit: Ca
         for each in segments:
             start, end = each["start"], each["end"]
             assert each["text"] == whole[start:end]
-            assert each["passages"] == [rank for rank, span in enumerate(spans) if span[0] <= start and end <= span[1]]
+            assert each["passages"] == [
+                rank for rank, span in enumerate(spans) if span[0] <= start and end <= span[1]
+            ]
             assert all(not (start < cut < end) for span in spans for cut in span)
 
 
-def test_long_document_is_read_where_its_passage_stands(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+def test_long_document_is_read_where_its_passage_stands(
+    visit: Callable[..., Any], ask: Callable[..., None]
+) -> None:
     tab = visit()
     text = "".join(f"{number:09d}\n" for number in range(50_000))
     spans = [(450_000, 450_040), (90, 120)]
-    passages = [{"start_char": a, "end_char": b, "score": 0.5, "scores": {}, "text": text[a:b]} for a, b in spans]
-    hit = {"doc_id": "long", "title": "Long", "score": 1.0, "scores": {}, "metadata": {}, "passages": passages}
+    passages = [
+        {"start_char": a, "end_char": b, "score": 0.5, "scores": {}, "text": text[a:b]} for a, b in spans
+    ]
+    hit = {
+        "doc_id": "long",
+        "title": "Long",
+        "score": 1.0,
+        "scores": {},
+        "metadata": {},
+        "passages": passages,
+    }
 
     def stretch(route: Any) -> None:
         params = httpx2.URL(route.request.url).params
@@ -77,7 +107,10 @@ def test_long_document_is_read_where_its_passage_stands(visit: Callable[..., Any
                   "start_char": start, "end_char": start + len(piece)}
         )  # fmt: skip
 
-    tab.route("**/search", lambda route: route.fulfill(json={"query": "x", "generation": 1, "hits": [hit], "next_cursor": None}))
+    tab.route(
+        "**/search",
+        lambda route: route.fulfill(json={"query": "x", "generation": 1, "hits": [hit], "next_cursor": None}),
+    )
     tab.route("**/documents/**", stretch)
     ask(tab, "anything", "Long")
     tab.locator(".hit .open").click()
@@ -90,11 +123,15 @@ def test_long_document_is_read_where_its_passage_stands(visit: Callable[..., Any
     tab.locator(".stretch", has_text="Characters 200,000 to 400,000").wait_for()
 
 
-def test_text_runs_in_the_direction_of_its_script(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+def test_text_runs_in_the_direction_of_its_script(
+    visit: Callable[..., Any], ask: Callable[..., None]
+) -> None:
     tab = visit()
     ask(tab, "נהר", "אבני דרך")
     hit = tab.locator(".hit", has_text="אבני דרך").first
-    assert [hit.locator(part).first.evaluate("e => getComputedStyle(e).direction") for part in (".open", "q")] == ["rtl", "rtl"]
+    assert [
+        hit.locator(part).first.evaluate("e => getComputedStyle(e).direction") for part in (".open", "q")
+    ] == ["rtl", "rtl"]
     hit.locator(".open").click()
     text = tab.locator("#document .text")
     text.wait_for()

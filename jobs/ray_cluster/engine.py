@@ -1,0 +1,99 @@
+"""The Ray engine: the local engine's worker, many times, on the machines of a cluster.
+
+The driver is the process that ingests: it stages, hands each staged shard to a worker as bytes, writes what
+comes back and alone commits. So workers need the package, the model and a connection, but no disk in common
+with the driver. Clusters and context of a first ingest come from one worker's model; the driver loads none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int32
+
+from jobs.encoder_worker import Begun, CorpusView, EmbeddedSample, EncodedShard, EncoderWorker, Loaded
+from jobs.engine import EngineConfig
+from jobs.ray_cluster.pool import WorkerPool
+from jobs.ray_cluster.runtime import RayConnection
+from pipeline.config import IngestConfig
+from pipeline.context.store import ContextSet
+
+
+class RayEngine:
+    """An :class:`jobs.engine.Engine` whose workers are actors.
+
+    Connects when it is first asked for anything.
+    """
+
+    def __init__(self, engine: EngineConfig, config: IngestConfig) -> None:
+        self._engine = engine
+        self._config = config
+        self._connection: RayConnection | None = None
+        self._pool: WorkerPool | None = None
+        self._loaded: Loaded | None = None
+
+    def load(self) -> Loaded:
+        """See :class:`jobs.engine.Engine`."""
+        self._at_work()
+        assert self._loaded is not None
+        return self._loaded
+
+    def embed_sample(self, sample: pa.Table) -> EmbeddedSample:
+        """See :class:`jobs.engine.Engine`."""
+        return self._at_work().call("embed_sample", sample)
+
+    def draw_context(self, sample: pa.Table, assignments_N: Int32[np.ndarray, " N"]) -> ContextSet:
+        """See :class:`jobs.engine.Engine`."""
+        return self._at_work().call("draw_context", sample, assignments_N)
+
+    def begin(self, view: CorpusView) -> Begun:
+        """See :class:`jobs.engine.Engine`."""
+        return self._at_work().step("begin", view)
+
+    def encode(
+        self, shards: Sequence[Path], on_tokens: Callable[[int], None]
+    ) -> Iterator[tuple[int, EncodedShard]]:
+        """See :class:`jobs.engine.Engine`; tokens are heard of shard by shard."""
+        sizes = [shard.stat().st_size for shard in shards]
+        for number, encoded in self._at_work().map(
+            "encode", lambda number: (shards[number].read_bytes(),), sizes
+        ):
+            on_tokens(encoded.num_tokens)
+            yield number, encoded
+
+    def close(self) -> None:
+        """See :class:`jobs.engine.Engine`."""
+        pool, self._pool = self._pool, None
+        connection, self._connection = self._connection, None
+        if pool is not None:
+            pool.close()
+        if connection is not None:
+            connection.close()
+
+    def _at_work(self) -> WorkerPool:
+        if self._pool is None:
+            self._connection = RayConnection(self._engine.address)
+            ray, engine = self._connection.ray, self._engine
+            self._pool = WorkerPool(
+                ray,
+                EncoderWorker,
+                (self._config, engine.cpus_a_worker),
+                {"num_cpus": engine.cpus_a_worker, "num_gpus": engine.gpus_a_worker},
+                min_workers=engine.min_workers,
+                max_workers=engine.max_workers or _room(engine, ray.cluster_resources()),
+                deadline_seconds=engine.shard_deadline_seconds,
+            )
+            self._loaded = self._pool.step("load")
+        return self._pool
+
+
+def _room(engine: EngineConfig, resources: dict[str, Any]) -> int:
+    """Return how many workers the cluster has room for now, at least as many as are needed."""
+    rooms = [resources.get("CPU", 0.0) / engine.cpus_a_worker]
+    if engine.gpus_a_worker:
+        rooms.append(resources.get("GPU", 0.0) / engine.gpus_a_worker)
+    return max(engine.min_workers, int(min(rooms)))

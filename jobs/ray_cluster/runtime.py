@@ -1,0 +1,210 @@
+"""A connection to Ray: to a running cluster, or to a Ray of our own on this machine, which no one without its token can use.
+
+Ray is imported here, when a connection is asked for, and nowhere before: it reads its token from the
+environment once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from logging import ERROR
+from types import ModuleType
+from typing import Any, Final
+
+from pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
+
+PROBE_SECONDS: Final = 5.0
+"""How long an address may take to accept a connection.
+
+Ray itself tries for minutes and then ends the process.
+"""
+
+STOP_SECONDS: Final = 30.0
+"""How long a Ray of our own may take to stop."""
+
+_QUESTION: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+_CLIENT_QUESTION: Final = "/ray.rpc.RayletDriver/ClusterInfo"
+"""What a cluster, and its port for `ray://`, answers at once, if only that it will not."""
+
+STARTS: Final = 3
+"""Ray gives its parts 30 seconds to start, which a busy machine may exceed.
+
+What they loaded is there the next time.
+"""
+
+
+class RayConnection:
+    """Ray, connected; ``close`` disconnects, and stops a Ray that was started here.
+
+    ``address`` = None starts one. Who is connected already stays so, whatever the address.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        self._started: subprocess.Popen[str] | None = None
+        if os.environ.get("RAY_AUTH_TOKEN") or address is None:
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        import ray
+
+        self.ray: ModuleType = ray
+        self._is_ours = not ray.is_initialized()
+        if not self._is_ours:
+            return
+        try:
+            if address is None:
+                self._started, address = start_ray()
+            else:
+                address = _answering(address)
+            self._connect(address)
+        except BaseException:
+            self._stop()
+            raise
+
+    def close(self) -> None:
+        """Disconnect, unless the caller was connected before."""
+        if self._is_ours:
+            self.ray.shutdown()
+            self._stop()
+
+    def _connect(self, address: str) -> None:
+        try:
+            if address != "auto":  # which Ray looks up, with its token
+                require_accepted(address)
+            self.ray.init(address=address, log_to_driver=False, logging_level=ERROR)
+        except self.ray.exceptions.AuthenticationError as error:
+            raise ClusterError(refusal(address, error)) from error
+        except (ConnectionError, RuntimeError, ValueError, self.ray.exceptions.RayError) as error:
+            if address == "auto":
+                require_accepted(address)
+            raise ClusterUnreachableError(
+                f"a Ray cluster must answer at {address!r}, got {first_line(error)!r}; start it"
+            ) from error
+
+    def _stop(self) -> None:
+        if self._started is not None:
+            self._started.communicate(timeout=STOP_SECONDS)  # ends its stdin
+            self._started = None
+
+
+def start_ray() -> tuple[subprocess.Popen[str], str]:
+    """Start a Ray of our own.
+
+    Return the process that keeps it, as long as its stdin is open, and the address.
+    """
+    reason = ""
+    for _ in range(STARTS):
+        with tempfile.TemporaryFile("w+") as errors:
+            # A session of its own: an interrupt from the terminal is the ingest's to handle.
+            keeper = subprocess.Popen(
+                [sys.executable, "-m", "jobs.ray_cluster.local"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+            assert keeper.stdout is not None
+            address = keeper.stdout.readline().strip()
+            if address:
+                return keeper, address
+            keeper.communicate()
+            errors.seek(0)
+            reason = errors.read().strip().rpartition("\n")[2]
+    raise ClusterError(
+        f"Ray must start on this machine, got {reason!r}; use engine local, or start it by hand"
+    )
+
+
+def require_accepted(address: str) -> None:
+    """Raise :class:`ClusterError` where a cluster answers that our token is not its own.
+
+    ``ray.init`` asks again for 20 seconds, complains on stderr every time, and then says that nobody
+    answered.
+    """
+    _ask(address)
+
+
+def require_cluster(address: str, cluster_id: str) -> None:
+    """Raise :class:`ClusterError` where another cluster answers.
+
+    Ray tells a job the address of the head that was started last.
+    """
+    from ray.core.generated import gcs_service_pb2
+
+    messages: Any = gcs_service_pb2  # they are made when it is imported
+    answer = _ask(address)
+    if answer is not None and messages.GetClusterIdReply.FromString(answer).cluster_id.hex() != cluster_id:
+        raise ClusterError(
+            f"a job must run on the cluster it was submitted to, got another one's address {address!r} "
+            "from Ray; "
+            "start each head of a machine with a --temp-dir of its own"
+        )
+
+
+def _ask(address: str) -> bytes | None:
+    """Return what a cluster answers when it is asked who it is, None where nobody does.
+
+    Raise :class:`ClusterError` if it will not.
+    """
+    import grpc
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray._private.services import canonicalize_bootstrap_address
+
+    is_client = address.startswith("ray://")
+    target = address.removeprefix("ray://") if is_client else canonicalize_bootstrap_address(address)
+    if target is None:  # auto, and no cluster runs here
+        return None
+    channel: Any = init_grpc_channel(target)
+    with channel:
+        try:
+            return channel.unary_unary(_CLIENT_QUESTION if is_client else _QUESTION)(
+                b"", timeout=PROBE_SECONDS
+            )
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise ClusterError(refusal(address, error.details())) from error
+    return None
+
+
+def refusal(address: str, reason: object) -> str:
+    """Return the sentence about a cluster that does not take our token."""
+    return (
+        f"the Ray cluster at {address!r} must accept us, got {first_line(reason)!r}; "
+        "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to its token"
+    )
+
+
+def first_line(reason: object) -> str:
+    """Return what a reason begins with; Ray's go on for paragraphs."""
+    return str(reason).strip().partition("\n")[0][:300]
+
+
+def _answering(address: str) -> str:
+    """Return an address where something listens; a wrong one must not cost minutes."""
+    if address == "auto":
+        return address
+    match = re.fullmatch(r"(?:ray://)?([^/:]+|\[[0-9a-fA-F:]+\]):(\d{1,5})", address)
+    if not match:
+        raise ConfigError(
+            f"the address of a Ray cluster must be HOST:PORT, ray://HOST:PORT or auto, got {address!r}; "
+            "addresses of its dashboard are for `cairn submit`"
+        )
+    require_listener(address, match.group(1).strip("[]"), int(match.group(2)))
+    return address
+
+
+def require_listener(address: str, host: str, port: int) -> None:
+    """Raise :class:`ClusterUnreachableError` where nothing accepts a connection within ``PROBE_SECONDS``."""
+    try:
+        socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ClusterUnreachableError(
+            f"a Ray cluster must answer at {address!r}, got {reason}; start it, or leave the address out"
+        ) from error

@@ -1,0 +1,241 @@
+"""Jobs on a Ray cluster, by its Jobs API: submitted, followed, listed.
+
+A submission's id follows from the job, so a job that is running is joined and not started twice, and one that
+is submitted under a key runs once. The job file travels with the submission; what it names, the cluster must
+see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+from jobs.job_file import read_job
+from jobs.ray_cluster.runtime import first_line, refusal, require_listener
+from pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
+
+_CONFIG_NAME: Final = "job.toml"
+_OVER: Final = ("SUCCEEDED", "FAILED", "STOPPED")
+_POLL_SECONDS: Final = 1.0
+_NO_AGENT: Final = "No available agent"
+"""What Ray says while a head that has just been started gets ready."""
+AGENT_SECONDS: Final = 120.0
+"""How long a cluster that answers may take until it takes jobs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """A job on the cluster; ``is_new`` says whether this submission started it."""
+
+    submission_id: str
+    status: str
+    is_new: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a job ended, and the report it left as the last JSON object of its log."""
+
+    exit_code: int
+    report: dict[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listed:
+    """One line of what a cluster has run and runs."""
+
+    submission_id: str
+    status: str
+    started_at: float | None
+    seconds: float | None
+    exit_code: int | None
+
+
+class JobServer:
+    """The Jobs API of one cluster."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        host, port = _host_and_port(address)
+        require_listener(address, host, port)
+        if os.environ.get("RAY_AUTH_TOKEN"):
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+        from ray.job_submission import JobSubmissionClient
+
+        for handler in logging.getLogger("ray").handlers:
+            handler.setLevel(logging.ERROR)  # what it uploads is nobody's news, and no reason of a failure
+        with self._answers():
+            self._client: Any = JobSubmissionClient(address)
+
+    @contextlib.contextmanager
+    def _answers(self) -> Generator[None]:
+        """Say in one sentence that the cluster gives no answer, or another one than it should."""
+        from ray.exceptions import AuthenticationError
+        from requests import RequestException
+
+        try:
+            yield
+        except (ConnectionError, RequestException) as error:
+            raise ClusterUnreachableError(
+                f"a Ray cluster must answer at {self._address!r}, got {first_line(error)!r}; start it, "
+                "or give its address"
+            ) from error
+        except AuthenticationError as error:
+            raise ClusterError(refusal(self._address, error)) from error
+        except RuntimeError as error:
+            raise ClusterError(
+                f"the dashboard of a Ray cluster must answer at {self._address!r}, got "
+                f"{first_line(error)!r}; look into its log"
+            ) from error
+
+    def submit(self, path: Path, key: str | None = None) -> Submission:
+        """Run the job of a file on the cluster.
+
+        One that runs already is joined, and so is one of this ``key``, whatever became of it.
+        """
+        job = read_job(path)
+        folder = Path.cwd()
+        content = path.read_bytes()
+        digest = hashlib.sha256(b"\0".join((content, os.fsencode(folder), (key or "").encode()))).hexdigest()[
+            :12
+        ]
+        name = f"cairn-{job.job}-{re.sub('[^A-Za-z0-9_-]', '-', job.subject)}-{digest}"
+        before = [
+            listed for listed in self.list() if re.fullmatch(rf"{re.escape(name)}-\d+", listed.submission_id)
+        ]
+        for listed in before:
+            if key is not None or listed.status not in _OVER:
+                return Submission(submission_id=listed.submission_id, status=listed.status)
+        submission_id = f"{name}-{len(before) + 1}"
+        with tempfile.TemporaryDirectory(prefix="cairn-submit-") as packed:
+            (Path(packed) / _CONFIG_NAME).write_bytes(content)
+            options = ["--config", _CONFIG_NAME, "--folder", str(folder), "--cluster", self._cluster_id()]
+            return self._submit(
+                entrypoint=shlex.join(["python", "-m", f"jobs.{job.job}", *options]),
+                submission_id=submission_id,
+                runtime_env={"working_dir": packed},
+                entrypoint_num_cpus=job.cpus or None,
+                entrypoint_num_gpus=job.gpus or None,
+            )
+
+    def _cluster_id(self) -> str:
+        with self._answers():
+            answer = self._client._do_request("GET", "/cluster_id")
+            answer.raise_for_status()
+            return answer.json()["data"]["clusterId"]
+
+    def _submit(self, submission_id: str, **request: Any) -> Submission:
+        deadline = time.monotonic() + AGENT_SECONDS
+        while True:
+            try:
+                with self._answers():
+                    self._client.submit_job(submission_id=submission_id, **request)
+            except ClusterError as error:
+                # Somebody submitted the same job in this moment, or our request arrived and its answer was
+                # lost.
+                found = next(
+                    (listed for listed in self.list() if listed.submission_id == submission_id), None
+                )
+                if found is not None:
+                    return Submission(submission_id=submission_id, status=found.status)
+                if _NO_AGENT not in str(error):
+                    raise
+                if time.monotonic() >= deadline:
+                    raise ClusterUnreachableError(
+                        f"a machine of the cluster must be ready for jobs within {AGENT_SECONDS:.0f} "
+                        "seconds, got none; try again, and if "
+                        "that does not help look whether another Ray there has the port 52365, or start "
+                        "with --dashboard-agent-listen-port"
+                    ) from error
+                time.sleep(_POLL_SECONDS)
+            else:
+                return Submission(submission_id=submission_id, status="PENDING", is_new=True)
+
+    def follow(self, submission_id: str, write: Callable[[str], object]) -> Outcome:
+        """Write a job's log as it grows until the job is over. An interrupt leaves the job to itself."""
+        log = ""
+        while True:
+            log += asyncio.run(self._tail(submission_id, len(log), write))
+            with self._answers():
+                details = self._client.get_job_info(submission_id)
+            if details.status in _OVER:
+                break
+            time.sleep(_POLL_SECONDS)
+        if details.status == "SUCCEEDED" or details.driver_exit_code:
+            if re.search(r"No module named '?jobs\b", log):
+                raise ClusterError(
+                    "every machine of the cluster must have Cairn installed, got one without it; install "
+                    "the same version"
+                )
+            code = details.driver_exit_code or 0
+            return Outcome(
+                exit_code=code if code >= 0 else 128 - code, report=_report(log)
+            )  # a signal's, as a shell counts it
+        reason = (details.message or "no reason").strip()
+        raise ClusterError(f"job {submission_id} must run to its end, got {details.status}: {reason}")
+
+    def list(self) -> list[Listed]:
+        """List the jobs that were submitted to the cluster, the newest first."""
+        with self._answers():
+            found = [details for details in self._client.list_jobs() if details.submission_id]
+        found.sort(key=lambda details: details.start_time or 0, reverse=True)
+        return [_listed(details) for details in found]
+
+    async def _tail(self, submission_id: str, skipped: int, write: Callable[[str], object]) -> str:
+        """Write what of the log comes after so many characters, until the log ends or the connection does."""
+        import aiohttp
+
+        written = ""
+        try:
+            async with contextlib.aclosing(self._client.tail_job_logs(submission_id)) as texts:
+                async for text in texts:
+                    new, skipped = text[skipped:], max(0, skipped - len(text))
+                    write(new)
+                    written += new
+        except (RuntimeError, aiohttp.ClientError, ConnectionError):
+            await asyncio.sleep(_POLL_SECONDS)  # the job does not depend on who listens
+        return written
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    parts = urlsplit(address)
+    with contextlib.suppress(ValueError):  # a port that is none
+        if parts.scheme in ("http", "https") and parts.hostname:
+            return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+    raise ConfigError(
+        "the address of a cluster's jobs must be that of its dashboard, such as http://127.0.0.1:8265, "
+        f"got {address!r}"
+    )
+
+
+def _report(log: str) -> dict[str, Any] | None:
+    for line in reversed(log.splitlines()):
+        with contextlib.suppress(ValueError):
+            found: Any = json.loads(line)
+            if isinstance(found, dict):
+                return cast("dict[str, Any]", found)
+    return None
+
+
+def _listed(details: Any) -> Listed:
+    started, ended = details.start_time, details.end_time
+    return Listed(
+        submission_id=details.submission_id,
+        status=str(details.status),
+        started_at=started / 1e3 if started else None,
+        seconds=(ended / 1e3 if ended else time.time()) - started / 1e3 if started else None,
+        exit_code=details.driver_exit_code,
+    )

@@ -1,0 +1,316 @@
+"""The scheduler: one process a schedule file, which starts each schedule's command as a child when its time has come.
+
+    file ──▶ armed in APScheduler ──▶ due ──▶ child process ──▶ history
+      ▲ read again when it changes              75: again, until the next run is due
+
+One run of a schedule at a time; what came due while one ran, while the host slept or while no scheduler ran
+is one run. A child does all the work and can be killed at any moment, as this process can: the next run goes
+on. It outlives a killed scheduler, and its writer lock keeps the next run waiting (75) until it has finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from apscheduler.events import EVENT_JOB_MAX_INSTANCES
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.base import BaseTrigger
+from typing_extensions import override
+
+from jobs.schedule.history import INTERRUPTED, ScheduledRun, append_run, last_runs, read_history
+from jobs.schedule.schedules import REPORTING_FLAGS, Schedule, ScheduleFile
+from pipeline.durable import exclusive_lock, is_locked, raise_storage_error
+from pipeline.errors import CairnError, SchedulerBusyError, SchedulerDownError, TryAgainError
+
+STOP_SECONDS: Final = 0.2
+"""How long a request to stop may go unnoticed."""
+RELOAD_SECONDS: Final = 5.0
+"""How long an edit of the file, or a host that woke from sleep, may."""
+HEALTHY_SECONDS: Final = 60.0
+"""How long ago the sign of life of a scheduler in health may be; it gives one every ``RELOAD_SECONDS``.
+
+One that ended is noticed without them, as the kernel drops its lock.
+"""
+GRACE_SECONDS: Final = 30.0
+"""What an interrupted child has to end in before it is killed."""
+FIRST_RETRY_SECONDS: Final = 30.0
+LONGEST_RETRY_SECONDS: Final = 600.0
+BELIEVED_CLOCK_ERROR: Final = timedelta(days=1)
+"""A run that is recorded further in the future than this was started by a wrong clock, and says nothing."""
+
+_FAILED = 1
+_DONE_WITH_QUARANTINE = 3
+
+
+class _CronTrigger(BaseTrigger):
+    """A schedule's times for APScheduler; all that were missed count as one."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+
+    @override
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> Any:
+        return self._schedule.next_fire(max(previous_fire_time or now, now))
+
+
+def first_fire(schedule: Schedule, last: ScheduledRun | None, now: datetime) -> datetime:
+    """Return when a schedule is to run first: at once where its last run was interrupted or one was missed since, else when next due.
+
+    Before any run those count that were due after ``since``; an expression that is newer than the last run
+    has missed nothing.
+    """
+    if last is not None and last.cron != schedule.cron:
+        return schedule.next_fire(now)
+    if last is not None and last.exit_code == INTERRUPTED:
+        return now
+    done_until = schedule.since if last is None else last.started_at
+    if done_until is None or done_until > now + BELIEVED_CLOCK_ERROR:
+        return schedule.next_fire(now)
+    missed = schedule.latest_fire(now)
+    return missed if missed > done_until else schedule.next_fire(max(now, done_until))
+
+
+def require_scheduler(file: ScheduleFile) -> None:
+    """Raise :class:`SchedulerDownError` where no scheduler of this file runs, or the one that does has given no sign of life lately."""
+    try:
+        age_seconds = abs(time.time() - file.lock_path.stat().st_mtime)
+        is_running = is_locked(file.lock_path)
+    except FileNotFoundError:
+        age_seconds, is_running = None, False
+    except OSError as error:
+        raise_storage_error(error, f"reading {file.lock_path}")
+    if not is_running or age_seconds is None or age_seconds > HEALTHY_SECONDS:
+        ended = "" if is_running else "one that ended, "
+        got = (
+            "none yet"
+            if age_seconds is None
+            else f"{ended}its last sign of life {age_seconds:,.0f} seconds ago"
+        )
+        raise SchedulerDownError(
+            f"a scheduler must run the schedules of {file.path}, got {got}; start one with `cairn "
+            "schedule run`"
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Scheduler:
+    """Runs the schedules of one file until it is stopped.
+
+    ``command`` is what stands before a schedule's own words, such as ``(sys.executable, "-m", "cli.main")``;
+    ``log`` takes a line an event.
+    """
+
+    file: ScheduleFile
+    command: Sequence[str]
+    log: Callable[[str], None]
+    parallel: int = 4
+    retry_seconds: float = FIRST_RETRY_SECONDS
+    is_stopping: bool = False
+    """Set it from a signal handler or another thread."""
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _children: set[subprocess.Popen[bytes]] = field(default_factory=set[subprocess.Popen[bytes]])
+    _children_lock: threading.Lock = field(default_factory=threading.Lock)
+    _history_lock: threading.Lock = field(default_factory=threading.Lock)
+    _armed: dict[str, Schedule] = field(default_factory=dict[str, Schedule])
+
+    def run(self) -> None:
+        """Hold the file's lock and run schedules until ``is_stopping``; then interrupt what runs and return when it has ended.
+
+        Raises :class:`SchedulerBusyError` where another scheduler has the file, and :class:`ConfigError` for
+        a file with a bad schedule.
+        """
+        logging.getLogger("apscheduler").setLevel(
+            logging.CRITICAL
+        )  # what it would warn of is logged here, in our words
+        with exclusive_lock(self.file.lock_path, "the lock of the scheduler", self._busy):
+            pool = BackgroundScheduler(
+                timezone=UTC,
+                executors={"default": ThreadPoolExecutor(self.parallel)},
+                job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+            )
+            pool.add_listener(lambda event: self._say(event.job_id, "still-running"), EVENT_JOB_MAX_INSTANCES)
+            self._give_sign_of_life()
+            signature = self._signature()
+            self._arm(pool, self.file.read())
+            pool.start()
+            try:
+                self._watch(pool, signature)
+            finally:
+                self._interrupt_children()
+                pool.shutdown(wait=True)
+
+    def _busy(self, by_whom: str) -> TryAgainError:
+        return SchedulerBusyError(
+            f"the schedules of {self.file.path} are being run by another scheduler{by_whom}; stop that "
+            "one first"
+        )
+
+    def _watch(self, pool: BackgroundScheduler, signature: tuple[int, int, int] | None) -> None:
+        look_again = time.monotonic() + RELOAD_SECONDS
+        while not self.is_stopping:
+            time.sleep(STOP_SECONDS)
+            if time.monotonic() < look_again:
+                continue
+            look_again = time.monotonic() + RELOAD_SECONDS
+            self._give_sign_of_life()
+            if signature != (signature := self._signature()):
+                try:
+                    self._arm(pool, self.file.read())
+                except CairnError as error:
+                    self.log(f'event=refused error="{error}"; the schedules from before hold')
+            pool.wakeup()  # its own wait does not count the time a host slept
+
+    def _give_sign_of_life(self) -> None:
+        try:
+            os.utime(self.file.lock_path)
+        except OSError as error:
+            self.log(f'event=no-sign-of-life error="{error.strerror}"')
+
+    def _signature(self) -> tuple[int, int, int] | None:
+        with contextlib.suppress(OSError):
+            found = self.file.path.stat()
+            return found.st_ino, found.st_mtime_ns, found.st_size
+        return None
+
+    def _arm(self, pool: BackgroundScheduler, schedules: Mapping[str, Schedule]) -> None:
+        for name in self._armed.keys() - schedules.keys():
+            pool.remove_job(name)
+            self._say(name, "removed")
+        last, now = last_runs(read_history(self.file.history_path)), datetime.now(UTC)
+        for name, schedule in schedules.items():
+            if self._armed.get(name) != schedule:
+                fire = first_fire(schedule, last.get(name), now)
+                pool.add_job(
+                    self._run,
+                    _CronTrigger(schedule),
+                    [schedule],
+                    id=name,
+                    next_run_time=fire,
+                    replace_existing=True,
+                )
+                self._say(name, "armed", next=fire.astimezone(schedule.zone).isoformat(timespec="minutes"))
+        self._armed = dict(schedules)
+
+    def _run(self, schedule: Schedule) -> None:
+        started_at, started_seconds = datetime.now(UTC), time.monotonic()
+        give_up_at = schedule.next_fire(started_at)
+        self._say(schedule.name, "started")
+        attempts, delay = 0, self.retry_seconds
+        while True:
+            attempts += 1
+            exit_code, report, error = self._attempt(schedule)
+            is_late = datetime.now(UTC) + timedelta(seconds=delay) >= give_up_at
+            if exit_code != TryAgainError.exit_code or is_late or self._stopped.is_set():
+                break
+            self._say(schedule.name, "again", exit_code=exit_code, in_seconds=round(delay), error=error)
+            self._stopped.wait(delay)
+            delay = min(2 * delay, LONGEST_RETRY_SECONDS)
+        run = ScheduledRun(
+            schedule=schedule.name,
+            cron=schedule.cron,
+            started_at=started_at,
+            seconds=time.monotonic() - started_seconds,
+            exit_code=exit_code,
+            attempts=attempts,
+            counts=report,
+            error=None if exit_code in (0, _DONE_WITH_QUARANTINE) else error,
+        )
+        facts = {
+            "exit_code": exit_code,
+            "seconds": round(run.seconds, 1),
+            "attempts": attempts,
+            **report,
+            "error": run.error,
+        }
+        self._say(schedule.name, "finished", **facts)
+        try:
+            with self._history_lock:
+                append_run(self.file.history_path, run)
+        except CairnError as storage_error:
+            self._say(schedule.name, "not-recorded", error=str(storage_error))
+
+    def _attempt(self, schedule: Schedule) -> tuple[int, dict[str, int], str | None]:
+        """Run the command once; return its exit code, the numbers of its report and the last line of what it complained."""
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaints:
+            folder = schedule.folder or self.file.path.parent
+            command = [*self.command, *schedule.run, *REPORTING_FLAGS[schedule.run[0]]]
+            try:
+                with self._children_lock:
+                    if self._stopped.is_set():
+                        return INTERRUPTED, {}, None
+                    # A session of its own: a Ctrl-C in this terminal must reach it once, by way of this
+                    # process.
+                    child = subprocess.Popen(  # noqa: S603 (the words are the user's own command line)
+                        command,
+                        cwd=folder,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=complaints,
+                        start_new_session=True,
+                    )
+                    self._children.add(child)
+            except OSError as error:
+                return _FAILED, {}, f"the command must start in {folder}, got: {error.strerror}"
+            exit_code = child.wait()
+            with self._children_lock:
+                self._children.discard(child)
+            if self._stopped.is_set() and exit_code not in (0, _DONE_WITH_QUARANTINE):
+                exit_code = INTERRUPTED
+            error = _last_line(complaints)
+            return (
+                (exit_code if exit_code >= 0 else 128 - exit_code),
+                _numbers(_last_line(output)),
+                error and error.removeprefix("error: "),
+            )
+
+    def _interrupt_children(self) -> None:
+        """Let what runs end as if by Ctrl-C, and kill what does not: a killed run is made up for, too."""
+        with self._children_lock:
+            self._stopped.set()
+            children = list(self._children)
+        for child in children:
+            child.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + GRACE_SECONDS
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, deadline - time.monotonic()))
+            child.kill()
+
+    def _say(self, name: str, event: str, **facts: object) -> None:
+        known = {key: value for key, value in facts.items() if value is not None}
+        words = [
+            f"{key}={value if isinstance(value, int | float) else json.dumps(value)}"
+            for key, value in known.items()
+        ]
+        self.log(" ".join([f"schedule={name}", f"event={event}", *words]))
+
+
+def _last_line(stream: Any) -> str | None:
+    stream.seek(0)
+    lines = stream.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), None)
+
+
+def _numbers(report: str | None) -> dict[str, int]:
+    try:
+        found: Any = json.loads(report or "{}")
+    except ValueError:
+        return {}
+    return (
+        {key: value for key, value in found.items() if isinstance(value, int)}
+        if isinstance(found, dict)
+        else {}
+    )

@@ -1,0 +1,209 @@
+"""Landmark attention: a token sees its own chunk whole, of the other chunks of its window only their landmarks, and the corpus's context.
+
+    own       [CLS] z z z [LMK]      the row the token stands in, as in chunk attention
+    others    [LMK] [LMK] …          the landmarks of the other rows of its window, behind the gate of the layer and head
+    context   c c c …                the corpus's context vectors, behind a gate of their own, without position
+
+    softmax(q·k / (τ √d) + gate)·v over all three at once; the gate of own keys is 0
+
+With chunks of g tokens a token of a window of n tokens has about g + n / g keys, so the cost is nearly linear
+in the length. Rows are taken in blocks of nearly one shape: the keys of a block are gathered side by side and
+multiplied densely, in steps that stay in a CPU's cache. Every token lies in the batch once, end to end, so
+rows of unequal length waste nothing outside a block.
+
+Pure and differentiable, in gates as in queries, keys and values, as long as the ``mix`` it is given is.
+Source: none; the layout is LMK's with positions restarting in every chunk, the gate is a bias on the logits.
+Differs from grouped or landmark-retrieving attention: no second softmax, no choice of chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+
+from pipeline.model.engine.attention import bias_where
+
+MIN_SHARE_OF_SCORES: Final = 0.5
+"""A row that has less than this share of the scores of its block's first row opens a block of its own.
+
+The rest would be padding.
+"""
+
+Mix = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Attention of ``B H Q d`` over ``B G S d`` with a bias that broadcasts to ``B H Q S``, giving ``B Q H d``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """R rows attended to together; indices count the batch's tokens, T own ones a row (padding repeats one), L landmarks of other rows.
+
+    Biases are 0 where a query sees a key and -inf elsewhere, None where all is seen; ``local_bias`` keeps to
+    the radius of local layers.
+    """
+
+    keys_RS: Int64[torch.Tensor, "R S"]
+    num_own: int
+    is_token_RT: Bool[torch.Tensor, "R T"] | None
+    own_bias: Float[torch.Tensor, "_R 1 1 T"] | None
+    local_bias: Float[torch.Tensor, "_R 1 _Q T"] | None
+    others_bias: Float[torch.Tensor, "R 1 1 L"] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Keys and values of C context vectors in one layer."""
+
+    key_GCd: Float[torch.Tensor, "G C d"]
+    value_GCd: Float[torch.Tensor, "G C d"]
+
+
+def cut_into_blocks(
+    lengths_B: Int64[np.ndarray, " B"],
+    windows_B: Int64[np.ndarray, " B"],
+    *,
+    scores_per_step: int,
+    num_context: int = 0,
+    local_radius: int | None = None,
+    device: torch.device,
+) -> tuple[Block, ...]:
+    """Group the rows of a batch; ``windows`` numbers them, rows of one window stand together.
+
+    ``scores_per_step`` is how many scores of one head a block may have; a row that has more is a block of its
+    own.
+    """
+    _, first_W, window_B, size_W = np.unique(
+        windows_B, return_index=True, return_inverse=True, return_counts=True
+    )
+    size_B, first_B = size_W[window_B], first_W[window_B]
+    # Sizes are compared by their power of two, so that rows of one length still stand together.
+    order = np.lexsort((-lengths_B, -np.ceil(np.log2(size_B))))
+    scores_B = lengths_B * (lengths_B + size_B - 1 + num_context)
+    ends_B = np.cumsum(lengths_B)
+    blocks: list[Block] = []
+    start = 0
+    while start < len(order):
+        longest, most = int(lengths_B[order[start]]), int(size_B[order[start]])
+        end = start + 1
+        while end < len(order) and scores_B[order[end]] >= MIN_SHARE_OF_SCORES * scores_B[order[start]]:
+            longest, most = max(longest, int(lengths_B[order[end]])), max(most, int(size_B[order[end]]))
+            if (end + 1 - start) * longest * (longest + most - 1 + num_context) > scores_per_step:
+                break
+            end += 1
+        rows = order[start:end]
+        blocks.append(
+            _block(ends_B, lengths_B[rows], size_B[rows], first_B[rows], rows, local_radius, device)
+        )
+        start = end
+    return tuple(blocks)
+
+
+def _block(
+    ends_B: Int64[np.ndarray, " B"],
+    lengths_R: Int64[np.ndarray, " R"],
+    sizes_R: Int64[np.ndarray, " R"],
+    first_R: Int64[np.ndarray, " R"],
+    rows_R: Int64[np.ndarray, " R"],
+    local_radius: int | None,
+    device: torch.device,
+) -> Block:
+    num_own, num_others = int(lengths_R.max()), int(sizes_R.max()) - 1
+    places_T, ranks_L = np.arange(num_own), np.arange(num_others)
+    is_token_RT = places_T < lengths_R[:, None]
+    own_RT = (ends_B[rows_R] - lengths_R)[:, None] + np.minimum(places_T, lengths_R[:, None] - 1)
+    is_other_RL = ranks_L < sizes_R[:, None] - 1
+    # The other rows of the window in order, leaving the row itself out.
+    other_RL = first_R[:, None] + ranks_L + (ranks_L >= (rows_R - first_R)[:, None])
+    others_RL = ends_B[np.where(is_other_RL, other_RL, rows_R[:, None])] - 1
+    is_padded = not is_token_RT.all()
+    own_bias = _bias(is_token_RT[:, None, None], device) if is_padded else None
+    local_bias = own_bias
+    if local_radius is not None and num_own > local_radius + 1:
+        near_TT = np.abs(places_T[:, None] - places_T) <= local_radius
+        # Padding sees the row's first token, so that it has some key.
+        seen = (
+            (near_TT & is_token_RT[:, None]) | (~is_token_RT[:, :, None] & (places_T == 0))
+            if is_padded
+            else near_TT[None]
+        )
+        local_bias = _bias(seen[:, None], device)
+    return Block(
+        keys_RS=torch.from_numpy(np.concatenate([own_RT, others_RL], axis=1)).to(device),
+        num_own=num_own,
+        is_token_RT=torch.from_numpy(is_token_RT).to(device) if is_padded else None,
+        own_bias=own_bias,
+        local_bias=local_bias,
+        others_bias=None if is_other_RL.all() else _bias(is_other_RL[:, None, None], device),
+    )
+
+
+def _bias(seen: Bool[np.ndarray, "*shape"], device: torch.device) -> Float[torch.Tensor, "*shape"]:
+    return bias_where(torch.from_numpy(seen).to(device), torch.float32)
+
+
+def landmark_attention(
+    query_NHd: Float[torch.Tensor, "N H d"],
+    key_NGd: Float[torch.Tensor, "N G d"],
+    value_NGd: Float[torch.Tensor, "N G d"],
+    blocks: Sequence[Block],
+    *,
+    mix: Mix,
+    gates_H: Float[torch.Tensor, " H"] | None,
+    memory: Memory | None = None,
+    context_gates_H: Float[torch.Tensor, " H"] | None = None,
+    is_local: bool = False,
+) -> Float[torch.Tensor, "N H d"]:
+    """Mix the values of a batch's N tokens.
+
+    ``gates_H`` = None shows no other chunk, ``memory`` = None no context.
+    """
+    mixed_NHd = torch.empty_like(query_NHd, memory_format=torch.contiguous_format)
+    for block in blocks:
+        tokens_RT = block.keys_RS[:, : block.num_own]
+        keys_RS = tokens_RT if gates_H is None else block.keys_RS
+        key, value = (x[keys_RS].transpose(1, 2) for x in (key_NGd, value_NGd))
+        if memory is not None:
+            key = torch.cat([key, memory.key_GCd.expand(len(key), -1, -1, -1)], dim=2)
+            value = torch.cat([value, memory.value_GCd.expand(len(value), -1, -1, -1)], dim=2)
+        bias = _logit_bias(
+            block,
+            gates_H,
+            context_gates_H,
+            0 if memory is None else memory.key_GCd.shape[1],
+            is_local=is_local,
+        )
+        mixed_RTHd = mix(query_NHd[tokens_RT].transpose(1, 2), key, value, bias)
+        if block.is_token_RT is None:
+            mixed_NHd[tokens_RT] = mixed_RTHd
+        else:
+            mixed_NHd[tokens_RT[block.is_token_RT]] = mixed_RTHd[block.is_token_RT]
+    return mixed_NHd
+
+
+def _logit_bias(
+    block: Block,
+    gates_H: Float[torch.Tensor, " H"] | None,
+    context_gates_H: Float[torch.Tensor, " H"] | None,
+    num_context: int,
+    *,
+    is_local: bool,
+) -> Float[torch.Tensor, "_R _H _Q S"] | None:
+    own_bias = block.local_bias if is_local else block.own_bias
+    num_others = block.keys_RS.shape[1] - block.num_own
+    parts: list[torch.Tensor] = []
+    if gates_H is not None and num_others:
+        gates = gates_H.float()[None, :, None, None]
+        parts.append(
+            gates.expand(-1, -1, -1, num_others) if block.others_bias is None else gates + block.others_bias
+        )
+    if context_gates_H is not None and num_context:
+        parts.append(context_gates_H.float()[None, :, None, None].expand(-1, -1, -1, num_context))
+    if not parts:
+        return own_bias
+    own = parts[0].new_zeros(1, 1, 1, block.num_own) if own_bias is None else own_bias
+    shape = [max(sizes) for sizes in zip(*((*part.shape[:3],) for part in (own, *parts)), strict=True)]
+    return torch.cat([part.expand(*shape, -1) for part in (own, *parts)], dim=3)

@@ -1,0 +1,95 @@
+"""BERT and its kin with absolute positions (RoBERTa, XLM-R, CamemBERT): post-norm layers, learned positions, a plain feed-forward.
+
+Context stands before the text with token type 0 and the embedding norm, without a position embedding, so its
+order does not matter and the text's positions start at 0 (CDE eq. 5 and 6, §10.4). Reads the published names,
+with or without ``bert.`` or ``roberta.`` before them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from pipeline.errors import ModelError
+from pipeline.model.engine.feed_forward import PlainMlp, activation_named
+from pipeline.model.engine.pattern import Shape
+from pipeline.model.engine.transformer import Embedding, Layer, Transformer
+from pipeline.model.engine.weights import WeightReader, stack_rows
+from pipeline.model.folders.checkpoint import Checkpoint
+
+FAMILIES: Final = {"bert": False, "roberta": True, "xlm-roberta": True, "camembert": True}
+"""Model type: whether its first position stands after the padding id, as RoBERTa's do."""
+
+
+def read_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> Transformer:
+    """Read a checkpoint of one of the families; another variant or a misfit raises :class:`ModelError`."""
+    config = checkpoint.config
+    if config.get("position_embedding_type", "absolute") != "absolute" or config.get("is_decoder", False):
+        raise ModelError(
+            "the model must be an encoder with absolute positions, got another variant; choose another model"
+        )
+    width, epsilon = checkpoint.integer("hidden_size"), checkpoint.number("layer_norm_eps", default=1e-12)
+    num_heads = checkpoint.integer("num_attention_heads")
+    if width % num_heads:
+        raise ModelError(
+            f"hidden_size must be a multiple of the {num_heads} heads, got {width}; config.json does not "
+            "fit the model"
+        )
+    num_positions = checkpoint.integer("max_position_embeddings")
+    num_types = checkpoint.integer("type_vocab_size", default=2)
+    reader = WeightReader(checkpoint.tensors, "embeddings.word_embeddings.weight", device)
+    positions_PD = reader.read("embeddings.position_embeddings.weight", (num_positions, width), torch.float32)
+    if FAMILIES[config["model_type"]]:
+        positions_PD = positions_PD[int(config.get("pad_token_id") or 0) + 1 :]
+    return Transformer(
+        checkpoint,
+        embedding=Embedding(
+            tokens_VD=reader.read(
+                "embeddings.word_embeddings.weight", (checkpoint.integer("vocab_size"), width), torch.float32
+            ),
+            positions_PD=positions_PD,
+            token_type_D=reader.read(
+                "embeddings.token_type_embeddings.weight", (num_types, width), torch.float32
+            )[0].clone(),
+            norm=reader.norm("embeddings.LayerNorm", width, torch.float32, epsilon=epsilon, bias=True),
+        ),
+        layers=[
+            _read_layer(reader, checkpoint, index, epsilon, dtype)
+            for index in range(checkpoint.integer("num_hidden_layers"))
+        ],
+        final_norm=None,
+        shape=Shape(
+            num_heads=num_heads,
+            num_key_value_heads=num_heads,
+            head_dim=width // num_heads,
+            max_positions=len(positions_PD),
+            norm_first=False,
+        ),
+        rotary=None,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _read_layer(
+    reader: WeightReader, checkpoint: Checkpoint, index: int, epsilon: float, dtype: torch.dtype
+) -> Layer:
+    width, inner = checkpoint.integer("hidden_size"), checkpoint.integer("intermediate_size")
+    prefix = f"encoder.layer.{index}"
+    attention = f"{prefix}.attention"
+    parts = [
+        reader.linear(f"{attention}.self.{name}", (width, width), dtype, bias=True)
+        for name in ("query", "key", "value")
+    ]
+    return Layer(
+        qkv=stack_rows(parts),
+        attention_output=reader.linear(f"{attention}.output.dense", (width, width), dtype, bias=True),
+        attention_norm=reader.norm(f"{attention}.output.LayerNorm", width, dtype, epsilon=epsilon, bias=True),
+        mlp=PlainMlp(
+            up=reader.linear(f"{prefix}.intermediate.dense", (inner, width), dtype, bias=True),
+            down=reader.linear(f"{prefix}.output.dense", (width, inner), dtype, bias=True),
+            activation=activation_named("hidden_act", str(checkpoint.config.get("hidden_act", "gelu"))),
+        ),
+        mlp_norm=reader.norm(f"{prefix}.output.LayerNorm", width, dtype, epsilon=epsilon, bias=True),
+    )

@@ -1,0 +1,255 @@
+"""A model folder on disk, read without remote code and without pickle: configuration, tokenizer, safetensors.
+
+Knows the two published layouts: Hugging Face (config.json, model.safetensors, tokenizer.json in one folder;
+large models split their weights over several files that model.safetensors.index.json names) and
+sentence-transformers (modules.json naming the folder of the transformer and the modules behind it). A third
+one is ours: a folder of nothing but what was trained beside a transformer, whose cairn_config.json names that
+transformer as its base, with the hash of its weights. It says what lies there; what to make of the tensors is
+the backbone's business, and which settings follow from a folder that of ``model_defaults``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, normalizers
+
+from pipeline import durable
+from pipeline.errors import ModelError
+from pipeline.manifest import fingerprint
+from pipeline.model.folders.model_defaults import Base, base_of_folder
+from pipeline.model.folders.names import model_folder
+from pipeline.model.folders.sentence_transformers_folder import (
+    SentenceTransformersFolder,
+    Step,
+    read_json,
+    read_sentence_transformers_folder,
+)
+from pipeline.model.projection import steps_fingerprint
+
+WEIGHTS_NAME: Final = "model.safetensors"
+WEIGHTS_INDEX_NAME: Final = "model.safetensors.index.json"
+EXTRA_NAME: Final = "cairn_extra.safetensors"
+"""Tensors of ours beside a stock model's: a latent attention, landmark gates, a landmark mixer."""
+
+_TOKEN_NAMES: Final = {
+    "cls": (("cls_token", "bos_token"), ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>")),
+    "landmark": (("sep_token", "eos_token"), ("[SEP]", "</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>")),
+    "pad": (("pad_token",), ("[PAD]", "<pad>")),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """What a folder holds; ``fingerprint`` hashes the weights, the tokenizer and the configuration, whatever the folder is called.
+
+    ``cls_id`` = None: the tokenizer has neither [CLS] nor BOS, and rows begin with their text.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, torch.Tensor]
+    tokenizer: Tokenizer
+    cls_id: int | None
+    landmark_id: int
+    pad_id: int
+    steps: tuple[Step, ...] = ()
+    extra_path: Path | None = None
+    weights_sha256: str
+    fingerprint: str
+
+    def number(self, *names: str, default: int | float | None = None) -> float:
+        """Return the first of these settings that is not null, else the default.
+
+        Families name the same number differently.
+        """
+        value = next((self.config[name] for name in names if self.config.get(name) is not None), default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ModelError(
+                f"config.json of the model must give {' or '.join(names)} as a positive number, got "
+                f"{value!r}; fetch it again"
+            )
+        return float(value)
+
+    def integer(self, *names: str, default: int | None = None) -> int:
+        """Return such a setting as a whole number."""
+        return int(self.number(*names, default=default))
+
+
+def read_checkpoint(folder: Path, extra_path: Path | None = None) -> Checkpoint:
+    """Read a model folder; raise :class:`ModelError` for one that is incomplete, damaged or not fit to be read safely.
+
+    ``extra_path`` stands for the folder's own file of our tensors.
+    """
+    if extra_path is None and (base := base_of_folder(folder)) is not None:
+        return _on_base(folder, base)
+    modules = read_sentence_transformers_folder(folder) or SentenceTransformersFolder(transformer=folder)
+    extra_path = extra_path or folder / EXTRA_NAME
+    folder = modules.transformer
+    config = read_json(folder / "config.json")
+    tokenizer_path, weights_paths = _require(folder / "tokenizer.json"), _weights_paths(folder)
+    tokenizer = _read_tokenizer(tokenizer_path)
+    if lowercases := modules.lowercases and _normalized(tokenizer, "A") != "a":
+        own: Any = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+    hashes = {path.name: durable.sha256_of_file(path) for path in weights_paths}
+    weights_sha256 = hashes[WEIGHTS_NAME] if WEIGHTS_NAME in hashes else fingerprint(shards=hashes)
+    tensors: dict[str, torch.Tensor] = {}
+    for path in weights_paths:
+        tensors |= _read_tensors(path)
+    added: dict[str, Any] = {}
+    if extra_path.is_file():
+        tensors |= _read_tensors(extra_path)
+        added["extra"] = durable.sha256_of_file(extra_path)
+    if modules.steps:
+        added["steps"] = steps_fingerprint(modules.steps)
+    if lowercases:
+        added["lowercases"] = True
+    cls_id, landmark_id, pad_id = _special_tokens(folder, tokenizer)
+    special = {"cls": cls_id, "landmark": landmark_id, "pad": pad_id}
+    return Checkpoint(
+        folder=folder,
+        config=config,
+        tensors=tensors,
+        tokenizer=tokenizer,
+        cls_id=cls_id,
+        landmark_id=landmark_id,
+        pad_id=pad_id,
+        steps=modules.steps,
+        extra_path=extra_path if extra_path.is_file() else None,
+        weights_sha256=weights_sha256,
+        fingerprint=fingerprint(
+            weights=weights_sha256,
+            tokenizer=durable.sha256_of_file(tokenizer_path),
+            config=dict(sorted(config.items())),
+            special=special,
+            **added,
+        ),
+    )
+
+
+def _on_base(folder: Path, base: Base) -> Checkpoint:
+    base_folder = model_folder(base.model)
+    if base_of_folder(base_folder) is not None:
+        raise ModelError(
+            f"the base of the model in {folder} must be a whole model, got {base.model!r}, which has a "
+            "base of its own"
+        )
+    checkpoint = read_checkpoint(base_folder, _require(folder / EXTRA_NAME))
+    if checkpoint.weights_sha256 != base.weights_sha256:
+        raise ModelError(
+            f"the model in {folder} was trained for {base.model!r} with weights {base.weights_sha256}, "
+            f"got {checkpoint.weights_sha256}; "
+            "restore those, or train it for these"
+        )
+    return checkpoint
+
+
+def _weights_paths(folder: Path) -> list[Path]:
+    """Return the one file of weights, else all that the index names."""
+    if (folder / WEIGHTS_NAME).is_file() or not (folder / WEIGHTS_INDEX_NAME).is_file():
+        return [_require(folder / WEIGHTS_NAME)]
+    index = read_json(folder / WEIGHTS_INDEX_NAME)
+    files: Any = index.get("weight_map")
+    names = set(files.values()) if isinstance(files, dict) else set[Any]()
+    # A name is believed only when it lies in this very folder.
+    if not names or not all(
+        isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors") for name in names
+    ):
+        raise ModelError(
+            f"{WEIGHTS_INDEX_NAME} of the model must name safetensors files beside it, got others; fetch "
+            "the model again"
+        )
+    return [_require(folder / name) for name in sorted(names)]
+
+
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(
+            f"{path.name} of the model must be a whole safetensors file, got a damaged one ({error}); "
+            "fetch the model again"
+        ) from error
+
+
+def _require(path: Path) -> Path:
+    if not path.is_file():
+        hint = "save the model's fast tokenizer beside it"
+        if path.suffix == ".safetensors":
+            hint = (
+                "convert the weights to safetensors"
+                if path.name == WEIGHTS_NAME
+                else "fetch the rest of the model's weights"
+            )
+        raise ModelError(f"the model's folder {path.parent} must hold {path.name}, got none; {hint}")
+    return path
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    # The Rust side raises bare Exception.
+    except Exception as error:
+        raise ModelError(
+            f"{path.name} of the model must be a fast tokenizer, got a damaged one ({error}); fetch the "
+            "model again"
+        ) from error
+    # Published files carry a padding and a truncation of their own, which would cut texts silently.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _normalized(tokenizer: Tokenizer, text: str) -> str:
+    normalizer: Any = tokenizer.normalizer
+    return text if normalizer is None else normalizer.normalize_str(text)
+
+
+def _special_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int | None, int, int]:
+    """Return the ids of [CLS] (else BOS, else None), of the landmark (SEP, else EOS) and of padding.
+
+    A tokenizer that ends texts itself goes before names: Qwen3-Embedding was trained to end in another token
+    than its ``eos_token``, and opens with none.
+    """
+    named: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            named = read_json(folder / name) | named
+    ids = {
+        role: _named_token(tokenizer, named, keys, defaults)
+        for role, (keys, defaults) in _TOKEN_NAMES.items()
+    }
+    cls_id, landmark_id = _own_ends(tokenizer)
+    if landmark_id is None:
+        cls_id, landmark_id = ids["cls"], ids["landmark"]
+    if landmark_id is None:
+        raise ModelError(
+            "the model's tokenizer must have a landmark token (sep_token or eos_token), got none; choose "
+            "another model"
+        )
+    return cls_id, landmark_id, ids["pad"] or 0
+
+
+def _named_token(
+    tokenizer: Tokenizer, named: Mapping[str, Any], keys: tuple[str, ...], defaults: tuple[str, ...]
+) -> int | None:
+    """Return the first token that the files beside the tokenizer name, else the first default it has."""
+    tokens = [value.get("content") if isinstance(value, dict) else value for value in map(named.get, keys)]
+    found = (tokenizer.token_to_id(token) for token in (*tokens, *defaults) if isinstance(token, str))
+    return next((token_id for token_id in found if token_id is not None), None)
+
+
+def _own_ends(tokenizer: Tokenizer) -> tuple[int | None, int | None]:
+    """Return the special tokens that the tokenizer itself puts before and after a text."""
+    encoding = tokenizer.encode("a")
+    is_special = [bool(mark) for mark in encoding.special_tokens_mask]
+    if len(encoding) < 2:
+        return None, None
+    return encoding.ids[0] if is_special[0] else None, encoding.ids[-1] if is_special[-1] else None

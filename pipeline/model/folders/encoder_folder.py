@@ -1,0 +1,251 @@
+"""Our checkpoint format: a folder of safetensors that Cairn reads back without loss and Sentence-Transformers reads as a stock model.
+
+    model.safetensors, config.json, tokenizer.json …    the transformer, as published
+    cairn_extra.safetensors                             tensors no stock module has: latent attention, landmark gates, a mixer
+    cairn_config.json                                   the encoder's settings (``model_defaults`` reads them)
+    modules.json, 1_Pooling/, 2_Dense/ …                the same for Sentence-Transformers, as far as its own modules go
+
+For texts of one chunk that library gives the same vectors, unless the settings go beyond its modules;
+``beyond_stock_modules`` says how. The folder is written beside its place and renamed: it is whole, or what
+stood there stays. A model of fewer layers is saved as the model of these layers.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, processors
+
+from pipeline import durable
+from pipeline.config import CAUSAL_FAMILIES, EncoderConfig
+from pipeline.errors import ConfigError, ModelError
+from pipeline.model.folders.cde_settings import is_cde
+from pipeline.model.folders.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint
+from pipeline.model.folders.model_defaults import CAIRN_SETTINGS_NAME, settings_of_a_folder
+from pipeline.model.folders.sentence_transformers_folder import (
+    MODULES_NAME,
+    SETTINGS_NAME,
+    TRANSFORMER_SETTINGS_NAME,
+    read_json_if_any,
+)
+from pipeline.model.landmark_mixer import PREFIX as MIXER_PREFIX
+
+OWN_PREFIXES: Final = ("latent_attention_model.", "landmark_attention.", MIXER_PREFIX)
+"""Where the names of tensors begin that are not the transformer's."""
+
+_NESTED_PREFIX: Final = "embedding_model."
+"""What NV-Embed puts before the names of its transformer."""
+
+_NOT_IN_TRANSFORMERS: Final = ("new", "m3bert")
+"""Families that transformers reads with remote code, or not at all."""
+
+_NOMIC_NAMES: Final[Mapping[str, str]] = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+"""NomicBERT's published configuration in the names transformers gives it, which reads no others."""
+
+_STOCK_POOLINGS: Final[Mapping[str, str]] = {
+    "mean": "mean",
+    "cls": "cls",
+    "last": "lasttoken",
+    "lmk": "lasttoken",
+}
+_PLAIN_TOKENIZER: Final = "PreTrainedTokenizerFast"
+_COPIED: Final = ("special_tokens_map.json", "added_tokens.json", "vocab.txt", TRANSFORMER_SETTINGS_NAME)
+
+
+def beyond_stock_modules(
+    settings: EncoderConfig, config: Mapping[str, Any], tensor_names: Iterable[str] = ()
+) -> list[str]:
+    """Name what Sentence-Transformers' own modules do not have.
+
+    With such a setting its vectors are others, such a model it cannot load.
+    """
+    named = {
+        f"pooling {settings.pooling}": settings.pooling not in _STOCK_POOLINGS,
+        f"attention {settings.attention} with pooling mean": settings.attention == "full"
+        and settings.pooling == "mean",
+        "temperature": settings.temperature != 1.0 or bool(settings.temperature_by_length),
+        "query_temperature": settings.query_temperature not in (None, 1.0),
+        "use_context": settings.use_context,
+        "landmark mixer": any(name.startswith(MIXER_PREFIX) for name in tensor_names),
+        f"model_type {config.get('model_type')}": config.get("model_type") in _NOT_IN_TRANSFORMERS,
+    }
+    return [name for name, is_beyond in named.items() if is_beyond]
+
+
+def save_encoder_folder(
+    folder: Path,
+    checkpoint: Checkpoint,
+    settings: EncoderConfig,
+    *,
+    copies_weights: bool = False,
+    replaces: bool = False,
+) -> None:
+    """Write a checkpoint with its settings; ``copies_weights`` takes the files it was read from over, byte for byte.
+
+    Tensors may be others than those read (trained ones); everything else comes from the checkpoint's folder.
+    A place that is taken raises :class:`ConfigError`, unless the new folder ``replaces`` what stands there.
+    """
+    if not replaces and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"the folder to save a model to must be new or empty, got {str(folder)!r}; choose another"
+        )
+    with (
+        durable.storage_errors(f"saving the model to {folder}"),
+        durable.replacing_folder(folder) as temporary,
+    ):
+        write_encoder_folder(temporary, checkpoint, settings, copies_weights=copies_weights)
+
+
+def write_encoder_folder(
+    folder: Path, checkpoint: Checkpoint, settings: EncoderConfig, *, copies_weights: bool = False
+) -> None:
+    """Write the same files into a folder that a caller makes and puts in its place.
+
+    Raises :class:`ConfigError` for a CDE model, whose two stages no stock module runs, and
+    :class:`ModelError` for weights that are NaN.
+    """
+    if is_cde(checkpoint.config):
+        raise ConfigError(
+            "a model to save must be one transformer, got a CDE model of two; copy its folder instead"
+        )
+    for name, tensor in checkpoint.tensors.items():
+        # A gate may be -inf, which closes it.
+        if tensor.is_floating_point() and not bool((tensor < float("inf")).all()):
+            raise ModelError(
+                f"{name} of a model to save must be finite, got NaN or infinity; fetch or train the "
+                "model again"
+            )
+    config = _with_native_names(checkpoint.config)
+    if config.get("model_type") in CAUSAL_FAMILIES and not settings.causal:
+        config["is_causal"] = False
+    durable.write_json(folder / "config.json", config)
+    if copies_weights and (checkpoint.folder / WEIGHTS_NAME).is_file():
+        shutil.copyfile(checkpoint.folder / WEIGHTS_NAME, folder / WEIGHTS_NAME)
+        if checkpoint.extra_path is not None:
+            shutil.copyfile(checkpoint.extra_path, folder / EXTRA_NAME)
+    else:
+        _write_tensors(folder, checkpoint)
+    _write_tokenizer(folder, checkpoint)
+    for name in _COPIED:
+        if (checkpoint.folder / name).is_file():
+            shutil.copyfile(checkpoint.folder / name, folder / name)
+    durable.write_json(folder / CAIRN_SETTINGS_NAME, settings_of_a_folder(replace(settings, num_layers=None)))
+    _write_modules(folder, checkpoint, settings)
+
+
+def _with_native_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    if config.get("model_type") != "nomic_bert" or "n_embd" not in config:
+        return dict(config)
+    native = {name: config[published] for published, name in _NOMIC_NAMES.items() if published in config}
+    rope = {"rope_type": "default", "rope_theta": config.get("rotary_emb_base", 1_000.0)}
+    return {**native, "rope_parameters": rope, **config}
+
+
+def _write_tensors(folder: Path, checkpoint: Checkpoint) -> None:
+    own = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(OWN_PREFIXES)}
+    transformer = {
+        name.removeprefix(_NESTED_PREFIX): tensor
+        for name, tensor in checkpoint.tensors.items()
+        if name not in own
+    }
+    for name, tensors in ((WEIGHTS_NAME, transformer), (EXTRA_NAME, own)):
+        if tensors:
+            contiguous = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+            save_file(contiguous, folder / name, metadata={"format": "pt"})
+
+
+def _write_tokenizer(folder: Path, checkpoint: Checkpoint) -> None:
+    """Copy the tokenizer; one that frames a text otherwise than its model was run here gets that frame."""
+    source = checkpoint.folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(source))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    names = {
+        token_id: str(tokenizer.id_to_token(token_id))
+        for token_id in (*_frame_ids(checkpoint), checkpoint.pad_id)
+    }
+    settings = read_json_if_any(checkpoint.folder / "tokenizer_config.json") or {
+        "tokenizer_class": _PLAIN_TOKENIZER
+    }
+    # What the library calls special decides how long it takes a prompt to be.
+    special = {
+        "cls_token": checkpoint.cls_id,
+        "sep_token": checkpoint.landmark_id,
+        "pad_token": checkpoint.pad_id,
+    }
+    for role, token_id in special.items():
+        if token_id is not None and not settings.get(role):
+            settings[role] = names[token_id]
+    if _frames_as_run(tokenizer, checkpoint):
+        shutil.copyfile(source, folder / "tokenizer.json")
+    else:
+        *opening, ending = (names[token_id] for token_id in _frame_ids(checkpoint))
+        frame: Any = processors.TemplateProcessing(
+            single=[*opening, "$A", ending],
+            special_tokens=[(names[token_id], token_id) for token_id in sorted({*_frame_ids(checkpoint)})],
+        )
+        # The byte-level one trims offsets and stays; any other is a frame, which this one replaces.
+        if isinstance(tokenizer.post_processor, processors.ByteLevel):
+            frame = processors.Sequence([tokenizer.post_processor, frame])
+        tokenizer.post_processor = frame
+        tokenizer.save(str(folder / "tokenizer.json"))
+        settings["tokenizer_class"] = _PLAIN_TOKENIZER  # classes of their own would frame texts anew
+    durable.write_json(folder / "tokenizer_config.json", settings)
+
+
+def _frame_ids(checkpoint: Checkpoint) -> list[int]:
+    return (
+        [checkpoint.landmark_id] if checkpoint.cls_id is None else [checkpoint.cls_id, checkpoint.landmark_id]
+    )
+
+
+def _frames_as_run(tokenizer: Tokenizer, checkpoint: Checkpoint) -> bool:
+    *opening, ending = _frame_ids(checkpoint)
+    return tokenizer.encode("a").ids == [
+        *opening,
+        *tokenizer.encode("a", add_special_tokens=False).ids,
+        ending,
+    ]
+
+
+def _write_modules(folder: Path, checkpoint: Checkpoint, settings: EncoderConfig) -> None:
+    """Describe the model in Sentence-Transformers' terms, the nearest there are."""
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    pooling = _STOCK_POOLINGS.get(settings.pooling, "mean")
+    (folder / "1_Pooling").mkdir()
+    width = checkpoint.integer("hidden_size", "n_embd")
+    includes_prompt = settings.pool_prefix or pooling != "mean"
+    durable.write_json(
+        folder / "1_Pooling" / "config.json",
+        {"embedding_dimension": width, "pooling_mode": pooling, "include_prompt": includes_prompt},
+    )
+    for step in checkpoint.steps:
+        modules.append((f"{len(modules)}_{step.kind}", step.kind))
+        if step.folder.is_dir():
+            shutil.copytree(step.folder, folder / modules[-1][0])
+    modules.append((f"{len(modules)}_Normalize", "Normalize"))
+    listed = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (path, kind) in enumerate(modules)
+    ]
+    described: dict[str, Any] = {
+        "prompts": {"query": settings.query_prefix, "document": settings.document_prefix},
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine",
+    }
+    if settings.truncate_dim is not None:
+        described["truncate_dim"] = settings.truncate_dim
+    durable.write_json(folder / SETTINGS_NAME, described)
+    durable.write_json(folder / MODULES_NAME, listed)

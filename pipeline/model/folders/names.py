@@ -1,0 +1,111 @@
+"""From what a user calls a model to the folder it lies in, before anything heavy is imported.
+
+    all-MiniLM-L6-v2 ─▶ the embedded model
+    cairn-minilm ─────▶ the default: what was trained for the embedded model, which its settings name as base
+    FOLDER ───────────▶ itself
+    ORG/NAME ─────────▶ models--ORG--NAME/snapshots/<refs/main> in the Hugging Face cache
+
+Nothing is downloaded and no network is asked. A name without an organisation is looked for below
+``sentence-transformers``, too, as that library does. The cache stands where ``HF_HUB_CACHE`` says, else
+``HF_HOME``, else ``XDG_CACHE_HOME``, else ``~/.cache``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from pipeline.config import DEFAULT_MODEL
+from pipeline.errors import ConfigError
+from pipeline.model.folders.embedded_weights import MODEL_NAMES, embedded_folder
+
+_HUB_NAME: Final = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
+_REVISION: Final = "main"
+_TRAINED: Final = Path(__file__).parent / "cairn_minilm"
+
+
+def model_folder(model: str) -> Path:
+    """Return the folder of a model.
+
+    A name that cannot be had offline raises :class:`ConfigError` saying how to get it.
+    """
+    if model in MODEL_NAMES:
+        return embedded_folder()
+    if model == DEFAULT_MODEL:
+        return _TRAINED
+    folder = Path(model).expanduser()
+    if model and _is_folder(folder):
+        return folder
+    for name in _hub_names(model):
+        if snapshot := _cached_snapshot(name):
+            return snapshot
+    raise ConfigError(
+        "model must be cairn-minilm, all-MiniLM-L6-v2, a folder that holds config.json, "
+        "model.safetensors and tokenizer.json, or a name in "
+        f"the Hugging Face cache {_cache_folder()}, got {model!r}; {how_to_get(model)}, or give the folder"
+    )
+
+
+def how_to_get(model: str) -> str:
+    """Say what to do about a model that is not on this machine."""
+    wanted = model if _HUB_NAME.fullmatch(model) else "NAME"
+    return f"models are not downloaded here: run `hf download {wanted}` once where there is a network"
+
+
+def describe_model(model: str) -> str:
+    """Name a model for a person, with the revision that lies in the cache where it comes from there."""
+    try:
+        folder = model_folder(model)
+    except ConfigError:
+        return f"{model!r}, which is no longer there"
+    return f"{model!r}, revision {folder.name}" if folder.parent.name == "snapshots" else repr(model)
+
+
+def _is_folder(folder: Path) -> bool:
+    try:
+        return folder.is_dir()
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
+            raise
+        return False
+
+
+def _hub_names(model: str) -> Iterator[str]:
+    if _HUB_NAME.fullmatch(model) and "--" not in model and ".." not in model:
+        yield model
+        if "/" not in model:
+            yield f"sentence-transformers/{model}"
+
+
+def _cached_snapshot(name: str) -> Path | None:
+    """Return the snapshot that ``main`` points to, else the only one there is.
+
+    None when the cache has none.
+    """
+    repository = _cache_folder() / f"models--{name.replace('/', '--')}"
+    snapshots = repository / "snapshots"
+    try:
+        commit = (repository / "refs" / _REVISION).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        # Fetched by commit: nothing says which one is meant, unless there is but one.
+        folders = sorted(snapshots.iterdir()) if snapshots.is_dir() else []
+        return folders[0] if len(folders) == 1 else None
+    is_safe = commit.isalnum()
+    return snapshots / commit if is_safe and (snapshots / commit).is_dir() else None
+
+
+def _cache_folder() -> Path:
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if folder := os.environ.get(variable):
+            return _expanded(folder)
+    if home := os.environ.get("HF_HOME"):
+        return _expanded(home) / "hub"
+    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
+
+
+def _expanded(folder: str) -> Path:
+    return Path(os.path.expandvars(folder)).expanduser()

@@ -1,0 +1,194 @@
+"""A Sentence-Transformers folder as it describes itself, without torch: which modules, pooled how, behind which prompts.
+
+    modules.json ─▶ Transformer ─▶ Pooling ─▶ Dense · LayerNorm · Normalize …       1_Pooling/config.json, 2_Dense/config.json
+    config_sentence_transformers.json ─▶ prompts, truncate_dim                       sentence_bert_config.json: do_lower_case
+
+Says what is written there and refuses what Cairn cannot run; which setting follows from it is
+``model_defaults``' business, the tensors are ``projection``'s. Old and new spellings of Pooling's
+configuration are read. ``max_seq_length`` is not: nothing is truncated here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from pipeline.errors import ModelError
+
+MODULES_NAME: Final = "modules.json"
+SETTINGS_NAME: Final = "config_sentence_transformers.json"
+TRANSFORMER_SETTINGS_NAME: Final = "sentence_bert_config.json"
+
+_STEPS: Final = ("Dense", "LayerNorm", "Normalize")
+_MODULES: Final = ("Transformer", "Pooling", *_STEPS, "Dropout")
+_OLD_POOLING_KEYS: Final = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One module between pooling and the vector: its kind, its folder and its configuration."""
+
+    kind: str
+    folder: Path
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SentenceTransformersFolder:
+    """What the folder says; ``pooling`` = None has no Pooling module, ``steps`` leave out the last Normalize, which every vector gets."""
+
+    transformer: Path
+    pooling: str | None = None
+    pools_prompt: bool = True
+    steps: tuple[Step, ...] = ()
+    lowercases: bool = False
+    query_prompt: str = ""
+    document_prompt: str = ""
+    truncate_dim: int | None = None
+
+
+def read_sentence_transformers_folder(folder: Path) -> SentenceTransformersFolder | None:
+    """Read such a folder, None for one in another layout.
+
+    Raise :class:`ModelError` for a module or a pooling Cairn does not run.
+    """
+    if not (folder / MODULES_NAME).is_file():
+        return None
+    modules = [(_kind(module), _module_folder(folder, module)) for module in _module_list(folder)]
+    transformer = next((path for kind, path in modules if kind == "Transformer"), folder)
+    pooling = next((read_json(path / "config.json") for kind, path in modules if kind == "Pooling"), None)
+    settings = read_json_if_any(folder / SETTINGS_NAME)
+    query_prompt, document_prompt = _prompts(settings)
+    return SentenceTransformersFolder(
+        transformer=transformer,
+        pooling=None if pooling is None else _pooling_mode(pooling),
+        pools_prompt=True if pooling is None else bool(pooling.get("include_prompt", True)),
+        steps=_steps(modules),
+        lowercases=bool(
+            read_json_if_any(transformer / TRANSFORMER_SETTINGS_NAME).get("do_lower_case", False)
+        ),
+        query_prompt=query_prompt,
+        document_prompt=document_prompt,
+        truncate_dim=settings.get("truncate_dim"),
+    )
+
+
+def _module_list(folder: Path) -> list[dict[str, Any]]:
+    modules: Any = _load(folder / MODULES_NAME)
+    if not isinstance(modules, list) or not all(
+        isinstance(module, dict) for module in cast("list[Any]", modules)
+    ):
+        raise ModelError(
+            f"{MODULES_NAME} of the model must list its modules, got something else; fetch the model again"
+        )
+    return cast("list[dict[str, Any]]", modules)
+
+
+def _kind(module: Mapping[str, Any]) -> str:
+    kind = str(module.get("type", "")).rpartition(".")[2]
+    if kind not in _MODULES:
+        raise ModelError(
+            f"a model folder must hold modules of the kinds {', '.join(_MODULES)}, got {kind!r}; choose "
+            "another model"
+        )
+    return kind
+
+
+def _module_folder(folder: Path, module: Mapping[str, Any]) -> Path:
+    path = Path(str(module.get("path", "")))
+    if path.is_absolute() or ".." in path.parts:
+        raise ModelError(
+            f"{MODULES_NAME} of the model must name folders inside it, got {str(path)!r}; fetch the "
+            "model again"
+        )
+    return folder / path
+
+
+def _pooling_mode(config: Mapping[str, Any]) -> str:
+    named: Any = config.get("pooling_mode")
+    if named is None:
+        named = [mode for key, mode in _OLD_POOLING_KEYS.items() if config.get(key)] or ["mean"]
+    return named if isinstance(named, str) else "+".join(map(str, named))
+
+
+def _steps(modules: list[tuple[str, Path]]) -> tuple[Step, ...]:
+    steps = [
+        Step(kind=kind, folder=path, config=read_json_if_any(path / "config.json"))
+        for kind, path in modules
+        if kind in _STEPS
+    ]
+    for step in steps:
+        names = {
+            step.config.get(key) or "sentence_embedding"
+            for key in ("module_input_name", "module_output_name")
+        }
+        if names != {"sentence_embedding"}:
+            raise ModelError(
+                f"the {step.kind} module of the model must read and write sentence_embedding, got "
+                f"{', '.join(sorted(map(str, names)))}; "
+                "choose another model"
+            )
+    while steps and steps[-1].kind == "Normalize":
+        steps.pop()
+    return tuple(steps)
+
+
+def _prompts(settings: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the prompts of queries and documents: those named so.
+
+    Where neither is, the one that the folder takes by default for both.
+    """
+    prompts: Any = settings.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(
+        isinstance(value, str | None) for value in cast("dict[Any, Any]", prompts).values()
+    ):
+        raise ModelError(
+            f"{SETTINGS_NAME} of the model must give each prompt as text, got something else; fetch the "
+            "model again"
+        )
+    texts = {name: value for name, value in cast("dict[str, str | None]", prompts).items() if value}
+    query = texts.get("query", "")
+    document = next((texts[name] for name in ("document", "passage", "corpus") if name in texts), "")
+    if query or document:
+        return query, document
+    default = texts.get(str(settings.get("default_prompt_name")), "")
+    return default, default
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a model folder; a missing or damaged one raises :class:`ModelError`."""
+    content = _load(path)
+    if not isinstance(content, dict):
+        raise ModelError(
+            f"{path.name} of the model must hold one JSON object, got something else; fetch the model again"
+        )
+    return cast("dict[str, Any]", content)
+
+
+def read_json_if_any(path: Path) -> dict[str, Any]:
+    """Read one that may be missing, which is an empty one."""
+    return read_json(path) if path.is_file() else {}
+
+
+def _load(path: Path) -> Any:
+    if not path.is_file():
+        raise ModelError(
+            f"the model's folder {path.parent} must hold {path.name}, got none; "
+            "give a folder in Hugging Face or sentence-transformers layout"
+        )
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{path.name} of the model must be JSON, got an unreadable file; fetch the model again"
+        ) from error

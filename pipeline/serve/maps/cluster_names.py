@@ -1,0 +1,86 @@
+"""What a cluster on the map is called: two words that its documents have and others' do not.
+
+    titles, and beginnings of texts that have none ─▶ words a document ─▶ tf-idf over clusters ─▶ the best two that are not of one stem
+
+Of texts only short ones are read, a few a cluster, so that naming costs the same whatever a collection holds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from pipeline.index.generation import Generation
+from pipeline.index.words import STOP_WORDS
+from pipeline.search.hits import read_rows
+
+WORDS_A_NAME: Final = 2
+TEXTS_A_CLUSTER: Final = 12
+MAX_TEXT_TOKENS: Final = 2_000
+"""Longer texts are not read for a name."""
+MAX_TEXT_CHARACTERS: Final = 600
+SAME_STEM_LETTERS: Final = 4
+
+_WORD: Final = re.compile(r"(?<![^\W\d_])[^\W\d_]{3,24}(?![^\W\d_])")
+
+
+def name_clusters(texts: Sequence[str | None], cluster_ids_N: Int32[np.ndarray, " N"]) -> dict[int, str]:
+    """Name each cluster by the words of its documents' texts; empty where they have none."""
+    words: dict[int, Counter[str]] = {cluster: Counter() for cluster in np.unique(cluster_ids_N).tolist()}
+    for text, cluster in zip(texts, cluster_ids_N.tolist(), strict=True):
+        words[cluster].update(
+            {word for word in _WORD.findall((text or "").lower()) if word not in STOP_WORDS}
+        )
+    spread = Counter(word for counted in words.values() for word in counted)
+    return {cluster: _name(counted, spread, len(words)) for cluster, counted in words.items()}
+
+
+def telling_texts(
+    generation: Generation,
+    positions_N: Int64[np.ndarray, " N"],
+    titles: Sequence[str | None],
+    cluster_ids_N: Int32[np.ndarray, " N"],
+) -> list[str | None]:
+    """Return each document's title.
+
+    Of some without one, evenly spread over each cluster's, the beginning of the text.
+    """
+    texts = list(titles)
+    untitled_U = np.array([n for n, title in enumerate(titles) if not title], np.int64)
+    untitled_U = untitled_U[generation.num_tokens[positions_N[untitled_U]] <= MAX_TEXT_TOKENS]
+    chosen: list[int] = []
+    for cluster in np.unique(cluster_ids_N[untitled_U]).tolist():
+        members = untitled_U[cluster_ids_N[untitled_U] == cluster]
+        chosen += members[
+            np.linspace(0, len(members) - 1, min(len(members), TEXTS_A_CLUSTER)).astype(np.int64)
+        ].tolist()
+    if chosen:
+        rows = read_rows(generation, positions_N[np.array(chosen)], ["text"])
+        for n, row in zip(chosen, rows, strict=True):
+            texts[n] = row["text"][:MAX_TEXT_CHARACTERS]
+    return texts
+
+
+def _name(counted: Mapping[str, int], spread: Mapping[str, int], num_clusters: int) -> str:
+    """Return the words with the highest tf-idf over clusters, ties by the alphabet.
+
+    None that says nearly what one before it says.
+    """
+    weight = {word: count * math.log(1 + num_clusters / spread[word]) for word, count in counted.items()}
+    name: list[str] = []
+    for word in sorted(weight, key=lambda word: (-weight[word], word)):
+        if not any(_are_alike(word, other) for other in name):
+            name.append(word)
+        if len(name) == WORDS_A_NAME:
+            break
+    return " ".join(name)
+
+
+def _are_alike(word: str, other: str) -> bool:
+    return word in other or other in word or word[:SAME_STEM_LETTERS] == other[:SAME_STEM_LETTERS]

@@ -1,0 +1,207 @@
+"""Looking at a collection: its map, where documents stand on it, and its health.
+
+A key sees its own documents in each.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any, Final
+
+import numpy as np
+from fastapi import APIRouter, Query
+from jaxtyping import Int64
+
+from pipeline.context.drift import Drift, measure_drift
+from pipeline.index.generation import Generation
+from pipeline.search.filters import compile_filter, compile_restriction
+from pipeline.search.hits import read_rows
+from pipeline.search.lexical import allowed_documents
+from pipeline.serve.access import SearchGrant, ServerState, State, reachable
+from pipeline.serve.answers import on_search_thread, with_collection
+from pipeline.serve.collections import ServedCollection
+from pipeline.serve.keys import Grant
+from pipeline.serve.length_curve import LengthBin, measure_lengths
+from pipeline.serve.maps.corpus_map import MAX_TITLE_CHARACTERS, CorpusMap, draw_map, place
+from pipeline.serve.maps.map_cache import name_of
+from pipeline.serve.maps.map_schemas import (
+    DriftReply,
+    HealthReply,
+    LengthReply,
+    MapCluster,
+    MapPoints,
+    MapReply,
+)
+from pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName
+from pipeline.serve.settings import TABLE_TIMEOUT_SECONDS
+
+router = APIRouter(prefix="/v1/collections", tags=["collections"], redirect_slashes=False)
+
+MAX_PLACES: Final = 200
+MAP_PATIENCE_SECONDS: Final = 1.0
+"""Within which the map of a small collection is there.
+
+Of a larger one the caller is told that it is being drawn.
+"""
+
+DocIds = Annotated[
+    list[Annotated[str, Query(min_length=1, max_length=MAX_DOC_ID_CHARACTERS)]],
+    Query(min_length=1, max_length=MAX_PLACES, description="Documents to place, such as those of an answer."),
+]
+
+
+@router.get("/{name}/map")
+async def map_collection(name: CollectionName, state: State, grant: SearchGrant) -> MapReply:
+    """Lay the documents out in the plane, neighbours beside one another, coloured by cluster."""
+
+    async def attempt(served: ServedCollection) -> MapReply:
+        generation, visible, drawn = await _map(state, served, grant)
+        if drawn is None:
+            return MapReply(generation=generation.number, status="drawing", documents=len(visible))
+        return await on_search_thread(state, lambda: _map_reply(generation, len(visible), drawn))
+
+    return await with_collection(state, await reachable(state, grant, name), attempt)
+
+
+@router.get("/{name}/map/places")
+async def place_documents(name: CollectionName, doc_id: DocIds, state: State, grant: SearchGrant) -> MapReply:
+    """Say where documents stand on the map, also those that are not among its points.
+
+    Unknown ids are left out.
+    """
+
+    async def attempt(served: ServedCollection) -> MapReply:
+        generation, visible, drawn = await _map(state, served, grant)
+        if drawn is None:
+            return MapReply(generation=generation.number, status="drawing", documents=len(visible))
+        found = await on_search_thread(state, lambda: _place(generation, drawn, doc_id, grant.restriction))
+        return MapReply(generation=generation.number, status="ready", documents=len(visible), points=found)
+
+    return await with_collection(state, await reachable(state, grant, name), attempt)
+
+
+@router.get("/{name}/health")
+async def examine_collection(name: CollectionName, state: State, grant: SearchGrant) -> HealthReply:
+    """Say how a collection is.
+
+    Counts, drift from its context, and whether its vectors of long documents collapse.
+    """
+
+    async def attempt(served: ServedCollection) -> HealthReply:
+        generation = served.searcher.generation
+        visible = await on_search_thread(state, lambda: _visible(generation, grant.restriction))
+        curve = await state.length_curves.get(
+            name_of(generation, grant.restriction), lambda: measure_lengths(generation, visible)
+        )
+        assert curve is not None, "without patience a drawing is waited for"
+        return _health(served, generation, visible, curve, sees_all=grant.restriction is None)
+
+    return await with_collection(state, await reachable(state, grant, name), attempt)
+
+
+async def _map(
+    state: ServerState, served: ServedCollection, grant: Grant
+) -> tuple[Generation, Int64[np.ndarray, " A"], CorpusMap | None]:
+    generation = served.searcher.generation
+    visible = await on_search_thread(state, lambda: _visible(generation, grant.restriction))
+    draw = partial(draw_map, generation, visible, state.map_files, state.maps.go_on)
+    return (
+        generation,
+        visible,
+        await state.maps.get(name_of(generation, grant.restriction), draw, MAP_PATIENCE_SECONDS),
+    )
+
+
+def _map_reply(generation: Generation, num_visible: int, drawn: CorpusMap) -> MapReply:
+    return MapReply(
+        generation=generation.number,
+        status="ready",
+        documents=num_visible,
+        points=_points(drawn.doc_ids, drawn.titles, drawn.places_N2, drawn.cluster_ids_N),
+        clusters=[
+            MapCluster(
+                cluster=each.cluster_id,
+                documents=each.documents,
+                name=each.name,
+                x=round(each.x, 4),
+                y=round(each.y, 4),
+            )
+            for each in drawn.clusters
+        ],
+    )
+
+
+def _visible(generation: Generation, restriction: Mapping[str, Any] | None) -> Int64[np.ndarray, " A"]:
+    """Return the positions of the documents a key sees, ascending."""
+    if restriction is None:
+        return np.arange(generation.num_documents)
+    where = compile_restriction(restriction, generation.document_table.schema)
+    return allowed_documents(generation, where, dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS))
+
+
+def _place(
+    generation: Generation, drawn: CorpusMap, doc_ids: Sequence[str], restriction: Mapping[str, Any] | None
+) -> MapPoints:
+    schema = generation.document_table.schema
+    where = compile_filter({"type": "in", "key": "doc_id", "value": list(doc_ids)}, schema)
+    if restriction is not None:
+        where = compile_restriction(restriction, schema).and_(where)
+    positions = allowed_documents(generation, where, dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS))
+    vectors = generation.documents.reconstruct(positions)
+    places = place(vectors, drawn.sample_vectors_SV, drawn.sample_places_S2)
+    known = {int(position): n for n, position in enumerate(drawn.positions_N)}
+    for row, position in enumerate(positions.tolist()):
+        if position in known:
+            places[row] = drawn.places_N2[known[position]]
+    rows = read_rows(generation, positions, ["doc_id", "title"])
+    titles = [None if row["title"] is None else row["title"][:MAX_TITLE_CHARACTERS] for row in rows]
+    return _points([row["doc_id"] for row in rows], titles, places, generation.cluster_ids[positions])
+
+
+def _points(
+    doc_ids: Sequence[str], titles: Sequence[str | None], places: np.ndarray, clusters: np.ndarray
+) -> MapPoints:
+    x, y = np.round(places.astype(np.float64), 4).T.tolist()
+    return MapPoints(doc_id=list(doc_ids), title=list(titles), x=x, y=y, cluster=clusters.tolist())
+
+
+def _health(
+    served: ServedCollection,
+    generation: Generation,
+    visible: np.ndarray,
+    curve: Sequence[LengthBin],
+    *,
+    sees_all: bool,
+) -> HealthReply:
+    manifest = generation.manifest
+    offsets = generation.chunk_offsets
+    return HealthReply(
+        generation=generation.number,
+        created_at=manifest.created_at,
+        documents=len(visible),
+        chunks=int((offsets[visible + 1] - offsets[visible]).sum()),
+        tokens=int(generation.num_tokens[visible].sum()),
+        clusters=len(np.unique(generation.cluster_ids[visible])),
+        vector_dim=manifest.vector_dim,
+        uses_context=manifest.settings["encoder"]["use_context"],
+        context_documents=manifest.context_documents if sees_all else None,
+        drift=_drift(generation) if sees_all else None,
+        is_outdated=bool(served.searcher.warnings),
+        lengths=[LengthReply(**asdict(length)) for length in curve],
+    )
+
+
+def _drift(generation: Generation) -> DriftReply:
+    manifest = generation.manifest
+    sizes = np.bincount(generation.cluster_ids, minlength=len(manifest.context_cluster_sizes)).tolist()
+    drift: Drift = measure_drift(manifest.context_cluster_sizes, sizes, manifest.documents_at_context)
+    return DriftReply(
+        verdict=drift.verdict,
+        total_variation=drift.total_variation,
+        jensen_shannon_bits=drift.jensen_shannon_bits,
+        added_share=drift.added_share,
+        changed_clusters=list(drift.changed_clusters),
+    )

@@ -1,0 +1,81 @@
+"""A trained mixer on disk: a folder of the mixer alone, which names the base model it was trained for with the hash of its weights.
+
+    cairn_config.json            base, and the encoder's settings
+    cairn_extra.safetensors      the mixer's tensors, float32, and what the base has in such a file of its own
+
+``--model FOLDER`` and ``load_encoder`` read it; the base's weights stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+from pipeline import durable
+from pipeline.config import EncoderConfig
+from pipeline.errors import ConfigError
+from pipeline.model.folders.checkpoint import EXTRA_NAME
+from pipeline.model.folders.model_defaults import CAIRN_SETTINGS_NAME, Base, settings_of_a_folder
+from pipeline.model.landmark_mixer import PREFIX, LandmarkMixer
+
+
+def require_new(folder: Path) -> None:
+    """Raise :class:`ConfigError` for a place that is taken, or below a file."""
+    parent = next(parent for parent in folder.absolute().parents if parent.exists())
+    if not parent.is_dir():
+        raise ConfigError(
+            f"the folder to train a mixer into must lie in a folder, got {str(folder)!r} below a file; "
+            "choose another"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"the folder to train a mixer into must be new or empty, got {str(folder)!r}; choose another"
+        )
+
+
+def log_paths(folder: Path) -> tuple[Path, Path]:
+    """Return where a run's log and its picture lie, beside its folder.
+
+    Raise :class:`ConfigError` where something lies there already.
+    """
+    paths = folder.with_name(f"{folder.name}.jsonl"), folder.with_name(f"{folder.name}.svg")
+    for path in paths:
+        if path.exists():
+            raise ConfigError(
+                f"the log of a run must not replace a file, got {str(path)!r}; move it away, or choose "
+                "another folder"
+            )
+    return paths
+
+
+def save_mixer(
+    folder: Path,
+    mixer: LandmarkMixer,
+    base: Base,
+    settings: EncoderConfig,
+    base_extra: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Write a mixer with its base and settings, whole or not at all.
+
+    ``base_extra`` are tensors of ours beside the base's weights: the folder's stand in their place.
+    """
+    require_new(folder)
+    with (
+        durable.storage_errors(f"saving the mixer to {folder}"),
+        durable.replacing_folder(folder) as temporary,
+    ):
+        durable.write_json(
+            temporary / CAIRN_SETTINGS_NAME, {**settings_of_a_folder(settings), "base": asdict(base)}
+        )
+        tensors = {
+            f"{PREFIX}{name}": tensor.detach().float().contiguous()
+            for name, tensor in mixer.state_dict().items()
+        }
+        # As bytes: a file safetensors makes is for its owner alone.
+        durable.write_bytes(
+            temporary / EXTRA_NAME, save({**(base_extra or {}), **tensors}, metadata={"format": "pt"})
+        )

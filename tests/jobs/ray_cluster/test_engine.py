@@ -1,0 +1,140 @@
+"""The Ray engine against the local one, on a cluster of three machines: the same collection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.build_index import build_index
+from jobs.engine import EngineConfig
+from pipeline import durable
+from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from pipeline.errors import ConfigError
+from pipeline.index.generation import open_generation
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.maintenance import verify_collection
+
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
+
+WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
+
+
+def corpus(path: Path, numbers: range) -> str:
+    rows = []
+    for number in numbers:
+        rng = np.random.default_rng(number)
+        rows.append(
+            {
+                "id": f"d{number:03d}",
+                "text": " ".join(rng.choice(WORDS, size=12 + number % 40)),
+                "year": 2000 + number % 7,
+            }
+        )
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return str(path)
+
+
+@pytest.fixture
+def config(tiny_model_folder: Path) -> IngestConfig:
+    return IngestConfig(
+        encoder=EncoderConfig(
+            model=str(tiny_model_folder),
+            landmark_interval=16,
+            max_window_tokens=64,
+            window_overlap_tokens=16,
+            use_context=True,
+        ),
+        cluster=ClusterConfig(num_clusters=3, max_sample_documents=20),
+        context=ContextConfig(num_documents=8, max_document_tokens=32),
+        shard_characters=600,
+    )
+
+
+@pytest.fixture
+def engine(ray_cluster: Any) -> EngineConfig:
+    return EngineConfig(name="ray", address=ray_cluster.address, max_workers=2)
+
+
+def test_ray_engine_builds_the_collection_that_the_local_engine_builds(
+    tmp_path: Path,
+    config: IngestConfig,
+    engine: EngineConfig,
+    stored: Callable[..., Any],
+    require_same: Callable[..., None],
+) -> None:
+    """A first ingest, most of whose documents are not in the sample, and one that adds to it."""
+    reports = {}
+    for name, chosen in (("local", EngineConfig()), ("ray", engine)):
+        for numbers in (range(60), range(40, 80)):
+            source = corpus(tmp_path / "a.parquet", numbers)
+            reports[name, numbers.start] = build_index([source], tmp_path, name, config, engine=chosen)
+    for start in (0, 40):
+        assert _counts(reports["ray", start]) == _counts(reports["local", start])
+    require_same(stored(tmp_path, "ray"), stored(tmp_path, "local"))
+    layout = CollectionLayout(tmp_path, "ray")
+    assert verify_collection(layout) == []
+    fingerprints = [
+        open_generation(CollectionLayout(tmp_path, name)).manifest.fingerprints for name in ("local", "ray")
+    ]
+    assert fingerprints[0] == fingerprints[1]
+
+
+def test_interrupted_ray_ingest_goes_on_without_encoding_finished_shards_again(
+    tmp_path: Path,
+    config: IngestConfig,
+    engine: EngineConfig,
+    stored: Callable[..., Any],
+    require_same: Callable[..., None],
+    stop_at: Any,
+) -> None:
+    source = corpus(tmp_path / "a.parquet", range(60))
+    stop_at("shard-written", times=5)
+    with pytest.raises(KeyboardInterrupt):
+        build_index([source], tmp_path, "c", config, engine=engine)
+    durable._observers.clear()
+    encoded_folder = CollectionLayout(tmp_path, "c").encoded_folder
+    kept = sum(pq.read_metadata(path).num_rows for path in encoded_folder.glob("documents-*.parquet"))
+    assert kept > 0
+    report = build_index([source], tmp_path, "c", config, engine=engine)
+    assert (report.indexed, report.encoded) == (60, 60 - kept)
+    build_index([source], tmp_path, "fresh", config)
+    require_same(stored(tmp_path, "c"), stored(tmp_path, "fresh"))
+
+
+def test_setting_the_model_has_no_room_for_is_refused_by_a_worker_before_anything_is_written(
+    tmp_path: Path, config: IngestConfig, engine: EngineConfig
+) -> None:
+    source = corpus(tmp_path / "a.parquet", range(5))
+    other = replace(config, encoder=replace(config.encoder, truncate_dim=33))
+    with pytest.raises(ConfigError, match="between 1 and the model's 32, got 33"):
+        build_index([source], tmp_path / "root", "c", other, engine=engine)
+    assert not (tmp_path / "root").exists()
+
+
+def test_unchanged_ray_ingest_connects_to_nothing(tmp_path: Path, config: IngestConfig) -> None:
+    source = corpus(tmp_path / "a.parquet", range(5))
+    build_index([source], tmp_path, "c", config)
+    report = build_index(
+        [source], tmp_path, "c", config, engine=EngineConfig(name="ray", address="nowhere.invalid:1")
+    )
+    assert (report.unchanged, report.encoded) == (5, 0)
+
+
+def _counts(report: Any) -> tuple[int, ...]:
+    return (
+        report.rows,
+        report.indexed,
+        report.unchanged,
+        report.quarantined,
+        report.deleted,
+        report.encoded,
+        report.chunks,
+        report.tokens,
+    )

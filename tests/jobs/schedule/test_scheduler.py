@@ -1,0 +1,330 @@
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from jobs.schedule import scheduler as scheduler_module
+from jobs.schedule.history import INTERRUPTED, ScheduledRun, read_history
+from jobs.schedule.scheduler import Scheduler, first_fire, require_scheduler
+from jobs.schedule.schedules import Schedule, ScheduleFile
+from pipeline.durable import exclusive_lock
+from pipeline.errors import ConfigError, SchedulerBusyError, SchedulerDownError
+
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+SECONDS = 300.0
+"""How long a test waits for what takes well under one where nothing else runs."""
+
+REPORT = """
+import sys
+print("warning: progress nobody asked for", file=sys.stderr)
+print('{"rows": 3, "indexed": 2, "generation": 7, "collection": "handbook", "seconds": 0.1}')
+"""
+
+
+def nightly(**changes: object) -> Schedule:
+    run = ("ingest", "articles/", "--collection", "handbook")
+    return Schedule(
+        **{
+            "name": "nightly",
+            "cron": "30 2 * * *",
+            "time_zone": "UTC",
+            "run": run,
+            "since": LONG_AGO,
+            **changes,
+        }
+    )
+
+
+def yearly(**changes: object) -> Schedule:
+    """A schedule that was missed, and that no test sees coming due."""
+    return nightly(cron="0 0 1 1 *", **changes)
+
+
+def ran(hours_ago: float = 0, **changes: object) -> ScheduledRun:
+    started_at = NOW - timedelta(hours=hours_ago)
+    return ScheduledRun(
+        **{
+            "schedule": "nightly",
+            "cron": "30 2 * * *",
+            "started_at": started_at,
+            "seconds": 1.0,
+            "exit_code": 0,
+            **changes,
+        }
+    )
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> ScheduleFile:
+    return ScheduleFile(tmp_path / "schedules.toml")
+
+
+@pytest.fixture
+def make(file: ScheduleFile, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scheduler]:
+    """Return a maker of schedulers whose children run a program in the place of cairn.
+
+    ``lines`` collects their logs.
+    """
+    monkeypatch.setattr(scheduler_module, "STOP_SECONDS", 0.01)
+    monkeypatch.setattr(scheduler_module, "RELOAD_SECONDS", 0.05)
+    lines: list[str] = []
+
+    def make_one(program: str = REPORT) -> Scheduler:
+        return Scheduler(
+            file=file, command=(sys.executable, "-c", program), log=lines.append, retry_seconds=0.05
+        )
+
+    make_one.lines = lines  # type: ignore[attr-defined]
+    return make_one
+
+
+@contextlib.contextmanager
+def running(scheduler: Scheduler) -> Generator[None]:
+    thread = threading.Thread(target=scheduler.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        scheduler.is_stopping = True
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def runs(file: ScheduleFile, number: int = 1) -> tuple[ScheduledRun, ...]:
+    wait_for(lambda: len(read_history(file.history_path)) >= number)
+    return read_history(file.history_path)
+
+
+def test_missed_runs_are_made_up_for_once_with_the_counts_of_the_report(
+    make: Callable[..., Scheduler], file: ScheduleFile
+) -> None:
+    file.add(yearly())
+    with running(make()):
+        (run,) = runs(file)
+    assert (run.schedule, run.exit_code, run.attempts, run.error) == ("nightly", 0, 1, None)
+    assert run.counts == {"rows": 3, "indexed": 2, "generation": 7}
+    with running(make()):
+        wait_for(lambda: sum("event=armed" in line for line in make.lines) == 2)
+    assert len(read_history(file.history_path)) == 1
+
+
+def test_command_gets_its_words_its_folder_and_the_flags_of_a_report(
+    make: Callable[..., Scheduler], file: ScheduleFile, tmp_path: Path
+) -> None:
+    (tmp_path / "corpus").mkdir()
+    file.add(yearly(folder=tmp_path / "corpus"))
+    with running(make("import sys; open('seen', 'w').write(' '.join(sys.argv[1:]))")):
+        runs(file)
+    assert (
+        tmp_path / "corpus" / "seen"
+    ).read_text() == "ingest articles/ --collection handbook --json --quiet"
+
+
+def test_submitted_job_leaves_its_report_and_the_last_line_of_its_log(
+    make: Callable[..., Scheduler], file: ScheduleFile
+) -> None:
+    file.add(yearly(run=("submit", "nightly.toml")))
+    log = "submitted cairn-build_index-c-1\\nstage=encode done=2\\nerror: source s3://gone does not exist\\n"
+    program = (
+        f"import sys; sys.stderr.write('{log}'); assert sys.argv[1:] == ['submit', "
+        "'nightly.toml', '--json']; sys.exit(2)"
+    )
+    with running(make(program)):
+        (run,) = runs(file)
+    assert (run.exit_code, run.error, run.counts) == (2, "source s3://gone does not exist", {})
+
+
+def test_scheduler_gives_signs_of_life(
+    make: Callable[..., Scheduler], file: ScheduleFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SchedulerDownError, match="got none yet; start one with `cairn schedule run`"):
+        require_scheduler(file)
+    with running(make()):
+        wait_for(file.lock_path.exists)
+        os.utime(file.lock_path, (0, 0))
+        wait_for(lambda: file.lock_path.stat().st_mtime > 0)
+        require_scheduler(file)
+    with pytest.raises(
+        SchedulerDownError, match=r"got one that ended, its last sign of life \d+ seconds ago"
+    ):
+        require_scheduler(file)
+
+
+def test_scheduler_that_hangs_is_noticed_by_its_last_sign_of_life(file: ScheduleFile) -> None:
+    with exclusive_lock(file.lock_path, "the lock of the scheduler", SchedulerBusyError):
+        os.utime(file.lock_path, (0, 0))
+        with pytest.raises(SchedulerDownError, match=r"got its last sign of life \d.* seconds ago"):
+            require_scheduler(file)
+
+
+def test_exit_code_75_is_tried_again(
+    make: Callable[..., Scheduler], file: ScheduleFile, tmp_path: Path
+) -> None:
+    file.add(yearly())
+    program = (
+        "import pathlib, sys; seen = pathlib.Path('attempts'); "
+        "seen.open('a').write('x')\nsys.exit(75 if len(seen.read_text()) < 3 else 0)"
+    )
+    with running(make(program)):
+        (run,) = runs(file)
+    assert (run.exit_code, run.attempts) == (0, 3)
+    assert sum("event=again" in line for line in make.lines) == 2
+
+
+def test_failure_is_recorded_with_its_sentence_and_not_tried_again(
+    make: Callable[..., Scheduler], file: ScheduleFile
+) -> None:
+    file.add(yearly())
+    with running(
+        make("import sys; print('error: source articles/ does not exist', file=sys.stderr); sys.exit(2)")
+    ):
+        (run,) = runs(file)
+    assert (run.exit_code, run.attempts, run.error) == (2, 1, "source articles/ does not exist")
+
+
+def test_killed_child_is_recorded_and_waits_for_its_next_time(
+    make: Callable[..., Scheduler], file: ScheduleFile
+) -> None:
+    file.add(yearly())
+    with running(make("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")):
+        (run,) = runs(file)
+    assert run.exit_code == 137
+
+
+def test_folder_that_vanished_is_one_sentence(
+    make: Callable[..., Scheduler], file: ScheduleFile, tmp_path: Path
+) -> None:
+    file.add(yearly(folder=tmp_path / "gone"))
+    with running(make()):
+        (run,) = runs(file)
+    assert run.exit_code == 1
+    assert run.error is not None
+    assert "must start in" in run.error
+
+
+def test_stop_interrupts_what_runs_and_the_next_start_runs_it_at_once(
+    make: Callable[..., Scheduler], file: ScheduleFile, tmp_path: Path
+) -> None:
+    file.add(yearly())
+    with running(make("import pathlib, time; pathlib.Path('started').touch(); time.sleep(600)")):
+        wait_for((tmp_path / "started").exists)
+    (run,) = read_history(file.history_path)
+    assert run.exit_code == INTERRUPTED
+    with running(make()):
+        assert [each.exit_code for each in runs(file, 2)] == [INTERRUPTED, 0]
+
+
+def test_child_that_does_not_end_when_interrupted_is_killed(
+    make: Callable[..., Scheduler], file: ScheduleFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_module, "GRACE_SECONDS", 0.1)
+    file.add(yearly())
+    program = (
+        "import pathlib, signal, time; signal.signal(2, signal.SIG_IGN); "
+        "pathlib.Path('started').touch(); time.sleep(600)"
+    )
+    with running(make(program)):
+        wait_for((tmp_path / "started").exists)
+    assert [each.exit_code for each in read_history(file.history_path)] == [INTERRUPTED]
+
+
+def test_runs_of_a_schedule_never_overlap_and_those_due_meanwhile_are_left_out(
+    make: Callable[..., Scheduler], file: ScheduleFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Schedule, "next_fire", lambda self, after: after + timedelta(seconds=0.05))
+    file.add(yearly())
+    program = "import os, time; os.mkdir('busy'); time.sleep(0.3); os.rmdir('busy')"
+    with running(make(program)):
+        found = runs(file, 3)
+    assert {run.exit_code for run in found[:3]} == {0}
+    assert any("event=still-running" in line for line in make.lines)
+
+
+def test_second_scheduler_of_a_file_is_refused_in_one_sentence(
+    make: Callable[..., Scheduler], file: ScheduleFile
+) -> None:
+    file.add(yearly())
+    with running(make()):
+        runs(file)
+        with pytest.raises(
+            SchedulerBusyError, match=r"are being run by another scheduler \(process \d+\)"
+        ) as caught:
+            make().run()
+    assert caught.value.exit_code == 75
+    with running(make()):
+        pass
+
+
+def test_edit_of_the_file_is_taken_up_and_a_bad_one_leaves_what_was(
+    make: Callable[..., Scheduler], file: ScheduleFile
+) -> None:
+    with running(make()):
+        file.add(yearly())
+        runs(file)
+        content = file.path.read_text()
+        file.path.write_text(content.replace("0 0 1 1 *", "soon"))
+        wait_for(lambda: any("event=refused" in line for line in make.lines))
+        file.path.write_text(content.replace("nightly", "other"))
+        assert [run.schedule for run in runs(file, 2)] == ["nightly", "other"]
+        assert any(line == "schedule=nightly event=removed" for line in make.lines)
+
+
+def test_file_with_a_fault_is_refused_at_the_start(
+    make: Callable[..., Scheduler], file: ScheduleFile
+) -> None:
+    file.path.write_text('[nightly]\ncron = "soon"\nrun = ["ingest", "a"]\n')
+    with pytest.raises(ConfigError, match="'soon'"):
+        make().run()
+
+
+def test_first_fire_without_history_is_the_next_one_unless_since_says_that_one_was_missed() -> None:
+    assert first_fire(nightly(since=None), None, NOW) == datetime(2026, 11, 22, 2, 30, tzinfo=UTC)
+    assert first_fire(nightly(since=NOW - timedelta(hours=1)), None, NOW) == datetime(
+        2026, 11, 22, 2, 30, tzinfo=UTC
+    )
+    assert first_fire(nightly(), None, NOW) == datetime(2026, 11, 21, 2, 30, tzinfo=UTC)
+
+
+def test_first_fire_after_a_week_without_scheduler_is_one_missed_run() -> None:
+    assert first_fire(nightly(), ran(hours_ago=24 * 7), NOW) == datetime(2026, 11, 21, 2, 30, tzinfo=UTC)
+
+
+def test_first_fire_of_another_expression_misses_nothing() -> None:
+    assert first_fire(nightly(), ran(hours_ago=24 * 7, cron="0 5 * * *"), NOW) == datetime(
+        2026, 11, 22, 2, 30, tzinfo=UTC
+    )
+
+
+def test_first_fire_after_an_interrupted_run_is_at_once() -> None:
+    assert first_fire(nightly(), ran(hours_ago=1, exit_code=INTERRUPTED), NOW) == NOW
+
+
+def test_clock_set_back_a_day_runs_nothing_twice() -> None:
+    last = ran(hours_ago=-14.5)  # 2:30 tomorrow, by the clock before
+    assert first_fire(nightly(), last, NOW) == datetime(2026, 11, 23, 2, 30, tzinfo=UTC)
+
+
+def test_clock_that_was_a_year_ahead_is_not_believed() -> None:
+    assert first_fire(nightly(), ran(hours_ago=-24 * 365), NOW) == datetime(2026, 11, 22, 2, 30, tzinfo=UTC)
+
+
+def test_clock_set_forward_a_day_makes_up_for_one_run() -> None:
+    last = ran(hours_ago=9.5)  # 2:30 today
+    assert first_fire(nightly(), last, NOW + timedelta(days=1)) == datetime(2026, 11, 22, 2, 30, tzinfo=UTC)
+    assert first_fire(nightly(), ran(hours_ago=-24), NOW + timedelta(days=1)) == datetime(
+        2026, 11, 23, 2, 30, tzinfo=UTC
+    )

@@ -1,0 +1,168 @@
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from jobs.schedule.schedules import Schedule, ScheduleFile
+from pipeline.errors import ConfigError
+
+VIENNA = ZoneInfo("Europe/Vienna")
+INGEST = ("ingest", "articles/", "--collection", "handbook")
+
+
+def nightly(**changes: object) -> Schedule:
+    return Schedule(
+        **{"name": "nightly", "cron": "30 2 * * *", "time_zone": "Europe/Vienna", "run": INGEST, **changes}
+    )
+
+
+def fires(schedule: Schedule, after: datetime, until: datetime) -> list[str]:
+    found: list[str] = []
+    while (after := schedule.next_fire(after)) <= until:
+        found.append(after.astimezone(schedule.zone).isoformat(timespec="minutes"))
+    return found
+
+
+def test_time_that_clocks_skip_fires_once_right_after() -> None:
+    found = fires(
+        nightly(), datetime(2026, 3, 28, 12, tzinfo=VIENNA), datetime(2026, 3, 30, 12, tzinfo=VIENNA)
+    )
+    assert found == ["2026-03-29T03:00+02:00", "2026-03-30T02:30+02:00"]
+
+
+def test_time_that_comes_twice_fires_once() -> None:
+    found = fires(
+        nightly(), datetime(2026, 10, 24, 12, tzinfo=VIENNA), datetime(2026, 10, 26, 12, tzinfo=VIENNA)
+    )
+    assert found == ["2026-10-25T02:30+02:00", "2026-10-26T02:30+01:00"]
+
+
+@pytest.mark.parametrize("minute", [0, 10, 29, 30, 31, 59])
+def test_moment_in_the_hour_that_comes_twice_has_its_fire_behind_it(minute: int) -> None:
+    second_time = datetime(2026, 10, 25, 2, minute, tzinfo=VIENNA, fold=1).astimezone(UTC)
+    assert nightly().next_fire(second_time).isoformat() == "2026-10-26T01:30:00+00:00"
+    assert nightly().latest_fire(second_time).isoformat() == "2026-10-25T00:30:00+00:00"
+
+
+def test_fire_every_half_hour_goes_on_through_the_hour_that_comes_twice() -> None:
+    found = fires(
+        nightly(cron="*/30 * * * *"),
+        datetime(2026, 10, 25, 1, 45, tzinfo=VIENNA),
+        datetime(2026, 10, 25, 3, 0, tzinfo=VIENNA),
+    )
+    assert [moment[11:] for moment in found] == [
+        "02:00+02:00",
+        "02:30+02:00",
+        "02:00+01:00",
+        "02:30+01:00",
+        "03:00+01:00",
+    ]
+
+
+def test_latest_fire_is_the_one_at_the_moment_itself() -> None:
+    moment = datetime(2026, 11, 21, 1, 30, tzinfo=UTC)
+    assert nightly().latest_fire(moment) == moment
+    assert nightly().next_fire(moment) == datetime(2026, 11, 22, 1, 30, tzinfo=UTC)
+
+
+def test_weekday_0_and_7_are_sunday() -> None:
+    for weekday in ("0", "7", "SUN"):
+        fire = nightly(cron=f"30 2 * * {weekday}").next_fire(datetime(2026, 11, 21, tzinfo=UTC))
+        assert fire.astimezone(VIENNA).date().isoformat() == "2026-11-22"
+
+
+def test_schedule_file_gives_back_what_was_added(tmp_path: Path) -> None:
+    file = ScheduleFile(tmp_path / "schedules.toml")
+    added = nightly(since=datetime(2026, 11, 21, 9, tzinfo=UTC), folder=Path("/srv/corpus"))
+    hourly = Schedule(name="hourly", cron="0 * * * *", run=INGEST)
+    file.add(added)
+    file.add(hourly)
+    assert file.read() == {"nightly": added, "hourly": hourly}
+    file.remove("nightly")
+    assert file.read() == {"hourly": hourly}
+
+
+def test_schedule_file_keeps_comments_and_order_of_hand_edits(tmp_path: Path) -> None:
+    file = ScheduleFile(tmp_path / "schedules.toml")
+    by_hand = (
+        '# ours\n[zebra]\ncron = "0 4 * * *" # after the backup\nrun = ["ingest", "a/", '
+        '"--collection", "z"]\n'
+    )
+    file.path.write_text(by_hand)
+    file.add(nightly())
+    assert file.path.read_text().startswith(by_hand)
+    assert list(file.read()) == ["zebra", "nightly"]
+    file.remove("nightly")
+    assert file.path.read_text().strip() == by_hand.strip()
+
+
+def test_schedules_added_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    file = ScheduleFile(tmp_path / "schedules.toml")
+    names = [f"s{number}" for number in range(8)]
+    threads = [threading.Thread(target=file.add, args=[nightly(name=name)]) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(file.read()) == names
+
+
+def test_schedule_file_that_is_missing_holds_none(tmp_path: Path) -> None:
+    assert ScheduleFile(tmp_path / "schedules.toml").read() == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cron": "every night"}, "'every night'"),
+        ({"cron": "61 2 * * *"}, "bad minute"),
+        ({"cron": "0 30 2 * * *"}, "'0 30 2 * * *'"),
+        ({"cron": "0 0 31 2 *"}, "that come to pass"),
+        ({"time_zone": "Mars/Base"}, "'Mars/Base'"),
+        ({"time_zone": "../etc/passwd"}, "IANA"),
+        ({"name": "../x"}, "name must match"),
+        ({"run": ()}, "got 'nothing'"),
+        ({"run": ("rm", "-rf", "/")}, "must run one of ingest, plan, submit"),
+        ({"since": datetime(2026, 11, 21, 9)}, "must say its offset"),  # noqa: DTZ001 (what a hand may write)
+    ],
+)
+def test_schedule_that_cannot_run_is_refused_in_one_sentence(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        nightly(**changes)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[nightly",
+        "nightly = 3",
+        '[nightly]\ncron = "30 2 * * *"',
+        '[nightly]\ncron = "30 2 * * *"\nrun = "ingest a"',
+        '[nightly]\ncron = 5\nrun = ["ingest", "a"]',
+        '[nightly]\ncron = "30 2 * * *"\nrun = ["ingest", "a"]\nsince = 2026-11-21',
+        '[nightly]\ncron = "30 2 * * *"\nrun = ["ingest", "a"]\ncoalesce = true',
+        '[nightly]\ncron = "never"\nrun = ["ingest", "a"]',
+    ],
+)
+def test_schedule_file_with_a_fault_is_refused_in_one_sentence(tmp_path: Path, content: str) -> None:
+    file = ScheduleFile(tmp_path / "schedules.toml")
+    file.path.write_text(content)
+    with pytest.raises(ConfigError, match="schedule"):
+        file.read()
+    with pytest.raises(ConfigError):
+        file.remove("elsewhere")
+    assert file.path.read_text() == content
+
+
+def test_schedule_that_is_there_is_not_added_again(tmp_path: Path) -> None:
+    file = ScheduleFile(tmp_path / "schedules.toml")
+    file.add(nightly())
+    with pytest.raises(ConfigError, match="must be new"):
+        file.add(nightly(cron="0 5 * * *"))
+    with pytest.raises(ConfigError, match=r"'weekly' must stand in .*; schedules there: nightly"):
+        file.remove("weekly")
+    assert file.read()["nightly"].cron == "30 2 * * *"

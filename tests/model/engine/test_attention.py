@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.model.engine import attention
+from pipeline.model.engine.attention import attend, bias_where, visible_keys
+from pipeline.model.engine.workspace import Workspace
+
+CPU = torch.device("cpu")
+
+
+def _inputs(dtype):
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(3, 2, 10, 8, generator=generator).to(dtype)
+    key, value = torch.randn(2, 3, 2, 13, 8, generator=generator).to(dtype)
+    return query, key, value
+
+
+def _bias(kind):
+    generator = torch.Generator().manual_seed(1)
+    shape = {"rows": (3, 1, 1, 13), "queries": (3, 1, 10, 13), "shared": (1, 1, 10, 13)}[kind]
+    visible = torch.rand(shape, generator=generator) < 0.6
+    visible[..., 0] = True
+    return visible
+
+
+def _naive(query, key, value, visible):
+    scores = query.double() @ key.double().transpose(2, 3) / query.shape[-1] ** 0.5
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -torch.inf)
+    return (scores.softmax(-1) @ value.double()).transpose(1, 2)
+
+
+@pytest.mark.parametrize("kind", [None, "rows", "queries", "shared"])
+@pytest.mark.parametrize("scores_per_step", [1 << 20, 600, 200, 26, 1])
+@pytest.mark.parametrize(("dtype", "worst"), [(torch.float32, 1e-6), (torch.bfloat16, 0.03)])
+def test_attend_equals_the_naive_softmax(kind, scores_per_step, dtype, worst, monkeypatch):
+    monkeypatch.setattr(attention, "SCORES_PER_STEP", scores_per_step)
+    query, key, value = _inputs(dtype)
+    visible = None if kind is None else _bias(kind)
+    bias = None if visible is None else bias_where(visible, dtype)
+    mixed = attend(query, key, value, bias, Workspace(CPU))
+    assert float((mixed.double() - _naive(query, key, value, visible)).abs().max()) <= worst
+
+
+@pytest.mark.parametrize("num_keys", [1_024, 1_031])
+def test_attend_long_bf16_rows_equal_the_naive_softmax(num_keys):
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 2, 5, 8, generator=generator).bfloat16()
+    key, value = torch.randn(2, 1, 2, num_keys, 8, generator=generator).bfloat16()
+    mixed = attend(query, key, value, None, Workspace(CPU))
+    assert float((mixed.double() - _naive(query, key, value, None)).abs().max()) <= 0.005
+
+
+def test_visible_keys_of_equal_rows_are_none():
+    assert visible_keys(np.array([4, 4]), 4, 2, CPU) is None
+
+
+def test_visible_keys_are_the_context_and_the_text():
+    visible = visible_keys(np.array([1, 3]), 3, 2, CPU)
+    assert visible is not None
+    assert visible.int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]

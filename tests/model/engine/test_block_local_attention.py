@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.model.engine.block_local_attention import LocalWindow
+from pipeline.model.engine.workspace import Workspace
+
+HEADS, HEAD_DIM = 2, 4
+CPU = torch.device("cpu")
+
+
+def _naive(qkv_BS3Hd, lengths, num_context, radius):
+    """Every query with every key of its row, one by one."""
+    query, key, value = qkv_BS3Hd.permute(2, 0, 3, 1, 4).double()
+    scores = query @ key.transpose(2, 3) / HEAD_DIM**0.5
+    for row, length in enumerate(lengths.tolist()):
+        for i in range(scores.shape[2]):
+            for j in range(scores.shape[3]):
+                is_text = min(i, j) >= num_context and j < num_context + length and i < num_context + length
+                if i != j and not (is_text and abs(i - j) <= radius):
+                    scores[row, :, i, j] = -torch.inf
+    return (scores.softmax(-1) @ value).transpose(1, 2).float()
+
+
+def _windowed(qkv_BS3Hd, lengths, num_context, radius, dtype=torch.float32):
+    num_rows, width = qkv_BS3Hd.shape[:2]
+    window = LocalWindow(
+        lengths,
+        num_tokens=width - num_context,
+        num_context=num_context,
+        radius=radius,
+        dtype=dtype,
+        device=CPU,
+    )
+    flat = qkv_BS3Hd.reshape(-1, 3, HEADS, HEAD_DIM).to(dtype)
+    padded = torch.cat(
+        [flat.new_zeros(window.lead, *flat.shape[1:]), flat, flat.new_zeros(window.trail, *flat.shape[1:])]
+    )
+    mixed = window.attend(padded, Workspace(CPU)).float()
+    return window, mixed.view(num_rows, width, HEADS, HEAD_DIM)
+
+
+def _random(num_rows, width):
+    return torch.randn(num_rows, width, 3, HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(0))
+
+
+CASES = [
+    ([50, 50], 0, 5),
+    ([50, 31, 3], 0, 5),
+    ([64], 0, 16),
+    ([65, 1], 0, 16),
+    ([50, 20], 7, 5),
+    ([50, 50], 30, 1),
+    ([70, 70], 0, 20),
+    ([20, 12], 0, 5),
+    ([20, 20], 3, 5),
+    ([33], 0, 0),
+]
+
+
+@pytest.mark.parametrize(("lengths", "num_context", "radius"), CASES)
+def test_window_equals_the_masked_full_product(lengths, num_context, radius):
+    lengths = np.array(lengths)
+    qkv = _random(len(lengths), num_context + int(lengths.max()))
+    _, mixed = _windowed(qkv, lengths, num_context, radius)
+    assert float((mixed - _naive(qkv, lengths, num_context, radius)).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize(("lengths", "num_context", "radius"), CASES)
+def test_window_in_bf16_is_near_the_masked_full_product(lengths, num_context, radius):
+    lengths = np.array(lengths)
+    qkv = _random(len(lengths), num_context + int(lengths.max())).bfloat16().float()
+    _, mixed = _windowed(qkv, lengths, num_context, radius, torch.bfloat16)
+    assert float((mixed - _naive(qkv, lengths, num_context, radius)).abs().max()) <= 0.03
+
+
+@pytest.mark.parametrize(("width", "is_blocked"), [(26, False), (27, True)])
+def test_window_rows_no_longer_than_a_blocks_keys_are_one_product(width, is_blocked):
+    window, _ = _windowed(_random(1, width), np.array([width]), 0, 5)
+    assert window.is_blocked is is_blocked
+
+
+def test_window_other_rows_change_nothing():
+    qkv, lengths = _random(3, 50), np.array([50, 50, 50])
+    other = qkv.clone()
+    other[1] += 1
+    _, before = _windowed(qkv, lengths, 0, 5)
+    _, after = _windowed(other, lengths, 0, 5)
+    assert torch.equal(before[[0, 2]], after[[0, 2]])

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.config import EncoderConfig
+from pipeline.encode.documents import DocumentEncoder
+from pipeline.errors import ConfigError, ModelError
+from pipeline.model.backbone import load_backbone
+from pipeline.model.engine import precision
+from pipeline.model.engine.openvino_backbone import OpenVinoTransformer
+from pipeline.model.engine.rectangle import Rectangle
+from pipeline.model.folders.embedded_weights import embedded_folder
+
+LENGTHS = np.array([61, 40, 7, 1])
+"""The longest is several blocks of a local layer long."""
+
+SHORT = np.array([13, 13])
+"""All of one length, within one block."""
+
+TEXTS = [
+    "Cairn reads a Parquet corpus and writes an index.",
+    "short",
+    "A context manager sets something up before a block and tears it down behind it, whatever happens "
+    "inside. " * 4,
+    "The threading module starts a function in another thread; a queue carries its result back.",
+]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "bert",
+        "roberta",
+        "modernbert",
+        "narrow window",
+        "nomic bert",
+        "gte",
+        "mistral",
+        "qwen3",
+        "causal llama",
+    ],
+)
+def settings(
+    request, tiny_model_folder, tiny_roberta_folder, make_modernbert, make_nomic_bert, make_gte, make_decoder
+):
+    """One model of every family, and of what families differ in."""
+    make = {
+        "bert": lambda: tiny_model_folder,
+        "roberta": lambda: tiny_roberta_folder,
+        "modernbert": make_modernbert,
+        "narrow window": lambda: make_modernbert(local_attention=2, bias=True),
+        "nomic bert": make_nomic_bert,
+        "gte": make_gte,
+        "mistral": lambda: make_decoder("mistral"),
+        "qwen3": lambda: make_decoder("qwen3"),
+        "causal llama": lambda: make_decoder("llama"),
+    }
+    return {"model": str(make[request.param]()), "causal": request.param.startswith("causal")}
+
+
+def _load(settings, **more):
+    return load_backbone(EncoderConfig(**({"precision": "fp32", "backend": "openvino"} | settings | more)))
+
+
+def _ids(backbone, lengths):
+    ids = np.random.default_rng(0).integers(
+        5, len(backbone.token_embeddings), (len(lengths), int(lengths.max()))
+    )
+    return np.where(np.arange(ids.shape[1]) < lengths[:, None], ids, backbone.pad_id).astype(np.int64)
+
+
+def _worst(ours, theirs, lengths):
+    return max(
+        float((ours[row, :length] - theirs[row, :length]).abs().max())
+        for row, length in enumerate(lengths.tolist())
+    )
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, SHORT], ids=["padded", "equal"])
+def test_hidden_states_of_every_family_equal_those_of_torch(settings, lengths):
+    ours, theirs = _load(settings), _load(settings, backend="torch")
+    ids = _ids(theirs, lengths)
+    assert isinstance(ours, OpenVinoTransformer)
+    assert _worst(ours.hidden_states(ids, lengths), theirs.hidden_states(ids, lengths), lengths) <= 1e-4
+
+
+def test_hidden_states_under_context_and_temperature_equal_those_of_torch(settings):
+    ours, theirs = _load(settings), _load(settings, backend="torch")
+    ids, context = (
+        _ids(theirs, LENGTHS),
+        np.random.default_rng(1).normal(size=(5, theirs.context_dim)).astype(np.float32),
+    )
+    plain, sharp = (theirs.hidden_states(ids, LENGTHS, context, temperature) for temperature in (1.0, 0.6))
+    assert _worst(plain, sharp, LENGTHS) > 1e-3
+    assert _worst(ours.hidden_states(ids, LENGTHS, context, 0.6), sharp, LENGTHS) <= 1e-4
+
+
+def test_hidden_states_in_bf16_point_where_those_in_fp32_do(settings):
+    ours, theirs = _load(settings, precision="bf16"), _load(settings, backend="torch")
+    ids = _ids(theirs, LENGTHS)
+    rounded, exact = (backbone.hidden_states(ids, LENGTHS) for backbone in (ours, theirs))
+    for row, length in enumerate(LENGTHS.tolist()):
+        cosine = torch.cosine_similarity(
+            rounded[row, :length].mean(dim=0), exact[row, :length].mean(dim=0), dim=0
+        )
+        assert float(cosine) >= 0.999
+
+
+@pytest.mark.parametrize(("precision", "least"), [("fp32", 1 - 1e-5), ("bf16", 0.999)])
+def test_minilm_vectors_are_those_of_torch(precision, least):
+    ours, theirs = (
+        DocumentEncoder(EncoderConfig(precision=precision, backend=backend)).encode(TEXTS)
+        for precision, backend in ((precision, "openvino"), ("fp32", "torch"))
+    )
+    assert (ours.chunk_vectors_MV * theirs.chunk_vectors_MV).sum(axis=1).min() >= least
+
+
+def test_fingerprint_is_that_of_torch(tiny_model_folder):
+    openvino, torch_ = (
+        DocumentEncoder(
+            EncoderConfig(
+                model=str(tiny_model_folder),
+                landmark_interval=16,
+                max_window_tokens=64,
+                window_overlap_tokens=8,
+                backend=backend,
+            )
+        )
+        for backend in ("openvino", "torch")
+    )
+    assert openvino.fingerprint == torch_.fingerprint
+
+
+def test_threads_encode_side_by_side_without_mixing_rows(tiny_model_folder, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    backbone = _load({"model": str(tiny_model_folder)})
+    lengths = [np.array([5 + number % 40, 3]) for number in range(60)]
+    batches = [(_ids(backbone, length) + number % 3, length) for number, length in enumerate(lengths)]
+    alone = [backbone.hidden_states(*batch) for batch in batches]
+    with ThreadPoolExecutor(2) as workers:
+        together = list(workers.map(lambda batch: backbone.hidden_states(*batch), batches))
+    for one, other, (_, length) in zip(alone, together, batches, strict=True):
+        assert _worst(one, other, length) <= 1e-6
+
+
+def test_results_stay_when_the_next_batch_is_encoded(tiny_model_folder):
+    backbone = _load({"model": str(tiny_model_folder)})
+    first = backbone.hidden_states(_ids(backbone, SHORT), SHORT)
+    kept = first.clone()
+    backbone.hidden_states(_ids(backbone, SHORT) + 1, SHORT)
+    assert torch.equal(first, kept)
+
+
+def test_processor_without_bf16_computes_in_fp32(tiny_model_folder, tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx2\n")
+    monkeypatch.setattr(precision, "_CPU_INFO", tmp_path / "cpuinfo")
+    backbone = _load({"model": str(tiny_model_folder)}, precision="auto")
+    assert backbone.precision == torch.float32
+    theirs = _load({"model": str(tiny_model_folder)}, backend="torch")
+    ids = _ids(theirs, LENGTHS)
+    assert _worst(backbone.hidden_states(ids, LENGTHS), theirs.hidden_states(ids, LENGTHS), LENGTHS) <= 1e-4
+
+
+def test_missing_runtime_is_refused_with_the_way_to_install_it(tiny_model_folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(
+        ConfigError, match=r"got none; install it with `pip install 'cairn-retrieval\[openvino\]'`"
+    ):
+        _load({"model": str(tiny_model_folder)})
+
+
+def test_broken_runtime_is_refused_with_what_is_wrong_and_the_way_out(tiny_model_folder, monkeypatch):
+    def fails(name):
+        raise ImportError(f"libtbb.so.12: cannot open\nshared object file, wanted by {name}")
+
+    monkeypatch.setattr("pipeline.model.backbone.importlib.import_module", fails)
+    with pytest.raises(
+        ConfigError,
+        match=r"got a broken one \(libtbb.so.12: cannot open shared object file.*; install it again",
+    ) as caught:
+        _load({"model": str(tiny_model_folder)})
+    assert "\n" not in str(caught.value)
+
+
+def test_another_device_is_refused(tiny_model_folder):
+    config = EncoderConfig(model=str(tiny_model_folder), backend="openvino")
+    with pytest.raises(ConfigError, match="must run on the CPU, got cuda"):
+        load_backbone(config, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("pools_lead", [False, True], ids=["text alone", "lead pooled too"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_both_stages_of_cde_equal_those_of_torch(make_cde, version, pools_lead):
+    folder = make_cde(
+        version, pool_ignore_contextual_tokens=not pools_lead, pool_ignore_instruction_tokens=False
+    )
+    ours, theirs = (_load({"model": str(folder)}, backend=backend) for backend in ("openvino", "torch"))
+    lengths = np.array([30, 30, 7, 1])
+    ids, context = (
+        _ids(theirs, lengths),
+        np.random.default_rng(1).normal(size=(3, theirs.context_dim)).astype(np.float32),
+    )
+    assert isinstance(ours.first_stage._backbone, OpenVinoTransformer)
+    for one, other, given in (
+        (ours, theirs, context),
+        (ours, theirs, None),
+        (ours.first_stage, theirs.first_stage, None),
+    ):
+        assert (
+            _worst(one.hidden_states(ids, lengths, given), other.hidden_states(ids, lengths, given), lengths)
+            <= 1e-4
+        )
+
+
+def test_another_pattern_than_the_rectangle_is_refused(tiny_model_folder):
+    backbone = _load({"model": str(tiny_model_folder)})
+    backbone.pattern_type = Rectangle
+    with pytest.raises(ModelError, match="plain attention over a row"):
+        backbone.hidden_states(_ids(backbone, SHORT), SHORT)
+
+
+def test_embedded_model_loads_by_its_name():
+    backbone = load_backbone(EncoderConfig(backend="openvino"))
+    assert backbone.weights_fingerprint == _load({"model": str(embedded_folder())}).weights_fingerprint

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.config import EncoderConfig
+from pipeline.model.backbone import load_backbone
+from pipeline.model.engine.packed import Packed
+from pipeline.model.engine.pattern import Batch, PassSettings, Shape
+from pipeline.model.engine.workspace import Workspace
+
+FAMILIES = ["tiny_model_folder", "modernbert_folder", "nomic_bert_folder"]
+LENGTHS = np.array([30, 4, 61, 1, 17])
+CPU = torch.device("cpu")
+
+
+def _load(request, family):
+    return load_backbone(EncoderConfig(model=str(request.getfixturevalue(family)), precision="fp32"))
+
+
+def _ids(backbone, lengths, seed=0):
+    ids = np.random.default_rng(seed).integers(
+        5, len(backbone.token_embeddings), (len(lengths), int(lengths.max()))
+    )
+    return np.where(np.arange(ids.shape[1]) < lengths[:, None], ids, backbone.pad_id).astype(np.int64)
+
+
+def _worst(ours, theirs, lengths):
+    return max(
+        float((ours[row, :length] - theirs[row, :length]).abs().max())
+        for row, length in enumerate(lengths.tolist())
+    )
+
+
+@pytest.fixture(scope="module")
+def context():
+    return np.random.default_rng(1).normal(size=(6, 32)).astype(np.float32)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("with_context", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_rows_equal_the_rectangle(request, family, context, with_context, temperature):
+    backbone, given = _load(request, family), context if with_context else None
+    ids = _ids(backbone, LENGTHS)
+    padded = backbone.hidden_states(ids, LENGTHS, given, temperature)
+    backbone.pattern_type = Packed
+    assert _worst(backbone.hidden_states(ids, LENGTHS, given, temperature), padded, LENGTHS) <= 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_rows_equal_one_by_one(request, family):
+    backbone = _load(request, family)
+    ids = _ids(backbone, LENGTHS)
+    backbone.pattern_type = Packed
+    together = backbone.hidden_states(ids, LENGTHS)
+    for row, length in enumerate(LENGTHS.tolist()):
+        alone = backbone.hidden_states(ids[row : row + 1, :length], np.array([length]))
+        assert float((together[row, :length] - alone[0]).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize("layout", ["packed", "rectangle"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_of_a_batch_do_not_leak_into_one_another(request, family, layout):
+    backbone = _load(request, family)
+    if layout == "packed":
+        backbone.pattern_type = Packed
+    ids = _ids(backbone, LENGTHS)
+    changed = ids.copy()
+    changed[2, :61] = _ids(backbone, LENGTHS, seed=9)[2, :61]
+    before, after = backbone.hidden_states(ids, LENGTHS).clone(), backbone.hidden_states(changed, LENGTHS)
+    others = [0, 1, 3, 4]
+    assert _worst(before[others], after[others], LENGTHS[others]) == 0.0
+    assert float((before[2] - after[2]).abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("num_unplaced", [0, 5, 9])
+@pytest.mark.parametrize("family", FAMILIES[1:])
+def test_packed_lead_with_positions_equals_the_rectangle(request, family, num_unplaced):
+    backbone = _load(request, family)
+    x = torch.randn(len(LENGTHS), 9 + 61, 32, generator=torch.Generator().manual_seed(0))
+    padded = backbone.encode_embedded(x.clone(), LENGTHS, num_lead=9, num_unplaced=num_unplaced)
+    backbone.pattern_type = Packed
+    packed = backbone.encode_embedded(x.clone(), LENGTHS, num_lead=9, num_unplaced=num_unplaced)
+    assert _worst(packed, padded, LENGTHS) <= 1e-5
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_packed_shared_key_heads_equal_the_naive_softmax(is_causal):
+    shape = Shape(
+        num_heads=4, num_key_value_heads=2, head_dim=8, max_positions=64, norm_first=True, is_causal=is_causal
+    )
+    lengths = np.array([5, 2])
+    batch = Batch(lengths_B=lengths, num_tokens=5)
+    settings = PassSettings(
+        shape=shape, rotary=None, temperature=0.5, dtype=torch.float32, workspace=Workspace(CPU), device=CPU
+    )
+    pattern = Packed(batch, settings)
+    heads = torch.randn(7, 8, 8, generator=torch.Generator().manual_seed(0))
+    mixed = pattern.attend(heads, 0, is_local=False, drop_lead=False).view(7, 4, 8)
+    for first, last in ((0, 5), (5, 7)):
+        for head in range(4):
+            query, key, value = (
+                heads[first:last, head],
+                heads[first:last, 4 + head // 2],
+                heads[first:last, 6 + head // 2],
+            )
+            scores = query @ key.T / 8**0.5 / 0.5
+            if is_causal:
+                scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+            assert float((scores.softmax(-1) @ value - mixed[first:last, head]).abs().max()) <= 1e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("with_context", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_kernels_on_a_gpu_agree_with_the_cpu(request, family, context, with_context):
+    folder, given = request.getfixturevalue(family), context if with_context else None
+    exact = _load(request, family)
+    rounded = load_backbone(EncoderConfig(model=str(folder), precision="bf16"), torch.device("cuda"))
+    assert rounded.pattern_type is Packed
+    ids = _ids(exact, LENGTHS)
+    ours, theirs = (
+        rounded.hidden_states(ids, LENGTHS, given).float().cpu(),
+        exact.hidden_states(ids, LENGTHS, given),
+    )
+    cosines = torch.cosine_similarity(ours, theirs, dim=-1)
+    assert min(float(cosines[row, :length].min()) for row, length in enumerate(LENGTHS.tolist())) >= 0.999

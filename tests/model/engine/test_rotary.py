@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import torch
+
+from pipeline.model.engine.rotary import RotaryTable
+from pipeline.model.engine.workspace import Workspace
+
+CPU = torch.device("cpu")
+
+
+def _table(rotary_dim=8, theta=100.0):
+    return RotaryTable(rotary_dim=rotary_dim, theta=theta, num_positions=20, device=CPU)
+
+
+def _vectors():
+    return torch.randn(2, 7, 6, 8, generator=torch.Generator().manual_seed(0))
+
+
+def _rotated(table, vectors, num_context=0):
+    turned = vectors.clone()
+    table.rotate_(turned, table.angles(num_context, vectors.shape[1] - num_context), Workspace(CPU))
+    return turned
+
+
+def _naive(vectors, positions, rotary_dim=8, theta=100.0):
+    """Pairs (i, i + d/2) as complex numbers, turned by position / theta^(2i/d)."""
+    half = rotary_dim // 2
+    angles = torch.tensor(positions).double()[:, None] / theta ** (torch.arange(half).double() / half)
+    pairs = torch.complex(vectors[..., :half].double(), vectors[..., half:rotary_dim].double())
+    pairs = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat([pairs.real, pairs.imag, vectors[..., rotary_dim:].double()], dim=-1)
+
+
+def test_rotate_equals_complex_multiplication():
+    vectors = _vectors()
+    assert float((_rotated(_table(), vectors) - _naive(vectors, range(7))).abs().max()) <= 1e-6
+
+
+def test_rotate_context_is_not_turned_and_text_starts_at_zero():
+    vectors = _vectors()
+    assert (
+        float(
+            (_rotated(_table(), vectors, num_context=3) - _naive(vectors, [0, 0, 0, 0, 1, 2, 3])).abs().max()
+        )
+        <= 1e-6
+    )
+
+
+def test_rotate_fraction_leaves_the_other_dimensions():
+    vectors = _vectors()
+    assert (
+        float((_rotated(_table(rotary_dim=4), vectors) - _naive(vectors, range(7), rotary_dim=4)).abs().max())
+        <= 1e-6
+    )
+
+
+def test_rotate_bf16_is_the_rounded_float32():
+    vectors = _vectors().bfloat16()
+    assert torch.equal(_rotated(_table(), vectors), _rotated(_table(), vectors.float()).bfloat16())
+
+
+def test_rotate_from_a_first_position_on_turns_by_it():
+    vectors, turned, table = _vectors(), _vectors(), _table()
+    table.rotate_(turned, table.angles(2, 5, 9), Workspace(CPU))
+    assert torch.equal(turned[:, :2], vectors[:, :2])
+    assert float((turned[:, 2:] - _naive(vectors[:, 2:], range(9, 14))).abs().max()) <= 1e-6

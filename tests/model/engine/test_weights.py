@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.config import EncoderConfig
+from pipeline.model.backbone import load_backbone
+from pipeline.model.engine.feed_forward import ACTIVATIONS
+from pipeline.model.engine.transformer import Transformer
+from pipeline.model.engine.weights import Linear
+from pipeline.model.engine.workspace import Workspace
+
+CPU = torch.device("cpu")
+
+
+def linear(rows: int, columns: int, dtype: torch.dtype, *, bias: bool) -> Linear:
+    generator = torch.Generator().manual_seed(rows + columns)
+    weight = torch.randn(rows, columns, generator=generator).to(dtype)
+    return Linear(weight=weight, bias=torch.randn(rows, generator=generator).to(dtype) if bias else None)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.5)])
+@pytest.mark.parametrize("num_rows", [0, 1, 7, 300])
+def test_packed_projection_multiplies_as_the_plain_one(
+    num_rows: int, dtype: torch.dtype, tolerance: float, bias: bool
+):
+    plain = linear(48, 40, dtype, bias=bias)
+    packed = plain.packed()
+    x = torch.randn(num_rows, 80, generator=torch.Generator().manual_seed(0)).to(dtype)[:, ::2]
+    residual = torch.randn(num_rows, 48, generator=torch.Generator().manual_seed(1)).to(dtype)
+    expected, found = (each.project(x, Workspace(CPU), "product") for each in (plain, packed))
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance / 10)
+
+    expected, found = (each.add_projection(x, residual.clone()) for each in (plain, packed))
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance / 10)
+
+
+@pytest.mark.parametrize("name", list(ACTIVATIONS))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.5)])
+def test_packed_projection_activates_as_the_plain_one(name: str, dtype: torch.dtype, tolerance: float):
+    plain = linear(48, 40, dtype, bias=True)
+    x = torch.randn(7, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected, found = (
+        each.project(x, Workspace(CPU), "product", ACTIVATIONS[name]) for each in (plain, plain.packed())
+    )
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance / 10)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
+def test_backbone_on_a_processor_multiplies_packed_weights(tiny_model_folder: Path):
+    backbone = load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="fp32"), CPU)
+    assert isinstance(backbone, Transformer)
+    assert all(
+        layer.qkv.weight.is_mkldnn and layer.attention_output.weight.is_mkldnn for layer in backbone._layers
+    )
+
+
+def test_packed_projection_of_a_packed_one_is_itself():
+    packed = linear(8, 8, torch.float32, bias=True).packed()
+    assert packed.packed() is packed

@@ -1,0 +1,418 @@
+"""Two-stage checkpoints against a reference written from the published facts.
+
+Matrices, loops and nothing of ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name torch documents
+from safetensors.torch import load_file, save_file
+
+from pipeline.config import EncoderConfig
+from pipeline.errors import ConfigError, ModelError
+from pipeline.model.backbone import load_backbone
+from pipeline.model.engine.packed import Packed
+
+DIM, HEADS, CONTEXT, SOFT = 32, 4, 6, 8
+IDS = [[2, 7, 9, 30, 31, 12, 3], [2, 8, 3], [2, *range(5, 42), 40, 3]]
+VERSIONS = pytest.mark.parametrize("version", [1, 2])
+
+
+def load(folder: Path, **settings: Any):
+    return load_backbone(EncoderConfig(model=str(folder), precision="fp32", **settings))
+
+
+def context_of(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, DIM)).astype(np.float32)
+
+
+def embed(backbone: Any, rows: list[list[int]], context: np.ndarray | None) -> list[torch.Tensor]:
+    """Embed rows of ids in one padded batch: mean over each row, then what the checkpoint has behind it.
+
+    Not normalised.
+    """
+    ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = row
+    states = backbone.hidden_states(ids, np.array([len(row) for row in rows]), context)
+    return [
+        backbone.project(states[index, : len(row)].float().mean(0, keepdim=True))[0]
+        for index, row in enumerate(rows)
+    ]
+
+
+class Reference:
+    """The published forward pass, one row at a time, over the tensors of the file."""
+
+    def __init__(self, folder: Path, version: int, temperature: float = 1.0) -> None:
+        self.tensors = load_file(folder / "model.safetensors")
+        self.config = json.loads((folder / "config.json").read_text())
+        self.version = version
+        self.temperature = temperature
+
+    def first_stage(self, ids: list[int]) -> torch.Tensor:
+        prefix = "first_stage_model.embedder."
+        x = self.layers(prefix, self.norm_in(prefix, self.look_up(prefix, ids)), list(range(len(ids))))
+        return self.head("first_stage_model.mlp", x.mean(0), F.gelu)
+
+    def second_stage(self, ids: list[int], context: list[torch.Tensor]) -> torch.Tensor:
+        prefix, stage = "second_stage_model.backbone.", "second_stage_model"
+        soft = self.head(f"{stage}.prompt_projection", torch.ones(DIM), F.relu).view(SOFT, DIM)
+        lead = torch.cat([torch.stack(context), soft]) if context else soft
+        if f"{stage}.sequence_dropout_null_embedding" in self.tensors:
+            missing = self.config["transductive_corpus_size"] - len(context)
+            null = self.tensors[f"{stage}.sequence_dropout_null_embedding"].expand(missing, DIM)
+            lead = torch.cat([*([torch.stack(context)] if context else []), null, soft])
+        # The text has passed the embedding layer when it joins the lead, and passes it a second time with it.
+        text = self.look_up(prefix, ids)
+        if self.version == 1:
+            types = self.tensors[f"{prefix}embeddings.token_type_embeddings.weight"][0]
+            x = torch.cat([lead, text]) + types
+        else:
+            x = torch.cat([lead, self.norm_in(prefix, text)])
+        x = self.layers(prefix, self.norm_in(prefix, x), self.positions(len(lead) - SOFT, len(x)))
+        if self.config.get("pool_ignore_contextual_tokens", True):
+            x = x[len(lead) :]
+        pooled = x.mean(0)
+        projected = self.head(f"{stage}.output_projection", pooled, F.relu)
+        return projected + pooled if self.config.get("output_projection_residual") else projected
+
+    def positions(self, num_context: int, length: int) -> list[int | None]:
+        if self.version == 1 and self.config["disable_transductive_rotary_embedding"]:
+            start = self.config["transductive_corpus_size"]
+            return [None] * num_context + list(range(start, start + length - num_context))
+        return list(range(length))
+
+    def look_up(self, prefix: str, ids: list[int]) -> torch.Tensor:
+        if self.version == 2:
+            return self.tensors[f"{prefix}embeddings.tok_embeddings.weight"][ids]
+        types = self.tensors[f"{prefix}embeddings.token_type_embeddings.weight"]
+        return self.tensors[f"{prefix}embeddings.word_embeddings.weight"][ids] + types[0]
+
+    def norm_in(self, prefix: str, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(f"{prefix}emb_ln" if self.version == 1 else f"{prefix}embeddings.norm", x)
+
+    def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        epsilon = 1e-12 if self.version == 1 else 1e-5
+        normed = centred / (centred.square().mean(-1, keepdim=True) + epsilon).sqrt()
+        return normed * self.tensors[f"{name}.weight"] + self.tensors.get(f"{name}.bias", 0.0)
+
+    def head(
+        self, name: str, x: torch.Tensor, activate: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        first, second = (self.tensors[f"{name}.{number}.weight"] for number in (0, 2))
+        return second @ activate(first @ x + self.tensors[f"{name}.0.bias"]) + self.tensors[f"{name}.2.bias"]
+
+    def layers(self, prefix: str, x: torch.Tensor, positions: list[int | None]) -> torch.Tensor:
+        return (
+            self.nomic_layers(prefix, x, positions)
+            if self.version == 1
+            else self.modern_layers(prefix, x, positions)
+        )
+
+    def nomic_layers(self, prefix: str, x: torch.Tensor, positions: list[int | None]) -> torch.Tensor:
+        index = 0
+        while f"{prefix}encoder.layers.{index}.norm1.weight" in self.tensors:
+            layer = f"{prefix}encoder.layers.{index}."
+            mixed = self.attention(x, self.tensors[f"{layer}attn.Wqkv.weight"], positions, theta=1000.0)
+            x = self.norm(f"{layer}norm1", x + mixed @ self.tensors[f"{layer}attn.out_proj.weight"].T)
+            up, gate = (x @ self.tensors[f"{layer}mlp.{name}.weight"].T for name in ("fc11", "fc12"))
+            x = self.norm(f"{layer}norm2", x + (up * F.silu(gate)) @ self.tensors[f"{layer}mlp.fc2.weight"].T)
+            index += 1
+        return x
+
+    def modern_layers(self, prefix: str, x: torch.Tensor, positions: list[int | None]) -> torch.Tensor:
+        index = 0
+        while f"{prefix}layers.{index}.mlp_norm.weight" in self.tensors:
+            layer = f"{prefix}layers.{index}."
+            is_local = index % 3 != 0
+            normed = self.norm(f"{layer}attn_norm", x) if index else x
+            qkv, theta = self.tensors[f"{layer}attn.Wqkv.weight"], 10_000.0 if is_local else 160_000.0
+            mixed = self.attention(normed, qkv, positions, theta=theta, radius=4 if is_local else None)
+            x = x + mixed @ self.tensors[f"{layer}attn.Wo.weight"].T
+            gate, up = (self.norm(f"{layer}mlp_norm", x) @ self.tensors[f"{layer}mlp.Wi.weight"].T).chunk(
+                2, dim=-1
+            )
+            x = x + (F.gelu(gate) * up) @ self.tensors[f"{layer}mlp.Wo.weight"].T
+            index += 1
+        return self.norm(f"{prefix}final_norm", x)
+
+    def attention(
+        self,
+        x: torch.Tensor,
+        qkv: torch.Tensor,
+        positions: list[int | None],
+        *,
+        theta: float,
+        radius: int | None = None,
+    ) -> torch.Tensor:
+        width = DIM // HEADS
+        query, key, value = (x @ qkv.T).view(len(x), 3, HEADS, width).unbind(1)
+        query, key = (
+            [self.turn(heads[i], place, theta) for i, place in enumerate(positions)] for heads in (query, key)
+        )
+        out = torch.zeros(len(x), HEADS, width)
+        for i in range(len(x)):
+            seen = [j for j in range(len(x)) if radius is None or abs(i - j) <= radius]
+            for head in range(HEADS):
+                scores = (
+                    torch.stack([query[i][head] @ key[j][head] for j in seen]) / width**0.5 / self.temperature
+                )
+                weights = scores.softmax(0)
+                out[i, head] = sum(weight * value[j, head] for weight, j in zip(weights, seen, strict=True))
+        return out.reshape(len(x), DIM)
+
+    @staticmethod
+    def turn(heads: torch.Tensor, position: int | None, theta: float) -> torch.Tensor:
+        if position is None:
+            return heads
+        half = heads.shape[1] // 2
+        angles = position / theta ** (torch.arange(half) / half)
+        first, second = heads[:, :half], heads[:, half:]
+        return torch.cat(
+            [first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()],
+            dim=1,
+        )
+
+
+def require_close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-5, rtol=1e-5)
+
+
+@VERSIONS
+def test_first_stage_equals_the_reference(version, make_cde):
+    folder = make_cde(version)
+    reference = Reference(folder, version)
+    require_close(embed(load(folder).first_stage, IDS, None), [reference.first_stage(ids) for ids in IDS])
+
+
+@VERSIONS
+@pytest.mark.parametrize("num_context", [CONTEXT, 2, 1])
+def test_second_stage_with_context_equals_the_reference(version, num_context, make_cde):
+    folder, context = make_cde(version), context_of(num_context)
+    reference = Reference(folder, version)
+    expected = [reference.second_stage(ids, list(torch.from_numpy(context))) for ids in IDS]
+    require_close(embed(load(folder), IDS, context), expected)
+
+
+@VERSIONS
+@pytest.mark.parametrize("num_context", [CONTEXT, 2])
+def test_second_stage_in_packed_rows_equals_the_reference(version, num_context, make_cde):
+    folder, context = make_cde(version), context_of(num_context)
+    backbone, reference = load(folder), Reference(folder, version)
+    backbone._backbone.pattern_type = Packed
+    require_close(
+        embed(backbone, IDS, context),
+        [reference.second_stage(ids, list(torch.from_numpy(context))) for ids in IDS],
+    )
+
+
+@VERSIONS
+def test_second_stage_without_context_equals_the_reference_behind_soft_prompts(version, make_cde):
+    folder = make_cde(version)
+    reference = Reference(folder, version)
+    require_close(embed(load(folder), IDS, None), [reference.second_stage(ids, []) for ids in IDS])
+
+
+@VERSIONS
+@pytest.mark.parametrize("num_context", [0, 2, CONTEXT])
+def test_second_stage_with_a_null_token_fills_the_context_up(version, num_context, make_cde):
+    folder, context = make_cde(version, transductive_sequence_dropout_prob=0.005), context_of(num_context)
+    reference = Reference(folder, version)
+    expected = [reference.second_stage(ids, list(torch.from_numpy(context))) for ids in IDS]
+    require_close(embed(load(folder), IDS, context if num_context else None), expected)
+
+
+def test_null_tokens_are_one_token_j_times(make_cde):
+    folder = make_cde(1, transductive_sequence_dropout_prob=0.005)
+    null = load_file(folder / "model.safetensors")[
+        "second_stage_model.sequence_dropout_null_embedding"
+    ].numpy()
+    backbone = load(folder)
+    require_close(embed(backbone, IDS, None), embed(backbone, IDS, np.tile(null, (CONTEXT, 1))))
+
+
+@VERSIONS
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"output_projection_residual": True},
+        {"pool_ignore_contextual_tokens": False, "pool_ignore_instruction_tokens": False},
+        {"disable_transductive_rotary_embedding": False},
+        {"dataset_backbone": "same"},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_second_stage_with_a_setting_changed_equals_the_reference(version, settings, make_cde):
+    if "dataset_backbone" in settings:
+        settings = {"dataset_backbone": "nomic-bert-2048" if version == 1 else "ModernBERT-base"}
+    folder, context = make_cde(version, **settings), context_of(CONTEXT)
+    reference = Reference(folder, version)
+    expected = [reference.second_stage(ids, list(torch.from_numpy(context))) for ids in IDS]
+    require_close(embed(load(folder), IDS, context), expected)
+
+
+@VERSIONS
+@pytest.mark.parametrize("setting", ["output_projection_residual", "pool_ignore_contextual_tokens"])
+def test_disputed_settings_are_off_and_matter(version, setting, make_cde):
+    context, plain = context_of(CONTEXT), load(make_cde(version))
+    settings = {setting: setting == "output_projection_residual", "pool_ignore_instruction_tokens": False}
+    other = load(make_cde(version, **settings))
+    moved = torch.stack(embed(plain, IDS, context)) - torch.stack(embed(other, IDS, context))
+    assert float(moved.abs().max()) > 1e-2
+
+
+@VERSIONS
+def test_second_stage_with_a_temperature_equals_the_reference(version, make_cde):
+    folder, context = make_cde(version), context_of(CONTEXT)
+    states = load(folder).hidden_states(np.array([IDS[0]]), np.array([len(IDS[0])]), context, 0.7)
+    expected = Reference(folder, version, temperature=0.7).second_stage(
+        IDS[0], list(torch.from_numpy(context))
+    )
+    torch.testing.assert_close(
+        load(folder).project(states[0].mean(0, keepdim=True))[0], expected, atol=1e-5, rtol=1e-5
+    )
+
+
+@VERSIONS
+def test_limits_of_layers_hold_for_their_own_stage(version, make_cde):
+    folder, context = make_cde(version, limit_layers=1, limit_layers_first_stage=2), context_of(CONTEXT)
+    reference = Reference(folder, version)
+    backbone = load(folder)
+    require_close(
+        embed(backbone, IDS, context),
+        [reference.second_stage(ids, list(torch.from_numpy(context))) for ids in IDS],
+    )
+    require_close(embed(backbone.first_stage, IDS, None), [reference.first_stage(ids) for ids in IDS])
+
+
+@VERSIONS
+def test_num_layers_cuts_the_second_stage_alone(version, make_cde):
+    folder, context = make_cde(version), context_of(CONTEXT)
+    reference = Reference(folder, version)
+    cut = load(folder, num_layers=1)
+    require_close(embed(cut.first_stage, IDS, None), [reference.first_stage(ids) for ids in IDS])
+    name = "encoder.layers" if version == 1 else "layers"
+    reference.tensors = {
+        key: value
+        for key, value in reference.tensors.items()
+        if f"second_stage_model.backbone.{name}.1." not in key
+    }
+    require_close(
+        embed(cut, IDS, context),
+        [reference.second_stage(ids, list(torch.from_numpy(context))) for ids in IDS],
+    )
+    assert cut.first_stage.weights_fingerprint == load(folder).first_stage.weights_fingerprint
+    assert cut.weights_fingerprint != load(folder).weights_fingerprint
+
+
+@VERSIONS
+def test_embedding_output_dim_is_the_width_of_vectors(version, make_cde):
+    folder, context = make_cde(version, embedding_output_dim=12), context_of(CONTEXT)
+    backbone, reference = load(folder), Reference(folder, version)
+    assert backbone.embedding_dim == 12
+    assert backbone.first_stage.embedding_dim == DIM
+    require_close(
+        embed(backbone, IDS, context),
+        [reference.second_stage(ids, list(torch.from_numpy(context))) for ids in IDS],
+    )
+
+
+@VERSIONS
+def test_tied_token_table_may_lie_in_the_file_once(version, make_cde):
+    folder = make_cde(version, transductive_tie_token_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    name = f"embeddings.{'word' if version == 1 else 'tok'}_embeddings.weight"
+    tensors.pop(f"second_stage_model.backbone.{name}")
+    save_file(tensors, folder / "model.safetensors")
+    backbone = load(folder)
+    assert np.array_equal(backbone.token_embeddings, tensors[f"first_stage_model.embedder.{name}"].numpy())
+    assert np.array_equal(backbone.token_embeddings, backbone.first_stage.token_embeddings)
+
+
+def test_tied_token_tables_that_differ_are_refused(make_cde):
+    with pytest.raises(ModelError, match="must be the same in both stages"):
+        load(make_cde(1, transductive_tie_token_embeddings=True))
+
+
+@VERSIONS
+def test_first_stage_vectors_are_not_normalised(version, make_cde):
+    lengths = [float(vector.norm()) for vector in embed(load(make_cde(version)).first_stage, IDS, None)]
+    assert all(abs(length - 1) > 1e-2 for length in lengths)
+
+
+def test_second_stage_reads_the_length_of_context_vectors(make_cde):
+    """v1 adds a token type before its norm; v2 has nothing before the norm, which takes any length away."""
+    backbone, context = load(make_cde(1)), context_of(CONTEXT)
+    unit = context / np.linalg.norm(context, axis=1, keepdims=True)
+    moved = torch.stack(embed(backbone, IDS, context)) - torch.stack(embed(backbone, IDS, unit))
+    assert float(moved.abs().max()) > 1e-3
+
+
+@VERSIONS
+def test_max_positions_is_the_published_length_of_a_text(version, make_cde):
+    assert load(make_cde(version)).max_positions == 40
+    assert load(make_cde(version, max_seq_length=4096)).max_positions == 96 - CONTEXT - SOFT
+
+
+@VERSIONS
+def test_row_longer_than_max_positions_is_refused(version, make_cde):
+    with pytest.raises(ModelError, match="at most 40 tokens, got 41"):
+        load(make_cde(version)).hidden_states(np.full((1, 41), 7), np.array([41]), None)
+
+
+@VERSIONS
+def test_context_of_more_documents_than_the_model_reads_is_refused(version, make_cde):
+    with pytest.raises(ConfigError, match=r"at most 6 rows of 32 numbers, got shape \(7, 32\)"):
+        load(make_cde(version)).hidden_states(np.array([IDS[0]]), np.array([7]), context_of(7))
+
+
+def test_context_of_another_width_is_refused(make_cde):
+    with pytest.raises(ConfigError, match=r"rows of 32 numbers, got shape \(4, 16\)"):
+        load(make_cde(2)).hidden_states(np.array([IDS[0]]), np.array([7]), np.ones((4, 16), np.float32))
+
+
+def test_token_embeddings_are_the_second_stages_own(make_cde):
+    folder = make_cde(2)
+    tensors = load_file(folder / "model.safetensors")
+    expected = tensors["second_stage_model.backbone.embeddings.tok_embeddings.weight"].numpy()
+    assert np.array_equal(load(folder).token_embeddings, expected)
+
+
+def least_cosine(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    return float(torch.cosine_similarity(torch.stack(found).cpu(), torch.stack(expected), dim=1).min())
+
+
+@VERSIONS
+@pytest.mark.parametrize("num_context", [0, CONTEXT])
+def test_bf16_keeps_the_direction_of_embeddings(version, num_context, make_cde):
+    folder, context = make_cde(version), context_of(num_context) if num_context else None
+    rounded = load_backbone(EncoderConfig(model=str(folder), precision="bf16"))
+    assert least_cosine(embed(rounded, IDS, context), embed(load(folder), IDS, context)) >= 0.999
+    assert (
+        least_cosine(embed(rounded.first_stage, IDS, None), embed(load(folder).first_stage, IDS, None))
+        >= 0.999
+    )
+
+
+@pytest.mark.gpu
+@VERSIONS
+@pytest.mark.parametrize("num_context", [0, CONTEXT])
+def test_both_stages_on_a_gpu_agree_with_the_cpu(version, num_context, make_cde):
+    folder, context = make_cde(version), context_of(num_context) if num_context else None
+    for precision, least in (("bf16", 0.999), ("fp32", 0.99999)):
+        rounded = load_backbone(EncoderConfig(model=str(folder), precision=precision), torch.device("cuda"))
+        assert least_cosine(embed(rounded, IDS, context), embed(load(folder), IDS, context)) >= least
+        assert (
+            least_cosine(embed(rounded.first_stage, IDS, None), embed(load(folder).first_stage, IDS, None))
+            >= least
+        )

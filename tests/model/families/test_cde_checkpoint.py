@@ -1,0 +1,356 @@
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipeline.config import EncoderConfig
+from pipeline.errors import ConfigError, ModelError
+from pipeline.model.backbone import load_backbone
+from pipeline.model.families.cde import read_cde
+from pipeline.model.families.cde_checkpoint import StagedCheckpoint
+from pipeline.model.folders.checkpoint import read_checkpoint
+
+VERSIONS = pytest.mark.parametrize("version", [1, 2])
+ONE_OF_EACH_PART = {
+    1: (
+        "first_stage_model.embedder.encoder.layers.1.mlp.fc12.weight",
+        "first_stage_model.mlp.2.bias",
+        "second_stage_model.backbone.emb_ln.bias",
+        "second_stage_model.prompt_projection.0.weight",
+        "second_stage_model.output_projection.2.weight",
+    ),
+    2: (
+        "first_stage_model.embedder.layers.3.attn.Wo.weight",
+        "first_stage_model.mlp.0.weight",
+        "second_stage_model.backbone.final_norm.weight",
+        "second_stage_model.prompt_projection.2.bias",
+        "second_stage_model.output_projection.0.weight",
+    ),
+}
+
+
+def load(folder: Path, **settings: Any):
+    return load_backbone(EncoderConfig(model=str(folder), precision="fp32", **settings))
+
+
+def copied(folder: Path, tmp_path: Path) -> Path:
+    """Copy a checkpoint with what lies beside it, to be damaged."""
+    shutil.copytree(folder.parent, tmp_path / "copy")
+    return tmp_path / "copy" / folder.name
+
+
+def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
+    tensors = load_file(folder / "model.safetensors") | {
+        name: value for name, value in changes.items() if value is not None
+    }
+    save_file(
+        {name: value for name, value in tensors.items() if changes.get(name, value) is not None},
+        folder / "model.safetensors",
+    )
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(
+        json.dumps({name: value for name, value in config.items() if value != "absent"})
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "name"), [(version, name) for version, names in ONE_OF_EACH_PART.items() for name in names]
+)
+def test_missing_tensor_is_refused_in_one_sentence(version, name, make_cde, tmp_path):
+    folder = copied(make_cde(version), tmp_path)
+    change_tensors(folder, **{name: None})
+    with pytest.raises(
+        ModelError, match=r"must hold (one )?\S+, got (none|0); the file does not fit its config\.json$"
+    ):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("version", "name"), [(version, name) for version, names in ONE_OF_EACH_PART.items() for name in names]
+)
+def test_tensor_of_another_shape_is_refused_in_one_sentence(version, name, make_cde, tmp_path):
+    folder = copied(make_cde(version), tmp_path)
+    change_tensors(folder, **{name: torch.zeros(7, 5)})
+    with pytest.raises(
+        ModelError, match=r"must have the shape \(.*\), got \(7, 5\); the file does not fit its config\.json$"
+    ):
+        load(folder)
+
+
+@VERSIONS
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lm_head.weight",
+        "first_stage_model.embedder.pooler.dense.weight",
+        "first_stage_model.mlp.4.weight",
+        "second_stage_model.input_ln.weight",
+        "second_stage_model.sequence_dropout_null_embedding",
+    ],
+)
+def test_surplus_tensor_is_refused_by_name(version, name, make_cde, tmp_path):
+    folder = copied(make_cde(version), tmp_path)
+    change_tensors(folder, **{name: torch.zeros(32)})
+    with pytest.raises(
+        ModelError, match=rf"and no others, got {name}; the file does not fit its config\.json$"
+    ):
+        load(folder)
+
+
+def test_many_surplus_tensors_are_counted(make_cde, tmp_path):
+    folder = copied(make_cde(2), tmp_path)
+    change_tensors(folder, **{f"extra.{index}": torch.zeros(1) for index in range(9)})
+    with pytest.raises(ModelError, match=r"got extra\.0, extra\.1, extra\.2 and 6 more;"):
+        load(folder)
+
+
+@VERSIONS
+@pytest.mark.parametrize("setting", ["limit_layers", "limit_layers_first_stage"])
+def test_layers_beyond_a_limit_are_surplus(version, setting, make_cde, tmp_path):
+    folder = copied(make_cde(version), tmp_path)
+    change_config(folder, **{setting: 1})
+    with pytest.raises(ModelError, match="and no others, got "):
+        load(folder)
+
+
+def test_limit_of_more_layers_than_the_backbone_has_is_refused(make_cde, tmp_path):
+    folder = copied(make_cde(2), tmp_path)
+    change_config(folder, limit_layers=5)
+    with pytest.raises(ConfigError, match="between 1 and the model's 4, got 5"):
+        load(folder)
+
+
+def test_missing_null_token_of_a_model_trained_with_one_is_refused(make_cde, tmp_path):
+    folder = copied(make_cde(1), tmp_path)
+    change_config(folder, transductive_sequence_dropout_prob=0.01)
+    with pytest.raises(
+        ModelError, match=r"must hold one second_stage_model\.sequence_dropout_null_embedding, got 0"
+    ):
+        load(folder)
+
+
+@VERSIONS
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"autoregressive_backbone": True}, "autoregressive_backbone of a CDE model must be False, got True"),
+        (
+            {"transductive_tokens_per_document": 2},
+            "transductive_tokens_per_document of a CDE model must be 1, got 2",
+        ),
+        (
+            {"pooling_strategy": "last_token"},
+            "pooling_strategy of a CDE model must be 'mean', got 'last_token'",
+        ),
+        (
+            {"embedder": "absent"},
+            "embedder of a CDE model must name the model its backbone is made like, got None",
+        ),
+        (
+            {"embedder": "gpt2"},
+            (
+                "must be one of nomic-bert-2048, ModernBERT-base, or have its configuration beside the "
+                "checkpoint, got 'gpt2'"
+            ),
+        ),
+        (
+            {"transductive_corpus_size": "absent"},
+            "must give transductive_corpus_size as a positive number, got None",
+        ),
+        (
+            {"transductive_corpus_size": 90},
+            "must have more positions than the 98 vectors before a text, got 96",
+        ),
+        (
+            {"output_projection_residual": True, "embedding_output_dim": 12},
+            "output_projection_residual must be off",
+        ),
+        (
+            {"pool_ignore_contextual_tokens": False, "pool_ignore_instruction_tokens": True},
+            "pool_ignore_contextual_tokens of a CDE model must be true where",
+        ),
+    ],
+)
+def test_setting_that_is_not_read_is_refused(version, changes, sentence, make_cde, tmp_path):
+    folder = copied(make_cde(version), tmp_path)
+    change_config(folder, **changes)
+    if "embedding_output_dim" in changes:
+        change_tensors(
+            folder,
+            **{
+                "second_stage_model.output_projection.2.weight": torch.zeros(12, 32),
+                "second_stage_model.output_projection.2.bias": torch.zeros(12),
+            },
+        )
+    with pytest.raises(ModelError) as caught:
+        load(folder)
+    assert sentence in str(caught.value)
+
+
+def test_backbone_of_another_family_is_refused(make_cde, tmp_path):
+    folder = copied(make_cde(1), tmp_path)
+    (folder / "nomic-bert-2048.json").write_text(json.dumps({"model_type": "t5"}))
+    with pytest.raises(
+        ModelError, match="must be one of nomic_bert, modernbert, got 't5' for nomic-ai/nomic-bert-2048"
+    ):
+        load(folder)
+
+
+@pytest.mark.parametrize("content", ["not json", "[1]"])
+def test_damaged_configuration_of_the_backbone_is_refused(content, make_cde, tmp_path):
+    folder = copied(make_cde(1), tmp_path)
+    (folder / "nomic-bert-2048.json").write_text(content)
+    with pytest.raises(ModelError, match=r"nomic-bert-2048\.json of a CDE model's backbone must "):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "place", ["{name}.json", "{name}/config.json", "../{name}.json", "../{name}/config.json"]
+)
+def test_configuration_of_the_backbone_is_found_in_and_beside_the_folder(place, make_cde, tmp_path):
+    folder = copied(make_cde(1), tmp_path)
+    content = (folder / "nomic-bert-2048.json").read_text()
+    (folder / "nomic-bert-2048.json").unlink()
+    path = folder / place.format(name="nomic-bert-2048")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    assert load(folder).model_dim == 32
+
+
+def test_configuration_of_an_unknown_backbone_is_found_in_the_cache(make_cde, tmp_path, monkeypatch):
+    folder = copied(make_cde(1), tmp_path)
+    content = (folder / "nomic-bert-2048.json").read_text()
+    change_config(folder, embedder="someone/their-nomic")
+    cached = tmp_path / "hub" / "models--someone--their-nomic"
+    (cached / "snapshots" / "abc").mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    (cached / "snapshots" / "abc" / "config.json").write_text(content)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert load(folder).model_dim == 32
+
+
+@pytest.mark.parametrize(("version", "num_parameters"), [(1, 281_140_992), (2, 305_706_240)])
+def test_published_sizes_are_read_without_a_configuration_of_the_backbone(
+    version, num_parameters, make_cde, tmp_path
+):
+    """Both published files, tensor by tensor in shape.
+
+    V2's number of parameters is the one its authors give.
+    """
+    folder = copied(make_cde(version, transductive_corpus_size=512, max_seq_length=512), tmp_path)
+    shutil.rmtree(folder.parent / "ModernBERT-base", ignore_errors=True)
+    (folder / "nomic-bert-2048.json").unlink(missing_ok=True)
+    tensors = published_tensors(version)
+    assert sum(tensor.numel() for tensor in tensors.values()) == num_parameters
+    backbone = read_cde(
+        replace(read_checkpoint(folder), tensors=tensors), dtype=torch.float32, device=torch.device("meta")
+    )
+    assert (backbone.model_dim, backbone.context_dim, backbone.embedding_dim, backbone.max_positions) == (
+        768,
+        768,
+        768,
+        512,
+    )
+
+
+def published_tensors(version: int) -> dict[str, torch.Tensor]:
+    """Return the names and shapes of the published files; tensors without memory."""
+    heads = {
+        "first_stage_model.mlp": (768, 768),
+        "second_stage_model.prompt_projection": (768, 6144),
+        "second_stage_model.output_projection": (768, 768),
+    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, rows in heads.items():
+        for number, count in zip((0, 2), rows, strict=True):
+            shapes |= {f"{name}.{number}.weight": (count, 768), f"{name}.{number}.bias": (count,)}
+    for stage in ("first_stage_model.embedder", "second_stage_model.backbone"):
+        shapes |= {
+            f"{stage}.{name}": shape
+            for name, shape in (nomic_shapes() if version == 1 else modernbert_shapes()).items()
+        }
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
+def nomic_shapes() -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (30528, 768),
+        "embeddings.token_type_embeddings.weight": (2, 768),
+        "emb_ln.weight": (768,),
+        "emb_ln.bias": (768,),
+    }
+    for layer in (f"encoder.layers.{index}" for index in range(12)):
+        shapes |= {f"{layer}.attn.Wqkv.weight": (2304, 768), f"{layer}.attn.out_proj.weight": (768, 768)}
+        shapes |= {f"{layer}.mlp.{name}.weight": (3072, 768) for name in ("fc11", "fc12")} | {
+            f"{layer}.mlp.fc2.weight": (768, 3072)
+        }
+        shapes |= {
+            f"{layer}.{norm}.{kind}": (768,) for norm in ("norm1", "norm2") for kind in ("weight", "bias")
+        }
+    return shapes
+
+
+def modernbert_shapes() -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.tok_embeddings.weight": (50368, 768),
+        "embeddings.norm.weight": (768,),
+        "final_norm.weight": (768,),
+    }
+    for index in range(22):
+        layer = f"layers.{index}"
+        shapes |= {f"{layer}.attn_norm.weight": (768,)} if index else {}
+        shapes |= {
+            f"{layer}.attn.Wqkv.weight": (2304, 768),
+            f"{layer}.attn.Wo.weight": (768, 768),
+            f"{layer}.mlp_norm.weight": (768,),
+        }
+        shapes |= {f"{layer}.mlp.Wi.weight": (2304, 768), f"{layer}.mlp.Wo.weight": (768, 1152)}
+    return shapes
+
+
+@VERSIONS
+@pytest.mark.parametrize(
+    "stage", ["first_stage_model.mlp.0.bias", "second_stage_model.output_projection.0.bias"]
+)
+def test_fingerprints_of_both_stages_cover_all_weights(version, stage, make_cde, tmp_path):
+    folder = copied(make_cde(version), tmp_path)
+    before = load(folder)
+    change_tensors(folder, **{stage: torch.ones(32)})
+    after = load(folder)
+    assert after.weights_fingerprint != before.weights_fingerprint
+    assert after.first_stage.weights_fingerprint != before.first_stage.weights_fingerprint
+
+
+@VERSIONS
+def test_fingerprints_cover_the_configuration_of_the_backbone(version, make_cde, tmp_path):
+    folder = copied(make_cde(version), tmp_path)
+    before = load(folder)
+    path = (
+        folder / "nomic-bert-2048.json" if version == 1 else folder.parent / "ModernBERT-base" / "config.json"
+    )
+    theta = "rotary_emb_base" if version == 1 else "global_rope_theta"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {theta: 500}))
+    after = load(folder)
+    assert after.weights_fingerprint != before.weights_fingerprint
+    assert after.first_stage.weights_fingerprint != before.first_stage.weights_fingerprint
+
+
+def test_stages_have_fingerprints_of_their_own(make_cde):
+    backbone = load(make_cde(1))
+    assert backbone.weights_fingerprint != backbone.first_stage.weights_fingerprint
+
+
+def test_require_whole_before_anything_is_read_names_tensors(make_cde):
+    with pytest.raises(ModelError, match=r"got first_stage_model\.embedder\.emb_ln\.bias, .* more;"):
+        StagedCheckpoint(read_checkpoint(make_cde(1))).require_whole()

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from pipeline.errors import ModelError
+from pipeline.model.families.rope_settings import read_rope
+from pipeline.model.folders.checkpoint import Checkpoint
+
+PAIRS, DIM = 16, 32
+
+
+def _checkpoint(**config):
+    return Checkpoint(
+        folder=Path(),
+        config=config,
+        tensors={},
+        tokenizer=Tokenizer(WordLevel()),
+        cls_id=None,
+        landmark_id=0,
+        pad_id=0,
+        weights_sha256="",
+        fingerprint="",
+    )
+
+
+def _frequencies(**config):
+    rope = read_rope(_checkpoint(**config))
+    plain = torch.tensor([rope.theta ** (-2 * pair / DIM) for pair in range(PAIRS)])
+    return (plain if rope.stretch is None else rope.stretch(plain)).tolist()
+
+
+def _llama3(frequency, factor, low, high, trained):
+    """By the three cases of Llama 3.1, on wavelengths."""
+    wave = 2 * math.pi / frequency
+    if wave < trained / high:
+        return frequency
+    if wave > trained / low:
+        return frequency / factor
+    smooth = (trained / wave - low) / (high - low)
+    return (1 - smooth) * frequency / factor + smooth * frequency
+
+
+def test_plain_frequencies_fall_from_one_by_the_base():
+    assert _frequencies(rope_theta=500.0) == pytest.approx(
+        [500.0 ** (-2 * pair / DIM) for pair in range(PAIRS)]
+    )
+
+
+def test_base_that_is_not_given_is_ten_thousand():
+    assert read_rope(_checkpoint()).theta == 10_000.0
+
+
+def test_linear_frequencies_are_divided():
+    assert _frequencies(rope_scaling={"type": "linear", "factor": 4}) == pytest.approx(
+        [1e4 ** (-2 * pair / DIM) / 4 for pair in range(PAIRS)]
+    )
+
+
+def test_llama3_frequencies_equal_the_three_cases():
+    settings = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    }
+    expected = [_llama3(1e4 ** (-2 * pair / DIM), 8.0, 1.0, 4.0, 256) for pair in range(PAIRS)]
+    ours = _frequencies(rope_scaling={"rope_type": "llama3", **settings})
+    assert ours == pytest.approx(expected, rel=1e-5)
+    plain = [1e4 ** (-2 * pair / DIM) for pair in range(PAIRS)]
+    ratios = [a / b for a, b in zip(ours, plain, strict=True)]
+    assert ratios[0] == pytest.approx(1)
+    assert ratios[-1] == pytest.approx(1 / 8)
+    assert any(0.13 < ratio < 0.99 for ratio in ratios)
+
+
+def test_fixed_ntk_stretches_the_longest_wave_by_the_factor():
+    """The lowest frequency ends at its plain value divided by the factor, as linear interpolation has it."""
+    frequencies = _frequencies(rope_theta=20_000.0, rope_scaling={"type": "ntk", "factor": 8.0})
+    expected = [(20_000.0 * 8) ** (-2 * pair / DIM) / 8 ** (2 / DIM) for pair in range(PAIRS)]
+    assert frequencies == pytest.approx(expected)
+    assert frequencies[-1] == pytest.approx(20_000.0 ** (-2 * (PAIRS - 1) / DIM) / 8)
+
+
+def test_mixed_ntk_stretches_the_longest_wave_by_the_factor():
+    frequencies = _frequencies(rope_scaling={"type": "ntk", "factor": 8.0, "mixed_b": 0.625})
+    a = math.log(8) / (DIM / 2) ** 0.625
+    assert frequencies == pytest.approx(
+        [1e4 ** (-2 * pair / DIM) / math.exp(a * (pair + 1) ** 0.625) for pair in range(PAIRS)]
+    )
+    assert frequencies[-1] == pytest.approx(1e4 ** (-2 * (PAIRS - 1) / DIM) / 8)
+
+
+def test_todays_names_win_over_the_older_ones():
+    assert (
+        read_rope(
+            _checkpoint(rope_theta=1.5, rope_parameters={"rope_type": "default", "rope_theta": 700.0})
+        ).theta
+        == 700.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"rope_scaling": {"type": "longrope"}}, "got 'longrope' over 1"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}, "max_position_embeddings": 9},
+            "low_freq_factor .* got None",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "original_max_position_embeddings .* got None",
+        ),
+        ({"rope_parameters": [1]}, "rope_parameters of the model must hold settings by name"),
+        ({"rope_theta": -1}, "must give rope_theta as a positive number, got -1"),
+        ({"rope_scaling": {"type": "linear", "factor": True}}, "must be a positive number, got True"),
+    ],
+)
+def test_settings_that_are_not_built_or_damaged_are_refused(config, sentence):
+    with pytest.raises(ModelError, match=sentence):
+        read_rope(_checkpoint(**config))

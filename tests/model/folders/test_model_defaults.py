@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from jobs.ingest_settings import resolve_ingest_config
+from pipeline.config import DEFAULT_MODEL, EncoderConfig, IngestConfig
+from pipeline.errors import ConfigError, ModelError
+from pipeline.model.folders.embedded_weights import embedded_folder
+from pipeline.model.folders.model_defaults import encoder_config, model_defaults, settings_of_a_folder
+
+OURS = EncoderConfig(
+    pooling="lmk",
+    attention="full",
+    landmark_interval=32,
+    temperature=0.9,
+    query_prefix="query: ",
+    truncate_dim=16,
+    landmarks="sentence",
+)
+
+
+@pytest.fixture
+def folder(tiny_model_folder, tmp_path):
+    """Return a Sentence-Transformers folder that pools [CLS]."""
+    folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
+    modules = [
+        {"path": path, "type": f"sentence_transformers.models.{kind}"}
+        for path, kind in (("", "Transformer"), ("1_Pooling", "Pooling"))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    return folder
+
+
+@pytest.fixture
+def own_folder(folder):
+    """Return the same with settings Cairn saved."""
+    (folder / "cairn_config.json").write_text(json.dumps(settings_of_a_folder(OURS)))
+    return folder
+
+
+@pytest.mark.parametrize("model", ["all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"])
+def test_embedded_model_brings_nothing(model):
+    assert model_defaults({"model": model}) == {}
+
+
+def test_without_a_choice_the_default_model_is_taken_with_its_settings():
+    brought = model_defaults({})
+    assert brought["model"] == DEFAULT_MODEL
+    assert brought["use_context"] is True
+
+
+def test_embedded_model_given_as_a_folder_has_the_settings_of_its_name():
+    folder = str(embedded_folder())
+    assert encoder_config({"model": folder}) == EncoderConfig(model=folder)
+
+
+def test_plain_transformer_brings_nothing(tiny_model_folder):
+    assert model_defaults({"model": str(tiny_model_folder)}) == {}
+
+
+def test_plain_decoder_brings_nothing(tiny_model_folder, tmp_path):
+    folder = shutil.copytree(tiny_model_folder, tmp_path / "decoder")
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    assert model_defaults({"model": str(folder)}) == {}
+
+
+def test_nv_embed_brings_latent_attention(folder):
+    (folder / "config.json").write_text(json.dumps({"model_type": "nvembed"}))
+    assert model_defaults({"model": str(folder)}) == {"pooling": "latent"}
+    (folder / "modules.json").unlink()
+    assert model_defaults({"model": str(folder)}) == {"pooling": "latent"}
+    assert model_defaults({"model": str(folder), "pooling": "mean"}) == {}
+
+
+def test_decoder_of_sentence_transformers_brings_its_mask_unless_it_says_otherwise(folder):
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    assert model_defaults({"model": str(folder)}) == {"pooling": "cls", "causal": True}
+    assert model_defaults({"model": str(folder), "causal": False}) == {"pooling": "cls"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "is_causal": False}))
+    assert model_defaults({"model": str(folder)}) == {"pooling": "cls"}
+
+
+def test_folder_cairn_saved_brings_all_its_settings(own_folder):
+    brought = encoder_config({"model": str(own_folder), "precision": "fp32"})
+    assert settings_of_a_folder(brought) == settings_of_a_folder(OURS)
+
+
+def test_folder_cairn_saved_brings_nothing_that_is_chosen(own_folder):
+    chosen = {"model": str(own_folder), "pooling": "mean", "attention": "chunk", "truncate_dim": None}
+    config = encoder_config(chosen)
+    assert (config.pooling, config.attention, config.truncate_dim, config.temperature) == (
+        "mean",
+        "chunk",
+        None,
+        0.9,
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"format": 2, "encoder": {}},
+        {"format": 1},
+        {"format": 1, "encoder": {"model": "elsewhere"}},
+        {"format": 1, "encoder": {"new_setting": 1}},
+        {"format": 1, "encoder": {"pooling": "sum"}},
+        {"format": 1, "encoder": {"landmark_interval": "many"}},
+    ],
+)
+def test_settings_that_cairn_did_not_save_are_refused(own_folder, content):
+    (own_folder / "cairn_config.json").write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=r"cairn_config\.json of the model must"):
+        model_defaults({"model": str(own_folder)})
+
+
+def _describe(folder, **config):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    return {"model": str(folder)}
+
+
+def test_nv_embed_brings_latent_attention_without_instructions_in_its_mean(folder):
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    brought = model_defaults(
+        _describe(folder, model_type="nvembed") | {"query_prefix": "Instruct: find\nQuery: "}
+    )
+    assert brought == {"pooling": "latent"}
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_cde_pools_its_prefixes_where_its_pooling_can(folder, is_ignored):
+    described = _describe(folder, architecture="transductive", pool_ignore_instruction_tokens=is_ignored)
+    assert model_defaults(described | {"pooling": "mean"}).get("pool_prefix", False) is not is_ignored
+    assert "pool_prefix" not in model_defaults(described | {"pooling": "lmk"})
+
+
+def test_new_collection_takes_what_the_folder_brings(folder):
+    config = resolve_ingest_config({"encoder": {"model": str(folder)}, "sync": False}, None)
+    assert config.encoder.pooling == "cls"
+
+
+def test_stored_collection_keeps_its_settings_whatever_the_folder_brings(folder):
+    stored = IngestConfig(encoder=EncoderConfig(model=str(folder))).to_dict()
+    del stored["encoder"]["pool_prefix"]
+    assert resolve_ingest_config({"encoder": {"model": str(folder)}}, stored).encoder == EncoderConfig(
+        model=str(folder)
+    )
+
+
+def test_stored_collection_needs_no_model_to_resolve_its_settings(tmp_path):
+    stored = IngestConfig(encoder=EncoderConfig(model=str(tmp_path / "gone"))).to_dict()
+    assert resolve_ingest_config({}, stored).encoder.model == str(tmp_path / "gone")
+
+
+def test_pool_prefix_with_a_pooling_that_takes_one_token_is_refused():
+    with pytest.raises(
+        ConfigError,
+        match="pool_prefix must go with attention chunk or landmark and pooling mean or latent, got "
+        "attention",
+    ):
+        EncoderConfig(pooling="cls", pool_prefix=True)

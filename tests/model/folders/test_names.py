@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from pipeline.config import EncoderConfig
+from pipeline.encode.documents import DocumentEncoder
+from pipeline.errors import ConfigError
+from pipeline.model.folders.embedded_weights import embedded_folder
+from pipeline.model.folders.names import model_folder
+
+COMMIT = "1f0c" * 10
+OLDER = "2e9b" * 10
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Return an empty Hugging Face cache that the environment names."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    for variable in ("HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder))
+    return folder
+
+
+def _add(cache, name, model, *, commits=(COMMIT,), main=COMMIT):
+    """Lay a model out as the cache does: files lie in blobs/ and a snapshot holds links to them."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    blobs = repository / "blobs"
+    shutil.copytree(model, blobs)
+    for commit in commits:
+        snapshot = repository / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        for file in blobs.iterdir():
+            (snapshot / file.name).symlink_to(file)
+    if main:
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text(main)
+    return repository / "snapshots"
+
+
+def test_folder_of_the_embedded_name_is_the_embedded_one(cache, tiny_model_folder):
+    _add(cache, "sentence-transformers/all-MiniLM-L6-v2", tiny_model_folder)
+    assert (
+        model_folder("all-MiniLM-L6-v2")
+        == model_folder("sentence-transformers/all-MiniLM-L6-v2")
+        == embedded_folder()
+    )
+
+
+def test_folder_of_a_path_is_the_path(cache, tiny_model_folder):
+    assert model_folder(str(tiny_model_folder)) == tiny_model_folder
+
+
+def test_folder_of_a_cached_name_is_the_snapshot_of_main(cache, tiny_model_folder):
+    snapshots = _add(cache, "stone/small-v1", tiny_model_folder, commits=(OLDER, COMMIT))
+    assert model_folder("stone/small-v1") == snapshots / COMMIT
+
+
+def test_folder_of_a_cached_name_without_main_is_its_only_snapshot(cache, tiny_model_folder):
+    snapshots = _add(cache, "stone/small-v1", tiny_model_folder, main=None)
+    assert model_folder("stone/small-v1") == snapshots / COMMIT
+
+
+def test_folder_of_a_cached_name_without_main_and_with_two_snapshots_is_refused(cache, tiny_model_folder):
+    _add(cache, "stone/small-v1", tiny_model_folder, commits=(OLDER, COMMIT), main=None)
+    with pytest.raises(ConfigError, match="hf download stone/small-v1"):
+        model_folder("stone/small-v1")
+
+
+def test_folder_of_a_name_without_organisation_is_looked_for_below_sentence_transformers(
+    cache, tiny_model_folder
+):
+    snapshots = _add(cache, "sentence-transformers/small-v1", tiny_model_folder)
+    assert model_folder("small-v1") == snapshots / COMMIT
+
+
+def test_folder_in_the_working_folder_wins_over_the_cache(cache, tiny_model_folder, tmp_path, monkeypatch):
+    _add(cache, "stone/small-v1", tiny_model_folder)
+    (tmp_path / "stone" / "small-v1").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert model_folder("stone/small-v1").resolve() == tmp_path / "stone" / "small-v1"
+
+
+@pytest.mark.parametrize("main", ["../../elsewhere", "", COMMIT[::-1]])
+def test_folder_of_a_cached_name_whose_main_points_nowhere_is_refused(
+    cache, tiny_model_folder, main, tmp_path
+):
+    (tmp_path / "elsewhere").mkdir()
+    _add(cache, "stone/small-v1", tiny_model_folder, main=COMMIT)
+    (cache / "models--stone--small-v1" / "refs" / "main").write_text(main)
+    with pytest.raises(ConfigError, match="hf download"):
+        model_folder("stone/small-v1")
+
+
+def test_cache_stands_in_hf_home_without_hf_hub_cache(cache, tiny_model_folder, tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_HUB_CACHE")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    snapshots = _add(tmp_path / "home" / "hub", "stone/small-v1", tiny_model_folder)
+    assert model_folder("stone/small-v1") == snapshots / COMMIT
+
+
+def test_cache_stands_in_the_users_cache_folder_by_default(cache, tiny_model_folder, tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_HUB_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    snapshots = _add(tmp_path / "huggingface" / "hub", "stone/small-v1", tiny_model_folder)
+    assert model_folder("stone/small-v1") == snapshots / COMMIT
+
+
+@pytest.mark.parametrize("model", ["stone/small-v1", "bert-base-uncased"])
+def test_name_not_to_be_had_says_how_to_get_it_and_where_it_was_looked_for(cache, model):
+    with pytest.raises(ConfigError, match=f"{re.escape(str(cache))}, got '{model}'; .*`hf download {model}`"):
+        model_folder(model)
+
+
+@pytest.mark.parametrize("model", ["x" * 5000, "a\0b", "../..--", "a/b/c", "stone--small"])
+def test_name_that_no_model_can_have_is_refused(cache, model, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="model must be cairn-minilm, all-MiniLM-L6-v2"):
+        model_folder(model)
+
+
+def test_encoder_of_a_cached_name_gives_the_vectors_of_its_folder(cache, tiny_model_folder):
+    _add(cache, "stone/small-v1", tiny_model_folder)
+    by_name, by_path = (
+        DocumentEncoder(EncoderConfig(model=model)) for model in ("stone/small-v1", str(tiny_model_folder))
+    )
+    assert by_name.fingerprint == by_path.fingerprint
+    np.testing.assert_array_equal(
+        by_name.encode(["the old cat"]).document_vectors_NV,
+        by_path.encode(["the old cat"]).document_vectors_NV,
+    )

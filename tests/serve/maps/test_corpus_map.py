@@ -1,0 +1,83 @@
+"""The layout of a map: neighbours stay together, the rest falls between them, and nothing depends on chance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import TryAgainError
+from pipeline.index.generation import open_generation
+from pipeline.index.layout import CollectionLayout
+from pipeline.serve.maps.corpus_map import draw_map, lay_out, place
+from pipeline.serve.maps.map_files import MapFiles
+
+
+def groups(count: int, each: int, dim: int = 16, seed: int = 0) -> np.ndarray:
+    """Unit vectors in ``count`` tight groups."""
+    generator = np.random.default_rng(seed)
+    vectors = np.repeat(generator.normal(size=(count, dim)), each, axis=0) + 0.05 * generator.normal(
+        size=(count * each, dim)
+    )
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def test_layout_keeps_groups_together_and_apart() -> None:
+    places = lay_out(groups(4, 30))
+    middles = places.reshape(4, 30, 2).mean(axis=1)
+    distances = np.linalg.norm(places[:, None] - middles[None], axis=2)
+    assert (distances.argmin(axis=1) == np.repeat(np.arange(4), 30)).all()
+
+
+def test_layout_fills_the_square_and_is_the_same_each_time() -> None:
+    places = lay_out(groups(3, 20))
+    assert np.abs(places).max() == pytest.approx(1.0, abs=1e-5)
+    assert np.array_equal(places, lay_out(groups(3, 20)))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 9])
+def test_few_documents_are_laid_out_too(count: int) -> None:
+    places = lay_out(groups(9, 1)[:count])
+    assert places.shape == (count, 2)
+    assert np.isfinite(places).all()
+
+
+def test_layout_ends_early_where_nobody_wants_it_any_more() -> None:
+    asked: list[int] = []
+
+    def go_on() -> None:
+        asked.append(1)
+        if len(asked) == 2:
+            raise TryAgainError("enough")
+
+    with pytest.raises(TryAgainError, match="enough"):
+        lay_out(groups(3, 20), go_on)
+    assert len(asked) == 2
+
+
+def test_documents_that_are_all_alike_stand_in_one_place() -> None:
+    assert not lay_out(np.repeat(groups(1, 1), 40, axis=0)).any()
+
+
+def test_others_are_placed_beside_their_neighbours() -> None:
+    vectors = groups(4, 30)
+    sample = np.arange(0, 120, 2)
+    laid_out = lay_out(vectors[sample])
+    middles = laid_out.reshape(4, 15, 2).mean(axis=1)
+    placed = place(vectors[1::2], vectors[sample], laid_out)
+    assert (
+        np.linalg.norm(placed[:, None] - middles[None], axis=2).argmin(axis=1) == np.repeat(np.arange(4), 15)
+    ).all()
+
+
+def test_map_of_a_large_collection_is_of_an_even_part(
+    served_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.serve.maps.corpus_map.MAX_DOCUMENTS", 7)
+    monkeypatch.setattr("pipeline.serve.maps.corpus_map.MAX_SAMPLE", 4)
+    generation = open_generation(CollectionLayout(served_root, "stones"), check_hashes=False)
+    drawn = draw_map(generation, np.arange(20), MapFiles(tmp_path))
+    assert drawn.positions_N.tolist() == [0, 3, 6, 9, 12, 15, 19]
+    assert drawn.places_N2.shape == (7, 2)
+    assert sum(cluster.documents for cluster in drawn.clusters) == 7

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.train.mixer.settings import MixerConfig
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"context_documents": -1}, "context_documents must be at least 0, got -1"),
+        ({"grouped_share": 1.5}, "grouped_share must lie between 0 and 1, got 1.5"),
+        ({"temperature": float("nan")}, "temperature must be a positive number, got nan"),
+        ({"peak_lr": float("inf")}, "peak_lr must be a positive number, got inf"),
+        ({"distillation_weight": -0.1}, "distillation_weight must be a number of at least 0, got -0.1"),
+        ({"batch_queries": 1}, "batch_queries must be at least 2"),
+        ({"max_pairs": 0}, "max_pairs must be at least 1, got 0"),
+        ({"hold_out": 0.6}, "hold_out must lie between 0 and 0.5, got 0.6"),
+    ],
+)
+def test_mixer_config_values_it_must_not_have_are_refused(changed: dict[str, Any], words: str):
+    with pytest.raises(ConfigError, match=words):
+        MixerConfig(**changed)
+
+
+def test_mixer_config_dims_are_a_third_and_a_sixth_unless_chosen():
+    assert MixerConfig().dims_of(384) == (128, 64)
+    assert MixerConfig(turn_dims=(16, 64)).dims_of(384) == (64, 16)
+
+
+@pytest.mark.parametrize("dims", [(384,), (0,), (64, 64)])
+def test_mixer_config_dims_the_model_does_not_have_are_refused(dims: tuple[int, ...]):
+    with pytest.raises(ConfigError, match="turn_dims must be different numbers below the base model's 384"):
+        MixerConfig(turn_dims=dims).dims_of(384)
