@@ -202,16 +202,17 @@ function showCollections(found) {
   collections.replaceChildren(...ready.map((name) => make("option", { value: name }, name)));
   notice.hidden = ready.length > 0;
   again.hidden = false;
-  const others = found.map(({ name, status: state }) => `${name} is ${state === "building" ? "being built" : "damaged"}`);
+  const others = found.map((collection) => `${collection.name} ${whyUnready(collection)}`);
   const none = ["There is no collection to search yet: ", make("code", {}, "ingest SOURCE --collection NAME"), " makes one."];
   complaint.replaceChildren(...(others.length ? [`Nothing can be searched yet: ${others.join(", ")}.`] : none));
   if (!ready.length) return;
   if (!wanted.collection || ready.includes(wanted.collection)) return useCollection(wanted.collection || ready[0]);
   collections.value = "";
-  const state = found.find(({ name }) => name === wanted.collection)?.status;
-  const why = { undefined: "is not here", building: "is being built" }[state] ?? "is damaged";
-  tell(`The collection “${wanted.collection}” ${why}: choose another one.`);
+  const unready = found.find(({ name }) => name === wanted.collection);
+  tell(`The collection “${wanted.collection}” ${unready ? whyUnready(unready) : "is not here"}: choose another one.`);
 }
+
+const whyUnready = ({ status: state }) => (state === "building" ? "is being built" : "is damaged");
 
 function useCollection(name) {
   letGo();

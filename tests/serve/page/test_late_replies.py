@@ -278,16 +278,21 @@ def test_what_is_typed_before_the_page_runs_is_kept(arrive: Callable[..., Any], 
 # ---- a document
 
 
-def test_keys_wait_for_the_document_that_is_opened(
-    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
-) -> None:
-    tab = visit()
+def press_before_the_text_comes(tab: Any, key: str, ask: Callable[..., None], hold: Hold) -> None:
+    """Open the best document and press a key while its text is on its way."""
     ask(tab, "basalt", "Basalt")
     held = hold(tab, "**/documents/**")
     tab.locator(".hit .open").first.click()
     text = held.first()
-    tab.keyboard.press("n")
+    tab.keyboard.press(key)
     text.continue_()
+
+
+def test_keys_wait_for_the_document_that_is_opened(
+    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
+) -> None:
+    tab = visit()
+    press_before_the_text_comes(tab, "n", ask, hold)
     tab.locator("#document .steps", has_text="passage 1 of").wait_for()
 
 
@@ -295,12 +300,7 @@ def test_document_takes_no_focus_from_who_went_on_meanwhile(
     visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
 ) -> None:
     tab = visit()
-    ask(tab, "basalt", "Basalt")
-    held = hold(tab, "**/documents/**")
-    tab.locator(".hit .open").first.click()
-    text = held.first()
-    tab.keyboard.press("/")
-    text.continue_()
+    press_before_the_text_comes(tab, "/", ask, hold)
     tab.locator("mark.active").first.wait_for()
     assert tab.evaluate("document.activeElement.id") == "query"
 
