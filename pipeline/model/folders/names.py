@@ -25,7 +25,7 @@ from pipeline.model.folders.embedded_weights import MODEL_NAMES, embedded_folder
 
 _HUB_NAME: Final = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 _REVISION: Final = "main"
-_TRAINED: Final = Path(__file__).parent / "cairn_minilm"
+_TRAINED: Final = Path(__file__).parents[1] / "cairn_minilm"
 
 
 def model_folder(model: str) -> Path:
