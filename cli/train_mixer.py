@@ -94,13 +94,13 @@ _NOT_SETTINGS = (
 @click.option("--warmup-steps", type=int, help="Steps of the warm-up.  [default: 100]")
 @click.option("--max-gradient-norm", type=float, help="Longer gradients are cut to it.  [default: 1]")
 @click.option(
-    "--turn-steps",
+    "--rotation-steps",
     type=int,
-    help="Steps of the turn, after the mixing; 0: principal directions.  [default: 300]",
+    help="Steps of the rotation, after the mixing; 0: principal directions.  [default: 300]",
 )
-@click.option("--turn-lr", type=float, help="Learning rate of the turn.  [default: 0.001]")
+@click.option("--rotation-lr", type=float, help="Learning rate of the rotation.  [default: 0.001]")
 @click.option(
-    "--turn-dims",
+    "--rotation-dims",
     type=Numbers(),
     help="First dimensions that must rank like all.  [default: a third and a sixth]",
 )
@@ -127,7 +127,7 @@ def train_mixer(
     """Train a landmark mixer on PAIRS (Parquet or JSON lines with query, document, title, source).
 
     Every text is embedded once; with --cache another run begins with the training. FOLDER is for --model, and
-    its log stands beside it as FOLDER.jsonl and FOLDER.svg.
+    its log stands beside it as FOLDER.jsonl.
     """
     from pipeline.train.mixer.settings import MixerConfig
     from pipeline.train.mixer.trainer import train_mixer as run

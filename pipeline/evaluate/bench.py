@@ -31,7 +31,7 @@ MAIN_EVIDENCE = EVIDENCE_MEASURES[1]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What a system takes: the encoder's time for the documents, the bytes its vectors and its BM25 index hold, a query's encoding.
+    """What a system takes: time to encode documents and a query, bytes of its vectors and its BM25 index.
 
     Vectors count as float32; a quantised index of a collection holds less.
     """
@@ -68,7 +68,7 @@ def run_bench(
     progress: ProgressListener = silent_progress,
     cache: Path | None = None,
 ) -> Iterator[SystemResult]:
-    """Yield every system's result, those of one encoding together, in the order the systems name their encodings.
+    """Yield every system's result; those of one encoding stand together, in the order of the encodings.
 
     With ``cache``, a folder, encoded sets are kept there and taken from there.
     """

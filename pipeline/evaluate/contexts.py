@@ -1,4 +1,4 @@
-"""The contexts an encoder is evaluated with: the corpus's own, as an ingest draws it, and one that says nothing.
+"""The contexts an encoder is evaluated with: the corpus's own, as an ingest draws it, and a random one.
 
 A random context is as many documents of random words of the vocabulary, embedded like any other (Morris &
 Rush 2024 compare with random strings): what is gained beyond it comes from the corpus and not from having

@@ -1,6 +1,7 @@
-"""One number for a model while it is trained: how well an ingest with its folder's own settings would find what judged sets ask for.
+"""One number for a model while it is trained: what an ingest with its own settings scores on judged sets.
 
-    model folder ─▶ system ``cairn/fused`` with the folder's settings ─▶ nDCG@10, evidence recall ─▶ their mean a set ─▶ mean of the sets
+    model folder ─▶ system ``cairn/fused`` with the folder's settings ─▶ nDCG@10, evidence recall
+      ─▶ their mean a set ─▶ mean of the sets
 
 Scores of one run compare with one another; those of sampled sets with nothing else. What a model is worth
 says the whole table.

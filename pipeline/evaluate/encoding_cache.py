@@ -1,8 +1,8 @@
 """Encoded sets kept on disk between runs, one file each, named by everything that moves a vector in it.
 
 A long table that was killed goes on with what it had encoded, and a new way to rank costs no encoding. Times
-are kept with the vectors: they are those of the run that encoded. A file that cannot be read is encoded anew;
-nothing is ever removed.
+are kept with the vectors: they are those of the run that encoded. A file that cannot be read is encoded
+again; nothing is ever removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A retrieval set under one encoder: the record that says how, and the vectors that come of it, with what they cost.
+"""A retrieval set under one encoder: the record that says how, and the vectors with their cost.
 
     encoding = encoder settings + context (none, random, corpus) + titles in front of chunks? + documents cut
     after so many tokens?

@@ -1,6 +1,7 @@
-"""Evidence recall at a character budget: how much of the evidence a reader meets who reads so many characters of passages.
+"""Evidence recall at a character budget: the share of the evidence in so many characters of passages.
 
-    recall@B = gold characters inside the passages read / gold characters,   passages read best first while their total length is ≤ B
+    recall@B = gold characters inside the passages read / gold characters
+    passages are read best first while their total length is ≤ B
 
 The first passage that does not fit ends the reading. So chunks of any size compare at one cost, that of
 reading them; but a chunk longer than the whole budget is never read, and coarse chunks waste its rest. The

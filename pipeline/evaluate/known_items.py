@@ -1,8 +1,8 @@
-"""Queries for a corpus that has none: a document's first sentence, cut out of it, must find the document again.
+"""Queries for a corpus that has none: a document's first sentence, cut out of it, must find the document.
 
-A known-item task: one relevant document a query, judged by nobody. It tells encoders and settings of one
-corpus apart and costs nothing, but its queries are the corpus's own words and style: its scores say little of
-what users will ask, and nothing across corpora.
+A known-item task: one relevant document a query, without human judgements. It tells encoders and settings of
+one corpus apart and costs nothing, but its queries are the corpus's own words and style: its scores say
+little of what users will ask, and nothing across corpora.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MIN_REST_CHARACTERS: Final = 200
 
 
 def known_item_set(folder: Path, num_queries: int, seed: int) -> RetrievalSet:
-    """Make a set of the Parquet files of a folder, with columns id, text and perhaps title; the sentences drawn are cut out of their texts.
+    """Make a set of the Parquet files of a folder, with columns id, text and perhaps title.
 
-    Documents that repeat an id are counted and left out.
+    The sentences drawn are cut out of their texts. Documents that repeat an id are counted and left out.
     """
     corpus, num_repeated = _read_corpus(folder)
     doc_ids: list[str] = corpus.column("id").to_pylist()

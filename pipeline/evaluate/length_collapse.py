@@ -1,7 +1,8 @@
-"""Length collapse, measured: are embeddings of longer texts more alike, how strongly does attention smooth them, and what does τ change?
+"""Length collapse: are embeddings of longer texts more alike, and what does the temperature τ change?
 
     cosine   mean cosine of the embeddings of pieces of one length, over pairs from different documents
-    sigma_a  largest singular value of HC[A] = (I - 11ᵀ/n) A, A the attention of the last global layer, mean over heads and texts
+    sigma_a  largest singular value of HC[A] = (I - 11ᵀ/n) A, A the attention of the last global layer,
+             mean over heads and texts
 
 sigma_a bounds what of a token's deviation from the mean survives a layer of attention: ‖HC[SA(X)]‖ ≤ sigma_a
 ‖W_V‖ ‖HC[X]‖. A sigma_a that falls and a cosine that rises with length are the collapse; τ < 1 is to flatten
@@ -118,7 +119,7 @@ def high_frequency_norm(attention_TT: Float[torch.Tensor, "*H T T"]) -> Float[to
 
 
 def recording_pattern(kept: list[torch.Tensor]) -> type[Rectangle]:
-    """Return a rectangle that leaves the attention of the last global layer it ran in ``kept``, as ``B H T T`` in float32."""
+    """Return a rectangle that leaves the last global layer's attention in ``kept``, ``B H T T``, float32."""
 
     class Recorder(Rectangle):
         @override

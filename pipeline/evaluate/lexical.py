@@ -1,4 +1,4 @@
-"""BM25 over any texts and over windows of chunks, as a collection answers it, in folders that are gone afterwards."""
+"""BM25 over any texts and over windows of chunks, as a collection answers it, in temporary folders."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def search_bm25(
     progress: ProgressListener,
     titles: Sequence[str] | None = None,
 ) -> LexicalHits:
-    """Return LanceDB's best ``limit`` texts of every query, with ``titles`` those whose title and text score best together.
+    """Return LanceDB's best ``limit`` texts of every query.
 
-    A text without a word of the query is never among them.
+    With ``titles``, title and text are scored together. A text without a word of the query is never among
+    them.
     """
     columns = {"text": pa.array(texts, pa.large_string())}
     if titles is not None:
@@ -79,7 +80,7 @@ def search_bm25(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Lexicon:
-    """What a search knows of an encoded set's words: BM25 of documents, title and text, and of any window of chunks.
+    """BM25 of an encoded set: of documents, title and text, and of any window of chunks.
 
     ``index_bytes`` is what both took on disk.
     """
@@ -97,7 +98,7 @@ class Lexicon:
 def read_lexicon(
     texts: Sequence[str], encoded: EncodedSet, queries: Sequence[str], documents: LexicalHits
 ) -> Lexicon:
-    """Count the words of an encoded set's chunks in the file that a collection keeps them in, which is gone afterwards."""
+    """Count the words of an encoded set's chunks in the file format of a collection, in a temporary file."""
     offsets, start, end = encoded.chunk_offsets, encoded.start_char, encoded.end_char
     with (
         tempfile.TemporaryDirectory(prefix="cairn-passages-") as folder,

@@ -102,7 +102,7 @@ class MtebModel:
         top_ranked: Mapping[str, Sequence[str]] | None = None,
         **_: Any,
     ) -> dict[str, dict[str, float]]:
-        """Return query id to document id to score for the best ``top_k`` documents, or for those of ``top_ranked``."""
+        """Return query id to document id to score of the best ``top_k`` documents, or of ``top_ranked``."""
         if self._indexed is None:
             raise ConfigError("a corpus must be indexed before it is searched, got none; call index() first")
         corpus = self._indexed.corpus

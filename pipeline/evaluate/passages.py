@@ -1,4 +1,4 @@
-"""The passages a system can answer with: windows of neighbouring chunks, read as a search with a budget reads them.
+"""The passages a system answers with: windows of neighbouring chunks, read as a search with a budget reads.
 
 The same windows as ``pipeline.search.windows`` forms at query time, here for all documents at once: a window
 is ``size`` consecutive chunks of one document, its vector their normalised sum; a document with fewer chunks

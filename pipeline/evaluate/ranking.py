@@ -1,11 +1,12 @@
-"""Rank every document, and the passages, of an encoded set for its queries: exactly, and otherwise as a search does it.
+"""Rank all documents and passages of an encoded set for its queries: exactly, otherwise as a search does.
 
-    document     cosine of the document vector                 passages: mean of their cosine and their document's
-    chunk        cosine of the best chunk                      passages: by their cosine
-    fused        weighted mean of both                         passages: mean of their cosine and their document's score
-    fused+bm25   fused, BM25 (titles too), best passage's BM25 passages: mean of their cosine with BM25 and their document's score
-    bm25         BM25 of the document                          passages: BM25 of the chunk
-    rrf          Σ 1 / (60 + rank) of BM25 and of best chunks  passages: the same over chunks
+    ranking      documents                                     passages
+    document     cosine of the document vector                 mean of their cosine and their document's
+    chunk        cosine of the best chunk                      by their cosine
+    fused        weighted mean of both                         mean of their cosine and their document's score
+    fused+bm25   fused, BM25 (titles too), best passage's BM25 the same, their cosine fused with BM25
+    bm25         BM25 of the document                          BM25 of the chunk
+    rrf          Σ 1 / (60 + rank) of BM25 and of best chunks  the same over chunks
 
 Candidates, weights, scales and scores are those of ``pipeline.search``. Reciprocal rank fusion: Cormack,
 Clarke & Büttcher 2009.

@@ -1,4 +1,4 @@
-"""What the results of a bench say: averages, differences from a reference with their intervals, and which configuration to use.
+"""What the results of a bench say: averages, differences from a reference, and which configuration to use.
 
 Systems are chosen by their quality: the mean of the primary measures of a set (nDCG@10, and evidence recall
 at 2,000 characters where there is evidence), averaged over the sets. The advice names only what an ingest can
@@ -123,7 +123,7 @@ class Report:
         ]
 
     def advise(self, seed: int) -> list[Advice]:
-        """Return the best configuration an ingest can build and, where there is one, a cheaper that is as good as can be told."""
+        """Return the best configuration an ingest can build, then a cheaper one about as good, if any."""
         buildable = [name for name, own in self.by_system.items() if is_buildable(own[0].system)]
         best = self._best(buildable)
         if best is None:
@@ -194,14 +194,15 @@ class Report:
             index_bytes=sum(result.cost.index_bytes for result in own),
             query_milliseconds=float(np.mean([result.cost.query_milliseconds for result in own])),
             ingest_flags=ingest_flags(own[0].system),
-            search_flags=_SEARCH_FLAGS.get(own[0].system.ranking, ""),
+            search_flags=_SEARCH_FLAGS[own[0].system.ranking],
         )
 
 
 def is_buildable(system: System) -> bool:
-    """Whether an ingest and a search give this system: no titles in front, nothing cut, no context of random words, no RRF.
+    """Whether an ingest and a search give this system.
 
-    Nor windows that overlap by another number than the default, for which there is no flag.
+    They give no titles in front, no cut documents, no context of random words, no RRF, no windows that
+    overlap by another number than the default, for which there is no flag.
     """
     encoding = system.encoding
     if encoding.encoder.window_overlap_tokens != default_overlap(encoding.encoder.max_window_tokens):

@@ -2,7 +2,8 @@
 
     corpus.parquet     id, text, title (may be missing)
     queries.parquet    id, text
-    qrels.parquet      query_id, doc_id, score; start, end (may be missing): characters of the document's text that hold the evidence
+    qrels.parquet      query_id, doc_id, score; start, end (may be missing): characters of the document's text
+                       that hold the evidence
 
 What cannot be used is counted, never dropped in silence. A set is held in memory whole: it is a test
 collection, not a corpus to index.
@@ -30,7 +31,7 @@ NO_SPAN = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Judgements:
-    """J judgements: query and document by position, a whole-number gain, and the span of the evidence or :data:`NO_SPAN`."""
+    """J judgements: query and document by position, integer gain, span of the evidence or :data:`NO_SPAN`."""
 
     query_J: Int64[np.ndarray, " J"]
     document_J: Int64[np.ndarray, " J"]
@@ -115,10 +116,10 @@ def require_distinct_names(sets: Sequence[RetrievalSet]) -> None:
 def sample_set(
     whole: RetrievalSet, *, max_queries: int | None, max_documents: int | None, seed: int
 ) -> RetrievalSet:
-    """Draw at most so many queries, then at most so many documents: all judged ones of those queries, and others at random.
+    """Draw at most so many queries, then at most so many documents.
 
-    A smaller corpus is an easier one: scores of a sampled corpus compare with each other, not with those of
-    the whole.
+    All documents judged for those queries are kept, others are drawn. A smaller corpus is an easier one:
+    scores of a sampled corpus compare with each other, not with those of the whole.
     """
     generator = np.random.default_rng(seed)
     kept_Q = _draw(generator, len(whole.query_ids), max_queries)
@@ -196,11 +197,8 @@ def _ids(table: pa.Table, column: str, file: str) -> pa.ChunkedArray:
             f"column {column} of {file} must hold text or whole numbers, got {values.type}; write the "
             "ids as strings"
         )
-    if (
-        values.null_count
-        or "" in (listed := values.to_pylist())
-        or any(any(map(str.isspace, value)) for value in listed)
-    ):
+    listed = values.to_pylist()
+    if values.null_count or any(not value or any(map(str.isspace, value)) for value in listed):
         raise SchemaError(
             f"column {column} of {file} must hold an id without white space in every row, got a row "
             "without; mend it"

@@ -1,9 +1,9 @@
-"""Whether two systems differ on the same queries: a paired randomisation test, and a bootstrap interval of the mean difference.
+"""Whether two systems differ on the same queries: a paired randomisation test and a bootstrap interval.
 
-Under the null hypothesis either system may have given either score of a query, so the sign of every
-difference is a coin toss; p is the share of tosses whose mean is at least as far from 0 as the one observed,
-that one among them. The interval resamples queries with replacement. Both are seeded. Source: Smucker, Allan
-& Carterette 2007, "A Comparison of Statistical Significance Tests".
+The interval is that of the mean difference. Under the null hypothesis either system may have given either
+score of a query, so the sign of every difference is a coin toss; p is the share of tosses whose mean is at
+least as far from 0 as the one observed, that one among them. The interval resamples queries with replacement.
+Both are seeded. Source: Smucker, Allan & Carterette 2007, "A Comparison of Statistical Significance Tests".
 
 A p-value is for one comparison: of fifty, some fall below .05 by chance.
 """

@@ -1,7 +1,8 @@
-"""The systems of the table, as records: what a RAG pipeline builds from a base model today, and what Cairn builds from the same one.
+"""The systems of the table, as records: what a RAG pipeline builds from a base model, and what Cairn builds.
 
     baselines   bm25 · chunks-128/256 · titled-128/256 · late-128 · document-N · rrf-128/256
-    ours        {cls, mean, late, landmarks, landmark-attention} / {none, random, corpus context} / {document, chunk, fused, fused+bm25}
+    ours        {cls, mean, late, landmarks, landmark-attention} / {none, random, corpus context}
+                / {document, chunk, fused, fused+bm25}
 
 A new encoder is one more entry of :data:`ENCODERS` (or another base configuration), a new way to rank one
 more :data:`Ranking`. Chunk sizes are in tokens of the base model. A system whose chunks the model has no room
@@ -56,7 +57,7 @@ class System:
 
     @property
     def needs_document_bm25(self) -> bool:
-        """Whether documents are ranked with BM25 of their text alone, as a full-text index over one column does."""
+        """Whether documents are ranked with BM25 of their text alone, as an index over one column does."""
         return self.ranking in ("bm25", "rrf")
 
     @property
@@ -92,7 +93,7 @@ def varied(base: EncoderConfig, max_positions: int | None = None, **changes: Any
 
 
 def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int = 0) -> list[System]:
-    """Return what a RAG pipeline builds from the base model, each chunk encoded by itself but for late chunking.
+    """Return what a RAG pipeline builds from the base model; chunks are encoded apart but for late chunking.
 
     The model's own pooling stands where it pools a text by itself, else the mean; temperatures and contexts
     are ours.

@@ -1,5 +1,6 @@
 """Fine-tune an encoder for landmarks and for the corpus's context.
 
-pairs ─▶ surrogate ─▶ clusters ─▶ batches ─▶ sequences ─▶ M1, M2 ─▶ losses ─▶ checkpoints that `ingest --model` reads
+pairs ─▶ surrogate ─▶ clusters ─▶ batches ─▶ sequences ─▶ M1, M2 ─▶ losses
+  ─▶ checkpoints that `ingest --model` reads
                                               of landmarks  GradCache  in tiles
 """

@@ -1,4 +1,6 @@
-"""Which pairs each step of a run trains on: units clustered by the mean of their pairs' vectors, packed into other batches every epoch.
+"""Which pairs each step of a run trains on.
+
+Units are clustered by the mean of their pairs' vectors and packed into other batches every epoch.
 
 A pure function of pairs, vectors and settings: a resumed run asks for the step it stands at.
 

@@ -1,7 +1,8 @@
-"""Contrastive batches from clusters: each batch a small domain of its own, so that its other documents are hard negatives.
+"""Contrastive batches from clusters: each is a small domain, so that its other documents are hard negatives.
 
     pairs of one source ─▶ asymmetric K-means ─▶ packed into batches ─┐
-    what is left over of all sources ─▶ packed along a tour of sources ─┴─▶ batches in random order, other ones every epoch
+    what is left over of all sources ─▶ packed along a tour of sources ─┴─▶ batches in random order,
+                                                                            other ones every epoch
 
 Source: Morris & Rush 2024 (CDE), §4.1 and §5: clusters per domain, as many as batches. Which model embeds the
 pairs for it is the caller's choice. Deterministic from a seed: FAISS's clusters for one number of threads,

@@ -1,6 +1,7 @@
 """Checkpoints of a run: whole or absent, and enough to go on bit for bit.
 
-    RUN/checkpoints/00000150/   a model folder, optimizer.safetensors, low_rank.safetensors where updates are, state.json with the hashes
+    RUN/checkpoints/00000150/   a model folder, optimizer.safetensors, state.json with the hashes,
+                                low_rank.safetensors where there are low-rank updates
     RUN/best/                   the model folder of the best score; RUN/candidate/ while one is being scored
     RUN/model/                  the model folder of the last step
     RUN/changes.safetensors     what of it differs from the base, in bf16
@@ -88,11 +89,6 @@ class RunFolder:
         """Return where the log is."""
         return self.folder / "log.jsonl"
 
-    @property
-    def plot_path(self) -> Path:
-        """Return where the log's picture is."""
-        return self.folder / "log.svg"
-
     def newest(self) -> Path | None:
         """Return the newest checkpoint that is whole."""
         for folder in sorted((self.folder / "checkpoints").glob("[0-9]*"), reverse=True):
@@ -156,10 +152,10 @@ class RunFolder:
             shutil.rmtree(self.folder / name)
 
     def save_changes(self, model: LandmarkEncoder, *, dtype: torch.dtype = torch.bfloat16) -> None:
-        """Write what differs from the base: as ``cairn_extra.safetensors`` beside the base's own weights it makes the trained model.
+        """Write what differs from the base.
 
-        Tensors have the base's names; published parameters are stored in ``dtype``, gates and null token in
-        float32.
+        As ``cairn_extra.safetensors`` beside the base's weights it makes the trained model. Tensors have the
+        base's names; published parameters are stored in ``dtype``, gates and null token in float32.
         """
         changed: dict[str, torch.Tensor] = {}
         for name, tensor in model.published_tensors().items():

@@ -4,7 +4,8 @@
 
     query       title and heading, or title and a sentence cut out of the section
     document    the section, without its heading and without that sentence: it seldom says what it belongs to
-    negatives   the other sections of the document, neighbours in one sequence; a like-headed section of another document
+    negatives   the other sections of the document, neighbours in one sequence;
+                a like-headed section of another document
 
 A heading is a line of Markdown (``## Install``), of a wiki (``== Install ==``) or underlined
 (reStructuredText). A text without any is cut at its paragraphs, and asks with sentences alone. What is drawn
@@ -63,10 +64,10 @@ class Section:
 
 
 def read_document_pairs(paths: Sequence[Path], max_document_tokens: int) -> TrainingPairs:
-    """Read Parquet files, or all below folders, with a column text and, where there are, title and source; return a pair a section.
+    """Return a pair for each section of the documents in Parquet files, or in all files below folders.
 
-    What makes no pair is counted. Files without a single section to train on raise :class:`SourceError`, a
-    missing or mistyped column :class:`SchemaError`.
+    Column text is required, title and source are optional. What makes no pair is counted. Files without a
+    single section to train on raise :class:`SourceError`, a missing or mistyped column :class:`SchemaError`.
     """
     kept: dict[PairRow, None] = {}
     skipped: Counter[str] = Counter()
@@ -112,7 +113,10 @@ def split_sections(text: str, max_characters: int) -> list[Section]:
 
 
 def like_headed(pairs: TrainingPairs, left_out: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, "N 1"]:
-    """Return for each pair a section of another page with the same heading, :data:`NONE_FOUND` where there is none; never one left out."""
+    """Return for each pair a section of another page with the same heading, else :data:`NONE_FOUND`.
+
+    Pairs ``left_out`` are never returned.
+    """
     found_N1 = np.full((len(pairs), 1), NONE_FOUND, np.int64)
     left = set(left_out.tolist())
     groups: dict[str, list[int]] = {}

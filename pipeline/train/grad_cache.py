@@ -2,7 +2,7 @@
 
     1  every micro-batch of M1, then of M2, without a graph           ─▶ context vectors, embeddings
     2  the loss of all embeddings                                      ─▶ a gradient for each embedding
-    3  every micro-batch of M2 once more, with a graph                 ─▶ gradients of M2, and of the context vectors, summed
+    3  every micro-batch of M2 once more, with a graph                 ─▶ gradients of M2, context gradients
     4  every micro-batch of M1 once more, with a graph                 ─▶ gradients of M1
 
 Costs one more forward pass; the gradient is the plain one. The context is shared by all micro-batches of M2,
@@ -35,11 +35,11 @@ Loss = Callable[[Float[torch.Tensor, "M E"]], Float32[torch.Tensor, ""]]
 def cached_backward(
     first: Sequence[FirstStage], second: Sequence[SecondStage], loss: Loss, processes: Processes = ALONE
 ) -> Float32[torch.Tensor, ""]:
-    """Add the loss's gradient to all parameters, one micro-batch at a time, and return the loss without a graph.
+    """Add the loss's gradient to all parameters, one micro-batch at a time, and return the loss.
 
-    Without micro-batches of the first stage there is no context. A single micro-batch in all is computed
-    once, with its graph. Several ``processes`` share the micro-batches, and each adds the gradient of its
-    share alone: what parameters get is still to be summed.
+    The loss has no graph. Without micro-batches of the first stage there is no context. A single micro-batch
+    in all is computed once, with its graph. Several ``processes`` share the micro-batches, and each adds the
+    gradient of its share alone: what parameters get is still to be summed.
     """
     if processes.size == 1 and len(second) == 1 and len(first) <= 1:
         return plain_backward(first, second, loss)

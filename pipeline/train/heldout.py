@@ -1,4 +1,4 @@
-"""Pairs kept out of training, and how well their queries find their documents: what "the best checkpoint" means while training.
+"""Pairs kept out of training, and how well queries find their documents: what "best checkpoint" means.
 
 A document's pairs go out together, so that no text is learned by which a model is judged. The score ranks the
 held-out documents alone, without context; it compares the checkpoints of one run and nothing else. ``cairn

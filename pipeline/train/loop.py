@@ -1,6 +1,7 @@
 """`cairn train` from end to end: data, batches, steps, log, checkpoints.
 
-    pairs, sections of documents ─▶ without judged texts ─▶ without held-out pairs ─▶ units ─▶ surrogate ─▶ clusters ─▶ batches ─▶ steps
+    pairs, sections of documents ─▶ without judged texts ─▶ without held-out pairs
+      ─▶ units ─▶ surrogate ─▶ clusters ─▶ batches ─▶ steps
 
 A run killed at any moment goes on from its newest checkpoint, and on one thread ends with the same bytes as
 if nothing had happened. A folder belongs to one run: other settings, data, base or dev sets are refused.
@@ -58,7 +59,7 @@ def train(
     processes: Processes = ALONE,
     progress: ProgressListener = silent_progress,
 ) -> TrainReport:
-    """Train ``base`` on the pairs of ``sources``, and on pairs made of ``documents``, and leave the run in ``folder``.
+    """Train ``base`` on pairs of ``sources`` and pairs made of ``documents``; leave the run in ``folder``.
 
     ``judged`` evaluation sets are kept out of the data. A ``scorer`` says which of the models that are saved
     on the way is the best; without one the held-out pairs do. Several ``processes`` make the steps of one;
@@ -131,8 +132,7 @@ def _check_fit(config: TrainConfig, checkpoint: Checkpoint, model: LandmarkEncod
     if checkpoint.steps or checkpoint.cls_id is None or has_mixer:
         raise ModelError(
             "training must start from a transformer with [CLS], and without dense layers and a landmark "
-            "mixer, got another; "
-            f"choose another base, such as {BASE_MODEL}"
+            f"mixer, got another; choose another base, such as {BASE_MODEL}"
         )
 
 

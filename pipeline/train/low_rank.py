@@ -1,6 +1,7 @@
-"""Low-rank updates (LoRA): the base's matrices stay as they are; beside each a product of two narrow ones is learned.
+"""Low-rank updates (LoRA): the base's matrices stay; beside each a product of two narrow ones is learned.
 
-    W' = W + alpha / r · up · down      down (r, in) drawn from the seed      up (out, r) at zero: training begins at the base
+    W' = W + alpha / r · up · down      down (r, in) drawn from the seed
+                                        up (out, r) at zero: training begins at the base
 
 A parametrization of torch, so that every product is one with W' itself: what is saved is W', an ordinary
 matrix of an ordinary model, and no vector moves when it is merged. Gates and the null token, which the base

@@ -1,4 +1,4 @@
-"""Positive-aware hard negatives: for each query the documents a surrogate ranks highest below 95 % of the positive's score.
+"""Positive-aware hard negatives: what a surrogate ranks highest below 95 % of the positive's score.
 
 What scores nearly as high as the positive is likely to answer the query too, so it is no negative. Candidates
 are the documents of the query's own source: those of another are seldom hard, and searching them all costs
@@ -32,9 +32,10 @@ def mine_hard_negatives(
     max_share: float,
     left_out: Int64[np.ndarray, " n"],
 ) -> Int64[np.ndarray, "N k"]:
-    """Return for each pair the pairs with the hardest negative documents, hardest first, :data:`NONE_FOUND` where there are no more.
+    """Return for each pair the pairs with the hardest negative documents, hardest first.
 
-    Pairs ``left_out`` are nobody's negatives. A text is taken once, and never the positive's own.
+    :data:`NONE_FOUND` fills up where there are no more. Pairs ``left_out`` are negatives of no pair. A text
+    is taken once, and never the positive's own.
     """
     mined_Nk = np.full((len(query_NV), num_negatives), NONE_FOUND, np.int64)
     numbers_N = text_numbers(documents)

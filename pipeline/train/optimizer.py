@@ -1,4 +1,4 @@
-"""AdamW with a linear warm-up and a linear decay to zero; its state as named tensors, so that a checkpoint needs no pickle.
+"""AdamW with a linear warm-up and a linear decay to zero; its state is named tensors, without pickle.
 
 Weight decay is for matrices alone; gates have a rate of their own, as a bias on logits has far to go and only
 a few hundred steps to do it.

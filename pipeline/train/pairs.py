@@ -1,9 +1,11 @@
 """Training pairs: a query and the document that answers it, read from Parquet or JSON lines and checked.
 
-    query      text        what somebody asks
+    query      text        what a reader asks
     document   text        what answers it
-    title      may be missing or empty: the page the document stands on; neighbours of one title make one long sequence
-    source     may be missing: where the pair comes from, the domain it is clustered in; else the name of the file
+    title      may be missing or empty: the page the document stands on;
+               neighbours of one title make one long sequence
+    source     may be missing: where the pair comes from, the domain it is clustered in;
+               else the name of the file
 
 Order matters: pairs that follow one another in a file are taken for neighbours. What cannot be used is
 counted, never dropped in silence.
@@ -30,7 +32,7 @@ _SUFFIXES: Final = (".parquet", ".jsonl")
 
 
 class PairRow(NamedTuple):
-    """One pair; ``page`` and ``heading`` are where its document was cut from, empty for one that came as a pair."""
+    """One pair; ``page`` and ``heading`` say where its document was cut from, else empty."""
 
     query: str
     document: str
@@ -133,7 +135,7 @@ def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
 
 
 def training_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
-    """Return files as they are named, and for folders all below them that end so, in the order of their names."""
+    """Return the files named, and for folders all files below them with one of the suffixes, by name."""
     return [file for path in paths for file in _files(path, suffixes)]
 
 

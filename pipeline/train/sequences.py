@@ -1,8 +1,9 @@
-"""From pairs to the rows of a batch: long sequences of neighbouring documents, cut into chunks by a landmark interval each.
+"""From pairs to the rows of a batch: sequences of neighbouring documents, each cut by an interval.
 
     unit       neighbouring pairs of one source: documents d1 d2 d3 …, each once, and the queries they answer
-    window     ([CLS] title [LMK] ·) [CLS] d1 z1 [LMK] · [CLS] d1 z2 [LMK] · [CLS] d2 z1 [LMK] · …      chunks see one another's landmarks
-    query      [CLS] q [LMK]                                                                   a window of its own, pooled alike
+    window     ([CLS] title [LMK] ·) [CLS] d1 z1 [LMK] · [CLS] d1 z2 [LMK] · [CLS] d2 z1 [LMK] · …
+               chunks see one another's landmarks
+    query      [CLS] q [LMK]      a window of its own, pooled alike
 
 Every document of a batch is a candidate for every query, so the other documents of its own sequence, which
 its chunks can see, are among a query's negatives: a landmark has to say what stands in its chunk, and not
@@ -60,9 +61,10 @@ class _Text:
 def make_units(
     pairs: TrainingPairs, positions: Sequence[int], sequence_documents: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Cut pairs into runs of one source and page, as they follow one another, and these into units of so many different documents.
+    """Cut pairs into runs of one source and page, and these into units of ``sequence_documents``.
 
-    Pairs that follow one another with the same document stay together: their queries share a segment.
+    Runs keep the order of the pairs. Pairs that follow one another with the same document stay together:
+    their queries share a segment.
     """
     units: list[list[int]] = []
     seen: set[str] = set()
@@ -183,7 +185,7 @@ class SequenceMaker:
         return self._rows(texts)
 
     def _rows(self, texts: Sequence[_Text]) -> tuple[PackedRows, Int64[np.ndarray, " B"]]:
-        """Return the rows of texts, each cut after its limit, and the place of the text that each row is of."""
+        """Return the rows of texts, each cut after its limit, and for each row the place of its text."""
         tokens = tokenize(self._tokenizer, [text.text for text in texts])
         lengths = np.minimum(
             np.diff(tokens.text_offsets), np.array([text.max_tokens for text in texts], np.int64)

@@ -1,4 +1,4 @@
-"""Everything a training run is asked for; with the data and the base it determines every weight, bit for bit, on one thread.
+"""Settings of a training run; with data and base they determine every weight, bit for bit, on one thread.
 
 Defaults follow CDE §5 (τ, peak rate, sequence dropout, linear decay) and NV-Embed §4.1.1 (negatives below 95
 % of the positive); sizes are those of a CPU.
@@ -162,7 +162,7 @@ def _require(holds: bool, name: str, contract: str, value: object) -> None:
 
 
 def require_within(name: str, values: Sequence[int], most: int) -> None:
-    """Raise :class:`ConfigError` for widths or layers that a model does not have, or that are asked for twice."""
+    """Raise :class:`ConfigError` for widths or layers that a model lacks or that are named twice."""
     if len(set(values)) < len(values) or not all(1 <= value <= most for value in values):
         raise ConfigError(
             f"{name} must be different numbers between 1 and the base model's {most}, got {list(values)}"

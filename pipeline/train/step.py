@@ -1,7 +1,8 @@
 """One step: a batch's rows and context through both stages, its loss, its gradient.
 
-    units ─▶ rows ─▶ M2 ─▶ chunk embeddings ─▶ text vectors at each width and layer ─▶ InfoNCE without false negatives ─┐
-             context ─▶ M1 ─┘ (nothing, or partly the null token)                  teacher's chunk embeddings ─▶ distillation ─┴─▶ loss
+    units ─▶ rows ─▶ M2 ─▶ chunk embeddings ─▶ text vectors at each width and layer ─▶ InfoNCE ─┐
+    context ─▶ M1 ───┘ (nothing, or partly the null token)                                      ├─▶ loss
+                                       teacher's chunk embeddings ─▶ distillation ──────────────┘
 
 Everything drawn at random is drawn from the seed and the number of the step, so that a step is the same after
 a kill, in micro-batches of any size and in any number of processes. Differs from CDE in this: the null token
@@ -26,7 +27,8 @@ from pipeline.train.heldout import mean_by_text
 from pipeline.train.landmark_encoder import LandmarkEncoder, PackedRows
 from pipeline.train.mining import NONE_FOUND
 from pipeline.train.objectives.contrastive import FalseNegatives, contrastive_loss
-from pipeline.train.objectives.distillation import distillation_loss, over_widths
+from pipeline.train.objectives.distillation import distillation_loss
+from pipeline.train.objectives.matryoshka import over_widths
 from pipeline.train.processes import ALONE, Processes
 from pipeline.train.sequences import SequenceBatch, SequenceMaker, split_rows
 from pipeline.train.settings import TrainConfig
@@ -38,7 +40,10 @@ DISTILLED_TOGETHER = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainingData:
-    """What steps draw on: texts by position of their pair, surrogate vectors, numbers that equal documents share, mined negatives."""
+    """What steps draw on: texts by position of their pair, surrogate vectors, mined negatives.
+
+    Equal documents share a number.
+    """
 
     maker: SequenceMaker
     vectors: PairVectors
@@ -68,9 +73,10 @@ def train_step(
     config: TrainConfig,
     processes: Processes = ALONE,
 ) -> StepReport:
-    """Add a batch's gradient to the model, clipped; the optimiser's step is the caller's, once it has seen that the loss is finite.
+    """Add a batch's gradient to the model, clipped.
 
-    Several ``processes`` share the batch's micro-batches and end with the same gradient.
+    The optimiser's step is the caller's, once it has seen that the loss is finite. Several ``processes``
+    share the batch's micro-batches and end with the same gradient.
     """
     generator = np.random.default_rng([config.seed, 1, step])
     batch, context = draw_batch(data, units, generator, config, model.max_positions)

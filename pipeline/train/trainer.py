@@ -1,6 +1,7 @@
-"""The steps of a run, and what they leave: checkpoints, a log with its picture, scores, the best model so far.
+"""The steps of a run, and what they leave: checkpoints, a log, scores, the best model so far.
 
-    step ─▶ log ─▶ (held-out score, dev score ─▶ best/) ─▶ (checkpoint) ─▶ next step … ─▶ model/, changes.safetensors
+    step ─▶ log ─▶ (held-out score, dev score ─▶ best/) ─▶ (checkpoint) ─▶ next step …
+      ─▶ model/, changes.safetensors
 
 Which model is the best is said by the dev sets where there are any, else by the held-out pairs; a resumed run
 remembers it.
@@ -24,7 +25,7 @@ from pipeline.train.batch_plan import BatchPlan
 from pipeline.train.checkpoints import RunFolder, RunState
 from pipeline.train.heldout import score_heldout
 from pipeline.train.landmark_encoder import LandmarkEncoder
-from pipeline.train.log import DEV_PREFIX, TrainingLog, write_plot
+from pipeline.train.log import TrainingLog
 from pipeline.train.optimizer import lr_factor, make_optimizer, set_lr
 from pipeline.train.pairs import TrainingPairs
 from pipeline.train.processes import Processes
@@ -41,7 +42,10 @@ Ingest's own default.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainReport:
-    """What a run did; ``judged_by`` says what the best score is of, rates and ``seconds`` count the steps of this process alone."""
+    """What a run did; rates and ``seconds`` count the steps of this process alone.
+
+    ``judged_by`` says what the best score is of.
+    """
 
     folder: str
     pairs: int
@@ -100,7 +104,6 @@ class Trainer:
         if self._writes:
             self.files.save_model("model", self.model)
             self.files.save_changes(self.model)
-            write_plot(self.files.log_path, self.files.plot_path)
         self.processes.wait()
         return TrainReport(
             folder=str(self.files.folder),
@@ -175,7 +178,6 @@ class Trainer:
             state = self._score_heldout(state, log)
         if self.scorer is not None and self._is_due(state.step, self.config.dev_every):
             state = self._score_on_dev(self.scorer, state, log)
-            write_plot(self.files.log_path, self.files.plot_path)
         return replace(state, log_bytes=log.size)
 
     def _score_heldout(self, state: RunState, log: TrainingLog) -> RunState:
@@ -197,7 +199,7 @@ class Trainer:
     def _score_on_dev(self, scorer: ModelScorer, state: RunState, log: TrainingLog) -> RunState:
         started = time.monotonic()
         scores = scorer.score(self.files.save_model("candidate", self.model))
-        measures = {f"{DEV_PREFIX}{name}": value for name, value in scores.by_measure.items()}
+        measures = {f"dev/{name}": value for name, value in scores.by_measure.items()}
         log.append(
             {
                 "step": state.step,

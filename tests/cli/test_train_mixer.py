@@ -15,7 +15,7 @@ def arguments(pairs_file: Path, base: Path, *more: str) -> list[str]:
     sizes = [
         "--steps",
         "2",
-        "--turn-steps",
+        "--rotation-steps",
         "1",
         "--batch-queries",
         "6",
@@ -47,7 +47,7 @@ def test_train_mixer_command_leaves_a_model_to_ingest_with(
     assert (
         run(
             cairn,
-            arguments(pairs_file, tiny_model_folder, "--quiet", "--json", "--turn-dims", "8,16", *cache),
+            arguments(pairs_file, tiny_model_folder, "--quiet", "--json", "--rotation-dims", "8,16", *cache),
             "cairn",
         )
         == 0
@@ -145,8 +145,8 @@ def test_train_mixer_command_mistakes_end_in_a_sentence(
 ):
     assert run(cairn, arguments(pairs_file, tiny_model_folder, "--min-pairs", "900"), "cairn") == 2
     assert "at least --min-pairs 900 pairs" in capsys.readouterr().err
-    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--turn-dims", "64"), "cairn") == 2
-    assert "--turn-dims must be different numbers below the base model's 32" in capsys.readouterr().err
+    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--rotation-dims", "64"), "cairn") == 2
+    assert "--rotation-dims must be different numbers below the base model's 32" in capsys.readouterr().err
     assert run(cairn, arguments(pairs_file.parent / "absent", tiny_model_folder), "cairn") == 2
     assert "does not exist" in capsys.readouterr().err
     (pairs_file.parent / "mixer").mkdir()

@@ -83,7 +83,7 @@ def tiny_config(tiny_model_folder: Path) -> EncoderConfig:
 
 @pytest.fixture
 def encoded() -> EncodedSet:
-    """Return random unit vectors of 12 documents of one to five chunks of 10 to 30 characters, and of 6 queries."""
+    """Return random unit vectors of 12 documents, each of one to five short chunks, and 6 queries."""
     generator = np.random.default_rng(3)
     num_chunks = generator.integers(1, 6, 12)
     offsets = np.concatenate([[0], np.cumsum(num_chunks)])

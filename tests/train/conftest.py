@@ -18,11 +18,14 @@ import pytest
 import torch
 
 from pipeline.config import EncoderConfig
+from pipeline.train.loop import train
 from pipeline.train.mixer.settings import MixerConfig
 from pipeline.train.mixer.sources import MixerData, embed_sources
 from pipeline.train.mixer.vectors import BaseVectors, Kind
 from pipeline.train.pairs import TrainingPairs, read_pairs
 from pipeline.train.processes import Processes
+from pipeline.train.settings import TrainConfig
+from pipeline.train.trainer import TrainReport
 from pipeline.types import silent_progress
 
 TOPICS = (("stone", "path", "mark", "way"), ("river", "mountain", "walk", "old"), ("cat", "mat", "sat", "on"))
@@ -107,7 +110,7 @@ class Threads(Processes):
 
 @pytest.fixture
 def in_threads() -> Callable[[int, Callable[[Processes], Any]], list[Any]]:
-    """Return what calls a function in so many threads at once, each as one of as many processes, and returns what they return."""
+    """Return a caller of a function in so many threads at once, each as one of as many processes."""
 
     def call(size: int, function: Callable[[Processes], Any]) -> list[Any]:
         slots, results, barrier = [None] * size, [None] * size, threading.Barrier(size, timeout=600)
@@ -131,7 +134,7 @@ def in_threads() -> Callable[[int, Callable[[Processes], Any]], list[Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class PagedWorld:
-    """Pages of sections in a file, and the vectors a base model would have to give their texts, kept where it looks for them."""
+    """Pages of sections in a file, and vectors of their texts in the cache of the base model."""
 
     file: Path
     cache: Path
@@ -198,3 +201,48 @@ def make_paged_world(tmp_path: Path, tiny_model_folder: Path) -> Callable[..., P
         )
 
     return make
+
+
+LOOP_SETTINGS: dict[str, Any] = {
+    "steps": 8,
+    "batch_pairs": 12,
+    "sequence_documents": 3,
+    "max_document_tokens": 48,
+    "context_documents": 4,
+    "max_context_tokens": 12,
+    "context_dropout": 0.2,
+    "evaluate_every": 4,
+    "checkpoint_every": 2,
+    "peak_lr": 1e-3,
+    "micro_batch_tokens": 300,
+    "matryoshka_dims": (8, 32),
+    "precision": "fp32",
+}
+
+
+@pytest.fixture
+def one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def run(
+    one_thread: None, tiny_model_folder: Path, pairs_file: Path, tmp_path: Path
+) -> Callable[..., TrainReport]:
+    def start(
+        name: str = "run",
+        progress: Any = None,
+        sources: Path = pairs_file,
+        judged: tuple[Path, ...] = (),
+        **settings: Any,
+    ) -> TrainReport:
+        listener = {} if progress is None else {"progress": progress}
+        config = TrainConfig(**{**LOOP_SETTINGS, **settings})
+        return train(
+            [pairs_file], tmp_path / name, config, base=str(tiny_model_folder), judged=judged, **listener
+        )
+
+    return start

@@ -1,13 +1,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,74 +28,7 @@ from pipeline.train import trainer
 from pipeline.train.log import read_log
 from pipeline.train.loop import train
 from pipeline.train.settings import TrainConfig
-from pipeline.train.trainer import TrainReport
-
-SETTINGS: dict[str, Any] = {
-    "steps": 8,
-    "batch_pairs": 12,
-    "sequence_documents": 3,
-    "max_document_tokens": 48,
-    "context_documents": 4,
-    "max_context_tokens": 12,
-    "context_dropout": 0.2,
-    "evaluate_every": 4,
-    "checkpoint_every": 2,
-    "peak_lr": 1e-3,
-    "micro_batch_tokens": 300,
-    "matryoshka_dims": (8, 32),
-    "precision": "fp32",
-}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def run(tiny_model_folder: Path, pairs_file: Path, tmp_path: Path) -> Callable[..., TrainReport]:
-    def start(
-        name: str = "run",
-        progress: Any = None,
-        sources: Path = pairs_file,
-        judged: tuple[Path, ...] = (),
-        **settings: Any,
-    ) -> TrainReport:
-        listener = {} if progress is None else {"progress": progress}
-        config = TrainConfig(**{**SETTINGS, **settings})
-        return train(
-            [pairs_file], tmp_path / name, config, base=str(tiny_model_folder), judged=judged, **listener
-        )
-
-    return start
-
-
-class KilledError(Exception):
-    pass
-
-
-def dying_after(step: int) -> Callable[..., None]:
-    def listen(stage: str, done: int, total: int | None, unit: str) -> None:
-        if stage == "train" and done == step:
-            raise KilledError
-
-    return listen
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model" / "model.safetensors") | load_file(
-        folder / "model" / "cairn_extra.safetensors"
-    )
-
-
-def without_times(folder: Path) -> list[dict[str, Any]]:
-    return [
-        {name: value for name, value in record.items() if name != "seconds"}
-        for record in read_log(folder / "log.jsonl")
-    ]
+from tests.train.conftest import LOOP_SETTINGS
 
 
 def test_train_loss_falls_and_the_best_held_out_score_is_remembered(run: Any, tmp_path: Path):
@@ -122,85 +50,6 @@ def test_train_saved_models_are_read_by_the_engine(run: Any, tmp_path: Path):
             load_backbone(EncoderConfig(model=str(tmp_path / "run" / name), precision="fp32")).model_dim == 32
         )
     assert (report.pairs, report.heldout_pairs, report.steps, report.resumed_at) == (60, 6, 2, 0)
-    assert (tmp_path / "run" / "log.svg").read_text().startswith("<svg")
-
-
-@pytest.mark.parametrize(
-    "step", [1, 2, 7]
-)  # before the first checkpoint, at one, between an evaluation and the next
-def test_train_stopped_and_resumed_ends_bit_for_bit_as_if_undisturbed(run: Any, tmp_path: Path, step: int):
-    run("straight")
-    with pytest.raises(KilledError):
-        run("killed", dying_after(step))
-    report = run("killed")
-    assert report.resumed_at == step - step % 2
-    straight, resumed = weights(tmp_path / "straight"), weights(tmp_path / "killed")
-    assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
-    assert without_times(tmp_path / "straight") == without_times(tmp_path / "killed")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("nth", [1, 2])
-def test_train_killed_at_a_commit_point_ends_bit_for_bit_as_if_undisturbed(
-    run: Any, tmp_path: Path, tiny_model_folder: Path, pairs_file: Path, nth: int
-):
-    run("straight")
-    program = f"""
-import os
-from pathlib import Path
-import torch
-from pipeline import durable
-from pipeline.train.loop import train
-from pipeline.train.settings import TrainConfig
-from pipeline.train.trainer import TrainReport
-torch.set_num_threads(1)
-seen = []
-def observe(name):
-    seen.append(name)
-    if seen.count("train.checkpoint") == {nth}:
-        os._exit(9)
-durable.observe_commit_points(observe)
-train([Path({str(pairs_file)!r})], Path({str(tmp_path / "killed")!r}), TrainConfig(**{SETTINGS!r}), base={str(tiny_model_folder)!r})
-"""
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", program], check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        ).returncode
-        == 9
-    )
-    assert run("killed").resumed_at == 2 * nth
-    straight, resumed = weights(tmp_path / "straight"), weights(tmp_path / "killed")
-    assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
-
-
-def test_train_damaged_checkpoint_is_passed_over_for_the_one_before(
-    run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    run("straight")
-    with pytest.raises(KilledError):
-        run("killed", dying_after(7))
-    damaged = tmp_path / "killed" / "checkpoints" / "00000006" / "optimizer.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-7])
-    with caplog.at_level(logging.WARNING):
-        assert run("killed").resumed_at == 4
-    assert "checkpoint 00000006 is damaged" in caplog.text
-    straight, resumed = weights(tmp_path / "straight"), weights(tmp_path / "killed")
-    assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
-
-
-def test_train_finished_run_is_not_trained_on(run: Any, tmp_path: Path):
-    run()
-    before = weights(tmp_path / "run")
-    assert run().resumed_at == 8
-    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(tmp_path / "run").items())
-
-
-def test_train_keeps_the_two_newest_checkpoints(run: Any, tmp_path: Path):
-    run()
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == [
-        "00000006",
-        "00000008",
-    ]
 
 
 def test_train_folder_of_another_run_is_refused(run: Any, tmp_path: Path, pairs_file: Path):
@@ -286,7 +135,7 @@ def test_train_documents_make_sequences_of_one_page_with_like_headed_sections_as
         pa.table({"id": [1, 2, 3, 4, 5], "title": list(words), "text": [page(word) for word in words]}),
         tmp_path / "d.parquet",
     )
-    config = TrainConfig(**{**SETTINGS, "steps": 2, "batch_pairs": 6, "heldout_pairs": 0})
+    config = TrainConfig(**{**LOOP_SETTINGS, "steps": 2, "batch_pairs": 6, "heldout_pairs": 0})
     report = train(
         [], tmp_path / "run", config, base=str(tiny_model_folder), documents=[tmp_path / "d.parquet"]
     )
@@ -337,7 +186,7 @@ def test_train_base_with_a_landmark_mixer_is_refused(
     base = shutil.copytree(tiny_model_folder, tmp_path / "base")
     save_file({f"{MIXER_PREFIX}scale": torch.ones(1)}, base / "cairn_extra.safetensors")
     with pytest.raises(ModelError, match="without dense layers and a landmark mixer"):
-        train([pairs_file], tmp_path / "run", TrainConfig(**SETTINGS), base=str(base))
+        train([pairs_file], tmp_path / "run", TrainConfig(**LOOP_SETTINGS), base=str(base))
 
 
 def test_train_texts_of_no_tokens_are_trained_on_without_harm(run: Any, pairs_file: Path):
@@ -420,53 +269,3 @@ def test_train_changes_beside_the_base_are_the_trained_model(
     ]
     assert (vectors[0] * vectors[1]).sum(1).min() >= 0.9999  # apart by the rounding to bf16
     assert (vectors[0] * vectors[2]).sum(1).min() < 0.9999
-
-
-def test_train_in_bf16_resumed_ends_bit_for_bit_as_if_undisturbed(run: Any, tmp_path: Path):
-    run("straight", precision="bf16")
-    with pytest.raises(KilledError):
-        run("killed", dying_after(5), precision="bf16")
-    run("killed", precision="bf16")
-    straight, resumed = weights(tmp_path / "straight"), weights(tmp_path / "killed")
-    assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
-
-
-@pytest.mark.parametrize("step", [3, 6])
-def test_train_low_rank_stopped_and_resumed_ends_bit_for_bit_as_if_undisturbed(
-    run: Any, tmp_path: Path, step: int
-):
-    run("straight", lora_rank=4)
-    with pytest.raises(KilledError):
-        run("killed", dying_after(step), lora_rank=4)
-    assert run("killed", lora_rank=4).resumed_at == step - step % 2
-    straight, resumed = weights(tmp_path / "straight"), weights(tmp_path / "killed")
-    assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
-    assert without_times(tmp_path / "straight") == without_times(tmp_path / "killed")
-
-
-def test_train_low_rank_leaves_all_but_the_layers_matrices_as_the_base_has_them(
-    run: Any, tmp_path: Path, tiny_model_folder: Path
-):
-    run(steps=3, lora_rank=4)
-    trained, base = weights(tmp_path / "run"), load_file(tiny_model_folder / "model.safetensors")
-    moved = {name for name, tensor in base.items() if not torch.equal(tensor, trained[name])}
-    assert moved == {
-        name for name in base if ".layer." in name and name.endswith("weight") and "LayerNorm" not in name
-    }
-
-
-def test_train_setting_younger_than_the_run_stood_at_its_default(run: Any, tmp_path: Path):
-    run(steps=1)
-    path = tmp_path / "run" / "run.json"
-    stored = json.loads(path.read_text())
-    del stored["settings"]["lora_rank"]
-    path.write_text(json.dumps(stored))
-    assert run(steps=1).resumed_at == 1
-    with pytest.raises(FingerprintMismatchError, match="lora_rank 0"):
-        run(steps=1, lora_rank=2)
-
-
-def test_train_goes_on_only_in_the_arithmetic_it_began_in(run: Any):
-    run(steps=1, precision="fp32")
-    with pytest.raises(FingerprintMismatchError, match="precision fp32"):
-        run(steps=1, precision="bf16")

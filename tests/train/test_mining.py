@@ -18,7 +18,7 @@ def world() -> tuple[np.ndarray, np.ndarray, list[str], list[str]]:
     return vectors[0], vectors[1], documents, [f"s{place % 3}" for place in range(N)]
 
 
-NOBODY = np.zeros(0, np.int64)
+NO_PAIRS = np.zeros(0, np.int64)
 
 
 @pytest.mark.parametrize("num_negatives", [1, 4, 30])
@@ -49,6 +49,6 @@ def test_mine_hard_negatives_a_pair_alone_in_its_source_has_none():
         [str(place) for place in range(N)],
         num_negatives=2,
         max_share=0.95,
-        left_out=NOBODY,
+        left_out=NO_PAIRS,
     )
     assert (mined == NONE_FOUND).all()

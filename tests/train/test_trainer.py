@@ -69,7 +69,7 @@ def test_trainer_keeps_the_model_of_the_best_dev_score(run: Any, tmp_path: Path)
     assert not (tmp_path / "run" / "candidate").exists()
 
 
-def test_trainer_logs_and_draws_dev_scores_beside_the_held_out_ones(run: Any, tmp_path: Path):
+def test_trainer_logs_dev_scores_beside_the_held_out_ones(run: Any, tmp_path: Path):
     run(Judge([0.1, 0.4, 0.2, 0.3]))
     records = read_log(tmp_path / "run" / "log.jsonl")
     assert [
@@ -81,11 +81,7 @@ def test_trainer_logs_and_draws_dev_scores_beside_the_held_out_ones(run: Any, tm
         (6, 0.3, 0.3),
     ]
     assert [each["step"] for each in records if "heldout_ndcg_at_10" in each] == [0, 3, 6]
-    drawing = (tmp_path / "run" / "log.svg").read_text()
-    assert all(
-        f">{name}</text>" in drawing
-        for name in ("loss", "heldout_ndcg_at_10", "dev_score", "dev/a/nDCG@10", "dev/b/nDCG@10")
-    )
+    assert {"loss", "lr", "dev/b/nDCG@10"} <= {name for each in records for name in each}
 
 
 def test_trainer_resumed_remembers_the_best_dev_score(run: Any, tmp_path: Path):

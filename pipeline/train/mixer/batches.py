@@ -1,9 +1,10 @@
-"""Batches a mixer learns from: one source each, sequences of neighbouring documents, queries on some of them, a context.
+"""Batches a mixer learns from: sequences of neighbouring documents of one source, queries on some, a context.
 
-    seeds       random documents of the source, or in half of the batches the nearest neighbours of a random one
-    sequence    a seed by itself, or with its neighbours on the page: 2 to 96 landmarks, as many on a logarithmic scale
+    seeds       random documents of the source, or in half of the batches the neighbours of a random one
+    sequence    a seed by itself, or with its neighbours on the page: 2 to 96 landmarks, drawn on a log scale
     queries     one of each document of a sequence, of at most 6 of a long one
-    context     32 and more documents of the source, as many on a logarithmic scale; in half of the batches none of the batch's own
+    context     32 and more documents of the source, drawn on a log scale;
+                in half of the batches none of the batch's own
 
 All that is drawn is drawn from the seed and the step. Held-out batches are made the same way, out of held-out
 pages among training ones.
@@ -43,9 +44,10 @@ NO_DOCUMENT: Final = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MixerBatch:
-    """What one step sees; ``document_SL`` numbers a landmark's document, -1 where none is, ``answer_Q`` that of a query's answer.
+    """What one step sees; ``document_SL`` numbers a landmark's document, -1 where there is none.
 
-    ``answer_QD`` are the base model's vectors of these documents.
+    ``answer_Q`` is the document that answers a query. ``answer_QD`` are the base model's vectors of these
+    documents.
     """
 
     source: str
@@ -166,7 +168,7 @@ class BatchMaker:
     def _grown(
         self, source: MixerSource, seed: int, used: set[int], generator: np.random.Generator
     ) -> tuple[int, ...]:
-        """Grow a sequence to both sides until it is long enough, its page ends, or what is there stands in another."""
+        """Grow a sequence to both sides until it is long enough, its page ends, or others hold the rest."""
         page = source.pages[source.page_n[seed]]
         low = high = page.index(seed)
         length = self._length(source, seed)

@@ -1,4 +1,4 @@
-"""A trained mixer on disk: a folder of the mixer alone, which names the base model it was trained for with the hash of its weights.
+"""A trained mixer on disk: a folder of the mixer alone that names its base with the hash of its weights.
 
     cairn_config.json            base, and the encoder's settings
     cairn_extra.safetensors      the mixer's tensors, float32, and what the base has in such a file of its own
@@ -37,19 +37,18 @@ def require_new(folder: Path) -> None:
         )
 
 
-def log_paths(folder: Path) -> tuple[Path, Path]:
-    """Return where a run's log and its picture lie, beside its folder.
+def log_path_of(folder: Path) -> Path:
+    """Return where a run's log lies, beside its folder.
 
     Raise :class:`ConfigError` where something lies there already.
     """
-    paths = folder.with_name(f"{folder.name}.jsonl"), folder.with_name(f"{folder.name}.svg")
-    for path in paths:
-        if path.exists():
-            raise ConfigError(
-                f"the log of a run must not replace a file, got {str(path)!r}; move it away, or choose "
-                "another folder"
-            )
-    return paths
+    path = folder.with_name(f"{folder.name}.jsonl")
+    if path.exists():
+        raise ConfigError(
+            f"the log of a run must not replace a file, got {str(path)!r}; move it away, or "
+            "choose another folder"
+        )
+    return path
 
 
 def save_mixer(

@@ -1,4 +1,4 @@
-"""How good a mixer is on held-out pages: how often the best passage answers, and where the answering sequence ranks.
+"""Scores of a mixer on held-out pages: how often the best passage answers, where the sequence ranks.
 
 A mean over sources, each counting as often as training draws it, of documents by themselves and of long
 sequences. It compares the steps of one run, a mixer with the base model, and cut vectors with whole ones;
@@ -35,19 +35,20 @@ def score_mixer(
     maker: BatchMaker,
     *,
     dims: Sequence[int],
-    turn_DD: Float32[torch.Tensor, "D D"] | None = None,
+    rotation_DD: Float32[torch.Tensor, "D D"] | None = None,
 ) -> dict[int, dict[str, float]]:
-    """Return the measures by width of vectors cut to it, after ``turn_DD`` where one is given; nothing where nothing is held out.
+    """Return the measures by width of vectors cut to it, after ``rotation_DD`` where one is given.
 
-    The score is the mean of the share of passages that answer and nDCG@10 of sequences by fused scores.
+    Empty where nothing is held out. The score is the mean of the share of passages that answer and nDCG@10 of
+    sequences by fused scores.
     """
     sums = {dim: np.zeros(len(MEASURES)) for dim in dims}
     total = 0.0
     for batch, share in maker.heldout_batches():
         judged = judge(batch)
         y_SLD, query_QD = mix_batch(mixer, batch)
-        if turn_DD is not None:
-            y_SLD, query_QD = y_SLD @ turn_DD, query_QD @ turn_DD
+        if rotation_DD is not None:
+            y_SLD, query_QD = y_SLD @ rotation_DD, query_QD @ rotation_DD
         for dim in dims:
             compared = compare(first_dims(y_SLD, dim), first_dims(query_QD, dim), batch)
             fused_QS = fused_scores(compared).masked_fill(judged.is_left_out_QS, LEFT_OUT)

@@ -1,8 +1,9 @@
-"""What a mixer is trained for: a query finds its passage, its sequence, and both at once, and ranks much as the base model does.
+"""Losses of a mixer: a query finds its passage, its sequence and both fused, and ranks as the base does.
 
-    passages    InfoNCE over all landmarks of the batch and all pairs of neighbours; answers are those inside the query's own document, so
-                that the rest of its sequence, which its landmarks now know, is among the negatives
-    documents   InfoNCE over sequences, by the mean of their landmarks, and once more fused with the best of them, as a search ranks
+    passages    InfoNCE over all landmarks of the batch and all pairs of neighbours; answers lie inside the
+                query's own document, so that the rest of its sequence is among the negatives
+    documents   InfoNCE over sequences, by the mean of their landmarks, and again fused with the best of them,
+                as a search ranks
     ranking     KL from the base model's softmax over passages to the mixer's
 
 Near duplicates of the answer by the base model are no negatives: a passage whose cosine with the answering
@@ -37,7 +38,7 @@ LEFT_OUT: Final = -1e4
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Compared:
-    """Cosines of a batch's queries with its passages, its sequences, and the best landmark of each sequence."""
+    """Cosines of a batch's queries with its passages, its sequences and each sequence's best landmark."""
 
     passage_QM: Float32[torch.Tensor, "Q M"]
     sequence_QS: Float32[torch.Tensor, "Q S"]
@@ -113,7 +114,10 @@ def judge(batch: MixerBatch) -> Judgements:
 def mixing_loss(
     mixer: LandmarkMixer, batch: MixerBatch, config: MixerConfig
 ) -> tuple[Float32[torch.Tensor, ""], dict[str, float]]:
-    """Return the loss of a step, and its terms for the log with the shares of queries whose best passage answers, mixed and not."""
+    """Return the loss of a step, and its terms for the log.
+
+    ``hit`` and ``base_hit`` are the shares of queries whose best passage answers, mixed and not.
+    """
     judged = judge(batch)
     compared = compare(*mix_batch(mixer, batch), batch)
     passages = passage_loss(compared.passage_QM, judged, config.temperature)

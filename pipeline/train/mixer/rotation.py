@@ -1,15 +1,15 @@
-"""The turn behind the mixing: an orthogonal matrix whose first columns say most.
+"""The rotation behind the mixing: an orthogonal matrix whose first columns say most.
 
-Turning changes no cosine between whole vectors, so it costs nothing where they are kept whole, and can only
-help where they are cut. It begins with the principal directions of the base model's vectors, not centred,
-because cosines are not. Then it is trained alone, on the vectors the trained mixer makes: cut to few
+A rotation changes no cosine between whole vectors, so it costs nothing where they are kept whole, and can
+only help where they are cut. It begins with the principal directions of the base model's vectors, not
+centred, because cosines are not. Then it is trained alone, on the vectors the trained mixer makes: cut to few
 dimensions they rank passages as whole (KL), and find answers by themselves (InfoNCE).
 
 Steps stay on the orthogonal matrices by the Cayley transform of a skew-symmetric one, so no step has to be
 taken back.
 
 Source: Kusupati et al. 2022 (Matryoshka representation learning) for the loss at several widths; differs:
-only the turn learns it, so that the whole vectors are those of a mixer trained without it.
+only the rotation learns it, so that the whole vectors are those of a mixer trained without it.
 
     N vectors    Q queries    M passages    D width
 """
@@ -28,12 +28,12 @@ from torch.nn.utils import parametrizations
 from pipeline.errors import ModelError
 from pipeline.train.mixer.losses import Judgements, first_dims, passage_loss, ranking_loss
 
-TurnBatch = tuple[torch.Tensor, torch.Tensor, Judgements]
+RotationBatch = tuple[torch.Tensor, torch.Tensor, Judgements]
 """Queries ``Q D`` and passages ``M D`` in one space, both unit vectors, and what answers what."""
 
 
-def principal_turn(vectors_ND: Float32[np.ndarray, "N D"]) -> Float32[np.ndarray, "D D"]:
-    """Return the eigenvectors of the second moment as columns, those of the largest eigenvalues first, signs fixed."""
+def principal_rotation(vectors_ND: Float32[np.ndarray, "N D"]) -> Float32[np.ndarray, "D D"]:
+    """Return the second moment's eigenvectors as columns, by falling eigenvalue, signs fixed."""
     moment_DD = vectors_ND.T.astype(np.float64) @ vectors_ND.astype(np.float64)
     _, columns_DD = np.linalg.eigh(moment_DD)
     columns_DD = columns_DD[:, ::-1]
@@ -41,9 +41,9 @@ def principal_turn(vectors_ND: Float32[np.ndarray, "N D"]) -> Float32[np.ndarray
     return np.ascontiguousarray(columns_DD * np.sign(largest_D), np.float32)
 
 
-def train_turn(
-    turn_DD: Float32[torch.Tensor, "D D"],
-    draw: Callable[[int], TurnBatch],
+def train_rotation(
+    rotation_DD: Float32[torch.Tensor, "D D"],
+    draw: Callable[[int], RotationBatch],
     *,
     steps: int,
     dims: Sequence[int],
@@ -52,14 +52,14 @@ def train_turn(
     ranking_temperature: float,
     on_step: Callable[[int, float], None] | None = None,
 ) -> Float32[torch.Tensor, "D D"]:
-    """Return an orthogonal matrix whose first ``dims`` columns rank the most like all, found from ``turn_DD``.
+    """Return an orthogonal matrix, trained from ``rotation_DD``, whose first ``dims`` columns rank like all.
 
-    ``draw(step)`` gives vectors before the turn. ``on_step`` hears each step's loss; one that is not finite
-    raises :class:`ModelError`.
+    ``draw(step)`` gives vectors before the rotation. ``on_step`` hears each step's loss; one that is not
+    finite raises :class:`ModelError`.
     """
-    layer = nn.Linear(*turn_DD.shape, bias=False)
+    layer = nn.Linear(*rotation_DD.shape, bias=False)
     with torch.no_grad():
-        layer.weight.copy_(turn_DD)
+        layer.weight.copy_(rotation_DD)
     parametrizations.orthogonal(layer, orthogonal_map="cayley")
     optimizer = torch.optim.Adam(layer.parameters(), lr=lr)
     for step in range(steps):
@@ -77,7 +77,7 @@ def train_turn(
         )
         if not math.isfinite(loss.item()):
             raise ModelError(
-                f"the turn's loss must be finite, got {loss.item()} in step {step + 1}; lower turn_lr"
+                f"the rotation's loss must be finite, got {loss.item()} in step {step + 1}; lower rotation_lr"
             )
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -93,17 +93,17 @@ def _loss_of_cut(
     query_QD: Float32[torch.Tensor, "Q D"],
     passage_MD: Float32[torch.Tensor, "M D"],
     judged: Judgements,
-    turn_DD: Float32[torch.Tensor, "D D"],
+    rotation_DD: Float32[torch.Tensor, "D D"],
     *,
     dims: Sequence[int],
     temperature: float,
     ranking_temperature: float,
 ) -> Float32[torch.Tensor, ""]:
     whole_QM = query_QD @ passage_MD.T
-    turned_Qd, turned_Md = query_QD @ turn_DD[:, : max(dims)], passage_MD @ turn_DD[:, : max(dims)]
+    rotated_Qd, rotated_Md = query_QD @ rotation_DD[:, : max(dims)], passage_MD @ rotation_DD[:, : max(dims)]
     terms: list[torch.Tensor] = []
     for dim in dims:
-        cut_QM = first_dims(turned_Qd, dim) @ first_dims(turned_Md, dim).T
+        cut_QM = first_dims(rotated_Qd, dim) @ first_dims(rotated_Md, dim).T
         terms += [
             ranking_loss(cut_QM, whole_QM, ranking_temperature),
             passage_loss(cut_QM, judged, temperature),

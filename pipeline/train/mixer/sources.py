@@ -72,7 +72,7 @@ class MixerData:
 
 
 def draw_pairs(pairs: TrainingPairs, config: MixerConfig) -> TrainingPairs:
-    """Leave out sources that are too small, and what is beyond ``max_pairs`` of the others, whole pages at a time.
+    """Leave out sources that are too small, and the pairs of others beyond ``max_pairs``, by whole pages.
 
     Pages are drawn by a hash of the seed; where even the first is too large, its beginning is used. No source
     left raises :class:`SourceError`.

@@ -1,10 +1,11 @@
-"""`cairn train-mixer` from end to end: a landmark mixer for a base model, trained on vectors of that model alone.
+"""`cairn train-mixer` from end to end: a landmark mixer for a base model, trained on its vectors alone.
 
-    pairs ─▶ without judged texts ─▶ a sample of pages ─▶ vectors, embedded once ─▶ steps ─▶ the best step ─▶ the turn ─▶ folder
+    pairs ─▶ without judged texts ─▶ a sample of pages ─▶ vectors, embedded once
+      ─▶ steps ─▶ the best step ─▶ the rotation ─▶ folder
 
 The mixer is small and its inputs are embedded already, so that steps cost a fraction of a second on one core.
 The model's folder is written at the end, whole; the log stands beside it from the beginning, as
-``FOLDER.jsonl`` with ``FOLDER.svg``, and tells why a run failed.
+``FOLDER.jsonl``, and tells why a run failed.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from pipeline.model.folders.model_defaults import Base, base_of_folder, encoder_
 from pipeline.model.folders.names import model_folder
 from pipeline.model.landmark_mixer import PREFIX, LandmarkMixer
 from pipeline.train.leakage import drop_judged, read_judged_texts
-from pipeline.train.log import TrainingLog, write_plot
+from pipeline.train.log import TrainingLog
 from pipeline.train.mixer.batches import BatchMaker
-from pipeline.train.mixer.folder import log_paths, require_new, save_mixer
+from pipeline.train.mixer.folder import log_path_of, require_new, save_mixer
 from pipeline.train.mixer.heldout import score_mixer
 from pipeline.train.mixer.losses import judge, mix_batch, mixing_loss, passages_of
-from pipeline.train.mixer.rotation import TurnBatch, principal_turn, train_turn
+from pipeline.train.mixer.rotation import RotationBatch, principal_rotation, train_rotation
 from pipeline.train.mixer.settings import MixerConfig
 from pipeline.train.mixer.sources import MixerData, draw_pairs, embed_sources
 from pipeline.train.mixer.vectors import BaseVectors
@@ -46,13 +47,16 @@ from pipeline.types import ProgressListener, silent_progress
 BETAS: Final = (0.9, 0.98)
 LOWEST_LR: Final = 0.05
 """Share of the peak rate that the last steps are made with."""
-TURN_SAMPLE: Final = 16_384
-"""Vectors of chunks, and as many of queries, whose principal directions the turn begins with."""
+ROTATION_SAMPLE: Final = 16_384
+"""Vectors of chunks, and as many of queries, whose principal directions the rotation begins with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MixerReport:
-    """What a run did; scores are of held-out pages, None where none are, ``cut_scores`` those of vectors cut to their first dimensions."""
+    """What a run did; scores are of held-out pages, None without any.
+
+    ``cut_scores`` are those of vectors cut to their first dimensions.
+    """
 
     folder: str
     pairs: int
@@ -88,7 +92,7 @@ def train_mixer(
     learns from chunks.
     """
     require_new(folder)
-    log_path, plot_path = log_paths(folder)
+    log_path = log_path_of(folder)
     named, settings, base_extra = _base(base, backend, precision)
     pairs = read_pairs(files)
     if judged:
@@ -102,9 +106,9 @@ def train_mixer(
     require_fit(brought, vectors.encoder.backbone)
     data = embed_sources(pairs, vectors, config, progress)
     embedded = time.monotonic()
-    run = _Run(log_path=log_path, plot_path=plot_path, config=config, data=data, progress=progress)
+    run = _Run(log_path=log_path, config=config, data=data, progress=progress)
     run.train_mixing()
-    cut_scores = run.train_turn(dims)
+    cut_scores = run.train_rotation(dims)
     save_mixer(folder, run.mixer, named, brought, base_extra)
     return MixerReport(
         folder=str(folder),
@@ -125,7 +129,7 @@ def train_mixer(
 def _base(
     base: str, backend: Backend, precision: Precision
 ) -> tuple[Base, EncoderConfig, dict[str, torch.Tensor]]:
-    """Return what the folder names as its base, the settings texts are embedded with, and the base's own tensors beside its weights.
+    """Return the base as the folder names it, the settings texts are embedded with, and its extra tensors.
 
     Raises :class:`ConfigError` for a model no mixer goes with.
     """
@@ -149,7 +153,7 @@ def _base(
 
 
 def _require_fit(vectors: BaseVectors, config: MixerConfig) -> tuple[int, ...]:
-    """Return the dimensions the turn is trained for.
+    """Return the dimensions the rotation is trained for.
 
     Raise for a base or dimensions that do not go with a mixer.
     """
@@ -170,7 +174,6 @@ class _Run:
         self,
         *,
         log_path: Path,
-        plot_path: Path,
         config: MixerConfig,
         data: MixerData,
         progress: ProgressListener,
@@ -180,12 +183,11 @@ class _Run:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.mixer = LandmarkMixer(data.width, config.num_heads, config.head_dim)
-        # Turning changes no whole vector: it is left out until the mixing is trained.
+        # A rotation changes no whole vector: it is left out until the mixing is trained.
         self.mixer.turn.requires_grad_(False)
         with durable.storage_errors("starting the run"):
             log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._log_path, self._plot_path = log_path, plot_path
-        self._log = TrainingLog(self._log_path)
+        self._log = TrainingLog(log_path)
         self.losses: list[float] = []
         self.base_score: float | None = None
         self.best_score: float | None = None
@@ -203,31 +205,30 @@ class _Run:
         self.mixer.load_state_dict(best)
         self.mixer.eval()
 
-    def train_turn(self, dims: tuple[int, ...]) -> dict[int, float]:
-        """Find the turn, give it to the mixer, and return the scores of vectors cut to ``dims``.
+    def train_rotation(self, dims: tuple[int, ...]) -> dict[int, float]:
+        """Find the rotation, give it to the mixer, and return the scores of vectors cut to ``dims``.
 
-        The principal turn stays where the trained one scores less.
+        The principal rotation stays where the trained one scores less.
         """
         config, maker = self._config, self._maker
-        turn_DD = torch.from_numpy(principal_turn(maker.sample_vectors(TURN_SAMPLE)))
-        scores = self._score_cut(config.steps, turn_DD, dims)
-        if config.turn_steps:
-            trained_DD = train_turn(
-                turn_DD,
-                self._turn_batch,
-                steps=config.turn_steps,
+        rotation_DD = torch.from_numpy(principal_rotation(maker.sample_vectors(ROTATION_SAMPLE)))
+        scores = self._score_cut(config.steps, rotation_DD, dims)
+        if config.rotation_steps:
+            trained_DD = train_rotation(
+                rotation_DD,
+                self._rotation_batch,
+                steps=config.rotation_steps,
                 dims=dims,
-                lr=config.turn_lr,
+                lr=config.rotation_lr,
                 temperature=config.temperature,
                 ranking_temperature=config.distillation_temperature,
-                on_step=self._on_turn_step,
+                on_step=self._on_rotation_step,
             )
-            trained_scores = self._score_cut(config.steps + config.turn_steps, trained_DD, dims)
+            trained_scores = self._score_cut(config.steps + config.rotation_steps, trained_DD, dims)
             if sum(trained_scores.values()) >= sum(scores.values()):
-                turn_DD, scores = trained_DD, trained_scores
+                rotation_DD, scores = trained_DD, trained_scores
         with torch.no_grad():
-            self.mixer.turn.copy_(turn_DD)
-        write_plot(self._log_path, self._plot_path)
+            self.mixer.turn.copy_(rotation_DD)
         return scores
 
     def _step(self, step: int, optimizer: torch.optim.Optimizer) -> None:
@@ -273,7 +274,6 @@ class _Run:
             self.best_step = step
             return True
         self._log.append({"step": step, **scores})
-        write_plot(self._log_path, self._plot_path)
         score = scores["heldout_score"]
         if not step:
             self.base_score = score
@@ -283,19 +283,19 @@ class _Run:
         return True
 
     @torch.no_grad()
-    def _turn_batch(self, step: int) -> TurnBatch:
+    def _rotation_batch(self, step: int) -> RotationBatch:
         batch = self._maker.training_batch(self._config.steps + 1 + step)
         y_SLD, query_QD = mix_batch(self.mixer, batch)
         return query_QD, passages_of(y_SLD, batch), judge(batch)
 
-    def _on_turn_step(self, step: int, loss: float) -> None:
-        self._log.append({"step": self._config.steps + 1 + step, "turn_loss": loss})
-        self._progress("turn", step + 1, self._config.turn_steps, "steps")
+    def _on_rotation_step(self, step: int, loss: float) -> None:
+        self._log.append({"step": self._config.steps + 1 + step, "rotation_loss": loss})
+        self._progress("rotation", step + 1, self._config.rotation_steps, "steps")
 
     def _score_cut(
-        self, step: int, turn_DD: Float32[torch.Tensor, "D D"], dims: tuple[int, ...]
+        self, step: int, rotation_DD: Float32[torch.Tensor, "D D"], dims: tuple[int, ...]
     ) -> dict[int, float]:
-        found = score_mixer(self.mixer, self._maker, dims=dims, turn_DD=turn_DD)
+        found = score_mixer(self.mixer, self._maker, dims=dims, rotation_DD=rotation_DD)
         scores = {dim: measures["heldout_score"] for dim, measures in found.items()}
         self._log.append(
             {"step": step, **{f"heldout_score_first_{dim}": score for dim, score in scores.items()}}

@@ -1,12 +1,12 @@
-"""Texts embedded once and kept: what a mixer learns from is the base model's own vectors, and they cost almost all of the time.
+"""Texts embedded once and kept: a mixer learns from the base's vectors, which cost almost all of the time.
 
-    FOLDER/<encoder's fingerprint>/document/<fingerprint of the texts>.npz      keys     16 bytes a text
-    FOLDER/<encoder's fingerprint>/query/…                                      counts   its chunks
-    FOLDER/<encoder's fingerprint>/title/…                                      vectors  theirs, one after another, float16
+    FOLDER/<encoder's fingerprint>/document/<fingerprint of the texts>.npz    keys     16 bytes a text
+    FOLDER/<encoder's fingerprint>/query/…                                    counts   its chunks
+    FOLDER/<encoder's fingerprint>/title/…                                    vectors  theirs, float16
 
 A text is found by its key in whatever file it lies, so other files of pairs, another sample or other judged
 texts embed only what is new, and a killed run goes on behind its last block. A file that cannot be read is
-embedded anew; nothing is ever removed.
+embedded again; nothing is ever removed.
 
     N texts    M chunks    D width
 """
@@ -152,7 +152,7 @@ class BaseVectors:
 
 
 def _read(path: Path, is_wanted: Callable[[bytes], bool]) -> _KeptFile | None:
-    """Return the keys, counts and vectors of a file, None where it is damaged or holds nothing that is wanted."""
+    """Return the keys, counts and vectors of a file; None where it is damaged or holds nothing wanted."""
     try:
         # The stream is ours: numpy leaves a damaged file open.
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
@@ -163,7 +163,7 @@ def _read(path: Path, is_wanted: Callable[[bytes], bool]) -> _KeptFile | None:
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         keys, counts_N, vectors_MD = [], np.zeros(0, np.int64), None
     if vectors_MD is None or len(keys) != len(counts_N) or counts_N.sum() != len(vectors_MD):
-        logger.warning("%s is damaged; its texts are embedded anew", path.name)
+        logger.warning("%s is damaged; its texts are embedded again", path.name)
         return None
     return keys, counts_N, vectors_MD
 

@@ -1,5 +1,6 @@
 """What training minimises: one module an objective.
 
 contrastive   InfoNCE in tiles without false negatives (CDE eq. 4)
-distillation  Matryoshka over widths and layers, closeness to a teacher
+distillation  vectors and rankings near a teacher's
+matryoshka    one loss at several widths and layers
 """

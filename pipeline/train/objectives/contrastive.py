@@ -1,6 +1,7 @@
-"""InfoNCE over a batch, its false negatives left out, with memory that grows with a tile and not with the batch squared.
+"""InfoNCE over a batch without its false negatives; memory grows with a tile, not with the batch squared.
 
-    loss = mean over q of  logsumexp(d ∉ S(q), ⟨q, d⟩ / τ) - ⟨q, d⁺⟩ / τ          S(q) = {d ≠ d⁺ : f(q, d) ≥ f(q, d⁺) + ε}
+    loss = mean over q of  logsumexp(d ∉ S(q), ⟨q, d⟩ / τ) - ⟨q, d⁺⟩ / τ
+    S(q) = {d ≠ d⁺ : f(q, d) ≥ f(q, d⁺) + ε}
 
 f is a cheap model's similarity: what it scores above the positive is no certain negative. Documents that are
 the positive once more are left out too, by the number that equal texts share. Rows need not be normalised,
@@ -35,7 +36,7 @@ TILE: Final = 1_024
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FalseNegatives:
-    """What says which documents of a batch are no certain negatives: surrogate vectors of both sides and ε, and equal texts by number.
+    """What tells documents that are no certain negatives: surrogate vectors, numbers of equal texts.
 
     ``margin`` = 0 leaves out what scores at least as high as the positive; a negative one leaves out more,
     +inf nothing.

@@ -10,7 +10,7 @@ import torch
 from pipeline.model.landmark_mixer import LandmarkMixer
 from pipeline.train.mixer.batches import BatchMaker
 from pipeline.train.mixer.heldout import score_mixer
-from pipeline.train.mixer.rotation import principal_turn
+from pipeline.train.mixer.rotation import principal_rotation
 from pipeline.train.mixer.settings import MixerConfig
 
 CONFIG = MixerConfig(context_documents=40, hold_out=0.25, min_pairs=4)
@@ -36,8 +36,10 @@ def test_score_mixer_says_how_often_answers_are_found(maker: BatchMaker):
 
 def test_score_mixer_of_whole_vectors_does_not_feel_a_turn_and_cut_ones_do(maker: BatchMaker):
     mixer = LandmarkMixer(32, 2, 8)
-    turn_DD = torch.from_numpy(principal_turn(maker.sample_vectors(200)))
-    plain, turned = (score_mixer(mixer, maker, dims=(32, 8), turn_DD=turn) for turn in (None, turn_DD))
+    rotation_DD = torch.from_numpy(principal_rotation(maker.sample_vectors(200)))
+    plain, turned = (
+        score_mixer(mixer, maker, dims=(32, 8), rotation_DD=turn) for turn in (None, rotation_DD)
+    )
     assert turned[32] == pytest.approx(plain[32])
     assert turned[8]["heldout_score"] != pytest.approx(plain[8]["heldout_score"])
 

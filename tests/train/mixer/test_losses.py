@@ -61,7 +61,7 @@ def batch_of(
 
 @pytest.fixture
 def batch() -> MixerBatch:
-    """Return two sequences: documents 0, 0, 1 and document 2, which is nearly document 1, with a place left over."""
+    """Return two sequences: documents 0, 0, 1, and document 2, nearly document 1, with a place left over."""
     near = functional.normalize(E[2] + 0.3 * E[5], dim=-1)
     x_SLD = torch.stack([torch.stack([E[0], E[1], E[2]]), torch.stack([near, E[4], E[4]])])
     return batch_of(x_SLD, [[0, 0, 1], [2, 3, -1]], torch.stack([E[0], E[2]]), [0, 1], [0, 0])

@@ -29,10 +29,12 @@ def test_mixer_config_values_it_must_not_have_are_refused(changed: dict[str, Any
 
 def test_mixer_config_dims_are_a_third_and_a_sixth_unless_chosen():
     assert MixerConfig().dims_of(384) == (128, 64)
-    assert MixerConfig(turn_dims=(16, 64)).dims_of(384) == (64, 16)
+    assert MixerConfig(rotation_dims=(16, 64)).dims_of(384) == (64, 16)
 
 
 @pytest.mark.parametrize("dims", [(384,), (0,), (64, 64)])
 def test_mixer_config_dims_the_model_does_not_have_are_refused(dims: tuple[int, ...]):
-    with pytest.raises(ConfigError, match="turn_dims must be different numbers below the base model's 384"):
-        MixerConfig(turn_dims=dims).dims_of(384)
+    with pytest.raises(
+        ConfigError, match="rotation_dims must be different numbers below the base model's 384"
+    ):
+        MixerConfig(rotation_dims=dims).dims_of(384)

@@ -29,8 +29,8 @@ SETTINGS: dict[str, Any] = {
     "context_documents": 40,
     "peak_lr": 2e-2,
     "warmup_steps": 10,
-    "turn_steps": 20,
-    "turn_lr": 1e-2,
+    "rotation_steps": 20,
+    "rotation_lr": 1e-2,
     "evaluate_every": 40,
     "hold_out": 0.25,
     "min_pairs": 4,
@@ -76,7 +76,7 @@ def test_train_mixer_learns_what_a_section_does_not_say_by_itself(
 
 def test_train_mixer_leaves_a_folder_that_gives_titles_to_landmarks(make_paged_world: Callable[..., Any]):
     world = make_paged_world()
-    run(world, steps=10, turn_steps=5)
+    run(world, steps=10, rotation_steps=5)
     folder = world.file.parent / "mixer"
     assert {path.name for path in folder.iterdir()} == {"cairn_config.json", "cairn_extra.safetensors"}
     config = json.loads((folder / "cairn_config.json").read_text())
@@ -84,14 +84,13 @@ def test_train_mixer_leaves_a_folder_that_gives_titles_to_landmarks(make_paged_w
     assert (config["encoder"]["use_context"], config["encoder"]["landmark_interval"]) == (True, 64)
     tensors = load_file(folder / "cairn_extra.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
-    turn_DD = tensors["landmark_mixer.turn"]
-    assert torch.allclose(turn_DD @ turn_DD.T, torch.eye(32), atol=1e-5)
+    rotation_DD = tensors["landmark_mixer.turn"]
+    assert torch.allclose(rotation_DD @ rotation_DD.T, torch.eye(32), atol=1e-5)
     encoder = load_encoder(folder, use_context=False, precision="fp32")
     plain, titled = (
         encoder.encode_documents(["the old stone on the path"], titles=[title]) for title in (None, "river")
     )
     assert not np.allclose(plain, titled, atol=1e-3)
-    assert (world.file.parent / "mixer.svg").is_file()
 
 
 def test_train_mixer_again_embeds_nothing_and_gives_the_same_tensors(
@@ -99,7 +98,7 @@ def test_train_mixer_again_embeds_nothing_and_gives_the_same_tensors(
 ):
     world = make_paged_world()
     shutil.rmtree(world.cache)
-    settings = {"steps": 3, "turn_steps": 2}
+    settings = {"steps": 3, "rotation_steps": 2}
     run(world, "first", **settings)
 
     def refuse(*_: object, **__: object) -> None:
@@ -122,20 +121,20 @@ def test_train_mixer_keeps_judged_texts_out(make_paged_world: Callable[..., Any]
     judged.mkdir()
     pq.write_table(pa.table({"text": ["d 0 1", "d 0 2"]}), judged / "corpus.parquet")
     pq.write_table(pa.table({"text": ["q 3 4"]}), judged / "queries.parquet")
-    report = run(world, steps=1, turn_steps=0, judged=(judged,))
+    report = run(world, steps=1, rotation_steps=0, judged=(judged,))
     assert report.pairs == 93
     assert report.skipped == {"query of an evaluation set": 1, "document of an evaluation set": 2}
 
 
 def test_train_mixer_with_nothing_held_out_keeps_the_last_step(make_paged_world: Callable[..., Any]):
-    report = run(make_paged_world(), steps=3, turn_steps=1, hold_out=0.0)
+    report = run(make_paged_world(), steps=3, rotation_steps=1, hold_out=0.0)
     assert (report.best_step, report.best_score, report.base_score, report.cut_scores) == (3, None, None, {})
 
 
 def test_train_mixer_without_context_saves_settings_without_one(
     make_paged_world: Callable[..., Any], tmp_path: Path
 ):
-    run(make_paged_world(), steps=2, turn_steps=0, context_documents=0)
+    run(make_paged_world(), steps=2, rotation_steps=0, context_documents=0)
     assert (
         json.loads((tmp_path / "mixer" / "cairn_config.json").read_text())["encoder"]["use_context"] is False
     )
@@ -173,7 +172,7 @@ def test_train_mixer_sources_that_are_too_small_are_counted_and_none_left_is_ref
     world = make_paged_world()
     with world.file.open("a") as stream:
         stream.write(json.dumps({"query": "q", "document": "d", "title": "", "source": "small"}) + "\n")
-    report = run(world, steps=1, turn_steps=0)
+    report = run(world, steps=1, rotation_steps=0)
     assert (report.sources, report.skipped) == (1, {"pair of a source too small": 1})
     with pytest.raises(
         SourceError,
@@ -184,7 +183,7 @@ def test_train_mixer_sources_that_are_too_small_are_counted_and_none_left_is_ref
 
 def test_train_mixer_base_with_a_mixer_is_refused(make_paged_world: Callable[..., Any], tmp_path: Path):
     world = make_paged_world()
-    run(world, steps=1, turn_steps=0)
+    run(world, steps=1, rotation_steps=0)
     with pytest.raises(ConfigError, match="one transformer that has no mixer yet"):
         run(world, "other", base=str(tmp_path / "mixer"))
 
@@ -194,7 +193,7 @@ def test_train_mixer_for_a_base_with_tensors_of_ours_keeps_them(
 ):
     base = shutil.copytree(tiny_latent_folder, tmp_path / "base")
     (base / "cairn_config.json").write_text(json.dumps({"format": 1, "encoder": {"pooling": "latent"}}))
-    run(make_paged_world(), steps=2, turn_steps=0, base=str(base), cache=None)
+    run(make_paged_world(), steps=2, rotation_steps=0, base=str(base), cache=None)
     written = load_file(tmp_path / "mixer" / "cairn_extra.safetensors")
     own = load_file(base / "cairn_extra.safetensors")
     assert own
@@ -209,7 +208,7 @@ def test_train_mixer_folder_with_other_weights_under_its_base_is_refused(
 ):
     base = shutil.copytree(tiny_model_folder, tmp_path / "base")
     world = make_paged_world()
-    run(world, steps=1, turn_steps=0, base=str(base))
+    run(world, steps=1, rotation_steps=0, base=str(base))
     assert load_encoder(tmp_path / "mixer", use_context=False).vector_dim == 32
     tensors = load_file(base / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, base / "model.safetensors")
@@ -217,8 +216,8 @@ def test_train_mixer_folder_with_other_weights_under_its_base_is_refused(
         load_encoder(tmp_path / "mixer", use_context=False)
 
 
-def test_train_mixer_turn_dims_beyond_the_width_are_refused(make_paged_world: Callable[..., Any]):
+def test_train_mixer_rotation_dims_beyond_the_width_are_refused(make_paged_world: Callable[..., Any]):
     with pytest.raises(
-        ConfigError, match="turn_dims must be different numbers below the base model's 32, got \\[64\\]"
+        ConfigError, match="rotation_dims must be different numbers below the base model's 32, got \\[64\\]"
     ):
-        run(make_paged_world(), turn_dims=(64,))
+        run(make_paged_world(), rotation_dims=(64,))

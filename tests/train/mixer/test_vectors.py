@@ -97,7 +97,7 @@ def test_base_vectors_of_other_settings_are_others(
     assert heard.embedded == [4]
 
 
-def test_base_vectors_in_a_damaged_file_are_embedded_anew(
+def test_base_vectors_in_a_damaged_file_are_embedded_again(
     settings: EncoderConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     before = BaseVectors(settings, tmp_path).embed("document", TEXTS)
@@ -105,11 +105,11 @@ def test_base_vectors_in_a_damaged_file_are_embedded_anew(
     path.write_bytes(path.read_bytes()[:-200])
     with caplog.at_level(logging.WARNING):
         after = BaseVectors(settings, tmp_path).embed("document", TEXTS)
-    assert "is damaged; its texts are embedded anew" in caplog.text
+    assert "is damaged; its texts are embedded again" in caplog.text
     np.testing.assert_array_equal(after.vectors_MD, before.vectors_MD)
 
 
-def test_base_vectors_whose_counts_do_not_fit_are_embedded_anew(settings: EncoderConfig, tmp_path: Path):
+def test_base_vectors_whose_counts_do_not_fit_are_embedded_again(settings: EncoderConfig, tmp_path: Path):
     vectors = BaseVectors(settings, tmp_path)
     vectors.keep("document", TEXTS, np.array([1, 1, 1, 5]), np.zeros((4, 32), np.float16))
     heard = Heard()

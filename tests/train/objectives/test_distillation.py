@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 
 from pipeline.errors import ConfigError
-from pipeline.train.objectives.distillation import distillation_loss, over_widths, require_dims
+from pipeline.train.objectives.distillation import distillation_loss
 
 
 def vectors(rows: int, seed: int, width: int = 12) -> torch.Tensor:
@@ -54,35 +54,6 @@ def test_distillation_loss_teacher_gets_no_gradient():
     distillation_loss(student, teacher, temperature=0.1).backward()
     assert student.grad is not None
     assert teacher.grad is None
-
-
-def test_over_widths_is_the_weighted_mean():
-    found = over_widths(lambda dim: torch.tensor(float(dim)), [2, 4, 8], [1.0, 2.0, 1.0])
-    assert float(found) == pytest.approx((2 + 2 * 4 + 8) / 4)
-    assert float(over_widths(lambda dim: torch.tensor(float(dim)), [2, 4])) == pytest.approx(3.0)
-
-
-def test_over_widths_a_width_of_weight_zero_is_not_computed():
-    asked: list[int] = []
-
-    def loss(dim: int) -> torch.Tensor:
-        asked.append(dim)
-        return torch.tensor(1.0)
-
-    over_widths(loss, [4, 8], [0.0, 1.0])
-    assert asked == [8]
-
-
-@pytest.mark.parametrize("weights", [[1.0], [-1.0, 2.0], [0.0, 0.0], [float("nan"), 1.0]])
-def test_over_widths_weights_that_do_not_fit_are_refused(weights: list[float]):
-    with pytest.raises(ConfigError, match="Matryoshka weights"):
-        over_widths(lambda dim: torch.tensor(1.0), [2, 4], weights)
-
-
-@pytest.mark.parametrize("dims", [[], [0], [13], [4, 4]])
-def test_require_dims_widths_the_model_does_not_have_are_refused(dims: list[int]):
-    with pytest.raises(ConfigError, match="model's 12"):
-        require_dims(dims, 12)
 
 
 @pytest.mark.parametrize("temperature", [0.0, float("nan")])
