@@ -130,7 +130,7 @@ def replacing_folder(path: Path) -> Generator[Path]:
 def put_in_place(new: Path, path: Path) -> None:
     """Rename a folder to ``path`` beside it.
 
-    Who looks there sees the old one or the new one, whole, and then the old one is removed.
+    A reader sees the old folder or the new one, whole. Then the old one is removed.
     """
     if path.is_dir() and any(path.iterdir()):
         if not _exchange(new, path):
@@ -179,9 +179,10 @@ def sha256_of_file(path: Path) -> str:
 
 @contextlib.contextmanager
 def exclusive_lock(path: Path, name: str, busy: Callable[[str], TryAgainError]) -> Generator[None]:
-    """Hold a lock file, made if need be; where another process does, raise what ``busy`` makes of " (process 7)" or "".
+    """Hold a lock file during the block; it is made if need be.
 
-    The kernel drops the lock when the holder dies, so a killed one never leaves it behind. ``name`` reads
+    Where another process holds it, raises ``busy(" (process 7)")``, or ``busy("")`` if its id is unknown. The
+    kernel drops the lock when the holder dies, so a killed process never leaves it behind. ``name`` reads
     like "the lock of the scheduler".
     """
     with storage_errors(f"opening {name}"):
@@ -199,7 +200,7 @@ def exclusive_lock(path: Path, name: str, busy: Callable[[str], TryAgainError]) 
 
 
 def is_locked(path: Path) -> bool:
-    """Tell whether a process holds a lock file; one that is not there nobody holds."""
+    """Tell whether a process holds a lock file; a missing one is held by none."""
     with storage_errors(f"looking at {path.name}"):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -215,7 +216,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _take(descriptor: int) -> bool:
-    """Take a lock, unless another holds it for longer than whoever only looks."""
+    """Take a lock, unless another process holds it for longer than :func:`is_locked` does."""
     for _ in range(LOCK_ATTEMPTS):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

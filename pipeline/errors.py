@@ -11,7 +11,7 @@
     │   └── FingerprintMismatchError     model, context or settings differ from the collection's
     ├── ModelError                   1   weights are missing, damaged or do not fit
     ├── IntegrityError               1   stored files do not match their manifest
-    │   └── DamageError                  what is stored is not what was written; verify or repair the collection
+    │   └── DamageError                  what is stored is not what was written; verify or repair it
     ├── StorageError                 1   the disk refused a read or a write
     ├── ClusterError                 1   the workers of a Ray cluster cannot do the work
     ├── SchedulerDownError           1   no scheduler runs the schedules of a file
@@ -90,8 +90,8 @@ class IntegrityError(CairnError):
 class DamageError(IntegrityError):
     """What is stored is not what was written.
 
-    Most who find damage know a file and not where its collection lies: ``command`` is completed by the first
-    on the way up who does.
+    Code that finds damage often knows a file and not its collection: ``command`` is completed by the first
+    caller that knows it.
     """
 
     def __init__(self, fault: str, *, verb: Literal["repair", "verify"] = "repair") -> None:
@@ -149,7 +149,7 @@ class DiskFullError(TryAgainError):
 def extra_missing(
     error: ModuleNotFoundError, *, what: str, module: str, package: str, extra: str
 ) -> ConfigError:
-    """Return the sentence for a package that an extra brings and nobody installed.
+    """Return the sentence for a package that an extra brings and that is not installed.
 
     Another missing module is raised as it is.
     """

@@ -1,4 +1,4 @@
-"""Place documents in clusters: the nearest centroid of the first-order point φ(d)⊕ψ(q), as CDE's own run does.
+"""Place documents in clusters: the nearest centroid of their first-order point φ(d)⊕ψ(q).
 
 Streams: memory grows with a block of rows, not with the corpus. Trains nothing.
 
@@ -84,7 +84,7 @@ class ClusterAssigner:
             raise FingerprintMismatchError(
                 "the surrogate must be the one the clusters were trained with "
                 f"({clusters.surrogate_fingerprint[:12]}), "
-                f"got {embedder.fingerprint[:12]}; use the same model, or build the collection anew"
+                f"got {embedder.fingerprint[:12]}; use the same model, or build the collection again"
             )
         self.clusters = clusters
         self._embedder = embedder

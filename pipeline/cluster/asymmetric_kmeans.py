@@ -1,9 +1,10 @@
 """Train the clusters of a corpus: asymmetric K-means over pairs (φ(d), ψ(q)), on FAISS.
 
 Source: Morris & Rush 2024 (CDE), §4.1, eq. 3: every pair is two points, φ(d)⊕ψ(q) and ψ(q)⊕φ(d), so that a
-document near another's query counts like a query near another's document. Follows the paper's own run:
-spherical K-means on L2-normalised points, documents assigned by their first point. Differs: a cheaper
-surrogate than GTR, and sqrt(N) clusters instead of N / batch size.
+document near another's query counts like a query near another's document. The paper runs Euclidean K-means
+on each domain's GTR vectors for 100 steps and keeps the best of 3 attempts. Differs: spherical K-means on
+L2-normalised points; a cheaper surrogate; by default 20 iterations and one attempt (:class:`ClusterConfig`);
+sqrt(N) clusters instead of N / batch size. Documents are assigned by their first point.
 
 Both orders of a pair are separate points to K-means, so where titles and texts look different, clusters come
 in mirrored couples, one of which no document's first point chooses: such clusters have size 0 and are
@@ -112,7 +113,8 @@ def _lloyd(
         seed=config.seed,
         spherical=True,
         min_points_per_centroid=1,
-        max_points_per_centroid=num_points,  # only the constructor honours it; without it FAISS keeps 256 points a centroid
+        # Only the constructor honours it; without it FAISS keeps 256 points a centroid.
+        max_points_per_centroid=num_points,
     )
     kmeans.train(points_MP, init_centroids=initial_centroids_KP)
     centroids_KP, similarity_I = kmeans.centroids, kmeans.obj

@@ -1,7 +1,7 @@
 """Pack clusters of unequal size into batches of one size, so that a batch holds neighbours.
 
     cluster of 700 ─▶ 256 │ 256 │ 188 ┐
-    cluster of  90 ─▶ 90              ├─ laid along a tour of the clusters ─▶ 256 │ 256 │ …   what is left fills no batch
+    cluster of  90 ─▶ 90              ├─ laid along a tour of the clusters ─▶ 256 │ 256 │ … rest left over
     cluster of 300 ─▶ 256 │ 44        ┘
 
 The tour is random, or greedy: from a random cluster always on to the nearest centroid not yet visited.

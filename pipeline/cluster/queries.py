@@ -20,11 +20,15 @@ MIN_SPACED_CHARACTERS = 24
 """A full stop before this many characters ends "Dr." or "1." more often than a sentence."""
 
 MIN_IDEOGRAPHIC_CHARACTERS = 8
-"""Scripts with a full stop of their own use fewer characters a word, and never use that stop for abbreviations."""
+"""Scripts with a full stop of their own need fewer characters a word.
+
+They never use that stop for abbreviations.
+"""
 
 _SENTENCE_END = re.compile(
     r"""
-    (?P<spaced> [.!?…؟۔]+ ["'”’»)\]]* (?=\s|$) | \n[^\S\n]*\n )  # needs whitespace behind it; an empty line ends a paragraph
+    # This one needs whitespace behind it. An empty line ends a paragraph.
+    (?P<spaced> [.!?…؟۔]+ ["'”’»)\]]* (?=\s|$) | \n[^\S\n]*\n )
     | (?P<unspaced> [。．｡！？।॥።။។]+ [”’」』）]* )
     """,  # noqa: RUF001 - the full stops of other scripts are meant
     re.VERBOSE,

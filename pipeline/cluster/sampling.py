@@ -1,7 +1,8 @@
-"""Draw documents by a seeded hash of their id: a sample that is the same whatever order, files or batches they came in.
+"""Draw documents by a seeded hash of their id.
 
-Serves the sample that K-means is trained on, and the order in which context documents are taken from a
-cluster. A grown corpus keeps the part of a sample that no newcomer's hash displaces.
+The sample does not depend on the order, files or batches they came in. Serves the sample that K-means is
+trained on, and the order in which context documents are taken from a cluster. A grown corpus keeps the part
+of a sample that no newcomer's hash displaces.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ def sample_rows(
     *,
     max_text_characters: int = MAX_TEXT_CHARACTERS,
 ) -> pa.Table:
-    """Keep the ``max_documents`` rows of a stream with the smallest keys, in key order, each ``text`` cut to its opening.
+    """Keep the ``max_documents`` rows of a stream with the smallest keys, in key order.
 
-    Rows need ``doc_id`` and ``text``; every other column stays. Holds at most twice the sample and one table.
-    A stream without a single table, not even an empty one, is refused: it has no columns.
+    Each ``text`` is cut to its opening. Rows need ``doc_id`` and ``text``; every other column stays. Holds at
+    most twice the sample and one table. A stream without a single table, not even an empty one, is refused:
+    it has no columns.
     """
     held: list[pa.Table] = []
     held_keys: list[np.ndarray] = []

@@ -1,7 +1,8 @@
-"""Keep trained clusters in one Arrow file, with the surrogate they were trained in: a later ingest must place documents in the same space.
+"""Keep trained clusters in one Arrow file, with the surrogate they were trained in.
 
-One row an array: name, dtype, shape, bytes. Everything in the file is covered by its fingerprint, so damage
-is found here even before the generation's manifest is asked.
+A later ingest must place documents in the same space. One row an array: name, dtype, shape, bytes. Everything
+in the file is covered by its fingerprint, so damage is found here even before the generation's manifest is
+asked.
 """
 
 from __future__ import annotations

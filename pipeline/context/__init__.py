@@ -1,4 +1,6 @@
-"""What an encoder is shown of the corpus: J documents over all clusters, embedded once, the same for documents and queries.
+"""What an encoder is shown of the corpus: J documents over all clusters, embedded once.
+
+Documents and queries are shown the same.
 
 clusters ──▶ places by size ──▶ J documents by hash ──▶ first stage, once ──▶ ContextSet ──▶ every encoding
                                                                                   │

@@ -1,7 +1,8 @@
-"""Tell how far a corpus has moved from the context it was encoded with: two histograms over the same clusters, compared.
+"""Tell how far a corpus has moved from the context it was encoded with.
 
-Sees documents that move between clusters, not a new topic that falls into an old cluster; only clustering
-anew finds that. Decides nothing: it measures, and says the measure in a word.
+Compares two histograms over the same clusters. Sees documents that move between clusters, not a new topic
+that falls into an old cluster: only clustering again finds that. Decides nothing: it measures, and says the
+measure in a word.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LARGE_DISTANCE = 0.20
 """From here on, one context place in five stands for documents that are no longer there in that number."""
 
 LARGE_GROWTH = 0.50
-"""When most documents are newer than the context, their clusters may still agree while their contents do not."""
+"""When most documents are newer than the context, their contents may differ though their clusters agree."""
 
 MOVED_SHARE = 0.01
 """A cluster is named when its share of the corpus changed by at least this much."""
@@ -75,7 +76,7 @@ def measure_drift(
     if not num_before:
         raise UsageError(
             "the context must have been drawn from at least one document, got an empty histogram; build "
-            "the context anew"
+            "the context again"
         )
 
     p_K, q_K = before_K / num_before, now_K / num_now

@@ -20,10 +20,11 @@ from pipeline.errors import UsageError
 def allocate(
     sizes_K: Int64[np.ndarray, " K"], num_documents: int, available_K: Int64[np.ndarray, " K"] | None = None
 ) -> Int64[np.ndarray, " K"]:
-    """Share ``num_documents`` places by largest remainder in proportion to ``sizes_K``; equal remainders go to the lower cluster id.
+    """Share ``num_documents`` places by largest remainder in proportion to ``sizes_K``.
 
-    No cluster gets more than it has available (its size, unless told otherwise); what it cannot fill goes to
-    the others by the same rule. The places add up to ``num_documents``, or to all there is.
+    Equal remainders go to the lower cluster id. No cluster gets more than it has available (its size, unless
+    told otherwise); what it cannot fill goes to the others by the same rule. The places add up to
+    ``num_documents``, or to all there is.
     """
     capacity_K = sizes_K if available_K is None else available_K
     if capacity_K.shape != sizes_K.shape or (sizes_K < capacity_K).any() or (capacity_K < 0).any():
@@ -51,7 +52,7 @@ def draw_context(
     seed: int,
     cluster_sizes_K: Int64[np.ndarray, " K"] | None = None,
 ) -> Int64[np.ndarray, " C"]:
-    """Return the positions of the context documents, by cluster id, within a cluster by seeded hash of the id.
+    """Return the positions of the context documents, ordered by cluster id, then by seeded hash of the id.
 
     Which documents are drawn, and their order, depends on ids and clusters alone, not on the order of the
     rows. ``cluster_sizes_K`` is the histogram of the whole corpus where ``doc_ids`` is a sample of it.

@@ -127,9 +127,10 @@ def build_context(
     first_stage_fingerprint: str,
     cluster_sizes_K: Int64[np.ndarray, " K"] | None = None,
 ) -> ContextSet:
-    """Draw the context from a sample with ``doc_id``, ``text`` and ``content_sha256``, and embed it in one call.
+    """Draw the context from a sample and embed it in one call.
 
-    ``embed`` cuts texts to ``config.max_document_tokens`` itself: tokens are the first stage's.
+    The sample has ``doc_id``, ``text`` and ``content_sha256``. ``embed`` cuts texts to
+    ``config.max_document_tokens`` itself: tokens are the first stage's.
     """
     if not sample.num_rows:
         raise SourceError("a context must be drawn from at least one document, got none")

@@ -1,4 +1,4 @@
-"""Judge decoded rows: each one becomes a staged row with its content hash, or a quarantined row with a reason.
+"""Judge decoded rows: each is staged with its content hash, or quarantined with a reason.
 
 Last step of the reading side of stage 1. Sizes are judged before strings are made plain, everything else on
 plain columns, vectorised; single rows are looked at only where a whole column failed. A row carries the first
@@ -53,10 +53,10 @@ class CheckedBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowChecker:
-    """The checks of one file: which source column fills which stored column, and what every row of the file shares.
+    """The checks of one file.
 
-    ``sources`` maps a stored column to the source column it is read from; ``constants`` are the partition
-    values.
+    ``sources`` maps a stored column to the source column it is read from. ``constants`` are the partition
+    values, which every row of the file shares.
     """
 
     source_file: str

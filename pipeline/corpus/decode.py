@@ -27,10 +27,13 @@ DECODE_ERRORS = (pa.ArrowException, OSError, MemoryError, ValueError)
 
 THRIFT_STRING_BYTES = 32 << 20
 THRIFT_CONTAINER_ITEMS = 1 << 20
-"""Limits on a footer: above any honest one (pandas metadata, a million column chunks), below what exhausts memory."""
+"""Limits on a footer: above any honest one (pandas metadata, a million column chunks), far below memory."""
 
 GROUP_BUDGET_BATCHES = 4
-"""A column chunk that decodes to more than this many batches may be one page or one row, so it must not look like a bomb."""
+"""A column chunk that decodes to more than this many batches may be one page or one row.
+
+It must not look like a bomb.
+"""
 SUSPECT_EXPANSION = 200
 """Decoded over stored bytes: prose compresses 3 to 5 times, logs 20 to 50, a bomb ten thousand."""
 SKEWED_READ_ROWS = 256
@@ -64,7 +67,7 @@ class ReadPlan:
 def open_parquet(
     stream: pa.NativeFile, metadata: pq.FileMetaData | None = None, as_dictionary: Sequence[str] = ()
 ) -> pq.ParquetFile:
-    """Open a Parquet file so that nothing but its footer is read yet, and not even that when ``metadata`` is given."""
+    """Open a Parquet file, reading nothing but its footer, and not even that when ``metadata`` is given."""
     return pq.ParquetFile(
         stream,
         metadata=metadata,
@@ -135,11 +138,11 @@ class _PageReachedError(Exception):
 def check_column_metadata(
     stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaves: Sequence[Leaf]
 ) -> None:
-    """Raise one of ``DECODE_ERRORS`` when the footer's part on a row group's columns is damaged; must come before ``group.column``.
+    """Raise one of ``DECODE_ERRORS`` where the footer is damaged in what it says of a row group's columns.
 
-    ``RowGroupMetaData.column`` ends the process on such damage, an exception it lets escape from C++. Opening
-    the column readers makes the same checks and reports them; they are opened on a file without content, so
-    that no page is decoded.
+    Must come before ``group.column``: that ends the process on such damage, by an exception that escapes from
+    C++. Opening the column readers makes the same checks and reports them. They are opened on a file without
+    content, so that no page is decoded.
     """
     columns = list(dict.fromkeys(leaf.column for leaf in leaves))
     unread = pa.PythonFile(_Unread(stream.size()), mode="r")
@@ -194,7 +197,10 @@ def refusal(group: pq.RowGroupMetaData, leaves: Sequence[Leaf], config: CorpusCo
 def plan_reads(
     stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaves: Sequence[Leaf], config: CorpusConfig
 ) -> ReadPlan:
-    """Choose the rows of a read so that it decodes to about ``batch_bytes``, twice that at most behind a dictionary."""
+    """Choose the rows of a read so that it decodes to about ``batch_bytes``.
+
+    Behind a dictionary it decodes to twice that at most.
+    """
     group = metadata.row_group(index)
     num_rows = max(group.num_rows, 1)
     rows, as_dictionary = config.batch_rows, list[str]()

@@ -1,12 +1,14 @@
-"""What is published, what a killed run had encoded, and what this run has seen: one exact table of ids and content digests.
+"""One exact table of ids and content digests: what is published, encoded, and seen by this run.
 
 Stage 1, the memory of incremental ingest, in SQLite because it must outgrow memory. The file is scratch: each
-run fills it anew, so it has no journal, is never synced, and an older one is deleted on opening. It holds no
-text. It decides nothing about what is stored; the committer acts on the lists it gives.
+run fills it from the start, so it has no journal, is never synced, and an older one is deleted on opening. It
+holds no text. It decides nothing about what is stored; the committer acts on the lists it gives.
 
-    published  digest of the served generation        state  how this run met the id: not yet, with the published content, with the encoded
-    encoded    digest of what lies encoded in pending         content, with other content, or only in a quarantined row
+    published  digest in the served generation
+    encoded    digest of what a killed run left encoded in pending
     shard      the last encoded shard that holds it
+    state      how this run met the id: not yet, with the published content, with the encoded content,
+               with other content, or only in a quarantined row
 """
 
 from __future__ import annotations

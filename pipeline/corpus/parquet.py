@@ -37,7 +37,7 @@ REJECTED_BATCH_ROWS = 65_536
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scan:
-    """A corpus that has been looked at: readable files with their row counts, and what is wrong with the others.
+    """A corpus whose footers have been read.
 
     ``num_rows`` is the total of the readable files' footers; ``damaged_files`` come on top, one quarantined
     row each.
@@ -143,7 +143,10 @@ def _damage(error: BaseException) -> str:
 
 
 def read_checked(scan: Scan, config: CorpusConfig) -> Iterator[CheckedBatch]:
-    """Yield every row of the corpus once, in file order then row order, in batches of at most ``batch_rows`` and about ``batch_bytes``."""
+    """Yield every row of the corpus once, in file order, then row order.
+
+    Batches have at most ``batch_rows`` rows and about ``batch_bytes`` bytes.
+    """
     for file, reason in scan.damaged_files:
         yield _rejected(scan, file, [None], quarantine.DAMAGED_FILE, reason)
     for file, num_rows in zip(scan.files, scan.file_rows, strict=True):

@@ -206,7 +206,7 @@ def _refuse_repeated_names(file: SourceFile, schema: pa.Schema) -> None:
 
 def _check_roles(file: SourceFile, schema: pa.Schema, mapping: ColumnMapping) -> None:
     for role, column in mapping.roles.items():
-        label = {"doc_id": "id"}.get(role, role)
+        label = "id" if role == "doc_id" else role
         if column not in schema.names:
             raise SchemaError(
                 _missing_sentence(

@@ -68,7 +68,7 @@ class Staged:
 
     @property
     def indexed(self) -> int:
-        """Documents that the next generation holds anew or in a new version."""
+        """Documents that are new, or have a new version, in the next generation."""
         return self.new + self.changed + self.already_encoded
 
     @property
@@ -86,7 +86,7 @@ def stage_changes(
     quarantine: QuarantineWriter,
     progress: ProgressListener = silent_progress,
 ) -> Staged:
-    """Pass the corpus through checks and ledger and write the rows to encode to ``folder``, which is emptied first."""
+    """Pass the corpus through checks and ledger; write the rows to encode to ``folder``, emptied first."""
     with durable.storage_errors("staging the corpus"):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -112,9 +112,10 @@ def stage_stored(
     shard_characters: int,
     schema: pa.Schema,
 ) -> tuple[tuple[Path, ...], int]:
-    """Stage rows that are stored already, without those the ledger has encoded; return the shards and the characters of their texts.
+    """Stage rows that are stored already, without those the ledger has encoded.
 
-    Rows have the columns of the staged ``schema`` but for ``query``, which is not stored.
+    Returns the shards and the number of characters of their texts. Rows have the columns of the staged
+    ``schema`` but for ``query``, which is not stored.
     """
     with durable.storage_errors("staging the stored documents"):
         shutil.rmtree(folder, ignore_errors=True)

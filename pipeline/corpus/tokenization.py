@@ -123,7 +123,10 @@ def _batches(texts: Sequence[str]) -> Iterator[list[_Segment]]:
 
 
 def segments(text: str) -> Iterator[tuple[int, int]]:
-    """Yield contiguous spans of at most ``SEGMENT_CHARACTERS`` that cover the text, cut before white space where there is any."""
+    """Yield contiguous spans of at most ``SEGMENT_CHARACTERS`` that cover the text.
+
+    They are cut before white space where there is any.
+    """
     start = 0
     while len(text) - start > SEGMENT_CHARACTERS:
         end = _cut(text, start, start + SEGMENT_CHARACTERS)

@@ -1,7 +1,7 @@
 """Give freed memory back while a collection is written.
 
 glibc raises its threshold for returning memory each time a large block is freed, and Lance's threads then
-keep hundreds of megabytes that nobody uses: writing 100,000 documents of 1 kB peaked at 885 MB, and at 501 MB
+keep hundreds of megabytes unused: writing 100,000 documents of 1 kB peaked at 885 MB, and at 501 MB
 with the threshold held. Held only while writing: during encoding it would cost page faults on every tensor.
 
 Nothing happens where the C library is not glibc.

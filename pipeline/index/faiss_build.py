@@ -25,7 +25,8 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from pipeline.config import IndexConfig
-from pipeline.index.faiss_index import REFINE_SUFFIX, choose_kind
+from pipeline.index.faiss_index import REFINE_SUFFIX
+from pipeline.index.faiss_kinds import choose_kind, faiss_kind
 
 VectorStream = Callable[[], Iterator[np.ndarray]]
 """Restartable: each call yields the same blocks ``[n, V]`` float32, in position order."""
@@ -58,20 +59,21 @@ EMPTY_CODES_BYTES = 8
 def build_faiss_index(
     vectors: VectorStream, num_vectors: int, vector_dim: int, config: IndexConfig, path: Path
 ) -> dict[str, Any]:
-    """Write the index of a vector stream to ``path`` and return its description, for the manifest and :func:`open_faiss_index`.
+    """Write the index of a vector stream to ``path`` and return its description.
 
-    RaBitQ writes a second file, ``path`` + ``.refine``. The stream is read twice for an inverted file, once
-    for Flat.
+    The manifest keeps the description; :func:`open_faiss_index` needs it. RaBitQ writes a second file,
+    ``path`` + ``.refine``. The stream is read twice for an inverted file, once for Flat.
     """
-    kind, why = choose_kind(num_vectors, config)
+    name, why = choose_kind(num_vectors, config)
+    kind = faiss_kind(name)
     description: dict[str, Any] = {
-        "kind": kind,
+        "kind": name,
         "why": why,
         "metric": "inner_product",
         "num_vectors": num_vectors,
         "vector_dim": vector_dim,
     }
-    if kind == "flat":
+    if kind.make_lists is None:
         index = faiss.IndexFlatIP(vector_dim)
         _write_codes(
             index,
@@ -84,8 +86,8 @@ def build_faiss_index(
     sample_NV, queries_QV, query_positions = _draw_samples(vectors, num_vectors, vector_dim, config.seed)
     exact = _ExactTop(queries_QV, query_positions)
     with _one_blas_thread():
-        index = _train_lists(kind, sample_NV, num_vectors, config.seed)
-        refine = _train_codes(sample_NV, vector_dim) if kind == "ivf_rabitq" else None
+        index = _train_lists(kind.make_lists, sample_NV, num_vectors, config.seed)
+        refine = _train_codes(sample_NV, vector_dim) if kind.is_refined else None
     description |= {
         "nlist": index.nlist,
         "trained_on": len(sample_NV),
@@ -127,16 +129,10 @@ def _choose_num_lists(num_vectors: int) -> int:
     return int(2 ** np.floor(np.log2(max(1.0, min(4.0 * num_vectors**0.5, MAX_LISTS, num_vectors / 8)))))
 
 
-def _train_lists(kind: str, sample_NV: Float32[np.ndarray, "N V"], num_vectors: int, seed: int) -> Any:
-    vector_dim = sample_NV.shape[1]
-    num_lists = _choose_num_lists(num_vectors)
-    quantizer = faiss.IndexFlatIP(vector_dim)
-    if kind == "ivf_rabitq":
-        index = faiss.IndexIVFRaBitQ(quantizer, vector_dim, num_lists, faiss.METRIC_INNER_PRODUCT)
-    else:
-        index = faiss.IndexIVFScalarQuantizer(
-            quantizer, vector_dim, num_lists, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT, True
-        )
+def _train_lists(
+    make_lists: Callable[[int, int], Any], sample_NV: Float32[np.ndarray, "N V"], num_vectors: int, seed: int
+) -> Any:
+    index = make_lists(sample_NV.shape[1], _choose_num_lists(num_vectors))
     index.cp.niter, index.cp.seed, index.cp.spherical = KMEANS_ITERATIONS, seed, True
     index.cp.min_points_per_centroid = 1
     index.cp.max_points_per_centroid = len(sample_NV)
@@ -175,10 +171,8 @@ def _write_codes(
     """Write an index whose last field is its codes in position order: Flat and scalar codes."""
     with path.open("wb") as stream:
         stream.write(_header(index, num_vectors, EMPTY_CODES_BYTES))
-        width = (
-            index.d
-        )  # FAISS counts a Flat file's floats and a code file's bytes: one item a dimension either way
-        stream.write(np.uint64(num_vectors * width).tobytes())
+        # FAISS counts a Flat file's floats and a code file's bytes: one item a dimension either way.
+        stream.write(np.uint64(num_vectors * index.d).tobytes())
         written = 0
         for block in blocks:
             stream.write(np.ascontiguousarray(block, dtype=code_type).data)
@@ -259,7 +253,7 @@ def _regroup(blocks: Iterator[np.ndarray], size: int) -> Iterator[np.ndarray]:
 
 
 class _ExactTop:
-    """The true neighbours of the measured queries, kept up while the blocks stream past on their way into the index."""
+    """The true neighbours of the measured queries, found while the blocks stream into the index."""
 
     def __init__(
         self, queries_QV: Float32[np.ndarray, "Q V"], own_positions: Int64[np.ndarray, " Q"]
@@ -281,9 +275,8 @@ class _ExactTop:
     def _offer(self, block_NV: np.ndarray, start: int) -> None:
         scores_QN = self.queries_QV @ block_NV.T
         is_here = (self._own_positions >= start) & (self._own_positions < start + len(block_NV))
-        scores_QN[
-            np.flatnonzero(is_here), self._own_positions[is_here] - start
-        ] = -np.inf  # a query that finds itself says nothing
+        # A query that finds itself says nothing.
+        scores_QN[np.flatnonzero(is_here), self._own_positions[is_here] - start] = -np.inf
         best = np.argsort(-scores_QN, axis=1, kind="stable")[:, :MEASURED_TOP_K]
         scores = np.concatenate([self._scores_QK, np.take_along_axis(scores_QN, best, axis=1)], axis=1)
         vectors = np.concatenate([self.neighbours_QKV, block_NV[best]], axis=1)

@@ -1,8 +1,7 @@
 """FAISS files opened for reading: memory-mapped, searched by inner product, filtered by position.
 
-Three kinds: Flat (exact), IVF with 8-bit scalar codes, and IVF with RaBitQ codes refined by 8-bit codes.
-``faiss_build`` writes them; neither checks a hash: a file reaches :func:`open_faiss_index` only after its
-SHA-256 matched the manifest.
+``faiss_kinds`` lists the kinds and ``faiss_build`` writes them. No hash is checked here: a file reaches
+:func:`open_faiss_index` only after its SHA-256 matched the manifest.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false
@@ -14,25 +13,20 @@ import threading
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import faiss
 import numpy as np
 from jaxtyping import Float32, Int64
 from numpy.lib.stride_tricks import sliding_window_view
 
-from pipeline.config import IndexConfig
 from pipeline.errors import DamageError
 from pipeline.index.exact_index import top_k_of
+from pipeline.index.faiss_kinds import faiss_kind
 from pipeline.index.protocol import NO_POSITION
-
-FaissKind = Literal["flat", "ivf_sq8", "ivf_rabitq"]
 
 REFINE_SUFFIX = ".refine"
 """Beside ``x.faiss``, ``x.faiss.refine`` holds the 8-bit codes that re-score RaBitQ's candidates."""
-
-MIN_LISTED_VECTORS = 256
-"""Below this there is nothing to train lists on, and nothing to save."""
 
 BRUTE_FORCE_POSITIONS = 2_048
 """Up to this many allowed positions are decoded and scored one by one: an IVF probe could miss them all."""
@@ -41,49 +35,20 @@ _read_lock = threading.Lock()
 """FAISS keeps its byte limit in one global; two readers of different files must not race on it."""
 
 
-def choose_kind(num_vectors: int, config: IndexConfig) -> tuple[FaissKind, str]:
-    """Return the kind of index for a number of vectors, and a sentence that says why."""
-    if config.kind != "flat" and num_vectors < MIN_LISTED_VECTORS:
-        return "flat", f"{num_vectors:,} vectors are too few for inverted lists"
-    if config.kind != "auto":
-        return config.kind, f"asked for by the setting index.kind = {config.kind}"
-    if num_vectors <= config.flat_max_vectors:
-        return (
-            "flat",
-            f"{num_vectors:,} vectors are at most {config.flat_max_vectors:,}: exact search is fast enough",
-        )
-    if num_vectors < config.rabitq_min_vectors:
-        return (
-            "ivf_sq8",
-            (
-                f"{num_vectors:,} vectors are more than {config.flat_max_vectors:,}: inverted lists with one "
-                "byte a dimension"
-            ),
-        )
-    return (
-        "ivf_rabitq",
-        (
-            f"{num_vectors:,} vectors are at least {config.rabitq_min_vectors:,}: one bit a dimension, "
-            "refined by one byte a dimension"
-        ),
-    )
-
-
 def open_faiss_index(path: Path, description: Mapping[str, Any]) -> FaissIndex:
     """Map a FAISS file whose hash has been checked.
 
     ``description`` is what ``build_faiss_index`` returned for it.
     """
-    kind: FaissKind = description["kind"]
-    if kind == "flat":
-        index, refine = _read(path, faiss.IO_FLAG_MMAP_IFC), None
+    kind, refine = faiss_kind(description["kind"]), None
+    if kind.make_lists is None:
+        index = _read(path, faiss.IO_FLAG_MMAP_IFC)
     else:
-        index, refine = _read(path, faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY), None
-        faiss.downcast_InvertedLists(
-            index.invlists
-        ).prefetch_nthread = 0  # 32 threads a query by default, for lists that are in the page cache
-        if kind == "ivf_rabitq":
-            refine = _read(path.with_name(path.name + REFINE_SUFFIX), faiss.IO_FLAG_MMAP_IFC)
+        index = _read(path, faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+        # By default 32 threads a query fetch lists that are in the page cache anyway.
+        faiss.downcast_InvertedLists(index.invlists).prefetch_nthread = 0
+    if kind.is_refined:
+        refine = _read(path.with_name(path.name + REFINE_SUFFIX), faiss.IO_FLAG_MMAP_IFC)
     opened = FaissIndex(index=index, refine=refine, description=description)
     if (opened.num_vectors, opened.vector_dim) != (description["num_vectors"], description["vector_dim"]):
         raise DamageError(
@@ -96,9 +61,8 @@ def open_faiss_index(path: Path, description: Mapping[str, Any]) -> FaissIndex:
 
 def _read(path: Path, flags: int) -> Any:
     with _read_lock:
-        faiss.set_deserialization_vector_byte_limit(
-            max(path.stat().st_size, 1 << 20)
-        )  # no vector in a file can be larger than the file
+        # No vector in a file can be larger than the file.
+        faiss.set_deserialization_vector_byte_limit(max(path.stat().st_size, 1 << 20))
         try:
             return faiss.read_index(str(path), flags)
         except RuntimeError as error:
@@ -116,8 +80,8 @@ class FaissIndex:
         self._index = index
         self._refine = refine
         self._search_index = index if refine is None else faiss.IndexRefine(index, refine)
-        self._is_flat = description["kind"] == "flat"
-        self._nprobe = int(description.get("nprobe", 1))
+        self._is_flat = faiss_kind(description["kind"]).make_lists is None
+        self._nprobe = 1 if self._is_flat else int(description["nprobe"])
         self._codes_lock = threading.Lock()
 
     @property

@@ -48,11 +48,11 @@ OPEN_ATTEMPTS = 3
 
 
 class HeldFiles:
-    """Files that are mapped, held open: reading a part that is cut off would end the process, and only who holds a file can always tell.
+    """Mapped files, held open to notice when one is cut.
 
-    One that was removed is whole for who holds it, one that was cut before it was removed is not. One that is
-    not there when it is to be held raises :class:`DamageError`, as mapping it does, so that a reader who lost
-    its generation starts over.
+    Reading a mapped part that was cut off would end the process. A file that was removed stays whole for its
+    holder. A file that is missing when it is to be held raises :class:`DamageError`, as mapping it does, so
+    that a reader that lost its generation starts over.
     """
 
     def __init__(self, folder: Path, records: Mapping[str, FileRecord]) -> None:
@@ -84,7 +84,7 @@ def _close(descriptors: dict[str, int]) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Generation:
-    """What one search session reads: two vector indexes, the positions that tie them to the table, and the pinned table itself.
+    """What one search reads: two vector indexes, their positions, and the pinned table.
 
     Position p of ``documents`` is row p of ``doc_ids``, ``row_ids`` and ``cluster_ids``; its chunks are
     positions ``chunk_offsets[p]`` to ``chunk_offsets[p + 1]`` of ``chunks``. ``passage_terms`` is None in a
@@ -298,7 +298,7 @@ def open_latest_intact_generation(layout: CollectionLayout, check_hashes: bool =
 def check_generation_files(
     layout: CollectionLayout, manifest: Manifest, check_hashes: bool = True
 ) -> list[tuple[str, str]]:
-    """Return (file, what is wrong) for each file of a generation's folder that does not match its manifest."""
+    """Return (file, what is wrong) for each file of a generation that does not match its manifest."""
     folder = layout.generation_folder(manifest.generation)
     problems: list[tuple[str, str]] = []
     for name, record in manifest.files.items():

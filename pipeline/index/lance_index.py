@@ -1,4 +1,4 @@
-"""The truth: LanceDB tables ``documents`` and ``chunks``, changed by one committer under the collection's lock.
+"""The truth: LanceDB tables ``documents`` and ``chunks``, changed by one writer under the collection's lock.
 
 Both tables hold the same documents in the same order, chunks by ordinal, and every later stage relies on that
 order. A commit is a handful of Lance versions; none of them is visible to a reader before a generation pins
@@ -106,7 +106,7 @@ class LanceTables:
         """
         tables = cls(layout, metadata_fields, vector_dim)
         existing = _table_names(tables._database)
-        if layout.exists():  # tables that were never published bind nobody: roll_back(None) makes them anew
+        if layout.exists():  # tables that were never published bind no one: roll_back(None) empties them
             tables._check_schemas(cls.open(layout).schemas)
         with lance_errors("creating the tables"):
             for name in TABLES:
@@ -129,10 +129,10 @@ class LanceTables:
         return self._dataset(name, versions[name]).count_rows()
 
     def roll_back(self, versions: Mapping[str, int] | None) -> None:
-        """Undo what a killed run left: make the latest versions equal the pinned ones, or both tables empty (None).
+        """Undo what a killed run left: make the latest versions equal the pinned ones.
 
-        None is right where nothing was ever published.
-        Idempotent; a pinned version that Lance cannot open any more raises :class:`IntegrityError`.
+        None, where nothing was ever published, makes both tables empty. Idempotent; a pinned version
+        that Lance cannot open any more raises :class:`IntegrityError`.
         """
         for name in TABLES:
             if versions is None:
@@ -218,7 +218,7 @@ class LanceTables:
         return found
 
     def keep_only(self, generations: Iterable[int]) -> None:
-        """Drop every other tag, and every version and file that no remaining tag nor the latest version needs."""
+        """Drop every other tag, and what neither a remaining tag nor the latest version needs."""
         kept = {generation_tag(number) for number in generations}
         with lance_errors("cleaning up old versions"):
             for name in TABLES:
@@ -324,11 +324,12 @@ class LanceTables:
             )
 
     def _compact(self, name: str, *, force: bool) -> None:
-        """Merge fragments and drop deleted rows where there are many: all of a table or nothing, as positions are rows of a scan.
+        """Merge fragments and drop deleted rows where there are many: all of a table or nothing.
 
-        Lance puts fragments in the order of their ids and gives what it rewrites new ones, so a table whose
-        first fragments alone are rewritten has them at its end, and what an index covers is rewritten apart
-        from what it does not. The text indexes are dropped before and built again by ``_index_text``.
+        Positions are rows of a scan, so the order must stay. Lance scans fragments by id and gives rewritten
+        ones new ids: if only the first fragments were rewritten, they would move to the end. It also rewrites
+        rows that an index covers apart from those it does not. Hence the text indexes are dropped before, and
+        built again by ``_index_text``.
         """
         with lance_errors(f"compacting table `{name}`"):
             fragments = self._dataset(name).get_fragments()

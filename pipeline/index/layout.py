@@ -93,10 +93,10 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class CollectionLayout:
-    """The paths of one collection; building one touches no file but checks the name and refuses a symlinked folder.
+    """The paths of one collection.
 
-    ``replica`` is the collection in the object store that the folder is a copy of, None where the root is a
-    folder.
+    Building one touches no file; it checks the name and refuses a symbolic link. ``replica`` is the
+    collection in the object store that the folder is a copy of, None where the root is a folder.
     """
 
     root: Path
@@ -238,7 +238,10 @@ class CollectionLayout:
         return "stopped" if self.lock_path.exists() else None
 
     def require_exists(self) -> None:
-        """Raise :class:`CollectionNotFoundError`, naming the collections there are, or saying why there is nothing of this one yet."""
+        """Raise :class:`CollectionNotFoundError` where nothing is published.
+
+        The message names the collections there are, or says why there is nothing of this one yet.
+        """
         if not self.exists():
             begun = self.first_ingest()
             if begun is not None:
@@ -252,10 +255,10 @@ class CollectionLayout:
             )
 
     def refresh(self) -> None:
-        """Bring a copy up to date, for readers that begin; of a collection in a folder there is nothing to do.
+        """Bring a copy of an object store up to date; does nothing for a collection in a folder.
 
-        What was copied before is read where the store does not answer or is damaged, or where a writer of
-        this machine has the copy; the replica then has a complaint.
+        Where the store does not answer or is damaged, or a writer of this machine holds the copy, the copy is
+        read as it is, and the replica has a complaint.
         """
         if self.replica is None or not self.replica.is_due():
             return
@@ -310,10 +313,11 @@ class CollectionLayout:
 
     @contextlib.contextmanager
     def writer_lock(self) -> Generator[None]:
-        """Hold the collection for writing, making its folder if need be; raise :class:`CollectionBusyError` if another process does.
+        """Hold the collection for writing; make its folder if need be.
 
-        The kernel drops the lock when the holder dies, so a killed run never leaves a stale one. In an object
-        store others wait for the lease of a killed run to expire; the copy is up to date inside the block.
+        Raises :class:`CollectionBusyError` if another process holds it. The kernel drops the lock when the
+        holder dies, so a killed run never leaves a stale one. In an object store others wait for the lease of
+        a killed run to expire; the copy is up to date inside the block.
         """
         with (
             self._copy_lock(),
@@ -357,7 +361,8 @@ def list_states(root: Path | str) -> dict[str, FirstIngest | None]:
     """
     states: dict[str, FirstIngest | None] = {}
     for layout in _layouts(root):
-        begun = None if (is_published := layout.exists()) else layout.first_ingest()
+        is_published = layout.exists()
+        begun = None if is_published else layout.first_ingest()
         if is_published or begun is not None:
             states[layout.name] = begun
     return states

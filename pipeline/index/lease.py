@@ -1,4 +1,4 @@
-"""Who may write to a collection in an object store: an object that says who, and until when.
+"""The writer's lease on a collection in an object store: an object that names the holder and the time.
 
 No kernel drops it with its holder, so it expires, and a holder renews it in time. It saves two writers from
 doing the same work, and nothing else hangs on it: what is served changes by a swap that only one writer can

@@ -1,7 +1,7 @@
-"""What keeps a collection in shape between ingests: compact, delete, report; ``verify`` and ``repair`` are named here too.
+"""What keeps a collection in shape between ingests: compact, delete, report.
 
-Compaction and deletion publish a new generation under the lock; neither encodes anything, so the context and
-the clusters are carried over unchanged.
+``verify`` and ``repair`` are named here, too. Compaction and deletion publish a new generation under the
+lock; neither encodes anything, so the context and the clusters are carried over unchanged.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -101,12 +101,12 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
         "vector_dim": manifest.vector_dim,
         "indexes": {name: dict(description) for name, description in manifest.indexes.items()},
         "disk_bytes": _disk_bytes(layout.folder),
-        "encoder": dict(manifest.settings.get("encoder", {})),
+        "encoder": dict(manifest.settings["encoder"]),
         "settings": dict(manifest.settings),
         "fingerprints": dict(manifest.fingerprints),
         "context": {
             "documents": manifest.context_documents,
-            "fingerprint": manifest.fingerprints.get("context", ""),
+            "fingerprint": manifest.fingerprints["context"],
             "cluster_sizes": list(manifest.context_cluster_sizes),
             "collection_documents": manifest.documents_at_context,
         },

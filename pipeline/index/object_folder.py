@@ -1,4 +1,4 @@
-"""A folder of an object store: whole objects in and out, one kind of write that only one of many can win, errors in sentences.
+"""A folder of an object store: whole objects, a conditional write, errors in sentences.
 
 Wraps obstore, which retries refused and broken requests. Knows nothing of collections. Only ``s3://`` has
 been tried.

@@ -1,7 +1,10 @@
-"""BM25 of windows of neighbouring chunks, for every window of a collection, from the counts in ``passages.arrow``.
+"""BM25 of windows of neighbouring chunks, for every window, from the counts in ``passages.arrow``.
 
-    BM25(window) = Σ idf(t) · f · (k1 + 1) / (f + k1 · (1 - b + b · length / average length)),   f the count of t in all of the window
-    idf(t) = ln(1 + (M - m + ½) / (m + ½)),   m of the collection's M chunks hold t;   k1 = 1.2, b = 0.75, lengths in characters
+    BM25(window) = Σ idf(t) · f · (k1 + 1) / (f + k1 · (1 - b + b · length / average length))
+    idf(t)       = ln(1 + (M - m + ½) / (m + ½))
+
+    f: count of t in all of the window      m: chunks that hold t, of M      k1 = 1.2, b = 0.75
+    Lengths are in characters.
 
 A passage is a window whose length is chosen at query time. A full-text index scores the rows it holds, and
 the sum of its chunks' scores is not the score of a window, which flattens with a word's count in all of it;
@@ -51,9 +54,10 @@ class PassageBM25:
         self._saturation: dict[int, Float32[np.ndarray, " M"]] = {}
 
     def scores(self, query: str, size: int) -> Float32[np.ndarray, " M"]:
-        """Return BM25 of the window of ``size`` chunks that begins with each chunk; 0 where none begins or no word of the query stands.
+        """Return BM25 of the window of ``size`` chunks that begins with each chunk.
 
-        A document of fewer chunks is one window. A word that the query repeats counts each time.
+        It is 0 where no window begins or no word of the query stands. A document of fewer chunks is one
+        window. A word that the query repeats counts each time.
         """
         saturation_M = self._saturation_of(size)
         scores_M = np.zeros(len(self._first_M), np.float32)
@@ -107,7 +111,7 @@ class PassageBM25:
         return self._chunks[own].astype(np.int64), self._counts[own]
 
     def _saturation_of(self, size: int) -> Float32[np.ndarray, " M"]:
-        """Return k1 · (1 - b + b · length / average length) by first chunk, infinity where no window begins."""
+        """Return k1 · (1 - b + b · length / average length) by first chunk; inf where no window begins."""
         known = self._saturation.get(size)
         if known is not None:
             return known

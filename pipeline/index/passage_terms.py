@@ -1,4 +1,4 @@
-"""``passages.arrow``: which chunk holds which word how often; written here, read and scored by ``passage_bm25``.
+"""``passages.arrow``: how often each chunk holds each word; written here, scored by ``passage_bm25``.
 
     term ─▶ chunks that hold it (ascending), how often each does        one row a term, terms by code point
 

@@ -1,4 +1,4 @@
-"""``documents.arrow`` and ``chunks.arrow``: what ties a position in a FAISS file to a row, a span and a document.
+"""``documents.arrow`` and ``chunks.arrow`` tie a position in a FAISS file to a row, a span and a document.
 
 Each is ONE uncompressed record batch, so that readers map it and view columns as numpy arrays without a copy.
 Columns are spooled to files while the tables stream past; the order of documents and chunks, their ordinals
@@ -162,7 +162,7 @@ def write_document_positions(rows: Iterator[pa.RecordBatch], path: Path) -> pa.R
 
 
 def _require_unique(doc_ids: pa.LargeStringArray, id_hashes: list[np.ndarray]) -> None:
-    """Refuse a repeated id; eight bytes an id settle it, and only equal hashes are worth comparing the ids themselves."""
+    """Refuse a repeated id, comparing hashes of eight bytes first and ids only where hashes are equal."""
     ordered = np.sort(np.concatenate(id_hashes)) if id_hashes else np.empty(0, np.int64)
     if np.any(ordered[1:] == ordered[:-1]):
         repeated = len(doc_ids) - pc.count_distinct(doc_ids).as_py()
@@ -176,7 +176,10 @@ def _require_unique(doc_ids: pa.LargeStringArray, id_hashes: list[np.ndarray]) -
 def write_chunk_positions(
     rows: Iterator[pa.RecordBatch], documents: pa.RecordBatch, path: Path
 ) -> pa.RecordBatch:
-    """Write ``chunks.arrow`` from a scan of doc_id, ordinal, start_char and end_char, checking it against the documents."""
+    """Write ``chunks.arrow`` from a scan of doc_id, ordinal, start_char and end_char.
+
+    The scan is checked against the documents.
+    """
     spool = _Spool(CHUNK_POSITIONS_SCHEMA, path)
     offsets = documents.column("chunk_offset").to_numpy()
     num_chunks = documents.column("num_chunks").to_numpy()

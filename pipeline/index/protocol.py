@@ -35,10 +35,11 @@ class VectorIndex(Protocol):
         top_k: int,
         allowed: Int64[np.ndarray, " A"] | None = None,
     ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
-        """Return the scores and positions of the ``top_k`` best vectors of each query, best first, ties by lower position.
+        """Return the scores and positions of the ``top_k`` best vectors of each query, best first.
 
-        ``allowed`` restricts the answer to these positions (any order, no repeats needed); None allows all.
-        Missing answers are position -1 with score -inf, at the end of the row.
+        Ties go to the lower position. ``allowed`` restricts the answer to these positions (any order, no
+        repeats needed); None allows all. Missing answers are position -1 with score -inf, at the end of the
+        row.
         """
         ...
 

@@ -1,6 +1,6 @@
 """From pinned Lance versions to a served generation: build aside, rename, move ``CURRENT`` last.
 
-    .<n>.tmp/ built, every file fsynced ─▶ MANIFEST.json ─▶ renamed to <n>/ ─▶ CURRENT replaced ─▶ older ones pruned
+    .<n>.tmp/ built, files fsynced ─▶ MANIFEST.json ─▶ renamed to <n>/ ─▶ CURRENT replaced ─▶ older pruned
 
 A crash before ``CURRENT`` moves leaves the old generation served and rubbish that :func:`prepare_writer`
 clears; a crash after it leaves the new one served. Everything here runs under the collection's lock. Ingest,
@@ -110,7 +110,7 @@ class GenerationFacts:
 
 
 def prepare_writer(layout: CollectionLayout) -> Manifest | None:
-    """Settle what a killed writer left and return the served generation's manifest, None where nothing was ever published.
+    """Settle what a killed writer left; return the served generation's manifest, None before the first.
 
     Temporary and never-served generations are removed. A first publication killed just before ``CURRENT`` was
     written is completed: its folder is whole and nothing else is.
@@ -155,9 +155,8 @@ def publish_generation(
         try:
             manifest = _build(layout, tables, versions, facts, config, progress, number, folder)
         except BaseException:
-            shutil.rmtree(
-                folder, ignore_errors=True
-            )  # a full disk must not stay full of a generation nobody will read
+            # A full disk must not stay full of a generation that no one will read.
+            shutil.rmtree(folder, ignore_errors=True)
             raise
         final = layout.generation_folder(number)
         if final.exists():

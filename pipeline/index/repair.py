@@ -41,7 +41,7 @@ class RepairReport:
 
 def index_config_of(settings: Mapping[str, Any]) -> IndexConfig:
     """Return the index settings that a manifest's resolved settings carry."""
-    return IndexConfig(**settings.get("index", {}))
+    return IndexConfig(**settings["index"])
 
 
 def repair_collection(layout: CollectionLayout, progress: ProgressListener = silent_progress) -> RepairReport:
@@ -156,7 +156,7 @@ def _drop_damaged_predecessors(layout: CollectionLayout, served: int) -> list[Pr
 
 
 def _rebuild(layout: CollectionLayout, manifest: Manifest, progress: ProgressListener) -> Manifest:
-    """Publish the rows of a generation once more, with derived files made anew."""
+    """Publish the rows of a generation again, with derived files built from them."""
     prepare_writer(layout)
     tables = LanceTables.open(layout)
     tables.roll_back(manifest.lance_versions)

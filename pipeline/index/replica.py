@@ -1,4 +1,6 @@
-"""A collection in an object store, and this machine's copy of it, which everything else works on as on any local collection.
+"""A collection in an object store, and this machine's copy of it.
+
+Everything else works on the copy as on any local collection.
 
     s3://bucket/prefix/NAME/                          the copy's folder
       CURRENT        which generations there are  ──▶ CURRENT, REMOTE
@@ -7,7 +9,7 @@
       runs/, quarantine/
 
 A file never changes under its name, so nothing can be torn: :meth:`Replica.push` uploads what is new and then
-swaps ``CURRENT``, which succeeds only if nobody else has swapped it since this copy was brought up to date. A
+swaps ``CURRENT``, which succeeds only if no one else has swapped it since this copy was brought up to date. A
 reader pulls what ``CURRENT`` names and checks every hash. Files that no generation needs are removed a day
 later, by the store's clock.
 """
@@ -182,7 +184,7 @@ class Replica:
             if (self._folder / CURRENT_KEY).exists():
                 raise IntegrityError(
                     f"{self.uri} must have what {self._folder} is a copy of, got no CURRENT; "
-                    "restore it there, or remove the copy to begin anew"
+                    "restore it there, or remove the copy to begin again"
                 )
             return
         pointer = Pointer.of(found.content, self.uri)
@@ -232,7 +234,7 @@ class Replica:
             return {path: sentence for path, sentence in sorted(problems) if sentence is not None}
 
     def restore(self, number: int, paths: Iterable[str]) -> None:
-        """Write files of a generation that the copy serves, and the store has no more as they were, to the store again."""
+        """Write files of the served generation that the store has lost or changed to the store again."""
         records = self._records(self._generation(number))
         self._store.delete(_key(records[path]) for path in paths if path in records)
         self.push(number)
@@ -247,7 +249,7 @@ class Replica:
         )
 
     def _records(self, generation: RemoteGeneration) -> Records:
-        """Return every file of a generation, its manifest read from the copy or, where it has another, from the store."""
+        """Return every file of a generation, by its manifest in the copy or, failing that, in the store."""
         manifest = json.loads(self._small(f"{generation.folder}/{MANIFEST_NAME}", generation.manifest))
         records = {
             f"{generation.folder}/{name}": FileRecord(**record) for name, record in manifest["files"].items()
@@ -318,7 +320,7 @@ class Replica:
         self._seen = found
 
     def _sweep(self) -> None:
-        """Remove files of no generation that are old enough for nobody to count on them."""
+        """Remove files of no generation that no reader counts on any more."""
         assert self._seen is not None
         kept = self._kept_keys(self._seen)
         oldest = self._seen.modified_at - timedelta(seconds=KEPT_SECONDS)
@@ -389,7 +391,7 @@ class Replica:
     def _copied_records(self) -> Records:
         """Return the Lance data of the generation this copy serves.
 
-        Hashed when it came, written to by nobody.
+        It was hashed when it came, and nothing writes to it.
         """
         number = self._copied_number()
         if number is None:

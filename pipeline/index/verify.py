@@ -27,7 +27,9 @@ from pipeline.manifest import MANIFEST_NAME, Manifest
 from pipeline.types import ProgressListener, silent_progress
 
 Part = Literal["current", "manifest", "derived", "side", "lance", "rows", "store"]
-"""What is damaged: ``derived`` files can be made again from Lance, ``side`` files (context, clusters) and Lance cannot.
+"""What is damaged.
+
+``derived`` files can be made again from Lance; ``side`` files (context, clusters) and Lance cannot.
 
 Files that the ``store`` lacks are written to it again from a copy that is whole.
 """

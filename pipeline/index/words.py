@@ -56,7 +56,7 @@ STOP_WORDS = frozenset(
 )
 """Lucene's, which LanceDB leaves out, too."""
 MAX_WORD_CHARACTERS = 40
-"""Longer runs are no words that anybody looks for: keys, hashes, encoded bytes."""
+"""Longer runs are keys, hashes or encoded bytes, not words that someone searches for."""
 NO_TERM = -1
 
 _WORD = regex.compile(r"[^\W_]+")

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import faiss
 import numpy as np
 import pytest
 
-from pipeline.config import IndexConfig
-from pipeline.errors import IntegrityError
+from pipeline.config import IndexConfig, IndexKind
+from pipeline.errors import DamageError, IntegrityError
 from pipeline.index import faiss_build
 from pipeline.index.exact_index import ExactIndex
 from pipeline.index.faiss_build import build_faiss_index
@@ -17,12 +17,12 @@ from pipeline.index.faiss_index import (
     BRUTE_FORCE_POSITIONS,
     REFINE_SUFFIX,
     FaissIndex,
-    choose_kind,
     open_faiss_index,
 )
+from pipeline.index.faiss_kinds import FAISS_KINDS, choose_kind
 from pipeline.index.protocol import VectorIndex
 
-KINDS = ("flat", "ivf_sq8", "ivf_rabitq")
+KINDS = tuple(FAISS_KINDS)
 NUM_VECTORS, VECTOR_DIM = 6_000, 32
 
 
@@ -207,6 +207,16 @@ def test_build_records_its_settings_and_why(tmp_path: Path) -> None:
 )
 def test_choose_kind_follows_the_thresholds(num_vectors: int, kind: str) -> None:
     assert choose_kind(num_vectors, IndexConfig())[0] == kind
+
+
+def test_kinds_that_can_be_asked_for_are_those_of_the_table() -> None:
+    assert {"auto", *FAISS_KINDS} == set(get_args(IndexKind))
+
+
+def test_open_of_an_unknown_kind_is_refused_with_the_kinds_there_are(tmp_path: Path) -> None:
+    _, description, path = build(tmp_path, "flat")
+    with pytest.raises(DamageError, match="must be one of flat, ivf_sq8, ivf_rabitq, got 'hnsw'"):
+        open_faiss_index(path, description | {"kind": "hnsw"})
 
 
 def test_open_of_a_truncated_file_is_refused(tmp_path: Path) -> None:
