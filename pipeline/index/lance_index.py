@@ -12,10 +12,7 @@ twice doubles rows.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -23,14 +20,15 @@ import lance
 import lancedb
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from jaxtyping import Float32
 from lancedb.expr import col
 from lancedb.index import FTS
 
-from pipeline.durable import commit_point, raise_storage_error
-from pipeline.errors import CairnError, DamageError, IntegrityError, SchemaError, StorageError
+from pipeline.durable import commit_point
+from pipeline.errors import CairnError, IntegrityError, SchemaError
 from pipeline.index.allocator import returning_freed_memory
+from pipeline.index.checked_batches import CheckedBatches
+from pipeline.index.lance_errors import lance_errors
 from pipeline.index.layout import CollectionLayout, generation_tag
 from pipeline.types import chunks_schema, documents_schema
 
@@ -308,7 +306,7 @@ class LanceTables:
     def _append(self, name: str, reader: pa.RecordBatchReader, expected: int) -> None:
         table = self._latest(name)
         before = table.count_rows()
-        checked = _CheckedBatches(name, self.schemas[name], reader)
+        checked = CheckedBatches(name, self.schemas[name], reader)
         try:
             with lance_errors(f"appending to table `{name}`"):
                 table.add(pa.RecordBatchReader.from_batches(self.schemas[name], checked))
@@ -383,39 +381,6 @@ def open_pinned_table(layout: CollectionLayout, name: str, version: int) -> lanc
     return table
 
 
-class _CheckedBatches:
-    """Batches on their way into a table.
-
-    Lance silently accepts a missing column and a null vector, so both are refused here.
-    """
-
-    def __init__(self, name: str, schema: pa.Schema, reader: pa.RecordBatchReader) -> None:
-        self.error: CairnError | None = None
-        self._name = name
-        self._schema = schema
-        self._reader = reader
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        try:
-            if self._reader.schema.names != self._schema.names:
-                raise IntegrityError(
-                    f"rows of table `{self._name}` must have the columns {', '.join(self._schema.names)}, "
-                    f"got {', '.join(self._reader.schema.names)}"
-                )
-            for batch in self._reader:
-                vectors = batch.column("vector")
-                if vectors.null_count or pc.any(pc.invert(pc.is_finite(vectors.flatten()))).as_py():
-                    raise IntegrityError(
-                        f"vectors of table `{self._name}` must be finite numbers, got a null, NaN or "
-                        "infinity; "
-                        "the encoder is at fault, nothing was published"
-                    )
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
-        except CairnError as error:
-            self.error = error
-            raise
-
-
 def vectors_of(column: pa.FixedSizeListArray) -> Float32[np.ndarray, "N V"]:
     """View a column of fixed-size lists as a matrix, without a copy."""
     return column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), column.type.list_size)
@@ -424,26 +389,3 @@ def vectors_of(column: pa.FixedSizeListArray) -> Float32[np.ndarray, "N V"]:
 def _table_names(database: Any) -> list[str]:
     with lance_errors("listing the tables"):
         return list(database.list_tables().tables)
-
-
-@contextlib.contextmanager
-def lance_errors(action: str, *, damaged: bool = False) -> Generator[None]:
-    """Turn what Lance raises into one sentence without paths.
-
-    ``damaged`` says that stored files, not the disk, are to blame.
-    """
-    try:
-        yield
-    except (OSError, RuntimeError, ValueError) as error:
-        if isinstance(error, CairnError):
-            raise
-        code = re.search(r"os error (\d+)", str(error))
-        if code is not None:
-            raise_storage_error(OSError(int(code.group(1)), os.strerror(int(code.group(1)))), action)
-        if damaged:
-            raise DamageError(f"{action} failed: the stored files do not fit together") from error
-        raise StorageError(f"{action} failed inside LanceDB: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return re.sub(r"/\S+", "…", str(error).splitlines()[0] if str(error) else type(error).__name__)[:200]

@@ -1,44 +1,17 @@
-import base64
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import fsspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pipeline.config import CorpusConfig
-from pipeline.corpus import decode
 from pipeline.corpus.parquet import read_checked, scan_sources
 from pipeline.errors import SchemaError, SourceError, TryAgainError
+from tests.corpus.checked_rows import CONFIG, raw_strings, read, reasons
 
 WriteCorpus = Callable[..., Path]
-CONFIG = CorpusConfig()
-
-
-def read(
-    *sources: Path | str, config: CorpusConfig = CONFIG
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return all staged and all rejected rows."""
-    rows, rejected = list[dict[str, Any]](), list[dict[str, Any]]()
-    for batch in read_checked(scan_sources([str(source) for source in sources], config), config):
-        batch.rows.validate(full=True)
-        batch.rejected.validate(full=True)
-        rows += batch.rows.to_pylist()
-        rejected += batch.rejected.to_pylist()
-    return rows, rejected
-
-
-def raw_strings(*values: bytes | None) -> pa.Array:
-    return pa.array(values, pa.binary()).view(pa.string())
-
-
-def reasons(rejected: Iterable[dict[str, Any]]) -> list[tuple[int | None, str]]:
-    return [(row["row_index"], row["reason"]) for row in rejected]
 
 
 def test_rows_carry_every_stored_column(write_corpus: WriteCorpus) -> None:
@@ -245,108 +218,11 @@ def test_schema_fingerprint_follows_the_stored_columns_only(write_corpus: WriteC
     assert first.schema_fingerprint != third.schema_fingerprint
 
 
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda content: b"",
-    "text": lambda content: b"id,text\n1,hello\n",
-    "truncated": lambda content: content[: len(content) // 2],
-    "bad magic": lambda content: content[:-4] + b"XXXX",
-    "footer length": lambda content: content[:-8] + b"\xff\xff\xff\x7f" + content[-4:],
-    "footer bytes": lambda content: content[:-40] + b"\xff" * 32 + content[-8:],
-}
-
-
-def test_file_with_a_damaged_time_zone_is_quarantined(write_corpus: WriteCorpus) -> None:
-    bad = write_corpus(
-        "b.parquet",
-        id=["b"],
-        text=["y"],
-        at=pa.array([1], pa.timestamp("s", "Europe/Berlin")),
-        options={"version": "1.0"},
-    )
-    schema = pa.ipc.read_schema(
-        pa.py_buffer(base64.b64decode(pq.read_metadata(bad).metadata[b"ARROW:schema"]))
-    )
-    stored = pq.read_metadata(bad).metadata[b"ARROW:schema"]
-    damaged = base64.b64encode(
-        schema.serialize().to_pybytes().replace(b"Europe/Berlin", b"Europe/\xff\xffrlin")
-    )
-    assert len(stored) == len(damaged)
-    bad.write_bytes(bad.read_bytes().replace(stored, damaged))
-    good = write_corpus(
-        "a.parquet", id=["a"], text=["x"], at=pa.array([1], pa.timestamp("s", "Europe/Berlin"))
-    )
-    rows, rejected = read(good.parent)
-    assert [row["doc_id"] for row in rows] == ["a"]
-    assert reasons(rejected) == [(None, "damaged_file")]
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_file_is_quarantined_and_the_others_go_on(write_corpus: WriteCorpus, damage: str) -> None:
-    bad = write_corpus("b.parquet", id=["b"], text=["y"])
-    bad.write_bytes(DAMAGES[damage](bad.read_bytes()))
-    good = write_corpus("a.parquet", id=["a"], text=["x"])
-    rows, rejected = read(good.parent)
-    assert [row["doc_id"] for row in rows] == ["a"]
-    assert [(row["source_file"], row["row_index"], row["reason"]) for row in rejected] == [
-        (str(bad), None, "damaged_file")
-    ]
-
-
-def test_only_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(SourceError, match=r"notes\.txt is not a Parquet file"):
-        scan_sources([str(tmp_path / "notes.txt")], CONFIG)
-
-
 def test_corpus_without_rows_is_refused(write_corpus: WriteCorpus) -> None:
     with pytest.raises(SourceError, match="at least one row"):
         scan_sources(
             [str(write_corpus(id=pa.array([], pa.string()), text=pa.array([], pa.string())))], CONFIG
         )
-
-
-def test_damaged_page_quarantines_the_rest_of_its_file_only(write_corpus: WriteCorpus) -> None:
-    names = [f"id-{i:04d}" for i in range(100)]
-    options = {
-        "row_group_size": 25,
-        "compression": "none",
-        "use_dictionary": False,
-        "write_page_checksum": True,
-    }
-    bad = write_corpus("a.parquet", id=names, text=[f"text {name}" for name in names], options=options)
-    content = bytearray(bad.read_bytes())
-    content[content.index(b"text id-0060")] ^= 1
-    bad.write_bytes(content)
-    write_corpus("b.parquet", id=["later"], text=["x"])
-    rows, rejected = read(bad.parent)
-    assert [row["doc_id"] for row in rows] == [*names[:50], "later"]
-    assert reasons(rejected) == [(row, "damaged_rows") for row in range(50, 100)]
-
-
-def test_every_bit_flip_keeps_the_row_equation(write_corpus: WriteCorpus) -> None:
-    path = write_corpus(
-        "a.parquet",
-        id=[*range(40)],
-        text=[f"some text {i}" for i in range(40)],
-        tags=[["a", "b"]] * 40,
-        options={"row_group_size": 16},
-    )
-    write_corpus("good.parquet", id=[100], text=["x"], tags=[["a"]])
-    content = path.read_bytes()
-    generator = np.random.default_rng(0)
-    finished = 0
-    for position in generator.choice(len(content), 150, replace=False):
-        flipped = bytearray(content)
-        flipped[position] ^= 1 << int(generator.integers(8))
-        path.write_bytes(flipped)
-        try:
-            scan = scan_sources([str(path.parent)], CONFIG)
-        except SchemaError:
-            continue  # the flip renamed or retyped a column
-        batches = list(read_checked(scan, CONFIG))
-        assert sum(batch.num_rows for batch in batches) == scan.num_rows + len(scan.damaged_files)
-        finished += 1
-    assert finished > 100
 
 
 def test_file_that_changes_after_the_scan_asks_to_try_again(write_corpus: WriteCorpus) -> None:
@@ -363,94 +239,3 @@ def test_file_that_vanishes_after_the_scan_is_counted_row_by_row(write_corpus: W
     path.unlink()
     (batch,) = read_checked(scan, CONFIG)
     assert reasons(batch.rejected.to_pylist()) == [(0, "damaged_rows"), (1, "damaged_rows")]
-
-
-poison = st.sampled_from(
-    [
-        None,
-        b"",
-        b" ",
-        b"ok",
-        "k\u00e4se".encode(),
-        b"a\0b",
-        b"\xff",
-        b"\xed\xa0\x80",
-        b"x" * 30,
-        b"\xff" * 30,
-        b"y" * 200,
-        b"\xe2\x80\x83",
-    ]
-)
-poison_rows = st.lists(
-    st.tuples(poison, poison, poison, st.sampled_from([None, 1.0, float("nan")])), min_size=1, max_size=25
-)
-
-
-def expected_reason(
-    doc_id: bytes | None, text: bytes | None, title: bytes | None, score: float | None
-) -> str | None:
-    values = [value for value in (doc_id, title, text) if value is not None]
-
-    def decodes(errors: str) -> bool:
-        try:
-            return all(value.decode("utf-8", errors) is not None for value in values)
-        except UnicodeDecodeError:
-            return False
-
-    checks = (
-        ("null_id", lambda: doc_id is None),
-        ("long_id", lambda: doc_id is not None and len(doc_id) > 80),
-        ("oversized_field", lambda: title is not None and len(title) > 100),
-        ("oversized_text", lambda: text is not None and len(text) > 100),
-        ("utf8", lambda: not decodes("strict")),
-        ("nul_character", lambda: any(b"\0" in value for value in values)),
-        ("empty_id", lambda: doc_id is not None and not doc_id.decode().strip()),
-        ("long_id", lambda: doc_id is not None and len(doc_id.decode()) > 20),
-        ("null_text", lambda: text is None),
-        ("empty_text", lambda: text is not None and not text.decode().strip()),
-        ("nan_metadata", lambda: score is not None and score != score),
-    )
-    return next((reason for reason, applies in checks if applies()), None)
-
-
-@settings(max_examples=60, deadline=None)
-@given(poison_rows, st.integers(1, 9), st.integers(1, 9), st.integers(1, 60), st.booleans())
-def test_poison_corpus_loses_no_row_and_names_each_reason(
-    tmp_path_factory: pytest.TempPathFactory,
-    rows: list[tuple[bytes | None, bytes | None, bytes | None, float | None]],
-    row_group_size: int,
-    batch_rows: int,
-    batch_bytes: int,
-    use_dictionary: bool,
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "poison.parquet"
-    ids, texts, titles, scores = zip(*rows, strict=True)
-    table = pa.table(
-        {
-            "id": raw_strings(*ids),
-            "text": raw_strings(*texts),
-            "title": raw_strings(*titles),
-            "score": pa.array(scores, pa.float64()),
-        }
-    )
-    pq.write_table(
-        table, path, row_group_size=row_group_size, use_dictionary=use_dictionary, write_statistics=False
-    )
-    config = CorpusConfig(
-        batch_rows=batch_rows, batch_bytes=batch_bytes, max_document_bytes=100, max_id_characters=20
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            decode, "GROUP_BUDGET_BATCHES", 1 << 20
-        )  # batches of a few bytes would make every row group a suspect
-        staged, rejected = read(path, config=config)
-    expected = [expected_reason(*row) for row in rows]
-    utf8 = {"lone_surrogate": "utf8", "invalid_utf8": "utf8"}
-    assert [(index, utf8.get(reason, reason)) for index, reason in reasons(rejected)] == [
-        (index, reason) for index, reason in enumerate(expected) if reason is not None
-    ]
-    assert [(row["doc_id"], row["text"]) for row in staged] == [
-        (row[0].decode(), row[1].decode())
-        for row, reason in zip(rows, expected, strict=True)
-        if reason is None and row[0] is not None and row[1] is not None
-    ]

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 
+from pipeline.index import replica as replica_module
 from pipeline.index.layout import CollectionLayout
+from pipeline.index.object_folder import ObjectFolder
+
+if TYPE_CHECKING:
+    from tests.object_stores import ObjectStore
+
+STORE_ROOT = "s3://cairn/indexes"
+Machine = Callable[[str], CollectionLayout]
 
 
 def load_stones() -> ModuleType:
@@ -39,3 +49,21 @@ def published(layout: CollectionLayout, stones: ModuleType) -> CollectionLayout:
     """A collection of twenty documents, generation 1."""
     stones.publish_documents(layout, stones.document_ids(20))
     return layout
+
+
+@pytest.fixture
+def machine(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Return a maker of layouts of one collection, each with the copies of the machine it names."""
+    monkeypatch.setattr(replica_module, "REFRESH_SECONDS", 0.0)
+
+    def on(name: str) -> CollectionLayout:
+        monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / name))
+        return CollectionLayout(Path(STORE_ROOT), "stones")
+
+    return on
+
+
+@pytest.fixture
+def bucket(object_store: ObjectStore) -> ObjectFolder:
+    """Return the collection's folder in the store, without any copy."""
+    return ObjectFolder(f"{STORE_ROOT}/stones")

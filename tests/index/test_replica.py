@@ -16,11 +16,8 @@ import pytest
 from pipeline.errors import (
     CollectionBusyError,
     CollectionNotFoundError,
-    ConfigError,
     DamageError,
     IntegrityError,
-    StorageError,
-    TryAgainError,
 )
 from pipeline.index import replica as replica_module
 from pipeline.index.generation import open_generation, open_latest_intact_generation
@@ -36,28 +33,10 @@ from pipeline.index.object_folder import ObjectFolder
 from pipeline.index.replica import Replica
 
 if TYPE_CHECKING:
-    from tests.object_stores import ObjectStore
+    pass
 
 ROOT = "s3://cairn/indexes"
 Machine = Callable[[str], CollectionLayout]
-
-
-@pytest.fixture
-def machine(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Return a maker of layouts of one collection, each with the copies of the machine it names."""
-    monkeypatch.setattr(replica_module, "REFRESH_SECONDS", 0.0)
-
-    def on(name: str) -> CollectionLayout:
-        monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / name))
-        return CollectionLayout(Path(ROOT), "stones")
-
-    return on
-
-
-@pytest.fixture
-def bucket(object_store: ObjectStore) -> ObjectFolder:
-    """Return the collection's folder in the store, without any copy."""
-    return ObjectFolder(f"{ROOT}/stones")
 
 
 def pointer_in(bucket: ObjectFolder) -> dict[str, Any]:
@@ -154,90 +133,6 @@ def test_two_writers_at_a_time_let_one_work_and_send_the_other_away(
     with machine("a").writer_lock(), pytest.raises(CollectionBusyError, match="being written by another run"):
         stones.publish_documents(machine("b"), stones.document_ids(5))
     stones.publish_documents(machine("b"), stones.document_ids(5))
-
-
-@pytest.mark.parametrize(
-    ("method", "path"), [("PUT", "/files/"), ("PUT", "/CURRENT"), ("GET", "/stones"), ("PUT", "/LEASE")]
-)
-@pytest.mark.parametrize("fault", ["refuse", "lose-reply"])
-def test_store_that_refuses_or_loses_replies_for_a_while_publishes_once(
-    machine: Machine, stones: ModuleType, object_store: ObjectStore, method: str, path: str, fault: str
-) -> None:
-    stones.publish_documents(machine("a"), stones.document_ids(5))
-    object_store.fault(method, path, fault, times=2)
-    stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
-    object_store.request("PUT", "/-/faults", b"[]")
-    reader = machine("b")
-    assert served(reader) == sorted([*stones.document_ids(5), *stones.document_ids(5, "n")])
-    assert reader.current_generation_number() == 2
-    assert verify_collection(reader) == []
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have requests time out in half the time that a stalled answer takes, instead of half a minute."""
-    from obstore import store
-
-    opened: Any = store.from_url
-
-    def from_url(uri: str, **settings: Any) -> Any:
-        return opened(uri, **{**settings, "client_options": {"allow_http": True, "timeout": "1s"}})
-
-    monkeypatch.setattr(store, "from_url", from_url)
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(("method", "path"), [("PUT", "/files/"), ("PUT", "/CURRENT"), ("GET", "/stones")])
-def test_store_that_answers_too_late_publishes_once(
-    machine: Machine, stones: ModuleType, object_store: ObjectStore, method: str, path: str
-) -> None:
-    stones.publish_documents(machine("a"), stones.document_ids(5))
-    object_store.fault(method, path, "stall")
-    stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
-    reader = machine("b")
-    assert served(reader) == sorted([*stones.document_ids(5), *stones.document_ids(5, "n")])
-    assert reader.current_generation_number() == 2
-    assert verify_collection(reader) == []
-
-
-@pytest.mark.usefixtures("impatient")
-def test_store_that_answers_too_late_without_end_is_one_sentence(
-    bucket: ObjectFolder, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bucket.swap("CURRENT", b"one", None)
-    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", {"max_retries": 1})
-    object_store.fault("GET", "/CURRENT", "stall", times=2)
-    with pytest.raises(TryAgainError, match="does not answer when CURRENT is read"):
-        ObjectFolder(bucket.uri).read("CURRENT")
-
-
-def test_store_that_refuses_for_long_keeps_the_old_generation_and_the_same_run_later_publishes(
-    machine: Machine, stones: ModuleType, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", {"max_retries": 1})
-    stones.publish_documents(machine("a"), stones.document_ids(5))
-    object_store.fault("PUT", "/CURRENT", "refuse", times=100)
-    with pytest.raises(TryAgainError, match="does not answer when CURRENT is written"):
-        stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
-    object_store.request("PUT", "/-/faults", b"[]")
-    assert served(machine("a")) == served(machine("b")) == sorted(stones.document_ids(5))
-    stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
-    assert len(served(machine("b"))) == 10
-
-
-def test_reader_goes_on_with_its_copy_while_the_store_does_not_answer(
-    machine: Machine, stones: ModuleType, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", {"max_retries": 0})
-    stones.publish_documents(machine("a"), stones.document_ids(5))
-    open_generation(machine("b"))
-    object_store.kill()
-    generation = open_generation(machine("b"))
-    assert (generation.num_documents, "does not answer" in str(generation.warning)) == (5, True)
-    with pytest.raises(TryAgainError, match="does not answer"):
-        open_generation(machine("c"))
-    with pytest.raises(TryAgainError, match="does not answer"):
-        stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
 
 
 def test_file_that_was_changed_in_the_store_is_refused_and_the_copy_from_before_served(
@@ -387,17 +282,6 @@ def test_manifest_that_points_out_of_its_collection_is_refused(
     bucket.write("CURRENT", json.dumps(pointer | {"token": "another"}).encode())
     with pytest.raises(DamageError, match="must lie in its collection"):
         open_generation(machine("b"))
-
-
-def test_root_in_a_bucket_that_is_not_there_is_one_sentence(machine: Machine, stones: ModuleType) -> None:
-    with pytest.raises(ConfigError, match="the bucket of s3://nobody/x/stones must exist"):
-        stones.publish_documents(CollectionLayout(Path("s3://nobody/x"), "stones"), stones.document_ids(5))
-
-
-def test_store_that_refuses_our_keys_is_one_sentence(machine: Machine, object_store: ObjectStore) -> None:
-    object_store.fault("GET", "/stones", "forbid", times=100)
-    with pytest.raises(StorageError, match="check its keys"):
-        machine("a").exists()
 
 
 def test_first_ingest_of_another_machine_is_at_work_while_it_holds_the_lease(machine: Machine) -> None:

@@ -1,0 +1,34 @@
+"""What Lance and LanceDB raise, turned into one sentence without paths."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Generator
+
+from pipeline.durable import raise_storage_error
+from pipeline.errors import CairnError, DamageError, StorageError
+
+
+@contextlib.contextmanager
+def lance_errors(action: str, *, damaged: bool = False) -> Generator[None]:
+    """Report what Lance raises in the block as a :class:`CairnError`.
+
+    ``damaged`` says that stored files, not the disk, are to blame.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, CairnError):
+            raise
+        code = re.search(r"os error (\d+)", str(error))
+        if code is not None:
+            raise_storage_error(OSError(int(code.group(1)), os.strerror(int(code.group(1)))), action)
+        if damaged:
+            raise DamageError(f"{action} failed: the stored files do not fit together") from error
+        raise StorageError(f"{action} failed inside LanceDB: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return re.sub(r"/\S+", "…", str(error).splitlines()[0] if str(error) else type(error).__name__)[:200]

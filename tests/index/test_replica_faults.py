@@ -1,0 +1,127 @@
+"""A store that refuses, answers late, loses replies or does not let us in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pipeline.errors import (
+    ConfigError,
+    StorageError,
+    TryAgainError,
+)
+from pipeline.index.generation import open_generation
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.maintenance import (
+    verify_collection,
+)
+from pipeline.index.object_folder import ObjectFolder
+
+if TYPE_CHECKING:
+    from tests.object_stores import ObjectStore
+
+ROOT = "s3://cairn/indexes"
+Machine = Callable[[str], CollectionLayout]
+
+
+def served(layout: CollectionLayout) -> list[str]:
+    return sorted(open_generation(layout).doc_ids.to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("PUT", "/files/"), ("PUT", "/CURRENT"), ("GET", "/stones"), ("PUT", "/LEASE")]
+)
+@pytest.mark.parametrize("fault", ["refuse", "lose-reply"])
+def test_store_that_refuses_or_loses_replies_for_a_while_publishes_once(
+    machine: Machine, stones: ModuleType, object_store: ObjectStore, method: str, path: str, fault: str
+) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    object_store.fault(method, path, fault, times=2)
+    stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
+    object_store.request("PUT", "/-/faults", b"[]")
+    reader = machine("b")
+    assert served(reader) == sorted([*stones.document_ids(5), *stones.document_ids(5, "n")])
+    assert reader.current_generation_number() == 2
+    assert verify_collection(reader) == []
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have requests time out in half the time that a stalled answer takes, instead of half a minute."""
+    from obstore import store
+
+    opened: Any = store.from_url
+
+    def from_url(uri: str, **settings: Any) -> Any:
+        return opened(uri, **{**settings, "client_options": {"allow_http": True, "timeout": "1s"}})
+
+    monkeypatch.setattr(store, "from_url", from_url)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("method", "path"), [("PUT", "/files/"), ("PUT", "/CURRENT"), ("GET", "/stones")])
+def test_store_that_answers_too_late_publishes_once(
+    machine: Machine, stones: ModuleType, object_store: ObjectStore, method: str, path: str
+) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    object_store.fault(method, path, "stall")
+    stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
+    reader = machine("b")
+    assert served(reader) == sorted([*stones.document_ids(5), *stones.document_ids(5, "n")])
+    assert reader.current_generation_number() == 2
+    assert verify_collection(reader) == []
+
+
+@pytest.mark.usefixtures("impatient")
+def test_store_that_answers_too_late_without_end_is_one_sentence(
+    bucket: ObjectFolder, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.swap("CURRENT", b"one", None)
+    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", {"max_retries": 1})
+    object_store.fault("GET", "/CURRENT", "stall", times=2)
+    with pytest.raises(TryAgainError, match="does not answer when CURRENT is read"):
+        ObjectFolder(bucket.uri).read("CURRENT")
+
+
+def test_store_that_refuses_for_long_keeps_the_old_generation_and_the_same_run_later_publishes(
+    machine: Machine, stones: ModuleType, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", {"max_retries": 1})
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    object_store.fault("PUT", "/CURRENT", "refuse", times=100)
+    with pytest.raises(TryAgainError, match="does not answer when CURRENT is written"):
+        stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
+    object_store.request("PUT", "/-/faults", b"[]")
+    assert served(machine("a")) == served(machine("b")) == sorted(stones.document_ids(5))
+    stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
+    assert len(served(machine("b"))) == 10
+
+
+def test_reader_goes_on_with_its_copy_while_the_store_does_not_answer(
+    machine: Machine, stones: ModuleType, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", {"max_retries": 0})
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    open_generation(machine("b"))
+    object_store.kill()
+    generation = open_generation(machine("b"))
+    assert (generation.num_documents, "does not answer" in str(generation.warning)) == (5, True)
+    with pytest.raises(TryAgainError, match="does not answer"):
+        open_generation(machine("c"))
+    with pytest.raises(TryAgainError, match="does not answer"):
+        stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
+
+
+def test_root_in_a_bucket_that_is_not_there_is_one_sentence(machine: Machine, stones: ModuleType) -> None:
+    with pytest.raises(ConfigError, match="the bucket of s3://nobody/x/stones must exist"):
+        stones.publish_documents(CollectionLayout(Path("s3://nobody/x"), "stones"), stones.document_ids(5))
+
+
+def test_store_that_refuses_our_keys_is_one_sentence(machine: Machine, object_store: ObjectStore) -> None:
+    object_store.fault("GET", "/stones", "forbid", times=100)
+    with pytest.raises(StorageError, match="check its keys"):
+        machine("a").exists()
