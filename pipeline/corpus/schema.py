@@ -135,24 +135,7 @@ def agree_on_schema(files: Sequence[tuple[SourceFile, pa.Schema]], config: Corpu
     for file, schema in files:
         _check_roles(file, schema, mapping)
     partition_types = _partition_types([file for file, _ in files])
-    candidates = {
-        name: None for name in (*first_schema.names, *partition_types) if name not in mapping.roles.values()
-    }
-    if config.metadata_columns is None:
-        for file, schema in files:
-            _refuse_unshared(
-                file, schema, first_file, candidates, {*mapping.roles.values(), *partition_types}
-            )
-        wanted = list(candidates)
-    else:
-        for name in config.metadata_columns:
-            if name in mapping.roles.values():
-                warnings[
-                    f"metadata column {name!r} is already stored in another role; it is not stored twice"
-                ] = None
-        wanted = [
-            name for name in dict.fromkeys(config.metadata_columns) if name not in mapping.roles.values()
-        ]
+    wanted = _metadata_columns(files, config, mapping, partition_types, warnings)
     from_folders = frozenset(
         name
         for name in wanted
@@ -180,6 +163,32 @@ def agree_on_schema(files: Sequence[tuple[SourceFile, pa.Schema]], config: Corpu
     return CorpusSchema(
         mapping=mapping, metadata_fields=tuple(fields), partition_keys=from_folders, warnings=tuple(warnings)
     )
+
+
+def _metadata_columns(
+    files: Sequence[tuple[SourceFile, pa.Schema]],
+    config: CorpusConfig,
+    mapping: ColumnMapping,
+    partition_types: Iterable[str],
+    warnings: dict[str, None],
+) -> list[str]:
+    """Return the metadata columns that the settings name, or else all that every file has."""
+    roles = {*mapping.roles.values()}
+    if config.metadata_columns is not None:
+        for name in config.metadata_columns:
+            if name in roles:
+                sentence = (
+                    f"metadata column {name!r} is already stored in another role; it is not stored twice"
+                )
+                warnings[sentence] = None
+        return [name for name in dict.fromkeys(config.metadata_columns) if name not in roles]
+    first_file, first_schema = files[0]
+    candidates = [
+        name for name in dict.fromkeys((*first_schema.names, *partition_types)) if name not in roles
+    ]
+    for file, schema in files:
+        _refuse_unshared(file, schema, first_file, candidates, {*roles, *partition_types})
+    return candidates
 
 
 def _detected(name: str, schema: pa.Schema, config: CorpusConfig) -> str | None:

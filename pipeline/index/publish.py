@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from pipeline import durable
 from pipeline.config import IndexConfig
@@ -208,38 +209,10 @@ def _build(
     number: int,
     folder: Path,
 ) -> Manifest:
-    progress("index", 0, 5, "files")
-    document_columns = ["doc_id", "num_chunks", "cluster_id", "num_tokens"]
-    documents = write_document_positions(
-        tables.scan(DOCUMENTS, document_columns, versions, with_row_id=True), folder / DOCUMENTS_ARROW
+    documents, chunks = _write_positions(tables, versions, folder, progress)
+    indexes = _write_indexes(
+        tables, versions, {DOCUMENTS: documents.num_rows, CHUNKS: chunks.num_rows}, config, folder, progress
     )
-    chunk_columns = ["doc_id", "ordinal", "start_char", "end_char"]
-    chunks = write_chunk_positions(
-        tables.scan(CHUNKS, chunk_columns, versions), documents, folder / CHUNKS_ARROW
-    )
-    commit_point("positions-written")
-    progress("index", 2, 5, "files")
-    write_passage_terms(
-        tables.scan_texts(versions),
-        np.append(documents.column("chunk_offset").to_numpy(), chunks.num_rows),
-        chunks.column("start_char").to_numpy(),
-        chunks.column("end_char").to_numpy(),
-        folder / PASSAGES_ARROW,
-    )
-    commit_point("passages-written")
-    indexes: dict[str, Mapping[str, Any]] = {}
-    for done, (table, name, num_vectors) in enumerate(
-        ((DOCUMENTS, DOCUMENTS_FAISS, documents.num_rows), (CHUNKS, CHUNKS_FAISS, chunks.num_rows)), start=3
-    ):
-        progress("index", done, 5, "files")
-        indexes[table] = build_faiss_index(
-            partial(tables.scan_vectors, table, versions),
-            num_vectors,
-            tables.vector_dim,
-            config,
-            folder / name,
-        )
-        commit_point(f"{table}-index-written")
     for name, source in facts.side_files.items():
         assert name in SIDE_FILES, name
         shutil.copyfile(source, folder / name)
@@ -275,6 +248,55 @@ def _build(
     progress("index", 5, 5, "files")
     commit_point("manifest-written")
     return manifest
+
+
+def _write_positions(
+    tables: LanceTables, versions: Mapping[str, int], folder: Path, progress: ProgressListener
+) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Write what ties positions to rows, spans and words; return the positions of documents and of chunks."""
+    progress("index", 0, 5, "files")
+    document_columns = ["doc_id", "num_chunks", "cluster_id", "num_tokens"]
+    documents = write_document_positions(
+        tables.scan(DOCUMENTS, document_columns, versions, with_row_id=True), folder / DOCUMENTS_ARROW
+    )
+    chunk_columns = ["doc_id", "ordinal", "start_char", "end_char"]
+    chunks = write_chunk_positions(
+        tables.scan(CHUNKS, chunk_columns, versions), documents, folder / CHUNKS_ARROW
+    )
+    commit_point("positions-written")
+    progress("index", 2, 5, "files")
+    write_passage_terms(
+        tables.scan_texts(versions),
+        np.append(documents.column("chunk_offset").to_numpy(), chunks.num_rows),
+        chunks.column("start_char").to_numpy(),
+        chunks.column("end_char").to_numpy(),
+        folder / PASSAGES_ARROW,
+    )
+    commit_point("passages-written")
+    return documents, chunks
+
+
+def _write_indexes(
+    tables: LanceTables,
+    versions: Mapping[str, int],
+    num_vectors: Mapping[str, int],
+    config: IndexConfig,
+    folder: Path,
+    progress: ProgressListener,
+) -> dict[str, Mapping[str, Any]]:
+    """Write the FAISS file of each table and return their descriptions."""
+    indexes: dict[str, Mapping[str, Any]] = {}
+    for done, (table, name) in enumerate(((DOCUMENTS, DOCUMENTS_FAISS), (CHUNKS, CHUNKS_FAISS)), start=3):
+        progress("index", done, 5, "files")
+        indexes[table] = build_faiss_index(
+            partial(tables.scan_vectors, table, versions),
+            num_vectors[table],
+            tables.vector_dim,
+            config,
+            folder / name,
+        )
+        commit_point(f"{table}-index-written")
+    return indexes
 
 
 def _known_lance_files(layout: CollectionLayout) -> Mapping[str, FileRecord]:
