@@ -185,7 +185,8 @@ def ingest(
     stopped.
     """
     from jobs.build_index import build_index
-    from jobs.plan_index import plan_index, stored_settings
+    from jobs.compatibility import stored_settings
+    from jobs.plan_index import plan_index
 
     engine = resolve_engine(given(ctx))
     config = resolve_ingest_config({**_chosen(given(ctx)), "sync": sync}, stored_settings(root, collection))

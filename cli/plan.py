@@ -49,7 +49,7 @@ def plan(
     With --apply, safe to run every week: nothing is done until the drift is large, searches go on, and a
     killed run goes on when it is given again.
     """
-    from jobs.plan_index import stored_settings
+    from jobs.compatibility import stored_settings
     from jobs.recontextualise import plan_recontextualisation, recontextualise
 
     engine = resolve_engine(given(ctx))

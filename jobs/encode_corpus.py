@@ -1,7 +1,7 @@
-"""The model-bound half of the line: every staged shard through the encoder of an engine, into ``pending/encoded``.
+"""The step that needs the model: every staged shard through the encoder of an engine, into ``pending/encoded``.
 
-This process alone writes shards, as they come in, whoever encoded them. What a killed run finished is found
-there and taken over.
+This process alone writes shards, in the order in which they are finished, whoever encoded them. A rerun finds
+the shards that a killed run finished, and encodes only the others.
 """
 
 from __future__ import annotations
@@ -12,34 +12,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.cluster_corpus import corpus_view, view_folder
-from jobs.encoder_worker import CorpusView
-from jobs.engine import Engine
-from pipeline.cluster.store import Clusters
+from jobs.cluster_corpus import view_corpus
+from jobs.compatibility import require_same_encoder
+from jobs.corpus_view import CorpusView
+from jobs.engine import EngineConfig
+from jobs.ingest import finish, open_ingest, stage_corpus
+from jobs.run import Run
 from pipeline.config import IngestConfig
-from pipeline.context.store import ContextSet
 from pipeline.encode.shards import finished_shards, write_encoded_shard
-from pipeline.errors import FingerprintMismatchError
-from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW, CollectionLayout
-from pipeline.manifest import Manifest
-from pipeline.model.folders.names import describe_model
-from pipeline.types import ProgressListener
+from pipeline.types import IngestReport, ProgressListener, silent_progress
 
 TYPICAL_TOKENS_A_CHARACTER = 0.25
-"""English prose in WordPiece; stands in until the first shard has been counted."""
+"""English prose in WordPiece: the estimate until the first shard has been counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedCorpus:
-    """What the encoder left in ``pending/encoded``: what this run added, from ``first_shard`` on, in ``seconds``.
-
-    ``view_folder`` is where the clusters and the context of ``view`` lie.
-    """
+    """What a run added to ``pending/encoded``, from ``first_shard`` on, and the space of its vectors."""
 
     encoder_fingerprint: str
     vector_dim: int
-    view: CorpusView
-    view_folder: Path
     first_shard: int
     documents: int
     tokens: int
@@ -47,37 +39,45 @@ class EncodedCorpus:
 
 
 def encode_corpus(
-    layout: CollectionLayout,
-    published: Manifest | None,
-    staged: Sequence[Path],
-    staged_characters: int,
+    sources: Sequence[str],
+    root: str | Path,
+    collection: str,
     config: IngestConfig,
-    engine: Engine,
-    progress: ProgressListener,
-) -> EncodedCorpus:
-    """Run the stages that need a model over the staged shards; returns when every one is in ``pending/encoded``.
+    progress: ProgressListener = silent_progress,
+    engine: EngineConfig | None = None,
+) -> IngestReport:
+    """Stage and encode what changed; the work is kept in ``pending/`` for ``write_index``."""
+    with open_ingest("encode_corpus", sources, root, collection, config, progress, engine) as run:
+        staged = stage_corpus(run)
+        if not staged.indexed:
+            return finish(run, staged)
+        view = view_corpus(run, staged.shards)
+        encoded = encode_shards(run, view, staged.shards, staged.characters)
+        return finish(run, staged, encoded=encoded.documents)
 
-    Raises :class:`FingerprintMismatchError` before any shard for another model than the collection's. The
-    engine is closed at the end: what comes after needs no model, and takes long.
+
+def encode_shards(run: Run, view: CorpusView, shards: Sequence[Path], characters: int) -> EncodedCorpus:
+    """Encode staged shards, whose texts have so many ``characters``, and write them to ``pending/encoded``.
+
+    Raises :class:`FingerprintMismatchError` before any shard for another model than the collection's. Closes
+    the engine at the end: the commit needs no model, and takes long.
     """
-    view = corpus_view(layout, published, staged, config, engine, progress)
-    progress("encode", 0, None, "tokens")  # workers that have to be started are started for it
-    begun = engine.begin(view)
-    if published:
-        _require_same_encoder(published, begun.encoder_fingerprint, config)
-    first = max(finished_shards(layout.encoded_folder), default=-1) + 1
-    meter = _TokenMeter(staged_characters, progress)
+    run.progress("encode", 0, None, "tokens")  # before workers start, so that their start is counted
+    begun = run.engine.begin(view)
+    if run.base:
+        require_same_encoder(run.base, begun.encoder_fingerprint, run.config)
+    folder = run.layout.encoded_folder
+    first = max(finished_shards(folder), default=-1) + 1
+    meter = _TokenMeter(characters, run.progress)
     documents = 0
-    for number, shard in engine.encode(staged, meter.add):
-        write_encoded_shard(layout.encoded_folder, first + number, shard.documents, shard.chunks)
+    for number, shard in run.engine.encode(shards, meter.add):
+        write_encoded_shard(folder, first + number, shard.documents, shard.chunks)
         documents += shard.num_documents
         meter.close_shard(shard.num_characters)
-    engine.close()
+    run.engine.close()
     return EncodedCorpus(
         encoder_fingerprint=begun.encoder_fingerprint,
         vector_dim=begun.vector_dim,
-        view=view,
-        view_folder=view_folder(layout, published),
         first_shard=first,
         documents=documents,
         tokens=meter.tokens,
@@ -85,34 +85,8 @@ def encode_corpus(
     )
 
 
-def require_same_model(
-    layout: CollectionLayout, published: Manifest, config: IngestConfig, engine: Engine
-) -> None:
-    """Load the model; raise :class:`FingerprintMismatchError` where it is not the one the collection was built with."""
-    folder = view_folder(layout, published)
-    with layout.naming_damage():
-        view = CorpusView(
-            clusters=Clusters.read(folder / CLUSTERS_ARROW), context=ContextSet.read(folder / CONTEXT_ARROW)
-        )
-    _require_same_encoder(published, engine.begin(view).encoder_fingerprint, config)
-
-
-def _require_same_encoder(published: Manifest, encoder_fingerprint: str, config: IngestConfig) -> None:
-    if published.fingerprints["encoder"] != encoder_fingerprint:
-        built_with, got = (
-            describe_model(model) for model in (published.settings["encoder"]["model"], config.encoder.model)
-        )
-        raise FingerprintMismatchError(
-            f"collection {published.collection!r} must keep the model it was built with ({built_with}), "
-            f"got other weights, tokenizer or context from {got}; restore them, or use a new collection"
-        )
-
-
 class _TokenMeter:
-    """Counts tokens as they leave the encoder.
-
-    How many there will be is estimated from the characters, better with every shard.
-    """
+    """Counts tokens as they leave the encoder, and estimates their total from the characters so far."""
 
     def __init__(self, total_characters: int, progress: ProgressListener) -> None:
         self.tokens = 0
@@ -138,6 +112,6 @@ class _TokenMeter:
 
 
 if __name__ == "__main__":
-    from jobs.job import main
+    from jobs.job import ingest_job, main
 
-    sys.exit(main("encode_corpus"))
+    sys.exit(main("encode_corpus", ingest_job(encode_corpus)))

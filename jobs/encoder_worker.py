@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 
 import numpy as np
@@ -21,6 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float32, Int32
 
+from jobs.corpus_view import CorpusView
+from jobs.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
 from pipeline.cluster.assignment import ClusterAssigner
 from pipeline.cluster.queries import query_side
 from pipeline.cluster.store import Clusters
@@ -40,54 +42,6 @@ class Stages:
 
     backbone: Backbone
     first_stage: ContextEncoder
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loaded:
-    """What a worker says when its model is loaded; all workers of a run must say the same."""
-
-    package_version: str
-    first_stage_fingerprint: str
-    host: str = field(compare=False)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Begun:
-    """The space a worker's vectors lie in; all workers of a run must say the same."""
-
-    encoder_fingerprint: str
-    vector_dim: int
-    host: str = field(compare=False)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CorpusView:
-    """What all documents of a collection share, and the clusters of those that were assigned when the clusters were drawn."""
-
-    clusters: Clusters
-    context: ContextSet
-    known_clusters: Mapping[str, int] = field(default_factory=dict[str, int])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EmbeddedSample:
-    """The two sides of a sample's documents, as clustering wants them, with what rebuilds the surrogate that embedded them."""
-
-    phi_NV: Float32[np.ndarray, "N V"]
-    psi_NV: Float32[np.ndarray, "N V"]
-    surrogate_fingerprint: str
-    surrogate_state: Mapping[str, np.ndarray]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncodedShard:
-    """One staged shard, encoded: the bytes of its two Parquet files."""
-
-    documents: pa.Buffer
-    chunks: pa.Buffer
-    num_documents: int
-    num_characters: int
-    num_tokens: int
 
 
 def load_stages(config: IngestConfig) -> Stages:

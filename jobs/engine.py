@@ -1,7 +1,7 @@
-"""Who encodes: this process, or the workers of a Ray cluster. Everything else of the line is the same.
+"""What the line asks of a model, and who answers: this process, or the workers of a Ray cluster.
 
-An engine does what needs a model, and only when it is asked: a run without changes opens none, and so never
-loads torch or Ray.
+``local_engine`` and ``ray_cluster.engine`` implement :class:`Engine`. An engine loads and connects only when
+it is first called: a run without changes calls none, and loads neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-import numpy as np
-import pyarrow as pa
-from jaxtyping import Int32
-
-from pipeline.config import IngestConfig, require_kinds
+from pipeline.config import require_kinds
 from pipeline.errors import ConfigError
 
-if TYPE_CHECKING:
-    from jobs.encoder_worker import Begun, CorpusView, EmbeddedSample, EncodedShard, EncoderWorker, Loaded
+if TYPE_CHECKING:  # the command line reads EngineConfig for its help, and must not wait for pyarrow
+    import numpy as np
+    import pyarrow as pa
+    from jaxtyping import Int32
+
+    from jobs.corpus_view import CorpusView
+    from jobs.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
     from pipeline.context.store import ContextSet
 
 EngineName = Literal["local", "ray"]
@@ -92,55 +93,3 @@ class Engine(Protocol):
     def close(self) -> None:
         """Let go of everything that was loaded or started."""
         ...
-
-
-class LocalEngine:
-    """One worker, in this process."""
-
-    def __init__(self, config: IngestConfig) -> None:
-        self._config = config
-        self._worker: EncoderWorker | None = None
-
-    def _at_work(self) -> EncoderWorker:
-        if self._worker is None:
-            from jobs.encoder_worker import EncoderWorker  # torch comes in here
-
-            self._worker = EncoderWorker(self._config)
-            self._worker.load()
-        return self._worker
-
-    def load(self) -> Loaded:
-        """See :class:`Engine`."""
-        return self._at_work().load()
-
-    def embed_sample(self, sample: pa.Table) -> EmbeddedSample:
-        """See :class:`Engine`."""
-        return self._at_work().embed_sample(sample)
-
-    def draw_context(self, sample: pa.Table, assignments_N: Int32[np.ndarray, " N"]) -> ContextSet:
-        """See :class:`Engine`."""
-        return self._at_work().draw_context(sample, assignments_N)
-
-    def begin(self, view: CorpusView) -> Begun:
-        """See :class:`Engine`."""
-        return self._at_work().begin(view)
-
-    def encode(
-        self, shards: Sequence[Path], on_tokens: Callable[[int], None]
-    ) -> Iterator[tuple[int, EncodedShard]]:
-        """See :class:`Engine`; shards come in order, and tokens are heard of batch by batch."""
-        for number, shard in enumerate(shards):
-            yield number, self._at_work().encode(shard.read_bytes(), on_tokens)
-
-    def close(self) -> None:
-        """See :class:`Engine`."""
-        self._worker = None
-
-
-def open_engine(engine: EngineConfig, config: IngestConfig) -> Engine:
-    """Return the engine asked for; nothing is loaded or started before it is asked for anything."""
-    if engine.name == "local":
-        return LocalEngine(config)
-    from jobs.ray_cluster.engine import RayEngine
-
-    return RayEngine(engine, config)

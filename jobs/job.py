@@ -1,4 +1,4 @@
-"""A job run as a process: `python -m jobs.<name> --config FILE`, on a cluster's head, in a container or in a shell.
+"""A job run as a process: `python -m jobs.<name> --config FILE`, on a cluster, in a container or in a shell.
 
 Progress and the one sentence of an error go to stderr, the report as one JSON object to stdout; exit codes
 are those of `cairn`.
@@ -11,40 +11,47 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from jobs.job_file import IngestJob, JobName, TrainJob, read_job
+from jobs.compatibility import stored_settings
+from jobs.engine import EngineConfig
+from jobs.ingest_settings import resolve_ingest_config
+from jobs.job_file import IngestJob, JobName, read_job
 from jobs.progress_log import ProgressLog
+from pipeline.config import IngestConfig
 from pipeline.errors import CairnError, ConfigError
-from pipeline.types import ProgressListener
+from pipeline.types import IngestReport, ProgressListener
 
 _FAILED: Final = 1
 _QUARANTINED: Final = 3
 _INTERRUPTED: Final = 130
 
 
-def run_job(job: IngestJob | TrainJob, progress: ProgressListener) -> dict[str, Any]:
-    """Run a job and return its report."""
-    if isinstance(job, TrainJob):
-        from jobs.train_encoder import train_encoder
+RunJob = Callable[[Any, ProgressListener], Mapping[str, Any]]
+"""Runs a job that was read from its file; returns its report."""
 
-        return train_encoder(job, progress)
-    from jobs.build_index import build_index
-    from jobs.ingest_settings import resolve_ingest_config
-    from jobs.plan_index import stored_settings
-
-    config = resolve_ingest_config(
-        {**job.stages, "sync": job.sync}, stored_settings(job.root, job.collection)
-    )
-    report = build_index(job.sources, job.root, job.collection, config, progress, job.engine, job=job.job)
-    return {**asdict(report), "warnings": list(report.warnings)}
+IngestLine = Callable[
+    [Sequence[str], str, str, IngestConfig, ProgressListener, EngineConfig | None], IngestReport
+]
 
 
-def main(name: JobName, arguments: Sequence[str] | None = None) -> int:
-    """Run the job of ``--config``, which must be the one that was called; return the exit code."""
+def ingest_job(line: IngestLine) -> RunJob:
+    """Return what runs a job of an ingest, such as ``build_index``, with the settings of its file."""
+
+    def run(job: IngestJob, progress: ProgressListener) -> Mapping[str, Any]:
+        stored = stored_settings(job.root, job.collection)
+        config = resolve_ingest_config({**job.stages, "sync": job.sync}, stored)
+        report = line(job.sources, job.root, job.collection, config, progress, job.engine)
+        return {**asdict(report), "warnings": list(report.warnings)}
+
+    return run
+
+
+def main(name: JobName, run: RunJob, arguments: Sequence[str] | None = None) -> int:
+    """Run the job of ``--config``, which must be ``name``; return the exit code."""
     parser = argparse.ArgumentParser(prog=f"python -m jobs.{name}", description=f"Run a {name} job.")
     parser.add_argument("--config", type=Path, required=True, help="TOML file of the job, see jobs/configs")
     parser.add_argument(
@@ -52,40 +59,10 @@ def main(name: JobName, arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--cluster", help="id of the Ray cluster it was submitted to, to run on no other")
     options = parser.parse_args(arguments)
-    signal.signal(
-        signal.SIGTERM, _interrupt
-    )  # as a stopped job and a drained machine send it; what is finished is kept
-    log = ProgressLog(lambda line: sys.stderr.write(f"{line}\n"))
-    return _in_sentences(lambda: _run(name, options.config, options.folder, options.cluster, log))
-
-
-def _run(name: JobName, config: Path, folder: Path | None, cluster_id: str | None, log: ProgressLog) -> int:
-    job = read_job(config)
-    if job.job != name:
-        raise ConfigError(
-            f"{config}: job must be {name!r} to be run by jobs.{name}, got {job.job!r}; run python -m "
-            f"jobs.{job.job}"
-        )
-    if (
-        cluster_id
-        and isinstance(job, IngestJob)
-        and job.engine.address
-        and job.engine.address == os.environ.get("RAY_ADDRESS")
-    ):
-        from jobs.ray_cluster.runtime import require_cluster
-
-        require_cluster(job.engine.address, cluster_id)
-    if folder and folder.is_dir():
-        os.chdir(folder)
-    report = run_job(job, log)
-    log.finish()
-    sys.stdout.write(f"{json.dumps(report, default=dict)}\n")
-    return _QUARANTINED if report.get("quarantined") else 0
-
-
-def _in_sentences(action: Callable[[], int]) -> int:
+    # A stopped job and a drained machine send it; what is finished is kept.
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
-        return action()
+        report = _run(name, run, options)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; finished work is kept, the same job goes on from there\n")
         return _INTERRUPTED
@@ -95,6 +72,32 @@ def _in_sentences(action: Callable[[], int]) -> int:
     except MemoryError:
         sys.stderr.write("error: out of memory; nothing published was changed, finished work is kept\n")
         return _FAILED
+    sys.stdout.write(f"{json.dumps(report, default=dict)}\n")
+    return _QUARANTINED if report.get("quarantined") else 0
+
+
+def _run(name: JobName, run: RunJob, options: argparse.Namespace) -> Mapping[str, Any]:
+    job = read_job(options.config)
+    if job.job != name:
+        raise ConfigError(
+            f"{options.config}: job must be {name!r} to be run by jobs.{name}, got {job.job!r}; run python "
+            f"-m jobs.{job.job}"
+        )
+    if (
+        options.cluster
+        and isinstance(job, IngestJob)
+        and job.engine.address
+        and job.engine.address == os.environ.get("RAY_ADDRESS")
+    ):
+        from jobs.ray_cluster.runtime import require_cluster
+
+        require_cluster(job.engine.address, options.cluster)
+    if options.folder and options.folder.is_dir():
+        os.chdir(options.folder)
+    log = ProgressLog(lambda line: sys.stderr.write(f"{line}\n"))
+    report = run(job, log)
+    log.finish()
+    return report
 
 
 def _interrupt(*_: object) -> None:

@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 from typing_extensions import override
 
 from jobs.build_index import build_index
+from jobs.compatibility import stored_settings
 from jobs.ingest_settings import resolve_ingest_config
-from jobs.plan_index import stored_settings
 from pipeline.collection import Collection, collections_root, open_collection
 from pipeline.errors import ConfigError, UsageError, extra_missing
 from pipeline.index.layout import CollectionLayout

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
 
-from jobs.run import SPEED_ONLY
+from jobs.compatibility import SPEED_ONLY
 from pipeline import durable
 from pipeline.config import IngestConfig
 from pipeline.corpus.ledger import Ledger
@@ -40,18 +42,21 @@ def work_key(config: IngestConfig, schema_fingerprint: str, base_generation: int
     )
 
 
-def resume_or_start(layout: CollectionLayout, key: str) -> bool:
-    """Keep the leftovers when they were made for ``key``, else start empty.
-
-    Return whether something was kept.
-    """
-    if _read_key(layout) == key:
-        return True
-    discard(layout)
-    with durable.storage_errors(f"preparing {layout.pending_folder.name}/ of collection {layout.name!r}"):
-        layout.encoded_folder.mkdir(parents=True)
-        durable.write_json(layout.pending_path, {"key": key})
-    return False
+@contextmanager
+def open_ledger(layout: CollectionLayout, key: str) -> Generator[Ledger]:
+    """Keep what earlier runs left for ``key``, else start empty; yield a ledger of the documents kept."""
+    if _read_key(layout) != key:
+        discard(layout)
+        with durable.storage_errors(f"preparing {layout.pending_folder.name}/ of collection {layout.name!r}"):
+            layout.encoded_folder.mkdir(parents=True)
+            durable.write_json(layout.pending_path, {"key": key})
+    with Ledger(layout.ledger_path) as ledger:
+        for number in finished_shards(layout.encoded_folder):
+            hashes = read_document_hashes(layout.encoded_folder, number)
+            ledger.load_encoded(
+                number, hashes.column("doc_id").to_pylist(), hashes.column("content_sha256").to_pylist()
+            )
+        yield ledger
 
 
 def discard(layout: CollectionLayout) -> None:
@@ -59,15 +64,6 @@ def discard(layout: CollectionLayout) -> None:
     # The key goes first: a folder without it is never believed, however far the removal got.
     layout.pending_path.unlink(missing_ok=True)
     shutil.rmtree(layout.pending_folder, ignore_errors=True)
-
-
-def load_encoded(layout: CollectionLayout, ledger: Ledger) -> None:
-    """Tell the ledger which documents earlier runs left encoded, and in which shard."""
-    for number in finished_shards(layout.encoded_folder):
-        hashes = read_document_hashes(layout.encoded_folder, number)
-        ledger.load_encoded(
-            number, hashes.column("doc_id").to_pylist(), hashes.column("content_sha256").to_pylist()
-        )
 
 
 class EncodedShards:

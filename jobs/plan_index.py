@@ -10,23 +10,28 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
-from jobs.engine import LocalEngine
-from jobs.run import describe_reasons, may_have_another_model, require_same_settings
+from jobs.cluster_corpus import SAMPLE_TEXT_CHARACTERS
+from jobs.compatibility import (
+    may_have_another_model,
+    require_same_model,
+    require_same_settings,
+    stored_manifest,
+)
+from jobs.ingest import describe_reasons, load_published
+from jobs.local_engine import LocalEngine
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet
 from pipeline.corpus.ledger import Ledger
 from pipeline.corpus.parquet import Scan, read_checked, scan_sources
 from pipeline.corpus.staging import plan_changes
-from pipeline.index.generation import read_manifest
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.manifest import Manifest
@@ -37,19 +42,6 @@ SAMPLE_CHARACTERS = 40_000
 """Some 10,000 tokens: a second or two of encoding."""
 CONTEXT_SHARE = 4
 """How many times fewer are sampled for an encoder that reads a context, and is slower by about as much or more."""
-
-
-def stored_manifest(layout: CollectionLayout) -> Manifest | None:
-    """Return the served generation's manifest, None where nothing was ever published."""
-    layout.refresh()
-    number = layout.current_generation_number()
-    return None if number is None else read_manifest(layout, number)
-
-
-def stored_settings(root: str | Path, collection: str) -> Mapping[str, Any] | None:
-    """Return the settings a collection was built with, None where there is no such collection yet."""
-    manifest = stored_manifest(CollectionLayout(Path(root), collection))
-    return manifest.settings if manifest else None
 
 
 def plan_index(
@@ -65,8 +57,6 @@ def plan_index(
     published = stored_manifest(layout)
     require_same_settings(published, config)
     if published and may_have_another_model(published, config):
-        from jobs.encode_corpus import require_same_model
-
         require_same_model(layout, published, config, LocalEngine(config))
     with (
         tempfile.TemporaryDirectory(prefix="cairn-plan-") as folder,
@@ -74,11 +64,7 @@ def plan_index(
     ):
         if published:
             tables = LanceTables.open_or_create(layout, scan.metadata_fields, published.vector_dim)
-            hashes = tables.published_hashes(published.lance_versions)
-            ledger.load_published(
-                (batch.column("doc_id").to_pylist(), batch.column("content_sha256").to_pylist())
-                for batch in hashes
-            )
+            load_published(ledger, tables, published.lance_versions)
         planned = plan_changes(scan, config.corpus, ledger, progress=progress)
         deleted = sum(map(len, ledger.vanished_ids())) if config.sync and planned.is_complete else 0
     estimate = (
@@ -116,8 +102,7 @@ class _Estimate:
 def _estimate(
     scan: Scan, config: IngestConfig, documents: int, characters: int, published: Manifest | None
 ) -> _Estimate:
-    from jobs.cluster_corpus import SAMPLE_TEXT_CHARACTERS
-    from jobs.encoder_worker import load_stages  # torch comes in here
+    from jobs.encoder_worker import load_stages  # imports torch
     from pipeline.encode.documents import DocumentEncoder
 
     texts = _first_texts(scan, config)

@@ -1,39 +1,40 @@
-"""A new context for a corpus that has moved away from its own: clusters and context drawn anew, every vector made again.
+"""A new context for a corpus that has moved away from its own: all clusters, contexts and vectors made again.
 
-    stored rows ─▶ staged ─▶ new clusters ─▶ new context ─▶ encoded ─▶ tables replaced ─▶ next generation
+    stage ─▶ view ───────▶ encode ─▶ commit ──────▶ publish
+    stored   new clusters            tables
+    rows     and context             replaced
 
-All or nothing: vectors of two contexts never stand in one generation. The texts come from the tables, so no
-source is needed; a query column is not stored, and the query side of a document is its title or leading
-sentence here. Searches answer from the old generation until the new one is published, and a killed run goes
-on as an ingest does. No vector of an encoder that reads no context is affected.
+The steps are those of ``build_index``. All or nothing: a generation never mixes vectors of two contexts. The
+texts come from the tables, so no source is needed. A query column is not stored; the query side of a document
+is its title or leading sentence here. Searches answer from the old generation until the new one is published,
+and a killed run goes on as an ingest does. An encoder that reads no context gains nothing from this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from jobs import pending
-from jobs.encode_corpus import encode_corpus, require_same_model
-from jobs.engine import EngineConfig, open_engine
-from jobs.run import StageWatch, new_run_id
-from jobs.write_index import generation_facts
-from pipeline import durable
+from jobs.cluster_corpus import view_corpus
+from jobs.compatibility import require_same_model
+from jobs.encode_corpus import encode_shards
+from jobs.engine import EngineConfig
+from jobs.run import Run, StageWatch, new_run_id, open_engine
+from jobs.write_index import commit_shards, publish
 from pipeline.config import IngestConfig
 from pipeline.context.drift import measure_drift
-from pipeline.corpus.ledger import Ledger
 from pipeline.corpus.staging import stage_stored
 from pipeline.index.lance_index import DOCUMENTS, LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import collection_status
-from pipeline.index.publish import next_generation_number, prepare_writer, publish_generation
+from pipeline.index.publish import prepare_writer
 from pipeline.types import ProgressListener, silent_progress, staged_schema
 
 WORK = "recontextualise"
-"""What pending work of this kind is known by, where an ingest's has the fingerprint of its schema."""
+"""Stands in the key of pending work where an ingest has the fingerprint of its schema."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,10 +48,11 @@ class ClusterChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecontextualisationPlan:
-    """How far a corpus has drifted, and what a new context would cost; ``is_due`` where the drift is large and the encoder reads it.
+    """How far a corpus has drifted, and what a new context would cost.
 
-    ``changed_clusters`` has those whose share of the corpus moved most, most first. ``encode_seconds`` counts
-    what the last encoding measured, without the drawing of clusters and context.
+    ``is_due`` where the drift is large and the encoder reads the context. ``changed_clusters`` are ordered by
+    how much their share of the corpus changed. ``encode_seconds`` is estimated from the speed of the last
+    encoding; it leaves out the drawing of clusters and context.
     """
 
     collection: str
@@ -114,65 +116,70 @@ def recontextualise(
     progress: ProgressListener = silent_progress,
     engine: EngineConfig | None = None,
 ) -> RecontextualisationReport:
-    """Draw clusters and context anew, encode every document with them, and publish the result.
+    """Draw new clusters and a new context, encode every document with them, and publish the result.
 
     ``config`` is the collection's own. Raises :class:`FingerprintMismatchError` for another model than it was
     built with.
     """
+    with _open(root, collection, config, progress, engine) as run:
+        shards, characters = _stage_stored(run)
+        view = view_corpus(run, shards)
+        encoded = encode_shards(run, view, shards, characters)
+        committed = commit_shards(run, encoded, replaces_all=True)
+        manifest = publish(run, view, encoded, committed)
+        run.ledger.close()
+        pending.discard(run.layout)
+        report = RecontextualisationReport(
+            collection=collection,
+            generation=manifest.generation,
+            documents=manifest.documents,
+            encoded=encoded.documents,
+            clusters=view.clusters.num_clusters,
+            context_documents=manifest.context_documents,
+            seconds=run.progress.seconds,
+            stage_seconds=run.progress.stage_seconds(),
+        )
+        run.record(report=asdict(report))
+    return report
+
+
+@contextmanager
+def _open(
+    root: str | Path,
+    collection: str,
+    config: IngestConfig,
+    progress: ProgressListener,
+    engine: EngineConfig | None,
+) -> Generator[Run]:
+    """Hold the writer lock of a collection whose model is the one it was built with."""
     watch = StageWatch(progress)
     layout = CollectionLayout(Path(root), collection)
     layout.require_exists()
-    with closing(open_engine(engine or EngineConfig(), config)) as opened, layout.writer_lock():
+    with closing(open_engine(engine, config)) as opened, layout.writer_lock():
         published = prepare_writer(layout)
         assert published is not None, "require_exists found a generation"
         require_same_model(layout, published, config, opened)
         tables = LanceTables.open(layout)
         tables.roll_back(published.lance_versions)
-        pending.resume_or_start(layout, pending.work_key(config, WORK, published.generation))
-        schema = staged_schema(tables.metadata_fields)
-        with Ledger(layout.ledger_path) as ledger:
-            pending.load_encoded(layout, ledger)
-            stored = tables.scan(
-                DOCUMENTS, [name for name in schema.names if name != "query"], published.lance_versions
+        with pending.open_ledger(layout, pending.work_key(config, WORK, published.generation)) as ledger:
+            yield Run(
+                run_id=new_run_id(),
+                layout=layout,
+                config=config,
+                base=None,
+                tables=tables,
+                metadata_fields=tables.metadata_fields,
+                sources=published.sources,
+                ledger=ledger,
+                engine=opened,
+                progress=watch,
             )
-            shards, characters = stage_stored(
-                stored, ledger, layout.staged_folder, config.shard_characters, schema
-            )
-            corpus = encode_corpus(layout, None, shards, characters, config, opened, watch)
-            encoded = pending.EncodedShards(layout, ledger, corpus.first_shard)
-            documents, chunks = encoded.count()
-            watch("commit", 0, documents, "documents")
-            versions = tables.commit(
-                generation=next_generation_number(layout),
-                replaces_all=True,
-                documents=encoded.stream("documents", tables.schemas["documents"]),
-                chunks=encoded.stream("chunks", tables.schemas["chunks"]),
-                expected_documents=documents,
-                expected_chunks=chunks,
-            )
-            watch("commit", documents, documents, "documents")
-        run_id = new_run_id()
-        facts = generation_facts(run_id, config, corpus, None, published.sources, tables, versions)
-        manifest = publish_generation(layout, tables, versions, facts, config.index, watch)
-        pending.discard(layout)
-        report = RecontextualisationReport(
-            collection=collection,
-            generation=manifest.generation,
-            documents=manifest.documents,
-            encoded=corpus.documents,
-            clusters=corpus.view.clusters.num_clusters,
-            context_documents=manifest.context_documents,
-            seconds=watch.seconds,
-            stage_seconds=watch.stage_seconds(),
-        )
-        _record(layout, run_id, config, report)
-    return report
 
 
-def _record(
-    layout: CollectionLayout, run_id: str, config: IngestConfig, report: RecontextualisationReport
-) -> None:
-    content: dict[str, Any] = {"run_id": run_id, "settings": config.to_dict(), "report": asdict(report)}
-    with durable.storage_errors("recording the run"):
-        layout.runs_folder.mkdir(exist_ok=True)
-        durable.write_json(layout.run_path(run_id), content)
+def _stage_stored(run: Run) -> tuple[tuple[Path, ...], int]:
+    """Stage the rows of the tables; return the shards and the characters of their texts."""
+    assert run.tables is not None
+    schema = staged_schema(run.metadata_fields)
+    columns = [name for name in schema.names if name != "query"]
+    stored = run.tables.scan(DOCUMENTS, columns, run.tables.versions())
+    return stage_stored(stored, run.ledger, run.layout.staged_folder, run.config.shard_characters, schema)

@@ -32,7 +32,7 @@ def train_encoder(job: TrainJob, progress: ProgressListener) -> dict[str, Any]:
         config = TrainConfig(**job.settings)
     except ConfigError as error:
         raise ConfigError(f"[train] {error}") from error
-    from pipeline.train.loop import train  # torch comes in here
+    from pipeline.train.loop import train  # imports torch
 
     sources, documents, judged = (
         list(map(Path, paths)) for paths in (job.sources, job.documents, job.judged)
@@ -52,4 +52,4 @@ def train_encoder(job: TrainJob, progress: ProgressListener) -> dict[str, Any]:
 if __name__ == "__main__":
     from jobs.job import main
 
-    sys.exit(main("train_encoder"))
+    sys.exit(main("train_encoder", train_encoder))

@@ -1,119 +1,130 @@
-"""From staged shards to a served generation: encode, commit to Lance as the one committer, publish.
+"""The last steps: encoded shards into the tables, as the one committer, and the generation published.
 
-Workers only ever make Parquet shards; this is the single place that merges them into the tables.
+Workers only ever make Parquet shards; this is the one place that writes them into the tables.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 
 from jobs import pending
-from jobs.cluster_corpus import corpus_view
-from jobs.encode_corpus import EncodedCorpus, encode_corpus
-from jobs.run import Run, source_names
+from jobs.cluster_corpus import view_corpus
+from jobs.compatibility import is_repointed
+from jobs.corpus_view import CorpusView, view_folder
+from jobs.encode_corpus import EncodedCorpus, encode_shards
+from jobs.engine import EngineConfig
+from jobs.ingest import count_vanished, finish, open_ingest, stage_corpus
+from jobs.run import Run
 from pipeline.config import IngestConfig
-from pipeline.corpus.ledger import Ledger
-from pipeline.corpus.staging import Staged
 from pipeline.errors import ConfigError
 from pipeline.index.lance_index import LanceTables, Versions
 from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW
 from pipeline.index.publish import GenerationFacts, next_generation_number, publish_generation
 from pipeline.manifest import Manifest
+from pipeline.types import IngestReport, ProgressListener, silent_progress
 
 
-def encode_and_publish(
-    run: Run, staged: Staged, ledger: Ledger, *, delete_vanished: bool
-) -> tuple[Manifest | None, int]:
-    """Encode what was staged, commit it with the deletions, and serve the result; a job that stops before does what is its own.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Committed:
+    """The tables and their versions that hold a run's result; no reader sees them yet."""
 
-    Returns the manifest of what is served then and how many documents passed through the encoder.
+    tables: LanceTables
+    versions: Versions
+
+
+def write_index(
+    sources: Sequence[str],
+    root: str | Path,
+    collection: str,
+    config: IngestConfig,
+    progress: ProgressListener = silent_progress,
+    engine: EngineConfig | None = None,
+) -> IngestReport:
+    """Commit and publish what ``encode_corpus`` left.
+
+    Raises :class:`ConfigError` where a document is not encoded yet. The model is loaded, as the encoder's
+    fingerprint is part of the generation.
     """
-    if run.job == "cluster_corpus":
-        corpus_view(run.layout, run.published, staged.shards, run.config, run.engine, run.progress)
-        return run.published, 0
-    if run.job == "write_index" and staged.staged:
-        raise ConfigError(
-            f"every document must be encoded before write_index, got {staged.staged:,} that are not; run "
-            "encode_corpus first"
-        )
-    corpus = encode_corpus(
-        run.layout, run.published, staged.shards, staged.characters, run.config, run.engine, run.progress
-    )
-    if not run.publishes:
-        return run.published, corpus.documents
-    tables = LanceTables.open_or_create(run.layout, run.scan.metadata_fields, corpus.vector_dim)
-    if not run.published:
+    with open_ingest("write_index", sources, root, collection, config, progress, engine) as run:
+        staged = stage_corpus(run)
+        vanished = count_vanished(run, staged)
+        if staged.staged:
+            raise ConfigError(
+                f"every document must be encoded before write_index, got {staged.staged:,} that are not; "
+                "run encode_corpus first"
+            )
+        if not (staged.indexed or vanished or is_repointed(run.base, config)):
+            return finish(run, staged)
+        view = view_corpus(run, ())
+        encoded = encode_shards(run, view, (), 0)
+        committed = commit_shards(run, encoded, delete_vanished=vanished > 0)
+        manifest = publish(run, view, encoded, committed)
+        return finish(run, staged, manifest, deleted=vanished)
+
+
+def commit_shards(
+    run: Run, encoded: EncodedCorpus, *, delete_vanished: bool = False, replaces_all: bool = False
+) -> Committed:
+    """Delete replaced rows, and vanished or all rows if asked to; append all encoded shards to both tables."""
+    tables = run.tables
+    if tables is None:
+        tables = LanceTables.open_or_create(run.layout, run.metadata_fields, encoded.vector_dim)
         tables.roll_back(None)
-    versions = _commit(run, tables, ledger, corpus, delete_vanished=delete_vanished)
-    facts = generation_facts(
-        run.run_id, run.config, corpus, run.published, source_names(run.scan), tables, versions
-    )
-    manifest = publish_generation(run.layout, tables, versions, facts, run.config.index, run.progress)
-    return manifest, corpus.documents
-
-
-def _commit(
-    run: Run, tables: LanceTables, ledger: Ledger, corpus: EncodedCorpus, *, delete_vanished: bool
-) -> Versions:
-    shards = pending.EncodedShards(run.layout, ledger, corpus.first_shard)
-    expected_documents, expected_chunks = shards.count()
-    run.progress("commit", 0, expected_documents, "documents")
+    shards = pending.EncodedShards(run.layout, run.ledger, encoded.first_shard)
+    documents, chunks = shards.count()
+    run.progress("commit", 0, documents, "documents")
     versions = tables.commit(
         generation=next_generation_number(run.layout),
-        deleted_ids=chain(ledger.replaced_ids(), ledger.vanished_ids() if delete_vanished else ()),
+        deleted_ids=chain(run.ledger.replaced_ids(), run.ledger.vanished_ids() if delete_vanished else ()),
+        replaces_all=replaces_all,
         documents=shards.stream("documents", tables.schemas["documents"]),
         chunks=shards.stream("chunks", tables.schemas["chunks"]),
-        expected_documents=expected_documents,
-        expected_chunks=expected_chunks,
+        expected_documents=documents,
+        expected_chunks=chunks,
     )
-    run.progress("commit", expected_documents, expected_documents, "documents")
-    return versions
+    run.progress("commit", documents, documents, "documents")
+    return Committed(tables=tables, versions=versions)
 
 
-def generation_facts(
-    run_id: str,
-    config: IngestConfig,
-    corpus: EncodedCorpus,
-    kept: Manifest | None,
-    sources: Sequence[str],
-    tables: LanceTables,
-    versions: Versions,
-) -> GenerationFacts:
-    """Return what the manifest is to say.
-
-    ``kept`` is the generation whose clusters and context are carried over, None for drawn ones.
-    """
-    view = corpus.view
-    if kept:
-        sizes, at_context = kept.context_cluster_sizes, kept.documents_at_context
+def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Committed) -> Manifest:
+    """Build the files of the next generation from the committed versions, and serve it."""
+    base = run.base
+    if base:
+        sizes, at_context = base.context_cluster_sizes, base.documents_at_context
     else:
         sizes_K = np.zeros(view.clusters.num_clusters, dtype=np.int64)
-        for batch in tables.scan("documents", ["cluster_id"], versions):
+        for batch in committed.tables.scan("documents", ["cluster_id"], committed.versions):
             sizes_K += np.bincount(batch.column("cluster_id").to_numpy(), minlength=len(sizes_K))
         sizes, at_context = tuple(sizes_K.tolist()), int(sizes_K.sum())
-    measured = corpus.tokens / corpus.seconds if corpus.tokens else 0.0
-    return GenerationFacts(
-        run_id=run_id,
-        side_files={name: corpus.view_folder / name for name in (CONTEXT_ARROW, CLUSTERS_ARROW)},
+    measured = encoded.tokens / encoded.seconds if encoded.tokens else 0.0
+    folder = view_folder(run.layout, base)
+    facts = GenerationFacts(
+        run_id=run.run_id,
+        side_files={name: folder / name for name in (CONTEXT_ARROW, CLUSTERS_ARROW)},
         fingerprints={
-            "encoder": corpus.encoder_fingerprint,
+            "encoder": encoded.encoder_fingerprint,
             "context": view.context.fingerprint,
             "clusters": view.clusters.fingerprint,
         },
-        settings=config.to_dict(),
+        settings=run.config.to_dict(),
         context_documents=len(view.context.doc_ids),
         context_cluster_sizes=sizes,
         documents_at_context=at_context,
-        encode_tokens_per_second=measured or (kept.encode_tokens_per_second if kept else 0.0),
-        sources=tuple(sources),
+        encode_tokens_per_second=measured or (base.encode_tokens_per_second if base else 0.0),
+        sources=run.sources,
+    )
+    return publish_generation(
+        run.layout, committed.tables, committed.versions, facts, run.config.index, run.progress
     )
 
 
 if __name__ == "__main__":
-    from jobs.job import main
+    from jobs.job import ingest_job, main
 
-    sys.exit(main("write_index"))
+    sys.exit(main("write_index", ingest_job(write_index)))

@@ -15,8 +15,10 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int32
 
-from jobs.encoder_worker import Begun, CorpusView, EmbeddedSample, EncodedShard, EncoderWorker, Loaded
+from jobs.corpus_view import CorpusView
+from jobs.encoder_worker import EncoderWorker
 from jobs.engine import EngineConfig
+from jobs.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
 from jobs.ray_cluster.pool import WorkerPool
 from jobs.ray_cluster.runtime import RayConnection
 from pipeline.config import IngestConfig

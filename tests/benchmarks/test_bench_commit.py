@@ -21,8 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import build_index as line
-from jobs.encoder_worker import Begun, CorpusView, EmbeddedSample, EncodedShard, Loaded
+from jobs import ingest as line
+from jobs.build_index import build_index
+from jobs.corpus_view import CorpusView
+from jobs.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
 from pipeline import durable
 from pipeline.config import ClusterConfig, EncoderConfig, IngestConfig
 from pipeline.context.store import ContextSet, build_context
@@ -144,7 +146,7 @@ def measure(source: str, root: str) -> None:
     config = IngestConfig(
         encoder=EncoderConfig(model="all-MiniLM-L6-v2"), cluster=ClusterConfig(max_sample_documents=4_096)
     )
-    report = line.build_index([source], root, "c", config, progress=progress)
+    report = build_index([source], root, "c", config, progress=progress)
     mark("end")
     processor: dict[str, float] = {}
     clock: dict[str, float] = {}

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.build_index import build_index
-from jobs.encoder_worker import CorpusView
+from jobs.corpus_view import CorpusView
 from jobs.engine import EngineConfig
 from jobs.ray_cluster.engine import RayEngine
 from jobs.ray_cluster.pool import WorkerPool

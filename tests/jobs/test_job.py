@@ -16,13 +16,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.job import main
+from jobs.build_index import build_index
+from jobs.cluster_corpus import cluster_corpus
+from jobs.encode_corpus import encode_corpus
+from jobs.job import ingest_job, main
 from jobs.job_file import JOBS, read_job
+from jobs.train_encoder import train_encoder
+from jobs.write_index import write_index
 from pipeline.index.layout import CollectionLayout
 
 CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs"
 WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
 DOCUMENTS = 30
+RUN = {
+    "build_index": ingest_job(build_index),
+    "cluster_corpus": ingest_job(cluster_corpus),
+    "encode_corpus": ingest_job(encode_corpus),
+    "write_index": ingest_job(write_index),
+    "train_encoder": train_encoder,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +79,7 @@ landmark_interval = 16
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, dict[str, Any], str]]:
     def call(job: Any, *arguments: str) -> tuple[int, dict[str, Any], str]:
-        code = main(job, ["--config", *arguments])
+        code = main(job, RUN[job], ["--config", *arguments])
         captured = capsys.readouterr()
         return code, json.loads(captured.out or "{}"), captured.err
 
@@ -210,8 +222,8 @@ def test_train_encoder_setting_of_another_type_is_refused_before_torch_is_loaded
         'job = "train_encoder"\nsources = ["pairs.jsonl"]\noutput = "run"\n[train]\nsteps = "two"\n'
     )
     program = (
-        "import sys; from jobs.job import main; print(main('train_encoder', ['--config', "
-        "'train.toml']), 'torch' in sys.modules)"
+        "import sys; from jobs.job import main; from jobs.train_encoder import train_encoder; "
+        "print(main('train_encoder', train_encoder, ['--config', 'train.toml']), 'torch' in sys.modules)"
     )
     result = subprocess.run(
         [sys.executable, "-c", program],

@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from cli.main import cairn, run
-from jobs.plan_index import stored_settings
+from jobs.compatibility import stored_settings
 from pipeline import load_encoder, open_collection
 
 TEXTS = {

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 import requests
 
-from jobs.job import main
+from jobs.build_index import build_index
+from jobs.job import ingest_job, main
 from jobs.ray_cluster.submission import JobServer
 from pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
 
@@ -171,7 +172,8 @@ class TestOnACluster:
         self, ray_head: Any, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ):
         monkeypatch.setenv("RAY_ADDRESS", ray_head.address)
-        assert main("build_index", ["--config", str(config), "--cluster", "0" * 56]) == 1
+        arguments = ["--config", str(config), "--cluster", "0" * 56]
+        assert main("build_index", ingest_job(build_index), arguments) == 1
         error = capsys.readouterr().err
         assert (
             "must run on the cluster it was submitted to, got another one's address "

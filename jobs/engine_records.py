@@ -1,0 +1,52 @@
+"""What an engine answers: records that travel between the line, its engine and the engine's workers.
+
+They need no model, so the line reads them without loading torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """What a worker says when its model is loaded; all workers of a run must say the same."""
+
+    package_version: str
+    first_stage_fingerprint: str
+    host: str = field(compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """The space a worker's vectors lie in; all workers of a run must say the same."""
+
+    encoder_fingerprint: str
+    vector_dim: int
+    host: str = field(compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddedSample:
+    """Both sides of a sample's documents as vectors, with the surrogate's state, which is stored."""
+
+    phi_NV: Float32[np.ndarray, "N V"]
+    psi_NV: Float32[np.ndarray, "N V"]
+    surrogate_fingerprint: str
+    surrogate_state: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedShard:
+    """One staged shard, encoded: the bytes of its two Parquet files."""
+
+    documents: pa.Buffer
+    chunks: pa.Buffer
+    num_documents: int
+    num_characters: int
+    num_tokens: int

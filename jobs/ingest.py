@@ -1,0 +1,174 @@
+"""How every job of an ingest begins and ends: sources, lock, checks, staging; report and record.
+
+The steps between, clusters and context, encoding, commit and publication, are the jobs' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from jobs import pending
+from jobs.compatibility import may_have_another_model, require_same_model, require_same_settings
+from jobs.engine import EngineConfig
+from jobs.job_file import IngestJobName
+from jobs.run import Run, StageWatch, new_run_id, open_engine
+from pipeline.config import IngestConfig
+from pipeline.corpus.ledger import Ledger
+from pipeline.corpus.parquet import Scan, scan_sources
+from pipeline.corpus.quarantine import QuarantineWriter
+from pipeline.corpus.staging import Staged, stage_changes
+from pipeline.errors import SourceError
+from pipeline.index.lance_index import LanceTables
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.publish import prepare_writer
+from pipeline.manifest import Manifest
+from pipeline.model.folders.names import model_folder
+from pipeline.types import IngestReport, ProgressListener
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IngestRun(Run):
+    """A run that reads sources."""
+
+    job: IngestJobName
+    scan: Scan
+
+
+@contextmanager
+def open_ingest(
+    job: IngestJobName,
+    sources: Sequence[str],
+    root: str | Path,
+    collection: str,
+    config: IngestConfig,
+    progress: ProgressListener,
+    engine: EngineConfig | None,
+) -> Generator[IngestRun]:
+    """Check everything that can be checked before work begins, then hold the writer lock.
+
+    A first ingest needs the model anyhow, and loads it before anything is written. Table versions that a
+    killed run left are rolled back.
+    """
+    watch = StageWatch(progress)
+    layout = CollectionLayout(Path(root), collection)
+    model_folder(config.encoder.model)
+    scan = scan_sources(sources, config.corpus)
+    with closing(open_engine(engine, config)) as opened:
+        if not layout.exists():
+            opened.load()
+        with layout.writer_lock():
+            base = prepare_writer(layout)
+            require_same_settings(base, config)
+            if base and may_have_another_model(base, config):
+                require_same_model(layout, base, config, opened)
+            tables = None
+            if base:
+                tables = LanceTables.open_or_create(layout, scan.metadata_fields, base.vector_dim)
+                tables.roll_back(base.lance_versions)
+            key = pending.work_key(config, scan.schema_fingerprint, base and base.generation)
+            with pending.open_ledger(layout, key) as ledger:
+                if base and tables:
+                    load_published(ledger, tables, base.lance_versions)
+                yield IngestRun(
+                    run_id=new_run_id(),
+                    layout=layout,
+                    config=config,
+                    base=base,
+                    tables=tables,
+                    metadata_fields=scan.metadata_fields,
+                    sources=tuple(file.name for file in scan.files),
+                    ledger=ledger,
+                    engine=opened,
+                    progress=watch,
+                    job=job,
+                    scan=scan,
+                )
+
+
+def load_published(ledger: Ledger, tables: LanceTables, versions: Mapping[str, int]) -> None:
+    """Tell the ledger which documents are published, and with what content."""
+    ledger.load_published(
+        (batch.column("doc_id").to_pylist(), batch.column("content_sha256").to_pylist())
+        for batch in tables.published_hashes(versions)
+    )
+
+
+def stage_corpus(run: IngestRun) -> Staged:
+    """Check, hash and compare every row of the sources; stage what has to be encoded."""
+    with QuarantineWriter(run.layout.quarantine_path(run.run_id)) as quarantine:
+        return stage_changes(
+            run.scan,
+            run.config.corpus,
+            run.ledger,
+            run.layout.staged_folder,
+            run.config.shard_characters,
+            quarantine,
+            run.progress,
+        )
+
+
+def count_vanished(run: IngestRun, staged: Staged) -> int:
+    """Count the documents that ``--sync`` is to delete.
+
+    None where a source file is damaged: what it held cannot be told from what vanished.
+    """
+    if not (run.config.sync and staged.is_complete):
+        return 0
+    return sum(map(len, run.ledger.vanished_ids()))
+
+
+def finish(
+    run: IngestRun, staged: Staged, manifest: Manifest | None = None, *, encoded: int = 0, deleted: int = 0
+) -> IngestReport:
+    """Write the run's record and return its report; ``manifest`` is of the generation it published, if any.
+
+    Pending work is kept where it is still to be published. A run whose rows were all quarantined, of a
+    collection without a generation, raises :class:`SourceError`.
+    """
+    run.ledger.close()
+    if manifest or not staged.indexed:
+        pending.discard(run.layout)
+    served = manifest or run.base
+    if served is None and not staged.indexed:
+        raise SourceError(
+            f"every row was quarantined ({describe_reasons(staged.quarantine_reasons)}) and nothing was "
+            f"indexed; see {run.layout.quarantine_path(run.run_id)}"
+        )
+    report = IngestReport(
+        collection=run.layout.name,
+        rows=staged.rows,
+        indexed=staged.indexed,
+        unchanged=staged.unchanged,
+        quarantined=staged.quarantined,
+        deleted=deleted,
+        encoded=encoded,
+        generation=served.generation if served else 0,
+        seconds=run.progress.seconds,
+        chunks=served.chunks if served else 0,
+        tokens=served.tokens if served else 0,
+        quarantine_reasons=staged.quarantine_reasons,
+        stage_seconds=run.progress.stage_seconds(),
+        warnings=_warnings(run, staged),
+    )
+    run.record(
+        job=run.job,
+        sources=run.sources,
+        damaged_files=[{"file": file.name, "reason": reason} for file, reason in run.scan.damaged_files],
+        report={**asdict(report), "warnings": list(report.warnings)},
+    )
+    return report
+
+
+def _warnings(run: IngestRun, staged: Staged) -> tuple[str, ...]:
+    if run.config.sync and not staged.is_complete:
+        kept = "--sync deleted nothing: documents of a damaged source file cannot be told from vanished ones"
+        return (*run.scan.warnings, kept)
+    return run.scan.warnings
+
+
+def describe_reasons(reasons: Mapping[str, int]) -> str:
+    """Write quarantine reasons as ``empty_text: 5, null_id: 1``."""
+    return ", ".join(f"{reason}: {count:,}" for reason, count in sorted(reasons.items()))

@@ -1,0 +1,63 @@
+"""The local engine: one encoder worker in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int32
+
+from jobs.corpus_view import CorpusView
+from jobs.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
+from pipeline.config import IngestConfig
+from pipeline.context.store import ContextSet
+
+if TYPE_CHECKING:
+    from jobs.encoder_worker import EncoderWorker
+
+
+class LocalEngine:
+    """An :class:`jobs.engine.Engine` in this process; loads torch and the model at its first call."""
+
+    def __init__(self, config: IngestConfig) -> None:
+        self._config = config
+        self._loaded: EncoderWorker | None = None
+
+    @property
+    def _worker(self) -> EncoderWorker:
+        if self._loaded is None:
+            from jobs.encoder_worker import EncoderWorker  # imports torch
+
+            self._loaded = EncoderWorker(self._config)
+            self._loaded.load()
+        return self._loaded
+
+    def load(self) -> Loaded:
+        """See :class:`jobs.engine.Engine`."""
+        return self._worker.load()
+
+    def embed_sample(self, sample: pa.Table) -> EmbeddedSample:
+        """See :class:`jobs.engine.Engine`."""
+        return self._worker.embed_sample(sample)
+
+    def draw_context(self, sample: pa.Table, assignments_N: Int32[np.ndarray, " N"]) -> ContextSet:
+        """See :class:`jobs.engine.Engine`."""
+        return self._worker.draw_context(sample, assignments_N)
+
+    def begin(self, view: CorpusView) -> Begun:
+        """See :class:`jobs.engine.Engine`."""
+        return self._worker.begin(view)
+
+    def encode(
+        self, shards: Sequence[Path], on_tokens: Callable[[int], None]
+    ) -> Iterator[tuple[int, EncodedShard]]:
+        """See :class:`jobs.engine.Engine`; shards come in order, ``on_tokens`` is called for every batch."""
+        for number, shard in enumerate(shards):
+            yield number, self._worker.encode(shard.read_bytes(), on_tokens)
+
+    def close(self) -> None:
+        """See :class:`jobs.engine.Engine`."""
+        self._loaded = None
