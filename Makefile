@@ -1,27 +1,37 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
 EVALUATION ?= ../shared/data/dev
 JUDGED := $(patsubst %/qrels.parquet,%,$(sort $(wildcard $(EVALUATION)/*/qrels.parquet)))
+
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo evaluate test lint types unit faults bench models secrets reference format clean
+.PHONY: help install demo evaluate test test-all lint types unit slow faults bench models secrets reference format clean
 
 help: ## Show what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-install: $(STAMP) ## Create .venv and install Cairn with its development tools
+install: $(DEV_STAMP) ## Create .venv and install Cairn with its development tools
 
+# torch stands first: a CPU build at hand is taken then, and PyPI's gigabytes of CUDA are not. Python compiles a
+# module when it is first imported; compiling all of them here would take as long as unpacking them.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,dev]'
+	$(PIP) torch==2.13.0
+	$(PIP) --editable '.[cpu]'
 	touch $(STAMP)
 
-demo: $(STAMP) ## Make the sample corpus, ingest it and search it (two to five minutes)
+$(DEV_STAMP): $(STAMP)
+	$(PIP) --editable '.[cpu,dev]'
+	touch $(DEV_STAMP)
+
+demo: $(STAMP) ## Install Cairn alone, make a sample corpus, ingest it and search it (two to three minutes)
 	@$(BIN)/cairn sample cairn-sample
 	@$(BIN)/ingest cairn-sample --collection python-docs
 	@$(call ask,how do I run a function in another thread and get its result)
@@ -39,35 +49,40 @@ else
 	$(BIN)/cairn evaluate cairn-sample --known-items 300 --max-documents 2000 --cache cairn-evaluation
 endif
 
-test: lint types unit ## Lint, type-check and test everything
+test: lint types unit ## Lint, type-check and test (up to ten minutes with the installation)
 
-lint: $(STAMP)
+test-all: test slow ## The same, then the tests marked slow
+
+lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-types: $(STAMP)
+types: $(DEV_STAMP)
 	$(BIN)/pyright
 
-unit: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not bench and not faults and not gpu and not network"
+unit: $(DEV_STAMP)
+	$(PYTEST) -m "not slow and not bench and not faults and not gpu and not network"
 
-faults: $(STAMP) ## Kill and freeze the workers and machines of a Ray cluster, and cut a link (four minutes)
+slow: $(DEV_STAMP)
+	$(PYTEST) -m "slow and not bench and not faults and not gpu and not network"
+
+faults: $(DEV_STAMP) ## Kill and freeze the workers and machines of a Ray cluster, and cut a link (four minutes)
 	$(BIN)/python -m pytest -m faults -n 0 tests/faults
 
-bench: $(STAMP) ## Measure speed and memory, ratios in one run (about ten minutes)
+bench: $(DEV_STAMP) ## Measure speed and memory, ratios in one run (about ten minutes)
 	$(BIN)/python -m pytest -m bench -p no:xdist -s tests/benchmarks
 
-models: $(STAMP) ## Write README's table of models by trying every one
+models: $(DEV_STAMP) ## Write README's table of models by trying every one
 	$(BIN)/python -m pytest -q -p no:xdist tests/model/test_families.py -k readme --rewrite-readme
 
 secrets: ## Write .env with fresh secrets for docker compose, unless there is one
 	@test -e .env || (umask 077 && $(PYTHON) -c "from secrets import token_hex, token_urlsafe; print(f'RAY_AUTH_TOKEN={token_hex(32)}\nAWS_ACCESS_KEY_ID=cairn\nAWS_SECRET_ACCESS_KEY={token_hex(32)}\nCAIRN_API_KEY=cairn_{token_hex(6)}_{token_urlsafe(32)}')" > .env)
 
-reference: $(STAMP) ## Write REFERENCE.md from the command line's help and the API's description
+reference: $(DEV_STAMP) ## Write REFERENCE.md from the command line's help and the API's description
 	$(BIN)/python -m cli.reference > REFERENCE.md
 
-format: $(STAMP) ## Format the code and sort its imports
+format: $(DEV_STAMP) ## Format the code and sort its imports
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

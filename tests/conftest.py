@@ -1,7 +1,4 @@
-"""Shared by all tests: no network, one thread a process, shapes checked.
-
-And where fixtures of several folders are.
-"""
+"""What all tests share: no network, one thread a process, checked shapes, the modules of shared fixtures."""
 
 from __future__ import annotations
 
@@ -29,11 +26,11 @@ pytest_plugins = [
     "tests.stored_collections",
     "tests.served_stones",
 ]
-"""Fixtures of several folders; ``tests`` is what pytest calls this folder, wherever it runs."""
+"""Fixtures used by several folders; pytest calls this folder ``tests``, wherever it runs."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `make models` write the table of README that a test compares otherwise, and the rest of the options."""
+    """Add the options of single tests: what they rewrite, how many cases they draw."""
     parser.addoption("--rewrite-readme", action="store_true", help="write what the tests find into README.md")
     parser.addoption("--api-cases", type=int, default=300, help="cases of the API's fuzz run")
     parser.addoption("--api-seed", type=int, default=0, help="seed of the API's fuzz run")
@@ -45,9 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def check_outermost(
     *, typechecker: Any, check: Callable[..., Any] = jaxtyping.jaxtyped
 ) -> Callable[[Any], Any]:
-    """Stand in the place of ``jaxtyping.jaxtyped``: a function in a function would be wrapped anew at every call.
+    """Stand in for ``jaxtyping.jaxtyped`` and leave functions inside functions unchecked.
 
-    That is more than half of the time a tiny model takes to encode a text.
+    They would be wrapped at every call, which is more than half of the time a tiny model takes for a text.
     """
     return lambda item: item if "<locals>" in item.__qualname__ else check(item, typechecker=typechecker)
 
@@ -67,10 +64,10 @@ install_import_hook(
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_waits_for_the_disk() -> Iterator[None]:
-    """Flush nothing to the disk: no test cuts the power, and hundreds of ingests would wait for a third of the time.
+    """Flush nothing to the disk: hundreds of ingests would wait for it a third of their time.
 
-    What is flushed and when is tested by who asks for it; measurements flush (tests/benchmarks), as do the
-    processes that tests start.
+    No test cuts the power. Tests of flushing replace ``os.fsync`` themselves; benchmarks and the processes
+    that tests start do flush.
     """
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", lambda descriptor: None)
@@ -79,7 +76,7 @@ def nothing_waits_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture
 def short_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make samples of a few modules: all of them take seconds to read."""
+    """Make samples of a few modules; reading all of them takes seconds."""
     from pipeline.corpus import sample
 
     modules = sample._library_sources()[:20]  # pyright: ignore[reportPrivateUsage]

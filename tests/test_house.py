@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 import subprocess
@@ -42,20 +43,19 @@ def test_sources_of_every_package_are_found():
     assert {relative(path).split("/")[0] for path in SOURCES} == set(PACKAGES)
 
 
+def test_top_level_holds_no_other_package():
+    """The package ``cairn`` lies in pipeline/alias."""
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == set(PACKAGES)
+
+
 def test_pinned_versions_are_those_that_are_asked_for():
-    """pip refuses an install whose constraints contradict its requirements, in an environment made before nobody would notice."""
+    """pip refuses where the two contradict each other, but only in an environment that is made new."""
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    asked = map(
-        Requirement,
-        [
-            *project["dependencies"],
-            *project["optional-dependencies"]["cpu"],
-            *project["optional-dependencies"]["dev"],
-        ],
-    )
-    found = {canonicalize_name(name): version for name, version in pins.items()}
+    extras = {name: asked for name, asked in project["optional-dependencies"].items() if name != "gpu"}
+    asked = map(Requirement, [*project["dependencies"], *itertools.chain.from_iterable(extras.values())])
+    found = {canonicalize_name(name): version for name, version in pins.items()} | {project["name"]: "0"}
     wrong = [
         str(one)
         for one in asked
@@ -67,10 +67,7 @@ def test_pinned_versions_are_those_that_are_asked_for():
 
 @pytest.mark.xdist_group("house")
 def test_groups_of_tests_stay_on_one_worker(request: pytest.FixtureRequest):
-    """What starts Ray or Chromium is grouped.
-
-    A pytest that ignores groups runs two of them at once, and nothing says so.
-    """
+    """Tests that start Ray or Chromium are grouped: a pytest that ignores groups runs two of them at once."""
     if not getattr(request.config.option, "loadgroup", False):
         pytest.skip("the run has no groups")
     assert request.node.nodeid.endswith("@house")
@@ -133,7 +130,7 @@ def test_test_files_make_no_claim_twice():
     assert repeated == []
 
 
-@pytest.mark.parametrize("module", ["pipeline.search", "pipeline.index", "pipeline.corpus"])
+@pytest.mark.parametrize("module", ["cairn", "pipeline.search", "pipeline.index", "pipeline.corpus"])
 def test_packages_on_the_search_path_import_without_a_model_library(module: str):
     assert heavy_modules_after_import(module) == []
 

@@ -1,9 +1,9 @@
-"""A real corpus to try Cairn on, made on this machine instead of shipped: the documentation that every Python carries.
+"""A real corpus to try Cairn on, made on this machine: the documentation that every Python carries.
 
 Stands before the line: it writes the Parquet files that ``ingest`` reads. Three origins, one file each:
 
     language.parquet        the language reference behind ``help("...")`` (``pydoc_data.topics``)
-    library.parquet         the standard library: one page a module, as ``help`` prints it, and one document a class, function and method
+    library.parquet         the standard library: a page for each module, class and function
     distributions.parquet   the long descriptions of the installed distributions
 
 The library is parsed, never imported, so nothing runs, no window opens, and platform-specific modules are
@@ -103,7 +103,7 @@ class SampleDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleReport:
-    """What was written: ``kinds`` counts documents by kind, ``unparsable_files`` were left out for their syntax."""
+    """What was written; ``unparsable_files`` were left out for their syntax."""
 
     documents: int
     characters: int
@@ -199,7 +199,7 @@ def _write_file(path: Path, documents: Iterator[SampleDocument]) -> None:
 
 
 def _unique(documents: Iterable[SampleDocument]) -> Iterator[SampleDocument]:
-    """Drop what is too short, an id already used, and a body already seen (inherited docstrings, repeated notices)."""
+    """Drop short texts, ids already used and bodies already seen, such as inherited docstrings."""
     ids: set[str] = set()
     bodies: set[bytes] = set()
     for document in documents:
@@ -212,7 +212,7 @@ def _unique(documents: Iterable[SampleDocument]) -> Iterator[SampleDocument]:
 
 
 def _drawn(documents: Iterable[SampleDocument], count: int, seed: int) -> list[SampleDocument]:
-    """Draw ``count`` documents by the hash of their id, so that a document added elsewhere changes at most one of them."""
+    """Draw ``count`` documents by the hash of their id: a document added changes at most one of them."""
     ranked = (
         (hashlib.sha256(f"{seed}:{document.id}".encode()).digest(), position, document)
         for position, document in enumerate(documents)
@@ -221,7 +221,7 @@ def _drawn(documents: Iterable[SampleDocument], count: int, seed: int) -> list[S
 
 
 def _clean(text: str) -> str:
-    """Undo indentation, and replace the lone surrogates that an escape in a docstring can spell but UTF-8 cannot."""
+    """Undo indentation, and replace lone surrogates: a docstring can spell them, UTF-8 cannot."""
     return inspect.cleandoc(text).strip().encode("utf-8", "replace").decode()
 
 
@@ -236,7 +236,7 @@ def _topics() -> Iterator[SampleDocument]:
 
 
 def _distributions() -> Iterator[SampleDocument]:
-    """Yield the description of each distribution installed for this interpreter, the first where a name comes twice."""
+    """Yield the description of each installed distribution, the first where a name comes twice."""
     documents: dict[str, SampleDocument] = {}
     # Not all of sys.path: packages put folders of their own on it when they are imported, with other versions
     # of the same distributions.
@@ -296,9 +296,7 @@ class _Definition:
 def _module_documents(module: str, tree: ast.Module) -> Iterator[SampleDocument]:
     definitions: dict[str, _Definition] = {}
     for definition in _definitions(tree.body, ()):
-        definitions.setdefault(
-            definition.name, definition
-        )  # of variants behind an `if`, the first documented one
+        definitions.setdefault(definition.name, definition)  # of variants, the first documented one
     package = module.partition(".")[0]
     docstring = _clean(ast.get_docstring(tree) or "")
     if docstring or len(definitions) > 1:  # otherwise the page would repeat its only definition
@@ -337,9 +335,8 @@ def _definitions(body: Sequence[ast.stmt], parents: tuple[str, ...]) -> Iterator
             case ast.ClassDef(name=name) if not name.startswith("_"):
                 bases = ", ".join(ast.unparse(base) for base in node.bases)
                 qualified = ".".join((*parents, name))
-                yield from _documented(
-                    node, qualified, "class", f"class {qualified}({bases})" if bases else f"class {qualified}"
-                )
+                signature = f"class {qualified}({bases})" if bases else f"class {qualified}"
+                yield from _documented(node, qualified, "class", signature)
                 yield from _definitions(node.body, (*parents, name))
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if not name.startswith("_"):
                 qualified = ".".join((*parents, name))

@@ -1,0 +1,183 @@
+"""What an installation gives: the name ``cairn``, console scripts, the default model, its requirements."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+from collections.abc import Callable
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import cairn
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import pipeline
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+COMES_WITH = {
+    "aiohttp": "ray",
+    "anyio": "mcp",
+    "grpcio": "ray",
+    "pydantic": "fastapi",
+    "pydantic-core": "fastapi",
+    "requests": "ray",
+    "starlette": "fastapi",
+}
+"""Distributions that are part of a requirement's interface: Ray raises gRPC's errors, for one."""
+
+MakeEnvironment = Callable[..., Path]
+
+
+def build_without_network(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def run(environment: Path, *command: str) -> str:
+    """Run a command of the environment in its folder, outside of the repository."""
+    done = subprocess.run(
+        [str(environment / "bin" / command[0]), *command[1:]], cwd=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def make_environment(tmp_path_factory: pytest.TempPathFactory) -> MakeEnvironment:
+    """Return a maker of environments that hold Cairn alone and read its requirements from the tests' own."""
+
+    def make(name: str, *install: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        venv.create(folder)
+        python = str(folder / "bin" / "python")
+        # Python searches this folder for modules but reads no .pth file in it, such as the tests' own Cairn.
+        [packages] = folder.glob("lib/python*/site-packages")
+        (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+        build_without_network(
+            "--python", python, "install", "--no-build-isolation", "--no-deps", "--ignore-installed", *install
+        )
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build_without_network("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
+    [path] = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(make_environment: MakeEnvironment, wheel: Path) -> Path:
+    return make_environment("installed", str(wheel))
+
+
+def imported_from(environment: Path) -> dict[str, str]:
+    program = (
+        "import cairn, json, pipeline, sys\n"
+        "assert callable(cairn.open_collection) and cairn.CairnError is pipeline.CairnError\n"
+        "print(json.dumps({'cairn': cairn.__file__, 'pipeline': pipeline.__file__,"
+        " 'version': cairn.__version__}))"
+    )
+    return json.loads(run(environment, "python", "-c", program))
+
+
+def test_cairn_gives_the_public_names_of_pipeline():
+    assert cairn.__all__ == pipeline.__all__
+    assert cairn.__version__ == PROJECT["version"]
+    names = set(cairn.__all__) - {"__version__"}
+    assert {name for name in names if getattr(cairn, name) is not getattr(pipeline, name)} == set()
+
+
+def test_cairn_has_no_other_names():
+    with pytest.raises(AttributeError, match="module 'cairn' has no attribute 'opn_collection'"):
+        cairn.opn_collection  # noqa: B018
+
+
+def test_cairn_imports_from_an_editable_install(make_environment: MakeEnvironment):
+    found = imported_from(make_environment("editable", "--editable", str(ROOT)))
+
+    assert found == {
+        "cairn": str(ROOT / "pipeline/alias/cairn/__init__.py"),
+        "pipeline": str(ROOT / "pipeline/__init__.py"),
+        "version": PROJECT["version"],
+    }
+
+
+def test_cairn_imports_from_the_wheel(installed: Path):
+    found = imported_from(installed)
+
+    assert found.pop("version") == PROJECT["version"]
+    assert all(Path(path).is_relative_to(installed) for path in found.values())
+    assert {Path(path).parent.parent for path in found.values()} == {Path(found["cairn"]).parents[1]}
+    assert all(Path(path).with_name("py.typed").is_file() for path in found.values())
+
+
+@pytest.mark.slow
+def test_console_scripts_of_the_wheel_index_and_search(installed: Path):
+    texts = ["Water boils at a lower temperature on a mountain.", "Bread rises because of its yeast."]
+    pq.write_table(pa.table({"id": ["boiling", "bread"], "text": texts}), installed / "corpus.parquet")
+
+    assert PROJECT["version"] in run(installed, "cairn", "--version")
+    run(installed, "ingest", "corpus.parquet", "--collection", "facts")
+    answer = json.loads(
+        run(installed, "cairn", "search", "why does dough rise", "--collection", "facts", "--json")
+    )
+
+    assert answer["hits"][0]["doc_id"] == "bread"
+
+
+def test_client_loads_no_requirement_of_indexing(installed: Path):
+    program = (
+        "import json, sys\n"
+        "import pipeline.client.async_client, pipeline.client.sync_client\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    loaded = set(json.loads(run(installed, "python", "-c", program)))
+
+    assert "httpx2" in loaded
+    assert loaded.isdisjoint({"torch", "transformers", "lancedb", "lance", "faiss", "ray", "click"})
+
+
+def test_every_import_is_of_a_declared_requirement():
+    extras = PROJECT["optional-dependencies"]
+    declared = {
+        canonicalize_name(Requirement(line).name)
+        for line in [*PROJECT["dependencies"], *(line for lines in extras.values() for line in lines)]
+    }
+    providers = packages_distributions()
+    missing: dict[str, list[str]] = {}
+    for package in ("pipeline", "cli", "jobs"):
+        for path in (ROOT / package).rglob("*.py"):
+            if path.is_relative_to(ROOT / "jobs/configs"):  # files for other schedulers, run by theirs
+                continue
+            for module in imported_modules(path) - {"pipeline", "cli", "jobs"}:
+                names = {canonicalize_name(name) for name in providers.get(module, [])}
+                if declared.isdisjoint(names | {COMES_WITH[name] for name in names & set(COMES_WITH)}):
+                    missing.setdefault(module, []).append(path.relative_to(ROOT).as_posix())
+
+    assert missing == {}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Return the top-level names of the modules outside of the standard library that a file imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return names - set(sys.stdlib_module_names)
