@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo evaluate test test-all lint types unit slow faults bench models secrets reference format clean
+.PHONY: help install demo evaluate test test-all lint types unit slow faults bench models secrets reference docs format clean
 
 help: ## Show what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -73,18 +73,21 @@ faults: $(DEV_STAMP) ## Kill and freeze the workers and machines of a Ray cluste
 bench: $(DEV_STAMP) ## Measure speed and memory, ratios in one run (about ten minutes)
 	$(BIN)/python -m pytest -m bench -p no:xdist -s tests/benchmarks
 
-models: $(DEV_STAMP) ## Write README's table of models by trying every one
-	$(BIN)/python -m pytest -q -p no:xdist tests/model/test_families.py -k readme --rewrite-readme
+models: $(DEV_STAMP) ## Write the table of docs/guide/models.md by trying every model
+	$(BIN)/python -m pytest -q -p no:xdist tests/model/test_families.py -k table_of_models --rewrite-models
 
 secrets: ## Write .env with fresh secrets for docker compose, unless there is one
 	@test -e .env || (umask 077 && $(PYTHON) -c "from secrets import token_hex, token_urlsafe; print(f'RAY_AUTH_TOKEN={token_hex(32)}\nAWS_ACCESS_KEY_ID=cairn\nAWS_SECRET_ACCESS_KEY={token_hex(32)}\nCAIRN_API_KEY=cairn_{token_hex(6)}_{token_urlsafe(32)}')" > .env)
 
-reference: $(DEV_STAMP) ## Write REFERENCE.md from the command line's help and the API's description
-	$(BIN)/python -m cli.reference > REFERENCE.md
+reference: $(DEV_STAMP) ## Write docs/reference from the command line's help and the API's description
+	$(BIN)/python -m cli.reference docs/reference
+
+docs: $(DEV_STAMP) ## Build the documentation into site/; a broken link fails
+	$(BIN)/zensical build --clean --strict
 
 format: $(DEV_STAMP) ## Format the code and sort its imports
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv and everything the demo made
-	rm -rf $(VENV) cairn-data cairn-sample cairn-evaluation
+	rm -rf $(VENV) cairn-data cairn-sample cairn-evaluation site

@@ -1,8 +1,8 @@
-"""REFERENCE.md, written from what the program says of itself: every verb and option by click, every address and field by OpenAPI.
+"""The reference pages: every verb and option as click describes them, every address and field as OpenAPI does.
 
-    python -m cli.reference > REFERENCE.md               which `make reference` does; a test compares
+    python -m cli.reference docs/reference               which `make reference` does; a test compares
 
-Nothing is described here that is not described there, so the page cannot say anything else than the program
+Nothing is described here that is not described there, so the pages cannot say anything else than the program
 does.
 """
 
@@ -20,23 +20,27 @@ import click
 from cli.main import cairn
 
 _INTRODUCTION: Final = (
-    "# Reference\n\n"
-    "Every verb and option of the command line, every address and field of the search API. Written by "
-    "`make reference`; "
-    "change the program, not this page. [README.md](README.md) says what to begin with.\n"
+    "# {title}\n\n{subject} Written by `make reference`: change the program, not this page.\n"
 )
 _EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 failed, 2 usage, 3 done with quarantined rows, 75 try again, 130 interrupted."
 )
 
 
-def reference() -> str:
-    """Return the page."""
-    return "\n".join([_INTRODUCTION, *_command_line(), *_search_api()]).rstrip("\n") + "\n"
+def pages() -> dict[str, str]:
+    """Return each page's text by the name of its file."""
+    return {
+        "command-line.md": _page("Command line", "Every verb and option.", _command_line()),
+        "http.md": _page("HTTP API", "Every address, field and problem.", _search_api()),
+    }
+
+
+def _page(title: str, subject: str, parts: Iterator[str]) -> str:
+    introduction = _INTRODUCTION.format(title=title, subject=subject)
+    return "\n".join([introduction, *parts]).rstrip("\n") + "\n"
 
 
 def _command_line() -> Iterator[str]:
-    yield "## Command line\n"
     yield f"`ingest` is `cairn ingest`. {_EXIT_CODES}\n"
     context = click.Context(cairn, info_name="cairn")
     for name in cairn.list_commands(context):
@@ -46,7 +50,7 @@ def _command_line() -> Iterator[str]:
 
 
 def _command(command: click.Command, context: click.Context) -> Iterator[str]:
-    yield f"### `{context.command_path}`\n"
+    yield f"## `{context.command_path}`\n"
     yield f"{_cell(command.help or '')}\n"
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     yield f"```\n{usage}\n```\n"
@@ -77,16 +81,15 @@ def _search_api() -> Iterator[str]:
 
     description = create_app(ServeSettings(root=Path())).openapi()
     schemas: dict[str, Any] = description["components"]["schemas"]
-    yield "## Search API\n"
     yield f"{description['info']['description']} The same as JSON: `GET /openapi.json`.\n"
     for path, operations in description["paths"].items():
         for method, operation in operations.items():
             yield from _operation(method.upper(), path, operation, schemas)
-    yield "### Fields\n"
+    yield "## Fields\n"
     for name in sorted(schemas):
         if "properties" in schemas[name]:
             yield from _schema(name, schemas[name])
-    yield "### Problems\n"
+    yield "## Problems\n"
     rows = [
         (
             f"`{TYPE_PREFIX}{kind.name}`",
@@ -102,7 +105,7 @@ def _search_api() -> Iterator[str]:
 def _operation(
     method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]
 ) -> Iterator[str]:
-    yield f"### `{method} {path}`\n"
+    yield f"## `{method} {path}`\n"
     yield f"{_cell(operation.get('description') or operation.get('summary', ''))}\n"
     rows = [
         (f"`{each['name']}`", each["in"], _type(each["schema"]), _cell(each.get("description", "")))
@@ -125,7 +128,7 @@ def _operation(
 
 
 def _schema(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
-    yield f"#### {name}\n"
+    yield f"### {name}\n"
     if schema.get("description"):
         yield f"{_cell(schema['description'])}\n"
     required = set(schema.get("required", []))
@@ -198,5 +201,14 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+def write(folder: Path) -> None:
+    """Write the reference pages into FOLDER."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    click.echo(reference(), nl=False)
+    write()

@@ -31,7 +31,9 @@ pytest_plugins = [
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of single tests: what they rewrite, how many cases they draw."""
-    parser.addoption("--rewrite-readme", action="store_true", help="write what the tests find into README.md")
+    parser.addoption(
+        "--rewrite-models", action="store_true", help="write docs/guide/models.md's table of models"
+    )
     parser.addoption("--api-cases", type=int, default=300, help="cases of the API's fuzz run")
     parser.addoption("--api-seed", type=int, default=0, help="seed of the API's fuzz run")
     parser.addoption(

@@ -142,11 +142,3 @@ def test_cli_modules_import_without_a_model_library():
     ]
 
     assert heavy_modules_after_import("cli", *modules) == []
-
-
-def test_architecture_names_every_module() -> None:
-    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    modules = [
-        path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py"
-    ]
-    assert [str(path.relative_to(ROOT)) for path in modules if path.name not in page] == []

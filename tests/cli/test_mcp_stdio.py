@@ -32,15 +32,15 @@ async def test_host_searches_a_collection(stones_root: Path) -> None:
         assert found["documents"]
 
 
-def test_configuration_in_readme_is_json_that_the_command_line_takes() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    hosted = json.loads(readme.split('```json\n{"mcpServers"')[1].split("```")[0].join(['{"mcpServers"', ""]))
+def test_configuration_in_the_guide_is_json_that_the_command_line_takes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "frameworks.md").read_text(encoding="utf-8")
+    hosted = json.loads(page.split("```json\n")[1].split("```")[0])
     for server in hosted["mcpServers"].values():
         assert server["command"].endswith("/cairn")
         verb, *arguments = server["args"]
         command = cairn.get_command(click.Context(cairn), verb)
         assert command is not None
-        assert command.make_context(verb, arguments).params["collection"] == "python-docs"
+        assert command.make_context(verb, arguments).params["collection"] == "handbook"
 
 
 def test_collection_that_is_not_there_is_one_sentence(

@@ -1,4 +1,4 @@
-"""REFERENCE.md says what the program says of itself, all of it."""
+"""The reference pages say what the program says of itself, all of it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ import click
 import pytest
 
 from cli.main import cairn
-from cli.reference import reference
+from cli.reference import pages
 
-PAGE = (Path(__file__).parents[2] / "REFERENCE.md").read_text(encoding="utf-8")
+FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+COMMAND_LINE = (FOLDER / "command-line.md").read_text(encoding="utf-8")
+HTTP = (FOLDER / "http.md").read_text(encoding="utf-8")
 
 
-def test_page_is_current() -> None:
-    assert reference() == PAGE, "run `make reference`"
+def test_pages_are_current() -> None:
+    assert pages() == {"command-line.md": COMMAND_LINE, "http.md": HTTP}, "run `make reference`"
 
 
 @pytest.mark.parametrize("verb", cairn.list_commands(click.Context(cairn)))
 def test_page_has_every_option_of_a_verb(verb: str) -> None:
     command = cairn.get_command(click.Context(cairn), verb)
     assert command is not None
-    described = PAGE.split(f"### `cairn {verb}`\n")[1].split("\n### ")[0]
+    described = COMMAND_LINE.split(f"## `cairn {verb}`\n")[1].split("\n## ")[0]
     for param in command.params:
         if isinstance(param, click.Option):
             assert f"`{param.opts[0]}" in described, param.opts[0]
@@ -37,11 +39,11 @@ def test_page_has_every_address_of_the_api() -> None:
     assert len(paths) >= 8
     for path, operations in paths.items():
         for method in operations:
-            assert f"### `{method.upper()} {path}`" in PAGE
+            assert f"## `{method.upper()} {path}`" in HTTP
 
 
 def test_lines_of_curl_are_words_of_a_shell() -> None:
-    lines = re.findall(r"^curl .*$", PAGE, re.MULTILINE)
+    lines = re.findall(r"^curl .*$", HTTP, re.MULTILINE)
     assert len(lines) >= 4
     for line in lines:
         assert shlex.split(line)[-2] == "-d"

@@ -1,4 +1,4 @@
-"""Every family under every setting: batches against single rows, bf16 against fp32, and the table of README made by trying.
+"""Every family under every setting: batches against single rows, bf16 against fp32, and the table of models made by trying.
 
 A family is what reads a ``model_type``, or CDE's checkpoints, which have none of their own. To write the
 table anew: ``make models``.
@@ -26,7 +26,7 @@ from pipeline.errors import ConfigError
 from pipeline.model.backbone import _FAMILIES, Backbone, load_backbone
 from pipeline.model.families.m3bert import M3Bert, M3BertConfig, save_m3bert
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "models.md"
 BEGIN, END = "<!-- models: begin, written by `make models` -->\n", "<!-- models: end -->\n"
 NAMES = {
     "bert": "BERT",
@@ -291,12 +291,11 @@ def _table(family_folder: Callable[[str], Path]) -> str:
             for families, features in rows
         ),
         "",
-        "Attentions and the poolings they go with: "
-        + "; ".join(f"`{attention}` {_code(poolings)}" for attention, poolings in POOLINGS.items())
-        + ". Pooling `latent` needs a checkpoint that holds the block, `cls` and `multi_cls` a tokenizer "
-        "with [CLS] or BOS. "
-        "Under `--use-context` stands what embeds the context's documents, and whether their order moves "
-        "vectors.",
+        "Under `--use-context` stands what embeds the context's documents, and whether their order moves vectors.",
+        "`latent` needs a checkpoint that holds the block; `cls` and `multi_cls` need a tokenizer with [CLS] or BOS.",
+        "Attentions and the poolings they go with:",
+        "",
+        *(f"- `{attention}`: {_code(poolings)}" for attention, poolings in POOLINGS.items()),
         "",
     ]
     return "\n".join(lines)
@@ -306,11 +305,11 @@ def _code(values: tuple[str, ...]) -> str:
     return ", ".join(f"`{value}`" for value in values)
 
 
-def test_readme_table_of_models_is_what_they_do_when_tried(family_folder, request):
-    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+def test_table_of_models_is_what_they_do_when_tried(family_folder, request):
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     written, _, after = rest.partition(END)
     table = _table(family_folder)
-    if request.config.getoption("--rewrite-readme"):
-        README.write_text(f"{before}{BEGIN}{table}{END}{after}", encoding="utf-8")
+    if request.config.getoption("--rewrite-models"):
+        PAGE.write_text(f"{before}{BEGIN}{table}{END}{after}", encoding="utf-8")
     else:
         assert written == table, "run `make models`"

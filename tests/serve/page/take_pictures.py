@@ -1,4 +1,4 @@
-"""Take README's pictures of the page, from the collection that `make demo` makes.
+"""Take the pictures of the page for docs/images, from the collection that `make demo` makes.
 
 cairn serve python-docs &
 python tests/serve/page/take_pictures.py http://127.0.0.1:8400
@@ -14,13 +14,14 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 QUESTION = "how do I run a function in another thread and get its result"
+PICTURES = Path(__file__).resolve().parents[3] / "docs" / "images"
 LIT = "#map canvas[data-hits='20']"
 WIDE, PHONE = {"width": 1320, "height": 840}, {"width": 390, "height": 780}
 
 
 def save(tab: Any, name: str) -> None:
     tab.wait_for_timeout(400)
-    tab.screenshot(path=Path(__file__).parent / f"{name}.jpg", type="jpeg", quality=80)
+    tab.screenshot(path=PICTURES / f"{name}.jpg", type="jpeg", quality=80)
 
 
 def main(address: str) -> None:
