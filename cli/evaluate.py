@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pipeline.evaluate.retrieval_set import RetrievalSet
     from pipeline.evaluate.significance import Comparison
     from pipeline.evaluate.systems import System
-    from pipeline.model.backbone import Backbone
+    from pipeline.model.engine.backbone import Backbone
 
 _SAME_NAME = (
     *(
@@ -259,7 +259,7 @@ def _baseline_base(chosen: Mapping[str, Any]) -> EncoderConfig:
 def _systems(chosen: Mapping[str, Any], patterns: Sequence[str], *, ablate: bool) -> list[System]:
     from pipeline.encode.documents import require_fit
     from pipeline.evaluate.systems import baseline_systems, configured_systems, our_systems, select_systems
-    from pipeline.model.backbone import load_backbone
+    from pipeline.model.backbone_loader import load_backbone
 
     base, baseline = _base(chosen), _baseline_base(chosen)
     if not ablate:  # the whole table has windows, too

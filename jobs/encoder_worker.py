@@ -30,8 +30,9 @@ from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet, build_context
 from pipeline.encode.documents import DocumentEncoder, encode_shard, require_context_fit, require_fit
 from pipeline.encode.shards import as_parquet
-from pipeline.model.backbone import Backbone, load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.context_encoder import ContextEncoder
+from pipeline.model.engine.backbone import Backbone
 from pipeline.model.static_embeddings import StaticEmbedder, StaticFit
 from pipeline.types import TextEmbedder
 

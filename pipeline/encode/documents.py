@@ -31,8 +31,9 @@ from pipeline.encode.sentences import rank_sentences
 from pipeline.errors import ConfigError, ModelError
 from pipeline.manifest import fingerprint
 from pipeline.model.attention_temperature import row_temperatures
-from pipeline.model.backbone import Backbone, load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.document_encoder import embed_chunks
+from pipeline.model.engine.backbone import Backbone
 from pipeline.model.landmark_mixer import mix_documents, mix_queries, mixer_of
 from pipeline.model.landmark_reader import LandmarkReader, require_transformer
 from pipeline.model.landmarks import (
@@ -44,7 +45,7 @@ from pipeline.model.landmarks import (
     split_into_chunks,
     window_rows,
 )
-from pipeline.model.latent_attention import require_latent_attention
+from pipeline.model.latent_attention import latent_attention_of, require_latent_attention
 from pipeline.model.matryoshka import first_dims, require_dims
 from pipeline.types import chunks_schema, documents_schema, staged_schema
 
@@ -92,7 +93,7 @@ class DocumentEncoder:
         self.backbone = load_backbone(config) if backbone is None else backbone
         self.vector_dim = require_fit(config, self.backbone)
         self._document_prefix, self._query_prefix = _prefixes(config, self.backbone)
-        self._token_head = require_latent_attention(self.backbone) if config.pooling == "latent" else None
+        self._token_head = latent_attention_of(self.backbone) if config.pooling == "latent" else None
         self._mixer = mixer_of(self.backbone)
         context_CD = _usable_context(config, context, self.backbone)
         self._context_CD, self._mixed_context_CD = (

@@ -17,7 +17,7 @@ from pipeline.context.store import ContextSet
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.encode.texts import require_texts
 from pipeline.errors import ConfigError
-from pipeline.model.backbone import Backbone
+from pipeline.model.engine.backbone import Backbone
 
 
 class TextQueryEncoder:

@@ -30,9 +30,9 @@ from pipeline.errors import ConfigError
 from pipeline.model.families.decoder import language_model
 from pipeline.model.folders.checkpoint import read_checkpoint
 from pipeline.model.folders.encoder_folder import beyond_stock_modules, save_encoder_folder
+from pipeline.model.folders.first_layers import first_layers
 from pipeline.model.folders.model_defaults import encoder_config
 from pipeline.model.folders.names import model_folder
-from pipeline.model.matryoshka import first_layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,8 +20,8 @@ from pipeline.cluster.queries import query_side
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig
 from pipeline.context.store import ContextSet, build_context
 from pipeline.evaluate.retrieval_set import RetrievalSet
-from pipeline.model.backbone import Backbone
 from pipeline.model.context_encoder import ContextEncoder
+from pipeline.model.engine.backbone import Backbone
 from pipeline.model.static_embeddings import StaticEmbedder
 
 RANDOM_TOKENS: Final = 64

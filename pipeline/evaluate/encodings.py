@@ -24,7 +24,8 @@ from pipeline.corpus.tokenization import tokenize
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.evaluate.contexts import corpus_context, random_context
 from pipeline.evaluate.retrieval_set import RetrievalSet
-from pipeline.model.backbone import Backbone, load_backbone
+from pipeline.model.backbone_loader import load_backbone
+from pipeline.model.engine.backbone import Backbone
 from pipeline.model.landmarks import chunk_spans, split_into_chunks
 from pipeline.types import ProgressListener
 

@@ -30,7 +30,8 @@ from typing_extensions import override
 from pipeline.config import EncoderConfig
 from pipeline.corpus.tokenization import TokenizedTexts, tokenize
 from pipeline.errors import SourceError
-from pipeline.model.backbone import Backbone, load_backbone
+from pipeline.model.backbone_loader import load_backbone
+from pipeline.model.engine.backbone import Backbone
 from pipeline.model.engine.rectangle import Rectangle
 from pipeline.model.engine.transformer import Transformer
 from pipeline.types import ProgressListener, silent_progress

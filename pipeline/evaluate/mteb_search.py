@@ -29,7 +29,7 @@ from pipeline.evaluate.ranking import NUM_CANDIDATES, SetRanker
 from pipeline.evaluate.retrieval_set import Judgements, RetrievalSet
 from pipeline.evaluate.systems import System
 from pipeline.manifest import fingerprint
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.types import silent_progress
 
 

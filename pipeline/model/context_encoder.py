@@ -16,8 +16,8 @@ from jaxtyping import Float32
 from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.manifest import fingerprint
-from pipeline.model.backbone import Backbone
 from pipeline.model.document_encoder import embed_chunks
+from pipeline.model.engine.backbone import Backbone
 from pipeline.model.landmarks import Chunks, chunk_rows
 
 BATCH_TOKENS: Final = 1_024

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32, Float64, Int64
 
-from pipeline.model.backbone import Backbone
 from pipeline.model.batching import run_in_batches, run_windows_in_batches
+from pipeline.model.engine.backbone import Backbone
 from pipeline.model.landmark_reader import LandmarkReader
 from pipeline.model.landmarks import Rows
 from pipeline.model.pooling import pool_spans

@@ -33,9 +33,10 @@ from torch import nn
 from torch.nn import functional
 
 from pipeline.errors import ModelError
+from pipeline.model.engine.backbone import Backbone
 from pipeline.model.engine.weights import require_floats
+from pipeline.model.folders.own_tensors import LANDMARK_MIXER as PREFIX
 
-PREFIX: Final = "landmark_mixer."
 STRETCH_LANDMARKS: Final = 256
 """Landmarks that attend to one another: 16,384 tokens at the default interval."""
 BATCH_LANDMARKS: Final = 4_096
@@ -240,10 +241,9 @@ def mix_queries(
         return mixer.mix_queries(x_QD, context).cpu().numpy()
 
 
-def mixer_of(backbone: object) -> LandmarkMixer | None:
+def mixer_of(backbone: Backbone) -> LandmarkMixer | None:
     """Return a backbone's mixer, None where its checkpoint holds none."""
-    mixer = getattr(backbone, "landmark_mixer", None)
-    return mixer if isinstance(mixer, LandmarkMixer) else None
+    return read_landmark_mixer(backbone.own_tensors, backbone.embedding_dim, backbone.device)
 
 
 def _batches(
@@ -283,7 +283,6 @@ def read_landmark_mixer(
 
     Tensors that are missing, foreign or not finite raise :class:`ModelError`.
     """
-    # By name: a CDE checkpoint notes which of its tensors are looked at.
     own = {name.removeprefix(PREFIX): tensors[name] for name in tensors if name.startswith(PREFIX)}
     if not own:
         return None

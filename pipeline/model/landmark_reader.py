@@ -18,12 +18,13 @@ import torch
 from jaxtyping import Float, Float32, Int64
 
 from pipeline.errors import ConfigError
-from pipeline.model.backbone import Backbone
+from pipeline.model.engine.backbone import Backbone
 from pipeline.model.engine.landmark_attention import Memory
 from pipeline.model.engine.landmark_windows import LandmarkWindows
 from pipeline.model.engine.pattern import Batch, PassSettings
 from pipeline.model.engine.rectangle import Rectangle
 from pipeline.model.engine.transformer import Transformer
+from pipeline.model.landmark_gates import gates_of
 
 
 class LandmarkReader:
@@ -37,7 +38,8 @@ class LandmarkReader:
         self._context_CD = context_CD
         self._memories: dict[float, tuple[Memory, ...]] = {}
         self._lock = threading.Lock()
-        self.fingerprint = transformer.landmark_gates.fingerprint(with_context=context_CD is not None)
+        self._gates = gates_of(transformer)
+        self.fingerprint = self._gates.fingerprint(with_context=context_CD is not None)
 
     @torch.inference_mode()
     def hidden_states(
@@ -56,7 +58,8 @@ class LandmarkReader:
             Batch(lengths_B=lengths_B, num_tokens=ids_BT.shape[1]),
             windows_B,
             model.pass_settings(temperature),
-            gates=model.landmark_gates,
+            landmark_gates_LH=self._gates.landmarks_LH,
+            context_gates_LH=self._gates.context_LH,
             memory=self._memory(temperature),
         )
         return model.encode_pattern(model.embed_tokens(ids_BT), pattern)
@@ -92,7 +95,7 @@ def require_transformer(backbone: Backbone) -> Transformer:
 def remember(
     model: Transformer, context_CD: Float32[np.ndarray, "C D"], temperature: float = 1.0
 ) -> tuple[Memory, ...]:
-    """Run context vectors through the layers by themselves and return their keys and values in every layer."""
+    """Run context vectors through the layers by themselves and return each layer's keys and values."""
     row = _ContextRow(len(context_CD), model.pass_settings(temperature))
     x_CD = model.norm_embeddings(model.embed_context(context_CD)).to(model.dtype)
     # The engine writes into what it is given, and without type and norm that would be the caller's context.

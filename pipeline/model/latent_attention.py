@@ -11,8 +11,7 @@ of the products (33.6 against 302 million a token). TempScale concerns attention
 
 Source: NV-Embed §3.2 and NV-Embed-v2's published block, which differs from the paper's text: norms before
 both parts, residuals, and a gated MLP (GEGLU). Its tensors are read under the published names,
-``latent_attention_model.*``, wherever in the file they stand. Differentiable in its tensors, so that training
-builds it anew from its parameters at every step.
+``latent_attention_model.*``, wherever in the file they stand. Differentiable in its tensors.
 """
 
 from __future__ import annotations
@@ -26,9 +25,11 @@ from jaxtyping import Float
 from torch.nn import functional
 
 from pipeline.errors import ConfigError, ModelError
+from pipeline.model.engine.backbone import Backbone
+from pipeline.model.engine.transformer import Transformer
 from pipeline.model.engine.weights import WeightReader
+from pipeline.model.folders.own_tensors import LATENT_ATTENTION as PREFIX
 
-PREFIX: Final = "latent_attention_model."
 PUBLISHED_HEADS: Final = 8
 """Heads of NV-Embed's block, whose published configuration leaves them out."""
 
@@ -79,7 +80,7 @@ def read_latent_attention(
     dtype: torch.dtype,
     device: torch.device,
 ) -> LatentAttention | None:
-    """Read the block of a checkpoint, None where it has none; products of weights are taken in float32 whatever the ``dtype``.
+    """Read the block of a checkpoint, None where it has none; weights are multiplied out in float32.
 
     Raises :class:`ModelError` for a tensor that is missing or has a shape that does not fit the others.
     """
@@ -130,17 +131,27 @@ def read_latent_attention(
     )
 
 
-def require_latent_attention(backbone: object) -> LatentAttention:
-    """Return a backbone's block.
-
-    Raise :class:`ConfigError` for one that has none, as those have that nobody trained with it.
-    """
-    block = getattr(backbone, "latent_attention", None)
-    if not isinstance(block, LatentAttention):
+def require_latent_attention(backbone: Backbone) -> None:
+    """Raise :class:`ConfigError` for a backbone that was not trained with latent attention."""
+    if not any(name.endswith(f"{PREFIX}latents") for name in backbone.own_tensors):
         raise ConfigError(
             f"pooling latent must go with a model that holds {PREFIX}latents, got one without; choose "
             "another pooling, such as mean"
         )
+
+
+def latent_attention_of(backbone: Backbone) -> LatentAttention:
+    """Return a backbone's block; raise :class:`ConfigError` for one that has none."""
+    require_latent_attention(backbone)
+    assert isinstance(backbone, Transformer), "only a transformer of one stage has latents"
+    block = read_latent_attention(
+        backbone.own_tensors,
+        backbone.config,
+        model_dim=backbone.model_dim,
+        dtype=backbone.dtype,
+        device=backbone.device,
+    )
+    assert block is not None
     return block
 
 

@@ -19,13 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from pipeline import durable
 from pipeline.errors import ModelError
-from pipeline.manifest import fingerprint
 from pipeline.model.engine.weights import require_floats
-from pipeline.model.folders.sentence_transformers_folder import Step
+from pipeline.model.folders.sentence_transformers_folder import WEIGHTS_NAME, Step, module_weights
 
-WEIGHTS_NAME: Final = "model.safetensors"
 NORM_EPS: Final = 1e-5
 
 _ACTIVATIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
@@ -89,19 +86,6 @@ def read_projection(steps: Sequence[Step], input_dim: int, device: torch.device)
     return Projection(layers=tuple(layers), output_dim=dim)
 
 
-def steps_fingerprint(steps: Sequence[Step]) -> str:
-    """Hash kinds, settings and weights, wherever they lie."""
-    parts = [
-        (
-            step.kind,
-            dict(sorted(step.config.items())),
-            None if step.kind == "Normalize" else durable.sha256_of_file(_weights(step.folder)),
-        )
-        for step in steps
-    ]
-    return fingerprint(kind="projection", steps=parts)
-
-
 def _layer(step: Step, tensors: Mapping[str, torch.Tensor], dim: int) -> _Layer:
     if step.kind == "Normalize":
         return _Layer(kind=step.kind, weight=torch.zeros(0))
@@ -153,19 +137,9 @@ def _tensor(step: Step, tensors: Mapping[str, torch.Tensor], name: str, *shape: 
     return require_floats(f"{name} of {step.folder.name}", tensor).float()
 
 
-def _weights(folder: Path) -> Path:
-    path = folder / WEIGHTS_NAME
-    if not path.is_file():
-        raise ModelError(
-            f"the model's module {folder.name} must hold {WEIGHTS_NAME}, got none; convert the weights "
-            "to safetensors"
-        )
-    return path
-
-
 def _read(folder: Path, device: torch.device) -> dict[str, torch.Tensor]:
     try:
-        return load_file(_weights(folder), device=str(device))
+        return load_file(module_weights(folder), device=str(device))
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
             f"{folder.name}/{WEIGHTS_NAME} must be a whole safetensors file, got a damaged one "

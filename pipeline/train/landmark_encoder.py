@@ -1,20 +1,23 @@
-"""BERT with landmark attention as a differentiable model: the published parameters, gates, and a null token for context.
+"""A transformer with landmark attention as a differentiable model: published parameters, gates, a null token.
 
     context vectors ─▶ all layers, by themselves ─▶ keys and values of every layer ─┐
-    rows of chunks ─▶ embed ─▶ layer, behind its gates ◀────────────────────────────┴─▶ … ─▶ pooled, one embedding a chunk
+    rows of chunks ─▶ embed ─▶ layer, behind its gates ◀────────────────────────────┴─▶ … ─▶ pooled per chunk
 
-The same mathematics as the engine of inference (:mod:`pipeline.model.landmark_reader`), to 1e-5 in fp32: own
-chunk, gated landmarks of the window's other chunks, gated memory of the context. Parameters carry the
-published names, so that what is saved is an ordinary checkpoint. No dropout: short fine-tuning of a small
-model does not need it, and GradCache computes everything twice.
+The layers are the engine's: the family's reader takes the parameters as the tensors of a checkpoint, and
+:class:`DifferentiableOperations` runs what it reads. So vectors are those of inference
+(:mod:`pipeline.model.landmark_reader`), to 1e-5 in fp32: own chunk, gated landmarks of the window's other
+chunks, gated memory of the context. Parameters carry the published names, so that what is saved is an
+ordinary checkpoint. No dropout: short fine-tuning of a small model does not need it, and GradCache computes
+everything twice.
 
     N tokens of a batch, rows end to end    B rows, a chunk each    D model dim    H heads    C context vectors
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
@@ -25,13 +28,17 @@ from torch import nn
 from typing_extensions import override
 
 from pipeline.errors import ModelError
-from pipeline.model.engine.landmark_attention import Block, Memory, cut_into_blocks, landmark_attention
-from pipeline.model.engine.landmark_gates import CONTEXT_GATES, LANDMARK_GATES
-from pipeline.model.engine.weights import WeightReader
-from pipeline.model.families.bert import FAMILIES
+from pipeline.model.engine.differentiable import Attend, DifferentiableOperations
+from pipeline.model.engine.landmark_attention import Memory, cut_into_blocks, landmark_attention
+from pipeline.model.engine.layer import run_layer
+from pipeline.model.engine.transformer import Transformer
+from pipeline.model.families.bert import WORD_EMBEDDINGS
+from pipeline.model.families.readers import reader_of
 from pipeline.model.folders.checkpoint import Checkpoint
+from pipeline.model.folders.model_types import ABSOLUTE_TYPES
+from pipeline.model.folders.own_tensors import CONTEXT_GATES, GATE_NAMES, LANDMARK_GATES, NULL_CONTEXT
+from pipeline.ragged import places_in_groups, ranges
 
-NULL_CONTEXT: Final = "landmark_attention.null_context"
 OWN_NAMES: Final = (LANDMARK_GATES, CONTEXT_GATES, NULL_CONTEXT)
 """Parameters that no published checkpoint has; they are new where a base does not hold them."""
 
@@ -43,13 +50,6 @@ At -1 a key behind them weighs e⁻¹ of an equal own one.
 
 SCORES_PER_STEP: Final = 1 << 22
 """Scores of one head in a block; the graph keeps them all, so this bounds only what is gathered at a time."""
-
-_ACTIVATIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -69,94 +69,91 @@ class PackedRows:
         return len(self.lengths_B)
 
 
-class LandmarkEncoder(nn.Module):
+class _Parameters(nn.Module):
+    """Parameters below their published names, each part of a name a module."""
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        part, _, rest = name.partition(".")
+        if not rest:
+            self.register_parameter(part, nn.Parameter(tensor))
+            return
+        if part not in self._modules:
+            self.add_module(part, _Parameters())
+        cast("_Parameters", self._modules[part]).add(rest, tensor)
+
+
+class LandmarkEncoder(_Parameters):
     """The trainable model; new gates stand at ``initial_gate``, a new null token at zero."""
+
+    embeddings: nn.Module
+    encoder: nn.Module
 
     def __init__(self, checkpoint: Checkpoint, *, initial_gate: float = INITIAL_GATE) -> None:
         super().__init__()
-        config = checkpoint.config
-        if (
-            config.get("model_type") not in FAMILIES
-            or config.get("position_embedding_type", "absolute") != "absolute"
-        ):
+        model_type = checkpoint.config.get("model_type")
+        if model_type not in ABSOLUTE_TYPES:
             raise ModelError(
-                f"training must start from a model with absolute positions ({', '.join(FAMILIES)}), got "
-                f"{config.get('model_type')!r}; "
-                "choose another base"
+                f"training must start from a model with absolute positions ({', '.join(ABSOLUTE_TYPES)}), "
+                f"got {model_type!r}; choose another base"
             )
-        activation = str(config.get("hidden_act", "gelu"))
-        if activation not in _ACTIVATIONS:
+        self._config = replace(checkpoint, tensors={})
+        tensors = _Recorded(checkpoint.tensors)
+        try:
+            engine = self._read(tensors, torch.float32, torch.device("cpu"))
+        except ModelError as error:
             raise ModelError(
-                f"hidden_act must be one of {', '.join(_ACTIVATIONS)}, got {activation!r}; choose "
-                "another base"
-            )
-        self.model_dim = checkpoint.integer("hidden_size")
-        self.num_layers, self.num_heads = (
-            checkpoint.integer("num_hidden_layers"),
-            checkpoint.integer("num_attention_heads"),
-        )
-        num_positions = checkpoint.integer("max_position_embeddings")
-        self._first_position = (
-            int(config.get("pad_token_id") or 0) + 1 if FAMILIES[config["model_type"]] else 0
-        )
-        self.max_positions = num_positions - self._first_position
-        self._activate = _ACTIVATIONS[activation]
-        epsilon = checkpoint.number("layer_norm_eps", default=1e-12)
-        num_types = checkpoint.integer("type_vocab_size", default=2)
-        self.embeddings = nn.ModuleDict(
-            {
-                "word_embeddings": nn.Embedding(checkpoint.integer("vocab_size"), self.model_dim),
-                "position_embeddings": nn.Embedding(num_positions, self.model_dim),
-                "token_type_embeddings": nn.Embedding(num_types, self.model_dim),
-                "LayerNorm": nn.LayerNorm(self.model_dim, eps=epsilon),
-            }
-        )
-        inner = checkpoint.integer("intermediate_size")
-        layers = [_layer(self.model_dim, inner, epsilon) for _ in range(self.num_layers)]
-        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(layers)})
-        self.landmark_attention = nn.ParameterDict(
-            {
-                "gates": torch.full((self.num_layers, self.num_heads), initial_gate),
-                "context_gates": torch.full((self.num_layers, self.num_heads), initial_gate),
-                "null_context": torch.zeros(self.model_dim),
-            }
-        )
+                f"training must start from a model it can run, got one it cannot ({error}); choose another base"
+            ) from error
+        self.base_prefix = tensors.names[0].removesuffix(WORD_EMBEDDINGS)
+        self.model_dim, self.num_layers = engine.model_dim, engine.num_layers
+        self.num_heads, self.max_positions = engine.shape.num_heads, engine.max_positions
+        for name in tensors.names:
+            self.add(name.removeprefix(self.base_prefix), checkpoint.tensors[name].float().clone())
+        gates = (self.num_layers, self.num_heads)
+        own = {
+            LANDMARK_GATES: torch.full(gates, initial_gate),
+            CONTEXT_GATES: torch.full(gates, initial_gate),
+            NULL_CONTEXT: torch.zeros(self.model_dim),
+        }
+        for name, tensor in own.items():
+            stored = checkpoint.tensors.get(name)
+            self.add(name, tensor if stored is None else _fitting(name, stored, tensor))
         self._published_names = tuple(name for name, _ in self.named_parameters())
-        self.base_prefix = self._read(checkpoint)
 
-    @torch.no_grad()
-    def _read(self, checkpoint: Checkpoint) -> str:
-        """Fill the parameters and return what stands before their names in the checkpoint."""
-        anchor = "embeddings.word_embeddings.weight"
-        reader = WeightReader(checkpoint.tensors, anchor, torch.device("cpu"))
-        for name, parameter in self.named_parameters():
-            if name not in OWN_NAMES:
-                parameter.copy_(reader.read(name, tuple(parameter.shape), torch.float32))
-            elif name in checkpoint.tensors:
-                parameter.copy_(_fitting(name, checkpoint.tensors[name], parameter))
-        return next(name for name in checkpoint.tensors if name.endswith(anchor)).removesuffix(anchor)
+    def _read(
+        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device
+    ) -> Transformer:
+        checkpoint = replace(self._config, tensors=tensors)
+        return reader_of(checkpoint.config["model_type"])(checkpoint, dtype=dtype, device=device)
+
+    def _engine(self) -> Transformer:
+        """Return the engine whose weights are the parameters as they are now, low-rank updates included."""
+        live = {name: self._tensor(name) for name in self._published_names}
+        return self._read(live, self.null_context.dtype, self.device)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        path, _, leaf = name.rpartition(".")
+        return getattr(self.get_submodule(path), leaf)
 
     @torch.no_grad()
     def published_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the parameters, low-rank updates merged into them, under the names they have in the base's files, on the CPU."""
-        tensors: dict[str, torch.Tensor] = {}
-        for name in self._published_names:
-            path, _, leaf = name.rpartition(".")
-            tensor: torch.Tensor = getattr(self.get_submodule(path), leaf)
-            tensors[name if name in OWN_NAMES else self.base_prefix + name] = (
-                tensor.detach().cpu().contiguous()
+        """Return the parameters on the CPU, low-rank updates merged, under their names in the base's files."""
+        return {
+            name if name in OWN_NAMES else self.base_prefix + name: (
+                self._tensor(name).detach().cpu().contiguous()
             )
-        return tensors
+            for name in self._published_names
+        }
 
     @property
     def device(self) -> torch.device:
         """Return where the parameters lie."""
-        return self.landmark_attention["null_context"].device
+        return self.null_context.device
 
     @property
-    def null_context(self) -> Float32[torch.Tensor, " D"]:
+    def null_context(self) -> Float[torch.Tensor, " D"]:
         """Return the token that stands for a dropped context vector."""
-        return self.landmark_attention["null_context"]
+        return self.get_parameter(NULL_CONTEXT)
 
     @override
     def forward(
@@ -167,13 +164,14 @@ class LandmarkEncoder(nn.Module):
         *,
         landmarks: bool = True,
     ) -> Float[torch.Tensor, "B E"]:
-        """Return one embedding a row, not normalised: the states after ``layers`` (counted from 1), side by side; None takes the last.
+        """Return one embedding a row, not normalised: the states after each of ``layers``, side by side.
 
-        Layers beyond the last one asked for are not run. Without ``landmarks`` a chunk sees no other chunk of
-        its window.
+        Layers are counted from 1; None takes the last. Those beyond the last one asked for are not run.
+        Without ``landmarks`` a chunk sees no other chunk of its window.
         """
         asked = [self.num_layers] if layers is None else list(layers)
-        memory = None if context_CD is None else self.remember(context_CD, max(asked))
+        engine = self._engine()
+        memory = None if context_CD is None else self._remember(engine, context_CD, max(asked))
         blocks = cut_into_blocks(
             rows.lengths_B,
             rows.windows_B if landmarks else np.arange(len(rows)),
@@ -181,27 +179,37 @@ class LandmarkEncoder(nn.Module):
             num_context=0 if context_CD is None else len(context_CD),
             device=self.device,
         )
-        x_ND = self._embed(rows)
+        gates_LH, context_gates_LH = (self.get_parameter(name) for name in GATE_NAMES)
+        x_ND = self._embed(engine, rows)
         pooled: dict[int, torch.Tensor] = {}
         for index in range(max(asked)):
-            x_ND = self._layer(index, x_ND, blocks, None if memory is None else memory[index])
+            attend = partial(
+                landmark_attention,
+                blocks=blocks,
+                mix=_mix,
+                gates_H=gates_LH[index],
+                memory=None if memory is None else memory[index],
+                context_gates_H=context_gates_LH[index],
+            )
+            x_ND = _run_layer(engine, index, x_ND, attend)
             if index + 1 in asked:
                 pooled[index + 1] = _pool(x_ND, rows)
         return torch.cat([pooled[layer] for layer in asked], dim=1)
 
-    def remember(
-        self, context_CD: Float[torch.Tensor, "C D"], num_layers: int | None = None
+    def _remember(
+        self, engine: Transformer, context_CD: Float[torch.Tensor, "C D"], num_layers: int
     ) -> tuple[Memory, ...]:
-        """Run context vectors through the layers by themselves, without positions, and return their keys and values in each."""
-        embeddings = self.embeddings
-        x_CD = embeddings["LayerNorm"](
-            context_CD + self.get_parameter("embeddings.token_type_embeddings.weight")[0]
-        )
+        """Run context vectors through the layers, without positions, and return each layer's keys and values."""
         memories: list[Memory] = []
-        for index in range(self.num_layers if num_layers is None else num_layers):
-            query, key, value = (part.unsqueeze(0).transpose(1, 2) for part in self._heads(index, x_CD))
-            memories.append(Memory(key_GCd=key[0], value_GCd=value[0]))
-            x_CD = self._after_attention(index, x_CD, _mix(query, key, value, None)[0])
+
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            query, key, value = (part.transpose(0, 1) for part in (query, key, value))
+            memories.append(Memory(key_GCd=key, value_GCd=value))
+            return _mix(query[None], key[None], value[None], None)[0]
+
+        x_CD = engine.norm_embeddings(engine.embed_context(context_CD))
+        for index in range(num_layers):
+            x_CD = _run_layer(engine, index, x_CD, attend)
         return tuple(memories)
 
     def embed_documents(self, rows: PackedRows) -> Float[torch.Tensor, "B D"]:
@@ -218,74 +226,36 @@ class LandmarkEncoder(nn.Module):
         )
         return self(alone)
 
-    def _embed(self, rows: PackedRows) -> torch.Tensor:
-        embeddings = self.embeddings
-        starts_B = np.cumsum(rows.lengths_B) - rows.lengths_B
+    def _embed(self, engine: Transformer, rows: PackedRows) -> torch.Tensor:
         longest = int(rows.lengths_B.max())
         if longest > self.max_positions:
             raise ModelError(
                 f"a row must have at most {self.max_positions} tokens, got {longest}; choose a smaller "
                 "interval"
             )
-        positions_N = np.arange(len(rows.ids_N)) - np.repeat(starts_B, rows.lengths_B) + self._first_position
         ids_N, places_N = (
-            torch.from_numpy(x.astype(np.int64)).to(self.device) for x in (rows.ids_N, positions_N)
+            torch.from_numpy(x.astype(np.int64)).to(self.device)
+            for x in (rows.ids_N, places_in_groups(rows.lengths_B))
         )
-        x_ND = embeddings["word_embeddings"](ids_N) + embeddings["position_embeddings"](places_N)
-        return embeddings["LayerNorm"](
-            x_ND + self.get_parameter("embeddings.token_type_embeddings.weight")[0]
-        )
-
-    def _layer(
-        self, index: int, x_ND: torch.Tensor, blocks: Sequence[Block], memory: Memory | None
-    ) -> torch.Tensor:
-        query, key, value = self._heads(index, x_ND)
-        mixed_NHd = landmark_attention(
-            query,
-            key,
-            value,
-            blocks,
-            mix=_mix,
-            gates_H=self.landmark_attention["gates"][index],
-            memory=memory,
-            context_gates_H=self.landmark_attention["context_gates"][index],
-        )
-        return self._after_attention(index, x_ND, mixed_NHd)
-
-    def _heads(self, index: int, x_ND: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        projections = cast("Any", self.encoder["layer"])[index]["attention"]["self"]
-        return tuple(
-            projections[name](x_ND).unflatten(-1, (self.num_heads, -1)) for name in ("query", "key", "value")
-        )
-
-    def _after_attention(self, index: int, x_ND: torch.Tensor, mixed_NHd: torch.Tensor) -> torch.Tensor:
-        layer = cast("Any", self.encoder["layer"])[index]
-        output = layer["attention"]["output"]
-        x_ND = output["LayerNorm"](x_ND + output["dense"](mixed_NHd.flatten(1)))
-        inner = self._activate(layer["intermediate"]["dense"](x_ND))
-        return layer["output"]["LayerNorm"](x_ND + layer["output"]["dense"](inner))
+        return engine.norm_embeddings(engine.embedding.look_up(ids_N, places_N))
 
 
-def _layer(width: int, inner: int, epsilon: float) -> nn.ModuleDict:
-    """Lay a layer out so that its parameters get the published names."""
-    return nn.ModuleDict(
-        {
-            "attention": nn.ModuleDict(
-                {
-                    "self": nn.ModuleDict(
-                        {name: nn.Linear(width, width) for name in ("query", "key", "value")}
-                    ),
-                    "output": nn.ModuleDict(
-                        {"dense": nn.Linear(width, width), "LayerNorm": nn.LayerNorm(width, eps=epsilon)}
-                    ),
-                }
-            ),
-            "intermediate": nn.ModuleDict({"dense": nn.Linear(width, inner)}),
-            "output": nn.ModuleDict(
-                {"dense": nn.Linear(inner, width), "LayerNorm": nn.LayerNorm(width, eps=epsilon)}
-            ),
-        }
-    )
+def _run_layer(engine: Transformer, index: int, x_ND: torch.Tensor, attend: Attend) -> torch.Tensor:
+    operations = DifferentiableOperations(engine.shape, attend)
+    return run_layer(engine.layers[index], x_ND, operations, norm_first=engine.shape.norm_first)
+
+
+class _Recorded(dict[str, torch.Tensor]):
+    """Tensors that note the names of those a reader asks for, in order."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(tensors)
+        self.names: list[str] = []
+
+    @override
+    def get(self, key: str, default: Any = None, /) -> Any:
+        self.names.append(key)
+        return super().get(key, default)
 
 
 def _fitting(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
@@ -309,10 +279,7 @@ def _pool(x_ND: torch.Tensor, rows: PackedRows) -> Float32[torch.Tensor, "B D"]:
     starts_B = np.cumsum(rows.lengths_B) - rows.lengths_B
     num_pooled_B = rows.pooled_end_B - rows.pooled_start_B
     row_P = np.repeat(np.arange(len(rows)), num_pooled_B)
-    place_P = np.arange(int(num_pooled_B.sum())) - np.repeat(
-        np.cumsum(num_pooled_B) - num_pooled_B, num_pooled_B
-    )
-    token_P = (starts_B + rows.pooled_start_B)[row_P] + place_P
+    token_P = ranges(starts_B + rows.pooled_start_B, num_pooled_B)
     tokens, owners, sizes = (torch.from_numpy(x).to(x_ND.device) for x in (token_P, row_P, num_pooled_B))
     sums_BD = x_ND.new_zeros((len(rows), x_ND.shape[1]), dtype=torch.float32).index_add_(
         0, owners, x_ND[tokens].float()

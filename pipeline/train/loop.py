@@ -23,12 +23,12 @@ from jaxtyping import Int64
 from pipeline import durable
 from pipeline.config import BASE_MODEL, EncoderConfig
 from pipeline.errors import FingerprintMismatchError, IntegrityError, ModelError, SourceError
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.precision import resolve_precision
 from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from pipeline.model.folders.names import model_folder
+from pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PREFIX
 from pipeline.model.folders.sentence_transformers_folder import read_json
-from pipeline.model.landmark_mixer import PREFIX as MIXER_PREFIX
 from pipeline.train.batch_plan import BatchPlan, require_batch
 from pipeline.train.checkpoints import RunFolder, held_folder
 from pipeline.train.documents import like_headed, read_document_pairs

@@ -56,18 +56,18 @@ def add_low_rank(model: LandmarkEncoder, config: TrainConfig) -> None:
     A rank that no matrix has room for raises :class:`ConfigError`.
     """
     model.requires_grad_(False)
-    model.landmark_attention.requires_grad_(True)
+    model.get_submodule("landmark_attention").requires_grad_(True)
     generator = torch.Generator().manual_seed(config.seed)
     scale = ALPHA_OF_RANK if config.lora_alpha is None else config.lora_alpha / config.lora_rank
-    for linear in _matrices(model, config.lora_matrices):
-        num_out, num_in = linear.weight.shape
+    for module in _matrices(model, config.lora_matrices):
+        num_out, num_in = module.get_parameter("weight").shape
         if config.lora_rank > min(num_out, num_in):
             raise ConfigError(
                 f"lora_rank must be at most {min(num_out, num_in)}, the base model's width, got "
                 f"{config.lora_rank}"
             )
         update = LowRankUpdate(num_out, num_in, config.lora_rank, scale, generator)
-        parametrize.register_parametrization(linear, "weight", update)
+        parametrize.register_parametrization(module, "weight", update)
 
 
 def low_rank_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -80,9 +80,12 @@ def low_rank_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
-def _matrices(model: LandmarkEncoder, which: LoraMatrices) -> list[nn.Linear]:
+def _matrices(model: LandmarkEncoder, which: LoraMatrices) -> list[nn.Module]:
+    """Return the modules of the layers whose weight is a matrix."""
     return [
-        module
-        for path, module in model.encoder.named_modules()
-        if isinstance(module, nn.Linear) and (which == "all" or ".attention." in path)
+        model.encoder.get_submodule(path)
+        for path, kind, parameter in (
+            (*name.rpartition(".")[::2], parameter) for name, parameter in model.encoder.named_parameters()
+        )
+        if kind == "weight" and parameter.ndim == 2 and (which == "all" or ".attention." in path)
     ]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import IntegrityError
-from pipeline.model.engine.landmark_gates import CONTEXT_GATES, LANDMARK_GATES
+from pipeline.model.folders.own_tensors import CONTEXT_GATES, LANDMARK_GATES
 from pipeline.train.settings import TrainConfig
 
 BETAS = (0.9, 0.999)

@@ -23,8 +23,8 @@ from pipeline import durable
 from pipeline.cluster.sampling import hash_order
 from pipeline.errors import IntegrityError
 from pipeline.manifest import fingerprint
-from pipeline.model.backbone import Backbone
 from pipeline.model.context_encoder import ContextEncoder
+from pipeline.model.engine.backbone import Backbone
 from pipeline.model.static_embeddings import StaticEmbedder
 from pipeline.train.pairs import TrainingPairs
 from pipeline.train.settings import TrainSurrogate

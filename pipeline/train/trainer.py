@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Int64
 
 from pipeline.errors import ModelError
+from pipeline.model.folders.own_tensors import GATE_NAMES
 from pipeline.train.batch_plan import BatchPlan
 from pipeline.train.checkpoints import RunFolder, RunState
 from pipeline.train.heldout import score_heldout
@@ -155,14 +156,14 @@ class Trainer:
         return report
 
     def _log_step(self, step: int, report: StepReport, seconds: float, log: TrainingLog) -> None:
-        gates = self.model.landmark_attention
+        gates, context_gates = (self.model.get_parameter(name).detach() for name in GATE_NAMES)
         log.append(
             {
                 "step": step + 1,
                 **asdict(report),
                 "lr": self.config.peak_lr * lr_factor(step, self.config),
-                "mean_gate": float(gates["gates"].detach().mean()),
-                "mean_context_gate": float(gates["context_gates"].detach().mean()),
+                "mean_gate": float(gates.mean()),
+                "mean_context_gate": float(context_gates.mean()),
                 "seconds": round(seconds, 3),
             }
         )

@@ -30,7 +30,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.batching import CUDA_BATCH_FACTOR
 
 WARM_UPS, REPEATS = 2, 3

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from pipeline.config import EncoderConfig
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 
 pytestmark = pytest.mark.bench
 

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from pipeline.config import EncoderConfig
-from pipeline.model.backbone import Backbone, load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.document_encoder import embed_chunks
+from pipeline.model.engine.backbone import Backbone
 from pipeline.model.landmark_reader import LandmarkReader
 from pipeline.model.landmarks import Chunks, Rows, chunk_rows, landmark_rows, window_rows
 

@@ -11,7 +11,8 @@ import pytest
 
 from pipeline.config import EncoderConfig
 from pipeline.context.store import ContextSet
-from pipeline.model.backbone import Backbone, load_backbone
+from pipeline.model.backbone_loader import load_backbone
+from pipeline.model.engine.backbone import Backbone
 from tests.tiny_models import TINY, TINY_LAYERS
 
 

@@ -11,8 +11,9 @@ from pipeline.config import POOLINGS, EncoderConfig
 from pipeline.corpus.tokenization import tokenize
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError, ModelError
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.landmarks import split_into_chunks
+from pipeline.model.latent_attention import latent_attention_of
 
 TEXTS = [
     "the cat sat on the mat.",
@@ -44,7 +45,7 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
         reached = [step for length, step in config.temperature_by_length if len(row) >= length]
         temperature = [config.temperature, *reached][-1]
         state = backbone.hidden_states(np.array([row]), np.array([len(row)]), context, temperature)
-        return (backbone.latent_attention(state) if config.pooling == "latent" else state)[0].numpy()
+        return (latent_attention_of(backbone)(state) if config.pooling == "latent" else state)[0].numpy()
 
     def pooled_row(state, piece):
         """The rule of each pooling for a row that is one chunk."""

@@ -11,8 +11,8 @@ import torch
 from pipeline.config import POOLINGS, EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError
-from pipeline.model.backbone import load_backbone
-from pipeline.model.engine.landmark_gates import LandmarkGates
+from pipeline.model.backbone_loader import load_backbone
+from pipeline.model.folders.own_tensors import GATE_NAMES
 
 TEXTS = [
     "the cat sat on the mat.",
@@ -35,8 +35,8 @@ def gated(config):
 
 
 def _with_gates(backbone, value):
-    gates = torch.full_like(backbone.landmark_gates.landmarks_LH, value)
-    backbone.landmark_gates = LandmarkGates(landmarks_LH=gates, context_LH=gates)
+    gates = torch.full((backbone.num_layers, backbone.shape.num_heads), value)
+    backbone.own_tensors = {**backbone.own_tensors, **dict.fromkeys(GATE_NAMES, gates)}
     return backbone
 
 

@@ -20,7 +20,8 @@ from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.folders.checkpoint import EXTRA_NAME, read_checkpoint
 from pipeline.model.folders.model_defaults import CAIRN_SETTINGS_NAME, encoder_config
-from pipeline.model.landmark_mixer import PREFIX, LandmarkMixer
+from pipeline.model.folders.own_tensors import LANDMARK_MIXER
+from pipeline.model.landmark_mixer import LandmarkMixer
 
 TEXTS = ["the cat sat on the mat and looked at the dog " * 12, "a dog", "words of another document " * 9]
 TITLES = ["cats", None, "other words"]
@@ -39,7 +40,7 @@ def trained_folder(tiny_model_folder, tmp_path):
             if "gate" in name:
                 parameter.copy_(0.3 * torch.randn(parameter.shape))
     save_file(
-        {f"{PREFIX}{name}": value.contiguous() for name, value in mixer.state_dict().items()},
+        {f"{LANDMARK_MIXER}{name}": value.contiguous() for name, value in mixer.state_dict().items()},
         folder / EXTRA_NAME,
     )
     settings = {

@@ -5,7 +5,7 @@ import numpy as np
 from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.evaluate.contexts import corpus_context, random_context
 from pipeline.evaluate.retrieval_set import RetrievalSet
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 
 
 def test_corpus_context_holds_documents_of_the_corpus(judged, tiny_config):

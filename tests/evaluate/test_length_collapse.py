@@ -11,7 +11,7 @@ from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import SourceError
 from pipeline.evaluate.length_collapse import high_frequency_norm, measure_length_collapse, recording_pattern
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.transformer import Transformer
 
 WORDS = [

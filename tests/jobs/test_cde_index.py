@@ -28,7 +28,7 @@ from pipeline.encode.queries import TextQueryEncoder
 from pipeline.errors import ConfigError, FingerprintMismatchError
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.context_encoder import ContextEncoder
 
 TEXTS = [

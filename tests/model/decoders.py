@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.config import EncoderConfig
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 
 LENGTHS = np.array([41, 40, 7, 1])
 LLAMA3 = {

@@ -10,7 +10,8 @@ from pipeline.config import EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ModelError
-from pipeline.model.backbone import Backbone, load_backbone
+from pipeline.model.backbone_loader import load_backbone
+from pipeline.model.engine.backbone import Backbone
 
 TEXTS = ["the cat sat on the mat.", "old stone path " * 30, "a", "walking mountains, rivers; " * 12 + "end"]
 FAMILIES = ["tiny_model_folder", "modernbert_folder", "nomic_bert_folder"]

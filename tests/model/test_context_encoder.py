@@ -6,7 +6,7 @@ import torch
 
 from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.errors import ConfigError
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.context_encoder import ContextEncoder
 
 TEXTS = ["the cat sat on the mat", "", "stone " * 200, "old river. " * 5, "x" * 4000 + " cat"]

@@ -9,7 +9,7 @@ import torch
 
 from pipeline.config import EncoderConfig
 from pipeline.model import document_encoder
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.document_encoder import embed_chunks
 from pipeline.model.landmarks import Rows, chunk_rows, split_into_chunks
 

@@ -1,7 +1,7 @@
-"""Every family under every setting: batches against single rows, bf16 against fp32, and the table of models made by trying.
+"""Every family under every setting: batches against single rows, bf16 against fp32, and the guide's table of models.
 
-A family is what reads a ``model_type``, or CDE's checkpoints, which have none of their own. To write the
-table anew: ``make models``.
+A family is what reads a ``model_type``, or CDE's checkpoints, which have none of their own. ``make models``
+writes the table again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from pipeline.config import POOLINGS, Attention, Backend, EncoderConfig, Pooling
 from pipeline.context.store import ContextSet
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError
-from pipeline.model.backbone import _FAMILIES, Backbone, load_backbone
+from pipeline.model.backbone_loader import load_backbone
+from pipeline.model.engine.backbone import Backbone
 from pipeline.model.families.m3bert import M3Bert, M3BertConfig, save_m3bert
+from pipeline.model.folders.model_types import MODEL_TYPES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "models.md"
 BEGIN, END = "<!-- models: begin, written by `make models` -->\n", "<!-- models: end -->\n"
@@ -46,7 +48,7 @@ NAMES = {
     "cde v1": "cde-small-v1",
     "cde v2": "cde-small-v2",
 }
-FAMILIES = [*_FAMILIES, "cde v1", "cde v2"]
+FAMILIES = [*MODEL_TYPES, "cde v1", "cde v2"]
 MODES = [(attention, pooling) for attention, poolings in POOLINGS.items() for pooling in poolings]
 TEXTS = ["the cat sat on the mat.", "old stone path " * 12, "a", "walking mountains, rivers; " * 5 + "end"]
 
@@ -84,7 +86,7 @@ def family_folder(
     latent_block: Callable[..., Mapping[str, torch.Tensor]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], Path]:
-    """Return a writer of tiny checkpoints by family, each that may with a latent attention block beside its weights."""
+    """Return a writer of tiny checkpoints by family, with a latent attention block where that may be."""
 
     def make(family: str) -> Path:
         if family in ("bert", "roberta", "xlm-roberta", "camembert"):
@@ -271,11 +273,15 @@ def _features(folder: Path) -> dict[str, str]:
     }
 
 
+def _reader(family: str) -> str | None:
+    return MODEL_TYPES[family].reader if family in MODEL_TYPES else None
+
+
 def _table(family_folder: Callable[[str], Path]) -> str:
     rows: list[tuple[list[str], dict[str, str]]] = []
     for family in FAMILIES:
         features = _features(family_folder(family))
-        if rows and rows[-1][1] == features and _FAMILIES.get(rows[-1][0][-1]) is _FAMILIES.get(family):
+        if rows and rows[-1][1] == features and _reader(rows[-1][0][-1]) == _reader(family):
             rows[-1][0].append(family)
         else:
             rows.append(([family], features))
@@ -286,7 +292,7 @@ def _table(family_folder: Callable[[str], Path]) -> str:
         *(
             f"| {', '.join(NAMES[family] for family in families)} "
             "| "
-            f"{', '.join(f'`{family}`' for family in families if family in _FAMILIES) or 'of its backbone'} "
+            f"{', '.join(f'`{family}`' for family in families if family in MODEL_TYPES) or 'of its backbone'} "
             f"| {' | '.join(features.values())} |"
             for families, features in rows
         ),

@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 from pipeline.config import EncoderConfig
 from pipeline.errors import ModelError
 from pipeline.model import landmark_mixer
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.folders.checkpoint import EXTRA_NAME
-from pipeline.model.landmark_mixer import PREFIX, LandmarkMixer, mix_documents, mix_queries, mixer_of
+from pipeline.model.folders.own_tensors import LANDMARK_MIXER
+from pipeline.model.landmark_mixer import LandmarkMixer, mix_documents, mix_queries, mixer_of
 
 WIDTH = 16
 
@@ -158,7 +159,7 @@ def test_no_documents_are_no_vectors(mixer):
 def _tensors(width):
     torch.manual_seed(1)
     return {
-        f"{PREFIX}{name}": value.contiguous()
+        f"{LANDMARK_MIXER}{name}": value.contiguous()
         for name, value in LandmarkMixer(width, num_heads=2, head_dim=8).state_dict().items()
     }
 
@@ -185,10 +186,10 @@ def test_a_mixer_beside_the_weights_is_read_and_fingerprinted(tiny_model_folder,
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors.pop(f"{PREFIX}turn"), "tensors of a mixer"),
-        (lambda tensors: tensors.pop(f"{PREFIX}document.gate"), "gates and query weights"),
-        (lambda tensors: tensors[f"{PREFIX}turn"].fill_(float("nan")), "finite"),
-        (lambda tensors: tensors.update({f"{PREFIX}turn": torch.eye(3)}), "tensors of a mixer"),
+        (lambda tensors: tensors.pop(f"{LANDMARK_MIXER}turn"), "tensors of a mixer"),
+        (lambda tensors: tensors.pop(f"{LANDMARK_MIXER}document.gate"), "gates and query weights"),
+        (lambda tensors: tensors[f"{LANDMARK_MIXER}turn"].fill_(float("nan")), "finite"),
+        (lambda tensors: tensors.update({f"{LANDMARK_MIXER}turn": torch.eye(3)}), "tensors of a mixer"),
     ],
 )
 def test_a_damaged_mixer_is_refused(tiny_model_folder, tmp_path, change, message):

@@ -10,9 +10,9 @@ import torch
 
 from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.document_encoder import embed_chunks, pad_rows
-from pipeline.model.engine.landmark_gates import LandmarkGates
+from pipeline.model.folders.own_tensors import CONTEXT_GATES, GATE_NAMES, LANDMARK_GATES
 from pipeline.model.landmark_reader import LandmarkReader
 from pipeline.model.landmarks import Chunks, chunk_rows, landmark_rows
 
@@ -73,8 +73,8 @@ class DensePattern:
                     query[head, rows] @ key[head].T / (self._temperature * query.shape[2] ** 0.5)
                     + shown[rows]
                 )
-                logits[text:, :num_context] += self._model.landmark_gates.context_LH[layer, head]
-                logits += is_other[rows] * self._model.landmark_gates.landmarks_LH[layer, head]
+                logits[text:, :num_context] += self._model.own_tensors[CONTEXT_GATES][layer, head]
+                logits += is_other[rows] * self._model.own_tensors[LANDMARK_GATES][layer, head]
                 mixed[head, rows] = logits.softmax(1) @ value[head]
         return mixed.transpose(0, 1).flatten(1)
 
@@ -123,8 +123,8 @@ def model(request, tiny_model_folder):
     folder = request.getfixturevalue(getattr(request, "param", "tiny_model_folder"))
     loaded = load_backbone(EncoderConfig(model=str(folder), precision="fp32"))
     generator = torch.Generator().manual_seed(5)
-    gates = [torch.randn(loaded.landmark_gates.landmarks_LH.shape, generator=generator) for _ in range(2)]
-    loaded.landmark_gates = LandmarkGates(landmarks_LH=gates[0], context_LH=gates[1])
+    shape = (loaded.num_layers, loaded.shape.num_heads)
+    loaded.own_tensors = {name: torch.randn(shape, generator=generator) for name in GATE_NAMES}
     return loaded
 
 
@@ -152,8 +152,8 @@ def test_reader_document_of_8192_tokens_in_one_window_equals_dense_reference(mod
 
 @pytest.mark.parametrize("model", MODELS, indirect=True)
 def test_reader_closed_gates_equal_rows_read_alone(model):
-    closed = torch.full_like(model.landmark_gates.landmarks_LH, CLOSED)
-    model.landmark_gates = LandmarkGates(landmarks_LH=closed, context_LH=closed)
+    closed = torch.full((model.num_layers, model.shape.num_heads), CLOSED)
+    model.own_tensors = dict.fromkeys(GATE_NAMES, closed)
     ids = _ids(model, sum(LENGTHS))
     ours = _ours(model, ids, LENGTHS, WINDOWS, _context(model))
     rows = np.split(ids, np.cumsum(LENGTHS)[:-1])
@@ -202,7 +202,7 @@ def test_reader_other_windows_of_a_batch_are_out_of_sight(model):
 
 def test_reader_bf16_is_close_to_float32(model, tiny_model_folder):
     fast = load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="bf16"))
-    fast.landmark_gates = model.landmark_gates
+    fast.own_tensors = model.own_tensors
     ids, context = _ids(model, sum(LENGTHS)), _context(model)
     ours, exact = (_ours(one, ids, LENGTHS, WINDOWS, context).float() for one in (fast, model))
     assert float(torch.nn.functional.cosine_similarity(ours, exact, dim=1).min()) >= 0.999
@@ -244,9 +244,7 @@ def test_embed_chunks_any_batches_of_windows_give_the_embeddings_of_each_window_
 
 
 def test_embed_chunks_closed_gates_equal_chunk_attention(model):
-    model.landmark_gates = dataclasses.replace(
-        model.landmark_gates, landmarks_LH=torch.full_like(model.landmark_gates.landmarks_LH, CLOSED)
-    )
+    model.own_tensors |= {LANDMARK_GATES: torch.full_like(model.own_tensors[LANDMARK_GATES], CLOSED)}
     alone, rows = _layout([[10, 10, 3], [10] * 12, [0]], model)
     ours = embed_chunks(model, rows, batch_tokens=100, landmarks=LandmarkReader(model))
     np.testing.assert_allclose(ours, embed_chunks(model, alone, batch_tokens=100), atol=1e-5)

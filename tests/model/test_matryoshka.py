@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError, ModelError
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.folders.checkpoint import read_checkpoint
-from pipeline.model.matryoshka import first_dims, first_layers, require_dims
+from pipeline.model.folders.first_layers import first_layers
+from pipeline.model.matryoshka import first_dims, require_dims
 
 IDS, LENGTHS = np.array([[2, 10, 11, 3], [2, 12, 3, 0]]), np.array([4, 3])
 

@@ -11,6 +11,7 @@ from pipeline.config import EncoderConfig
 from pipeline.errors import DiskFullError, TryAgainError
 from pipeline.model.folders.checkpoint import read_checkpoint
 from pipeline.model.folders.model_defaults import encoder_config
+from pipeline.model.folders.own_tensors import LANDMARK_GATES
 from pipeline.train.checkpoints import RunFolder, RunState, held_folder
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.optimizer import make_optimizer
@@ -42,13 +43,13 @@ def test_run_folder_model_saved_again_is_the_new_one_alone(tiny_model_folder: Pa
     model = LandmarkEncoder(read_checkpoint(tiny_model_folder))
     files = run_folder(tmp_path, tiny_model_folder, pooling="lmk", attention="landmark")
     for gate in (-1.0, -2.0):
-        torch.nn.init.constant_(model.landmark_attention["gates"], gate)
+        torch.nn.init.constant_(model.get_parameter(LANDMARK_GATES), gate)
         files.save_model("best", model)
         (tmp_path / "best" / "mine.txt").write_text("gone with the next one")
     files.save_model("best", model)
     assert torch.equal(
         read_checkpoint(tmp_path / "best").tensors["landmark_attention.gates"],
-        model.landmark_attention["gates"],
+        model.get_parameter(LANDMARK_GATES),
     )
     assert not (tmp_path / "best" / "mine.txt").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["best"]

@@ -9,9 +9,9 @@ import torch
 
 from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
-from pipeline.model.backbone import load_backbone
-from pipeline.model.engine.landmark_gates import INITIAL_GATE
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.folders.checkpoint import read_checkpoint
+from pipeline.model.landmark_gates import INITIAL_GATE
 from pipeline.train.heldout import choose_heldout, embed_texts, mean_by_text, rank_scores
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.pairs import TrainingPairs

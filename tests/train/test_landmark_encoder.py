@@ -14,12 +14,12 @@ from pipeline.config import EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ModelError
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.context_encoder import ContextEncoder
-from pipeline.model.engine.landmark_gates import CONTEXT_GATES, LANDMARK_GATES
 from pipeline.model.folders.checkpoint import read_checkpoint
 from pipeline.model.folders.encoder_folder import save_encoder_folder
 from pipeline.model.folders.model_defaults import encoder_config
+from pipeline.model.folders.own_tensors import CONTEXT_GATES, LANDMARK_GATES
 from pipeline.model.landmark_reader import LandmarkReader
 from pipeline.train.landmark_encoder import LandmarkEncoder, PackedRows
 
@@ -251,7 +251,7 @@ def test_landmark_encoder_gates_are_read_back(tiny_model_folder: Path, tmp_path:
     assert (
         float(
             LandmarkEncoder(read_checkpoint(tiny_model_folder), initial_gate=-0.5)
-            .landmark_attention["gates"]
+            .get_parameter(LANDMARK_GATES)
             .detach()
             .mean()
         )

@@ -22,8 +22,8 @@ from pipeline.errors import (
     ModelError,
     SourceError,
 )
-from pipeline.model.backbone import load_backbone
-from pipeline.model.landmark_mixer import PREFIX as MIXER_PREFIX
+from pipeline.model.backbone_loader import load_backbone
+from pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PREFIX
 from pipeline.train import trainer
 from pipeline.train.log import read_log
 from pipeline.train.loop import train

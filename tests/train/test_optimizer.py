@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import IntegrityError
+from pipeline.model.folders.own_tensors import LANDMARK_GATES
 from pipeline.train.optimizer import lr_factor, make_optimizer, optimizer_tensors, restore_optimizer, set_lr
 from pipeline.train.settings import TrainConfig
 
@@ -24,7 +25,7 @@ def stepped(model: Model, optimizer: torch.optim.Optimizer, times: int) -> None:
         optimizer.zero_grad()
         (
             model.linear(torch.ones(3)).sum()
-            + (model.landmark_attention["gates"] ** 2 + model.landmark_attention["gates"]).sum()
+            + (model.get_parameter(LANDMARK_GATES) ** 2 + model.get_parameter(LANDMARK_GATES)).sum()
         ).backward()
         optimizer.step()
 

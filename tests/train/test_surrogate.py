@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.config import EncoderConfig
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.train.pairs import TrainingPairs
 from pipeline.train.settings import TrainSurrogate
 from pipeline.train.surrogate import embed_pairs, kept_vectors, pairs_fingerprint

@@ -15,11 +15,10 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int64
 
 from pipeline.model.engine.attention import attend
 from pipeline.model.engine.landmark_attention import Memory, cut_into_blocks, landmark_attention
-from pipeline.model.engine.landmark_gates import LandmarkGates
 from pipeline.model.engine.packed import Packed
 from pipeline.model.engine.pattern import Batch, PassSettings
 
@@ -36,7 +35,7 @@ CUDA_SCORES_PER_STEP: Final = 1 << 28
 class LandmarkWindows(Packed):
     """Implements :class:`pipeline.model.engine.pattern.Pattern` for rows without a lead.
 
-    ``windows`` numbers each row's window.
+    ``windows`` numbers each row's window. Gates are one a layer and head, towards landmarks and context.
     """
 
     def __init__(
@@ -45,12 +44,14 @@ class LandmarkWindows(Packed):
         windows_B: Int64[np.ndarray, " B"],
         settings: PassSettings,
         *,
-        gates: LandmarkGates,
+        landmark_gates_LH: Float32[torch.Tensor, "layers H"],
+        context_gates_LH: Float32[torch.Tensor, "layers H"],
         memory: Sequence[Memory] | None,
     ) -> None:
         assert batch.num_lead == 0, "context comes to landmark attention as a memory, not as a lead"
         super().__init__(batch, settings)
-        self._gates = gates
+        self._landmark_gates_LH = landmark_gates_LH
+        self._context_gates_LH = context_gates_LH
         self._memory = memory
         self._blocks = cut_into_blocks(
             batch.lengths_B,
@@ -82,9 +83,9 @@ class LandmarkWindows(Packed):
             value,
             self._blocks,
             mix=self._mix_rows,
-            gates_H=self._gates.landmarks_LH[layer],
+            gates_H=self._landmark_gates_LH[layer],
             memory=None if self._memory is None else self._memory[layer],
-            context_gates_H=self._gates.context_LH[layer],
+            context_gates_H=self._context_gates_LH[layer],
             is_local=is_local,
         )
         return mixed_NHd.flatten(1)

@@ -31,7 +31,7 @@ _PRECISIONS: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class OpenVinoTransformer(Transformer):
-    """Implements :class:`pipeline.model.backbone.Backbone` with all that an engine on the CPU, loaded in float32, has but its layers."""
+    """Implements :class:`pipeline.model.engine.backbone.Backbone`: an engine on the CPU in float32, but for its layers."""
 
     def __init__(self, engine: Transformer, precision: torch.dtype) -> None:
         vars(self).update(vars(engine))
@@ -40,10 +40,10 @@ class OpenVinoTransformer(Transformer):
         rotary_dims = {
             kind: 2 * table.angles(0, 1)[0].shape[1] for kind, table in (self.rotary or {}).items()
         }
-        graph = build_graph(self._layers, self.shape, model_dim=self.model_dim, rotary_dims=rotary_dims)
+        graph = build_graph(self.layers, self.shape, model_dim=self.model_dim, rotary_dims=rotary_dims)
         self._compiled = _compile(graph, precision)
         # The compiled graph has the weights now, in its own layout.
-        self._layers = ()
+        self.layers = []
         self._requests = threading.local()
 
     def run_layers(

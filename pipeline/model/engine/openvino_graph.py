@@ -1,4 +1,4 @@
-"""The engine's layers as an OpenVINO graph: one writer for every family, since a family is data (:mod:`pipeline.model.engine.transformer`).
+"""The engine's layers as an OpenVINO graph: one writer for every family, since a family is data.
 
 Sizes of a batch stay open, and so does all that depends on it: who sees whom comes in as a bias, positions as
 cosines and sines, τ as the scale of the logits. Weights are constants in float32; the format the graph
@@ -17,19 +17,17 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from pipeline.model.engine.feed_forward import ACTIVATIONS, GatedMlp, PlainMlp
+from pipeline.model.engine.layer import Activation, Layer, run_layer
 from pipeline.model.engine.openvino_runtime import op, ov
 from pipeline.model.engine.pattern import Shape
-from pipeline.model.engine.transformer import Layer
 from pipeline.model.engine.weights import Linear, Norm
 
 KINDS: Final = {False: "global", True: "local"}
 """By ``is_local``: how the inputs of a kind of layer are named."""
 
-_ACTIVATIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
+_ACTIVATE: Final[Mapping[Activation, Callable[[Any], Any]]] = {
     "gelu": lambda x: op.gelu(x, "erf"),
-    "gelu_new": lambda x: op.gelu(x, "tanh"),
-    "gelu_pytorch_tanh": lambda x: op.gelu(x, "tanh"),
+    "tanh_gelu": lambda x: op.gelu(x, "tanh"),
     "relu": op.relu,
     "silu": op.swish,
 }
@@ -38,14 +36,18 @@ _ACTIVATIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
 def build_graph(
     layers: Sequence[Layer], shape: Shape, *, model_dim: int, rotary_dims: Mapping[bool, int]
 ) -> Any:
-    """Return the graph of all layers; ``rotary_dims`` says for each kind of layer how much of a head is turned, and is empty without RoPE.
+    """Return the graph of all layers.
+
+    ``rotary_dims`` says for each kind of layer how much of a head is turned; it is empty without RoPE.
 
     Inputs by name, numbers in float32 and indices in int64:
 
-    - ``x`` (B, S, D), ``scale`` (1,): the logits' factor; with RoPE ``cos_<kind>`` and ``sin_<kind>`` (S, E), one of each kind of layer
+    - ``x`` (B, S, D), ``scale`` (1,): the logits' factor
+    - with RoPE ``cos_<kind>`` and ``sin_<kind>`` (S, E), one of each kind of layer
     - ``bias_global`` (B or 1, 1, S or 1, S), where there are global layers
-    - where there are local ones, their G blocks of b queries and K keys, by place among all N tokens: ``queries`` (G, b), ``keys`` (G, K),
-      ``bias_local`` (G or 1, 1, b, K), and the way back ``places`` (B, S) among the G b queries
+    - where there are local ones, their G blocks of b queries and K keys, by place among all N tokens:
+      ``queries`` (G, b), ``keys`` (G, K), ``bias_local`` (G or 1, 1, b, K), and the way back ``places``
+      (B, S) among the G b queries
     """
     inputs = {"x": _input("x", [-1, -1, model_dim]), "scale": _input("scale", [1])}
     for is_local in sorted({layer.is_local for layer in layers}):
@@ -57,48 +59,90 @@ def build_graph(
             inputs[name] = _input(name, [-1, -1], np.int64)
     x = inputs["x"]
     for layer in layers:
-        x = _layer(layer, x, inputs, shape)
+        x = run_layer(layer, x, GraphOperations(layer, inputs, shape), norm_first=shape.norm_first)
     return ov.Model([op.result(x)], list(inputs.values()), "layers")
 
 
-def _layer(layer: Layer, x: Any, inputs: Mapping[str, Any], shape: Shape) -> Any:
-    normed = _norm(layer.attention_norm, x) if shape.norm_first and layer.attention_norm is not None else x
-    x = op.add(x, _project(layer.attention_output, _attend(layer, normed, inputs, shape)))
-    if shape.norm_first:
-        return op.add(x, _feed_forward(layer.mlp, _norm(layer.mlp_norm, x)))
-    if layer.attention_norm is not None:
-        x = _norm(layer.attention_norm, x)
-    return _norm(layer.mlp_norm, op.add(x, _feed_forward(layer.mlp, x)))
+class GraphOperations:
+    """Implements :class:`LayerOperations` for nodes ``B S D``; heads are a node each of queries, keys and values."""
 
+    def __init__(self, layer: Layer, inputs: Mapping[str, Any], shape: Shape) -> None:
+        self._is_local = layer.is_local
+        self._kind = KINDS[layer.is_local]
+        self._inputs = inputs
+        self._shape = shape
 
-def _attend(layer: Layer, x: Any, inputs: Mapping[str, Any], shape: Shape) -> Any:
-    """Mix values by softmax(scale q·k + bias), written in the plain operations that the runtime knows to fuse."""
-    kind = KINDS[layer.is_local]
-    num_heads, num_kv, head_dim = shape.num_heads, shape.num_key_value_heads, shape.head_dim
-    bounds = (np.cumsum([0, num_heads, num_kv, num_kv]) * head_dim).tolist()
-    query, key, value = (_heads(_project(_rows(layer.qkv, *part), x), head_dim) for part in pairwise(bounds))
-    if layer.query_norm is not None and layer.key_norm is not None:
-        query, key = _norm(layer.query_norm, query), _norm(layer.key_norm, key)
-    if f"cos_{kind}" in inputs:
-        query, key = (
-            _rotate(x, inputs[f"cos_{kind}"], inputs[f"sin_{kind}"], head_dim) for x in (query, key)
+    def norm(self, norm: Norm, x: Any) -> Any:
+        """See :class:`LayerOperations`."""
+        return _norm(norm, x)
+
+    def heads(self, qkv: Linear, x: Any) -> tuple[Any, Any, Any]:
+        """See :class:`LayerOperations`."""
+        num_heads, num_kv, head_dim = (
+            self._shape.num_heads,
+            self._shape.num_key_value_heads,
+            self._shape.head_dim,
         )
-    if num_heads > num_kv:
-        key, value = (_shared(x, num_heads // num_kv, num_heads, head_dim) for x in (key, value))
-    query = op.multiply(query, inputs["scale"])
-    if layer.is_local:
-        query = _take(query, inputs["queries"], num_heads, head_dim)
-        key, value = (_take(x, inputs["keys"], num_heads, head_dim) for x in (key, value))
-    query, value = (op.transpose(x, _ints(0, 2, 1, 3)) for x in (query, value))
-    scores = op.add(
-        op.matmul(query, op.transpose(key, _ints(0, 2, 3, 1)), False, False), inputs[f"bias_{kind}"]
-    )
-    mixed = op.transpose(op.matmul(op.softmax(scores, -1), value, False, False), _ints(0, 2, 1, 3))
-    if layer.is_local:
-        return op.gather(
-            op.reshape(mixed, _ints(-1, num_heads * head_dim), False), inputs["places"], _ints(0)
+        bounds = (np.cumsum([0, num_heads, num_kv, num_kv]) * head_dim).tolist()
+        query, key, value = (_heads(_project(_rows(qkv, *part), x), head_dim) for part in pairwise(bounds))
+        return query, key, value
+
+    def norm_heads(
+        self, query_norm: Norm, key_norm: Norm, heads: tuple[Any, Any, Any]
+    ) -> tuple[Any, Any, Any]:
+        """See :class:`LayerOperations`."""
+        query, key, value = heads
+        return _norm(query_norm, query), _norm(key_norm, key), value
+
+    def rotate(self, heads: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        """See :class:`LayerOperations`."""
+        if f"cos_{self._kind}" not in self._inputs:
+            return heads
+        cos, sin = (self._inputs[f"{name}_{self._kind}"] for name in ("cos", "sin"))
+        query, key, value = heads
+        return *(_rotate(x, cos, sin, self._shape.head_dim) for x in (query, key)), value
+
+    def attend(self, heads: tuple[Any, Any, Any]) -> Any:
+        """Mix values by softmax(scale q·k + bias), in the plain operations that the runtime knows to fuse."""
+        num_heads, num_kv, head_dim = (
+            self._shape.num_heads,
+            self._shape.num_key_value_heads,
+            self._shape.head_dim,
         )
-    return op.reshape(mixed, _ints(0, 0, num_heads * head_dim), True)
+        inputs = self._inputs
+        query, key, value = heads
+        if num_heads > num_kv:
+            key, value = (_shared(x, num_heads // num_kv, num_heads, head_dim) for x in (key, value))
+        query = op.multiply(query, inputs["scale"])
+        if self._is_local:
+            query = _take(query, inputs["queries"], num_heads, head_dim)
+            key, value = (_take(x, inputs["keys"], num_heads, head_dim) for x in (key, value))
+        query, value = (op.transpose(x, _ints(0, 2, 1, 3)) for x in (query, value))
+        logits = op.matmul(query, op.transpose(key, _ints(0, 2, 3, 1)), False, False)
+        weights = op.softmax(op.add(logits, inputs[f"bias_{self._kind}"]), -1)
+        mixed = op.transpose(op.matmul(weights, value, False, False), _ints(0, 2, 1, 3))
+        if self._is_local:
+            rows = op.reshape(mixed, _ints(-1, num_heads * head_dim), False)
+            return op.gather(rows, inputs["places"], _ints(0))
+        return op.reshape(mixed, _ints(0, 0, num_heads * head_dim), True)
+
+    def continuing(self, x: Any) -> Any:
+        """See :class:`LayerOperations`: all of them."""
+        return x
+
+    def inner(self, up: Linear, activation: Activation, x: Any) -> Any:
+        """See :class:`LayerOperations`."""
+        return _ACTIVATE[activation](_project(up, x))
+
+    def gated_inner(self, gate_up: Linear, activation: Activation, x: Any) -> Any:
+        """See :class:`LayerOperations`."""
+        inner = len(gate_up.weight) // 2
+        gate, up = (_project(_rows(gate_up, *part), x) for part in ((0, inner), (inner, 2 * inner)))
+        return op.multiply(_ACTIVATE[activation](gate), up)
+
+    def add_projection(self, linear: Linear, x: Any, residual: Any) -> Any:
+        """See :class:`LayerOperations`."""
+        return op.add(residual, _project(linear, x))
 
 
 def _take(x: Any, places: Any, num_heads: int, head_dim: int) -> Any:
@@ -126,17 +170,6 @@ def _rotate(x: Any, cos: Any, sin: Any, head_dim: int) -> Any:
         op.add(op.multiply(second, cos), op.multiply(first, sin)),
     ]
     return op.concat([*turned, rest] if head_dim > 2 * half else turned, -1)
-
-
-def _feed_forward(mlp: PlainMlp | GatedMlp, x: Any) -> Any:
-    activate = _ACTIVATIONS[
-        next(name for name, activation in ACTIVATIONS.items() if activation is mlp.activation)
-    ]
-    if isinstance(mlp, PlainMlp):
-        return _project(mlp.down, activate(_project(mlp.up, x)))
-    inner = len(mlp.gate_up.weight) // 2
-    gate, up = (_project(_rows(mlp.gate_up, *part), x) for part in ((0, inner), (inner, 2 * inner)))
-    return _project(mlp.down, op.multiply(activate(gate), up))
 
 
 def _rows(linear: Linear, start: int, end: int) -> Linear:

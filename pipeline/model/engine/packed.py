@@ -1,4 +1,4 @@
-"""A batch as rows laid end to end without padding, the layout of a GPU: no product is spent on padding, and no row sees another.
+"""A batch as rows laid end to end, the layout of a GPU: no product is spent on padding, and no row sees another.
 
     rectangle   c c │ t t t t         packed   c c t t t t c c t t
                 c c │ t t · ·                  ▔▔▔▔▔▔▔▔▔▔▔ ▔▔▔▔▔▔▔  cumulative lengths tell the kernel where a row ends
@@ -12,7 +12,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from jaxtyping import Float, Int64
-from torch.nn.attention.varlen import varlen_attn
 
 from pipeline.model.engine.pattern import Batch, PassSettings, Pattern
 
@@ -99,7 +98,7 @@ class Packed:
     def _mix_causal(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> Float[torch.Tensor, "N H d"]:
-        """Let what has no position see all of its kind, as nobody's future, and the rest of a row what stands before it."""
+        """Let vectors without position see all of their kind, and the rest of a row what stands before it."""
         mixed_NHd = torch.empty_like(query)
         mixed_NHd[self._placed_M] = self._mix(
             query[self._placed_M], key, value, self._placed, self._all, (-1, 0)
@@ -136,6 +135,9 @@ class Packed:
         scale = self._settings.shape.head_dim**-0.5 / self._settings.temperature
         shares_keys = self._settings.shape.num_heads != self._settings.shape.num_key_value_heads
         if self._settings.device.type == "cuda":
+            # It loads torch's compiler, which takes a second.
+            from torch.nn.attention.varlen import varlen_attn
+
             mixed = varlen_attn(
                 query.contiguous(),
                 key.contiguous(),

@@ -1,26 +1,26 @@
-"""The one engine that runs every backbone: layers of attention and feed-forward, forward only, made for throughput.
+"""The one engine that runs every backbone: layers of attention and feed-forward, for inference.
 
     ids ─▶ embedding ─▶ [lead][text] ─▶ norm ─▶ layer ─▶ … ─▶ layer ─▶ (norm) ─▶ hidden states of the text
                            ▲                      ▲
                  context, soft prompt         pattern: who sees whom
 
-A family module reads its published configuration and weights into ``Layer`` s and an ``Embedding``; what
+A family module reads its published configuration and weights into ``Layer`` s and an ``Embedding``. What
 differs between families is data here: where norms stand, which norm, rotary or absolute positions, local
 layers, shared key and value heads, plain or gated feed-forward. Same mathematics as the published models,
 exact to 1e-5 in fp32.
 
-The shape of the work: one product for query, key and value; residuals added in place; after the last layer
-that can show the lead to the text only the text goes on. No dropout, no gradients, no token types but 0.
+After the last layer that can show the lead to the text, only the text goes on. No dropout, no token types but
+0. What a checkpoint holds beside its transformer is read above the engine, from ``own_tensors``.
 
-    B rows   S vectors of a row, lead and text   T text tokens   N vectors of a batch   M those of its texts   D model dim
+    B rows   S vectors of a row, lead and text   T text tokens   N vectors of a batch   M of its texts   D width
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,48 +29,17 @@ from jaxtyping import Float, Float32, Int64
 from tokenizers import Tokenizer
 
 from pipeline.errors import ModelError
-from pipeline.model.engine.feed_forward import GatedMlp, PlainMlp
-from pipeline.model.engine.landmark_gates import read_gates
+from pipeline.model.engine.backbone import Projection
+from pipeline.model.engine.in_place import InPlaceOperations
+from pipeline.model.engine.layer import Layer, run_layer
 from pipeline.model.engine.packed import Packed
 from pipeline.model.engine.pattern import Batch, PassSettings, Pattern, Shape
 from pipeline.model.engine.rectangle import Rectangle
 from pipeline.model.engine.rotary import RotaryTable
-from pipeline.model.engine.weights import Linear, Norm
+from pipeline.model.engine.weights import Norm
 from pipeline.model.engine.workspace import Workspace
-from pipeline.model.folders.checkpoint import Checkpoint
-from pipeline.model.landmark_mixer import read_landmark_mixer
-from pipeline.model.latent_attention import read_latent_attention
-from pipeline.model.projection import read_projection
 
 _Layout = TypeVar("_Layout")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layer:
-    """One layer of H heads of queries and G heads of keys and values, d wide.
-
-    ``qkv`` holds the rows of the queries of all heads, then the keys, then the values: ``(H + 2 G) d`` in
-    all. With ``norm_first`` in the shape a norm stands before its part (None: the input is normed already),
-    else after it and its residual.
-    """
-
-    qkv: Linear
-    attention_output: Linear
-    attention_norm: Norm | None
-    mlp: PlainMlp | GatedMlp
-    mlp_norm: Norm
-    query_norm: Norm | None = None
-    key_norm: Norm | None = None
-    is_local: bool = False
-
-    def packed(self) -> Layer:
-        """Return it with its projections laid out for this processor."""
-        return replace(
-            self,
-            qkv=self.qkv.packed(),
-            attention_output=self.attention_output.packed(),
-            mlp=self.mlp.packed(),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,15 +54,47 @@ class Embedding:
     token_type_D: torch.Tensor | None = None
     norm: Norm | None = None
 
+    def look_up(
+        self, ids: Int64[torch.Tensor, "*B T"], places: slice | Int64[torch.Tensor, " T"]
+    ) -> Float[torch.Tensor, "*B T D"]:
+        """Return the vectors of tokens at these positions, with token type 0, before the norm."""
+        x = F.embedding(ids, self.tokens_VD)
+        if self.positions_PD is not None:
+            is_range = isinstance(places, slice)
+            x += self.positions_PD[places] if is_range else F.embedding(places, self.positions_PD)
+        if self.token_type_D is not None:
+            x += self.token_type_D
+        return x
+
+
+@runtime_checkable
+class Source(Protocol):
+    """What an engine takes over from the checkpoint it was read from."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...  # noqa: D102 - Backbone says what each of them is
+    @property
+    def cls_id(self) -> int | None: ...  # noqa: D102
+    @property
+    def landmark_id(self) -> int: ...  # noqa: D102
+    @property
+    def pad_id(self) -> int: ...  # noqa: D102
+    @property
+    def fingerprint(self) -> str: ...  # noqa: D102
+    @property
+    def config(self) -> Mapping[str, Any]: ...  # noqa: D102
+    @property
+    def own_tensors(self) -> Mapping[str, torch.Tensor]: ...  # noqa: D102
+
 
 class Transformer:
-    """Implements :class:`pipeline.model.backbone.Backbone`."""
+    """Implements :class:`pipeline.model.engine.backbone.Backbone`."""
 
     rectangle_type: type[Rectangle] = Rectangle
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        source: Source,
         *,
         embedding: Embedding,
         layers: Sequence[Layer],
@@ -103,29 +104,26 @@ class Transformer:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.tokenizer: Tokenizer = checkpoint.tokenizer
-        self.cls_id = checkpoint.cls_id
-        self.landmark_id = checkpoint.landmark_id
-        self.pad_id = checkpoint.pad_id
-        self.weights_fingerprint = checkpoint.fingerprint
+        self.tokenizer = source.tokenizer
+        self.cls_id = source.cls_id
+        self.landmark_id = source.landmark_id
+        self.pad_id = source.pad_id
+        self.weights_fingerprint = source.fingerprint
+        self.config = source.config
+        self.own_tensors = source.own_tensors
         self.device = device
         self.dtype = dtype
         self.model_dim = self.context_dim = int(embedding.tokens_VD.shape[1])
-        self.latent_attention = read_latent_attention(
-            checkpoint.tensors, checkpoint.config, model_dim=self.model_dim, dtype=dtype, device=device
-        )
-        self._projection = read_projection(checkpoint.steps, self.model_dim, device)
-        self.embedding_dim = self.model_dim if self._projection is None else self._projection.output_dim
-        self.landmark_mixer = read_landmark_mixer(checkpoint.tensors, self.embedding_dim, device)
+        self.projection: Projection | None = None
         self.max_positions = shape.max_positions
         self.max_context: int | None = None
-        self._embedding = embedding
-        self._layers = list(layers)
-        self._final_norm = final_norm
+        self.embedding = embedding
+        self.layers = list(layers)
+        self.num_layers = len(layers)
+        self.final_norm = final_norm
         self.shape = shape
         self.rotary = rotary
         self.workspace = Workspace(device)
-        self.landmark_gates = read_gates(checkpoint.tensors, len(layers), shape.num_heads, device)
         # The flash kernels know half precision only.
         self.pattern_type = (
             Packed
@@ -137,12 +135,17 @@ class Transformer:
         )
 
     @property
+    def embedding_dim(self) -> int:
+        """Return the width of a chunk's embedding, after ``project``."""
+        return self.model_dim if self.projection is None else self.projection.output_dim
+
+    @property
     def first_stage(self) -> Transformer:
-        """Return the backbone itself, which embeds its own context, without what projects its embeddings elsewhere."""
-        if self._projection is None:
+        """Return the backbone itself without its projection: it embeds its own context."""
+        if self.projection is None:
             return self
         unprojected = copy(self)
-        unprojected._projection, unprojected.embedding_dim = None, self.model_dim
+        unprojected.projection = None
         return unprojected
 
     def pack(self) -> None:
@@ -150,17 +153,17 @@ class Transformer:
 
         The plain ones go.
         """
-        for index, layer in enumerate(self._layers):
-            self._layers[index] = layer.packed()
+        for index, layer in enumerate(self.layers):
+            self.layers[index] = layer.packed()
 
     @property
     def token_embeddings(self) -> Float32[np.ndarray, "vocabulary D"]:
         """Return the input table, one row a token id."""
-        return self._embedding.tokens_VD.cpu().numpy()
+        return self.embedding.tokens_VD.cpu().numpy()
 
     def project(self, pooled_MD: Float32[torch.Tensor, "M D"]) -> Float32[torch.Tensor, "M E"]:
         """Apply the modules that the checkpoint's folder lists behind its pooling; most list none."""
-        return pooled_MD if self._projection is None else self._projection(pooled_MD)
+        return pooled_MD if self.projection is None else self.projection(pooled_MD)
 
     @torch.inference_mode()
     def hidden_states(
@@ -191,21 +194,18 @@ class Transformer:
                 f"a row must have at most {self.max_positions} tokens, got {num_tokens}; choose a "
                 "smaller window"
             )
-        x_BTD = F.embedding(torch.from_numpy(ids_BT).to(self.device), self._embedding.tokens_VD)
-        if self._embedding.positions_PD is not None:
-            x_BTD += self._embedding.positions_PD[:num_tokens]
-        if self._embedding.token_type_D is not None:
-            x_BTD += self._embedding.token_type_D
-        return x_BTD
+        return self.embedding.look_up(torch.from_numpy(ids_BT).to(self.device), slice(num_tokens))
 
-    def embed_context(self, context_CD: Float32[np.ndarray, "C D"]) -> Float32[torch.Tensor, "C D"]:
-        """Turn context vectors into input embeddings, with token type 0 and no position, before the embedding norm."""
-        x_CD = torch.from_numpy(context_CD).to(self.device)
-        return x_CD if self._embedding.token_type_D is None else x_CD + self._embedding.token_type_D
+    def embed_context(
+        self, context_CD: Float32[np.ndarray, "C D"] | Float[torch.Tensor, "C D"]
+    ) -> Float[torch.Tensor, "C D"]:
+        """Return context vectors as input embeddings, with token type 0, no position, before the norm."""
+        x_CD = torch.as_tensor(context_CD, device=self.device)
+        return x_CD if self.embedding.token_type_D is None else x_CD + self.embedding.token_type_D
 
-    def norm_embeddings(self, x_BSD: Float32[torch.Tensor, "*B S D"]) -> Float32[torch.Tensor, "*B S D"]:
+    def norm_embeddings(self, x_BSD: Float[torch.Tensor, "*B S D"]) -> Float[torch.Tensor, "*B S D"]:
         """Apply the embedding norm, where the family has one."""
-        return x_BSD if self._embedding.norm is None else self._embedding.norm(x_BSD)
+        return x_BSD if self.embedding.norm is None else self.embedding.norm(x_BSD)
 
     @torch.inference_mode()
     def encode_embedded(
@@ -234,7 +234,7 @@ class Transformer:
         )
         pattern: Pattern = self._lay_out(batch, temperature, self.pattern_type)
         # A lead with positions is in the windows of local layers too.
-        last_read = self._last_global if num_unplaced == num_lead else len(self._layers) - 1
+        last_read = self._last_global if num_unplaced == num_lead else len(self.layers) - 1
         return self.encode_pattern(x_BSD, pattern, drop_lead_at=last_read if num_lead else None)
 
     @torch.inference_mode()
@@ -246,7 +246,7 @@ class Transformer:
         x_ND = self.run_layers(
             rectangle.pack(self.norm_embeddings(x_BSD).to(self.dtype)), rectangle, drop_lead_at=None
         )
-        return rectangle.rows(x_ND if self._final_norm is None else self._final_norm(x_ND))
+        return rectangle.rows(x_ND if self.final_norm is None else self.final_norm(x_ND))
 
     def _lay_out(self, batch: Batch, temperature: float, pattern_type: Callable[..., _Layout]) -> _Layout:
         if batch.num_unplaced and self._last_global < 0:
@@ -279,46 +279,18 @@ class Transformer:
         """Run input embeddings through embedding norm, layers and final norm under a pattern of one's own."""
         x_ND = pattern.pack(self.norm_embeddings(x_BSD).to(self.dtype))
         x_ND = self.run_layers(x_ND, pattern, drop_lead_at=drop_lead_at)
-        return pattern.unpack(x_ND if self._final_norm is None else self._final_norm(x_ND))
+        return pattern.unpack(x_ND if self.final_norm is None else self.final_norm(x_ND))
 
     def run_layers(
         self, x_ND: Float[torch.Tensor, "N D"], pattern: Pattern, *, drop_lead_at: int | None
     ) -> Float[torch.Tensor, "M D"]:
         """Pass tokens through all layers, without the final norm; ``x`` may be overwritten."""
-        for index in range(len(self._layers)):
-            x_ND = self._layer(index, x_ND, pattern, drop_lead=index == drop_lead_at)
-            if index == drop_lead_at:
+        for index in range(len(self.layers)):
+            layer, drop_lead = self.layers[index], index == drop_lead_at
+            operations = InPlaceOperations(
+                layer, index, pattern, self.shape, self.workspace, drop_lead=drop_lead
+            )
+            x_ND = run_layer(layer, x_ND, operations, norm_first=self.shape.norm_first)
+            if drop_lead:
                 pattern = pattern.without_lead()
         return x_ND
-
-    def _pad(self, x_ND: torch.Tensor, lead: int, trail: int) -> torch.Tensor:
-        """Copy tokens between rows of zeros."""
-        padded_ND = self.workspace.take("padded", (lead + len(x_ND) + trail, x_ND.shape[1]), x_ND.dtype)
-        padded_ND[:lead].zero_()
-        padded_ND[lead : lead + len(x_ND)] = x_ND
-        padded_ND[lead + len(x_ND) :].zero_()
-        return padded_ND
-
-    def _layer(self, index: int, x_ND: torch.Tensor, pattern: Pattern, *, drop_lead: bool) -> torch.Tensor:
-        layer, norm_first = self._layers[index], self.shape.norm_first
-        lead, trail = pattern.margins(is_local=layer.is_local)
-        num_tokens, num_heads = len(x_ND), self.shape.num_heads
-        normed_ND = x_ND if not norm_first or layer.attention_norm is None else layer.attention_norm(x_ND)
-        padded_ND = layer.qkv.project(normed_ND, self.workspace, "qkv")
-        if lead or trail:
-            padded_ND = self._pad(padded_ND, lead, trail)
-        padded_NPd = padded_ND.view(len(padded_ND), -1, self.shape.head_dim)
-        heads_NPd = padded_NPd[lead : lead + num_tokens]
-        num_turned = num_heads + self.shape.num_key_value_heads
-        if layer.query_norm is not None and layer.key_norm is not None:
-            heads_NPd[:, :num_heads] = layer.query_norm(heads_NPd[:, :num_heads])
-            heads_NPd[:, num_heads:num_turned] = layer.key_norm(heads_NPd[:, num_heads:num_turned])
-        pattern.rotate_(heads_NPd[:, :num_turned], is_local=layer.is_local)
-        mixed_MD = pattern.attend(padded_NPd, index, is_local=layer.is_local, drop_lead=drop_lead)
-        x_MD = pattern.text(x_ND) if drop_lead else x_ND
-        x_MD = layer.attention_output.add_projection(mixed_MD, x_MD)
-        if norm_first:
-            return layer.mlp.add_to(x_MD, layer.mlp_norm(x_MD), self.workspace)
-        if layer.attention_norm is not None:
-            x_MD = layer.attention_norm(x_MD)
-        return layer.mlp_norm(layer.mlp.add_to(x_MD, x_MD, self.workspace))

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint by name, each checked against the shape its configuration promises, and what they make: projections and norms.
+"""Tensors of a checkpoint by name, checked against the shapes that its configuration promises: projections and norms.
 
 Published files name the same tensors with or without a prefix (``model.``, ``bert.``); the prefix is found by
 one tensor that every file of the family holds. Biases are optional: the rotary families are published without
@@ -7,7 +7,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -15,25 +15,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 
 from pipeline.errors import ModelError
-from pipeline.model.engine.workspace import Workspace
 
 _HAS_ONEDNN: Final = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 """What torch's own compiler calls oneDNN by; builds for other processors have none."""
 _FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Activation:
-    """What is applied to each number of a projection.
-
-    ``in_place`` to a tensor, ``in_product`` as oneDNN calls it and its variant.
-    """
-
-    in_place: Callable[[torch.Tensor], torch.Tensor]
-    in_product: tuple[str, str]
-
-
-_NO_ACTIVATION: Final = Activation(in_place=lambda x: x, in_product=("none", ""))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +29,7 @@ class Linear:
     bias: torch.Tensor | None = None
 
     def packed(self) -> Linear:
-        """Return the projection with its weight laid out as oneDNN multiplies it; itself where that library is not what multiplies.
+        """Return the projection with its weight laid out as oneDNN multiplies it; itself where oneDNN does not.
 
         A product of few rows, such as a query's, then reads the weight once, in order. In float32 oneDNN also
         multiplies twice as fast as torch's default on AMD processors.
@@ -52,28 +37,6 @@ class Linear:
         if self.weight.device.type != "cpu" or self.weight.is_mkldnn or not _HAS_ONEDNN:
             return self
         return replace(self, weight=torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), None))
-
-    def project(
-        self, x_ND: torch.Tensor, workspace: Workspace, purpose: str, activation: Activation = _NO_ACTIVATION
-    ) -> torch.Tensor:
-        """Return the activated projection, in the workspace's memory for this purpose unless oneDNN brings its own."""
-        if self.weight.is_mkldnn:
-            name, variant = activation.in_product
-            return torch.ops.mkldnn._linear_pointwise(x_ND, self.weight, self.bias, name, [], variant)
-        out = workspace.take(purpose, (x_ND.shape[0], self.weight.shape[0]), x_ND.dtype)
-        if self.bias is None:
-            torch.mm(x_ND, self.weight.t(), out=out)
-        else:
-            torch.addmm(self.bias, x_ND, self.weight.t(), out=out)
-        return activation.in_place(out)
-
-    def add_projection(self, x_NE: torch.Tensor, residual_ND: torch.Tensor) -> torch.Tensor:
-        """Return the projection added to ``residual``, which may be overwritten."""
-        if self.weight.is_mkldnn:
-            return torch.ops.mkldnn._linear_pointwise.binary(x_NE, residual_ND, self.weight, self.bias, "add")
-        if self.bias is not None:
-            residual_ND.add_(self.bias)
-        return residual_ND.addmm_(x_NE, self.weight.t())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

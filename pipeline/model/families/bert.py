@@ -1,4 +1,4 @@
-"""BERT and its kin with absolute positions (RoBERTa, XLM-R, CamemBERT): post-norm layers, learned positions, a plain feed-forward.
+"""BERT and its kin (RoBERTa, XLM-R, CamemBERT): post-norm layers, learned positions, a plain feed-forward.
 
 Context stands before the text with token type 0 and the embedding norm, without a position embedding, so its
 order does not matter and the text's positions start at 0 (CDE eq. 5 and 6, §10.4). Reads the published names,
@@ -12,14 +12,17 @@ from typing import Final
 import torch
 
 from pipeline.errors import ModelError
-from pipeline.model.engine.feed_forward import PlainMlp, activation_named
+from pipeline.model.engine.layer import Layer, PlainMlp, activation_named
 from pipeline.model.engine.pattern import Shape
-from pipeline.model.engine.transformer import Embedding, Layer, Transformer
+from pipeline.model.engine.transformer import Embedding, Transformer
 from pipeline.model.engine.weights import WeightReader, stack_rows
 from pipeline.model.folders.checkpoint import Checkpoint
 
-FAMILIES: Final = {"bert": False, "roberta": True, "xlm-roberta": True, "camembert": True}
-"""Model type: whether its first position stands after the padding id, as RoBERTa's do."""
+WORD_EMBEDDINGS: Final = "embeddings.word_embeddings.weight"
+"""The first tensor that is read, by which any prefix of the names is found."""
+
+_COUNT_FROM_PADDING: Final = ("roberta", "xlm-roberta", "camembert")
+"""Model types whose first position stands after the padding id."""
 
 
 def read_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> Transformer:
@@ -38,21 +41,21 @@ def read_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devic
         )
     num_positions = checkpoint.integer("max_position_embeddings")
     num_types = checkpoint.integer("type_vocab_size", default=2)
-    reader = WeightReader(checkpoint.tensors, "embeddings.word_embeddings.weight", device)
-    positions_PD = reader.read("embeddings.position_embeddings.weight", (num_positions, width), torch.float32)
-    if FAMILIES[config["model_type"]]:
+    reader = WeightReader(checkpoint.tensors, WORD_EMBEDDINGS, device)
+    # Tables are kept in float32 where layers are in less, and in their own precision where they are in more.
+    wide = torch.promote_types(dtype, torch.float32)
+    tokens_VD = reader.read(WORD_EMBEDDINGS, (checkpoint.integer("vocab_size"), width), wide)
+    positions_PD = reader.read("embeddings.position_embeddings.weight", (num_positions, width), wide)
+    if config["model_type"] in _COUNT_FROM_PADDING:
         positions_PD = positions_PD[int(config.get("pad_token_id") or 0) + 1 :]
+    types_D = reader.read("embeddings.token_type_embeddings.weight", (num_types, width), wide)[0].clone()
     return Transformer(
         checkpoint,
         embedding=Embedding(
-            tokens_VD=reader.read(
-                "embeddings.word_embeddings.weight", (checkpoint.integer("vocab_size"), width), torch.float32
-            ),
+            tokens_VD=tokens_VD,
             positions_PD=positions_PD,
-            token_type_D=reader.read(
-                "embeddings.token_type_embeddings.weight", (num_types, width), torch.float32
-            )[0].clone(),
-            norm=reader.norm("embeddings.LayerNorm", width, torch.float32, epsilon=epsilon, bias=True),
+            token_type_D=types_D,
+            norm=reader.norm("embeddings.LayerNorm", width, wide, epsilon=epsilon, bias=True),
         ),
         layers=[
             _read_layer(reader, checkpoint, index, epsilon, dtype)

@@ -85,6 +85,7 @@ class _Stage:
         self.landmark_id = backbone.landmark_id
         self.pad_id = backbone.pad_id
         self.weights_fingerprint = backbone.weights_fingerprint
+        self.own_tensors = backbone.own_tensors
         self.device = backbone.device
         self.model_dim = backbone.model_dim
         self.embedding_dim = embedding_dim
@@ -98,7 +99,7 @@ class _Stage:
 
 
 class FirstStage(_Stage):
-    """M1: implements :class:`pipeline.model.backbone.Backbone`; it reads no context itself."""
+    """M1: implements :class:`pipeline.model.engine.backbone.Backbone`; it reads no context itself."""
 
     def __init__(self, backbone: Transformer, mlp: _Head, max_seq_length: int) -> None:
         super().__init__(
@@ -130,7 +131,7 @@ class FirstStage(_Stage):
 
 
 class CdeBackbone(_Stage):
-    """M2 with its M1: implements :class:`pipeline.model.backbone.Backbone`."""
+    """M2 with its M1: implements :class:`pipeline.model.engine.backbone.Backbone`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A published CDE checkpoint taken apart: which tensors belong to which stage, and the sizes its config.json does not give.
+"""A published CDE checkpoint taken apart: the tensors of each stage, and the sizes its config.json does not give.
 
     first_stage_model.embedder.*              M1's backbone, of the sizes of the model that ``embedder`` names
     first_stage_model.mlp.*                   what its pooled states pass
@@ -25,8 +25,8 @@ import torch
 from pipeline.errors import ConfigError, ModelError
 from pipeline.manifest import fingerprint
 from pipeline.model.folders.checkpoint import Checkpoint
+from pipeline.model.folders.first_layers import first_layers
 from pipeline.model.folders.names import model_folder
-from pipeline.model.matryoshka import first_layers
 
 FIRST_STAGE: Final = "first_stage_model.embedder."
 SECOND_STAGE: Final = "second_stage_model.backbone."
@@ -121,7 +121,7 @@ class StagedCheckpoint:
         return replace(stage, tensors=_Watched(stage.tensors, self._read))
 
     def require_whole(self) -> None:
-        """Raise :class:`ModelError` for tensors nobody has read."""
+        """Raise :class:`ModelError` for tensors that no part has read."""
         surplus = sorted(set(self._checkpoint.tensors) - self._read)
         if surplus:
             more = f" and {len(surplus) - _MOST_NAMED} more" if len(surplus) > _MOST_NAMED else ""
@@ -148,7 +148,7 @@ class StagedCheckpoint:
         return config
 
     def _backbone(self, prefix: str, config: Mapping[str, Any], limit_setting: str) -> Checkpoint:
-        """Return a stage's backbone as a checkpoint of its own, its configuration cut to the layers the file is said to hold."""
+        """Return a stage's backbone as a checkpoint, its configuration cut to the layers the file holds."""
         tensors = {name: tensor for name, tensor in self._tensors.items() if name.startswith(prefix)}
         nested = replace(
             self._checkpoint,

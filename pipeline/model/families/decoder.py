@@ -1,4 +1,6 @@
-"""Decoder LLMs as encoders (Mistral, Qwen2, Qwen3, Llama, and m³BERT, whose weights have their names): pre-norm, RMSNorm, RoPE, SwiGLU.
+"""Decoder LLMs as encoders (Mistral, Qwen2, Qwen3, Llama): pre-norm, RMSNorm, RoPE, SwiGLU.
+
+m³BERT's weights have their names, so it is read here as well.
 
 Without the causal mask every token sees the whole row (NV-Embed §3.1): that is the default, and how NV-Embed,
 gte-Qwen2 and their kin were trained. ``is_causal`` keeps the mask for checkpoints trained with it and pooled
@@ -17,26 +19,23 @@ No language-model head, no quantised weights, no mixture of experts.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from pipeline.config import CAUSAL_FAMILIES
 from pipeline.errors import ModelError
 from pipeline.manifest import fingerprint
-from pipeline.model.engine.feed_forward import GatedMlp, activation_named
+from pipeline.model.engine.layer import GatedMlp, Layer, activation_named
 from pipeline.model.engine.pattern import Shape
 from pipeline.model.engine.rotary import RotaryTable
-from pipeline.model.engine.transformer import Embedding, Layer, Transformer
+from pipeline.model.engine.transformer import Embedding, Transformer
 from pipeline.model.engine.weights import Norm, WeightReader, stack_rows
 from pipeline.model.families.rope_settings import read_rope
 from pipeline.model.folders.checkpoint import Checkpoint
 
-FAMILIES: Final = (*CAUSAL_FAMILIES, "nvembed", "m3bert")
-
 
 def language_model(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint of the language model that NV-Embed's configuration describes inside its own, any other as it is."""
+    """Return the checkpoint of the language model inside an NV-Embed's, any other as it is."""
     if checkpoint.config.get("model_type") != "nvembed":
         return checkpoint
     inner: Any = checkpoint.config.get("text_config")

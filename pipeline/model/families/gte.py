@@ -16,15 +16,13 @@ from typing import Any, Final
 import torch
 
 from pipeline.errors import ModelError
-from pipeline.model.engine.feed_forward import GatedMlp, activation_named
+from pipeline.model.engine.layer import GatedMlp, Layer, activation_named
 from pipeline.model.engine.pattern import Shape
 from pipeline.model.engine.rotary import RotaryTable, even_head_dim
-from pipeline.model.engine.transformer import Embedding, Layer, Transformer
+from pipeline.model.engine.transformer import Embedding, Transformer
 from pipeline.model.engine.weights import Linear, Norm, WeightReader, stack_rows
 from pipeline.model.families.rope_settings import read_rope
 from pipeline.model.folders.checkpoint import Checkpoint
-
-FAMILIES: Final = ("new", "gte")
 
 _DEFAULT_THETA: Final = {"new": 10_000.0, "gte": 160_000.0}
 _REQUIRED: Final = {

@@ -1,17 +1,17 @@
-"""m³BERT's architecture as a differentiable model, to be pretrained and then loaded as a backbone.
+"""m³BERT's architecture as a differentiable model with its losses, saved as a backbone.
 
     ids ─▶ embed_tokens ─▶ layer 1 ─▶ … ─▶ layer l ─▶ … ─▶ layer N        layer: x + attention(norm x), then x + SwiGLU(norm x)
                                              │
                                            norm ─▶ h^l ─▶ h^l[:d] W[:d] + b        one MLM head for every layer l and width d
 
 BERT with what language models have taught since: RMSNorm before each part, SwiGLU, no biases, no dropout,
-fused attention. The weights are named as decoder LLMs name theirs, so :mod:`pipeline.model.families.decoder`
-reads the saved folder and the engine runs it.
+fused attention. The layers are the engine's. The weights are named as decoder LLMs name theirs, so
+:mod:`pipeline.model.families.decoder` reads the saved folder.
 
 Source: m³BERT §2.1 (the layers L, the dimensions D, the shared head, L_total) and §2.2. The paper leaves
 open, and here is: positions by rotation; one final norm shared by all exits, so that the first l layers are a
 model of their own; W not tied to the input table; a feed-forward of 8/3 hidden sizes, which costs what BERT's
-costs. Its objectives of stage 3 and the distillation are the trainer's business.
+costs. No trainer is built here, and no objectives of stage 3 or distillation.
 
     B rows   T tokens   D hidden size   H heads   d head dim   K masked tokens   V vocabulary
 """
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,11 @@ from torch import nn
 
 from pipeline import durable
 from pipeline.errors import ConfigError, ModelError
+from pipeline.model.engine.differentiable import DifferentiableOperations
+from pipeline.model.engine.layer import GatedMlp, Layer, run_layer
+from pipeline.model.engine.pattern import Shape
+from pipeline.model.engine.rotary import RotaryTable
+from pipeline.model.engine.weights import Linear, Norm, stack_rows
 from pipeline.model.folders.checkpoint import WEIGHTS_NAME, Checkpoint, read_checkpoint
 
 MODEL_TYPE: Final = "m3bert"
@@ -40,7 +46,7 @@ NO_LABEL: Final = -100
 """Marks a token whose prediction is not scored, as torch's cross entropy has it."""
 
 INITIAL_STD: Final = 0.02
-"""BERT's; projections back into the residual start smaller by √(2N), so that N layers do not add up to a large sum."""
+"""BERT's; projections back into the residual start smaller by √(2N), so that N layers keep the sum small."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,22 +98,20 @@ class M3BertConfig:
 class M3Bert(nn.Module):
     """The encoder with its MLM head; new weights are drawn from ``seed``."""
 
-    cos_PE: torch.Tensor
-    sin_PE: torch.Tensor
-
     def __init__(self, config: M3BertConfig, *, seed: int = 0) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(_LayerWeights(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlm_head = MatryoshkaMlmHead(config)
-        frequencies_E = config.rope_theta ** -(
-            torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        self._shape = Shape(
+            num_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_attention_heads,
+            head_dim=config.head_dim,
+            max_positions=config.max_position_embeddings,
+            norm_first=True,
         )
-        angles_PE = torch.arange(config.max_position_embeddings, dtype=torch.float32)[:, None] * frequencies_E
-        self.register_buffer("cos_PE", angles_PE.cos(), persistent=False)
-        self.register_buffer("sin_PE", angles_PE.sin(), persistent=False)
         self._draw_weights(torch.Generator().manual_seed(seed))
 
     @torch.no_grad()
@@ -136,12 +140,20 @@ class M3Bert(nn.Module):
                 f"a row must have at most {self.config.max_position_embeddings} tokens, got "
                 f"{num_tokens}; cut it"
             )
-        angles = (self.cos_PE[:num_tokens], self.sin_PE[:num_tokens])
+        rotary = RotaryTable(
+            rotary_dim=self.config.head_dim,
+            theta=self.config.rope_theta,
+            num_positions=num_tokens,
+            device=ids_BT.device,
+        )
         visible = _visible_keys(lengths_B, num_tokens)
+        operations = DifferentiableOperations(
+            self._shape, partial(_attend, visible=visible), rotary.angles(0, num_tokens)
+        )
         x_BTD = self.embed_tokens(ids_BT)
         states: dict[int, torch.Tensor] = {}
-        for number, layer in enumerate(self.layers, start=1):
-            x_BTD = layer(x_BTD, angles, visible)
+        for number, weights in enumerate(self.layers, start=1):
+            x_BTD = run_layer(weights(), x_BTD, operations, norm_first=True)
             if number in asked:
                 states[number] = self.norm(x_BTD)
             if number == max(asked):
@@ -197,68 +209,55 @@ class MatryoshkaMlmHead(nn.Module):
         return F.linear(states_KD[..., :dim], self.weight[:dim].t(), self.bias)
 
 
-class _Layer(nn.Module):
+class _LayerWeights(nn.Module):
+    """One layer's parameters under their published names."""
+
     def __init__(self, config: M3BertConfig) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.self_attn = _Attention(config)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = _SwiGlu(config)
+        width, inner = config.hidden_size, config.intermediate_size
 
-    def forward(
-        self,
-        x_BTD: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
-        visible: Bool[torch.Tensor, "B 1 1 T"] | None,
-    ) -> torch.Tensor:
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), angles, visible)
-        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+        def linear(num_in: int, num_out: int) -> nn.Linear:
+            return nn.Linear(num_in, num_out, bias=False)
 
+        self.input_layernorm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        self.self_attn = nn.ModuleDict({f"{name}_proj": linear(width, width) for name in "qkvo"})
+        self.post_attention_layernorm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        self.mlp = nn.ModuleDict(
+            {
+                "gate_proj": linear(width, inner),
+                "up_proj": linear(width, inner),
+                "down_proj": linear(inner, width),
+            }
+        )
+        self._epsilon = config.rms_norm_eps
 
-class _Attention(nn.Module):
-    def __init__(self, config: M3BertConfig) -> None:
-        super().__init__()
-        width = config.hidden_size
-        self._head_dim = config.head_dim
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            nn.Linear(width, width, bias=False) for _ in range(4)
+    def forward(self) -> Layer:
+        """Return the parameters as the engine's layer."""
+        attention, mlp = (
+            {name: Linear(weight=part.get_parameter("weight")) for name, part in parts.items()}
+            for parts in (self.self_attn, self.mlp)
+        )
+        return Layer(
+            attention_norm=Norm(weight=self.input_layernorm.weight, epsilon=self._epsilon, kind="rms"),
+            qkv=stack_rows([attention[f"{name}_proj"] for name in "qkv"]),
+            attention_output=attention["o_proj"],
+            mlp_norm=Norm(weight=self.post_attention_layernorm.weight, epsilon=self._epsilon, kind="rms"),
+            mlp=GatedMlp(
+                gate_up=stack_rows([mlp["gate_proj"], mlp["up_proj"]]),
+                down=mlp["down_proj"],
+                activation="silu",
+            ),
         )
 
-    def forward(
-        self,
-        x_BTD: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
-        visible: Bool[torch.Tensor, "B 1 1 T"] | None,
-    ) -> torch.Tensor:
-        query, key, value = (
-            project(x_BTD).unflatten(-1, (-1, self._head_dim)).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        mixed_BHTd = F.scaled_dot_product_attention(
-            _rotated(query, angles), _rotated(key, angles), value, attn_mask=visible
-        )
-        return self.o_proj(mixed_BHTd.transpose(1, 2).flatten(2))
 
-
-class _SwiGlu(nn.Module):
-    def __init__(self, config: M3BertConfig) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj = (
-            nn.Linear(config.hidden_size, config.intermediate_size, bias=False) for _ in range(2)
-        )
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
-
-
-def _rotated(x_BHTd: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Turn dimension i with i + d/2, in float32 whatever autocast computes in."""
-    cos_TE, sin_TE = angles
-    first, second = x_BHTd.float().chunk(2, dim=-1)
-    return torch.cat([first * cos_TE - second * sin_TE, second * cos_TE + first * sin_TE], dim=-1).to(
-        x_BHTd.dtype
-    )
+def _attend(
+    query_BTHd: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible: Bool[torch.Tensor, "B 1 1 T"] | None,
+) -> torch.Tensor:
+    query, key, value = (part.transpose(1, 2) for part in (query_BTHd, key, value))
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=visible).transpose(1, 2)
 
 
 def _visible_keys(lengths_B: torch.Tensor, num_tokens: int) -> Bool[torch.Tensor, "B 1 1 T"] | None:

@@ -12,19 +12,17 @@ Source: Warner et al., "Smarter, Better, Faster, Longer" (ModernBERT). No scaled
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from pipeline.errors import ModelError
-from pipeline.model.engine.feed_forward import GatedMlp, activation_named
+from pipeline.model.engine.layer import GatedMlp, Layer, activation_named
 from pipeline.model.engine.pattern import Shape
 from pipeline.model.engine.rotary import RotaryTable, even_head_dim
-from pipeline.model.engine.transformer import Embedding, Layer, Transformer
+from pipeline.model.engine.transformer import Embedding, Transformer
 from pipeline.model.engine.weights import WeightReader
 from pipeline.model.folders.checkpoint import Checkpoint
-
-FAMILIES: Final = ("modernbert",)
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 

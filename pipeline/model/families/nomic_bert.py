@@ -17,14 +17,12 @@ from typing import Any, Final
 import torch
 
 from pipeline.errors import ModelError
-from pipeline.model.engine.feed_forward import ACTIVATIONS, GatedMlp
+from pipeline.model.engine.layer import ACTIVATIONS, GatedMlp, Layer
 from pipeline.model.engine.pattern import Shape
 from pipeline.model.engine.rotary import RotaryTable, even_head_dim
-from pipeline.model.engine.transformer import Embedding, Layer, Transformer
+from pipeline.model.engine.transformer import Embedding, Transformer
 from pipeline.model.engine.weights import Linear, WeightReader, stack_rows
 from pipeline.model.folders.checkpoint import Checkpoint
-
-FAMILIES: Final = ("nomic_bert",)
 
 _OTHER_VARIANTS: Final = (
     "prenorm",

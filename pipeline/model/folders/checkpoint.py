@@ -25,13 +25,14 @@ from pipeline.errors import ModelError
 from pipeline.manifest import fingerprint
 from pipeline.model.folders.model_defaults import Base, base_of_folder
 from pipeline.model.folders.names import model_folder
+from pipeline.model.folders.own_tensors import OWN_PREFIXES
 from pipeline.model.folders.sentence_transformers_folder import (
     SentenceTransformersFolder,
     Step,
     read_json,
     read_sentence_transformers_folder,
+    steps_fingerprint,
 )
-from pipeline.model.projection import steps_fingerprint
 
 WEIGHTS_NAME: Final = "model.safetensors"
 WEIGHTS_INDEX_NAME: Final = "model.safetensors.index.json"
@@ -47,7 +48,7 @@ _TOKEN_NAMES: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """What a folder holds; ``fingerprint`` hashes the weights, the tokenizer and the configuration, whatever the folder is called.
+    """What a folder holds; ``fingerprint`` hashes weights, tokenizer and configuration, not the folder's name.
 
     ``cls_id`` = None: the tokenizer has neither [CLS] nor BOS, and rows begin with their text.
     """
@@ -63,6 +64,12 @@ class Checkpoint:
     extra_path: Path | None = None
     weights_sha256: str
     fingerprint: str
+
+    @property
+    def own_tensors(self) -> Mapping[str, torch.Tensor]:
+        """Return the tensors that are not the transformer's."""
+        own = [name for name in self.tensors if any(f".{prefix}" in f".{name}" for prefix in OWN_PREFIXES)]
+        return {name: self.tensors[name] for name in own}
 
     def number(self, *names: str, default: int | float | None = None) -> float:
         """Return the first of these settings that is not null, else the default.
@@ -83,7 +90,7 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path, extra_path: Path | None = None) -> Checkpoint:
-    """Read a model folder; raise :class:`ModelError` for one that is incomplete, damaged or not fit to be read safely.
+    """Read a model folder; raise :class:`ModelError` for one that is incomplete, damaged or unsafe to read.
 
     ``extra_path`` stands for the folder's own file of our tensors.
     """

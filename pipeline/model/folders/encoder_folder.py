@@ -1,7 +1,7 @@
-"""Our checkpoint format: a folder of safetensors that Cairn reads back without loss and Sentence-Transformers reads as a stock model.
+"""Our checkpoint format: safetensors that Cairn reads back without loss and Sentence-Transformers as a stock model.
 
     model.safetensors, config.json, tokenizer.json …    the transformer, as published
-    cairn_extra.safetensors                             tensors no stock module has: latent attention, landmark gates, a mixer
+    cairn_extra.safetensors                             tensors that no stock module has (``own_tensors``)
     cairn_config.json                                   the encoder's settings (``model_defaults`` reads them)
     modules.json, 1_Pooling/, 2_Dense/ …                the same for Sentence-Transformers, as far as its own modules go
 
@@ -22,27 +22,22 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, processors
 
 from pipeline import durable
-from pipeline.config import CAUSAL_FAMILIES, EncoderConfig
+from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.folders.cde_settings import is_cde
 from pipeline.model.folders.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint
 from pipeline.model.folders.model_defaults import CAIRN_SETTINGS_NAME, settings_of_a_folder
+from pipeline.model.folders.model_types import CAUSAL_TYPES, model_type_named
+from pipeline.model.folders.own_tensors import LANDMARK_MIXER, OWN_PREFIXES
 from pipeline.model.folders.sentence_transformers_folder import (
     MODULES_NAME,
     SETTINGS_NAME,
     TRANSFORMER_SETTINGS_NAME,
     read_json_if_any,
 )
-from pipeline.model.landmark_mixer import PREFIX as MIXER_PREFIX
-
-OWN_PREFIXES: Final = ("latent_attention_model.", "landmark_attention.", MIXER_PREFIX)
-"""Where the names of tensors begin that are not the transformer's."""
 
 _NESTED_PREFIX: Final = "embedding_model."
 """What NV-Embed puts before the names of its transformer."""
-
-_NOT_IN_TRANSFORMERS: Final = ("new", "m3bert")
-"""Families that transformers reads with remote code, or not at all."""
 
 _NOMIC_NAMES: Final[Mapping[str, str]] = {
     "n_embd": "hidden_size",
@@ -78,10 +73,14 @@ def beyond_stock_modules(
         "temperature": settings.temperature != 1.0 or bool(settings.temperature_by_length),
         "query_temperature": settings.query_temperature not in (None, 1.0),
         "use_context": settings.use_context,
-        "landmark mixer": any(name.startswith(MIXER_PREFIX) for name in tensor_names),
-        f"model_type {config.get('model_type')}": config.get("model_type") in _NOT_IN_TRANSFORMERS,
+        "landmark mixer": any(name.startswith(LANDMARK_MIXER) for name in tensor_names),
+        f"model_type {config.get('model_type')}": not _is_in_transformers(config),
     }
     return [name for name, is_beyond in named.items() if is_beyond]
+
+
+def _is_in_transformers(config: Mapping[str, Any]) -> bool:
+    return model_type_named(config.get("model_type")).in_transformers
 
 
 def save_encoder_folder(
@@ -92,7 +91,7 @@ def save_encoder_folder(
     copies_weights: bool = False,
     replaces: bool = False,
 ) -> None:
-    """Write a checkpoint with its settings; ``copies_weights`` takes the files it was read from over, byte for byte.
+    """Write a checkpoint with its settings; ``copies_weights`` copies the files it was read from, byte for byte.
 
     Tensors may be others than those read (trained ones); everything else comes from the checkpoint's folder.
     A place that is taken raises :class:`ConfigError`, unless the new folder ``replaces`` what stands there.
@@ -128,7 +127,7 @@ def write_encoder_folder(
                 "model again"
             )
     config = _with_native_names(checkpoint.config)
-    if config.get("model_type") in CAUSAL_FAMILIES and not settings.causal:
+    if config.get("model_type") in CAUSAL_TYPES and not settings.causal:
         config["is_causal"] = False
     durable.write_json(folder / "config.json", config)
     if copies_weights and (checkpoint.folder / WEIGHTS_NAME).is_file():
@@ -201,7 +200,7 @@ def _write_tokenizer(folder: Path, checkpoint: Checkpoint) -> None:
             frame = processors.Sequence([tokenizer.post_processor, frame])
         tokenizer.post_processor = frame
         tokenizer.save(str(folder / "tokenizer.json"))
-        settings["tokenizer_class"] = _PLAIN_TOKENIZER  # classes of their own would frame texts anew
+        settings["tokenizer_class"] = _PLAIN_TOKENIZER  # other classes would frame texts themselves
     durable.write_json(folder / "tokenizer_config.json", settings)
 
 

@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.config import CAUSAL_FAMILIES, DEFAULT_MODEL, PREFIX_POOLINGS, EncoderConfig
+from pipeline.config import DEFAULT_MODEL, PREFIX_POOLINGS, EncoderConfig
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.folders.cde_settings import cde_settings, is_cde
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
+from pipeline.model.folders.model_types import CAUSAL_TYPES
 from pipeline.model.folders.names import model_folder
 from pipeline.model.folders.sentence_transformers_folder import (
     SentenceTransformersFolder,
@@ -85,7 +86,7 @@ def _of_architecture(config: Mapping[str, Any], *, is_described: bool) -> dict[s
         return {"pooling": "latent", "pool_prefix": not config.get("is_mask_instruction", True)}
     if is_cde(config):
         return cde_settings(config)
-    is_decoder = config.get("model_type") in CAUSAL_FAMILIES
+    is_decoder = config.get("model_type") in CAUSAL_TYPES
     return {"causal": True} if is_described and is_decoder and config.get("is_causal") is not False else {}
 
 

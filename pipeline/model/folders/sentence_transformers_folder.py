@@ -11,14 +11,17 @@ configuration are read. ``max_seq_length`` is not: nothing is truncated here.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
+from pipeline import durable
 from pipeline.errors import ModelError
+from pipeline.manifest import fingerprint
 
 MODULES_NAME: Final = "modules.json"
+WEIGHTS_NAME: Final = "model.safetensors"
 SETTINGS_NAME: Final = "config_sentence_transformers.json"
 TRANSFORMER_SETTINGS_NAME: Final = "sentence_bert_config.json"
 
@@ -81,6 +84,30 @@ def read_sentence_transformers_folder(folder: Path) -> SentenceTransformersFolde
         document_prompt=document_prompt,
         truncate_dim=settings.get("truncate_dim"),
     )
+
+
+def steps_fingerprint(steps: Sequence[Step]) -> str:
+    """Hash kinds, settings and weights, wherever they lie."""
+    parts = [
+        (
+            step.kind,
+            dict(sorted(step.config.items())),
+            None if step.kind == "Normalize" else durable.sha256_of_file(module_weights(step.folder)),
+        )
+        for step in steps
+    ]
+    return fingerprint(kind="projection", steps=parts)
+
+
+def module_weights(folder: Path) -> Path:
+    """Return a module's file of weights; one without raises :class:`ModelError`."""
+    path = folder / WEIGHTS_NAME
+    if not path.is_file():
+        raise ModelError(
+            f"the model's module {folder.name} must hold {WEIGHTS_NAME}, got none; convert the weights "
+            "to safetensors"
+        )
+    return path
 
 
 def _module_list(folder: Path) -> list[dict[str, Any]]:

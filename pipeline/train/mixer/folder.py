@@ -20,7 +20,8 @@ from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.model.folders.checkpoint import EXTRA_NAME
 from pipeline.model.folders.model_defaults import CAIRN_SETTINGS_NAME, Base, settings_of_a_folder
-from pipeline.model.landmark_mixer import PREFIX, LandmarkMixer
+from pipeline.model.folders.own_tensors import LANDMARK_MIXER
+from pipeline.model.landmark_mixer import LandmarkMixer
 
 
 def require_new(folder: Path) -> None:
@@ -71,7 +72,7 @@ def save_mixer(
             temporary / CAIRN_SETTINGS_NAME, {**settings_of_a_folder(settings), "base": asdict(base)}
         )
         tensors = {
-            f"{PREFIX}{name}": tensor.detach().float().contiguous()
+            f"{LANDMARK_MIXER}{name}": tensor.detach().float().contiguous()
             for name, tensor in mixer.state_dict().items()
         }
         # As bytes: a file safetensors makes is for its owner alone.

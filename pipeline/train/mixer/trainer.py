@@ -30,7 +30,8 @@ from pipeline.model.folders.cde_settings import is_cde
 from pipeline.model.folders.checkpoint import read_checkpoint
 from pipeline.model.folders.model_defaults import Base, base_of_folder, encoder_config
 from pipeline.model.folders.names import model_folder
-from pipeline.model.landmark_mixer import PREFIX, LandmarkMixer
+from pipeline.model.folders.own_tensors import LANDMARK_MIXER
+from pipeline.model.landmark_mixer import LandmarkMixer
 from pipeline.train.leakage import drop_judged, read_judged_texts
 from pipeline.train.log import TrainingLog
 from pipeline.train.mixer.batches import BatchMaker
@@ -138,7 +139,7 @@ def _base(
     if (
         checkpoint is None
         or is_cde(checkpoint.config)
-        or any(name.startswith(PREFIX) for name in checkpoint.tensors)
+        or any(name.startswith(LANDMARK_MIXER) for name in checkpoint.tensors)
     ):
         raise ConfigError(
             f"a mixer must be trained for one transformer that has no mixer yet, got {base!r}; choose "

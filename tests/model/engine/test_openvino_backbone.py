@@ -10,7 +10,7 @@ import torch
 from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError, ModelError
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine import precision
 from pipeline.model.engine.openvino_backbone import OpenVinoTransformer
 from pipeline.model.engine.rectangle import Rectangle
@@ -178,7 +178,7 @@ def test_broken_runtime_is_refused_with_what_is_wrong_and_the_way_out(tiny_model
     def fails(name):
         raise ImportError(f"libtbb.so.12: cannot open\nshared object file, wanted by {name}")
 
-    monkeypatch.setattr("pipeline.model.backbone.importlib.import_module", fails)
+    monkeypatch.setattr("pipeline.model.backbone_loader.importlib.import_module", fails)
     with pytest.raises(
         ConfigError,
         match=r"got a broken one \(libtbb.so.12: cannot open shared object file.*; install it again",

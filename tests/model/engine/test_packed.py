@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pipeline.config import EncoderConfig
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.packed import Packed
 from pipeline.model.engine.pattern import Batch, PassSettings, Shape
 from pipeline.model.engine.workspace import Workspace

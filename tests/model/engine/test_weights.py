@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from pipeline.config import EncoderConfig
-from pipeline.model.backbone import load_backbone
-from pipeline.model.engine.feed_forward import ACTIVATIONS
+from pipeline.model.backbone_loader import load_backbone
+from pipeline.model.engine.in_place import add_projection, project
+from pipeline.model.engine.layer import ACTIVATIONS
 from pipeline.model.engine.transformer import Transformer
 from pipeline.model.engine.weights import Linear
 from pipeline.model.engine.workspace import Workspace
@@ -31,10 +32,10 @@ def test_packed_projection_multiplies_as_the_plain_one(
     packed = plain.packed()
     x = torch.randn(num_rows, 80, generator=torch.Generator().manual_seed(0)).to(dtype)[:, ::2]
     residual = torch.randn(num_rows, 48, generator=torch.Generator().manual_seed(1)).to(dtype)
-    expected, found = (each.project(x, Workspace(CPU), "product") for each in (plain, packed))
+    expected, found = (project(each, x, Workspace(CPU), "product") for each in (plain, packed))
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance / 10)
 
-    expected, found = (each.add_projection(x, residual.clone()) for each in (plain, packed))
+    expected, found = (add_projection(each, x, residual.clone()) for each in (plain, packed))
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance / 10)
 
 
@@ -44,7 +45,7 @@ def test_packed_projection_activates_as_the_plain_one(name: str, dtype: torch.dt
     plain = linear(48, 40, dtype, bias=True)
     x = torch.randn(7, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
     expected, found = (
-        each.project(x, Workspace(CPU), "product", ACTIVATIONS[name]) for each in (plain, plain.packed())
+        project(each, x, Workspace(CPU), "product", ACTIVATIONS[name]) for each in (plain, plain.packed())
     )
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance / 10)
 
@@ -54,7 +55,7 @@ def test_backbone_on_a_processor_multiplies_packed_weights(tiny_model_folder: Pa
     backbone = load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="fp32"), CPU)
     assert isinstance(backbone, Transformer)
     assert all(
-        layer.qkv.weight.is_mkldnn and layer.attention_output.weight.is_mkldnn for layer in backbone._layers
+        layer.qkv.weight.is_mkldnn and layer.attention_output.weight.is_mkldnn for layer in backbone.layers
     )
 
 

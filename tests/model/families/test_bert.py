@@ -8,7 +8,7 @@ import torch
 
 from pipeline.config import EncoderConfig
 from pipeline.errors import ModelError
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 
 LENGTHS = np.array([9, 4, 9, 1])
 

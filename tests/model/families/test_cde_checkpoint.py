@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError, ModelError
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.families.cde import read_cde
 from pipeline.model.families.cde_checkpoint import StagedCheckpoint
 from pipeline.model.folders.checkpoint import read_checkpoint

@@ -18,7 +18,7 @@ import torch
 from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.packed import Packed
 from pipeline.model.folders.checkpoint import read_checkpoint
 from tests.model.decoders import LENGTHS, LLAMA3, load, published, published_hidden, random_ids, worst

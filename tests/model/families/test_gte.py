@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError, ModelError
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.packed import Packed
 
 LENGTHS = np.array([41, 40, 7, 1])

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError, ModelError
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.families import m3bert
 from pipeline.model.families.m3bert import NO_LABEL, M3Bert, M3BertConfig, load_m3bert, save_m3bert
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.config import EncoderConfig
 from pipeline.errors import ModelError
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 
 LENGTHS = np.array([61, 40, 7, 1])
 

@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError, ModelError
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.folders.checkpoint import read_checkpoint
 
 

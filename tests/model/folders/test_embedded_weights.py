@@ -7,7 +7,7 @@ import pytest
 from pipeline import durable
 from pipeline.config import EncoderConfig
 from pipeline.errors import ModelError
-from pipeline.model.backbone import load_backbone
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.folders import embedded_weights, names
 from pipeline.model.folders.embedded_weights import WEIGHTS_SHA256, embedded_folder
 

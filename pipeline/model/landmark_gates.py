@@ -17,11 +17,9 @@ import torch
 from jaxtyping import Float32
 
 from pipeline.errors import ModelError
+from pipeline.model.engine.transformer import Transformer
 from pipeline.model.engine.weights import require_floats
-
-LANDMARK_GATES: Final = "landmark_attention.gates"
-CONTEXT_GATES: Final = "landmark_attention.context_gates"
-GATE_NAMES: Final = (LANDMARK_GATES, CONTEXT_GATES)
+from pipeline.model.folders.own_tensors import GATE_NAMES
 
 INITIAL_GATE: Final = -3.0
 """A key behind it weighs e⁻³, a twentieth, of an equal one in the own chunk.
@@ -43,15 +41,14 @@ class LandmarkGates:
         return hashlib.sha256(b"".join(gates.cpu().numpy().tobytes() for gates in used)).hexdigest()
 
 
-def read_gates(
-    tensors: Mapping[str, torch.Tensor], num_layers: int, num_heads: int, device: torch.device
-) -> LandmarkGates:
-    """Return a checkpoint's gates, else those training starts from.
+def gates_of(model: Transformer) -> LandmarkGates:
+    """Return a model's gates, else those training starts from.
 
     A wrong shape, NaN or +inf raises :class:`ModelError`.
     """
     landmarks_LH, context_LH = (
-        _read(tensors, name, (num_layers, num_heads)).to(device) for name in GATE_NAMES
+        _read(model.own_tensors, name, (model.num_layers, model.shape.num_heads)).to(model.device)
+        for name in GATE_NAMES
     )
     return LandmarkGates(landmarks_LH=landmarks_LH, context_LH=context_LH)
 

@@ -9,9 +9,10 @@ from safetensors.torch import load_file, save_file
 from pipeline import load_encoder
 from pipeline.config import EncoderConfig
 from pipeline.errors import ModelError
-from pipeline.model.backbone import load_backbone
-from pipeline.model.engine.landmark_gates import CONTEXT_GATES, LANDMARK_GATES
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.folders.checkpoint import EXTRA_NAME
+from pipeline.model.folders.own_tensors import CONTEXT_GATES, LANDMARK_GATES
+from pipeline.model.landmark_gates import gates_of
 
 LAYERS, HEADS = 2, 4
 
@@ -26,19 +27,19 @@ def _gates(seed, layers=LAYERS, heads=HEADS):
     return {name: torch.randn(layers, heads, generator=generator) for name in (LANDMARK_GATES, CONTEXT_GATES)}
 
 
-def _load(folder, **changes):
-    return load_backbone(EncoderConfig(model=str(folder), precision="fp32", **changes))
+def _gates_in(folder, **changes):
+    return gates_of(load_backbone(EncoderConfig(model=str(folder), precision="fp32", **changes)))
 
 
 def test_gates_of_a_model_without_any_start_nearly_closed(folder):
-    gates = _load(folder).landmark_gates
+    gates = _gates_in(folder)
     assert gates.landmarks_LH.tolist() == gates.context_LH.tolist() == [[-3.0] * HEADS] * LAYERS
 
 
 def test_gates_among_the_weights_are_read(folder):
     path = folder / "model.safetensors"
     save_file(load_file(path) | _gates(0), path)
-    gates = _load(folder).landmark_gates
+    gates = _gates_in(folder)
     torch.testing.assert_close(gates.landmarks_LH, _gates(0)[LANDMARK_GATES])
     torch.testing.assert_close(gates.context_LH, _gates(0)[CONTEXT_GATES])
 
@@ -47,29 +48,29 @@ def test_gates_beside_the_weights_go_before_those_among_them(folder):
     path = folder / "model.safetensors"
     save_file(load_file(path) | _gates(0), path)
     save_file({LANDMARK_GATES: _gates(1)[LANDMARK_GATES]}, folder / EXTRA_NAME)
-    gates = _load(folder).landmark_gates
+    gates = _gates_in(folder)
     torch.testing.assert_close(gates.landmarks_LH, _gates(1)[LANDMARK_GATES])
     torch.testing.assert_close(gates.context_LH, _gates(0)[CONTEXT_GATES])
 
 
 def test_gates_of_the_first_layers_are_the_first_gates(folder):
     save_file(_gates(1), folder / EXTRA_NAME)
-    gates = _load(folder, num_layers=1).landmark_gates
+    gates = _gates_in(folder, num_layers=1)
     torch.testing.assert_close(gates.landmarks_LH, _gates(1)[LANDMARK_GATES][:1])
 
 
 def test_gates_fingerprint_has_the_contexts_only_where_it_is_used(folder):
     save_file(_gates(1), folder / EXTRA_NAME)
-    one = _load(folder).landmark_gates
+    one = _gates_in(folder)
     save_file(_gates(1) | {CONTEXT_GATES: _gates(2)[CONTEXT_GATES]}, folder / EXTRA_NAME)
-    other = _load(folder).landmark_gates
+    other = _gates_in(folder)
     assert one.fingerprint(with_context=False) == other.fingerprint(with_context=False)
     assert one.fingerprint(with_context=True) != other.fingerprint(with_context=True)
 
 
 def test_gates_may_be_closed(folder):
     save_file({LANDMARK_GATES: torch.full((LAYERS, HEADS), float("-inf"))}, folder / EXTRA_NAME)
-    assert _load(folder).landmark_gates.landmarks_LH.isneginf().all()
+    assert _gates_in(folder).landmarks_LH.isneginf().all()
 
 
 @pytest.mark.parametrize(
@@ -96,17 +97,17 @@ def test_gates_may_be_closed(folder):
 def test_gates_that_do_not_fit_are_refused(folder, gates, sentence):
     save_file(gates, folder / EXTRA_NAME)
     with pytest.raises(ModelError, match=sentence):
-        _load(folder)
+        _gates_in(folder)
 
 
 def test_gates_in_whole_numbers_are_refused(folder):
     save_file(_gates(1) | {LANDMARK_GATES: torch.ones(LAYERS, HEADS, dtype=torch.int32)}, folder / EXTRA_NAME)
     with pytest.raises(ModelError, match=f"{LANDMARK_GATES} of the model must hold numbers of .*, got int32"):
-        _load(folder)
+        _gates_in(folder)
 
 
 def test_closed_gates_are_saved_with_their_model(folder, tmp_path):
     closed = _gates(1) | {CONTEXT_GATES: torch.full((LAYERS, HEADS), float("-inf"))}
     save_file(closed, folder / EXTRA_NAME)
     load_encoder(folder, max_window_tokens=90, window_overlap_tokens=15).save(tmp_path / "saved")
-    torch.testing.assert_close(_load(tmp_path / "saved").landmark_gates.context_LH, closed[CONTEXT_GATES])
+    torch.testing.assert_close(_gates_in(tmp_path / "saved").context_LH, closed[CONTEXT_GATES])

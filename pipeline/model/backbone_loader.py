@@ -1,0 +1,88 @@
+"""From the name of a model to its backbone: files read, the family's reader chosen, weights laid out for the backend.
+
+Nothing is downloaded: a model is the embedded one or a folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+
+from pipeline.config import EncoderConfig
+from pipeline.errors import ConfigError
+from pipeline.model.engine.backbone import Backbone
+from pipeline.model.engine.precision import default_device, resolve_precision
+from pipeline.model.engine.transformer import Transformer
+from pipeline.model.families.cde import read_cde
+from pipeline.model.families.decoder import language_model
+from pipeline.model.families.readers import reader_of
+from pipeline.model.folders.cde_settings import is_cde
+from pipeline.model.folders.checkpoint import read_checkpoint
+from pipeline.model.folders.embedded_weights import MODEL_NAMES, require_official_weights
+from pipeline.model.folders.first_layers import first_layers
+from pipeline.model.folders.model_types import CAUSAL_TYPES
+from pipeline.model.folders.names import model_folder
+from pipeline.model.projection import read_projection
+
+
+def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> Backbone:
+    """Load the model that a configuration names, in its precision and on its backend.
+
+    Its first layers alone, or with its causal mask, where the configuration says so.
+    """
+    on_openvino = config.backend == "openvino"
+    device = device or (torch.device("cpu") if on_openvino else default_device())
+    if on_openvino:
+        _require_openvino(device)
+    precision = resolve_precision(config.precision, device)
+    dtype, run_on = (torch.float32, _to_openvino(precision)) if on_openvino else (precision, _packed)
+    checkpoint = read_checkpoint(model_folder(config.model))
+    if config.model in MODEL_NAMES:
+        require_official_weights(checkpoint.weights_sha256)
+    model_type = checkpoint.config.get("model_type")
+    if config.causal and model_type not in CAUSAL_TYPES:
+        raise ConfigError(
+            f"causal must go with a decoder ({', '.join(CAUSAL_TYPES)}), got a model of type {model_type}; "
+            "leave it out: encoders see the whole text"
+        )
+    if is_cde(checkpoint.config):
+        return read_cde(checkpoint, dtype=dtype, device=device, num_layers=config.num_layers, run_on=run_on)
+    read = reader_of(model_type)
+    first = first_layers(language_model(checkpoint), config.num_layers)
+    engine = read(first, dtype=dtype, device=device, **({"is_causal": True} if config.causal else {}))
+    engine.projection = read_projection(checkpoint.steps, engine.model_dim, device)
+    return run_on(engine)
+
+
+def _packed(engine: Transformer) -> Transformer:
+    engine.pack()
+    return engine
+
+
+def _to_openvino(precision: torch.dtype) -> Callable[[Transformer], Transformer]:
+    from pipeline.model.engine.openvino_backbone import OpenVinoTransformer  # an extra
+
+    return lambda engine: OpenVinoTransformer(engine, precision)
+
+
+def _require_openvino(device: torch.device) -> None:
+    if device.type != "cpu":
+        raise ConfigError(f"backend openvino must run on the CPU, got {device}; choose backend torch")
+    if find_spec("openvino") is None:
+        raise ConfigError(
+            "backend openvino must have the package openvino, got none; install it with `pip install "
+            "'cairn-retrieval[openvino]'` "
+            "(in Cairn's own folder `pip install '.[openvino]'`), or choose backend torch"
+        )
+    try:
+        importlib.import_module("pipeline.model.engine.openvino_runtime")
+    # What its native libraries raise where they do not fit the machine is theirs to choose.
+    except Exception as error:
+        raise ConfigError(
+            "backend openvino must have a package openvino that can be imported, got a broken one "
+            f"({' '.join(str(error).split())}); "
+            "install it again with `pip install --force-reinstall openvino`, or choose backend torch"
+        ) from error

@@ -1,0 +1,167 @@
+"""One transformer layer: its weights, and its steps, written once for everything that runs it.
+
+    post-norm (BERT)     x ─▶ attention ─▶ + x ─▶ norm ─▶ feed-forward ─▶ + ─▶ norm
+    pre-norm             x ─▶ norm ─▶ attention ─▶ + x ─▶ norm ─▶ feed-forward ─▶ +
+
+:func:`run_layer` calls a small set of operations. Three modules implement them: ``in_place`` for inference,
+``differentiable`` for training, ``openvino_graph`` for OpenVINO. How tokens are laid out and which of them
+see one another is the operations' matter.
+
+The feed-forward is plain, ``down(act(up(x)))`` as in BERT, or gated, ``down(act(gate(x)) · up(x))`` as GeGLU
+and SwiGLU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal, Protocol, TypeVar, runtime_checkable
+
+from pipeline.errors import ModelError
+from pipeline.model.engine.weights import Linear, Norm
+
+Activation = Literal["gelu", "tanh_gelu", "relu", "silu"]
+
+ACTIVATIONS: Final[Mapping[str, Activation]] = {
+    "gelu": "gelu",
+    "gelu_new": "tanh_gelu",
+    "gelu_pytorch_tanh": "tanh_gelu",
+    "relu": "relu",
+    "silu": "silu",
+}
+"""By the names configurations use."""
+
+
+def activation_named(setting: str, name: str) -> Activation:
+    """Return an activation; one that is not known raises :class:`ModelError`."""
+    if name not in ACTIVATIONS:
+        raise ModelError(
+            f"{setting} must be one of {', '.join(ACTIVATIONS)}, got {name!r}; choose another model"
+        )
+    return ACTIVATIONS[name]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlainMlp:
+    """``down(act(up(x)))``."""
+
+    up: Linear
+    down: Linear
+    activation: Activation
+
+    def packed(self) -> PlainMlp:
+        """Return it with its projections laid out for this processor."""
+        return replace(self, up=self.up.packed(), down=self.down.packed())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatedMlp:
+    """``down(act(gate(x)) · up(x))``; ``gate_up`` holds the rows of the gate, then those of the factor."""
+
+    gate_up: Linear
+    down: Linear
+    activation: Activation
+
+    def packed(self) -> GatedMlp:
+        """Return it with its projections laid out for this processor."""
+        return replace(self, gate_up=self.gate_up.packed(), down=self.down.packed())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """One layer of H heads of queries and G heads of keys and values, d wide.
+
+    ``qkv`` holds the rows of the queries of all heads, then the keys, then the values: ``(H + 2 G) d`` in
+    all. With ``norm_first`` a norm stands before its part (None: the input is normed already), else after it
+    and its residual.
+    """
+
+    qkv: Linear
+    attention_output: Linear
+    attention_norm: Norm | None
+    mlp: PlainMlp | GatedMlp
+    mlp_norm: Norm
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    is_local: bool = False
+
+    def packed(self) -> Layer:
+        """Return it with its projections laid out for this processor."""
+        return replace(
+            self,
+            qkv=self.qkv.packed(),
+            attention_output=self.attention_output.packed(),
+            mlp=self.mlp.packed(),
+        )
+
+
+State = TypeVar("State")
+Heads = TypeVar("Heads")
+
+
+@runtime_checkable
+class LayerOperations(Protocol[State, Heads]):
+    """What a layer is made of, for states of one kind: tensors, or the nodes of a graph."""
+
+    def norm(self, norm: Norm, x: State, /) -> State:
+        """Return normed states."""
+        ...
+
+    def heads(self, qkv: Linear, x: State, /) -> Heads:
+        """Project states to the heads of queries, keys and values."""
+        ...
+
+    def norm_heads(self, query_norm: Norm, key_norm: Norm, heads: Heads, /) -> Heads:
+        """Norm each head of queries and of keys."""
+        ...
+
+    def rotate(self, heads: Heads, /) -> Heads:
+        """Turn queries and keys by their positions, where the model has rotary ones."""
+        ...
+
+    def attend(self, heads: Heads, /) -> State:
+        """Mix the values of all heads."""
+        ...
+
+    def continuing(self, x: State, /) -> State:
+        """Return the states of the tokens that go on after this layer's attention."""
+        ...
+
+    def inner(self, up: Linear, activation: Activation, x: State, /) -> State:
+        """Return ``act(up(x))``."""
+        ...
+
+    def gated_inner(self, gate_up: Linear, activation: Activation, x: State, /) -> State:
+        """Return ``act(gate(x)) · up(x)``."""
+        ...
+
+    def add_projection(self, linear: Linear, x: State, residual: State, /) -> State:
+        """Return the projection added to ``residual``, which may be overwritten."""
+        ...
+
+
+def run_layer(
+    layer: Layer, x: State, operations: LayerOperations[State, Heads], *, norm_first: bool
+) -> State:
+    """Run the steps of a layer; ``x`` may be overwritten."""
+    normed = operations.norm(layer.attention_norm, x) if norm_first and layer.attention_norm else x
+    heads = operations.heads(layer.qkv, normed)
+    if layer.query_norm is not None and layer.key_norm is not None:
+        heads = operations.norm_heads(layer.query_norm, layer.key_norm, heads)
+    mixed = operations.attend(operations.rotate(heads))
+    x = operations.add_projection(layer.attention_output, mixed, operations.continuing(x))
+    if norm_first:
+        return _add_feed_forward(layer.mlp, operations.norm(layer.mlp_norm, x), x, operations)
+    if layer.attention_norm is not None:
+        x = operations.norm(layer.attention_norm, x)
+    return operations.norm(layer.mlp_norm, _add_feed_forward(layer.mlp, x, x, operations))
+
+
+def _add_feed_forward(
+    mlp: PlainMlp | GatedMlp, x: State, residual: State, operations: LayerOperations[State, Heads]
+) -> State:
+    if isinstance(mlp, PlainMlp):
+        inner = operations.inner(mlp.up, mlp.activation, x)
+    else:
+        inner = operations.gated_inner(mlp.gate_up, mlp.activation, x)
+    return operations.add_projection(mlp.down, inner, residual)

@@ -1,0 +1,58 @@
+"""The first layers of a checkpoint, as a model of their own (m³BERT §2.1, the truncated embedding h^l).
+
+Whatever follows the last layer, such as a final norm, follows the last one kept.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Final
+
+from pipeline.errors import ConfigError
+from pipeline.manifest import fingerprint
+from pipeline.model.folders.checkpoint import Checkpoint
+from pipeline.model.folders.own_tensors import GATE_NAMES
+
+_LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer")
+"""What configurations call the number of layers: nearly all of them, and NomicBERT's."""
+
+_OF_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.(\d+)\.")
+"""The number of the layer a tensor belongs to."""
+
+
+def first_layers(checkpoint: Checkpoint, num_layers: int | None) -> Checkpoint:
+    """Return the checkpoint of the first ``num_layers`` layers, with its own fingerprint; None takes all.
+
+    Raises :class:`ConfigError` for a number the model does not have.
+    """
+    if num_layers is None:
+        return checkpoint
+    available = checkpoint.integer(*_LAYER_COUNTS)
+    if not 1 <= num_layers <= available:
+        raise ConfigError(
+            f"layers (num_layers) must lie between 1 and the model's {available}, got {num_layers}; "
+            "leave it out to run all"
+        )
+    config = {
+        name: num_layers if name in _LAYER_COUNTS else value for name, value in checkpoint.config.items()
+    }
+    if isinstance(kinds := config.get("layer_types"), list):
+        config["layer_types"] = kinds[:num_layers]
+    return replace(
+        checkpoint,
+        config=config,
+        tensors={
+            name: tensor[:num_layers] if name in GATE_NAMES else tensor
+            for name, tensor in checkpoint.tensors.items()
+            if _layer_of(name) < num_layers
+        },
+        fingerprint=fingerprint(
+            kind="first-layers", checkpoint=checkpoint.fingerprint, num_layers=num_layers
+        ),
+    )
+
+
+def _layer_of(tensor_name: str) -> int:
+    found = _OF_LAYER.search(tensor_name)
+    return int(found[1]) if found else -1

@@ -1,0 +1,17 @@
+"""The names of tensors that Cairn adds to a transformer: latent attention, landmark attention, a landmark mixer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+LATENT_ATTENTION: Final = "latent_attention_model."
+"""NV-Embed's published name, wherever in the file it stands."""
+
+LANDMARK_GATES: Final = "landmark_attention.gates"
+CONTEXT_GATES: Final = "landmark_attention.context_gates"
+GATE_NAMES: Final = (LANDMARK_GATES, CONTEXT_GATES)
+NULL_CONTEXT: Final = "landmark_attention.null_context"
+LANDMARK_MIXER: Final = "landmark_mixer."
+
+OWN_PREFIXES: Final = (LATENT_ATTENTION, "landmark_attention.", LANDMARK_MIXER)
+"""Where the names of tensors begin that are not the transformer's."""
