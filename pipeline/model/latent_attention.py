@@ -26,7 +26,6 @@ from torch.nn import functional
 
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.engine.backbone import Backbone
-from pipeline.model.engine.transformer import Transformer
 from pipeline.model.engine.weights import WeightReader
 from pipeline.model.folders.own_tensors import LATENT_ATTENTION as PREFIX
 
@@ -143,7 +142,6 @@ def require_latent_attention(backbone: Backbone) -> None:
 def latent_attention_of(backbone: Backbone) -> LatentAttention:
     """Return a backbone's block; raise :class:`ConfigError` for one that has none."""
     require_latent_attention(backbone)
-    assert isinstance(backbone, Transformer), "only a transformer of one stage has latents"
     block = read_latent_attention(
         backbone.own_tensors,
         backbone.config,

@@ -198,4 +198,4 @@ def test_a_damaged_mixer_is_refused(tiny_model_folder, tmp_path, change, message
     change(tensors)
     save_file(tensors, folder / EXTRA_NAME)
     with pytest.raises(ModelError, match=message):
-        _load(folder)
+        mixer_of(_load(folder))

@@ -6,7 +6,7 @@ A backbone turns token ids into last hidden states and knows nothing of chunks o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -94,8 +94,18 @@ class Backbone(Protocol):
         ...
 
     @property
+    def config(self) -> Mapping[str, Any]:
+        """Return what config.json says."""
+        ...
+
+    @property
     def own_tensors(self) -> Mapping[str, torch.Tensor]:
         """Return the checkpoint's tensors that are not the transformer's, such as a landmark mixer's."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return what hidden states are computed in."""
         ...
 
     @property

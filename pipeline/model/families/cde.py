@@ -85,7 +85,9 @@ class _Stage:
         self.landmark_id = backbone.landmark_id
         self.pad_id = backbone.pad_id
         self.weights_fingerprint = backbone.weights_fingerprint
+        self.config = backbone.config
         self.own_tensors = backbone.own_tensors
+        self.dtype = backbone.dtype
         self.device = backbone.device
         self.model_dim = backbone.model_dim
         self.embedding_dim = embedding_dim
