@@ -9,7 +9,6 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 
 import click
 from typing_extensions import override
@@ -73,7 +72,7 @@ class _LazyGroup(click.Group):
         "auto_envvar_prefix": "CAIRN",
     },
 )
-@click.version_option(version("cairn-retrieval"), prog_name="cairn")
+@click.version_option(package_name="cairn-retrieval", prog_name="cairn")
 @click.pass_context
 def cairn(ctx: click.Context) -> None:
     """Contextual retrieval indexing: Parquet in, searchable passages out."""

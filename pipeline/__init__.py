@@ -10,7 +10,6 @@ Public names, also those of the package ``cairn``: :func:`open_collection`, :cla
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,6 +46,8 @@ def __getattr__(name: str) -> Any:
     # Every stage imports this package first. Loading the whole line for each of them would cost seconds and
     # bring torch into index and search.
     if name == "__version__":
+        from importlib.metadata import version
+
         return version("cairn-retrieval")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
