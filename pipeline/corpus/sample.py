@@ -74,8 +74,7 @@ PROGRESS_EVERY_MODULES = 50
 EXCLUDED_FOLDERS = frozenset(
     {"test", "tests", "idle_test"}  # tests speak about themselves
     | {"idlelib", "turtledemo", "lib2to3", "_bundled"}  # applications, not documentation
-    | {"encodings", "pydoc_data"}  # generated tables
-    | {"site-packages", "dist-packages", "__pycache__"}
+    | {"encodings", "pydoc_data", "site-packages", "dist-packages", "__pycache__"}  # not written for readers
 )
 
 

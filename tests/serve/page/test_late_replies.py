@@ -1,4 +1,4 @@
-"""Replies that come late, in another order or not at all, while somebody types, chooses another collection or opens something else."""
+"""Replies that come late, in another order or never, while the user types, chooses or opens something."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ FOCUSED_HIT = "document.activeElement.closest('.hit')?.dataset.id"
 
 @pytest.fixture
 def arrive(visit: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``arrive(prepare, **state)``.
-
-    A tab that ``prepare(tab)`` has seen before it goes to an address with this state.
-    """
+    """Return what calls ``prepare(tab)`` and then sends the tab to an address with a state."""
 
     def run(prepare: Callable[[Any], object], **state: str) -> Any:
         tab = visit("")
@@ -45,9 +42,6 @@ def body_of(request: Any) -> dict[str, Any]:
 
 def is_search(request: Any) -> bool:
     return request.url.endswith("/search")
-
-
-# ---- the list of collections, and a collection's description
 
 
 @pytest.mark.parametrize("pattern", ["**/v1/collections", DESCRIPTION])
@@ -229,9 +223,6 @@ def test_pointer_finds_nothing_on_the_map_of_a_collection_that_was_left(
     assert tab.locator(".map-label").is_hidden()
 
 
-# ---- the address
-
-
 def test_address_that_is_changed_while_one_types_wins(
     visit: Callable[..., Any], ask: Callable[..., None]
 ) -> None:
@@ -240,7 +231,7 @@ def test_address_that_is_changed_while_one_types_wins(
     tab.evaluate(
         """() => {
           location.hash = "#collection=pebbles&q=granite";
-          document.querySelector("#query").dispatchEvent(new Event("input"));  // before the page is told of the address
+          document.querySelector("#query").dispatchEvent(new Event("input"));  // before hashchange
         }"""
     )
     tab.locator("#hits[data-query=granite]").wait_for(state="attached")
@@ -273,9 +264,6 @@ def test_what_is_typed_before_the_page_runs_is_kept(arrive: Callable[..., Any], 
     with tab.expect_request(is_search) as request:
         program.continue_()
     assert (body_of(request)["query"], body_of(request)["hybrid"]) == ("granite", False)
-
-
-# ---- a document
 
 
 def press_before_the_text_comes(tab: Any, key: str, ask: Callable[..., None], hold: Hold) -> None:
@@ -317,7 +305,8 @@ def test_document_whose_text_is_broken_off_for_another_leaves_that_alone(
           Response.prototype.json = function () {
             if (globalThis.breakOff || !this.url.includes("/documents/")) return json.call(this);
             document.body.dataset.reading = "true";
-            return new Promise((_, reject) => (globalThis.breakOff = () => reject(new DOMException("", "AbortError"))));
+            const aborted = new DOMException("", "AbortError");
+            return new Promise((_, reject) => (globalThis.breakOff = () => reject(aborted)));
           };
         }"""
     )
@@ -333,9 +322,6 @@ def test_document_whose_text_is_broken_off_for_another_leaves_that_alone(
     tab.locator("mark.active").first.wait_for()
     assert tab.inner_text("#document h2") == title
     assert tab.locator("#notice").is_hidden()
-
-
-# ---- an answer
 
 
 def test_answer_that_comes_while_one_moves_among_the_hits_keeps_the_place(
