@@ -8,17 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float32, Float64, Int64
 
 from pipeline.config import ContextConfig
 from pipeline.evaluate.encoding_cache import cache_file, read_encoded, write_encoded
-from pipeline.evaluate.encodings import EncodedSet, Encoding, build_encoder, encode_documents, encode_queries
+from pipeline.evaluate.encodings import (
+    EncodedSet,
+    Encoding,
+    build_encoder,
+    encode_documents,
+    encode_queries,
+    piece_texts,
+)
 from pipeline.evaluate.evidence import BUDGETS, Spans, ceiling, evidence_by_query, evidence_recall
+from pipeline.evaluate.late_scores import score_pieces
 from pipeline.evaluate.lexical import LexicalHits, Lexicon, read_lexicon, search_bm25
 from pipeline.evaluate.measures import NDCG, RankedDocuments, document_measures
+from pipeline.evaluate.piece_ranking import PieceRanker
 from pipeline.evaluate.ranking import NUM_CANDIDATES, Answer, SetRanker
 from pipeline.evaluate.retrieval_set import RetrievalSet
 from pipeline.evaluate.systems import System
@@ -33,7 +43,7 @@ MAIN_EVIDENCE = EVIDENCE_MEASURES[1]
 class Cost:
     """What a system takes: time to encode documents and a query, bytes of its vectors and its BM25 index.
 
-    Vectors count as float32; a quantised index of a collection holds less.
+    Vectors count as float32, token states as float16; a quantised index of a collection holds less.
     """
 
     encode_seconds: float
@@ -86,14 +96,18 @@ def run_bench(
     for encoding in dict.fromkeys(system.encoding for system in systems):
         sharing = [system for system in systems if system.encoding == encoding]
         encoded = _encode(judged, encoding, sharing, context_config or ContextConfig(), progress, cache)
-        chunk_bm25 = _chunk_bm25(judged, encoded, sharing, progress)
+        chunk_bm25 = _chunk_bm25(judged, encoding, encoded, sharing, progress)
         needs_lexicon = any(system.needs_lexicon for system in sharing)
         lexicon = (
             read_lexicon(judged.texts, encoded, judged.queries, titled_bm25)
             if titled_bm25 and needs_lexicon
             else None
         )
-        ranker = SetRanker(judged.doc_ids, encoded, document_bm25, chunk_bm25, lexicon)
+        if encoding.stride_tokens is None:
+            ranker = SetRanker(judged.doc_ids, encoded, document_bm25, chunk_bm25, lexicon)
+        else:
+            judge = partial(_max_sim, judged, encoding, encoded, progress)
+            ranker = PieceRanker(judged.doc_ids, encoded, chunk_bm25, judge)
         for number, system in enumerate(sharing, start=1):
             answers = ranker.rank(system, np.array([bool(len(own.start_S)) for own in evidence]))
             progress("rank", number, len(sharing), "systems")
@@ -157,14 +171,35 @@ def _encode(
 
 
 def _chunk_bm25(
-    judged: RetrievalSet, encoded: EncodedSet, sharing: Sequence[System], progress: ProgressListener
+    judged: RetrievalSet,
+    encoding: Encoding,
+    encoded: EncodedSet,
+    sharing: Sequence[System],
+    progress: ProgressListener,
 ) -> LexicalHits | None:
-    if not judged.has_evidence or not any(system.needs_chunk_bm25 for system in sharing):
-        return None
-    spans = zip(
-        encoded.chunk_document.tolist(), encoded.start_char.tolist(), encoded.end_char.tolist(), strict=True
-    )
-    return search_bm25([judged.texts[d][s:e] for d, s, e in spans], judged.queries, NUM_CANDIDATES, progress)
+    if any(system.needs_piece_bm25 for system in sharing):
+        pieces = _pieces(judged, encoding, encoded)
+        return search_bm25(pieces, judged.queries, len(pieces), progress)
+    if judged.has_evidence and any(system.needs_chunk_bm25 for system in sharing):
+        chunks = _pieces(judged, encoding, encoded)
+        return search_bm25(chunks, judged.queries, NUM_CANDIDATES, progress)
+    return None
+
+
+def _pieces(judged: RetrievalSet, encoding: Encoding, encoded: EncodedSet) -> list[str]:
+    titles = judged.titles if encoding.has_titles else None
+    return piece_texts(titles, judged.texts, encoded.chunk_document, encoded.start_char, encoded.end_char)
+
+
+def _max_sim(
+    judged: RetrievalSet,
+    encoding: Encoding,
+    encoded: EncodedSet,
+    progress: ProgressListener,
+    asked_QK: Int64[np.ndarray, "Q K"],
+) -> Float32[np.ndarray, "Q K"]:
+    pieces = _pieces(judged, encoding, encoded)
+    return score_pieces(encoding.encoder, pieces, judged.queries, asked_QK, progress)
 
 
 def _evidence_values(
@@ -187,22 +222,22 @@ def _lexical_bytes(
 ) -> int:
     needed = (
         (system.needs_document_bm25, document),
-        (system.needs_chunk_bm25, chunk),
+        (system.needs_chunk_bm25 or system.needs_piece_bm25, chunk),
         (system.needs_lexicon, lexicon),
     )
     return sum(index.index_bytes for is_needed, index in needed if is_needed and index is not None)
 
 
 def _cost(system: System, encoded: EncodedSet, lexical_bytes: int) -> Cost:
-    document_vectors, chunk_vectors = len(encoded.document_vectors_NV), len(encoded.chunk_vectors_MV)
-    vectors = {"bm25": 0, "document": document_vectors, "chunk": chunk_vectors, "rrf": chunk_vectors}.get(
-        system.ranking, document_vectors + chunk_vectors
-    )
-    encodes = system.ranking != "bm25"
+    vectors = len(encoded.document_vectors_NV) * system.reads_document_vectors
+    vectors += len(encoded.chunk_vectors_MV) * system.reads_chunk_vectors
+    encodes = vectors > 0
+    width = encoded.document_vectors_NV.shape[1]
+    token_bytes = 2 * encoded.tokens * width if system.needs_max_sim else 0
     return Cost(
         encode_seconds=encoded.encode_seconds if encodes else 0.0,
         tokens=encoded.tokens if encodes else 0,
         vectors=vectors,
-        index_bytes=vectors * encoded.document_vectors_NV.shape[1] * 4 + lexical_bytes,
+        index_bytes=vectors * width * 4 + lexical_bytes + token_bytes,
         query_milliseconds=1_000 * encoded.query_seconds / len(encoded.query_vectors_QV) if encodes else 0.0,
     )

@@ -36,6 +36,7 @@ def cache_file(folder: Path, judged: RetrievalSet, encoding: Encoding, encoder: 
         precision=encoding.encoder.precision,
         has_titles=encoding.has_titles,
         max_document_tokens=encoding.max_document_tokens,
+        **({} if encoding.stride_tokens is None else {"stride_tokens": encoding.stride_tokens}),
         texts=text_digest(judged.texts),
         titles=text_digest(judged.titles if encoding.has_titles or encoder.reads_titles else ()),
         queries=text_digest(judged.queries),

@@ -1,11 +1,11 @@
 """A retrieval set under one encoder: the record that says how, and the vectors with their cost.
 
-    encoding = encoder settings + context (none, random, corpus) + titles in front of chunks? + documents cut
-    after so many tokens?
+    encoding = encoder settings + context (none, random, corpus) + titles in front of chunks? + overlapping
+    chunks? + documents cut after so many tokens?
 
-Two systems with the same encoding share one pass of the encoder. Titles in front are what a RAG pipeline does
-to give a chunk its document: every chunk of the text is encoded as a text of its own, title and line break
-first; its span stays that of the chunk.
+Two systems with the same encoding share one pass of the encoder. Titles in front and overlapping chunks are
+what a RAG pipeline does: every chunk is encoded as a text of its own, title and line break first; its span
+stays that of the chunk. Overlapping chunks begin every ``stride_tokens`` tokens.
 """
 
 from __future__ import annotations
@@ -39,13 +39,20 @@ CHARACTERS_PER_TOKEN: Final = 32
 class Encoding:
     """How a corpus is encoded; two equal ones are encoded once.
 
-    ``context`` says what ``encoder.use_context`` is, whatever stands there.
+    ``context`` says what ``encoder.use_context`` is, whatever stands there. ``stride_tokens`` divides the
+    encoder's landmark interval; None: chunks do not overlap.
     """
 
     encoder: EncoderConfig
     context: ContextKind = "none"
     has_titles: bool = False
     max_document_tokens: int | None = None
+    stride_tokens: int | None = None
+
+    @property
+    def has_pieces(self) -> bool:
+        """Say whether every chunk is encoded as a text of its own."""
+        return self.has_titles or self.stride_tokens is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -118,8 +125,10 @@ def encode_documents(
         if encoding.max_document_tokens is None
         else _heads(encoder.backbone, judged.texts, encoding.max_document_tokens)
     )
-    if encoding.has_titles:
-        document_NV, chunk_MV, offsets, start, end = _encode_titled(encoder, judged.titles, texts, meter.add)
+    if encoding.has_pieces:
+        document_NV, chunk_MV, offsets, start, end = _encode_pieces(
+            encoder, encoding, judged.titles, texts, meter.add
+        )
     else:
         encoded = encoder.encode(texts, meter.add, titles=judged.titles)
         document_NV, chunk_MV = encoded.document_vectors_NV, encoded.chunk_vectors_MV
@@ -172,8 +181,44 @@ def _heads(backbone: Backbone, texts: Sequence[str], max_tokens: int) -> list[st
     return heads
 
 
-def _encode_titled(
-    encoder: DocumentEncoder, titles: Sequence[str], texts: Sequence[str], on_tokens: Callable[[int], None]
+def piece_texts(
+    titles: Sequence[str] | None,
+    texts: Sequence[str],
+    document_M: Int64[np.ndarray, " M"],
+    start_M: Int64[np.ndarray, " M"],
+    end_M: Int64[np.ndarray, " M"],
+) -> list[str]:
+    """Return the text of every chunk, with ``titles`` its document's title and a line break first."""
+    pieces: list[str] = []
+    for number, start, end in zip(document_M.tolist(), start_M.tolist(), end_M.tolist(), strict=True):
+        document = int(number)
+        title = titles[document] if titles is not None else ""
+        piece = texts[document][start:end]
+        pieces.append(f"{title}\n{piece}" if title else piece)
+    return pieces
+
+
+def sliding_windows(
+    chunk_offsets: Int64[np.ndarray, " N1"], size: int
+) -> tuple[Int64[np.ndarray, " W"], Int64[np.ndarray, " W"], Int64[np.ndarray, " W"]]:
+    """Return document, first and end chunk of every window of ``size`` neighbouring chunks.
+
+    Windows slide by one chunk; a document with fewer chunks is one window.
+    """
+    num_chunks_N = np.diff(chunk_offsets)
+    num_windows_N = np.maximum(num_chunks_N - size + 1, 1)
+    document_W = np.repeat(np.arange(len(num_chunks_N)), num_windows_N)
+    place_W = np.arange(len(document_W)) - np.repeat(np.cumsum(num_windows_N) - num_windows_N, num_windows_N)
+    first_W = chunk_offsets[document_W] + place_W
+    return document_W, first_W, first_W + np.minimum(size, num_chunks_N)[document_W]
+
+
+def _encode_pieces(
+    encoder: DocumentEncoder,
+    encoding: Encoding,
+    titles: Sequence[str],
+    texts: Sequence[str],
+    on_tokens: Callable[[int], None],
 ) -> tuple[
     Float32[np.ndarray, "N V"],
     Float32[np.ndarray, "M V"],
@@ -181,14 +226,15 @@ def _encode_titled(
     Int64[np.ndarray, " M"],
     Int64[np.ndarray, " M"],
 ]:
+    interval = encoder.config.landmark_interval
+    stride = encoding.stride_tokens or interval
     tokens = tokenize(encoder.backbone.tokenizer, texts)
-    chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, encoder.config.landmark_interval)
+    chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, stride)
     start, end = chunk_spans(chunks, tokens.start_char, np.fromiter(map(len, texts), np.int64, len(texts)))
-    document = np.repeat(np.arange(len(texts)), np.diff(chunks.chunk_offsets)).tolist()
-    pieces = [
-        f"{titles[d]}\n{texts[d][s:e]}" if titles[d] else texts[d][s:e]
-        for d, s, e in zip(document, start.tolist(), end.tolist(), strict=True)
-    ]
+    document, first_chunk, end_chunk = sliding_windows(chunks.chunk_offsets, interval // stride)
+    start, end = start[first_chunk], end[end_chunk - 1]
+    pieces = piece_texts(titles if encoding.has_titles else None, texts, document, start, end)
+    offsets = np.searchsorted(document, np.arange(len(texts) + 1))
     # Room for the longest title a row can hold; a piece that is longer still becomes the mean of two rows.
     room = min(encoder.config.max_window_tokens, encoder.backbone.max_positions) - 2
     chunk_MV = (
@@ -196,7 +242,7 @@ def _encode_titled(
         .encode(pieces, on_tokens)
         .document_vectors_NV
     )
-    sums_NV = np.add.reduceat(chunk_MV, chunks.chunk_offsets[:-1], axis=0)
+    sums_NV = np.add.reduceat(chunk_MV, offsets[:-1], axis=0)
     norms_N1 = np.linalg.norm(sums_NV, axis=1, keepdims=True)
     document_NV = sums_NV / np.maximum(norms_N1, np.finfo(np.float32).tiny)
-    return document_NV, chunk_MV, chunks.chunk_offsets, start, end
+    return document_NV, chunk_MV, offsets, start, end

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float32, Int64
 
-from pipeline.evaluate.encodings import EncodedSet
+from pipeline.evaluate.encodings import EncodedSet, sliding_windows
 from pipeline.evaluate.evidence import Spans
 from pipeline.search.windows import new_pieces
 
@@ -34,12 +34,7 @@ class Passages:
 
 def window_passages(encoded: EncodedSet, size: int) -> Passages:
     """Form every window of ``size`` chunks; 1 leaves the chunks as they are."""
-    num_chunks_N = np.diff(encoded.chunk_offsets)
-    num_windows_N = np.maximum(num_chunks_N - size + 1, 1)
-    document_P = np.repeat(np.arange(len(num_chunks_N)), num_windows_N)
-    place_P = np.arange(len(document_P)) - np.repeat(np.cumsum(num_windows_N) - num_windows_N, num_windows_N)
-    first_P = encoded.chunk_offsets[document_P] + place_P
-    end_P = first_P + np.minimum(size, num_chunks_N)[document_P]
+    document_P, first_P, end_P = sliding_windows(encoded.chunk_offsets, size)
     vectors_PV = encoded.chunk_vectors_MV
     if size > 1:
         vectors_PV = encoded.chunk_vectors_MV[first_P].copy()
@@ -54,6 +49,26 @@ def window_passages(encoded: EncodedSet, size: int) -> Passages:
         end_chunk_P=end_P,
         start_char_M=encoded.start_char,
         end_char_M=encoded.end_char,
+    )
+
+
+def overlapping_passages(encoded: EncodedSet) -> Passages:
+    """Return the chunks as passages that may share text: each covers the stretches between all their ends."""
+    document_M = encoded.chunk_document
+    # Documents laid end to end, so that one sorted list holds the ends of all their chunks.
+    length_N = np.zeros(len(encoded.chunk_offsets) - 1, np.int64)
+    np.maximum.at(length_N, document_M, encoded.end_char)
+    base_M = (np.cumsum(length_N) - length_N)[document_M]
+    ends = np.unique(np.concatenate([base_M + encoded.start_char, base_M + encoded.end_char]))
+    document_S = np.searchsorted(np.cumsum(length_N), ends[:-1], side="right")
+    base_S = (np.cumsum(length_N) - length_N)[document_S]
+    return Passages(
+        vectors_PV=encoded.chunk_vectors_MV,
+        document_P=document_M,
+        first_chunk_P=np.searchsorted(ends, base_M + encoded.start_char),
+        end_chunk_P=np.searchsorted(ends, base_M + encoded.end_char),
+        start_char_M=ends[:-1] - base_S,
+        end_char_M=ends[1:] - base_S,
     )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from pipeline.config import DEFAULT_MODEL, WINDOW_TOKENS, EncoderConfig, default_overlap
-from pipeline.evaluate.bench import SystemResult, primary_measures
+from pipeline.evaluate.bench import MAIN_EVIDENCE, SystemResult, primary_measures
 from pipeline.evaluate.significance import Comparison, compare_paired
 from pipeline.evaluate.systems import System
 from pipeline.model.folders.model_defaults import model_defaults
@@ -245,6 +245,6 @@ def _flag(name: str, value: Any) -> str:
 
 
 def measures_shown(averages: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return the measures of a table in their order; cut readings are for the JSON output."""
+    """Return the measures of a table in their order: of the cut readings that of the main budget alone."""
     names = dict.fromkeys(name for means in averages.values() for name in means)
-    return [name for name in names if not name.endswith("-cut")]
+    return [name for name in names if not name.endswith("-cut") or name == f"{MAIN_EVIDENCE}-cut"]

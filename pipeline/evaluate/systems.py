@@ -1,6 +1,8 @@
 """The systems of the table, as records: what a RAG pipeline builds from a base model, and what Cairn builds.
 
     baselines   bm25 · chunks-128/256 · titled-128/256 · late-128 · document-N · rrf-128/256
+                {overlap, titled-overlap}-{128, 256} / {dense, bm25, rrf, convex}
+                titled-overlap-128 / {whitened, convex+maxsim}
     ours        {cls, mean, late, landmarks, landmark-attention} / {none, random, corpus context}
                 / {document, chunk, fused, fused+bm25}
 
@@ -14,20 +16,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from pipeline.config import PREFIX_POOLINGS, WINDOW_TOKENS, EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.evaluate.encodings import ContextKind, Encoding
 from pipeline.search.windows import default_window
 
-Ranking = Literal["document", "chunk", "fused", "fused+bm25", "bm25", "rrf"]
+PieceRanking = Literal["dense", "piece-bm25", "piece-rrf", "convex", "whitened", "convex+maxsim"]
+
+Ranking = Literal["document", "chunk", "fused", "fused+bm25", "bm25", "rrf"] | PieceRanking
 """By document vector, by best chunk, by both; both with BM25 as a search fuses them; BM25 alone.
 
-BM25 and chunks by reciprocal rank.
+BM25 and chunks by reciprocal rank; overlapping pieces as :mod:`pipeline.evaluate.piece_ranking` says.
 """
 
 BASELINE_TOKENS: Final = (128, 256)
+OVERLAP: Final = 2
+"""Overlapping pieces begin every half of their length."""
+PIECE_RANKINGS: Final[Sequence[tuple[str, PieceRanking]]] = (
+    ("dense", "dense"),
+    ("bm25", "piece-bm25"),
+    ("rrf", "piece-rrf"),
+    ("convex", "convex"),
+)
+LATE_RANKINGS: Final[Sequence[tuple[str, PieceRanking]]] = (
+    ("whitened", "whitened"),
+    ("convex+maxsim", "convex+maxsim"),
+)
+"""Asked of the titled pieces of the first size alone: the second needs a state of every token."""
+
 BASELINE_POOLINGS: Final = ("mean", "cls", "last", "latent")
 ENCODERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "cls": {"pooling": "cls", "attention": "chunk"},
@@ -64,6 +82,31 @@ class System:
     def needs_chunk_bm25(self) -> bool:
         """Whether passages are single chunks ranked with BM25, as a full-text index over chunks does."""
         return self.ranking in ("bm25", "rrf")
+
+    @property
+    def reads_document_vectors(self) -> bool:
+        """Say whether document vectors are compared with the query."""
+        return self.ranking in ("document", "fused", "fused+bm25")
+
+    @property
+    def reads_chunk_vectors(self) -> bool:
+        """Say whether chunk vectors are compared with the query."""
+        return self.ranking not in ("document", "bm25", "piece-bm25")
+
+    @property
+    def ranks_pieces(self) -> bool:
+        """Say whether overlapping pieces are ranked, each a text of its own."""
+        return self.ranking in get_args(PieceRanking)
+
+    @property
+    def needs_piece_bm25(self) -> bool:
+        """Say whether pieces are ranked with BM25 of the text that is encoded."""
+        return self.ranks_pieces and self.ranking not in ("dense", "whitened")
+
+    @property
+    def needs_max_sim(self) -> bool:
+        """Say whether the best pieces are judged by the base model's token states."""
+        return self.ranking == "convex+maxsim"
 
     @property
     def needs_lexicon(self) -> bool:
@@ -141,6 +184,11 @@ def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int
         )
         for size in dict.fromkeys(min(room, size) for size in (256, room))
     ]
+    for size in sizes:
+        for name, has_titles in (("overlap", False), ("titled-overlap", True)):
+            encoding = Encoding(encoder=encoders[size], has_titles=has_titles, stride_tokens=size // OVERLAP)
+            rankings = (*PIECE_RANKINGS, *(LATE_RANKINGS if has_titles and size == sizes[0] else ()))
+            systems += [_baseline(f"{name}-{size}/{key}", encoding, own) for key, own in rankings]
     return systems
 
 

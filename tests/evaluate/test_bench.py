@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from pipeline.evaluate.bench import CUT_MEASURES, EVIDENCE_MEASURES, evidence_ce
 from pipeline.evaluate.encodings import Encoding
 from pipeline.evaluate.measures import DOCUMENT_MEASURES
 from pipeline.evaluate.retrieval_set import read_retrieval_set
-from pipeline.evaluate.systems import baseline_systems, our_systems
+from pipeline.evaluate.systems import System, baseline_systems, our_systems
 
 CONTEXT = ContextConfig(num_documents=3)
 
@@ -120,6 +122,24 @@ def test_cost_counts_the_vectors_a_ranking_reads(judged, tiny_config):
     assert costs["mean/none/fused"].index_bytes == (4 + chunks) * 32 * 4
     assert costs["mean/none/fused+bm25"].index_bytes > costs["mean/none/fused"].index_bytes
     assert costs["bm25"].vectors == costs["bm25"].tokens == 0
+
+
+def test_overlapping_pieces_are_scored_in_every_way_and_encoded_once(judged, tiny_config, monkeypatch):
+    encoding = Encoding(encoder=replace(tiny_config, landmark_interval=16), has_titles=True, stride_tokens=8)
+    rankings = ("dense", "piece-bm25", "piece-rrf", "convex", "whitened", "convex+maxsim")
+    pieces = [System(name=ranking, encoding=encoding, ranking=ranking) for ranking in rankings]
+    encoded = count_encodings(monkeypatch)
+    results = {result.system.name: result for result in run_bench(judged, pieces)}
+
+    assert len(encoded) == 1
+    assert list(results) == list(rankings)
+    for result in results.values():
+        assert set(result.values) == {*DOCUMENT_MEASURES, *EVIDENCE_MEASURES, *CUT_MEASURES}
+    costs = {name: result.cost for name, result in results.items()}
+    assert costs["piece-bm25"].vectors == costs["piece-bm25"].tokens == 0
+    assert costs["dense"].index_bytes == 4 * 32 * costs["dense"].vectors
+    assert costs["convex"].index_bytes > costs["dense"].index_bytes
+    assert costs["convex+maxsim"].index_bytes == costs["convex"].index_bytes + 2 * 32 * costs["dense"].tokens
 
 
 def test_ceiling_is_what_the_best_reader_gets(tmp_path, write):

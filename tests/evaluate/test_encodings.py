@@ -43,6 +43,24 @@ def test_titled_chunk_is_encoded_as_a_text_with_its_title_in_front(judged, tiny_
     assert encoded.chunk_vectors_MV == pytest.approx(room.encode(texts).document_vectors_NV, abs=1e-6)
 
 
+def test_overlapping_pieces_are_two_neighbouring_chunks_each_a_text_of_its_own(judged, tiny_config):
+    config = replace(tiny_config, landmark_interval=16)
+    halves = encode(judged, Encoding(encoder=tiny_config))
+    encoded = encode(judged, Encoding(encoder=config, stride_tokens=8))
+    room = DocumentEncoder(replace(tiny_config, landmark_interval=62))
+    spans = zip(
+        encoded.chunk_document.tolist(), encoded.start_char.tolist(), encoded.end_char.tolist(), strict=True
+    )
+    texts = [judged.texts[d][s:e] for d, s, e in spans]
+
+    assert encoded.chunk_vectors_MV == pytest.approx(room.encode(texts).document_vectors_NV, abs=1e-6)
+    for document in range(len(judged.doc_ids)):
+        own, half = encoded.chunk_document == document, halves.chunk_document == document
+        count = max(half.sum() - 1, 1)
+        assert encoded.start_char[own].tolist() == halves.start_char[half][:count].tolist()
+        assert encoded.end_char[own].tolist() == halves.end_char[half][-count:].tolist()
+
+
 def test_titled_document_vector_is_the_mean_of_its_chunks(judged, tiny_config):
     encoded = encode(judged, Encoding(encoder=tiny_config, has_titles=True))
     for document in range(len(judged.doc_ids)):

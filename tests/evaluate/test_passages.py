@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from pipeline.evaluate.passages import best_passages, window_passages
+from pipeline.evaluate.passages import best_passages, overlapping_passages, window_passages
 from pipeline.search.windows import window_scores
 
 
@@ -61,3 +63,31 @@ def test_passages_without_a_score_are_never_read(encoded):
     scores[[3, 5]] = 0.1, 0.2
 
     assert len(best_passages(scores, passages, 10_000).start_S) == 2
+
+
+def test_overlapping_chunks_are_read_once(encoded):
+    # Every chunk reaches half into the next one of its document.
+    last = encoded.chunk_offsets[1:] - 1
+    reach = encoded.end_char.copy()
+    reach[:-1] += (encoded.end_char - encoded.start_char)[1:] // 2
+    reach[last] = encoded.end_char[last]
+    passages = overlapping_passages(replace(encoded, end_char=reach))
+    spans = best_passages(passages.vectors_PV @ encoded.query_vectors_QV[1], passages, 10_000)
+    read = [
+        (d, c)
+        for d, s, e in zip(spans.document_S, spans.start_S, spans.end_S, strict=True)
+        for c in range(s, e)
+    ]
+
+    assert np.array_equal(passages.start_char_M[passages.first_chunk_P], encoded.start_char)
+    assert np.array_equal(passages.end_char_M[passages.end_chunk_P - 1], reach)
+    assert len(read) == len(set(read)) == sum(encoded.end_char[last])
+
+
+def test_chunks_that_do_not_overlap_are_their_own_passages(encoded):
+    found, expected = overlapping_passages(encoded), window_passages(encoded, 1)
+
+    assert np.array_equal(found.first_chunk_P, expected.first_chunk_P)
+    assert np.array_equal(found.end_chunk_P, expected.end_chunk_P)
+    assert np.array_equal(found.start_char_M, expected.start_char_M)
+    assert np.array_equal(found.end_char_M, expected.end_char_M)

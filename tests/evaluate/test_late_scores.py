@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeline.encode.token_states import embed_tokens
+from pipeline.evaluate import late_scores
+from pipeline.evaluate.late_scores import score_pieces, token_idf
+from pipeline.model.backbone_loader import load_backbone
+from pipeline.search.max_sim import max_sim
+from pipeline.types import silent_progress
+
+
+def test_token_idf_counts_pieces_not_occurrences():
+    found = token_idf(np.array([1, 1, 2, 1], np.int32), np.array([0, 3, 4, 4]), 4)
+
+    # Three pieces: id 1 stands in two of them, id 2 in one, ids 0 and 3 in none.
+    assert found == pytest.approx(np.log1p([3.5 / 0.5, 1.5 / 2.5, 2.5 / 1.5, 3.5 / 0.5]))
+
+
+def test_scores_of_any_block_size_are_max_sim_with_idf(judged, tiny_config, monkeypatch):
+    encoder = replace(tiny_config, batch_tokens=64)
+    backbone = load_backbone(encoder)
+    asked = np.array([[0, 3], [2, 1], [1, 0]])
+    states = embed_tokens(backbone, judged.texts, batch_tokens=64)
+    queries = embed_tokens(backbone, judged.queries, batch_tokens=64)
+    weights = token_idf(states.ids_T, states.offsets_N1, backbone.tokenizer.get_vocab_size())[queries.ids_T]
+    expected = [
+        max_sim(
+            queries.states_TV[queries.of(query)],
+            weights[queries.of(query)],
+            states.states_TV,
+            states.offsets_N1[own],
+            states.offsets_N1[own + 1],
+        )
+        for query, own in enumerate(asked)
+    ]
+    for size in (1, 2, 100):
+        monkeypatch.setattr(late_scores, "BLOCK_PIECES", size)
+        found = score_pieces(encoder, judged.texts, judged.queries, asked, silent_progress)
+
+        assert found == pytest.approx(np.array(expected), abs=2e-3)
