@@ -120,6 +120,7 @@ def limited_ingest(start_forks: Callable[[str], Callable[..., int]]) -> Callable
     return start_forks(LIMITED_INGEST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit_bytes", [2_000, 6_000, 12_000])
 def test_ingest_limited_to_small_files_keeps_the_published_and_converges_without_the_limit(
     kills: ModuleType,

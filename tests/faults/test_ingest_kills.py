@@ -148,6 +148,7 @@ def test_rerun_after_a_kill_at_the_last_shard_encodes_nothing_again(
     assert (report.indexed, report.encoded) == (16, 0)
 
 
+@pytest.mark.slow
 def test_concurrent_ingests_of_one_collection_let_one_work_and_send_the_others_away(
     world: dict[str, Any], tmp_path: Path
 ) -> None:

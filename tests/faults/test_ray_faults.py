@@ -33,7 +33,7 @@ from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestC
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import verify_collection
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.xdist_group("ray")]
 MORE_FAULTS = pytest.mark.faults
 
 WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]

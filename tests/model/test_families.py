@@ -6,6 +6,7 @@ writes the table again.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -50,6 +51,12 @@ NAMES = {
 }
 FAMILIES = [*MODEL_TYPES, "cde v1", "cde v2"]
 MODES = [(attention, pooling) for attention, poolings in POOLINGS.items() for pooling in poolings]
+EVERY_FAMILY = {
+    ("chunk", "mean", "plain"),
+    ("full", "lmk", "context, sharp"),
+    ("landmark", "mean", "plain"),
+}
+"""What `make test` tries of every family; of BERT it tries all."""
 TEXTS = ["the cat sat on the mat.", "old stone path " * 12, "a", "walking mountains, rivers; " * 5 + "end"]
 
 
@@ -189,11 +196,21 @@ def _vectors(folder: Path, *, backwards: bool = False, **settings: Any) -> np.nd
         return None
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"use_context": True, "temperature": 0.8}], ids=["plain", "context, sharp"]
-)
-@pytest.mark.parametrize(("attention", "pooling"), MODES)
-@pytest.mark.parametrize("family", FAMILIES)
+def _combinations() -> list[Any]:
+    """Return every combination of family, mode and settings; all but a few are marked slow."""
+    settings = {"plain": {}, "context, sharp": {"use_context": True, "temperature": 0.8}}
+    product = itertools.product(FAMILIES, MODES, settings)
+    return [
+        pytest.param(
+            *(family, *mode, settings[name]),
+            id="-".join([family, *mode, name]),
+            marks=[] if family == "bert" or (*mode, name) in EVERY_FAMILY else pytest.mark.slow,
+        )
+        for family, mode, name in product
+    ]
+
+
+@pytest.mark.parametrize(("family", "attention", "pooling", "changes"), _combinations())
 def test_encode_together_equals_one_by_one(family_folder, family, attention, pooling, changes):
     config = _config(family_folder(family), attention=attention, pooling=pooling, **changes)
     try:

@@ -94,6 +94,7 @@ train([Path({str(pairs_file)!r})], Path({str(tmp_path / "killed")!r}), TrainConf
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
 
 
+@pytest.mark.slow
 def test_train_damaged_checkpoint_is_passed_over_for_the_one_before(
     run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -124,6 +125,7 @@ def test_train_keeps_the_two_newest_checkpoints(run: Any, tmp_path: Path):
     ]
 
 
+@pytest.mark.slow
 def test_train_in_bf16_resumed_ends_bit_for_bit_as_if_undisturbed(run: Any, tmp_path: Path):
     run("straight", precision="bf16")
     with pytest.raises(KilledError):
@@ -133,6 +135,7 @@ def test_train_in_bf16_resumed_ends_bit_for_bit_as_if_undisturbed(run: Any, tmp_
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 6])
 def test_train_low_rank_stopped_and_resumed_ends_bit_for_bit_as_if_undisturbed(
     run: Any, tmp_path: Path, step: int

@@ -59,6 +59,7 @@ def wrong_token(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tokens.reset_cache()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.xdist_group("ray")
 @pytest.mark.usefixtures("wrong_token")
@@ -78,6 +79,7 @@ def test_cluster_with_another_token_is_a_failure_and_not_worth_trying_again(
         RayConnection("auto")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wrong_token")
 def test_port_of_ray_clients_with_another_token_is_a_failure() -> None:
     """What listens there is a server in Python, which refuses in words of its own."""

@@ -137,6 +137,7 @@ class TestOnACluster:
         (listed,) = [listed for listed in server.list() if listed.submission_id == first.submission_id]
         assert (listed.status, listed.exit_code) == ("SUCCEEDED", 0)
 
+    @pytest.mark.slow
     def test_job_that_fails_ends_with_its_exit_code_and_may_be_submitted_anew(
         self, ray_head: Any, config: Path
     ):
@@ -151,6 +152,7 @@ class TestOnACluster:
         assert again.is_new
         assert again.submission_id != first.submission_id
 
+    @pytest.mark.slow
     def test_job_whose_process_is_killed_says_so_and_the_next_run_finishes_the_work(
         self, ray_head: Any, config: Path, tmp_path: Path, stored: Callable[..., Any]
     ):
@@ -168,6 +170,7 @@ class TestOnACluster:
         assert server.follow(again.submission_id, lambda _: None).exit_code == 0
         assert sorted(stored(tmp_path / "root")) == sorted(TEXTS)
 
+    @pytest.mark.slow
     def test_job_that_ray_gives_another_clusters_address_is_one_sentence(
         self, ray_head: Any, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ):

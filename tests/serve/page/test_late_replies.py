@@ -11,7 +11,7 @@ import pytest
 
 Hold = Callable[[Any, str], Any]
 
-pytestmark = pytest.mark.xdist_group("page")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("page")]
 
 ONLY_ACME = {"type": "eq", "key": "tenant", "value": "acme"}
 DESCRIPTION = "**/v1/collections/stones"
