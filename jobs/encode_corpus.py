@@ -71,7 +71,7 @@ def encode_shards(run: Run, view: CorpusView, shards: Sequence[Path], characters
     meter = _TokenMeter(characters, run.progress)
     documents = 0
     for number, shard in run.engine.encode(shards, meter.add):
-        write_encoded_shard(folder, first + number, shard.documents, shard.chunks)
+        write_encoded_shard(folder, first + number, shards[number], shard.documents, shard.chunks)
         documents += shard.num_documents
         meter.close_shard(shard.num_characters)
     run.engine.close()

@@ -28,7 +28,8 @@ from pipeline.cluster.queries import query_side
 from pipeline.cluster.store import Clusters
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet, build_context
-from pipeline.encode.documents import DocumentEncoder, encode_shard, require_context_fit, require_fit
+from pipeline.encode.documents import DocumentEncoder, require_context_fit, require_fit
+from pipeline.encode.shard_tables import shard_tables
 from pipeline.encode.shards import as_parquet
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.context_encoder import ContextEncoder
@@ -110,29 +111,40 @@ class EncoderWorker:
     def encode(self, staged: bytes, on_tokens: Callable[[int], None] | None = None) -> EncodedShard:
         """Encode the bytes of a staged shard; ``on_tokens`` hears how many tokens each batch has finished."""
         assert self._encoder is not None, "begin comes first"
-        rows = pq.read_table(pa.BufferReader(staged))
-        documents, chunks = encode_shard(rows, self._encoder, self._assign, on_tokens)
+        rows = pq.read_table(pa.BufferReader(staged)).select(["doc_id", "title", "text", "query"])
+        doc_ids, titles, texts, queries = (column.to_pylist() for column in rows.itercolumns())
+        encoded = self._encoder.encode(texts, on_tokens, titles=titles)
+        assignments_N = self._assign(doc_ids, titles, texts, queries)
+        documents, chunks = shard_tables(doc_ids, encoded, assignments_N)
         return EncodedShard(
             documents=as_parquet(documents),
             chunks=as_parquet(chunks),
-            num_documents=rows.num_rows,
-            num_characters=sum(map(len, rows.column("text").to_pylist())),
-            num_tokens=int(documents.column("num_tokens").to_numpy().sum()),
+            num_documents=len(texts),
+            num_characters=sum(map(len, texts)),
+            num_tokens=int(encoded.num_tokens.sum()),
         )
 
-    def _assign(self, rows: pa.Table) -> Int32[np.ndarray, " N"]:
-        """Assign rows to clusters; documents of the sample have been assigned when it was clustered."""
+    def _assign(
+        self,
+        doc_ids: Sequence[str],
+        titles: Sequence[str | None],
+        texts: Sequence[str],
+        queries: Sequence[str | None],
+    ) -> Int32[np.ndarray, " N"]:
+        """Assign documents to clusters; those of the sample were assigned when it was clustered."""
         assert self._view is not None
         known = self._view.known_clusters
-        assignments_N = np.array(
-            [known.get(doc_id, -1) for doc_id in rows.column("doc_id").to_pylist()], dtype=np.int32
-        )
-        unknown = np.flatnonzero(assignments_N < 0)
-        if len(unknown):
+        assignments_N = np.array([known.get(doc_id, -1) for doc_id in doc_ids], dtype=np.int32)
+        unknown: list[int] = np.flatnonzero(assignments_N < 0).tolist()
+        if unknown:
             self._assigner = self._assigner or ClusterAssigner(
                 self._view.clusters, self._stored_embedder(self._view.clusters)
             )
-            assignments_N[unknown] = self._assigner.assign_rows(rows.take(pa.array(unknown)))
+            assignments_N[unknown] = self._assigner.assign_texts(
+                [titles[row] for row in unknown],
+                [texts[row] for row in unknown],
+                [queries[row] for row in unknown],
+            )
         return assignments_N
 
     def _loaded(self) -> Stages:

@@ -1,8 +1,7 @@
 """The work of a run that is not published yet, kept so that a killed run goes on where it stopped.
 
-``pending/PENDING.json`` holds the key of the work: every setting that shapes an encoded shard, and the
-generation it builds on. Another key means the leftovers fit no longer, and they are dropped before anything
-is read from them.
+``pending/PENDING.json`` holds the key of the work: every setting that shapes an encoded shard, its format,
+and the generation it builds on. Leftovers with another key are dropped before anything is read from them.
 """
 
 from __future__ import annotations
@@ -16,17 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as arrow_compute
 
 from jobs.compatibility import SPEED_ONLY
 from pipeline import durable
 from pipeline.config import IngestConfig
 from pipeline.corpus.ledger import Ledger
-from pipeline.encode.shards import EncodedTable, finished_shards, read_document_hashes, read_encoded
+from pipeline.encode.shards import (
+    SHARD_FORMAT,
+    EncodedTable,
+    count_rows,
+    finished_shards,
+    read_chunk_counts,
+    read_document_hashes,
+    read_encoded,
+)
 from pipeline.index.layout import CollectionLayout
 from pipeline.manifest import fingerprint
-
-pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
 
 
 def work_key(config: IngestConfig, schema_fingerprint: str, base_generation: int | None) -> str:
@@ -34,6 +38,7 @@ def work_key(config: IngestConfig, schema_fingerprint: str, base_generation: int
     settings = config.to_dict()
     encoder = {name: value for name, value in settings["encoder"].items() if name not in SPEED_ONLY}
     return fingerprint(
+        format=SHARD_FORMAT,
         encoder=encoder,
         cluster=settings["cluster"],
         context=settings["context"],
@@ -74,26 +79,35 @@ class EncodedShards:
 
     def __init__(self, layout: CollectionLayout, ledger: Ledger, first_own_shard: int) -> None:
         self._folder = layout.encoded_folder
-        earlier = [number for number in finished_shards(self._folder) if number < first_own_shard]
-        self._stale = {number: _stale_ids(self._folder, number, ledger) for number in earlier}
+        self._numbers = finished_shards(self._folder)
+        earlier = (number for number in self._numbers if number < first_own_shard)
+        self._stale_chunks = {number: _stale_chunks(self._folder, number, ledger) for number in earlier}
+        """By shard, the stale documents and how many chunks each has."""
 
     def count(self) -> tuple[int, int]:
-        """Return the number of documents and chunks to commit."""
-        documents = chunks = 0
-        for batch in read_encoded(self._folder, "documents", stale=self._stale):
-            documents += batch.num_rows
-            chunks += pc.sum(batch.column("num_chunks")).as_py() or 0
-        return documents, chunks
+        """Return the number of documents and chunks to commit, by the footers of their files."""
+        stale = self._stale_chunks.values()
+        documents, chunks = (
+            sum(count_rows(self._folder, table, number) for number in self._numbers)
+            for table in ("documents", "chunks")
+        )
+        return documents - sum(map(len, stale)), chunks - sum(sum(counts.values()) for counts in stale)
 
     def stream(self, table: EncodedTable, schema: pa.Schema) -> pa.RecordBatchReader:
         """Stream one table's rows, both tables in the same document order."""
-        batches = read_encoded(self._folder, table, stale=self._stale)
-        return pa.RecordBatchReader.from_batches(schema, (batch.cast(schema) for batch in batches))
+        batches = read_encoded(self._folder, table, stale=self._stale_chunks)
+        return pa.RecordBatchReader.from_batches(
+            schema, (batch.select(schema.names).cast(schema) for batch in batches)
+        )
 
 
-def _stale_ids(folder: Path, number: int, ledger: Ledger) -> frozenset[str]:
+def _stale_chunks(folder: Path, number: int, ledger: Ledger) -> dict[str, int]:
+    """Return the documents of a shard that are not the source's content now, with their chunks."""
     current = set(chain.from_iterable(ledger.current_in_shard(number)))
-    return frozenset(read_document_hashes(folder, number).column("doc_id").to_pylist()) - current
+    if len(current) == count_rows(folder, "documents", number):
+        return {}
+    counts = read_chunk_counts(folder, number)
+    return {doc_id: chunks for doc_id, chunks in counts.items() if doc_id not in current}
 
 
 def _read_key(layout: CollectionLayout) -> str | None:

@@ -7,8 +7,9 @@ Streams: memory grows with a block of rows, not with the corpus. Trains nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-import pyarrow as pa
 from jaxtyping import Float32, Int32
 
 from pipeline.cluster.queries import query_side
@@ -89,13 +90,14 @@ class ClusterAssigner:
         self.clusters = clusters
         self._embedder = embedder
 
-    def assign_rows(self, rows: pa.Table | pa.RecordBatch) -> Int32[np.ndarray, " N"]:
-        """Return the cluster of each row; rows need ``title``, ``text`` and ``query``."""
-        assignments_N = np.empty(rows.num_rows, dtype=np.int32)
-        for start in range(0, rows.num_rows, BLOCK_ROWS):
-            block = rows.slice(start, BLOCK_ROWS)
-            texts: list[str] = block.column("text").to_pylist()
-            queries = query_side(block.column("title").to_pylist(), block.column("query").to_pylist(), texts)
-            phi_NV, psi_NV = self._embedder.embed(texts), self._embedder.embed(queries)
-            assignments_N[start : start + len(texts)] = assign(self.clusters, phi_NV, psi_NV)
+    def assign_texts(
+        self, titles: Sequence[str | None], texts: Sequence[str], queries: Sequence[str | None]
+    ) -> Int32[np.ndarray, " N"]:
+        """Return the cluster of each document, of which title and query may be missing."""
+        assignments_N = np.empty(len(texts), dtype=np.int32)
+        for start in range(0, len(texts), BLOCK_ROWS):
+            rows = slice(start, start + BLOCK_ROWS)
+            asked = query_side(titles[rows], queries[rows], texts[rows])
+            phi_NV, psi_NV = self._embedder.embed(texts[rows]), self._embedder.embed(asked)
+            assignments_N[rows] = assign(self.clusters, phi_NV, psi_NV)
         return assignments_N

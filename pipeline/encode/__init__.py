@@ -3,6 +3,6 @@
     staged rows ─▶ DocumentEncoder ─▶ documents + chunks ─▶ shards ─▶ (index)
     query text  ─▶ TextQueryEncoder ─▶ vectors, same fingerprint
 
-Import from the modules: ``documents`` (encoder, ``encode_shard``), ``queries``, ``prefixes`` (instructions
+Import from the modules: ``documents`` (encoder), ``shard_tables``, ``queries``, ``prefixes`` (instructions
 before a text), ``sentences`` (where they begin), ``shards`` (encoded Parquet pairs; it needs no model).
 """

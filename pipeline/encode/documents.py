@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 from jaxtyping import Float32, Int32, Int64
 
 from pipeline.config import EncoderConfig, IngestConfig
@@ -47,7 +46,6 @@ from pipeline.model.landmarks import (
 )
 from pipeline.model.latent_attention import latent_attention_of, require_latent_attention
 from pipeline.model.matryoshka import first_dims, require_dims
-from pipeline.types import chunks_schema, documents_schema, staged_schema
 
 ENCODER_FORMAT_VERSION = 1
 """Raised when the same settings begin to give other vectors."""
@@ -252,59 +250,6 @@ class DocumentEncoder:
         if self.config.attention == "chunk":
             return chunk_rows(ids_T, chunks, **layout)
         return landmark_rows(ids_T, chunks, **layout, **windows)
-
-
-def encode_shard(
-    staged: pa.Table,
-    encoder: DocumentEncoder,
-    assign: Callable[[pa.Table], Int32[np.ndarray, " N"]],
-    on_tokens: Callable[[int], None] | None = None,
-) -> tuple[pa.Table, pa.Table]:
-    """Turn checked rows into rows of the ``documents`` and ``chunks`` tables, in the same document order.
-
-    ``assign`` gives each row its cluster. Metadata columns pass through as they came; ``query`` is not
-    stored.
-    """
-    encoded = encoder.encode(
-        staged.column("text").to_pylist(), on_tokens, titles=staged.column("title").to_pylist()
-    )
-    own_columns = set(staged_schema([]).names)
-    metadata = [staged.schema.field(name) for name in staged.schema.names if name not in own_columns]
-    num_chunks = np.diff(encoded.chunk_offsets)
-    made = {
-        "cluster_id": pa.array(np.asarray(assign(staged), np.int32)),
-        "num_tokens": pa.array(encoded.num_tokens),
-        "num_chunks": pa.array(num_chunks.astype(np.int32)),
-        "vector": _vector_array(encoded.document_vectors_NV),
-    }
-    schema = documents_schema(metadata, encoder.vector_dim)
-    documents = pa.table(
-        [made[name] if name in made else staged.column(name) for name in schema.names], schema=schema
-    )
-    ordinals = np.arange(int(num_chunks.sum())) - np.repeat(encoded.chunk_offsets[:-1], num_chunks)
-    doc_ids: list[str] = staged.column("doc_id").to_pylist()
-    owners = [
-        doc_id for doc_id, count in zip(doc_ids, num_chunks.tolist(), strict=True) for _ in range(count)
-    ]
-    chunks = pa.table(
-        [
-            pa.array(
-                [f"{doc_id}#{ordinal}" for doc_id, ordinal in zip(owners, ordinals.tolist(), strict=True)],
-                pa.string(),
-            ),
-            pa.array(owners, pa.string()),
-            pa.array(ordinals.astype(np.int32)),
-            pa.array(encoded.start_char),
-            pa.array(encoded.end_char),
-            _vector_array(encoded.chunk_vectors_MV),
-        ],
-        schema=chunks_schema(encoder.vector_dim),
-    )
-    return documents, chunks
-
-
-def _vector_array(vectors_NV: Float32[np.ndarray, "N V"]) -> pa.FixedSizeListArray:
-    return pa.FixedSizeListArray.from_arrays(pa.array(vectors_NV.reshape(-1)), vectors_NV.shape[1])
 
 
 def _require_finite(

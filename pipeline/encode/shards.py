@@ -1,17 +1,20 @@
-"""Encoded shards on disk: a pair of Parquet files each, written once, read back as streams.
+"""Encoded shards on disk: three Parquet files each, written once, read back as streams.
 
-    encoded/chunks-000007.parquet      written first
-    encoded/documents-000007.parquet   written last: the shard is finished when this file exists
+    encoded/rows-000007.parquet        the staged shard, moved here as it is: ids, titles, texts, metadata
+    encoded/chunks-000007.parquet
+    encoded/documents-000007.parquet   what the encoder adds to the rows, in their order. Written last: the
+                                       shard is finished when this file exists
 
-A killed run therefore leaves whole shards and nothing else to trust; a rerun encodes only the others. Reading
-leaves out documents that went stale between two runs, shard by shard, because a later shard may hold the same
+A killed run leaves whole shards and nothing else to trust; a rerun encodes only the others. Reading leaves
+out documents that went stale between two runs, shard by shard, because a later shard may hold the same
 document's new text.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -22,18 +25,21 @@ from pipeline import durable
 from pipeline.errors import IntegrityError
 
 EncodedTable = Literal["documents", "chunks"]
+EncodedFile = Literal["rows", "documents", "chunks"]
 
+SHARD_FORMAT: Final = 2
+"""Raised when the files of a shard change, so that a run does not take over shards it cannot read."""
 READ_BATCH_ROWS: Final = 4_096
 _DOCUMENTS_NAME = re.compile(r"documents-(\d{6,})\.parquet")
 
 
-def shard_path(folder: Path, table: EncodedTable, number: int) -> Path:
-    """Return where a shard's file of one table lies."""
-    return folder / f"{table}-{number:06d}.parquet"
+def shard_path(folder: Path, file: EncodedFile, number: int) -> Path:
+    """Return the path of one of a shard's files."""
+    return folder / f"{file}-{number:06d}.parquet"
 
 
 def as_parquet(table: pa.Table) -> pa.Buffer:
-    """Return a shard's table as the bytes of its Parquet file, wherever it was encoded."""
+    """Return one of a shard's tables as the bytes of its Parquet file."""
     # Vectors neither repeat nor compress; a dictionary over them would only cost time.
     dictionaries: Any = [name for name in table.schema.names if name != "vector"]
     stream = pa.BufferOutputStream()
@@ -43,10 +49,16 @@ def as_parquet(table: pa.Table) -> pa.Buffer:
     return stream.getvalue()
 
 
-def write_encoded_shard(folder: Path, number: int, documents: pa.Buffer, chunks: pa.Buffer) -> None:
-    """Write a shard's two files durably; after a crash it is finished or it does not exist."""
+def write_encoded_shard(
+    folder: Path, number: int, staged: Path, documents: pa.Buffer, chunks: pa.Buffer
+) -> None:
+    """Move a staged shard beside its two tables, durably; after a crash it is finished or does not exist."""
     with durable.storage_errors(f"writing encoded shard {number}"):
         folder.mkdir(parents=True, exist_ok=True)
+        # What a deleted file left: until the end no shard of this number is finished.
+        shard_path(folder, "documents", number).unlink(missing_ok=True)
+        durable.fsync_file(staged)
+        staged.replace(shard_path(folder, "rows", number))
         durable.write_bytes(shard_path(folder, "chunks", number), chunks)
         durable.commit_point("shard-chunks-written")
         durable.write_bytes(shard_path(folder, "documents", number), documents)
@@ -59,17 +71,30 @@ def finished_shards(folder: Path) -> list[int]:
         return []
     matches = (_DOCUMENTS_NAME.fullmatch(path.name) for path in folder.iterdir())
     numbers = sorted(int(match.group(1)) for match in matches if match)
-    return [number for number in numbers if shard_path(folder, "chunks", number).is_file()]
+    return [number for number in numbers if all(path.is_file() for path in _other_paths(folder, number))]
+
+
+def _other_paths(folder: Path, number: int) -> tuple[Path, Path]:
+    return shard_path(folder, "rows", number), shard_path(folder, "chunks", number)
+
+
+def count_rows(folder: Path, table: EncodedTable, number: int) -> int:
+    """Return the rows of one table of a finished shard, as its footer says."""
+    path = shard_path(folder, table, number)
+    with _damage_of(path), pq.ParquetFile(path) as file:
+        return file.metadata.num_rows
 
 
 def read_document_hashes(folder: Path, number: int) -> pa.Table:
-    """Return ``doc_id`` and ``content_sha256`` of a finished shard.
+    """Return ``doc_id`` and ``content_sha256`` of a finished shard, which tell stale documents from others."""
+    return _read_columns(shard_path(folder, "rows", number), ["doc_id", "content_sha256"])
 
-    What tells stale documents from current ones.
-    """
-    path = shard_path(folder, "documents", number)
-    with _reading(path) as file:
-        return file.read(columns=["doc_id", "content_sha256"])
+
+def read_chunk_counts(folder: Path, number: int) -> dict[str, int]:
+    """Return the number of chunks of each document of a finished shard, by document id."""
+    doc_ids = _read_columns(shard_path(folder, "rows", number), ["doc_id"]).column("doc_id")
+    counts = _read_columns(shard_path(folder, "documents", number), ["num_chunks"]).column("num_chunks")
+    return dict(zip(doc_ids.to_pylist(), counts.to_pylist(), strict=True))
 
 
 def read_encoded(
@@ -79,18 +104,30 @@ def read_encoded(
     stale: Mapping[int, Collection[str]] | None = None,
     batch_rows: int = READ_BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """Stream one table of all finished shards in their order, without the documents named ``stale`` for their shard.
+    """Stream one table of all finished shards in their order, without the ids ``stale`` has for each shard.
 
-    Both tables keep the same document order. At most one batch is in memory.
+    Rows of ``documents`` have the columns of the staged rows, then those the encoder added. Both tables keep
+    the same document order. At most one batch is in memory.
     """
     for number in finished_shards(folder):
-        left_out = frozenset((stale or {}).get(number, ()))
-        path = shard_path(folder, table, number)
-        with _reading(path) as file:
-            for batch in _batches(file, path, batch_rows):
-                kept = batch if not left_out else _without(batch, left_out)
-                if kept.num_rows:
-                    yield kept
+        stale_ids = frozenset((stale or {}).get(number, ()))
+        batches = (
+            _joined(folder, number, batch_rows)
+            if table == "documents"
+            else _batches(shard_path(folder, table, number), batch_rows)
+        )
+        for batch in batches:
+            kept = _without(batch, stale_ids) if stale_ids else batch
+            if kept.num_rows:
+                yield kept
+
+
+def _joined(folder: Path, number: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Read rows and documents side by side: row i of one file belongs to row i of the other."""
+    paths = [shard_path(folder, "rows", number), shard_path(folder, "documents", number)]
+    for rows, added in zip(*(_batches(path, batch_rows) for path in paths), strict=True):
+        arrays, fields = [*rows.columns, *added.columns], [*rows.schema, *added.schema]
+        yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def _without(batch: pa.RecordBatch, doc_ids: Collection[str]) -> pa.RecordBatch:
@@ -99,27 +136,20 @@ def _without(batch: pa.RecordBatch, doc_ids: Collection[str]) -> pa.RecordBatch:
     )
 
 
-def encoded_schema(folder: Path, table: EncodedTable) -> pa.Schema:
-    """Return the schema of the first finished shard's table; there must be one."""
-    numbers = finished_shards(folder)
-    assert numbers, "asked for the schema of no shards"
-    with _reading(shard_path(folder, table, numbers[0])) as file:
-        return file.schema_arrow
+def _read_columns(path: Path, columns: list[str]) -> pa.Table:
+    with _damage_of(path), pq.ParquetFile(path) as file:
+        return file.read(columns=columns)
 
 
-def _reading(path: Path) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
-        raise IntegrityError(
-            f"encoded shard {path.name} must be a whole Parquet file, got a damaged one; delete it and "
-            "run the same command again"
-        ) from error
-
-
-def _batches(file: pq.ParquetFile, path: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    try:
+def _batches(path: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    with _damage_of(path), pq.ParquetFile(path) as file:
         yield from file.iter_batches(batch_size=batch_rows)
+
+
+@contextmanager
+def _damage_of(path: Path) -> Generator[None]:
+    try:
+        yield
     except (pa.ArrowException, OSError) as error:
         raise IntegrityError(
             f"encoded shard {path.name} must be a whole Parquet file, got a damaged one; delete it and "

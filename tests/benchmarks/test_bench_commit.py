@@ -28,7 +28,8 @@ from jobs.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
 from pipeline import durable
 from pipeline.config import ClusterConfig, EncoderConfig, IngestConfig
 from pipeline.context.store import ContextSet, build_context
-from pipeline.encode.documents import EncodedDocuments, encode_shard
+from pipeline.encode.documents import EncodedDocuments
+from pipeline.encode.shard_tables import shard_tables
 from pipeline.encode.shards import as_parquet
 from pipeline.index.layout import CollectionLayout
 
@@ -51,8 +52,6 @@ measure(sys.argv[2], sys.argv[3])
 class RandomEncoder:
     """Unit vectors of nothing, a chunk for every ``CHUNK_CHARACTERS``."""
 
-    vector_dim = VECTOR_DIM
-
     def __init__(self) -> None:
         self._generator = np.random.default_rng(0)
 
@@ -60,7 +59,7 @@ class RandomEncoder:
         vectors = self._generator.standard_normal((count, VECTOR_DIM), dtype=np.float32)
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
-    def encode(self, texts: Sequence[str], on_tokens: Any = None, *, titles: Any = None) -> EncodedDocuments:
+    def encode(self, texts: Sequence[str]) -> EncodedDocuments:
         starts = [np.arange(0, len(text), CHUNK_CHARACTERS) for text in texts]
         ends = [np.append(start[1:], len(text)) for start, text in zip(starts, texts, strict=True)]
         offsets = np.cumsum([0, *map(len, starts)])
@@ -106,9 +105,9 @@ class RandomEngine:
     ) -> Iterator[tuple[int, EncodedShard]]:
         for number, shard in enumerate(shards):
             rows = pq.read_table(shard)
-            documents, chunks = encode_shard(
-                rows, self._encoder, lambda rows: np.zeros(rows.num_rows, np.int32)
-            )
+            encoded = self._encoder.encode(rows.column("text").to_pylist())
+            doc_ids = rows.column("doc_id").to_pylist()
+            documents, chunks = shard_tables(doc_ids, encoded, np.zeros(rows.num_rows, np.int32))
             tokens = int(np.sum(documents.column("num_tokens").to_numpy()))
             on_tokens(tokens)
             yield (

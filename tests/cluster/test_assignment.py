@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from pipeline.cluster import assignment
@@ -87,38 +86,31 @@ def test_assign_with_vectors_of_another_width_is_refused() -> None:
         assign(clusters_at(np.ones((2, 12))), np.ones((1, 5), np.float32), np.ones((1, 5), np.float32))
 
 
-def rows_of(texts: list[str], titles: list[str | None], queries: list[str | None]) -> pa.Table:
-    return pa.table(
-        {
-            "title": pa.array(titles, pa.string()),
-            "text": pa.array(texts, pa.large_string()),
-            "query": pa.array(queries, pa.string()),
-        }
-    )
-
-
-def test_assign_rows_pairs_each_text_with_its_query_side() -> None:
+def test_assign_texts_pairs_each_text_with_its_query_side() -> None:
     clusters = clusters_at(
         np.array([[1, 0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0, 1, 0]])
     )
-    rows = rows_of(["aaa", "aaa", "aaa"], [None, "bbb", "bbb"], [None, None, "ccc"])
-    assert ClusterAssigner(clusters, FirstLetters()).assign_rows(rows).tolist() == [0, 1, 2]
+    assigner = ClusterAssigner(clusters, FirstLetters())
+    assigned = assigner.assign_texts([None, "bbb", "bbb"], ["aaa", "aaa", "aaa"], [None, None, "ccc"])
+    assert assigned.tolist() == [0, 1, 2]
 
 
-def test_assign_rows_of_batches_equals_assign_rows_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_assign_texts_in_blocks_equals_assign_texts_of_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(9)
     texts = ["".join(rng.choice(list("abcd"), size=9)) for _ in range(50)]
-    rows = rows_of(texts, [None] * 50, [None] * 50)
     assigner = ClusterAssigner(clusters_at(rng.random((7, 8))), FirstLetters())
-    whole = assigner.assign_rows(rows)
+    whole = assigner.assign_texts([None] * 50, texts, [None] * 50)
     monkeypatch.setattr(assignment, "BLOCK_ROWS", 8)
-    pieces = [assigner.assign_rows(batch) for batch in rows.to_batches(max_chunksize=13)]
+    pieces = [
+        assigner.assign_texts([None] * len(block), block, [None] * len(block))
+        for block in (texts[start : start + 13] for start in range(0, 50, 13))
+    ]
     np.testing.assert_array_equal(np.concatenate(pieces), whole)
 
 
-def test_assign_rows_of_no_rows_is_empty() -> None:
+def test_assign_texts_of_no_texts_is_empty() -> None:
     assigner = ClusterAssigner(clusters_at(np.ones((2, 8))), FirstLetters())
-    assert assigner.assign_rows(rows_of([], [], [])).tolist() == []
+    assert assigner.assign_texts([], [], []).tolist() == []
 
 
 def test_cluster_assigner_with_another_surrogate_is_refused() -> None:

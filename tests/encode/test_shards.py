@@ -2,46 +2,51 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline import durable
+from pipeline.encode.shard_tables import ADDED_COLUMNS
 from pipeline.encode.shards import (
     as_parquet,
-    encoded_schema,
+    count_rows,
     finished_shards,
+    read_chunk_counts,
     read_document_hashes,
     read_encoded,
     shard_path,
     write_encoded_shard,
 )
 from pipeline.errors import IntegrityError
-from pipeline.types import chunks_schema, documents_schema
+from pipeline.types import chunks_schema, documents_schema, staged_schema
 
 
 def _vectors(count):
     return pa.FixedSizeListArray.from_arrays(pa.array(np.arange(2 * count, dtype=np.float32)), 2)
 
 
-def _shard(*doc_ids):
-    """Documents of two chunks each, as the bytes of their files."""
-    return tuple(as_parquet(table) for table in _tables(*doc_ids))
+METADATA = [pa.field("tags", pa.list_(pa.string())), pa.field("year", pa.int16())]
+
+
+def _write(folder, number, *doc_ids):
+    """Stage documents of two chunks each, and write them as an encoded shard."""
+    rows, documents, chunks = _tables(*doc_ids)
+    folder.mkdir(exist_ok=True)
+    staged = folder.with_name("staged.parquet")
+    pq.write_table(rows, staged)
+    write_encoded_shard(folder, number, staged, as_parquet(documents), as_parquet(chunks))
 
 
 def _tables(*doc_ids):
     count = len(doc_ids)
     numbers = pa.array(range(count), pa.int32())
     text = pa.array(doc_ids, pa.string())
-    documents = [
-        text,
-        text,
-        text.cast(pa.large_string()),
-        text,
-        text,
-        numbers,
-        numbers,
-        numbers,
-        _vectors(count),
+    rows = [
+        *(text, text, text.cast(pa.large_string()), text, text, text),
+        pa.array([[doc_id] for doc_id in doc_ids], pa.list_(pa.string())),
+        numbers.cast(pa.int16()),
     ]
+    documents = [numbers, numbers, pa.array([2] * count, pa.int32()), _vectors(count)]
     owners = [doc_id for doc_id in doc_ids for _ in range(2)]
     places = pa.array([0, 1] * count, pa.int64())
     chunks = [
@@ -52,7 +57,12 @@ def _tables(*doc_ids):
         places,
         _vectors(2 * count),
     ]
-    return pa.table(documents, schema=documents_schema([], 2)), pa.table(chunks, schema=chunks_schema(2))
+    stored = documents_schema((), 2)
+    return (
+        pa.table(rows, schema=staged_schema(METADATA)),
+        pa.table(documents, schema=pa.schema([stored.field(name) for name in ADDED_COLUMNS])),
+        pa.table(chunks, schema=chunks_schema(2)),
+    )
 
 
 def _doc_ids(folder, table, **options):
@@ -66,8 +76,8 @@ def _doc_ids(folder, table, **options):
 @pytest.fixture
 def folder(tmp_path):
     folder = tmp_path / "encoded"
-    write_encoded_shard(folder, 10, *_shard("a", "d"))
-    write_encoded_shard(folder, 2, *_shard("c", "a"))
+    _write(folder, 10, "a", "d")
+    _write(folder, 2, "c", "a")
     return folder
 
 
@@ -108,13 +118,36 @@ def test_read_small_batches_give_the_same_rows(folder):
 
 
 def test_read_rows_equal_what_was_written(folder):
-    written = _tables("c", "a")[1]
+    written = _tables("c", "a")[2]
     batches = list(read_encoded(folder, "chunks", stale={10: ["a", "d"]}))
     assert pa.Table.from_batches(batches).equals(written)
 
 
-def test_encoded_schema_is_the_written_one(folder):
-    assert encoded_schema(folder, "documents").equals(documents_schema([], 2))
+def test_read_documents_have_the_stored_columns_and_the_staged_rows_as_they_came(folder):
+    documents = pa.Table.from_batches(list(read_encoded(folder, "documents", stale={10: ["a", "d"]})))
+    stored = documents_schema(METADATA, 2)
+    assert documents.select(stored.names).schema.equals(stored)
+    rows, added, _ = _tables("c", "a")
+    assert documents.select(rows.column_names).equals(rows)
+    assert documents.select(added.column_names).equals(added)
+
+
+def test_read_documents_of_many_row_groups_keep_rows_and_vectors_together(tmp_path):
+    doc_ids = [f"d{number:04d}" for number in range(500)]
+    rows, documents, chunks = _tables(*doc_ids)
+    pq.write_table(rows, tmp_path / "staged.parquet", row_group_size=37)
+    write_encoded_shard(
+        tmp_path / "encoded", 0, tmp_path / "staged.parquet", as_parquet(documents), as_parquet(chunks)
+    )
+    batches = read_encoded(tmp_path / "encoded", "documents", stale={0: doc_ids[:101]}, batch_rows=64)
+    table = pa.Table.from_batches(batches)
+    assert table.column("doc_id").to_pylist() == doc_ids[101:]
+    assert table.column("cluster_id").to_pylist() == list(range(101, 500))
+
+
+def test_counts_of_a_shard_are_its_rows(folder):
+    assert (count_rows(folder, "documents", 2), count_rows(folder, "chunks", 2)) == (2, 4)
+    assert read_chunk_counts(folder, 10) == {"a": 2, "d": 2}
 
 
 def test_read_document_hashes_give_what_staleness_is_told_by(folder):
@@ -132,27 +165,49 @@ def test_write_killed_at_a_commit_point_leaves_a_whole_shard_or_none(tmp_path, o
 
     observers(kill)
     with pytest.raises(KeyboardInterrupt):
-        write_encoded_shard(tmp_path, 0, *_shard("a"))
-    assert finished_shards(tmp_path) == finished
+        _write(tmp_path / "encoded", 0, "a")
+    assert finished_shards(tmp_path / "encoded") == finished
 
 
 def test_write_again_after_a_kill_finishes_the_shard(tmp_path):
-    write_encoded_shard(tmp_path, 0, *_shard("a"))
-    shard_path(tmp_path, "documents", 0).unlink()
-    write_encoded_shard(tmp_path, 0, *_shard("a"))
-    assert _doc_ids(tmp_path, "chunks") == ["a", "a"]
+    _write(tmp_path / "encoded", 0, "a")
+    shard_path(tmp_path / "encoded", "documents", 0).unlink()
+    _write(tmp_path / "encoded", 0, "a")
+    assert _doc_ids(tmp_path / "encoded", "chunks") == ["a", "a"]
 
 
-def test_write_twice_gives_the_same_bytes(tmp_path):
+def test_write_moves_the_staged_file_and_copies_no_text(folder):
+    assert not folder.with_name("staged.parquet").exists()
+    assert "text" not in pq.read_schema(shard_path(folder, "documents", 2)).names
+
+
+def test_write_over_a_shard_that_lost_a_file_is_unfinished_until_its_end(folder, observers):
+    """Else chunks of the new one would be read with documents of the old one."""
+    shard_path(folder, "chunks", 10).unlink()
+
+    def kill(name):
+        if name == "shard-chunks-written":
+            raise KeyboardInterrupt
+
+    observers(kill)
+    with pytest.raises(KeyboardInterrupt):
+        _write(folder, 10, "e")
+    assert finished_shards(folder) == [2]
+
+
+@pytest.mark.parametrize("file", ["documents", "chunks", "rows"])
+def test_write_twice_gives_the_same_bytes(tmp_path, file):
     for number in (0, 1):
-        write_encoded_shard(tmp_path, number, *_shard("a", "b"))
-    assert (
-        shard_path(tmp_path, "documents", 0).read_bytes() == shard_path(tmp_path, "documents", 1).read_bytes()
-    )
+        _write(tmp_path / "encoded", number, "a", "b")
+    first, second = (shard_path(tmp_path / "encoded", file, number).read_bytes() for number in (0, 1))
+    assert first == second
 
 
-def test_read_damaged_shard_is_an_integrity_error(folder):
-    path = shard_path(folder, "chunks", 2)
+@pytest.mark.parametrize(
+    ("table", "file"), [("chunks", "chunks"), ("documents", "rows"), ("documents", "documents")]
+)
+def test_read_damaged_shard_is_an_integrity_error(folder, table, file):
+    path = shard_path(folder, file, 2)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(IntegrityError, match=r"chunks-000002\.parquet must be a whole Parquet file"):
-        list(read_encoded(folder, "chunks"))
+    with pytest.raises(IntegrityError, match=rf"{file}-000002\.parquet must be a whole Parquet file"):
+        list(read_encoded(folder, table))

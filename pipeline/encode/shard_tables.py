@@ -1,0 +1,61 @@
+"""Encoded documents as rows: what an encoder adds to a staged shard, and its chunks.
+
+The text and the other columns of a staged row are not repeated here: they stay in the staged file, which
+``shards`` keeps beside these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float32, Int32
+
+from pipeline.types import chunks_schema, documents_schema
+
+if TYPE_CHECKING:
+    from pipeline.encode.documents import EncodedDocuments
+
+ADDED_COLUMNS = ("cluster_id", "num_tokens", "num_chunks", "vector")
+"""Columns of ``documents`` that a staged row has not."""
+
+
+def shard_tables(
+    doc_ids: Sequence[str], encoded: EncodedDocuments, assignments_N: Int32[np.ndarray, " N"]
+) -> tuple[pa.Table, pa.Table]:
+    """Return the ``ADDED_COLUMNS`` of ``documents`` and the rows of ``chunks``, both in document order."""
+    vector_dim = encoded.document_vectors_NV.shape[1]
+    num_chunks = np.diff(encoded.chunk_offsets)
+    stored = documents_schema((), vector_dim)
+    added = pa.table(
+        [
+            pa.array(assignments_N),
+            pa.array(encoded.num_tokens),
+            pa.array(num_chunks.astype(np.int32)),
+            _vector_array(encoded.document_vectors_NV),
+        ],
+        schema=pa.schema([stored.field(name) for name in ADDED_COLUMNS]),
+    )
+    ordinals = np.arange(int(num_chunks.sum())) - np.repeat(encoded.chunk_offsets[:-1], num_chunks)
+    owners = np.repeat(np.array(doc_ids, dtype=object), num_chunks).tolist()
+    chunks = pa.table(
+        [
+            pa.array(
+                [f"{doc_id}#{ordinal}" for doc_id, ordinal in zip(owners, ordinals.tolist(), strict=True)],
+                pa.string(),
+            ),
+            pa.array(owners, pa.string()),
+            pa.array(ordinals.astype(np.int32)),
+            pa.array(encoded.start_char),
+            pa.array(encoded.end_char),
+            _vector_array(encoded.chunk_vectors_MV),
+        ],
+        schema=chunks_schema(vector_dim),
+    )
+    return added, chunks
+
+
+def _vector_array(vectors_NV: Float32[np.ndarray, "N V"]) -> pa.FixedSizeListArray:
+    return pa.FixedSizeListArray.from_arrays(pa.array(vectors_NV.reshape(-1)), vectors_NV.shape[1])
