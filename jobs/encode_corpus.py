@@ -1,7 +1,7 @@
-"""The step that needs the model: every staged shard through the encoder of an engine, into ``pending/encoded``.
+"""The step that needs the model: every staged shard through an engine's encoder, into ``pending/encoded``.
 
-This process alone writes shards, in the order in which they are finished, whoever encoded them. A rerun finds
-the shards that a killed run finished, and encodes only the others.
+This process alone writes shards, in the order in which they are finished. A rerun finds the shards that a
+killed run finished, and encodes only the others.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What encodes staged shards, in whatever process: the local engine calls one, a Ray cluster runs many as actors.
+"""What encodes staged shards: the local engine calls one worker, a Ray cluster runs many as actors.
 
-    load ─▶ embed_sample, embed_context   once for a collection, by one worker
+    load ─▶ embed_sample, draw_context    once for a collection, by one worker
     load ─▶ begin ─▶ encode, encode, …    by every worker
 
-A worker loads the model once, is given Parquet bytes and gives Parquet bytes: it knows no collection, no
-folder and no Ray. So it needs no disk in common with anyone, and one that was given up for dead can spoil
-nothing when it wakes.
+A worker loads the model once, is given Parquet bytes and returns Parquet bytes: it knows no collection, no
+folder and no Ray. So it shares no disk with the driver, and a worker that was believed dead cannot damage
+anything when it wakes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Stages:
 
 
 def load_stages(config: IngestConfig) -> Stages:
-    """Load the model; raise :class:`ConfigError` for dimensions, layers, lengths or prefixes that it has no room for."""
+    """Load the model; raise :class:`ConfigError` for dimensions, layers or lengths that do not fit it."""
     backbone = load_backbone(config.encoder)
     require_fit(config.encoder, backbone)
     require_context_fit(config, backbone)
@@ -80,7 +80,7 @@ class EncoderWorker:
         )
 
     def embed_sample(self, sample: pa.Table) -> EmbeddedSample:
-        """Embed documents and their queries with the surrogate, fitted to the sample where it is fitted to anything."""
+        """Embed documents and their queries with the surrogate, which is fitted to the sample."""
         texts: list[str] = sample.column("text").to_pylist()
         embedder, state = self._new_embedder(texts)
         queries = query_side(sample.column("title").to_pylist(), sample.column("query").to_pylist(), texts)
@@ -99,7 +99,7 @@ class EncoderWorker:
         )
 
     def begin(self, view: CorpusView) -> Begun:
-        """Make ready to encode in the light of a corpus."""
+        """Take the clusters and the context that documents are encoded with."""
         self._encoder = DocumentEncoder(self._config.encoder, view.context, self._loaded().backbone)
         self._view, self._assigner = view, None
         return Begun(
@@ -109,7 +109,7 @@ class EncoderWorker:
         )
 
     def encode(self, staged: bytes, on_tokens: Callable[[int], None] | None = None) -> EncodedShard:
-        """Encode the bytes of a staged shard; ``on_tokens`` hears how many tokens each batch has finished."""
+        """Encode the bytes of a staged shard; ``on_tokens`` receives the number of tokens of each batch."""
         assert self._encoder is not None, "begin comes first"
         rows = pq.read_table(pa.BufferReader(staged)).select(["doc_id", "title", "text", "query"])
         doc_ids, titles, texts, queries = (column.to_pylist() for column in rows.itercolumns())
@@ -172,10 +172,7 @@ class EncoderWorker:
 
 
 class _NormalisedFirstStage:
-    """The first stage as a surrogate.
-
-    Φ and ψ of unit length, at the price of one more forward pass a document.
-    """
+    """The first stage as a surrogate: unit vectors, for one more forward pass a document and a query."""
 
     def __init__(self, first_stage: ContextEncoder) -> None:
         self._first_stage = first_stage
@@ -195,7 +192,7 @@ class _NormalisedFirstStage:
 
 
 def _use_threads(num_threads: int) -> None:
-    """Keep to so many threads: several workers share a machine, and each of them would take all of it."""
+    """Limit the threads: several workers share a machine, and each would take all of it."""
     import torch
 
     torch.set_num_threads(num_threads)

@@ -69,7 +69,7 @@ class Engine(Protocol):
     """What the line asks of a model."""
 
     def load(self) -> Loaded:
-        """Load the model and check that the settings fit it; doing it again costs nothing."""
+        """Load the model and check that the settings fit it; a second call costs nothing."""
         ...
 
     def embed_sample(self, sample: pa.Table) -> EmbeddedSample:
@@ -81,15 +81,15 @@ class Engine(Protocol):
         ...
 
     def begin(self, view: CorpusView) -> Begun:
-        """Make ready to encode in the light of a corpus."""
+        """Take the clusters and the context that documents are encoded with."""
         ...
 
     def encode(
         self, shards: Sequence[Path], on_tokens: Callable[[int], None]
     ) -> Iterator[tuple[int, EncodedShard]]:
-        """Encode staged shards, each once, and give them with their positions as they are finished, in any order."""
+        """Encode staged shards and yield each with its position, in the order in which they finish."""
         ...
 
     def close(self) -> None:
-        """Let go of everything that was loaded or started."""
+        """Release what was loaded and stop what was started."""
         ...

@@ -1,4 +1,4 @@
-"""A job in a TOML file: what to run, on what, with which settings; who runs it gives nothing but the file.
+"""A job in a TOML file: what to run, on which sources, with which settings.
 
     job = "encode_corpus"                   one of JOBS
     sources = ["articles/"]
@@ -8,7 +8,7 @@
     [engine]                                fields of EngineConfig
     max_workers = 4
 
-    [encoder]                               and of the stages' settings: corpus, cluster, context, encoder, index
+    [encoder]                               settings of a stage: corpus, cluster, context, encoder or index
     landmark_interval = 64
 
 ``train_encoder`` has sources or documents, output, base and judged instead, and its settings under
@@ -80,7 +80,7 @@ class TrainJob:
 
 
 def read_job(path: Path) -> IngestJob | TrainJob:
-    """Read a job; a file that is none, and a key or a value that must not be there, raise :class:`ConfigError`."""
+    """Read a job; raise :class:`ConfigError` for a file that is no job and for an unknown key or value."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:

@@ -1,14 +1,14 @@
-"""A vector store for LangChain that writes: each text is a document of a local collection, brought in by a small ingest.
+"""A vector store for LangChain that writes: each text becomes a document of a local collection.
 
     store = CairnVectorStore("notes")
     store.add_texts(["a first note", "a second one"])
     store.similarity_search("note", k=2)
 
-Every call that writes publishes a generation, so add in large batches; one writer at a time, others are told
-to try again. The first batch draws the clusters and the context: let it be a fair sample. The collection
-embeds with its own encoder, so no other embeddings are taken. LangChain's metadata is kept as JSON; only
-those named in ``filter_columns`` can be filtered by. There is no search by a vector and no maximal marginal
-relevance.
+Every call that writes is an ingest and publishes a generation, so add in large batches. One writer works at a
+time; others get :class:`CollectionBusyError`. The first batch draws the clusters and the context: let it be a
+fair sample. The collection embeds with its own encoder, so no other embeddings are taken. LangChain's
+metadata is kept as JSON; only keys named in ``filter_columns`` can be filtered by. There is no search by a
+vector and no maximal marginal relevance.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ SAMPLE_DOCUMENTS = 256
 SAMPLE_CHARACTERS = 40_000
 """Some 10,000 tokens: a second or two of encoding."""
 CONTEXT_SHARE = 4
-"""How many times fewer are sampled for an encoder that reads a context, and is slower by about as much or more."""
+"""An encoder that reads a context is slower, so its sample is smaller by this factor."""
 
 
 def plan_index(
@@ -51,7 +51,7 @@ def plan_index(
     config: IngestConfig,
     progress: ProgressListener = silent_progress,
 ) -> dict[str, int | float | str]:
-    """Return the counts :func:`jobs.build_index.build_index` would report, with estimated tokens and seconds of encoding."""
+    """Return the counts that ``build_index`` would report, and estimates of tokens and seconds."""
     layout = CollectionLayout(Path(root), collection)
     scan = scan_sources(sources, config.corpus)
     published = stored_manifest(layout)

@@ -1,4 +1,4 @@
-"""Progress where nobody watches: a line a stage, and one now and then while a long stage works."""
+"""Progress as lines of a log: one a stage, and one every ``SILENT_SECONDS`` while a long stage works."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 SILENT_SECONDS: Final = 30.0
-"""How long a log may say nothing while a stage works."""
+"""The longest silence of a log while a stage works."""
 
 
 class ProgressLog:

@@ -71,7 +71,7 @@ def write_index(
 def commit_shards(
     run: Run, encoded: EncodedCorpus, *, delete_vanished: bool = False, replaces_all: bool = False
 ) -> Committed:
-    """Delete replaced rows, and vanished or all rows if asked to; append all encoded shards to both tables."""
+    """Delete replaced rows, and vanished or all rows on request; append all encoded shards to both tables."""
     tables = run.tables
     if tables is None:
         tables = LanceTables.open_or_create(run.layout, run.metadata_fields, encoded.vector_dim)

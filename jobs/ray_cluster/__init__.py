@@ -1,7 +1,11 @@
-"""Cairn on a Ray cluster.
+"""Cairn on a Ray cluster: an engine whose workers are actors, and jobs submitted to a cluster.
 
-engine      encodes a corpus with the workers of a cluster
-pool        workers, their deadlines, and what happens when one dies
-runtime     the connection to a cluster; local starts one of our own
-submission  jobs submitted to a cluster
+    engine ─▶ pool ─▶ encoder workers      a corpus encoded by the workers of a cluster
+      │       deadlines, and what follows when a worker dies
+      ▼
+    runtime ─▶ a running cluster, or local: a Ray started here
+    submission ─▶ the cluster's Jobs API   `cairn submit` and `cairn jobs`
+
+Import from the modules: ``engine`` (``RayEngine``), ``submission`` (``JobServer``). Ray itself is imported
+when a connection is opened, and nowhere before.
 """

@@ -1,8 +1,8 @@
-"""A Ray of our own on this machine, for as long as somebody holds the other end of our stdin: `python -m jobs.ray_cluster.local`.
+"""A Ray on this machine that lives as long as this process's stdin: `python -m jobs.ray_cluster.local`.
 
-A process of its own, because starting Ray forks, which a process that has opened a LanceDB table should not;
-and because its stdin ends with whoever started it, however that one ends, so that no Ray is left behind.
-Prints the address on stdout when it is ready.
+A process of its own for two reasons. Starting Ray forks, which a process with an open LanceDB table must not
+do. And stdin ends when the parent does, even by a kill, so that no Ray is left behind. Prints the address on
+stdout when it is ready.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Workers of a Ray cluster that share a list of calls, each done once, whatever becomes of the workers.
+"""Workers of a Ray cluster that share a list of calls; each call is answered once, even if workers die.
 
     calls waiting ─▶ one a worker ─▶ result, in any order
           ▲              │
-          └── worker dead, or past its deadline: another one starts anew
+          └── worker dead, or past its deadline: the call goes to another worker
 
-One a worker and none behind it, so that no more than one a worker is lost with whoever asked for them; the
-worker waits some milliseconds for its next, of the seconds that a shard takes. Plain actors and not Ray Data:
-a Ray Data stage waits for a hung worker for ever, where here every call has a deadline of its own, and it
-takes a gigabyte more. Calls must be idempotent: one that was given to two workers is answered by the second,
-the first is killed unheard.
+A worker has one call and none queued behind it, so a killed driver loses at most one call a worker. The gap
+until the next call is some milliseconds, where a shard takes seconds. Plain actors and not Ray Data: a Ray
+Data stage waits for a hung worker for ever and takes a gigabyte more, while here every call has a deadline.
+Calls must be idempotent: one that was given to two workers is answered by the second, and the first is
+killed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any, Final
 from pipeline.errors import CairnError, ClusterError
 
 MAX_ATTEMPTS: Final = 4
-"""How many workers a call may cost before the run fails: what kills them is then the call itself."""
+"""How many workers a call may lose before the run fails: then the call itself is what kills them."""
 
 START_SECONDS: Final = 600.0
-"""How long a cluster may take to give the first worker and load its model, with a machine to be started for it."""
+"""How long the first worker may take to start and load its model; a machine may have to be started for it."""
 
 FIRST_DEADLINE_SECONDS: Final = 1_800.0
 """Of shards before any has been timed; a large model on a CPU may take that long for one."""
@@ -107,10 +107,7 @@ class WorkerPool:
         self._enough_seconds = time.monotonic()
 
     def step(self, method: str, *arguments: Any) -> Any:
-        """Have every worker, those to come as well, pass ``method`` before anything else.
-
-        All must give one answer, which is returned.
-        """
+        """Have every worker, later ones too, run ``method`` first; return the answer they must all give."""
         self._steps.append((method, tuple(self._ray.put(argument) for argument in arguments)))
         while len(self._answers) < len(self._steps):
             for _ in self._turn(1, None):
@@ -128,9 +125,10 @@ class WorkerPool:
     def map(
         self, method: str, arguments: Callable[[int], tuple[Any, ...]], sizes: Sequence[int]
     ) -> Iterator[tuple[int, Any]]:
-        """Call ``method(*arguments(number))`` once for each shard of a size in bytes; give number and answer as they come.
+        """Call ``method(*arguments(number))`` for each shard; yield number and answer as they come.
 
-        Arguments are made when they are sent, so that no more are in memory than are under way.
+        ``sizes`` are in bytes, one a shard. Arguments are made when they are sent, so that memory holds only
+        those of running calls.
         """
         work = _Work(method=method, arguments=arguments, sizes=sizes, waiting=deque(range(len(sizes))))
         outstanding = len(sizes)

@@ -1,7 +1,7 @@
-"""A connection to Ray: to a running cluster, or to a Ray of our own on this machine, which no one without its token can use.
+"""A connection to Ray: to a running cluster, or to a Ray started on this machine and guarded by a token.
 
-Ray is imported here, when a connection is asked for, and nowhere before: it reads its token from the
-environment once.
+Ray is imported when a connection is asked for and nowhere before, because it reads its token from the
+environment at import.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def start_ray() -> tuple[subprocess.Popen[str], str]:
 def require_accepted(address: str) -> None:
     """Raise :class:`ClusterError` where a cluster answers that our token is not its own.
 
-    ``ray.init`` asks again for 20 seconds, complains on stderr every time, and then says that nobody
-    answered.
+    ``ray.init`` asks again for 20 seconds, complains on stderr every time, and then says that there was no
+    answer.
     """
     _ask(address)
 
@@ -148,10 +148,7 @@ def require_cluster(address: str, cluster_id: str) -> None:
 
 
 def _ask(address: str) -> bytes | None:
-    """Return what a cluster answers when it is asked who it is, None where nobody does.
-
-    Raise :class:`ClusterError` if it will not.
-    """
+    """Return a cluster's answer to who it is, None without one; raise :class:`ClusterError` if it refuses."""
     import grpc
     from ray._private.grpc_utils import init_grpc_channel
     from ray._private.services import canonicalize_bootstrap_address

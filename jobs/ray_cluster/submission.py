@@ -76,7 +76,8 @@ class JobServer:
         from ray.job_submission import JobSubmissionClient
 
         for handler in logging.getLogger("ray").handlers:
-            handler.setLevel(logging.ERROR)  # what it uploads is nobody's news, and no reason of a failure
+            # Not what it uploads: the last line of stderr is the reason of a failure.
+            handler.setLevel(logging.ERROR)
         with self._answers():
             self._client: Any = JobSubmissionClient(address)
 
@@ -144,8 +145,7 @@ class JobServer:
                 with self._answers():
                     self._client.submit_job(submission_id=submission_id, **request)
             except ClusterError as error:
-                # Somebody submitted the same job in this moment, or our request arrived and its answer was
-                # lost.
+                # Another process submitted the same job, or our request arrived and its answer was lost.
                 found = next(
                     (listed for listed in self.list() if listed.submission_id == submission_id), None
                 )

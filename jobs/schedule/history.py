@@ -1,6 +1,6 @@
 """What scheduled runs did: the newest records, one JSON object a line, beside the schedule file.
 
-Only the one scheduler of a file writes its history, whole and atomically, and anybody reads it. A schedule's
+Only the scheduler of a file writes its history, whole and atomically; any process may read it. A schedule's
 last run is kept however old it is: it says which runs were missed.
 """
 
@@ -19,15 +19,15 @@ KEPT_RUNS: Final = 1_000
 """Records in the file: some 300 kB, three years of a nightly run."""
 
 INTERRUPTED: Final = 130
-"""Exit code of a run that the scheduler stopped, or somebody by Ctrl-C: it is made up for."""
+"""Exit code of a run that the scheduler or Ctrl-C stopped: it is run again at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduledRun:
-    """One run: ``counts`` are the whole numbers of the command's JSON report, ``error`` the sentence it failed with.
+    """One run of a schedule.
 
-    ``attempts`` is more than 1 where it was told to try again (exit code 75); ``seconds`` counts the waiting
-    in between.
+    ``counts`` are the whole numbers of the command's JSON report, ``error`` is the sentence of its failure.
+    ``attempts`` exceeds 1 where the command ended with 75, "try again"; ``seconds`` includes the pauses.
     """
 
     schedule: str

@@ -1,4 +1,4 @@
-"""The scheduler: one process a schedule file, which starts each schedule's command as a child when its time has come.
+"""The scheduler: one process for a schedule file, which starts each command as a child when it is due.
 
     file ──▶ armed in APScheduler ──▶ due ──▶ child process ──▶ history
       ▲ read again when it changes              75: again, until the next run is due
@@ -67,9 +67,9 @@ class _CronTrigger(BaseTrigger):
 
 
 def first_fire(schedule: Schedule, last: ScheduledRun | None, now: datetime) -> datetime:
-    """Return when a schedule is to run first: at once where its last run was interrupted or one was missed since, else when next due.
+    """Return when a schedule is to run first: at once after an interrupted or missed run, else when next due.
 
-    Before any run those count that were due after ``since``; an expression that is newer than the last run
+    Before the first run, times after ``since`` count as missed. An expression that is newer than the last run
     has missed nothing.
     """
     if last is not None and last.cron != schedule.cron:
@@ -84,7 +84,7 @@ def first_fire(schedule: Schedule, last: ScheduledRun | None, now: datetime) -> 
 
 
 def require_scheduler(file: ScheduleFile) -> None:
-    """Raise :class:`SchedulerDownError` where no scheduler of this file runs, or the one that does has given no sign of life lately."""
+    """Raise :class:`SchedulerDownError` where no scheduler of this file runs, or its sign of life is old."""
     try:
         age_seconds = abs(time.time() - file.lock_path.stat().st_mtime)
         is_running = is_locked(file.lock_path)
@@ -127,7 +127,7 @@ class Scheduler:
     _armed: dict[str, Schedule] = field(default_factory=dict[str, Schedule])
 
     def run(self) -> None:
-        """Hold the file's lock and run schedules until ``is_stopping``; then interrupt what runs and return when it has ended.
+        """Hold the file's lock and run schedules until ``is_stopping``; then interrupt the children and wait.
 
         Raises :class:`SchedulerBusyError` where another scheduler has the file, and :class:`ConfigError` for
         a file with a bad schedule.
@@ -243,7 +243,7 @@ class Scheduler:
             self._say(schedule.name, "not-recorded", error=str(storage_error))
 
     def _attempt(self, schedule: Schedule) -> tuple[int, dict[str, int], str | None]:
-        """Run the command once; return its exit code, the numbers of its report and the last line of what it complained."""
+        """Run the command once; return exit code, numbers of its report and last line of its stderr."""
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaints:
             folder = schedule.folder or self.file.path.parent
             command = [*self.command, *schedule.run, *REPORTING_FLAGS[schedule.run[0]]]

@@ -41,7 +41,10 @@ REPORTING_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "plan": ("--json", "--quiet"),
     "submit": ("--json",),  # a job says in its log, on stderr, why it failed
 }
-"""The verbs a schedule may run, each with what makes its report the last line of stdout, and the reason of a failure that of stderr."""
+"""The verbs a schedule may run, with flags that make a report the last line of stdout.
+
+The last line of stderr then is the reason of a failure.
+"""
 
 _CLOCK_CHANGE: Final = timedelta(hours=3)
 """By how much local clocks are set at once: the most that Debian's cron makes up for."""
@@ -52,7 +55,7 @@ _KEYS: Final = ("cron", "time-zone", "run", "since", "folder")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """One command line and its times; raises :class:`ConfigError` for a name, an expression, a zone or a verb that there is not.
+    """One command line and its times; a bad name, expression, zone or verb raises :class:`ConfigError`.
 
     ``time_zone`` = None takes the machine's, ``folder`` = None the schedule file's.
     """
@@ -129,7 +132,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFile:
-    """The file of all schedules; a missing one holds none. Whoever changes it keeps comments and order."""
+    """The file of all schedules; a missing one holds none. Changes keep comments and order."""
 
     path: Path
 

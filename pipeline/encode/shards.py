@@ -86,7 +86,7 @@ def count_rows(folder: Path, table: EncodedTable, number: int) -> int:
 
 
 def read_document_hashes(folder: Path, number: int) -> pa.Table:
-    """Return ``doc_id`` and ``content_sha256`` of a finished shard, which tell stale documents from others."""
+    """Return ``doc_id`` and ``content_sha256`` of a finished shard, which tell which documents are stale."""
     return _read_columns(shard_path(folder, "rows", number), ["doc_id", "content_sha256"])
 
 

@@ -29,8 +29,11 @@ for line in sys.stdin:
     pid = os.fork()
     if pid == 0:
         if isinstance(point, float):
-            signal.setitimer(signal.ITIMER_REAL, point)  # nothing handles the alarm, so it ends the process as SIGKILL does
-        durable.observe_commit_points(lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == point else None)
+            # Nothing handles the alarm, so it ends the process as SIGKILL does.
+            signal.setitimer(signal.ITIMER_REAL, point)
+        durable.observe_commit_points(
+            lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == point else None
+        )
         work(*arguments, **named)
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
@@ -39,7 +42,10 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def start_forks() -> Iterator[Callable[[str], Callable[..., int]]]:
-    """Return what starts a program of imports and a function ``work``, and returns what calls that, to die at a point: its exit code."""
+    """Return what starts a program, imports and a function ``work``.
+
+    It returns a function that calls ``work`` in a fork which dies at a commit point, and gives its exit code.
+    """
     started: list[subprocess.Popen[str]] = []
 
     def start(imports: str) -> Callable[..., int]:

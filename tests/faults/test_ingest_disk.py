@@ -1,4 +1,6 @@
-"""Fault 8: the disk fills up somewhere in an ingest. What is published stays, one error says so, and with room again a rerun converges.
+"""Fault 8: the disk fills up somewhere in an ingest.
+
+What is published stays, one error says so, and with room again a rerun converges.
 
 A small tmpfs is the disk; without the right to mount one, the same claims are made of a process that may
 write no file beyond a size.

@@ -1,6 +1,6 @@
-"""What becomes of an ingest on a Ray cluster of three machines when workers and machines die, freeze or hang, when a link is cut, and when
-the driver is killed: the undisturbed collection, within a stated time.
+"""An ingest that is disturbed on a Ray cluster of three machines still builds the undisturbed collection.
 
+Workers and machines die, freeze or hang, a link is cut, the driver is killed; each has a time to be over in.
 Machines are raylets with their processes on this one; where a link is cut they are network namespaces as
 well.
 """
@@ -170,7 +170,7 @@ def require_overcome(
     monkeypatch: pytest.MonkeyPatch,
     require_undisturbed: Callable[[], None],
 ) -> Callable[..., None]:
-    """Return a function that ingests, has something happen on the way, and compares what comes of it, and when, with what must."""
+    """Return a function that disturbs an ingest on its way, and compares result and time with the goal."""
     monkeypatch.setattr(durable, "_observers", [])
 
     def require(
@@ -200,7 +200,7 @@ def require_overcome(
 
 
 def signal_all(pids: list[int], number: signal.Signals) -> None:
-    assert pids, "nobody is there to be disturbed"
+    assert pids, "there is no process to disturb"
     for pid in pids:
         if psutil.pid_exists(pid):
             os.kill(pid, number)
@@ -304,7 +304,7 @@ def test_ingest_whose_driver_was_killed_goes_on_and_gives_the_undisturbed_collec
 
 @pytest.fixture
 def machines_apart() -> list[str]:
-    """Return the command that runs another one on the head of a cluster whose machines are network namespaces."""
+    """Return the command that runs others on the head of a cluster of network namespaces."""
     if missing := [
         program for program in ("unshare", "nsenter", "ip", "bridge") if not shutil.which(program)
     ]:
@@ -316,7 +316,7 @@ def machines_apart() -> list[str]:
         check=False,
     )
     if probe.returncode:
-        pytest.skip(f"this machine lets nobody make network namespaces with a bridge: {probe.stderr.strip()}")
+        pytest.skip(f"this machine allows no network namespaces with a bridge: {probe.stderr.strip()}")
     return [*NAMESPACES, sys.executable, str(TESTS / "ray_namespaces.py")]
 
 

@@ -125,7 +125,7 @@ def start(file: ScheduleFile, *disturbance: str) -> subprocess.Popen[bytes]:
 
 
 def next_run(file: ScheduleFile, number: int) -> ScheduledRun:
-    """Start a scheduler, wait until the history has ``number`` records, stop it politely and return the last of them."""
+    """Run a scheduler until the history has ``number`` records, stop it by SIGTERM; return the last one."""
     process = start(file, "no-such-point", "")
     deadline = time.monotonic() + SECONDS
     while len(read_history(file.history_path)) < number:

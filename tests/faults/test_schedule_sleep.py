@@ -1,4 +1,7 @@
-"""A host that slept while a schedule was due twice makes up for it once (the scheduler's process, frozen over two full minutes)."""
+"""A host that slept while a schedule was due twice makes up for it once.
+
+The scheduler's process is frozen over two full minutes.
+"""
 
 import signal
 import subprocess
@@ -22,7 +25,8 @@ from pathlib import Path
 from jobs.schedule.scheduler import Scheduler
 from jobs.schedule.schedules import ScheduleFile
 command = (sys.executable, "-c", "print('{}')")
-scheduler = Scheduler(file=ScheduleFile(Path(sys.argv[1])), command=command, log=lambda line: print(line, flush=True))
+file, log = ScheduleFile(Path(sys.argv[1])), lambda line: print(line, flush=True)
+scheduler = Scheduler(file=file, command=command, log=log)
 signal.signal(signal.SIGTERM, lambda *_: setattr(scheduler, "is_stopping", True))
 scheduler.run()
 """

@@ -1,7 +1,7 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.build_index import build_index
-from jobs.plan_index import plan_index
 from pipeline import durable
 from pipeline.collection import open_collection
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
@@ -135,8 +134,6 @@ def test_ingest_of_changes_replaces_and_adds_only_these(
 def test_sync_deletes_what_vanished_and_nothing_goes_without_it(
     root: Path, tmp_path: Path, config: IngestConfig, stored: Callable[..., Any]
 ) -> None:
-    from dataclasses import replace
-
     build_index(
         [write_corpus(tmp_path / "a.parquet", [document(number) for number in range(10)])], root, "c", config
     )
@@ -150,8 +147,6 @@ def test_sync_deletes_what_vanished_and_nothing_goes_without_it(
 def test_sync_with_a_damaged_file_deletes_nothing_and_warns(
     root: Path, tmp_path: Path, config: IngestConfig, stored: Callable[..., Any]
 ) -> None:
-    from dataclasses import replace
-
     folder = tmp_path / "corpus"
     folder.mkdir()
     write_corpus(folder / "a.parquet", [document(number) for number in range(5)])
@@ -259,8 +254,6 @@ def test_corpus_of_empty_texts_is_refused_and_publishes_nothing(
 def test_ingest_with_another_setting_is_refused_before_any_work(
     root: Path, tmp_path: Path, config: IngestConfig
 ) -> None:
-    from dataclasses import replace
-
     source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
     build_index([source], root, "c", config)
     other = replace(config, encoder=replace(config.encoder, temperature=0.9))
@@ -290,8 +283,6 @@ def test_collection_older_than_a_setting_opens_and_is_ingested_again(
 def test_setting_younger_than_the_collection_is_refused_when_it_is_not_the_default(
     root: Path, tmp_path: Path, config: IngestConfig
 ) -> None:
-    from dataclasses import replace
-
     source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
     build_index([source], root, "c", config)
     path = root / "c" / "generations" / "00000001" / "MANIFEST.json"
@@ -318,8 +309,6 @@ def test_setting_younger_than_the_collection_is_refused_when_it_is_not_the_defau
 def test_setting_the_model_has_no_room_for_is_refused_before_anything_is_written(
     root: Path, tmp_path: Path, config: IngestConfig, changes: dict[str, Any], sentence: str
 ) -> None:
-    from dataclasses import replace
-
     source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
     with pytest.raises(ConfigError, match=sentence):
         build_index([source], root, "c", replace(config, encoder=replace(config.encoder, **changes)))
@@ -346,7 +335,6 @@ def test_ingest_with_changed_weights_is_refused_and_keeps_the_published(
     root: Path, tmp_path: Path, config: IngestConfig, tiny_model_folder: Path
 ) -> None:
     import shutil
-    from dataclasses import replace
 
     from safetensors.numpy import load_file, save_file
 
@@ -388,8 +376,6 @@ def test_second_writer_is_told_to_try_again(root: Path, tmp_path: Path, config: 
 def test_stored_context_reaches_the_encoder_when_asked_for(
     root: Path, tmp_path: Path, config: IngestConfig, stored: Callable[..., Any]
 ) -> None:
-    from dataclasses import replace
-
     source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(12)])
     build_index([source], root, "plain", config)
     build_index(
@@ -402,86 +388,3 @@ def test_stored_context_reaches_the_encoder_when_asked_for(
     assert np.abs(np.subtract(plain, contextual)).max() > 1e-4
     hits = open_collection("contextual", root=root).search(document(3)["text"], hybrid=False).hits
     assert hits[0].doc_id == "doc-003"
-
-
-def test_plan_counts_what_the_ingest_then_does_and_writes_nothing(
-    root: Path, tmp_path: Path, config: IngestConfig
-) -> None:
-    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(9)])
-    plan = plan_index([source], root, "c", config)
-    assert not root.exists()
-    report = build_index([source], root, "c", config)
-    assert (plan["rows"], plan["indexed"], plan["quarantined"]) == (
-        report.rows,
-        report.indexed,
-        report.quarantined,
-    )
-    assert plan["estimated_tokens"] == report.tokens
-    assert plan["estimated_encode_seconds"] > 0
-    assert plan["estimated_context_seconds"] > 0
-    assert plan_index([source], root, "c", config)["unchanged"] == 9
-
-
-def test_plan_of_new_documents_leaves_out_the_context_that_is_drawn_already(
-    root: Path, tmp_path: Path, config: IngestConfig
-) -> None:
-    build_index(
-        [write_corpus(tmp_path / "a.parquet", [document(number) for number in range(9)])], root, "c", config
-    )
-    plan = plan_index(
-        [write_corpus(tmp_path / "b.parquet", [document(number) for number in range(9, 12)])],
-        root,
-        "c",
-        config,
-    )
-    assert plan["estimated_tokens"] > 0
-    assert plan["estimated_encode_seconds"] > 0
-    assert plan["estimated_context_seconds"] == 0
-
-
-def test_plan_times_the_first_stage_over_the_documents_it_is_to_embed(
-    root: Path, tmp_path: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dataclasses import replace
-
-    from pipeline.model.context_encoder import ContextEncoder
-
-    embed, clock_seconds = ContextEncoder.embed, 0.0
-
-    def slow(self: ContextEncoder, texts: Any) -> Any:
-        nonlocal clock_seconds
-        clock_seconds += 0.1 * len(texts)
-        return embed(self, texts)
-
-    monkeypatch.setattr(ContextEncoder, "embed", slow)
-    monkeypatch.setattr("jobs.plan_index.time", SimpleNamespace(monotonic=lambda: clock_seconds))
-    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(6)])
-    one = plan_index([source], root, "c", replace(config, context=replace(config.context, num_documents=1)))
-    all_six = plan_index([source], root, "c", config)
-    surrogate = plan_index(
-        [source], root, "c", replace(config, cluster=replace(config.cluster, surrogate="encoder"))
-    )
-    assert config.context.num_documents >= 6
-    assert [plan["estimated_context_seconds"] for plan in (one, all_six, surrogate)] == pytest.approx(
-        [0.1, 0.6, 1.8]
-    )
-
-
-def test_plan_with_context_encodes_the_sample_behind_as_many_vectors_as_will_be_drawn(
-    root: Path, tmp_path: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dataclasses import replace
-
-    from pipeline.model.engine.transformer import Transformer
-
-    seen: set[int] = set()
-    hidden_states = Transformer.hidden_states
-
-    def recording(self: Any, ids: Any, lengths: Any, context: Any = None, *rest: Any) -> Any:
-        seen.add(0 if context is None else len(context))
-        return hidden_states(self, ids, lengths, context, *rest)
-
-    monkeypatch.setattr(Transformer, "hidden_states", recording)
-    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(6)])
-    plan_index([source], root, "c", replace(config, encoder=replace(config.encoder, use_context=True)))
-    assert seen == {0, 6}

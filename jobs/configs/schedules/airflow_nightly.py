@@ -1,7 +1,7 @@
-"""An Airflow 3 DAG that brings a collection up to date every night: copy it into the folder of DAGs of a machine that has Cairn.
+"""An Airflow 3 DAG that brings a collection up to date every night.
 
-An ingest is idempotent: a retry after a kill, or after exit code 75 (another run holds the collection), goes
-on where the last one stopped.
+Copy it into the folder of DAGs of a machine that has Cairn. An ingest is idempotent: a retry after a kill, or
+after exit code 75 (another run holds the collection), goes on where the last one stopped.
 """
 
 # pyright: reportMissingImports=false

@@ -67,7 +67,7 @@ def test_address_that_is_no_dashboard_is_refused(address: str):
         JobServer(address)
 
 
-def test_address_where_nobody_answers_is_one_sentence():
+def test_address_without_an_answer_is_one_sentence():
     with pytest.raises(
         ClusterUnreachableError,
         match=r"a Ray cluster must answer at 'http://127\.0\.0\.1:1', got Connection refused",
@@ -138,7 +138,7 @@ class TestOnACluster:
         assert (listed.status, listed.exit_code) == ("SUCCEEDED", 0)
 
     @pytest.mark.slow
-    def test_job_that_fails_ends_with_its_exit_code_and_may_be_submitted_anew(
+    def test_job_that_fails_ends_with_its_exit_code_and_may_be_submitted_again(
         self, ray_head: Any, config: Path
     ):
         config.write_text(config.read_text().replace("corpus.parquet", "absent.parquet"))
@@ -301,7 +301,7 @@ def test_job_that_never_ran_says_why(fake_server: Callable[..., JobServer]):
         server.follow("j", lambda _: None)
 
 
-def test_lost_connection_is_made_anew_and_no_line_is_written_twice(fake_server: Callable[..., JobServer]):
+def test_lost_connection_is_made_again_and_no_line_is_written_twice(fake_server: Callable[..., JobServer]):
     server = fake_server('stage=encode\n{"encoded": 3}\n', status="SUCCEEDED", driver_exit_code=0)
     server._client.drops = 2
     written: list[str] = []
