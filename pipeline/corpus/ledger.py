@@ -168,8 +168,10 @@ class Ledger:
         return self._list(f"shard = {shard:d} AND state = {_SEEN_ENCODED}")
 
     def _list(self, condition: str) -> Iterator[list[str]]:
-        with contextlib.closing(self._connection.cursor()) as cursor, _sqlite_errors():
-            cursor.execute(f"SELECT doc_id FROM documents WHERE {condition} ORDER BY doc_id")  # noqa: S608 (constants of this file)
+        with _sqlite_errors():
+            cursor = self._connection.execute(
+                f"SELECT doc_id FROM documents WHERE {condition} ORDER BY doc_id"  # noqa: S608 (constants of this file)
+            )
             while rows := cursor.fetchmany(LIST_ROWS):
                 yield [doc_id for (doc_id,) in rows]
 
