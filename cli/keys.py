@@ -144,7 +144,7 @@ def _restriction(root: Path, collections: tuple[str, ...], filters: tuple[str, .
     from pipeline.search.filters import parse_filter
 
     schemas = [
-        open_latest_intact_generation(CollectionLayout(root, name), check_hashes=False).document_table.schema
+        open_latest_intact_generation(CollectionLayout(root, name), check_hashes=False).document_schema
         for name in collections
     ]
     parsed = [parse_filter(filters, schema) for schema in schemas]

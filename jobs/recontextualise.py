@@ -29,8 +29,8 @@ from pipeline.context.drift import measure_drift
 from pipeline.corpus.staging import stage_stored
 from pipeline.index.lance_index import DOCUMENTS, LanceTables
 from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import collection_status
 from pipeline.index.publish import prepare_writer
+from pipeline.index.status import collection_status
 from pipeline.types import ProgressListener, silent_progress, staged_schema
 
 WORK = "recontextualise"

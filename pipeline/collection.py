@@ -22,12 +22,13 @@ from pipeline.context.store import ContextSet
 from pipeline.errors import CollectionNotFoundError, ConfigError, FingerprintMismatchError
 from pipeline.index.generation import Generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout, list_states
-from pipeline.index.maintenance import collection_status
+from pipeline.index.status import collection_status
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
 from pipeline.model.folders.names import describe_model, model_folder
 from pipeline.search.filters import parse_filter
-from pipeline.search.rerank import reranked, widened
+from pipeline.search.options import SearchOptions
 from pipeline.search.searcher import Searcher
+from pipeline.search.served import require_encoder
 from pipeline.types import Document, Granularity, QueryEncoder, Reranker, SearchResult
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Collection:
         """Rank documents for a query, each with its best passages, or with those of the best within ``max_characters``.
 
         The options are those of :class:`pipeline.search.options.SearchOptions`. ``rerank`` names a
-        cross-encoder, by name or folder, that judges the passages of the best documents anew
+        cross-encoder, by name or folder, that judges the passages of the best documents again
         (:mod:`pipeline.search.rerank`); needs the extra ``rerank``.
         """
         return self.search_batch(
@@ -113,20 +114,9 @@ class Collection:
         self, queries: Sequence[str], *, rerank: str | Reranker | None = None, **options: Any
     ) -> list[SearchResult]:
         """Answer several queries with one encoder pass; the options are those of :meth:`search`."""
-        if rerank is None:
-            return self._search_batch(queries, options)
-        wider = widened(options)
+        asked = SearchOptions(**options)
         reranker = self._reranker(rerank) if isinstance(rerank, str) else rerank
-        return [reranked(result, reranker, options) for result in self._search_batch(queries, wider)]
-
-    def _search_batch(self, queries: Sequence[str], options: Mapping[str, Any]) -> list[SearchResult]:
-        try:
-            return self._searcher().search_batch(queries, **options)
-        except FingerprintMismatchError:
-            if self._given_encoder is not None:
-                raise
-            self._opened = None  # another generation came with another context: its encoder is built anew
-            return self._searcher().search_batch(queries, **options)
+        return self._searcher().answer(queries, asked, reranker)
 
     def _reranker(self, model: str) -> Reranker:
         if model not in self._rerankers:
@@ -134,7 +124,7 @@ class Collection:
 
             self._rerankers = {
                 model: CrossEncoderReranker(model)
-            }  # one: whoever changes models seldom goes back
+            }  # one is kept: models are rarely changed back
         return self._rerankers[model]
 
     def read_document(self, doc_id: str) -> Document | None:
@@ -143,7 +133,7 @@ class Collection:
 
     def parse_filters(self, expressions: Sequence[str]) -> dict[str, Any] | None:
         """Turn ``column=value`` expressions into a filter tree, values typed as their columns are."""
-        return parse_filter(expressions, self._searcher().generation.document_table.schema)
+        return parse_filter(expressions, self._searcher().generation.document_schema)
 
     def status(self) -> dict[str, Any]:
         """Describe what is served, how it was built, and how far the corpus has drifted from its context."""
@@ -175,25 +165,15 @@ class Collection:
 
     def _searcher(self) -> Searcher:
         if self._opened is None:
-            if self._given_encoder is not None:
-                self._opened = Searcher(self.layout, self._given_encoder)
-            else:
-                generation = open_latest_intact_generation(self.layout)
-                encoder = load_query_encoder(generation)
-                try:
-                    self._opened = Searcher(self.layout, encoder)
-                except FingerprintMismatchError as error:
-                    model = describe_model(generation.manifest.settings["encoder"]["model"])
-                    raise FingerprintMismatchError(
-                        f"{error}; its model is {model}: where another folder holds the weights it was "
-                        "built with, "
-                        f"ingest again with `--model FOLDER`"
-                    ) from error
+            self._opened = Searcher(self.layout, self._given_encoder or load_query_encoder)
         return self._opened
 
 
 def load_query_encoder(generation: Generation) -> TextEncoder:
-    """Build the encoder a generation's manifest describes, with the context it stores when the encoder reads one."""
+    """Build the encoder a generation's manifest describes, with the stored context where the encoder reads one.
+
+    A model whose weights have changed since raises :class:`FingerprintMismatchError`.
+    """
     from pipeline.encode.text_encoder import TextEncoder  # torch comes in here, and only here
 
     # A search encodes one short row, for which no other backend is worth its compilation or being installed.
@@ -206,7 +186,15 @@ def load_query_encoder(generation: Generation) -> TextEncoder:
         ) from error
     with generation.layout.naming_damage():
         context = ContextSet.read(generation.folder / "context.arrow") if config.use_context else None
-    return TextEncoder(config, context)
+    encoder = TextEncoder(config, context)
+    try:
+        require_encoder(generation, encoder)
+    except FingerprintMismatchError as error:
+        raise FingerprintMismatchError(
+            f"{error}; its model is {describe_model(config.model)}: where another folder holds the weights it "
+            "was built with, ingest again with `--model FOLDER`"
+        ) from error
+    return encoder
 
 
 def list_statuses(root: str | Path | None = None) -> list[dict[str, Any]]:

@@ -14,8 +14,9 @@ Clarke & Büttcher 2009.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int64
@@ -25,15 +26,22 @@ from pipeline.evaluate.evidence import BUDGETS, Spans
 from pipeline.evaluate.lexical import LexicalHits, Lexicon
 from pipeline.evaluate.measures import RUN_DEPTH, RankedDocuments
 from pipeline.evaluate.passages import Passages, best_passages, window_passages
-from pipeline.evaluate.systems import System
+from pipeline.evaluate.systems import Ranking, System
 from pipeline.index.generation import sampled_chunks
-from pipeline.search.fusion import Fusion, Scale, passage_scores, weighted_mean
+from pipeline.search.fusion import document_scores, passage_scores
 from pipeline.search.options import SearchOptions
 from pipeline.search.windows import default_window
 
 RRF_K = 60
 NUM_CANDIDATES = SearchOptions(top_k=RUN_DEPTH).num_candidates
 """Length of each list that feeds a fusion: that of a search for as many documents as a run holds."""
+AS_SEARCHED: Final[Mapping[Ranking, SearchOptions]] = {
+    "document": SearchOptions(granularity="document", hybrid=False),
+    "chunk": SearchOptions(granularity="chunk", hybrid=False),
+    "fused": SearchOptions(granularity="both", hybrid=False),
+    "fused+bm25": SearchOptions(granularity="both", hybrid=True),
+}
+"""The rankings that a search offers, and the options that ask for them; the others are baselines."""
 BLOCK_QUERIES = 32
 """Queries scored at once: 15 MB at 120,000 chunks."""
 
@@ -102,18 +110,15 @@ class SetRanker:
             scores_P = self._lexical_passage_scores(system, query, cosines)
         else:
             scores_P = passage_scores(
-                cosines.passage_P, None if system.ranking == "chunk" else scores_N[passages.document_P]
+                AS_SEARCHED[system.ranking], cosines.passage_P, scores_N[passages.document_P]
             )
         return Answer(documents=ranked, passages=best_passages(scores_P, passages, max(BUDGETS)))
 
     def _document_scores(self, system: System, query: int, cosines: _Cosines) -> Float64[np.ndarray, " N"]:
         """Score every document; minus infinity where a document is no candidate."""
-        if system.ranking == "document":
-            return cosines.document_N.astype(np.float64)
-        if system.ranking == "chunk":
-            return cosines.best_N.astype(np.float64)
-        if system.ranking == "fused":
-            return _dense(cosines)
+        if system.ranking in AS_SEARCHED:
+            own = {"document": cosines.document_N, "chunk": cosines.best_N}
+            return document_scores(AS_SEARCHED[system.ranking], own)[0]
         found, bm25 = _hits(self._document_bm25, query)
         if system.ranking == "bm25":
             return _spread(found, bm25, len(cosines.document_N))
@@ -125,7 +130,7 @@ class SetRanker:
     ) -> Answer:
         """Answer as a hybrid search does, from its candidates and with its fusion."""
         assert self._lexicon is not None, "a system that ranks with BM25 of passages was given none"
-        dense_N, firsts = _dense(cosines), self._encoded.chunk_offsets[:-1]
+        options, firsts = AS_SEARCHED[system.ranking], self._encoded.chunk_offsets[:-1]
         words_M = self._lexicon.passages(query, default_window(system.encoding.encoder.landmark_interval))
         words_N = np.maximum.reduceat(words_M, firsts)
         found, bm25 = (hits[:NUM_CANDIDATES] for hits in _hits(self._lexicon.documents, query))
@@ -136,42 +141,25 @@ class SetRanker:
             self._best(scores, NUM_CANDIDATES).positions for scores in (cosines.document_N, cosines.best_N)
         )
         candidates = np.unique(np.concatenate([found, by_words, *by_vector]))
-        bm25_N = _spread(found, bm25, len(dense_N), 0.0)
-        fusion = self._fusion(query, dense_N[candidates], bm25_N[candidates], words_N[candidates])
-        scores_N = np.full(len(dense_N), -np.inf)
-        scores_N[candidates] = dense_N[candidates]
-        if fusion is not None:
-            scores_N[candidates] = fusion.documents(
-                dense_N[candidates], bm25_N[candidates], words_N[candidates]
-            )
+        bm25_N = _spread(found, bm25, len(cosines.document_N), 0.0)
+        scores_N = np.full(len(cosines.document_N), -np.inf)
+        scores_N[candidates], fusion = document_scores(
+            options,
+            {"document": cosines.document_N[candidates], "chunk": cosines.best_N[candidates]},
+            bm25_N=_any(bm25_N[candidates]),
+            passage_bm25_N=_any(words_N[candidates]),
+            average_chunk=float(self._mean_chunk_V @ self._encoded.query_vectors_QV[query]),
+        )
         ranked = self._best(scores_N, depth)
         if passages is None:
             return Answer(documents=ranked, passages=None)
         own_P = cosines.passage_P
         if fusion is not None:
             own_M = self._lexicon.passages(query, system.window_chunks)
-            fusion = replace(fusion, passage_bm25=Scale.of(own_M, floor=0.0) if own_M.any() else None)
+            fusion = fusion.with_windows(_any(own_M))
             own_P = fusion.passages(cosines.passage_P, own_M[passages.first_chunk_P])
-        scores_P = passage_scores(own_P, scores_N[passages.document_P])
+        scores_P = passage_scores(options, own_P, scores_N[passages.document_P])
         return Answer(documents=ranked, passages=best_passages(scores_P, passages, max(BUDGETS)))
-
-    def _fusion(
-        self,
-        query: int,
-        dense_C: Float64[np.ndarray, " C"],
-        bm25_C: Float64[np.ndarray, " C"],
-        words_C: Float32[np.ndarray, " C"],
-    ) -> Fusion | None:
-        if not bm25_C.any() and not words_C.any():
-            return None
-        options = SearchOptions()
-        return Fusion(
-            dense=Scale.of(dense_C, floor=float(self._mean_chunk_V @ self._encoded.query_vectors_QV[query])),
-            bm25=Scale.of(bm25_C, floor=0.0) if bm25_C.any() else None,
-            passage_bm25=Scale.of(words_C, floor=0.0) if words_C.any() else None,
-            dense_weight=options.weight("document") + options.weight("chunk"),
-            bm25_weight=options.weight("bm25"),
-        )
 
     def _lexical_passage_scores(
         self, system: System, query: int, cosines: _Cosines
@@ -202,11 +190,9 @@ class _Cosines:
     passage_P: Float32[np.ndarray, " P"]
 
 
-def _dense(cosines: _Cosines) -> Float64[np.ndarray, " N"]:
-    options = SearchOptions()
-    return weighted_mean(
-        [cosines.document_N, cosines.best_N], [options.weight("document"), options.weight("chunk")]
-    )
+def _any(bm25_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"] | None:
+    """Return BM25 scores, None where no word was found."""
+    return bm25_N if bm25_N.any() else None
 
 
 def _hits(hits: LexicalHits | None, query: int) -> tuple[Int64[np.ndarray, " A"], Float32[np.ndarray, " A"]]:

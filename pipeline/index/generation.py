@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import lance
-import lancedb
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Int32, Int64, UInt64
@@ -25,7 +25,6 @@ from pipeline.durable import sha256_of_file, storage_errors
 from pipeline.errors import DamageError, IntegrityError
 from pipeline.index.faiss_index import open_faiss_index
 from pipeline.index.lance_files import damaged_lance_files, read_lance_files
-from pipeline.index.lance_index import DOCUMENTS, TABLES, open_pinned_table
 from pipeline.index.layout import (
     CHUNKS_ARROW,
     CHUNKS_FAISS,
@@ -39,7 +38,11 @@ from pipeline.index.passage_bm25 import PassageBM25
 from pipeline.index.passage_terms import open_passage_terms
 from pipeline.index.position_files import CHUNK_POSITIONS_SCHEMA, DOCUMENT_POSITIONS_SCHEMA, open_positions
 from pipeline.index.protocol import VectorIndex
+from pipeline.index.tables import DOCUMENTS, TABLES, open_pinned_dataset, open_pinned_table
 from pipeline.manifest import FileRecord, Manifest
+
+if TYPE_CHECKING:
+    import lancedb
 
 SAMPLED_CHUNKS = 4_096
 """Chunks that stand for the corpus where an average will do."""
@@ -99,7 +102,7 @@ class Generation:
     positions: pa.RecordBatch
     spans: pa.RecordBatch
     passage_terms: pa.RecordBatch | None
-    document_table: lancedb.table.Table
+    dataset: lance.LanceDataset
     held_files: HeldFiles
     warning: str | None = None
 
@@ -117,6 +120,20 @@ class Generation:
     def num_documents(self) -> int:
         """Count the documents."""
         return self.positions.num_rows
+
+    @cached_property
+    def document_schema(self) -> pa.Schema:
+        """The documents table's schema."""
+        return self.dataset.schema
+
+    @cached_property
+    def document_table(self) -> lancedb.table.Table:
+        """The pinned documents table as LanceDB has it, for filters.
+
+        All else asks ``dataset``: a take or a full-text query there costs a third of one through the table,
+        which waits on a background thread.
+        """
+        return open_pinned_table(self.layout, DOCUMENTS, self.manifest.lance_versions[DOCUMENTS])
 
     @cached_property
     def doc_ids(self) -> pa.LargeStringArray:
@@ -212,7 +229,7 @@ class Generation:
         """
         unique, inverse = np.unique(np.asarray(positions, dtype=np.int64), return_inverse=True)
         asked = ["doc_id", *(name for name in columns if name != "doc_id")]
-        rows = self._dataset.take(unique.tolist(), columns=asked)
+        rows = self.dataset.take(unique.tolist(), columns=asked)
         # A position is a row's place in the scan: should Lance ever count otherwise, no document may pass for
         # another.
         if rows.column("doc_id").to_pylist() != self.doc_ids.take(pa.array(unique)).to_pylist():
@@ -224,22 +241,13 @@ class Generation:
 
     def match_documents(self, query: FullTextQuery, limit: int) -> pa.Table:
         """Return ``_rowid`` and ``_score`` of the best documents for a full-text query, best first."""
-        scanner = self._dataset.scanner(
+        scanner = self.dataset.scanner(
             columns=["_score"],
             with_row_id=True,
             full_text_query=query,
             limit=limit,
         )
         return scanner.to_table()
-
-    @cached_property
-    def _dataset(self) -> lance.LanceDataset:
-        # A take or a full-text query through this handle costs a third of one through the table's, which
-        # waits on a background thread.
-        return lance.dataset(
-            str(self.layout.lance_folder / f"{DOCUMENTS}.lance"),
-            version=self.manifest.lance_versions[DOCUMENTS],
-        )
 
 
 def sampled_chunks(count: int) -> Int64[np.ndarray, " S"]:
@@ -362,6 +370,6 @@ def _open_files(layout: CollectionLayout, number: int, check_hashes: bool) -> Ge
         passage_terms=open_passage_terms(folder / PASSAGES_ARROW)
         if PASSAGES_ARROW in manifest.files
         else None,
-        document_table=open_pinned_table(layout, DOCUMENTS, manifest.lance_versions[DOCUMENTS]),
+        dataset=open_pinned_dataset(layout, DOCUMENTS, manifest.lance_versions[DOCUMENTS]),
         held_files=HeldFiles(folder, manifest.files),
     )

@@ -30,12 +30,10 @@ from pipeline.index.allocator import returning_freed_memory
 from pipeline.index.checked_batches import CheckedBatches
 from pipeline.index.lance_errors import lance_errors
 from pipeline.index.layout import CollectionLayout, generation_tag
+from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES, TEXT_INDEX_COLUMNS
 from pipeline.types import chunks_schema, documents_schema
 
-DOCUMENTS, CHUNKS = "documents", "chunks"
-TABLES = (DOCUMENTS, CHUNKS)
 PRIMARY_KEYS = {DOCUMENTS: "doc_id", CHUNKS: "chunk_id"}
-TEXT_INDEX_COLUMNS = ("text", "title")
 
 MAX_IDS_A_DELETE = 1_000
 """Longer IN lists make Lance's planner the slowest part of a deletion."""
@@ -369,16 +367,6 @@ class LanceTables:
                         f"text index `{index.name}` must cover every row, got {unindexed} rows left out; "
                         "run the same command again"
                     )
-
-
-def open_pinned_table(layout: CollectionLayout, name: str, version: int) -> lancedb.table.Table:
-    """Open a table at a version, where it stays; a version that is gone raises :class:`IntegrityError`."""
-    try:
-        table = lancedb.connect(str(layout.lance_folder)).open_table(name)
-        table.checkout(version)
-    except (ValueError, RuntimeError, OSError) as error:
-        raise layout.damaged(f"version {version} of table `{name}` cannot be opened") from error
-    return table
 
 
 def vectors_of(column: pa.FixedSizeListArray) -> Float32[np.ndarray, "N V"]:

@@ -8,11 +8,11 @@ Quantised indexes return approximate vectors, and the scores are exact for those
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32, Int64
 
 from pipeline.index.generation import Generation
 from pipeline.index.protocol import NO_POSITION
@@ -26,25 +26,6 @@ BLOCK_CHUNKS = 16_384
 """Chunk vectors decoded at once; a single longer document is still decoded whole."""
 BLOCK_WINDOWS = 4_096
 """Windows of a long document formed at once: 6 MB of sums at 384 dimensions."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChunkScores:
-    """Cosines of all chunks of some documents: those of document i are ``scores[offsets[i] .
-
-    Offsets[i + 1]]``, by ordinal.
-    """
-
-    scores: Float32[np.ndarray, " M"]
-    offsets: Int64[np.ndarray, " N_plus_1"]
-
-    def best(self) -> Float32[np.ndarray, " N"]:
-        """Return each document's best chunk."""
-        return np.maximum.reduceat(self.scores, self.offsets[:-1]) if len(self.offsets) > 1 else self.scores
-
-    def of(self, index: int) -> Float32[np.ndarray, " _"]:
-        """Return the scores of one document's chunks."""
-        return self.scores[self.offsets[index] : self.offsets[index + 1]]
 
 
 def chunk_positions(generation: Generation, documents: Int64[np.ndarray, " A"]) -> Int64[np.ndarray, " B"]:
@@ -115,11 +96,11 @@ def documents_of_chunks(generation: Generation, chunks: Int64[np.ndarray, " A"])
 def best_of_documents(
     generation: Generation, scores_M: Float32[np.ndarray, " M"], positions: Int64[np.ndarray, " N"]
 ) -> Float32[np.ndarray, " N"]:
-    """Return the best score among each document's chunks; ``scores_M`` are those of all chunks."""
+    """Return the best score of each document; ``scores_M`` are those of its chunks, one document after another."""
     if not len(positions):
         return np.empty(0, dtype=np.float32)
     counts = generation.chunk_offsets[positions + 1] - generation.chunk_offsets[positions]
-    return np.maximum.reduceat(scores_M[chunk_positions(generation, positions)], np.cumsum(counts) - counts)
+    return np.maximum.reduceat(scores_M, np.cumsum(counts) - counts)
 
 
 def merge_nominees(
@@ -148,34 +129,36 @@ def score_documents(
 
 def score_chunks(
     generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"]
-) -> ChunkScores:
-    """Return the cosine of every chunk of each document; ``positions`` ascend."""
+) -> Float32[np.ndarray, " M"]:
+    """Return the cosine of every chunk of each document, one document after another; ``positions`` ascend."""
     firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
     scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
     for start, stop in _blocks(ends - firsts):
         scores.append(
             generation.chunks.reconstruct(chunk_positions(generation, positions[start:stop])) @ vector_V
         )
-    return ChunkScores(scores=np.concatenate(scores), offsets=np.concatenate([[0], np.cumsum(ends - firsts)]))
+    return np.concatenate(scores)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WindowScores:
-    """Cosines of all windows of some documents, in order: window w covers chunks ``first[w] : end[w]`` of the collection.
+class ScoredWindows:
+    """All windows of some documents, in order, with their scores and the parts those were made of.
 
-    ``owner`` is its document's index among those asked for.
+    Window w covers chunks ``first[w] : end[w]`` of the collection; ``owner`` is its document's index among
+    those asked for.
     """
 
-    scores: Float32[np.ndarray, " W"]
     owner: Int64[np.ndarray, " W"]
     first: Int64[np.ndarray, " W"]
     end: Int64[np.ndarray, " W"]
+    scores: Float[np.ndarray, " W"]
+    parts: Mapping[str, Float32[np.ndarray, " W"]]
 
 
 def score_windows(
     generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"], size: int
-) -> WindowScores:
-    """Return the score of every window of ``size`` chunks of each document."""
+) -> ScoredWindows:
+    """Return every window of ``size`` chunks of each document, scored by its cosine."""
     firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
     num_windows = np.maximum(ends - firsts - size, 0) + 1
     owner = np.repeat(np.arange(len(positions)), num_windows)
@@ -189,8 +172,13 @@ def score_windows(
         else:
             vectors_MV = generation.chunks.reconstruct(chunk_positions(generation, positions[start:stop]))
             scores.append(window_scores_of_documents(vectors_MV, (ends - firsts)[start:stop], vector_V, size))
-    return WindowScores(
-        scores=np.concatenate(scores), owner=owner, first=first, end=np.minimum(first + size, ends[owner])
+    cosines = np.concatenate(scores)
+    return ScoredWindows(
+        owner=owner,
+        first=first,
+        end=np.minimum(first + size, ends[owner]),
+        scores=cosines,
+        parts={"chunk": cosines},
     )
 
 

@@ -6,8 +6,6 @@ import datetime as dt
 from collections.abc import Mapping
 from typing import Any
 
-import pyarrow as pa
-
 from pipeline.index.generation import Generation
 from pipeline.search.filters import compile_filter, compile_restriction
 from pipeline.search.hits import read_rows
@@ -17,12 +15,12 @@ from pipeline.types import RESERVED_COLUMNS, Document
 
 def read_document(
     generation: Generation,
-    schema: pa.Schema,
     doc_id: str,
     restriction: Mapping[str, Any] | None,
     timeout: dt.timedelta | None,
 ) -> Document | None:
     """Return the document of this id that matches ``restriction``, None where there is none."""
+    schema = generation.document_schema
     wanted = compile_filter({"type": "eq", "key": "doc_id", "value": doc_id}, schema)
     where = wanted if restriction is None else compile_restriction(restriction, schema).and_(wanted)
     positions = allowed_documents(generation, where, timeout)
@@ -42,11 +40,11 @@ def read_document(
 
 def count_documents(
     generation: Generation,
-    schema: pa.Schema,
     restriction: Mapping[str, Any] | None,
     timeout: dt.timedelta | None,
 ) -> int:
     """Count the documents that match ``restriction``."""
     if restriction is None:
         return generation.num_documents
-    return len(allowed_documents(generation, compile_restriction(restriction, schema), timeout))
+    where = compile_restriction(restriction, generation.document_schema)
+    return len(allowed_documents(generation, where, timeout))

@@ -13,11 +13,22 @@ margins away. With all-MiniLM-L6-v2 and 128-token chunks, nDCG@10 on SQuAD passa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
+
+from pipeline.search.options import SearchOptions
+from pipeline.types import Granularity
+
+COSINES_OF: Final[Mapping[Granularity, tuple[str, ...]]] = {
+    "document": ("document",),
+    "chunk": ("chunk",),
+    "both": ("document", "chunk"),
+}
+"""The cosines that a document's dense score is the weighted mean of."""
 
 
 def weighted_mean(
@@ -93,6 +104,13 @@ class Fusion:
             [self.dense_weight, self.bm25_weight],
         )
 
+    def with_windows(self, bm25_M: Float[np.ndarray, " M"] | None) -> Fusion:
+        """Return the fusion for passages of another size than those that rank documents.
+
+        ``bm25_M`` is the BM25 of all of them, None where no word was found in any.
+        """
+        return replace(self, passage_bm25=None if bm25_M is None else Scale.of(bm25_M, floor=0.0))
+
     def passages(
         self, cosine_W: Float[np.ndarray, " W"], bm25_W: Float[np.ndarray, " W"] | None
     ) -> Float64[np.ndarray, " W"]:
@@ -105,11 +123,41 @@ class Fusion:
         )
 
 
+def document_scores(
+    options: SearchOptions,
+    cosines: Mapping[str, Float[np.ndarray, " N"]],
+    *,
+    bm25_N: Float[np.ndarray, " N"] | None = None,
+    passage_bm25_N: Float[np.ndarray, " N"] | None = None,
+    average_chunk: float = 0.0,
+) -> tuple[Float64[np.ndarray, " N"], Fusion | None]:
+    """Return the candidates' scores, and how BM25 was fused into them (None: it was not).
+
+    ``cosines`` has the parts that :data:`COSINES_OF` names, ``average_chunk`` is what an average chunk of the
+    corpus scores; BM25 alone needs it. A BM25 is None where it has no say or no word was found.
+    """
+    parts = COSINES_OF[options.granularity]
+    weights = [options.weight(part) for part in parts] if len(parts) > 1 else [1.0]
+    dense_N = weighted_mean([cosines[part] for part in parts], weights)
+    if bm25_N is None and passage_bm25_N is None:
+        return dense_N, None
+    fusion = Fusion(
+        dense=Scale.of(dense_N, floor=average_chunk),
+        bm25=None if bm25_N is None else Scale.of(bm25_N, floor=0.0),
+        passage_bm25=None if passage_bm25_N is None else Scale.of(passage_bm25_N, floor=0.0),
+        dense_weight=options.weight("document") + options.weight("chunk"),
+        bm25_weight=options.weight("bm25"),
+    )
+    return fusion.documents(dense_N, bm25_N, passage_bm25_N), fusion
+
+
 def passage_scores(
-    own_W: Float[np.ndarray, " W"], document_W: Float64[np.ndarray, " W"] | None
+    options: SearchOptions, own_W: Float[np.ndarray, " W"], document_W: Float64[np.ndarray, " W"]
 ) -> Float64[np.ndarray, " W"]:
-    """Score passages: half by themselves and half by their document's score, where documents count (not None)."""
-    return np.asarray(own_W, dtype=np.float64) if document_W is None else (own_W + document_W) / 2.0
+    """Score passages: half by themselves, half by their document; by themselves where chunks alone rank."""
+    if options.granularity == "chunk":
+        return np.asarray(own_W, dtype=np.float64)
+    return (own_W + document_W) / 2.0
 
 
 def best_first(

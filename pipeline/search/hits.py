@@ -15,31 +15,35 @@ import pyarrow as pa
 from pipeline.index.generation import Generation
 from pipeline.search.lexical import lance_errors
 from pipeline.search.passages import ChosenPassage
-from pipeline.search.plan import Plan
+from pipeline.search.prepared import PreparedSearch
 from pipeline.search.ranking import Ranking
 from pipeline.types import RESERVED_COLUMNS, Hit, Passage
 
 
-def make_hits(plan: Plan, rankings: Sequence[Ranking]) -> list[tuple[Hit, ...]]:
+def make_hits(search: PreparedSearch, rankings: Sequence[Ranking]) -> list[tuple[Hit, ...]]:
     """Return the hits of each ranking, in its order; a document that several rankings return is read once."""
-    metadata = [name for name in plan.schema.names if name not in RESERVED_COLUMNS]
-    columns = ["doc_id", "title", *(["text"] if plan.options.passages else []), *metadata]
+    metadata = [name for name in search.generation.document_schema.names if name not in RESERVED_COLUMNS]
+    columns = ["doc_id", "title", *(["text"] if search.options.passages else []), *metadata]
     positions = np.concatenate([ranking.positions for ranking in rankings])
-    rows = iter(read_rows(plan.generation, positions, columns) if len(positions) else [])
+    rows = iter(read_rows(search.generation, positions, columns) if len(positions) else [])
     return [
-        tuple(_make_hit(plan, ranking, rank, next(rows), metadata) for rank in range(len(ranking.positions)))
+        tuple(
+            _make_hit(search, ranking, rank, next(rows), metadata) for rank in range(len(ranking.positions))
+        )
         for ranking in rankings
     ]
 
 
-def _make_hit(plan: Plan, ranking: Ranking, rank: int, row: dict[str, Any], metadata: Sequence[str]) -> Hit:
+def _make_hit(
+    search: PreparedSearch, ranking: Ranking, rank: int, row: dict[str, Any], metadata: Sequence[str]
+) -> Hit:
     return Hit(
         doc_id=row["doc_id"],
         title=row["title"],
         score=float(ranking.scores[rank]),
         scores=ranking.parts[rank],
         metadata={name: row[name] for name in metadata},
-        passages=tuple(_cut(plan.generation, passage, row["text"]) for passage in ranking.passages[rank]),
+        passages=tuple(_cut(search.generation, passage, row["text"]) for passage in ranking.passages[rank]),
     )
 
 

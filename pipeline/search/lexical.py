@@ -11,18 +11,19 @@ import contextlib
 import datetime as dt
 from collections import Counter
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
 from lance import query as dataset_query
-from lancedb import query as table_query
-from lancedb.expr import Expr
 
 from pipeline.errors import StorageError, TryAgainError
 from pipeline.index.generation import Generation
-from pipeline.index.lance_index import TEXT_INDEX_COLUMNS
 from pipeline.index.layout import CollectionLayout
+from pipeline.index.tables import TEXT_INDEX_COLUMNS
+
+if TYPE_CHECKING:
+    from lancedb.expr import Expr
 
 MAX_WORDS = 128
 """Words of a query that reach BM25.
@@ -30,7 +31,7 @@ MAX_WORDS = 128
 Nothing cuts it short, and its cost grows with them (7 ms at 128, 70 ms at 1,000, 20,000 documents).
 """
 MAX_REPEATS = 3
-"""How often one word counts; LanceDB scores every repeat anew (a word repeated 1,000 times took 0.4 s)."""
+"""How often one word counts; LanceDB scores every repeat (a word repeated 1,000 times took 0.4 s)."""
 
 ROW_ID, SCORE = "_rowid", "_score"
 
@@ -89,6 +90,8 @@ def bm25_documents(
         if where is None:
             found = generation.match_documents(match_any_word(query, TEXT_INDEX_COLUMNS), limit)
         else:
+            from lancedb import query as table_query  # see `filters`
+
             # The dataset takes a filter as SQL alone, and refuses some that the table resolves: a whole
             # number compared with 1e-231.
             search = generation.document_table.search(
@@ -127,8 +130,8 @@ def allowed_documents(
     """Return the positions of all documents a filter matches, ascending."""
     if not generation.num_documents:
         return np.empty(0, dtype=np.int64)
-    search = generation.document_table.search().where(where)
     with lance_errors("reading the filter's documents", generation.layout):
+        search = generation.document_table.search().where(where)
         found = (
             search.with_row_id(True)
             .select([ROW_ID])

@@ -13,19 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 
-from pipeline.search.candidates import WindowScores
+from pipeline.search.candidates import ScoredWindows
 from pipeline.search.windows import choose_windows, new_pieces
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScoredWindows:
-    """All windows of some documents with their scores and the parts those were made of."""
-
-    windows: WindowScores
-    scores: Float64[np.ndarray, " W"]
-    parts: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,15 +36,12 @@ def best_of_each(
     scored: ScoredWindows, num_documents: int, size: int, limit: int
 ) -> list[list[ChosenPassage]]:
     """Return each document's best windows that share no chunk, best first, ties by place."""
-    bounds = np.searchsorted(scored.windows.owner, np.arange(num_documents + 1))
+    bounds = np.searchsorted(scored.owner, np.arange(num_documents + 1))
     chosen: list[list[ChosenPassage]] = []
     for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         own = [start + window for window in choose_windows(scored.scores[start:stop], size, limit)]
         chosen.append(
-            [
-                _passage(scored, window, int(scored.windows.first[window]), int(scored.windows.end[window]))
-                for window in own
-            ]
+            [_passage(scored, window, int(scored.first[window]), int(scored.end[window])) for window in own]
         )
     return chosen
 
@@ -71,8 +59,8 @@ def best_within(
     """
     chosen: dict[int, list[ChosenPassage]] = {}
     characters = 0
-    for window, first, end in new_pieces(scored.scores, scored.windows.first, scored.windows.end):
-        owner = int(scored.windows.owner[window])
+    for window, first, end in new_pieces(scored.scores, scored.first, scored.end):
+        owner = int(scored.owner[window])
         if owner not in chosen and len(chosen) == max_documents:
             continue
         characters += int(end_char[end - 1] - start_char[first])

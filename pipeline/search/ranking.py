@@ -29,7 +29,9 @@ import pyarrow as pa
 from jaxtyping import Float32, Float64, Int64
 
 from pipeline.search.candidates import (
+    ScoredWindows,
     best_of_documents,
+    chunk_positions,
     merge_nominees,
     nominate_by_chunk,
     nominate_by_document,
@@ -37,9 +39,9 @@ from pipeline.search.candidates import (
     score_documents,
     score_windows,
 )
-from pipeline.search.fusion import Fusion, Scale, best_first, passage_scores, weighted_mean
-from pipeline.search.passages import ChosenPassage, ScoredWindows, best_of_each, best_within
-from pipeline.search.plan import Plan, ReadAhead, WordScores, read_words
+from pipeline.search.fusion import COSINES_OF, Fusion, best_first, document_scores, passage_scores
+from pipeline.search.passages import ChosenPassage, best_of_each, best_within
+from pipeline.search.prepared import PreparedSearch, WordScores
 
 LEXICAL_PARTS = ("bm25", "passage_bm25")
 
@@ -60,71 +62,95 @@ class Ranking:
 NOTHING = Ranking(positions=np.empty(0, dtype=np.int64), scores=np.empty(0), parts=(), passages=())
 
 
-def rank_queries(plan: Plan, query_vectors: Float32[np.ndarray, "Q V"], ahead: ReadAhead) -> list[Ranking]:
-    """Rank documents for each query vector (L2-normalised), using BM25 where the text is known and ``hybrid`` asks for it."""
-    allowed = ahead.allowed
-    if plan.generation.num_documents == 0 or (allowed is not None and len(allowed) == 0):
+def rank_queries(search: PreparedSearch, query_vectors: Float32[np.ndarray, "Q V"]) -> list[Ranking]:
+    """Rank documents for each query vector (L2-normalised), with BM25 where texts are known and ``hybrid`` asks for it."""
+    if not search.num_allowed:
         return [NOTHING] * len(query_vectors)
     rankings: list[Ranking] = []
-    for index, lists in enumerate(_nominate(plan, query_vectors, allowed)):
-        words = read_words(plan, allowed, index) if index else ahead.words
-        rankings.append(_rank(plan, _Question(vector=query_vectors[index], words=words), lists))
+    for index, nominees in enumerate(_nominate(search, query_vectors)):
+        words = search.read_words(index) if index else search.first_words
+        rankings.append(_rank(search, _score(search, query_vectors[index], words, nominees)))
     return rankings
 
 
 def _nominate(
-    plan: Plan, query_vectors: Float32[np.ndarray, "Q V"], allowed: Int64[np.ndarray, " A"] | None
+    search: PreparedSearch, query_vectors: Float32[np.ndarray, "Q V"]
 ) -> list[tuple[Int64[np.ndarray, " _"], ...]]:
     """Return the dense candidate lists of each query."""
-    generation, options = plan.generation, plan.options
-    num_allowed = generation.num_documents if allowed is None else len(allowed)
+    generation, options, allowed = search.generation, search.options, search.allowed
     lists: list[list[Int64[np.ndarray, " _"]]] = []
-    if options.granularity != "chunk":
+    if "document" in COSINES_OF[options.granularity]:
+        num_documents = min(options.num_candidates, search.num_allowed)
+        lists.append(nominate_by_document(generation, query_vectors, num_documents, allowed))
+    if "chunk" in COSINES_OF[options.granularity]:
+        min_documents = min(options.min_documents, search.num_allowed)
         lists.append(
-            nominate_by_document(generation, query_vectors, min(options.num_candidates, num_allowed), allowed)
-        )
-    if options.granularity != "document":
-        lists.append(
-            nominate_by_chunk(
-                generation,
-                query_vectors,
-                options.num_candidates,
-                min(options.min_documents, num_allowed),
-                allowed,
-            )
+            nominate_by_chunk(generation, query_vectors, options.num_candidates, min_documents, allowed)
         )
     return list(zip(*lists, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Question:
-    """One query of a call: its vector, and its BM25 where that has a say."""
+class _Candidates:
+    """One query and all documents looked at for it, with their scores; ``fusion`` is None where BM25 has no say."""
 
     vector: Float32[np.ndarray, " V"]
     words: WordScores | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Candidates:
-    """All candidates of one query with their scores; ``fusion`` is None where no BM25 had a say."""
-
     positions: Int64[np.ndarray, " N"]
     scores: Float64[np.ndarray, " N"]
     parts: Mapping[str, Float32[np.ndarray, " N"]]
     fusion: Fusion | None
 
 
-def _rank(plan: Plan, question: _Question, nominees: Sequence[Int64[np.ndarray, " _"]]) -> Ranking:
-    candidates = _score(plan, question, nominees)
-    if plan.options.max_characters is None:
-        last = plan.options.offset + plan.options.top_k
-        best = _best_first(plan, candidates, _at_least_nth(candidates.scores, last))[
-            plan.options.offset : last
-        ]
-        passages = _passages_of_each(plan, question, candidates, best)
+def _score(
+    search: PreparedSearch,
+    vector_V: Float32[np.ndarray, " V"],
+    words: WordScores | None,
+    nominees: Sequence[Int64[np.ndarray, " _"]],
+) -> _Candidates:
+    """Score every nominated document."""
+    generation, options = search.generation, search.options
+    by_words = words.nominees if words else ()
+    positions = merge_nominees(generation, [*nominees, *by_words], options.min_documents)
+    parts: dict[str, Float32[np.ndarray, " N"]] = {}
+    if "document" in COSINES_OF[options.granularity]:
+        parts["document"] = score_documents(generation, positions, vector_V)
+    if "chunk" in COSINES_OF[options.granularity]:
+        chunk_scores = score_chunks(generation, positions, vector_V)
+        parts["chunk"] = best_of_documents(generation, chunk_scores, positions)
+    if words is not None and len(words.documents):
+        parts["bm25"] = _spread(positions, words.documents, words.scores)
+    if words is not None and words.passages is not None:
+        own_passages = words.passages[chunk_positions(generation, positions)]
+        parts["passage_bm25"] = best_of_documents(generation, own_passages, positions)
+    scores, fusion = document_scores(
+        options,
+        parts,
+        bm25_N=parts.get("bm25"),
+        passage_bm25_N=parts.get("passage_bm25"),
+        average_chunk=float(generation.mean_chunk_vector @ vector_V) if words else 0.0,
+    )
+    return _Candidates(
+        vector=vector_V, words=words, positions=positions, scores=scores, parts=parts, fusion=fusion
+    )
+
+
+def _rank(search: PreparedSearch, candidates: _Candidates) -> Ranking:
+    """Choose the documents and passages that are returned."""
+    options, generation = search.options, search.generation
+    if options.max_characters is None:
+        last = options.offset + options.top_k
+        best = _best_first(search, candidates, _at_least_nth(candidates.scores, last))[options.offset : last]
+        passages: Sequence[Sequence[ChosenPassage]] = [()] * len(best)
+        if options.passages:
+            windows = _score_windows(search, candidates, best)
+            passages = best_of_each(windows, len(best), search.window, options.passages)
     else:
-        found = _passages_within_budget(plan, question, candidates, plan.options.max_characters)
-        best = _best_first(plan, candidates, np.array(sorted(found), np.int64))
+        windows = _score_windows(search, candidates, np.arange(len(candidates.positions)))
+        found = best_within(
+            windows, generation.chunk_starts, generation.chunk_ends, options.max_characters, options.top_k
+        )
+        best = _best_first(search, candidates, np.array(sorted(found), np.int64))
         passages = [found[index] for index in best.tolist()]
     return Ranking(
         positions=candidates.positions[best],
@@ -136,58 +162,17 @@ def _rank(plan: Plan, question: _Question, nominees: Sequence[Int64[np.ndarray, 
 
 def _at_least_nth(scores_N: Float64[np.ndarray, " N"], count: int) -> Int64[np.ndarray, " _"]:
     """Return the indices of the ``count`` best scores and of what ties with the last of them."""
-    return (
-        np.flatnonzero(scores_N >= np.partition(scores_N, -count)[-count])
-        if len(scores_N) > count
-        else np.arange(len(scores_N))
-    )
+    if len(scores_N) <= count:
+        return np.arange(len(scores_N))
+    return np.flatnonzero(scores_N >= np.partition(scores_N, -count)[-count])
 
 
-def _best_first(plan: Plan, candidates: _Candidates, few: Int64[np.ndarray, " A"]) -> Int64[np.ndarray, " A"]:
+def _best_first(
+    search: PreparedSearch, candidates: _Candidates, few: Int64[np.ndarray, " A"]
+) -> Int64[np.ndarray, " A"]:
     """Order some candidates by score, ties by id."""
-    doc_ids = plan.generation.doc_ids.take(pa.array(candidates.positions[few])).to_pylist()
+    doc_ids = search.generation.doc_ids.take(pa.array(candidates.positions[few])).to_pylist()
     return few[best_first(candidates.scores[few], doc_ids, len(few))]
-
-
-def _score(plan: Plan, question: _Question, nominees: Sequence[Int64[np.ndarray, " _"]]) -> _Candidates:
-    generation, options, words = plan.generation, plan.options, question.words
-    positions = merge_nominees(
-        generation, [*nominees, *(words.nominees if words else ())], options.min_documents
-    )
-    parts: dict[str, Float32[np.ndarray, " N"]] = {}
-    if options.granularity != "chunk":
-        parts["document"] = score_documents(generation, positions, question.vector)
-    if options.granularity != "document":
-        parts["chunk"] = score_chunks(generation, positions, question.vector).best()
-    scores = weighted_mean(
-        list(parts.values()), [options.weight(part) for part in parts] if len(parts) > 1 else [1.0]
-    )
-    if words is not None and len(words.documents):
-        parts["bm25"] = _spread(positions, words.documents, words.scores)
-    if words is not None and words.passages is not None:
-        parts["passage_bm25"] = best_of_documents(generation, words.passages, positions)
-    fusion = _fusion(plan, question, scores, parts)
-    if fusion is not None:
-        scores = fusion.documents(scores, parts.get("bm25"), parts.get("passage_bm25"))
-    return _Candidates(positions=positions, scores=scores, parts=parts, fusion=fusion)
-
-
-def _fusion(
-    plan: Plan,
-    question: _Question,
-    dense_N: Float64[np.ndarray, " N"],
-    parts: Mapping[str, Float32[np.ndarray, " N"]],
-) -> Fusion | None:
-    scales = {part: Scale.of(parts[part], floor=0.0) for part in LEXICAL_PARTS if part in parts}
-    if not scales:
-        return None
-    return Fusion(
-        dense=Scale.of(dense_N, floor=float(plan.generation.mean_chunk_vector @ question.vector)),
-        bm25=scales.get("bm25"),
-        passage_bm25=scales.get("passage_bm25"),
-        dense_weight=plan.options.weight("document") + plan.options.weight("chunk"),
-        bm25_weight=plan.options.weight("bm25"),
-    )
 
 
 def _parts_of(parts: Mapping[str, Float32[np.ndarray, " N"]], index: int) -> dict[str, float]:
@@ -199,39 +184,21 @@ def _parts_of(parts: Mapping[str, Float32[np.ndarray, " N"]], index: int) -> dic
     }
 
 
-def _passages_of_each(
-    plan: Plan, question: _Question, candidates: _Candidates, best: Int64[np.ndarray, " K"]
-) -> Sequence[Sequence[ChosenPassage]]:
-    if not plan.options.passages:
-        return [()] * len(best)
-    scored = _score_passages(plan, question, candidates, best)
-    return best_of_each(scored, len(best), plan.window, plan.options.passages)
-
-
-def _passages_within_budget(
-    plan: Plan, question: _Question, candidates: _Candidates, max_characters: int
-) -> Mapping[int, Sequence[ChosenPassage]]:
-    scored = _score_passages(plan, question, candidates, np.arange(len(candidates.positions)))
-    return best_within(
-        scored, plan.generation.chunk_starts, plan.generation.chunk_ends, max_characters, plan.options.top_k
-    )
-
-
-def _score_passages(
-    plan: Plan, question: _Question, candidates: _Candidates, chosen: Int64[np.ndarray, " K"]
+def _score_windows(
+    search: PreparedSearch, candidates: _Candidates, chosen: Int64[np.ndarray, " K"]
 ) -> ScoredWindows:
-    """Score all windows of some candidates; ranked by chunks alone, a passage's document does not count."""
-    windows = score_windows(plan.generation, candidates.positions[chosen], question.vector, plan.window)
-    parts, own, fusion = {"chunk": windows.scores}, windows.scores, candidates.fusion
+    """Score all windows of some candidates."""
+    windows = score_windows(search.generation, candidates.positions[chosen], candidates.vector, search.window)
+    parts, own, fusion = dict(windows.parts), windows.scores, candidates.fusion
     if fusion is not None:
-        bm25 = question.words.windows if question.words else None
-        if plan.window != plan.ranking_window:
-            fusion = replace(fusion, passage_bm25=None if bm25 is None else Scale.of(bm25, floor=0.0))
+        bm25 = candidates.words.windows if candidates.words else None
+        if search.window != search.ranking_window:
+            fusion = fusion.with_windows(bm25)
         if bm25 is not None:
             parts["bm25"] = bm25[windows.first]
-        own = fusion.passages(windows.scores, parts.get("bm25"))
-    documents = None if plan.options.granularity == "chunk" else candidates.scores[chosen][windows.owner]
-    return ScoredWindows(windows=windows, scores=passage_scores(own, documents), parts=parts)
+        own = fusion.passages(parts["chunk"], parts.get("bm25"))
+    scores = passage_scores(search.options, own, candidates.scores[chosen][windows.owner])
+    return replace(windows, scores=scores, parts=parts)
 
 
 def _spread(

@@ -1,4 +1,4 @@
-"""Passages judged anew by a model that reads query and passage together: optional, slower, often better.
+"""Passages judged again by a model that reads query and passage together: optional, slower, often better.
 
     search, wider ─▶ passages ─▶ score(query, passage) ─▶ documents by their best passage, cut to what was asked for,
                                                           or the best passages that fit a budget of characters
@@ -9,9 +9,9 @@ documents at least. The model arrives as a protocol: nothing here knows one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -23,31 +23,28 @@ RERANK_DOCUMENTS: Final = 30
 """Documents whose passages are judged, where fewer are asked for."""
 
 
-def widened(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a search's keywords and return those that find what is to be judged."""
-    asked = SearchOptions(**options)
+def widened(asked: SearchOptions) -> SearchOptions:
+    """Return the options that find what is to be judged."""
     if asked.offset:
         raise ConfigError(
             f"reranking must come without an offset, got {asked.offset}; it judges the first page"
         )
-    return {
-        **options,
-        "top_k": max(asked.top_k, RERANK_DOCUMENTS),
-        "passages": max(asked.passages, 1),
-        "max_candidates": None
-        if asked.max_candidates is None
-        else max(asked.max_candidates, RERANK_DOCUMENTS),
-        "max_characters": None,
-    }
+    candidates = asked.max_candidates
+    return replace(
+        asked,
+        top_k=max(asked.top_k, RERANK_DOCUMENTS),
+        passages=max(asked.passages, 1),
+        max_candidates=None if candidates is None else max(candidates, RERANK_DOCUMENTS),
+        max_characters=None,
+    )
 
 
-def reranked(result: SearchResult, reranker: Reranker, options: Mapping[str, Any]) -> SearchResult:
-    """Order an answer to :func:`widened` options by the model's scores, and cut it to what ``options`` ask for.
+def reranked(result: SearchResult, reranker: Reranker, asked: SearchOptions) -> SearchResult:
+    """Order an answer to :func:`widened` options by the model's scores, and cut it to what was asked for.
 
     A passage's ``score`` is the model's, a document's that of its best passage; both have it among their
     parts as ``rerank``. Ties keep their order.
     """
-    asked = SearchOptions(**options)
     scores = _scores(result, reranker)
     judged = [_judged(hit, [next(scores) for _ in hit.passages]) for hit in result.hits if hit.passages]
     if asked.max_characters is not None:

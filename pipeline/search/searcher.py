@@ -1,21 +1,21 @@
 """Answer queries over one collection: the public face of stage 6.
 
-Checks what is asked, takes one generation, encodes all queries in one pass while ``plan`` reads what needs no
-vector, and lets ``ranking`` and ``hits`` do the rest. The query encoder arrives as a protocol: no model is
-known here. Safe to use from several threads when the encoder is.
+Options are checked once, where they arrive; every search is then one :class:`PreparedSearch` of one
+generation. It reads what needs no vector while the queries are encoded, here or by whoever calls
+:meth:`Searcher.submit`; ``ranking`` and ``hits`` do the rest. The query encoder arrives as a protocol: no model
+is known here. Safe to use from several threads when the encoder is.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float
-from lancedb.expr import Expr
 
 from pipeline.errors import UsageError
 from pipeline.index.generation import Generation
@@ -24,58 +24,42 @@ from pipeline.search.documents import count_documents, read_document
 from pipeline.search.filters import compile_filter, compile_restriction
 from pipeline.search.hits import make_hits
 from pipeline.search.options import SearchKeywords, SearchOptions, check_queries, unit_vectors
-from pipeline.search.plan import Plan, read_ahead
+from pipeline.search.prepared import PreparedSearch
 from pipeline.search.ranking import rank_queries
-from pipeline.search.served import ServedGeneration
+from pipeline.search.rerank import reranked, widened
+from pipeline.search.served import LoadEncoder, ServedGeneration
 from pipeline.search.windows import window_size
-from pipeline.types import Document, QueryEncoder, SearchResult
+from pipeline.types import Document, QueryEncoder, Reranker, SearchResult
 
+if TYPE_CHECKING:
+    from lancedb.expr import Expr
 
-class BegunSearch:
-    """A search whose vectors are to come.
-
-    It answers from the generation that it began with, whatever is published meanwhile.
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._ahead = read_ahead(plan)
-
-    def finish(self, query_vectors: Float[np.ndarray, "Q V"]) -> list[SearchResult]:
-        """Answer the queries, given a vector each."""
-        generation, queries = self._plan.generation, self._plan.queries
-        generation.require_whole()  # the encoder may have taken its time
-        rankings = rank_queries(
-            self._plan, unit_vectors(query_vectors, generation.manifest.vector_dim), self._ahead
-        )
-        texts = [""] * len(rankings) if queries is None else queries
-        answers = zip(texts, make_hits(self._plan, rankings), strict=True)
-        return [SearchResult(query=text, generation=generation.number, hits=hits) for text, hits in answers]
+Vectors = Float[np.ndarray, "Q V"]
 
 
 class Searcher:
     """Searches one collection with one encoder; a newly published generation is taken up at the next call."""
 
     def __init__(
-        self, layout: CollectionLayout, encoder: QueryEncoder, *, timeout_seconds: float | None = None
+        self,
+        layout: CollectionLayout,
+        encoder: QueryEncoder | LoadEncoder,
+        *,
+        timeout_seconds: float | None = None,
     ) -> None:
         """Open the newest intact generation.
 
-        ``timeout_seconds`` bounds reading a filter's documents, None does not.
+        ``encoder`` may be a function that loads the encoder of a generation; it is called again when another
+        encoder has made the newest one. ``timeout_seconds`` bounds reading a filter's documents.
         """
-        self._encoder = encoder
         self._timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
-        self._served = ServedGeneration(layout, encoder.fingerprint)
-        self._beside = ThreadPoolExecutor(
-            thread_name_prefix="cairn-words"
-        )  # its threads end with the searcher
-        generation = self._served.take()
-        self._known_schema: tuple[Generation, pa.Schema] = (generation, generation.document_table.schema)
+        self._served = ServedGeneration(layout, encoder)
+        self._threads = ThreadPoolExecutor(thread_name_prefix="cairn-words")  # they end with the searcher
 
     @property
     def generation(self) -> Generation:
         """The generation that the next search would answer from."""
-        return self._served.take()
+        return self._served.take()[0]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -87,24 +71,30 @@ class Searcher:
 
     def search(self, query: str, **options: Unpack[SearchKeywords]) -> SearchResult:
         """Answer one query; the keywords are those of :class:`SearchOptions`."""
-        return self.search_batch([query], **options)[0]
+        return self.answer([query], SearchOptions(**options))[0]
 
-    def search_batch(self, queries: Sequence[str], **options: Unpack[SearchKeywords]) -> list[SearchResult]:
-        """Answer several queries in one pass of the encoder and one search of each vector index.
-
-        Words are looked up beside the encoder.
-        """
-        plan = self._plan(queries, options)
-        begun = self._beside.submit(BegunSearch, plan)
+    def answer(
+        self, queries: Sequence[str], options: SearchOptions, reranker: Reranker | None = None
+    ) -> list[SearchResult]:
+        """Answer several queries in one pass of the encoder and one search of each vector index."""
+        check_queries(queries)
+        generation, encoder = self._served.take()
+        search = self._prepare(generation, queries, options if reranker is None else widened(options))
+        vectors = Future[Vectors]()
+        vectors.set_running_or_notify_cancel()
+        answer = _answer(search.read, vectors, self._threads, rank_on=_this_thread)
         try:
-            vectors = self._encoder.encode_queries(list(queries))
-        finally:
-            wait([begun])
-        return begun.result().finish(vectors)
+            vectors.set_result(encoder.encode_queries(list(queries)))
+        except BaseException as error:
+            vectors.set_exception(error)
+            wait([answer])
+            raise
+        results = answer.result()
+        return results if reranker is None else [reranked(result, reranker, options) for result in results]
 
     def search_vectors(
         self,
-        query_vectors: Float[np.ndarray, "Q V"],
+        query_vectors: Vectors,
         *,
         queries: Sequence[str] | None = None,
         **options: Unpack[SearchKeywords],
@@ -113,55 +103,107 @@ class Searcher:
 
         Without their texts there is no BM25, and the answers' ``query`` is empty.
         """
-        plan = self._plan(queries, options)
-        if queries is not None and len(queries) != len(query_vectors):
-            raise UsageError(
-                f"there must be one query text a vector, got {len(queries)} texts and "
-                f"{len(query_vectors)} vectors"
-            )
-        return BegunSearch(plan).finish(query_vectors)
+        asked = SearchOptions(**options)
+        if queries is not None:
+            check_queries(queries)
+            if len(queries) != len(query_vectors):
+                raise UsageError(
+                    f"there must be one query text a vector, got {len(queries)} texts and "
+                    f"{len(query_vectors)} vectors"
+                )
+        return _finish(self._prepare(self.generation, queries, asked).read(), query_vectors)
 
-    def begin(self, queries: Sequence[str], **options: Unpack[SearchKeywords]) -> BegunSearch:
-        """Do all that can be done before the queries are encoded, for a caller that encodes them meanwhile."""
-        return BegunSearch(self._plan(queries, options))
+    def submit(
+        self, queries: Sequence[str], options: SearchOptions, vectors: Future[Vectors], threads: Executor
+    ) -> Future[list[SearchResult]]:
+        """Answer checked queries whose vectors are being computed, without waiting.
+
+        All work is done on ``threads``. An answer that fails or is cancelled cancels ``vectors``.
+        """
+
+        def read() -> PreparedSearch:
+            return self._prepare(self.generation, queries, options).read()
+
+        return _answer(read, vectors, threads, rank_on=threads.submit)
 
     def read_document(self, doc_id: str, *, restriction: Mapping[str, Any] | None = None) -> Document | None:
         """Return a document by its id; None where there is none, or none that matches ``restriction``."""
-        generation = self._served.take()
-        return read_document(generation, self._schema_of(generation), doc_id, restriction, self._timeout)
+        return read_document(self.generation, doc_id, restriction, self._timeout)
 
     def count_documents(self, restriction: Mapping[str, Any] | None = None) -> int:
         """Count the documents that match ``restriction``."""
-        generation = self._served.take()
-        return count_documents(generation, self._schema_of(generation), restriction, self._timeout)
+        return count_documents(self.generation, restriction, self._timeout)
 
-    def _plan(self, queries: Sequence[str] | None, keywords: SearchKeywords) -> Plan:
-        options = SearchOptions(**keywords)
-        if queries is not None:
-            check_queries(queries)
-        generation = self._served.take()
-        schema = self._schema_of(generation)
-        return Plan(
+    def _prepare(
+        self, generation: Generation, queries: Sequence[str] | None, options: SearchOptions
+    ) -> PreparedSearch:
+        """Check options against a generation."""
+        return PreparedSearch(
             generation=generation,
-            schema=schema,
             options=options,
             queries=queries,
-            where=_both(options.filters, options.restriction, schema),
+            where=_both(options.filters, options.restriction, generation.document_schema),
             window=window_size(options.chunk_tokens, generation.manifest.settings),
             ranking_window=window_size(None, generation.manifest.settings),
             timeout=self._timeout,
         )
 
-    def _schema_of(self, generation: Generation) -> pa.Schema:
-        """Return the documents table's schema, read once a generation.
 
-        A round trip into Lance costs more than searching its vectors.
-        """
-        known, schema = self._known_schema
-        if known is not generation:
-            schema = generation.document_table.schema
-            self._known_schema = (generation, schema)
-        return schema
+def _answer(
+    read: Callable[[], PreparedSearch],
+    vectors: Future[Vectors],
+    threads: Executor,
+    *,
+    rank_on: Callable[[Callable[[], None]], object],
+) -> Future[list[SearchResult]]:
+    """Read what needs no vector on ``threads`` while the vectors are computed; then rank by ``rank_on``."""
+    answer = Future[list[SearchResult]]()
+    prepared = threads.submit(read)
+
+    def finish() -> None:
+        if answer.set_running_or_notify_cancel():
+            try:
+                answer.set_result(_finish(prepared.result(), vectors.result()))
+            except BaseException as error:  # noqa: BLE001 - whoever waits for the answer raises it
+                answer.set_exception(error)
+
+    def cancel_rest(_: Future[list[SearchResult]]) -> None:
+        prepared.cancel()
+        vectors.cancel()
+
+    def go_on(done: Future[PreparedSearch]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            finish()
+        else:
+            vectors.add_done_callback(rank)
+
+    def rank(done: Future[Vectors]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            finish()
+        else:
+            rank_on(finish)
+
+    answer.add_done_callback(cancel_rest)
+    prepared.add_done_callback(go_on)
+    return answer
+
+
+def _this_thread(call: Callable[[], None]) -> None:
+    """Run a call at once, on the thread that found its last part."""
+    call()
+
+
+def _finish(search: PreparedSearch, query_vectors: Vectors) -> list[SearchResult]:
+    """Answer the queries, given a vector each."""
+    generation = search.generation
+    generation.require_whole()  # the encoder may have taken its time
+    vectors = unit_vectors(query_vectors, generation.manifest.vector_dim)
+    hits = make_hits(search, rank_queries(search, vectors))
+    texts = [""] * len(hits) if search.queries is None else search.queries
+    return [
+        SearchResult(query=text, generation=generation.number, hits=found)
+        for text, found in zip(texts, hits, strict=True)
+    ]
 
 
 def _both(

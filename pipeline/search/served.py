@@ -12,11 +12,13 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Callable
 
 from pipeline.errors import CairnError, FingerprintMismatchError, IntegrityError, StorageError
 from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.replica import REFRESH_SECONDS
+from pipeline.types import QueryEncoder
 
 log = logging.getLogger(__name__)
 
@@ -24,26 +26,27 @@ RETRY_SECONDS = 30.0
 """A repair in place leaves ``CURRENT`` as it is; until it is noticed the older generation serves."""
 
 Stamp = tuple[int, int, int]
+LoadEncoder = Callable[[Generation], QueryEncoder]
 
 
 class ServedGeneration:
-    """Hands out the newest intact generation whose encoder is the one in hand.
+    """Hands out the newest intact generation, with the encoder that made it.
 
-    Safe to ask from several threads.
+    ``encoder`` is the one encoder there is, or loads that of a generation. Safe to ask from several threads.
     """
 
-    def __init__(self, layout: CollectionLayout, encoder_fingerprint: str) -> None:
+    def __init__(self, layout: CollectionLayout, encoder: QueryEncoder | LoadEncoder) -> None:
         layout.require_exists()
         self._layout = layout
-        self._encoder_fingerprint = encoder_fingerprint
+        self._load_encoder = (lambda _: encoder) if isinstance(encoder, QueryEncoder) else encoder
         self._lock = threading.Lock()
         self._stamp = self._read_stamp()
-        self._generation = open_latest_intact_generation(layout)
-        self._warning = self._generation.warning
+        generation = open_latest_intact_generation(layout)
+        self._served = generation, self._load_encoder(generation)
+        require_encoder(*self._served)
+        self._warning = generation.warning
         self._retry_at = self._next_retry() if self._warning else None
-        self._refusal = self._compare(self._generation)
-        if self._refusal is not None:
-            raise self._refusal
+        self._refusal: FingerprintMismatchError | None = None
         if layout.replica is not None:
             threading.Thread(
                 target=_follow, args=[weakref.ref(self), layout], name="cairn-follow", daemon=True
@@ -54,13 +57,14 @@ class ServedGeneration:
         """A sentence for the user while an older generation is served than was published."""
         return self._warning
 
-    def take(self) -> Generation:
-        """Return the generation to answer one call from, after taking up a newly published one.
+    def take(self) -> tuple[Generation, QueryEncoder]:
+        """Return the generation to answer one call from, after taking up a newly published one, and its encoder.
 
         While one thread opens a new generation, the others go on with the old one, or wait where its tables
-        went away with it. A new generation made by another encoder raises :class:`FingerprintMismatchError`.
+        went away with it. A new generation made by another encoder than there is raises
+        :class:`FingerprintMismatchError`.
         """
-        if self._is_due() and self._lock.acquire(blocking=not self._generation.folder.exists()):
+        if self._is_due() and self._lock.acquire(blocking=not self._served[0].folder.exists()):
             try:
                 if self._is_due():
                     self._take_up()
@@ -68,9 +72,9 @@ class ServedGeneration:
                 self._lock.release()
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
-        generation = self._generation
-        generation.require_whole()
-        return generation
+        served = self._served
+        served[0].require_whole()
+        return served
 
     def _is_due(self) -> bool:
         return self._read_stamp() != self._stamp or (
@@ -79,34 +83,27 @@ class ServedGeneration:
 
     def _take_up(self) -> None:
         stamp = self._read_stamp()
+        generation, encoder = self._served
         try:
             opened = open_generation(self._layout)
         except (IntegrityError, StorageError) as error:
             self._warning = (
-                f"generation {self._generation.number} is still served, the published one is not: {error}"
+                f"generation {generation.number} is still served, the published one is not: {error}"
             )
             self._retry_at = self._next_retry()
             self._stamp = stamp
-            log.warning(
-                "search.take_up_failed collection=%s served=%d", self._layout.name, self._generation.number
-            )
+            log.warning("search.take_up_failed collection=%s served=%d", self._layout.name, generation.number)
             return
-        self._refusal = self._compare(opened)
-        if self._refusal is None:
-            self._generation = opened
+        if encoder.fingerprint != opened.manifest.fingerprints["encoder"]:
+            encoder = self._load_encoder(opened)
+        try:
+            require_encoder(opened, encoder)
+        except FingerprintMismatchError as error:
+            self._refusal = error
+        else:
+            self._served, self._refusal = (opened, encoder), None
         self._warning, self._retry_at, self._stamp = opened.warning, None, stamp
         log.info("search.taken_up collection=%s generation=%d", self._layout.name, opened.number)
-
-    def _compare(self, generation: Generation) -> FingerprintMismatchError | None:
-        expected = generation.manifest.fingerprints["encoder"]
-        if self._encoder_fingerprint == expected:
-            return None
-        return FingerprintMismatchError(
-            f"the query encoder must be the one collection {self._layout.name!r} was built with "
-            f"({expected[:12]}…), "
-            f"got {self._encoder_fingerprint[:12]}…; open the collection with its own model and "
-            "settings, or build it again"
-        )
 
     def _read_stamp(self) -> Stamp | None:
         try:
@@ -120,8 +117,19 @@ class ServedGeneration:
         return time.monotonic() + RETRY_SECONDS
 
 
+def require_encoder(generation: Generation, encoder: QueryEncoder) -> None:
+    """Raise :class:`FingerprintMismatchError` unless this encoder made the generation."""
+    expected = generation.manifest.fingerprints["encoder"]
+    if encoder.fingerprint != expected:
+        raise FingerprintMismatchError(
+            f"the query encoder must be the one collection {generation.layout.name!r} was built with "
+            f"({expected[:12]}…), got {encoder.fingerprint[:12]}…; open the collection with its own model and "
+            "settings, or build it again"
+        )
+
+
 def _follow(served: weakref.ref[ServedGeneration], layout: CollectionLayout) -> None:
-    """Keep a copy up to date for as long as somebody searches it."""
+    """Keep a copy up to date while it is being searched."""
     while served() is not None:
         time.sleep(REFRESH_SECONDS)
         try:

@@ -20,7 +20,7 @@ from pipeline.serve.guard import GRANT
 from pipeline.serve.keys import Grant
 from pipeline.serve.length_curve import LengthBin
 from pipeline.serve.maps.corpus_map import CorpusMap
-from pipeline.serve.maps.map_cache import Drawings
+from pipeline.serve.maps.map_cache import GenerationCache
 from pipeline.serve.maps.map_files import MapFiles
 from pipeline.serve.metrics import Metrics
 from pipeline.serve.problems import (
@@ -31,6 +31,7 @@ from pipeline.serve.problems import (
     unknown_names,
 )
 from pipeline.serve.schemas import MAX_TOLD, InvalidField
+from pipeline.serve.search_threads import SearchThreads
 from pipeline.serve.settings import ServeSettings
 from pipeline.types import Reranker
 
@@ -42,12 +43,12 @@ class ServerState:
     settings: ServeSettings
     collections: Collections
     metrics: Metrics
-    search_pool: ThreadPoolExecutor
+    search_threads: SearchThreads
     rerank_pool: ThreadPoolExecutor
     reranker: Reranker | None
-    maps: Drawings[CorpusMap]
+    maps: GenerationCache[CorpusMap]
     map_files: MapFiles
-    length_curves: Drawings[list[LengthBin]]
+    length_curves: GenerationCache[list[LengthBin]]
 
 
 async def _state(request: Request) -> ServerState:

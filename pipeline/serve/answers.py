@@ -1,8 +1,4 @@
-"""One search, from checked options to hits: encoded in company, ranked on a thread of its own, given as JSON values.
-
-What needs no vector is read while the encoder works. Options are checked before either begins, and again,
-with the collection's columns, by the searcher.
-"""
+"""One search, from options to hits as JSON values: encoded in one pass with others, read and ranked on search threads."""
 
 from __future__ import annotations
 
@@ -11,14 +7,13 @@ import base64
 import datetime as dt
 import decimal
 import logging
-import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
 from pipeline.errors import CairnError, CollectionNotFoundError, FingerprintMismatchError
-from pipeline.search.options import SearchOptions, check_queries
+from pipeline.search.options import SearchKeywords, SearchOptions, check_queries
 from pipeline.search.rerank import reranked, widened
 from pipeline.serve.access import ServerState, reachable
 from pipeline.serve.collections import ServedCollection
@@ -29,9 +24,7 @@ from pipeline.types import Hit, Reranker, SearchResult
 
 log = logging.getLogger(__name__)
 
-_Result = TypeVar("_Result")
-_First = TypeVar("_First")
-_Second = TypeVar("_Second")
+_Reply = TypeVar("_Reply")
 
 
 async def search(
@@ -39,43 +32,30 @@ async def search(
     grant: Grant,
     name: str,
     queries: Sequence[str],
-    options: dict[str, Any],
+    options: SearchKeywords,
     *,
     rerank: bool = False,
 ) -> list[SearchResult]:
     """Answer queries from one generation of a collection, within the grant's restriction."""
-    asked = options = {**options, "restriction": grant.restriction}
     reranker = _reranker(state) if rerank else None
     served = await reachable(state, grant, name)
     try:
-        SearchOptions(**options)
+        keywords: SearchKeywords = {**options, "restriction": grant.restriction}
+        asked = SearchOptions(**keywords)
         check_queries(queries)
-        options = asked if reranker is None else widened(asked)
+        chosen = asked if reranker is None else widened(asked)
     except CairnError as error:
         raise search_problem(error) from None
 
     async def attempt(opened: ServedCollection) -> list[SearchResult]:
-        vectors, begun = await _side_by_side(
-            opened.encoder.encode(queries),
-            on_search_thread(state, lambda: opened.searcher.begin(queries, **options)),
+        vectors = opened.encoder.submit(queries)
+        return await asyncio.wrap_future(
+            opened.searcher.submit(queries, chosen, vectors, state.search_threads)
         )
-        return await on_search_thread(state, lambda: begun.finish(vectors))
 
     results = await with_collection(state, served, attempt)
     state.metrics.generation.labels(name).set(results[0].generation)
     return results if reranker is None else await _reranked(state, reranker, results, asked)
-
-
-async def _side_by_side(
-    first: Coroutine[Any, Any, _First], second: Coroutine[Any, Any, _Second]
-) -> tuple[_First, _Second]:
-    """Await both; when one fails, or the request is given up, the other is cancelled, and nobody hears of how it ended."""
-    tasks = asyncio.ensure_future(first), asyncio.ensure_future(second)
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def _reranker(state: ServerState) -> Reranker:
@@ -86,15 +66,15 @@ def _reranker(state: ServerState) -> Reranker:
 
 
 async def _reranked(
-    state: ServerState, reranker: Reranker, results: Sequence[SearchResult], options: Mapping[str, Any]
+    state: ServerState, reranker: Reranker, results: Sequence[SearchResult], asked: SearchOptions
 ) -> list[SearchResult]:
-    """Judge answers anew, on the thread of the cross-encoder, one after another."""
+    """Judge answers again, on the thread of the cross-encoder, one after another."""
     found: list[SearchResult] = []
     for result in results:
         try:
             found.append(
                 await asyncio.get_running_loop().run_in_executor(
-                    state.rerank_pool, reranked, result, reranker, options
+                    state.rerank_pool, reranked, result, reranker, asked
                 )
             )
         except CairnError as error:
@@ -106,11 +86,11 @@ async def _reranked(
 
 
 async def with_collection(
-    state: ServerState, served: ServedCollection, attempt: Callable[[ServedCollection], Any]
-) -> Any:
-    """Await ``attempt(collection)``.
+    state: ServerState, served: ServedCollection, attempt: Callable[[ServedCollection], Awaitable[_Reply]]
+) -> _Reply:
+    """Await ``attempt(collection)``; errors become problems.
 
-    A generation of another encoder is opened and asked once more, errors become problems.
+    Where another encoder has made the newest generation, the collection is opened and asked once more.
     """
     try:
         try:
@@ -130,19 +110,6 @@ async def with_collection(
                 contract(error),
             )
         raise problem from error
-
-
-async def on_search_thread(state: ServerState, call: Callable[[], _Result]) -> _Result:
-    """Run a blocking read on a search thread."""
-
-    def timed() -> _Result:
-        started_seconds = time.perf_counter()
-        try:
-            return call()
-        finally:
-            state.metrics.search_seconds.observe(time.perf_counter() - started_seconds)
-
-    return await asyncio.get_running_loop().run_in_executor(state.search_pool, timed)
 
 
 def hit_reply(hit: Hit, *, include_text: bool) -> HitReply:

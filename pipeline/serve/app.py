@@ -38,12 +38,13 @@ from pipeline.serve.envelope import Envelope
 from pipeline.serve.guard import Guard
 from pipeline.serve.keys import KeyFile, Keyring
 from pipeline.serve.length_curve import LengthBin
-from pipeline.serve.maps import map_routes as look_routes
+from pipeline.serve.maps import map_routes
 from pipeline.serve.maps.corpus_map import CorpusMap
-from pipeline.serve.maps.map_cache import Drawings, low_priority
+from pipeline.serve.maps.map_cache import GenerationCache, lower_thread_priority
 from pipeline.serve.maps.map_files import MapFiles
 from pipeline.serve.metrics import Metrics
 from pipeline.serve.problems import INTERNAL_ERROR, METHOD_REFUSED, NOT_FOUND, ProblemError, schema_problem
+from pipeline.serve.search_threads import SearchThreads
 from pipeline.serve.settings import ServeSettings, num_processors
 from pipeline.types import Reranker
 
@@ -85,8 +86,8 @@ def create_app(
         initializer=partial(threadpool_limits, limits=1),
     )
     rerank_pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-rerank", initializer=on_encoder_thread)
-    map_pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-map", initializer=low_priority)
-    maps = Drawings[CorpusMap](map_pool)
+    map_pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-map", initializer=lower_thread_priority)
+    maps = GenerationCache[CorpusMap](map_pool)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -121,14 +122,14 @@ def create_app(
         settings=settings,
         collections=collections,
         metrics=metrics,
-        search_pool=pool,
+        search_threads=SearchThreads(pool, metrics.search_seconds.observe),
         rerank_pool=rerank_pool,
         reranker=reranker,
         maps=maps,
         map_files=MapFiles(),
-        length_curves=Drawings[list[LengthBin]](pool),
+        length_curves=GenerationCache[list[LengthBin]](pool),
     )
-    for routes in (search_routes, collection_routes, look_routes, openai_routes):
+    for routes in (search_routes, collection_routes, map_routes, openai_routes):
         app.include_router(routes.router, dependencies=[Depends(refuse_unknown_parameters)])
     for routes in (health_routes, page_routes):
         app.include_router(routes.router)

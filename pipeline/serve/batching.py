@@ -14,12 +14,12 @@ alone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
@@ -75,15 +75,14 @@ class _Job:
     texts: Sequence[str]
     sizes: Sequence[int]
     kind: Kind
-    future: asyncio.Future[np.ndarray]
-    loop: asyncio.AbstractEventLoop
+    future: Future[np.ndarray] = field(default_factory=Future[np.ndarray])
     rows: list[np.ndarray] = field(default_factory=list[np.ndarray])
     num_taken: int = 0
     is_over: bool = False
 
 
 class EncoderQueue:
-    """One encoder behind one thread; ``encode`` is awaited from an event loop."""
+    """One encoder behind one thread."""
 
     def __init__(
         self,
@@ -110,13 +109,17 @@ class EncoderQueue:
         return self._waiting_bytes
 
     async def encode(self, texts: Sequence[str], kind: Kind = "query") -> Float32[np.ndarray, "N V"]:
-        """Return the texts' vectors in their order.
+        """Await what :meth:`submit` promises."""
+        return await asyncio.wrap_future(self.submit(texts, kind))
 
-        A full queue, a failing encoder or a stop raises :class:`ProblemError`.
+    def submit(self, texts: Sequence[str], kind: Kind = "query") -> Future[np.ndarray]:
+        """Let the texts wait for the next pass; their vectors come in their order.
+
+        A full queue, a failing encoder or a stop raises :class:`ProblemError`. Texts whose future is cancelled
+        are not encoded.
         """
-        loop = asyncio.get_running_loop()
         sizes = [len(text.encode(errors="replace")) for text in texts]
-        job = _Job(texts, sizes, kind, loop.create_future(), loop)
+        job = _Job(texts, sizes, kind)
         with self._condition:
             if self._is_stopping:
                 raise _stopping()
@@ -126,7 +129,7 @@ class EncoderQueue:
             self._waiting_bytes += sum(sizes)
             self._jobs.append(job)
             self._condition.notify()
-        return await job.future
+        return job.future
 
     def stop(self) -> None:
         """End the thread after its pass; what still waits fails as stopping."""
@@ -228,17 +231,12 @@ class EncoderQueue:
 
     def _finish(self, job: _Job, outcome: np.ndarray | ProblemError) -> None:
         job.is_over = True
-
-        def tell() -> None:
-            if job.future.done():
-                return
-            if isinstance(outcome, ProblemError):
-                job.future.set_exception(outcome)
-            else:
-                job.future.set_result(outcome)
-
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is there to hear
-            job.loop.call_soon_threadsafe(tell)
+        if not job.future.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, ProblemError):
+            job.future.set_exception(outcome)
+        else:
+            job.future.set_result(outcome)
 
 
 def _stopping() -> ProblemError:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from pipeline.search.filters import filterable_columns
 from pipeline.serve.access import SearchGrant, State, reachable
-from pipeline.serve.answers import json_value, on_search_thread, with_collection
+from pipeline.serve.answers import json_value, with_collection
 from pipeline.serve.collections import ServedCollection
 from pipeline.serve.keys import Grant
 from pipeline.serve.problems import UNKNOWN_DOCUMENT, ProblemError
@@ -66,7 +66,7 @@ async def list_collections(state: State, grant: SearchGrant) -> CollectionList:
             if grant.reaches(name)
         ]
 
-    return CollectionList(collections=await on_search_thread(state, summaries))
+    return CollectionList(collections=await state.search_threads.run(summaries))
 
 
 @router.get("/{name}")
@@ -74,8 +74,8 @@ async def describe_collection(name: CollectionName, state: State, grant: SearchG
     """Say what a collection holds and how it may be asked."""
 
     async def attempt(served: ServedCollection) -> CollectionReply:
-        return await on_search_thread(
-            state, lambda: _describe(served, grant, reranks=state.reranker is not None)
+        return await state.search_threads.run(
+            lambda: _describe(served, grant, reranks=state.reranker is not None)
         )
 
     return await with_collection(state, await reachable(state, grant, name), attempt)
@@ -93,7 +93,9 @@ async def read_document(
     """Give a document by its id, or a stretch of its text."""
 
     async def attempt(served: ServedCollection) -> DocumentReply | None:
-        return await on_search_thread(state, lambda: _read(served, grant, doc_id, start_char, max_characters))
+        return await state.search_threads.run(
+            lambda: _read(served, grant, doc_id, start_char, max_characters)
+        )
 
     reply = await with_collection(state, await reachable(state, grant, name), attempt)
     if reply is None:
@@ -125,7 +127,7 @@ def _describe(served: ServedCollection, grant: Grant, *, reranks: bool) -> Colle
         reranks=reranks,
         filter_columns=[
             Column(name=name, type=str(data_type))
-            for name, data_type in filterable_columns(generation.document_table.schema).items()
+            for name, data_type in filterable_columns(generation.document_schema).items()
         ],
         is_outdated=bool(searcher.warnings),
     )

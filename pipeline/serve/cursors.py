@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.search.options import MAX_TOP_K
+from pipeline.search.options import MAX_TOP_K, SearchKeywords
 from pipeline.serve.problems import CURSOR_EXPIRED, INVALID_CURSOR, ProblemError
 from pipeline.serve.schemas import START_CURSOR
 from pipeline.types import SearchResult
@@ -56,9 +56,9 @@ class Page:
             raise _invalid()
         return cls(request=request, offset=offset, generation=generation)
 
-    def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def options(self, options: SearchKeywords, top_k: int) -> SearchKeywords:
         """Return the options that answer this page: a ranking of one depth, whatever the page's size."""
-        top_k = min(options["top_k"], MAX_DEPTH - self.offset)
+        top_k = min(top_k, MAX_DEPTH - self.offset)
         return {**options, "top_k": top_k, "offset": self.offset, "max_candidates": MAX_DEPTH}
 
     def next_cursor(self, result: SearchResult, top_k: int) -> str | None:

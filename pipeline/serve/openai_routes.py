@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from jaxtyping import Float32
 
 from pipeline.serve.access import EmbedGrant, SearchGrant, State, reachable
-from pipeline.serve.answers import json_value, on_search_thread, search
+from pipeline.serve.answers import json_value, search
 from pipeline.serve.openai_schemas import (
     Embedding,
     Embeddings,
@@ -57,7 +57,7 @@ async def embed(request: EmbeddingsRequest, state: State, grant: EmbedGrant) -> 
         )
         raise ProblemError(INVALID_REQUEST, "1 part(s) of the request must be changed", errors=[field])
     texts = request.input if isinstance(request.input, list) else [request.input]
-    num_tokens = await on_search_thread(state, lambda: encoder.count_tokens(texts))
+    num_tokens = await state.search_threads.run(lambda: encoder.count_tokens(texts))
     vectors = await served.encoder.encode(texts, request.input_type)
     return Embeddings(
         data=[

@@ -13,7 +13,14 @@ from pydantic_core import PydanticCustomError
 
 from pipeline.index.layout import COLLECTION_NAME
 from pipeline.search.filters import MAX_LIST_VALUES, MAX_NODES, MAX_STRING_BYTES
-from pipeline.search.options import MAX_CHARACTERS, MAX_CHUNK_TOKENS, MAX_PASSAGES, MAX_QUERY_BYTES, MAX_TOP_K
+from pipeline.search.options import (
+    MAX_CHARACTERS,
+    MAX_CHUNK_TOKENS,
+    MAX_PASSAGES,
+    MAX_QUERY_BYTES,
+    MAX_TOP_K,
+    SearchKeywords,
+)
 from pipeline.search.rerank import RERANK_DOCUMENTS
 from pipeline.search.windows import DEFAULT_CHUNK_TOKENS
 from pipeline.types import Granularity
@@ -367,7 +374,7 @@ def rerank_pairs(request: SearchRequest) -> int:
     )
 
 
-def options_of(request: SearchRequest) -> dict[str, Any]:
+def options_of(request: SearchRequest) -> SearchKeywords:
     """Return the keywords of the Python search that a request stands for."""
     return {
         "top_k": request.top_k,

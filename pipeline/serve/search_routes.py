@@ -66,9 +66,9 @@ async def search_collection(
             INVALID_CURSOR, "a budget of characters is spent on one page; leave the cursor out, or the budget"
         )
     page = Page.of(request.cursor, request.query, options)
-    options = page.options(options)
+    options = page.options(options, request.top_k)
     result = (await search(state, grant, name, [request.query], options))[0]
-    return _reply(result, request, page.next_cursor(result, options["top_k"]))
+    return _reply(result, request, page.next_cursor(result, request.top_k))
 
 
 def _reply(result: SearchResult, request: SearchRequest, next_cursor: str | None = None) -> SearchReply:

@@ -9,12 +9,12 @@ from pipeline.errors import CollectionBusyError, CollectionNotFoundError
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import (
-    collection_status,
     compact_collection,
     delete_documents,
     repair_collection,
     verify_collection,
 )
+from pipeline.index.status import collection_status
 
 
 def test_delete_removes_documents_and_reports_the_missing(

@@ -23,7 +23,6 @@ from pipeline.index import replica as replica_module
 from pipeline.index.generation import open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout, list_collections
 from pipeline.index.maintenance import (
-    collection_status,
     compact_collection,
     delete_documents,
     repair_collection,
@@ -31,6 +30,7 @@ from pipeline.index.maintenance import (
 )
 from pipeline.index.object_folder import ObjectFolder
 from pipeline.index.replica import Replica
+from pipeline.index.status import collection_status
 
 if TYPE_CHECKING:
     pass

@@ -70,8 +70,9 @@ def test_best_of_documents_is_the_maximum_over_each_ones_chunks(generation: Gene
     expected = [
         scores[generation.chunk_offsets[p] : generation.chunk_offsets[p + 1]].max() for p in positions
     ]
-    assert best_of_documents(generation, scores, positions).tolist() == expected
-    assert len(best_of_documents(generation, scores, positions[:0])) == 0
+    own = scores[chunk_positions(generation, positions)]
+    assert best_of_documents(generation, own, positions).tolist() == expected
+    assert len(best_of_documents(generation, own[:0], positions[:0])) == 0
 
 
 def test_merge_nominees_is_the_union_ascending(generation: Generation) -> None:
@@ -111,16 +112,17 @@ def test_score_chunks_equals_brute_force_for_any_block(
     monkeypatch.setattr(candidates, "BLOCK_CHUNKS", block)
     positions = np.array([0, 1, 7, 8, 58])
     scored = score_chunks(generation, positions, query[0])
-    for index, position in enumerate(positions):
-        np.testing.assert_allclose(scored.of(index), stones.chunk_vectors[position] @ query[0], atol=1e-6)
-    np.testing.assert_allclose(
-        scored.best(), [(stones.chunk_vectors[p] @ query[0]).max() for p in positions], atol=1e-6
-    )
+    expected = [stones.chunk_vectors[position] @ query[0] for position in positions]
+    np.testing.assert_allclose(scored, np.concatenate(expected), atol=1e-6)
+    best = best_of_documents(generation, scored, positions)
+    np.testing.assert_allclose(best, [scores.max() for scores in expected], atol=1e-6)
 
 
 def test_score_chunks_of_no_documents_is_empty(generation: Generation, query: np.ndarray) -> None:
-    scored = score_chunks(generation, np.empty(0, np.int64), query[0])
-    assert len(scored.best()) == 0
+    none = np.empty(0, np.int64)
+    scored = score_chunks(generation, none, query[0])
+    assert len(scored) == 0
+    assert len(best_of_documents(generation, scored, none)) == 0
 
 
 @pytest.mark.parametrize("block", [1, 10, 10_000])

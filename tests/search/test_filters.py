@@ -51,7 +51,7 @@ def generation(stones) -> Generation:
 @pytest.fixture(scope="session")
 def rows(generation: Generation) -> list[dict[str, Any]]:
     """Rows as stored: floats in the column's own precision."""
-    columns = list(filterable_columns(generation.document_table.schema))
+    columns = list(filterable_columns(generation.document_schema))
     return (
         generation.document_table.search()
         .select(columns)
@@ -62,7 +62,7 @@ def rows(generation: Generation) -> list[dict[str, Any]]:
 
 
 def filtered_ids(generation: Generation, tree: dict[str, Any]) -> list[str]:
-    positions = allowed_documents(generation, compile_filter(tree, generation.document_table.schema), None)
+    positions = allowed_documents(generation, compile_filter(tree, generation.document_schema), None)
     return [generation.doc_ids[position].as_py() for position in positions]
 
 
@@ -262,7 +262,7 @@ def deep_list(depth: int) -> list[Any]:
 )
 def test_violation_is_one_sentence(generation: Generation, tree: Any, word: str) -> None:
     with pytest.raises(FilterError, match=word) as caught:
-        compile_filter(tree, generation.document_table.schema)
+        compile_filter(tree, generation.document_schema)
     assert len(str(caught.value)) < 400
 
 
@@ -278,7 +278,7 @@ def test_limits_themselves_are_allowed(generation: Generation) -> None:
 def test_filterable_columns_are_the_stored_ones_and_comparable_metadata(generation: Generation) -> None:
     stored = ["doc_id", "title", "source_file", "cluster_id", "num_tokens"]
     metadata = ["year", "price", "lang", "is_open", "day", "seen_at", "made_at", "Odd name"]
-    assert list(filterable_columns(generation.document_table.schema)) == stored + metadata
+    assert list(filterable_columns(generation.document_schema)) == stored + metadata
 
 
 SCHEMA = pa.schema(

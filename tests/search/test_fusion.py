@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
-from pipeline.search.fusion import Fusion, Scale, best_first, passage_scores, weighted_mean
+from pipeline.search.fusion import Fusion, Scale, best_first, document_scores, passage_scores, weighted_mean
+from pipeline.search.options import SearchOptions
+from pipeline.types import Granularity
 
 
 def test_weighted_mean_matches_a_naive_loop() -> None:
@@ -88,11 +90,25 @@ def test_fused_passages_without_bm25_are_their_cosines_on_the_scale_of_documents
 
 
 def test_passages_score_half_by_themselves_and_half_by_their_document() -> None:
-    assert passage_scores(np.array([0.2, 0.4]), np.array([0.6, 0.0])) == pytest.approx([0.4, 0.2])
+    for granularity in ("document", "both"):
+        options = SearchOptions(granularity=granularity)
+        scores = passage_scores(options, np.array([0.2, 0.4]), np.array([0.6, 0.0]))
+        assert scores == pytest.approx([0.4, 0.2])
 
 
 def test_passages_score_themselves_where_documents_do_not_count() -> None:
-    assert passage_scores(np.array([0.2, 0.4]), None).tolist() == [0.2, 0.4]
+    options = SearchOptions(granularity="chunk")
+    scores = passage_scores(options, np.array([0.2, 0.4]), np.array([0.6, 0.0]))
+    assert scores.tolist() == [0.2, 0.4]
+
+
+@pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
+def test_documents_without_words_score_the_cosines_of_their_granularity(granularity: Granularity) -> None:
+    cosines = {"document": np.array([0.2, 0.4]), "chunk": np.array([0.6, 0.1])}
+    scores, fusion = document_scores(SearchOptions(granularity=granularity), cosines)
+    expected = {"document": [0.2, 0.4], "chunk": [0.6, 0.1], "both": [0.5, 0.175]}
+    assert scores == pytest.approx(expected[granularity])
+    assert fusion is None
 
 
 def test_best_first_breaks_ties_by_doc_id_whatever_the_order() -> None:

@@ -47,7 +47,7 @@ def test_bm25_operators_in_the_text_are_not_syntax(generation: Generation, query
 
 def test_bm25_filter_comes_before_the_limit(generation: Generation, stones) -> None:
     tree = {"type": "eq", "key": "cluster_id", "value": 3}
-    where = compile_filter(tree, generation.document_table.schema)
+    where = compile_filter(tree, generation.document_schema)
     expected = {row["doc_id"] for row in stones.rows if row["cluster_id"] == 3}
     found = found_ids(generation, "granite basalt slate marble", where, limit=10)
     assert len(found) == 10
@@ -74,7 +74,7 @@ def test_lance_errors_of_a_timeout_ask_to_try_again() -> None:
 
 
 def test_filter_within_its_deadline_answers(generation: Generation) -> None:
-    where = compile_filter({"type": "eq", "key": "cluster_id", "value": 3}, generation.document_table.schema)
+    where = compile_filter({"type": "eq", "key": "cluster_id", "value": 3}, generation.document_schema)
     assert len(allowed_documents(generation, where, dt.timedelta(seconds=60))) == 15
 
 

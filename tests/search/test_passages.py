@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from pipeline.search.candidates import WindowScores
-from pipeline.search.passages import ScoredWindows, best_of_each, best_within
+from pipeline.search.candidates import ScoredWindows
+from pipeline.search.passages import best_of_each, best_within
 
 SPANS = np.arange(0, 110, 10)
 """Ten chunks of ten characters: four of document 0, six of document 1."""
@@ -12,10 +12,13 @@ START, END = SPANS[:-1], SPANS[1:]
 def scored(scores: list[float]) -> ScoredWindows:
     """Windows of two chunks: three of document 0, five of document 1."""
     first = np.array([0, 1, 2, 4, 5, 6, 7, 8])
-    windows = WindowScores(
-        scores=np.array(scores, np.float32), owner=np.array([0] * 3 + [1] * 5), first=first, end=first + 2
+    return ScoredWindows(
+        owner=np.array([0] * 3 + [1] * 5),
+        first=first,
+        end=first + 2,
+        scores=np.array(scores),
+        parts={"chunk": np.array(scores) / 10},
     )
-    return ScoredWindows(windows=windows, scores=np.array(scores), parts={"chunk": np.array(scores) / 10})
 
 
 SCORES = [0.2, 0.1, 0.9, 0.3, 0.8, 0.7, 0.4, 0.6]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError, ModelError
+from pipeline.search.options import SearchOptions
 from pipeline.search.rerank import RERANK_DOCUMENTS, reranked, widened
 from pipeline.types import Hit, Passage, Reranker, SearchResult
 
@@ -59,7 +61,7 @@ def shown(result: SearchResult) -> list[tuple[str, list[str]]]:
 
 def test_documents_follow_their_best_passage() -> None:
     found = reranked(
-        answer([".2", ".1"], [".3", ".9", ".4"], [".8"]), ByNumber(), {"top_k": 2, "passages": 2}
+        answer([".2", ".1"], [".3", ".9", ".4"], [".8"]), ByNumber(), SearchOptions(top_k=2, passages=2)
     )
     assert shown(found) == [("d1", [".9", ".4"]), ("d2", [".8"])]
     first = found.hits[0]
@@ -70,24 +72,28 @@ def test_documents_follow_their_best_passage() -> None:
 
 def test_ties_keep_the_first_order() -> None:
     assert [
-        hit.doc_id for hit in reranked(answer([".5"], [".5"], [".5"]), ByNumber(), {"top_k": 3}).hits
+        hit.doc_id
+        for hit in reranked(answer([".5"], [".5"], [".5"]), ByNumber(), SearchOptions(top_k=3)).hits
     ] == ["d0", "d1", "d2"]
 
 
 def test_budget_takes_the_best_passages_of_all() -> None:
     found = reranked(
-        answer([".2", ".7"], [".6", ".9"], [".8"]), ByNumber(), {"top_k": 2, "max_characters": 30}
+        answer([".2", ".7"], [".6", ".9"], [".8"]), ByNumber(), SearchOptions(top_k=2, max_characters=30)
     )
     assert shown(found) == [("d1", [".9", ".6"]), ("d2", [".8"])]
-    assert shown(reranked(answer([".2"]), ByNumber(), {"max_characters": 9})) == []
+    assert shown(reranked(answer([".2"]), ByNumber(), SearchOptions(max_characters=9))) == []
 
 
 def test_spans_only_are_asked_for_without_passages() -> None:
-    assert shown(reranked(answer([".2"], [".3"]), ByNumber(), {"passages": 0})) == [("d1", []), ("d0", [])]
+    assert shown(reranked(answer([".2"], [".3"]), ByNumber(), SearchOptions(passages=0))) == [
+        ("d1", []),
+        ("d0", []),
+    ]
 
 
 def test_nothing_found_stays_nothing() -> None:
-    assert reranked(answer(), ByNumber(), {}).hits == ()
+    assert reranked(answer(), ByNumber(), SearchOptions()).hits == ()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +108,7 @@ def test_nothing_found_stays_nothing() -> None:
     ],
 )
 def test_search_looks_wider_than_it_answers(options: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert expected.items() <= widened(options).items()
+    assert expected.items() <= asdict(widened(SearchOptions(**options))).items()
 
 
 @pytest.mark.parametrize(
@@ -110,13 +116,13 @@ def test_search_looks_wider_than_it_answers(options: dict[str, Any], expected: d
 )
 def test_options_are_checked_before_they_are_widened(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        widened(wrong)
+        widened(SearchOptions(**wrong))
 
 
 @pytest.mark.parametrize("scores", [[float("nan"), 0.1], [float("inf"), 0.1], [0.1], []])
 def test_scores_that_are_no_scores_are_refused(scores: list[float]) -> None:
     with pytest.raises(ModelError, match="one finite score a passage"):
-        reranked(answer([".2", ".3"]), Fixed(scores), {})
+        reranked(answer([".2", ".3"]), Fixed(scores), SearchOptions())
 
 
 def test_rerankers_follow_the_protocol() -> None:

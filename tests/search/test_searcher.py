@@ -6,8 +6,7 @@ import datetime as dt
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +17,12 @@ from pipeline.errors import (
     ConfigError,
     FilterError,
     FingerprintMismatchError,
-    ModelError,
-    StorageError,
     UsageError,
 )
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import compact_collection
 from pipeline.manifest import Manifest
-from pipeline.search.plan import Plan, ReadAhead, read_ahead
+from pipeline.search.options import SearchOptions
 from pipeline.search.searcher import Searcher
 from pipeline.types import Granularity, SearchResult
 
@@ -135,8 +132,8 @@ def flat(result: SearchResult) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
-def test_search_batch_equals_single_searches(searcher: Searcher, granularity: Granularity) -> None:
-    batch = searcher.search_batch(QUERIES, granularity=granularity)
+def test_batch_equals_single_searches(searcher: Searcher, granularity: Granularity) -> None:
+    batch = searcher.answer(QUERIES, SearchOptions(granularity=granularity))
     singles = [searcher.search(query, granularity=granularity) for query in QUERIES]
     assert [flat(result) for result in batch] == [flat(result) for result in singles]
     assert [hit.score for result in batch for hit in result.hits] == pytest.approx(
@@ -144,8 +141,8 @@ def test_search_batch_equals_single_searches(searcher: Searcher, granularity: Gr
     )
 
 
-def test_search_batch_encodes_in_one_pass(searcher: Searcher, encoder: StoneEncoder) -> None:
-    searcher.search_batch(QUERIES)
+def test_batch_encodes_in_one_pass(searcher: Searcher, encoder: StoneEncoder) -> None:
+    searcher.answer(QUERIES, SearchOptions())
     assert encoder.calls == [QUERIES]
 
 
@@ -159,80 +156,6 @@ def test_search_vectors_without_texts_is_dense(searcher: Searcher, encoder: Ston
     found = searcher.search_vectors(encoder.encode_queries(QUERIES[:1]))[0]
     assert found.query == ""
     assert flat(found) == flat(searcher.search(QUERIES[0], hybrid=False))
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"hybrid": False}, {"filters": FILTER}, {"chunk_tokens": 192}, {"max_characters": 500}]
-)
-@pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
-def test_search_begun_before_its_vectors_is_the_search(
-    searcher: Searcher, encoder: StoneEncoder, granularity: Granularity, options: dict[str, Any]
-) -> None:
-    begun = searcher.begin(QUERIES, granularity=granularity, **options)
-    found = begun.finish(encoder.encode_queries(QUERIES))
-    assert found == searcher.search_vectors(
-        encoder.encode_queries(QUERIES), queries=QUERIES, granularity=granularity, **options
-    )
-    assert found == searcher.search_batch(QUERIES, granularity=granularity, **options)
-
-
-def words_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("cairn-words")]
-
-
-def test_words_are_read_while_the_encoder_works(
-    searcher: Searcher, encoder: StoneEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    were_read = threading.Event()
-    encode = encoder.encode_queries
-
-    def read(plan: Plan) -> ReadAhead:
-        ahead = read_ahead(plan)
-        were_read.set()
-        return ahead
-
-    def wait(texts: Sequence[str]) -> np.ndarray:
-        assert were_read.wait(600), "the encoder ended before the words were read"
-        return encode(texts)
-
-    expected = searcher.search(QUERIES[0])
-    monkeypatch.setattr("pipeline.search.searcher.read_ahead", read)
-    encoder.encode_queries = wait
-    assert searcher.search(QUERIES[0]) == expected
-
-
-@pytest.mark.parametrize("failing", [["encoder"], ["words"], ["encoder", "words"]])
-def test_failure_of_either_half_is_raised_when_both_have_ended(
-    searcher: Searcher, encoder: StoneEncoder, monkeypatch: pytest.MonkeyPatch, failing: list[str]
-) -> None:
-    ended: list[str] = []
-
-    def end(half: str, result: Any) -> Any:
-        ended.append(half)
-        if half in failing:
-            raise (ModelError if half == "encoder" else StorageError)("what failed")
-        return result
-
-    encode = encoder.encode_queries
-    with monkeypatch.context() as patch:
-        patch.setattr(encoder, "encode_queries", lambda texts: end("encoder", encode(texts)))
-        patch.setattr("pipeline.search.searcher.read_ahead", lambda plan: end("words", read_ahead(plan)))
-        with pytest.raises(ModelError if "encoder" in failing else StorageError, match=r"^what failed$"):
-            searcher.search(QUERIES[0])
-    assert sorted(ended) == ["encoder", "words"]
-    assert searcher.search(QUERIES[0]).hits
-
-
-def test_threads_for_words_end_with_their_searcher(stones: Stones, encoder: StoneEncoder) -> None:
-    before = set(words_threads())
-    searcher = Searcher(stones.layout, encoder)
-    searcher.search(QUERIES[0])
-    own = set(words_threads()) - before
-    assert len(own) == 1
-    del searcher
-    for thread in own:
-        thread.join(600)
-        assert not thread.is_alive()
 
 
 def test_search_is_deterministic(searcher: Searcher) -> None:
@@ -317,7 +240,7 @@ def test_a_collection_without_bm25_of_passages_is_searched_with_that_of_document
 
 
 def test_filter_that_matches_nothing_gives_no_hits(searcher: Searcher) -> None:
-    found = searcher.search_batch(QUERIES, filters={"type": "eq", "key": "year", "value": 1})
+    found = searcher.answer(QUERIES, SearchOptions(filters={"type": "eq", "key": "year", "value": 1}))
     assert [result.hits for result in found] == [()] * len(QUERIES)
 
 
@@ -384,7 +307,7 @@ def test_encoder_that_returns_nan_is_refused(stones: Stones, encoder: StoneEncod
         (lambda s: s.search("x", top_k=0), ConfigError),
         (lambda s: s.search("x", chunk_tokens=100), ConfigError),
         (lambda s: s.search("x", filters={"type": "eq", "key": "vector", "value": 1}), FilterError),
-        (lambda s: s.search_batch([]), UsageError),
+        (lambda s: s.answer([], SearchOptions()), UsageError),
         (lambda s: s.search_vectors(np.ones((1, 3))), UsageError),
         (lambda s: s.search_vectors(np.ones((2, 16)), queries=["one"]), UsageError),
     ],
@@ -415,8 +338,8 @@ def test_search_on_inverted_lists_finds_nearly_what_exact_search_finds(
     assert np.mean(overlap) >= 0.9
 
 
-def test_search_imports_neither_torch_nor_transformers() -> None:
-    heavy = ("torch", "transformers", "pipeline.encode", "pipeline.model")
+def test_search_imports_neither_torch_nor_transformers_nor_lancedb() -> None:
+    heavy = ("torch", "transformers", "pipeline.encode", "pipeline.model", "lancedb")
     code = f"import sys, pipeline.search; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -3,7 +3,7 @@
 import os
 import shutil
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -11,7 +11,9 @@ from pipeline.errors import CollectionNotFoundError, DamageError, FingerprintMis
 from pipeline.index.generation import Generation
 from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
 from pipeline.search import served
+from pipeline.search.options import SearchOptions
 from pipeline.search.searcher import Searcher
+from pipeline.types import QueryEncoder
 
 
 def damage(layout: CollectionLayout, number: int) -> None:
@@ -42,10 +44,14 @@ def test_published_generation_is_taken_up_at_the_next_call(layout, publish, enco
 def test_search_begun_before_a_publication_answers_from_its_generation(layout, publish, encoder) -> None:
     first = publish(layout, 12)
     searcher = Searcher(layout, encoder)
-    begun = searcher.begin(["slate"])
-    publish(layout, 9, version=1, replaces=first)
-    after = searcher.search("slate")
-    before = begun.finish(encoder.encode_queries(["slate"]))[0]
+    vectors = Future()
+    with ThreadPoolExecutor(1) as threads:
+        answer = searcher.submit(["slate"], SearchOptions(), vectors, threads)
+        threads.submit(lambda: None).result()  # the words have been read
+        publish(layout, 9, version=1, replaces=first)
+        after = searcher.search("slate")
+        vectors.set_result(encoder.encode_queries(["slate"]))
+        before = answer.result()[0]
     assert (before.generation, version_of(before)) == (1, {"0"})
     assert (after.generation, version_of(after)) == (2, {"1"})
 
@@ -54,10 +60,14 @@ def test_file_that_is_cut_before_the_vectors_come_is_an_error_and_not_the_end(
     layout, publish, encoder
 ) -> None:
     publish(layout, 12)
-    begun = Searcher(layout, encoder).begin(["slate"])
-    os.truncate(layout.generation_folder(1) / CHUNKS_FAISS, 10)
-    with pytest.raises(DamageError, match="it was cut while it was open"):
-        begun.finish(encoder.encode_queries(["slate"]))
+    vectors = Future()
+    with ThreadPoolExecutor(1) as threads:
+        answer = Searcher(layout, encoder).submit(["slate"], SearchOptions(), vectors, threads)
+        threads.submit(lambda: None).result()  # the words have been read
+        os.truncate(layout.generation_folder(1) / CHUNKS_FAISS, 10)
+        vectors.set_result(encoder.encode_queries(["slate"]))
+        with pytest.raises(DamageError, match="it was cut while it was open"):
+            answer.result()
 
 
 def test_unchanged_current_is_not_opened_again(
@@ -164,6 +174,25 @@ def test_new_generation_of_another_encoder_is_refused_at_every_call(layout, publ
     for _ in range(2):
         with pytest.raises(FingerprintMismatchError):
             searcher.search("slate")
+
+
+def test_new_generation_of_another_encoder_is_answered_where_its_encoder_can_be_loaded(
+    layout, publish, make_encoder
+) -> None:
+    loaded = []
+
+    def load(generation: Generation) -> QueryEncoder:
+        loaded.append(generation.number)
+        return make_encoder(generation.manifest.fingerprints["encoder"])
+
+    first = publish(layout, 12)
+    searcher = Searcher(layout, load)
+    assert searcher.search("slate").generation == 1
+    second = publish(layout, 9, version=1, replaces=first, fingerprint="f" * 64)
+    assert searcher.search("slate").generation == 2
+    publish(layout, 9, version=2, replaces=second, fingerprint="f" * 64)
+    assert searcher.search("slate").generation == 3
+    assert loaded == [1, 2]
 
 
 def test_searches_during_publication_answer_from_one_generation_each(layout, publish, make_encoder) -> None:

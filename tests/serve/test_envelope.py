@@ -19,8 +19,7 @@ from starlette.testclient import TestClient
 
 from pipeline.collection import load_query_encoder
 from pipeline.errors import StorageError
-from pipeline.search.plan import Plan, ReadAhead, read_ahead
-from pipeline.search.searcher import Searcher
+from pipeline.search.prepared import PreparedSearch
 from pipeline.serve.envelope import Envelope
 from pipeline.serve.settings import ServeSettings
 
@@ -168,12 +167,14 @@ def test_failing_words_are_told_at_once_and_their_query_is_not_encoded(
     queue = client.app.state.server.collections._encoders[encoder.fingerprint]
     encoder.go_on.clear()
 
-    def fail_on_slate(plan: Plan) -> ReadAhead:
-        if plan.queries == ["slate"]:
-            raise StorageError("the BM25 search failed")
-        return read_ahead(plan)
+    read = PreparedSearch.read
 
-    monkeypatch.setattr("pipeline.search.searcher.read_ahead", fail_on_slate)
+    def fail_on_slate(search: PreparedSearch) -> PreparedSearch:
+        if search.queries == ["slate"]:
+            raise StorageError("the BM25 search failed")
+        return read(search)
+
+    monkeypatch.setattr(PreparedSearch, "read", fail_on_slate)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(ask, client)
         encoder.has_begun.wait()
@@ -198,10 +199,10 @@ def test_answer_is_of_the_generation_its_words_were_read_from(
     )
     made[0].go_on.clear()
     read = threading.Event()
-    begin = Searcher.begin
+    read_words = PreparedSearch.read
 
     with ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Searcher, "begin", lambda *args, **options: (begin(*args, **options), read.set())[0])
+        patch.setattr(PreparedSearch, "read", lambda search: (read_words(search), read.set())[0])
         waiting = pool.submit(ask, client)
         read.wait()
         ingest(own_root, "stones", make_rows(version=1))

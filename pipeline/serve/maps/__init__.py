@@ -1,5 +1,9 @@
-"""The map of a collection: where documents stand on it, what its clusters are called, and what is kept of it.
+"""The map of a collection, as the page and the HTTP API show it.
 
-corpus_map lays documents out; cluster_names names clusters; map_cache draws each map once; map_files keeps
-maps over a restart; map_routes and map_schemas are its HTTP addresses.
+    document vectors ─▶ corpus_map ─▶ map_routes ─▶ GET /v1/collections/{name}/map
+                        t-SNE, once   map_schemas
+                        a generation
+
+``cluster_names`` names the clusters, ``map_cache`` keeps maps in memory, ``map_files`` keeps them over a
+restart. The health of a collection is answered here too.
 """

@@ -3,8 +3,8 @@
     document vectors ─▶ a sample ─▶ t-SNE, from its first two principal components ─▶ x, y in [-1, 1]
                     └─▶ all others: between their nearest neighbours of the sample
 
-Drawn on demand, from nothing but the documents that whoever asks may see; the same documents give the same
-map. Where they stand is kept over a restart (``map_files``).
+Drawn on demand, from the documents that an API key sees; the same documents give the same map. Where they
+stand is kept over a restart (``map_files``).
 
 Source: van der Maaten & Hinton 2008, as openTSNE computes it (Poličar et al. 2024, with FFT by Linderman et
 al. 2019), whose settings are left as they are; beginning with principal components keeps the large picture
@@ -40,7 +40,7 @@ ALIKE: Final = 1e-5
 MAX_TITLE_CHARACTERS: Final = 120
 SEED: Final = 0
 STEPS_AT_A_TIME: Final = 50
-"""Of 750, after which somebody may end it: half a second."""
+"""Of 750, between two calls of ``raise_if_stopped``: half a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,18 +75,18 @@ def draw_map(
     generation: Generation,
     visible: Int64[np.ndarray, " A"],
     files: MapFiles,
-    go_on: Callable[[], None] = lambda: None,
+    raise_if_stopped: Callable[[], None] = lambda: None,
 ) -> CorpusMap:
     """Lay out the visible documents, of many an evenly spread part, unless a file says where they stand.
 
-    ``go_on`` may raise to end it.
+    ``raise_if_stopped`` is called now and then, and ends the layout by raising.
     """
     positions_N = _spread(visible, MAX_DOCUMENTS)
     vectors_NV = generation.documents.reconstruct(positions_N)
     sample_S = _spread(np.arange(len(positions_N)), MAX_SAMPLE)
     places_N2 = files.find(generation, positions_N, len(sample_S))
     if places_N2 is None:
-        places_S2 = lay_out(vectors_NV[sample_S], go_on)
+        places_S2 = lay_out(vectors_NV[sample_S], raise_if_stopped)
         places_N2 = place(vectors_NV, vectors_NV[sample_S], places_S2)
         places_N2[sample_S] = places_S2
         files.keep(generation, positions_N, len(sample_S), places_N2)
@@ -107,11 +107,11 @@ def draw_map(
 
 
 def lay_out(
-    vectors_SV: Float32[np.ndarray, "S V"], go_on: Callable[[], None] = lambda: None
+    vectors_SV: Float32[np.ndarray, "S V"], raise_if_stopped: Callable[[], None] = lambda: None
 ) -> Float32[np.ndarray, "S 2"]:
     """Return a place in [-1, 1]² for each vector; the same vectors give the same places, up to rounding.
 
-    ``go_on`` is called meanwhile.
+    ``raise_if_stopped`` is called now and then, and ends the layout by raising.
     """
     from openTSNE import TSNE  # scikit-learn and SciPy come in here, with the first map
 
@@ -125,7 +125,7 @@ def lay_out(
         initialization=1e-4 * components_S2 / components_S2[:, 0].std(),
         neighbors="exact",
         n_jobs=1,
-        callbacks=[lambda *_: go_on()],
+        callbacks=[lambda *_: raise_if_stopped()],
         callbacks_every_iters=STEPS_AT_A_TIME,
         random_state=SEED,
     )

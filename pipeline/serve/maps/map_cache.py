@@ -1,7 +1,7 @@
-"""What is made once a generation for whoever looks, and kept: maps, curves. At most so many, the least lately looked at go first.
+"""What is computed once for a generation and then kept: maps and length curves.
 
-A drawing belongs to the documents that a key sees: its restriction is part of the name, and nothing of
-others' documents enters it.
+An entry belongs to the documents that a key sees: its restriction is part of the cache key, and nothing of
+others' documents enters it. The number of entries is bounded; the least recently used go first.
 """
 
 from __future__ import annotations
@@ -20,19 +20,16 @@ from pipeline.index.generation import Generation
 from pipeline.serve.problems import OVERLOADED, ProblemError
 
 NICENESS: Final = 10
-MAX_KEPT: Final = 32
-MAX_UNDER_WAY: Final = 8
-"""Drawings that may be under way or waiting: more callers than that are told to try again."""
+MAX_ENTRIES: Final = 32
+MAX_PENDING: Final = 8
+"""Entries that may be computed or wait for it; a request for one more is told to try again."""
 
-_Drawn = TypeVar("_Drawn")
-Name = tuple[str, int, str, str]
+_Entry = TypeVar("_Entry")
+CacheKey = tuple[str, int, str, str]
 
 
-def name_of(generation: Generation, restriction: Mapping[str, Any] | None) -> Name:
-    """Return what tells a drawing from all others.
-
-    Collection, generation, the run that made it, and whose documents are seen.
-    """
+def cache_key(generation: Generation, restriction: Mapping[str, Any] | None) -> CacheKey:
+    """Return collection, generation, the run that made it, and the restriction of the API key."""
     manifest = generation.manifest
     return (
         generation.layout.name,
@@ -42,23 +39,23 @@ def name_of(generation: Generation, restriction: Mapping[str, Any] | None) -> Na
     )
 
 
-class Drawings(Generic[_Drawn]):
-    """Drawings of one kind, made on an executor; used from one event loop.
+class GenerationCache(Generic[_Entry]):
+    """Entries of one kind, computed on an executor; used from one event loop.
 
-    One that is given up is still finished for who waits.
+    An entry whose request was cancelled is still computed for the others that wait.
     """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._made: OrderedDict[Name, asyncio.Future[_Drawn]] = OrderedDict()
+        self._entries: OrderedDict[CacheKey, asyncio.Future[_Entry]] = OrderedDict()
         self._is_stopped = threading.Event()
 
     def stop(self) -> None:
-        """Let what is being drawn end soon: a server that stops waits for its threads."""
+        """Let what is being computed end soon: a server that stops waits for its threads."""
         self._is_stopped.set()
 
-    def go_on(self) -> None:
-        """Raise :class:`TryAgainError` once it is to stop; asked by what draws, on its own thread."""
+    def raise_if_stopped(self) -> None:
+        """Raise :class:`TryAgainError` after :meth:`stop`; called now and then by what is being computed."""
         if self._is_stopped.is_set():
             raise TryAgainError(
                 "a map must be asked for while the server runs, got a server that stops; ask again once "
@@ -66,37 +63,37 @@ class Drawings(Generic[_Drawn]):
             )
 
     async def get(
-        self, name: Name, draw: Callable[[], _Drawn], patience_seconds: float | None = None
-    ) -> _Drawn | None:
-        """Return a drawing, None where it is not ready within ``patience_seconds``.
+        self, key: CacheKey, compute: Callable[[], _Entry], timeout_seconds: float | None = None
+    ) -> _Entry | None:
+        """Return an entry, None where it is not ready within ``timeout_seconds``.
 
-        A failed one raises, and is drawn anew next time.
+        One that failed raises, and is computed again at the next request.
         """
-        drawing = self._made.get(name)
-        if drawing is None or (drawing.done() and (drawing.cancelled() or drawing.exception() is not None)):
-            self._make_room(name)
-            drawing = self._made[name] = asyncio.get_running_loop().run_in_executor(self._executor, draw)
-            drawing.add_done_callback(_look_at)
-        self._made.move_to_end(name)
-        done, _ = await asyncio.wait({drawing}, timeout=patience_seconds)
-        return drawing.result() if done else None
+        entry = self._entries.get(key)
+        if entry is None or (entry.done() and (entry.cancelled() or entry.exception() is not None)):
+            self._make_room(key)
+            entry = self._entries[key] = asyncio.get_running_loop().run_in_executor(self._executor, compute)
+            entry.add_done_callback(_retrieve_exception)
+        self._entries.move_to_end(key)
+        done, _ = await asyncio.wait({entry}, timeout=timeout_seconds)
+        return entry.result() if done else None
 
-    def _make_room(self, name: Name) -> None:
-        collection, generation, *_ = name
-        for other in [other for other in self._made if other[0] == collection and other[1] != generation]:
-            del self._made[other]
-        while len(self._made) >= MAX_KEPT:
-            self._made.popitem(last=False)
-        if sum(not drawing.done() for drawing in self._made.values()) >= MAX_UNDER_WAY:
+    def _make_room(self, key: CacheKey) -> None:
+        collection, generation, *_ = key
+        for other in [other for other in self._entries if other[0] == collection and other[1] != generation]:
+            del self._entries[other]
+        while len(self._entries) >= MAX_ENTRIES:
+            self._entries.popitem(last=False)
+        if sum(not entry.done() for entry in self._entries.values()) >= MAX_PENDING:
             raise ProblemError(OVERLOADED, "too many maps are being drawn")
 
 
-def low_priority() -> None:
-    """Let this thread yield to all others of the machine: who searches is waiting, who draws can."""
+def lower_thread_priority() -> None:
+    """Let this thread yield to all others of the machine: searches come before maps."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
-def _look_at(drawing: asyncio.Future[Any]) -> None:
-    """Take note of an error that nobody may be waiting for any more; whoever asks again draws again."""
-    if not drawing.cancelled():
-        drawing.exception()
+def _retrieve_exception(entry: asyncio.Future[Any]) -> None:
+    """Mark an error as seen where no request waits for it any more; the next one computes the entry again."""
+    if not entry.cancelled():
+        entry.exception()

@@ -1,7 +1,4 @@
-"""Looking at a collection: its map, where documents stand on it, and its health.
-
-A key sees its own documents in each.
-"""
+"""A collection's map, where documents stand on it, and its health. A key sees its own documents in each."""
 
 from __future__ import annotations
 
@@ -21,12 +18,12 @@ from pipeline.search.filters import compile_filter, compile_restriction
 from pipeline.search.hits import read_rows
 from pipeline.search.lexical import allowed_documents
 from pipeline.serve.access import SearchGrant, ServerState, State, reachable
-from pipeline.serve.answers import on_search_thread, with_collection
+from pipeline.serve.answers import with_collection
 from pipeline.serve.collections import ServedCollection
 from pipeline.serve.keys import Grant
 from pipeline.serve.length_curve import LengthBin, measure_lengths
 from pipeline.serve.maps.corpus_map import MAX_TITLE_CHARACTERS, CorpusMap, draw_map, place
-from pipeline.serve.maps.map_cache import name_of
+from pipeline.serve.maps.map_cache import cache_key
 from pipeline.serve.maps.map_schemas import (
     DriftReply,
     HealthReply,
@@ -41,11 +38,8 @@ from pipeline.serve.settings import TABLE_TIMEOUT_SECONDS
 router = APIRouter(prefix="/v1/collections", tags=["collections"], redirect_slashes=False)
 
 MAX_PLACES: Final = 200
-MAP_PATIENCE_SECONDS: Final = 1.0
-"""Within which the map of a small collection is there.
-
-Of a larger one the caller is told that it is being drawn.
-"""
+MAP_WAIT_SECONDS: Final = 1.0
+"""How long a request waits for a map to be drawn, before it answers that it is being drawn."""
 
 DocIds = Annotated[
     list[Annotated[str, Query(min_length=1, max_length=MAX_DOC_ID_CHARACTERS)]],
@@ -58,10 +52,10 @@ async def map_collection(name: CollectionName, state: State, grant: SearchGrant)
     """Lay the documents out in the plane, neighbours beside one another, coloured by cluster."""
 
     async def attempt(served: ServedCollection) -> MapReply:
-        generation, visible, drawn = await _map(state, served, grant)
-        if drawn is None:
+        generation, visible, found = await _find_map(state, served, grant)
+        if found is None:
             return MapReply(generation=generation.number, status="drawing", documents=len(visible))
-        return await on_search_thread(state, lambda: _map_reply(generation, len(visible), drawn))
+        return await state.search_threads.run(lambda: _map_reply(generation, len(visible), found))
 
     return await with_collection(state, await reachable(state, grant, name), attempt)
 
@@ -74,11 +68,11 @@ async def place_documents(name: CollectionName, doc_id: DocIds, state: State, gr
     """
 
     async def attempt(served: ServedCollection) -> MapReply:
-        generation, visible, drawn = await _map(state, served, grant)
-        if drawn is None:
+        generation, visible, found = await _find_map(state, served, grant)
+        if found is None:
             return MapReply(generation=generation.number, status="drawing", documents=len(visible))
-        found = await on_search_thread(state, lambda: _place(generation, drawn, doc_id, grant.restriction))
-        return MapReply(generation=generation.number, status="ready", documents=len(visible), points=found)
+        points = await state.search_threads.run(lambda: _place(generation, found, doc_id, grant.restriction))
+        return MapReply(generation=generation.number, status="ready", documents=len(visible), points=points)
 
     return await with_collection(state, await reachable(state, grant, name), attempt)
 
@@ -92,35 +86,35 @@ async def examine_collection(name: CollectionName, state: State, grant: SearchGr
 
     async def attempt(served: ServedCollection) -> HealthReply:
         generation = served.searcher.generation
-        visible = await on_search_thread(state, lambda: _visible(generation, grant.restriction))
+        visible = await state.search_threads.run(lambda: _visible(generation, grant.restriction))
         curve = await state.length_curves.get(
-            name_of(generation, grant.restriction), lambda: measure_lengths(generation, visible)
+            cache_key(generation, grant.restriction), lambda: measure_lengths(generation, visible)
         )
-        assert curve is not None, "without patience a drawing is waited for"
+        assert curve is not None, "without a timeout the cache waits"
         return _health(served, generation, visible, curve, sees_all=grant.restriction is None)
 
     return await with_collection(state, await reachable(state, grant, name), attempt)
 
 
-async def _map(
+async def _find_map(
     state: ServerState, served: ServedCollection, grant: Grant
 ) -> tuple[Generation, Int64[np.ndarray, " A"], CorpusMap | None]:
     generation = served.searcher.generation
-    visible = await on_search_thread(state, lambda: _visible(generation, grant.restriction))
-    draw = partial(draw_map, generation, visible, state.map_files, state.maps.go_on)
+    visible = await state.search_threads.run(lambda: _visible(generation, grant.restriction))
+    draw = partial(draw_map, generation, visible, state.map_files, state.maps.raise_if_stopped)
     return (
         generation,
         visible,
-        await state.maps.get(name_of(generation, grant.restriction), draw, MAP_PATIENCE_SECONDS),
+        await state.maps.get(cache_key(generation, grant.restriction), draw, MAP_WAIT_SECONDS),
     )
 
 
-def _map_reply(generation: Generation, num_visible: int, drawn: CorpusMap) -> MapReply:
+def _map_reply(generation: Generation, num_visible: int, corpus_map: CorpusMap) -> MapReply:
     return MapReply(
         generation=generation.number,
         status="ready",
         documents=num_visible,
-        points=_points(drawn.doc_ids, drawn.titles, drawn.places_N2, drawn.cluster_ids_N),
+        points=_points(corpus_map.doc_ids, corpus_map.titles, corpus_map.places_N2, corpus_map.cluster_ids_N),
         clusters=[
             MapCluster(
                 cluster=each.cluster_id,
@@ -129,7 +123,7 @@ def _map_reply(generation: Generation, num_visible: int, drawn: CorpusMap) -> Ma
                 x=round(each.x, 4),
                 y=round(each.y, 4),
             )
-            for each in drawn.clusters
+            for each in corpus_map.clusters
         ],
     )
 
@@ -138,24 +132,27 @@ def _visible(generation: Generation, restriction: Mapping[str, Any] | None) -> I
     """Return the positions of the documents a key sees, ascending."""
     if restriction is None:
         return np.arange(generation.num_documents)
-    where = compile_restriction(restriction, generation.document_table.schema)
+    where = compile_restriction(restriction, generation.document_schema)
     return allowed_documents(generation, where, dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS))
 
 
 def _place(
-    generation: Generation, drawn: CorpusMap, doc_ids: Sequence[str], restriction: Mapping[str, Any] | None
+    generation: Generation,
+    corpus_map: CorpusMap,
+    doc_ids: Sequence[str],
+    restriction: Mapping[str, Any] | None,
 ) -> MapPoints:
-    schema = generation.document_table.schema
+    schema = generation.document_schema
     where = compile_filter({"type": "in", "key": "doc_id", "value": list(doc_ids)}, schema)
     if restriction is not None:
         where = compile_restriction(restriction, schema).and_(where)
     positions = allowed_documents(generation, where, dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS))
     vectors = generation.documents.reconstruct(positions)
-    places = place(vectors, drawn.sample_vectors_SV, drawn.sample_places_S2)
-    known = {int(position): n for n, position in enumerate(drawn.positions_N)}
+    places = place(vectors, corpus_map.sample_vectors_SV, corpus_map.sample_places_S2)
+    known = {int(position): n for n, position in enumerate(corpus_map.positions_N)}
     for row, position in enumerate(positions.tolist()):
         if position in known:
-            places[row] = drawn.places_N2[known[position]]
+            places[row] = corpus_map.places_N2[known[position]]
     rows = read_rows(generation, positions, ["doc_id", "title"])
     titles = [None if row["title"] is None else row["title"][:MAX_TITLE_CHARACTERS] for row in rows]
     return _points([row["doc_id"] for row in rows], titles, places, generation.cluster_ids[positions])

@@ -1,4 +1,4 @@
-"""What the API gives to whoever looks at a collection: its map and its health."""
+"""Replies about a collection's map and health."""
 
 from __future__ import annotations
 

@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.search import plan as planning
+from pipeline.search import prepared as preparing
 from pipeline.search.options import SearchOptions
-from pipeline.search.plan import Plan, read_ahead
+from pipeline.search.prepared import PreparedSearch
 from pipeline.search.searcher import Searcher
 
 QUERY = "granite slate"
 ONE_YEAR = {"type": "eq", "key": "year", "value": 1992}
 
 
-def planned(searcher: Searcher, queries: list[str] | None = [QUERY], **options: Any) -> Plan:  # noqa: B006 - never changed
-    return searcher._plan(queries, options)
+def prepared(searcher: Searcher, queries: list[str] | None = [QUERY], **options: Any) -> PreparedSearch:  # noqa: B006 - never changed
+    return searcher._prepare(searcher.generation, queries, SearchOptions(**options))
 
 
 def test_words_are_read_as_they_rank_and_as_they_are_shown(searcher: Searcher) -> None:
-    words = read_ahead(planned(searcher, chunk_tokens=192)).words
+    words = prepared(searcher, chunk_tokens=192).read().first_words
     assert words is not None
     bm25 = searcher.generation.passage_bm25
     assert np.array_equal(words.passages, bm25.scores(QUERY, 2))
@@ -35,7 +35,7 @@ def test_words_are_read_as_they_rank_and_as_they_are_shown(searcher: Searcher) -
 def test_words_are_scored_once_where_one_size_of_passages_is_enough(
     searcher: Searcher, options: dict[str, Any]
 ) -> None:
-    words = read_ahead(planned(searcher, **options)).words
+    words = prepared(searcher, **options).read().first_words
     assert words is not None
     assert words.windows is words.passages
 
@@ -44,16 +44,16 @@ def test_words_are_scored_once_where_one_size_of_passages_is_enough(
 def test_no_word_is_read_where_bm25_has_no_say(
     searcher: Searcher, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(planning, "bm25_documents", lambda *_: pytest.fail("asked"))
-    assert read_ahead(planned(searcher, **options)).words is None
-    assert read_ahead(planned(searcher, None)).words is None
+    monkeypatch.setattr(preparing, "bm25_documents", lambda *_: pytest.fail("asked"))
+    assert prepared(searcher, **options).read().first_words is None
+    assert prepared(searcher, None).read().first_words is None
 
 
 def test_filter_is_read_once_and_holds_for_words(searcher: Searcher, stones: Any) -> None:
-    ahead = read_ahead(planned(searcher, filters=ONE_YEAR))
+    ahead = prepared(searcher, filters=ONE_YEAR).read()
     expected = [position for position, row in enumerate(stones.rows) if row["year"] == 1992]
     assert ahead.allowed.tolist() == expected
-    for nominees in ahead.words.nominees:
+    for nominees in ahead.first_words.nominees:
         assert set(nominees.tolist()) <= set(expected)
 
 
@@ -61,16 +61,16 @@ def test_filter_is_read_once_and_holds_for_words(searcher: Searcher, stones: Any
 def test_filter_that_lets_nothing_through_leaves_no_word_to_read(
     searcher: Searcher, monkeypatch: pytest.MonkeyPatch, hybrid: bool
 ) -> None:
-    monkeypatch.setattr(planning, "bm25_documents", lambda *_: pytest.fail("asked"))
-    ahead = read_ahead(planned(searcher, hybrid=hybrid, filters=ONE_YEAR | {"value": 1}))
-    assert (ahead.allowed.tolist(), ahead.words) == ([], None)
+    monkeypatch.setattr(preparing, "bm25_documents", lambda *_: pytest.fail("asked"))
+    ahead = prepared(searcher, hybrid=hybrid, filters=ONE_YEAR | {"value": 1}).read()
+    assert (ahead.allowed.tolist(), ahead.first_words) == ([], None)
 
 
 def test_words_nobody_wrote_nominate_nothing(searcher: Searcher) -> None:
-    words = read_ahead(planned(searcher, ["zebra unknown"])).words
+    words = prepared(searcher, ["zebra unknown"]).read().first_words
     assert words is not None
     assert (words.passages, words.windows, len(words.documents)) == (None, None, 0)
 
 
-def test_plan_has_checked_options(searcher: Searcher) -> None:
-    assert planned(searcher).options == SearchOptions()
+def test_search_has_checked_options(searcher: Searcher) -> None:
+    assert prepared(searcher).options == SearchOptions()

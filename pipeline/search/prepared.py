@@ -1,0 +1,97 @@
+"""A search before its queries have vectors: what it asks for, and what can be read of its answer without them.
+
+    texts ──┬─▶ encoder ─────────────────────────▶ vectors ─┬─▶ ranking ─▶ hits
+            └─▶ filter ─▶ BM25 of documents, passages ──────┘
+
+BM25 takes as long as all of the search behind it; beside the encoder, which is one thread, most of that time
+is saved. Everything is read from the one generation that the search began with.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from pipeline.index.generation import Generation
+from pipeline.search.candidates import nominate_by_passage_bm25
+from pipeline.search.lexical import allowed_documents, bm25_documents, bm25_passages
+from pipeline.search.options import SearchOptions
+
+if TYPE_CHECKING:
+    from lancedb.expr import Expr
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WordScores:
+    """BM25 of one query.
+
+    ``documents`` are LanceDB's best with their ``scores``; ``passages`` is by first chunk that of the
+    passages that rank, ``windows`` that of those that are shown, None where no word stands in any;
+    ``nominees`` are the documents to look at, best first, by either.
+    """
+
+    documents: Int64[np.ndarray, " A"]
+    scores: Float32[np.ndarray, " A"]
+    passages: Float32[np.ndarray, " M"] | None
+    windows: Float32[np.ndarray, " M"] | None
+    nominees: Sequence[Int64[np.ndarray, " _"]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedSearch:
+    """One call: its generation, its checked options and what they resolve to.
+
+    ``queries`` is None where only vectors are known. ``window`` is the number of chunks in a passage,
+    ``ranking_window`` that of the passages whose BM25 ranks documents, whatever size is asked for.
+
+    :meth:`read` adds ``allowed``, the documents the filter allows, ascending (None: all), and
+    ``first_words``, the BM25 of the first query. Those of other queries are read when they are ranked, since
+    each takes 4 bytes a chunk of the collection.
+    """
+
+    generation: Generation
+    options: SearchOptions
+    queries: Sequence[str] | None
+    where: Expr | None
+    window: int
+    ranking_window: int
+    timeout: dt.timedelta | None
+    allowed: Int64[np.ndarray, " A"] | None = None
+    first_words: WordScores | None = None
+
+    def read(self) -> PreparedSearch:
+        """Read what needs no vector."""
+        if self.where is None:
+            return replace(self, first_words=self.read_words(0))
+        allowed = allowed_documents(self.generation, self.where, self.timeout)
+        filtered = replace(self, allowed=allowed)
+        return replace(filtered, first_words=filtered.read_words(0))
+
+    @property
+    def num_allowed(self) -> int:
+        """Count the documents that may be found."""
+        return self.generation.num_documents if self.allowed is None else len(self.allowed)
+
+    def read_words(self, index: int) -> WordScores | None:
+        """Return the BM25 of a query; None where BM25 has no say, or there is no document to find."""
+        generation, options = self.generation, self.options
+        if self.queries is None or not self.num_allowed:
+            return None
+        if not options.hybrid or options.weight("bm25") <= 0.0:
+            return None
+        query = self.queries[index]
+        documents, scores = bm25_documents(generation, query, self.where, options.num_candidates)
+        nominees = [documents]
+        passages = windows = bm25_passages(generation, query, self.ranking_window, self.allowed)
+        if passages is not None:
+            nominees.append(nominate_by_passage_bm25(generation, passages, options.num_candidates))
+            if options.passages and self.window != self.ranking_window:
+                windows = bm25_passages(generation, query, self.window, self.allowed)
+        return WordScores(
+            documents=documents, scores=scores, passages=passages, windows=windows, nominees=nominees
+        )
