@@ -14,7 +14,8 @@ from cli.flags import FIELD_OF
 from cli.settings import TemperatureSteps, given, json_option, root_option, warn_of_window
 from cli.terminal import ProgressBars, duration, table, thousands
 from jobs.ingest_settings import resolve_ingest_config
-from pipeline.config import Attention, Backend, Landmarks, Pooling
+from pipeline.config import Backend, Landmarks
+from pipeline.poolings import Attention, Pooling
 from pipeline.types import IngestReport
 
 _QUARANTINED_EXIT = 3

@@ -13,9 +13,8 @@ from numbers import Integral, Real
 from typing import Any, Final, Literal, get_args
 
 from pipeline.errors import ConfigError
+from pipeline.poolings import POOLINGS, PREFIX_POOLINGS, Attention, Pooling
 
-Pooling = Literal["mean", "lmk", "cls", "last", "mean_at_k", "multi_cls", "latent"]
-Attention = Literal["chunk", "full", "landmark"]
 Landmarks = Literal["fixed", "sentence"]
 Precision = Literal["auto", "fp32", "bf16"]
 Backend = Literal["torch", "openvino"]
@@ -34,13 +33,6 @@ DEFAULT_MODEL = "cairn-minilm"
 The base model with the landmark mixer trained for it, which ships with Cairn.
 """
 
-POOLINGS: Final[Mapping[Attention, tuple[Pooling, ...]]] = {
-    "chunk": ("mean", "lmk", "cls", "last", "mean_at_k", "latent"),
-    "full": ("mean", "lmk", "mean_at_k", "multi_cls", "latent"),
-    "landmark": ("mean", "lmk", "cls", "last", "mean_at_k", "latent"),
-}
-"""What goes together: a row that is a chunk has a first and a last token of its own, a window has them once for many chunks."""
-
 WINDOW_TOKENS: Final[Mapping[Attention, int]] = {"chunk": 512, "full": 512, "landmark": 8_192}
 """How long a window is where nothing else is asked.
 
@@ -52,12 +44,6 @@ WINDOW_OVERLAP_TOKENS: Final = 128
 
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 100.0
 """Far beyond what helps any model: below, logits leave what bf16 sums; above, attention is a plain mean."""
-
-CAUSAL_FAMILIES: Final = ("mistral", "qwen2", "qwen3", "llama")
-"""Model types that have a causal mask to keep."""
-
-PREFIX_POOLINGS: Final[tuple[Pooling, ...]] = ("mean", "latent")
-"""Poolings over many tokens, which can take those of a prefix in."""
 
 
 def _require(condition: bool, sentence: str) -> None:

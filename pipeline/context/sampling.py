@@ -15,6 +15,7 @@ from jaxtyping import Int32, Int64
 
 from pipeline.cluster.sampling import hash_order
 from pipeline.errors import UsageError
+from pipeline.ragged import places_in_groups
 
 
 def allocate(
@@ -69,5 +70,4 @@ def draw_context(
 
     by_hash_N = hash_order(doc_ids, seed)
     by_cluster_N = by_hash_N[np.argsort(assignments_N[by_hash_N], kind="stable")]
-    ordinals_N = np.arange(len(by_cluster_N)) - np.repeat(np.cumsum(available_K) - available_K, available_K)
-    return by_cluster_N[ordinals_N < np.repeat(places_K, available_K)]
+    return by_cluster_N[places_in_groups(available_K) < np.repeat(places_K, available_K)]

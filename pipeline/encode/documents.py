@@ -46,6 +46,7 @@ from pipeline.model.landmarks import (
 )
 from pipeline.model.latent_attention import latent_attention_of, require_latent_attention
 from pipeline.model.matryoshka import first_dims, require_dims
+from pipeline.poolings import pooling_rule
 
 ENCODER_FORMAT_VERSION = 1
 """Raised when the same settings begin to give other vectors."""
@@ -91,7 +92,11 @@ class DocumentEncoder:
         self.backbone = load_backbone(config) if backbone is None else backbone
         self.vector_dim = require_fit(config, self.backbone)
         self._document_prefix, self._query_prefix = _prefixes(config, self.backbone)
-        self._token_head = latent_attention_of(self.backbone) if config.pooling == "latent" else None
+        self._token_head = (
+            latent_attention_of(self.backbone)
+            if pooling_rule(config.pooling).needs_latent_attention
+            else None
+        )
         self._mixer = mixer_of(self.backbone)
         context_CD = _usable_context(config, context, self.backbone)
         self._context_CD, self._mixed_context_CD = (
@@ -289,7 +294,8 @@ def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
     Raise for settings the model has no room for, or an attention it cannot have.
     """
     max_positions, num_special = backbone.max_positions, 1 if backbone.cls_id is None else 2
-    if backbone.cls_id is None and config.pooling in ("cls", "multi_cls"):
+    rule = pooling_rule(config.pooling)
+    if backbone.cls_id is None and rule.needs_cls:
         raise ConfigError(
             f"pooling {config.pooling} must go with a model that has [CLS] or BOS, got one without; "
             "choose last, lmk or mean"
@@ -330,7 +336,7 @@ def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
             f"got {config.temperature_by_length[-1][0]}; leave the longer ones "
             f"out{_LONGER_ROWS.get(config.attention, '')}"
         )
-    if config.pooling == "latent":
+    if rule.needs_latent_attention:
         require_latent_attention(backbone)
     return require_dims(config.truncate_dim, backbone.embedding_dim)
 

@@ -34,6 +34,7 @@ from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.engine.rectangle import Rectangle
 from pipeline.model.engine.transformer import Transformer
+from pipeline.ragged import places_in_groups
 from pipeline.types import ProgressListener, silent_progress
 
 LENGTHS: Final = (16, 32, 64, 128, 256, 512, 1_024, 2_048)
@@ -152,8 +153,7 @@ def _draw_pieces(
     """Cut every text into consecutive pieces of ``length`` tokens, leaving the rest, and draw some."""
     num_pieces_N = np.diff(tokens.text_offsets) // length
     document_M = np.repeat(np.arange(len(num_pieces_N)), num_pieces_N)
-    place_M = np.arange(len(document_M)) - np.repeat(np.cumsum(num_pieces_N) - num_pieces_N, num_pieces_N)
-    starts_M = tokens.text_offsets[document_M] + length * place_M
+    starts_M = tokens.text_offsets[document_M] + length * places_in_groups(num_pieces_N)
     drawn = generator.permutation(len(starts_M))[:max_pieces].tolist()
     return [
         _Piece(document=int(document_M[m]), ids=tokens.ids[starts_M[m] : starts_M[m] + length].tolist())

@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, get_args
 
-from pipeline.config import PREFIX_POOLINGS, WINDOW_TOKENS, EncoderConfig
+from pipeline.config import WINDOW_TOKENS, EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.evaluate.encodings import ContextKind, Encoding
+from pipeline.poolings import PREFIX_POOLINGS
 from pipeline.search.windows import default_window
 
 PieceRanking = Literal["dense", "piece-bm25", "piece-rrf", "convex", "whitened", "convex+maxsim"]

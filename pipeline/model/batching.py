@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Int64
 
 from pipeline.errors import ModelError
+from pipeline.ragged import ranges
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +72,7 @@ def run_windows_in_batches(
 
     def run_rows(windows: Int64[np.ndarray, " W"]) -> Done:
         num_rows = first_row_W1[windows + 1] - first_row_W1[windows]
-        starts = first_row_W1[windows] - (np.cumsum(num_rows) - num_rows)
-        return run(np.arange(int(num_rows.sum())) + np.repeat(starts, num_rows))
+        return run(ranges(first_row_W1[windows], num_rows))
 
     return run_in_batches(lengths_W, batch_tokens, run_rows, device, is_padded=False)
 

@@ -19,6 +19,7 @@ from pipeline.model.engine.backbone import Backbone
 from pipeline.model.landmark_reader import LandmarkReader
 from pipeline.model.landmarks import Rows
 from pipeline.model.pooling import pool_spans
+from pipeline.ragged import ranges
 
 SMALL_BATCH_TOKENS: Final = 1_024
 WIDTH_STEP: Final = 8
@@ -68,10 +69,7 @@ def embed_chunks(
     def run(batch_B: Int64[np.ndarray, " B"]) -> Int64[np.ndarray, " m"]:
         hidden_BTD = hidden_states(batch_B)
         num_chunks_B = first_chunk_R1[batch_B + 1] - first_chunk_R1[batch_B]
-        place = np.arange(int(num_chunks_B.sum())) - np.repeat(
-            np.cumsum(num_chunks_B) - num_chunks_B, num_chunks_B
-        )
-        chunk_M = chunks_by_row[np.repeat(first_chunk_R1[batch_B], num_chunks_B) + place]
+        chunk_M = chunks_by_row[ranges(first_chunk_R1[batch_B], num_chunks_B)]
         row_M = np.repeat(np.arange(len(batch_B)), num_chunks_B)
         with torch.inference_mode():
             spans = (

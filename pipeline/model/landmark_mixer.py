@@ -36,6 +36,7 @@ from pipeline.errors import ModelError
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.engine.weights import require_floats
 from pipeline.model.folders.own_tensors import LANDMARK_MIXER as PREFIX
+from pipeline.ragged import places_in_groups
 
 STRETCH_LANDMARKS: Final = 256
 """Landmarks that attend to one another: 16,384 tokens at the default interval."""
@@ -255,9 +256,7 @@ def _batches(
     """
     num_stretches_N = -(-counts_N // STRETCH_LANDMARKS)
     document_S = np.repeat(np.arange(len(counts_N)), num_stretches_N)
-    number_S = np.arange(len(document_S)) - np.repeat(
-        np.cumsum(num_stretches_N) - num_stretches_N, num_stretches_N
-    )
+    number_S = places_in_groups(num_stretches_N)
     # Equal stretches, so that the last is not left with a few landmarks.
     starts_S = number_S * counts_N[document_S] // num_stretches_N[document_S]
     ends_S = (number_S + 1) * counts_N[document_S] // num_stretches_N[document_S]

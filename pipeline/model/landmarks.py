@@ -23,7 +23,8 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, UInt8
 
-from pipeline.config import Pooling
+from pipeline.poolings import ChunkPlaces, Pooling, pooling_rule
+from pipeline.ragged import ranges
 
 NO_PREFIX: Final = np.zeros(0, np.int32)
 
@@ -36,9 +37,9 @@ TRAINING_INTERVALS: Final = (32, 64, 128, 256)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunks:
-    """M chunks of N texts, in order; chunk ``i`` owns tokens ``token_offsets[i]:token_offsets[i + 1]`` of all texts laid end to end.
+    """M chunks of N texts, in order.
 
-    Text ``j`` owns chunks ``chunk_offsets[j]:chunk_offsets[j + 1]``, at least one; only a text without tokens
+    Chunk ``i`` owns tokens ``token_offsets[i]:token_offsets[i + 1]`` of all texts laid end to end. Text ``j`` owns chunks ``chunk_offsets[j]:chunk_offsets[j + 1]``, at least one; only a text without tokens
     has an empty chunk.
     """
 
@@ -48,7 +49,7 @@ class Chunks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """R rows of token ids laid end to end, and for each of M chunks the positions ``start:end`` of one row whose mean is its embedding.
+    """R rows of token ids laid end to end, and for each of M chunks the span of one row that is pooled.
 
     ``window_R`` numbers the window of each row where rows see one another; rows of a window stand together.
     None: each is read alone.
@@ -83,8 +84,9 @@ def split_into_chunks(
     text_offsets_N1: Int64[np.ndarray, " N1"],
     interval: int | Int64[np.ndarray, " N"],
 ) -> Chunks:
-    """Cut each text into chunks of at most ``interval`` tokens, greedily from the left; texts may have an interval each.
+    """Cut each text into chunks of at most ``interval`` tokens, greedily from the left.
 
+    Texts may have an interval each.
     ``breaks`` ranks the place before each token: 3 a sentence (a text is one where it marks none), 2 a word
     after white space, 1 a word without, 0 inside a word. A cut stands at the last place of rank 3 that the
     interval allows; inside a sentence longer than the interval it may have rank 2, inside a run without white
@@ -169,9 +171,8 @@ def chunk_rows(
 ) -> Rows:
     """Lay every chunk out as a row of its own, ``[CLS] prefix z [LMK]``.
 
-    Pooled are: ``mean`` and ``latent`` the whole row, as sentence-transformers takes it, and with a prefix
-    what stands after it, unless ``pool_prefix`` keeps the whole row; ``cls`` the first token; ``lmk`` and
-    ``last`` the last; ``mean_at_k`` the chunk's own last token, or the landmark of an empty chunk.
+    What is pooled is the pooling's rule. [CLS] counts to the chunk, as sentence-transformers has it; with a
+    prefix only what stands after it does, unless ``pool_prefix`` keeps the whole row.
     """
     opening_ids = _opening_ids(cls_id, prefix_ids)
     num_own, head = np.diff(chunks.token_offsets), len(opening_ids)
@@ -184,12 +185,11 @@ def chunk_rows(
     ids[_heads(row_offsets, head)] = opening_ids
     ids[row_offsets[1:] - 1] = landmark_id
     first_pooled = head if len(prefix_ids) and not pool_prefix else 0
-    start, end = {
-        "mean": (mean_span := (np.full_like(row_lengths, first_pooled), row_lengths)),
-        "latent": mean_span,
-        "cls": (np.zeros_like(row_lengths), np.ones_like(row_lengths)),
-        "mean_at_k": _one(row_lengths - 1 - (num_own > 0)),
-    }.get(pooling, _one(row_lengths - 1))
+    start, end = pooling_rule(pooling).span(
+        ChunkPlaces(
+            first_M=np.full_like(row_lengths, first_pooled), mark_M=row_lengths - 1, num_own_M=num_own
+        )
+    )
     return Rows(
         ids=ids,
         row_offsets=row_offsets,
@@ -210,23 +210,25 @@ def window_rows(
     overlap_tokens: int,
     prefix_ids: Int32[np.ndarray, " P"] = NO_PREFIX,
 ) -> Rows:
-    """Lay every text out in rows of whole chunks, ``[CLS] prefix z1 [LMK] … zn [LMK]``, at most ``max_window_tokens`` long.
+    """Lay every text out in rows of whole chunks, ``[CLS] prefix z1 [LMK] … zn [LMK]``.
 
+    A row, called a window, is at most ``max_window_tokens`` long.
     Each window after the first begins with the last whole chunks of the one before that, with their
     landmarks, fit ``overlap_tokens`` and leave room for one more chunk. A chunk in several windows is pooled
-    in the one where its end has the most tokens on its scarcer side; ties go to the earlier window. ``mean``
-    and ``latent`` are over the chunk's tokens and its landmark, without [CLS], which belongs to no chunk
-    (late chunking); ``multi_cls`` puts [CLS] where the landmarks stand; ``mean_at_k`` has no landmarks,
-    ``[CLS] prefix z1 z2 … zn [LMK]``, and takes each chunk's last token (an empty text's landmark).
+    in the one where its end has the most tokens on its scarcer side; ties go to the earlier window. [CLS]
+    belongs to no chunk (late chunking). ``multi_cls`` puts [CLS] where the landmarks stand; ``mean_at_k`` has
+    one landmark only, at the end of the row.
     """
-    assert pooling != "multi_cls" or cls_id is not None, (
+    rule = pooling_rule(pooling)
+    assert rule.window_mark != "cls" or cls_id is not None, (
         "a layout of [CLS] tokens is asked of a model that has none"
     )
     opening_ids = _opening_ids(cls_id, prefix_ids)
     num_own, head = np.diff(chunks.token_offsets), len(opening_ids)
-    num_marks, tail = (0, 1) if pooling == "mean_at_k" else (1, 0)
+    num_marks, tail = (0, 1) if rule.window_mark is None else (1, 0)
     marked_offsets = chunks.token_offsets + num_marks * np.arange(len(num_own) + 1)
-    marked_ids = np.full(int(marked_offsets[-1]), cls_id if pooling == "multi_cls" else landmark_id, np.int32)
+    mark_id = cls_id if rule.window_mark == "cls" else landmark_id
+    marked_ids = np.full(int(marked_offsets[-1]), mark_id, np.int32)
     is_text = np.ones(len(marked_ids), np.bool_)
     if num_marks:
         is_text[marked_offsets[1:] - 1] = False
@@ -237,21 +239,19 @@ def window_rows(
     body_lengths = marked_offsets[end_W] - marked_offsets[first_W]
     row_offsets = np.concatenate([[0], np.cumsum(head + body_lengths + tail)])
     ids = np.full(int(row_offsets[-1]), landmark_id, np.int32)
-    body_starts = row_offsets[:-1] + head
-    place = np.arange(int(body_lengths.sum())) - np.repeat(
-        np.cumsum(body_lengths) - body_lengths, body_lengths
-    )
-    ids[np.repeat(body_starts, body_lengths) + place] = marked_ids[
-        np.repeat(marked_offsets[first_W], body_lengths) + place
+    ids[ranges(row_offsets[:-1] + head, body_lengths)] = marked_ids[
+        ranges(marked_offsets[first_W], body_lengths)
     ]
     ids[_heads(row_offsets, head)] = opening_ids
     window_M = _roomiest_window(first_W, end_W, marked_offsets, body_lengths)
     shift_M = head - marked_offsets[first_W][window_M]
-    pooled_end = marked_offsets[1:] + shift_M
-    if pooling in ("mean", "latent"):
-        pooled_start = marked_offsets[:-1] + shift_M
-    else:
-        pooled_start, pooled_end = _one(pooled_end - ((num_own > 0) | (num_marks > 0)))
+    pooled_start, pooled_end = rule.span(
+        ChunkPlaces(
+            first_M=marked_offsets[:-1] + shift_M,
+            mark_M=marked_offsets[1:] + shift_M - num_marks,
+            num_own_M=num_own,
+        )
+    )
     return Rows(
         ids=ids,
         row_offsets=row_offsets,
@@ -273,9 +273,9 @@ def landmark_rows(
     prefix_ids: Int32[np.ndarray, " P"] = NO_PREFIX,
     pool_prefix: bool = False,
 ) -> Rows:
-    """Lay every chunk out as ``chunk_rows`` does, and put the rows of a text into windows of at most ``max_window_tokens``.
+    """Lay every chunk out as ``chunk_rows`` does, and put the rows of a text into windows.
 
-    Windows overlap, and a chunk in several of them is pooled in one, as ``window_rows`` has it; here every
+    A window has at most ``max_window_tokens``. Windows overlap, and a chunk in several of them is pooled in one, as ``window_rows`` has it; here every
     chunk counts with its own [CLS].
     """
     alone = chunk_rows(
@@ -291,17 +291,14 @@ def landmark_rows(
     num_rows_W = end_W - first_W
     first_row_W = np.cumsum(num_rows_W) - num_rows_W
     window_R = np.repeat(np.arange(len(first_W)), num_rows_W)
-    chunk_R = np.arange(len(window_R)) - (first_row_W - first_W)[window_R]
+    chunk_R = ranges(first_W, num_rows_W)
     lengths_R = np.diff(alone.row_offsets)[chunk_R]
     row_offsets = np.concatenate([[0], np.cumsum(lengths_R)])
     window_M = _roomiest_window(
         first_W, end_W, alone.row_offsets, alone.row_offsets[end_W] - alone.row_offsets[first_W]
     )
     return Rows(
-        ids=alone.ids[
-            np.arange(int(row_offsets[-1]))
-            + np.repeat(alone.row_offsets[chunk_R] - row_offsets[:-1], lengths_R)
-        ],
+        ids=alone.ids[ranges(alone.row_offsets[chunk_R], lengths_R)],
         row_offsets=row_offsets,
         pooled_row=np.arange(len(window_M)) + (first_row_W - first_W)[window_M],
         pooled_start=alone.pooled_start,
@@ -316,10 +313,6 @@ def _opening_ids(cls_id: int | None, prefix_ids: Int32[np.ndarray, " P"]) -> Int
 
 def _heads(row_offsets: Int64[np.ndarray, " R1"], head: int) -> Int64[np.ndarray, "R H"]:
     return row_offsets[:-1, None] + np.arange(head)
-
-
-def _one(position_M: Int64[np.ndarray, " M"]) -> tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]:
-    return position_M, position_M + 1
 
 
 def _windows(
@@ -358,7 +351,7 @@ def _roomiest_window(
 ) -> Int64[np.ndarray, " M"]:
     num_chunks_W = end_W - first_W
     window = np.repeat(np.arange(len(first_W)), num_chunks_W)
-    chunk = np.arange(len(window)) - np.repeat(np.cumsum(num_chunks_W) - num_chunks_W - first_W, num_chunks_W)
+    chunk = ranges(first_W, num_chunks_W)
     landmark = marked_offsets[chunk + 1] - marked_offsets[first_W][window]
     scarcer = np.minimum(landmark, body_lengths[window] - landmark)
     order = np.lexsort((window, -scarcer, chunk))

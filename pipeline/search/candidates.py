@@ -16,6 +16,7 @@ from jaxtyping import Float, Float32, Int64
 
 from pipeline.index.generation import Generation
 from pipeline.index.protocol import NO_POSITION
+from pipeline.ragged import ranges
 from pipeline.search.windows import window_scores, window_scores_of_documents
 
 MAX_CHUNK_HITS = 16_384
@@ -32,8 +33,7 @@ def chunk_positions(generation: Generation, documents: Int64[np.ndarray, " A"]) 
     """Return the positions of all chunks of these documents, in their order."""
     firsts = generation.chunk_offsets[documents]
     counts = generation.chunk_offsets[documents + 1] - firsts
-    ends = np.cumsum(counts)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(firsts - (ends - counts), counts)
+    return ranges(firsts, counts)
 
 
 def nominate_by_document(
@@ -162,9 +162,7 @@ def score_windows(
     firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
     num_windows = np.maximum(ends - firsts - size, 0) + 1
     owner = np.repeat(np.arange(len(positions)), num_windows)
-    first = (
-        firsts[owner] + np.arange(len(owner)) - np.repeat(np.cumsum(num_windows) - num_windows, num_windows)
-    )
+    first = ranges(firsts, num_windows)
     scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
     for start, stop in _blocks(ends - firsts):
         if stop - start == 1:

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int64
 
 from pipeline.errors import ConfigError
+from pipeline.ragged import ranges
 
 DEFAULT_CHUNK_TOKENS = 128
 """About a paragraph: long enough to be read alone, short enough to quote."""
@@ -77,7 +78,7 @@ def window_scores_of_documents(
     scores_W = np.empty(bounds[-1], np.float32)
     is_short_W = np.repeat(is_short_N, num_windows_N)
     if not np.all(is_short_N):
-        places_W = np.arange(len(is_short_W)) + np.repeat(firsts_N - bounds[:-1], num_windows_N)
+        places_W = ranges(firsts_N, num_windows_N)
         scores_W[~is_short_W] = window_scores(vectors_MV, query_V, size)[places_W[~is_short_W]]
     for index in np.flatnonzero(is_short_N).tolist():
         own_MV = vectors_MV[firsts_N[index] : firsts_N[index] + num_chunks_N[index]]

@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from pipeline.corpus.tokenization import tokenize
 from pipeline.model.folders.checkpoint import Checkpoint
 from pipeline.model.landmarks import chunk_rows, split_into_chunks
+from pipeline.ragged import ranges
 from pipeline.train.landmark_encoder import PackedRows
 from pipeline.train.pairs import TrainingPairs
 from pipeline.train.settings import TrainedPooling
@@ -190,9 +191,7 @@ class SequenceMaker:
         lengths = np.minimum(
             np.diff(tokens.text_offsets), np.array([text.max_tokens for text in texts], np.int64)
         )
-        kept = np.arange(int(lengths.sum())) + np.repeat(
-            tokens.text_offsets[:-1] - (np.cumsum(lengths) - lengths), lengths
-        )
+        kept = ranges(tokens.text_offsets[:-1], lengths)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         chunks = split_into_chunks(
             tokens.breaks[kept], offsets, np.array([text.interval for text in texts], np.int64)

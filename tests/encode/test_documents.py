@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config import POOLINGS, EncoderConfig
+from pipeline.config import EncoderConfig
 from pipeline.corpus.tokenization import tokenize
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.landmarks import split_into_chunks
 from pipeline.model.latent_attention import latent_attention_of
+from pipeline.poolings import POOLINGS
 
 TEXTS = [
     "the cat sat on the mat.",

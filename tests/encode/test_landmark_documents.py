@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config import POOLINGS, EncoderConfig
+from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.folders.own_tensors import GATE_NAMES
+from pipeline.poolings import POOLINGS
 
 TEXTS = [
     "the cat sat on the mat.",

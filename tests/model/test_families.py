@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from pipeline.config import POOLINGS, Attention, Backend, EncoderConfig, Pooling
+from pipeline.config import Backend, EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError
@@ -28,6 +28,7 @@ from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.families.m3bert import M3Bert, M3BertConfig, save_m3bert
 from pipeline.model.folders.model_types import MODEL_TYPES
+from pipeline.poolings import POOLINGS, Attention, Pooling
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "models.md"
 BEGIN, END = "<!-- models: begin, written by `make models` -->\n", "<!-- models: end -->\n"

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from pipeline.config import POOLINGS
 from pipeline.corpus.tokenization import tokenize
 from pipeline.model.document_encoder import pad_rows
 from pipeline.model.landmarks import (
@@ -19,6 +18,7 @@ from pipeline.model.landmarks import (
     split_into_chunks,
     window_rows,
 )
+from pipeline.poolings import POOLINGS
 
 CLS, LMK = 101, 102
 

@@ -35,6 +35,7 @@ from pipeline.model.folders.sentence_transformers_folder import (
     TRANSFORMER_SETTINGS_NAME,
     read_json_if_any,
 )
+from pipeline.poolings import pooling_rule
 
 _NESTED_PREFIX: Final = "embedding_model."
 """What NV-Embed puts before the names of its transformer."""
@@ -49,12 +50,6 @@ _NOMIC_NAMES: Final[Mapping[str, str]] = {
 }
 """NomicBERT's published configuration in the names transformers gives it, which reads no others."""
 
-_STOCK_POOLINGS: Final[Mapping[str, str]] = {
-    "mean": "mean",
-    "cls": "cls",
-    "last": "lasttoken",
-    "lmk": "lasttoken",
-}
 _PLAIN_TOKENIZER: Final = "PreTrainedTokenizerFast"
 _COPIED: Final = ("special_tokens_map.json", "added_tokens.json", "vocab.txt", TRANSFORMER_SETTINGS_NAME)
 
@@ -67,7 +62,7 @@ def beyond_stock_modules(
     With such a setting its vectors are others, such a model it cannot load.
     """
     named = {
-        f"pooling {settings.pooling}": settings.pooling not in _STOCK_POOLINGS,
+        f"pooling {settings.pooling}": pooling_rule(settings.pooling).saved_as is None,
         f"attention {settings.attention} with pooling mean": settings.attention == "full"
         and settings.pooling == "mean",
         "temperature": settings.temperature != 1.0 or bool(settings.temperature_by_length),
@@ -222,7 +217,7 @@ def _frames_as_run(tokenizer: Tokenizer, checkpoint: Checkpoint) -> bool:
 def _write_modules(folder: Path, checkpoint: Checkpoint, settings: EncoderConfig) -> None:
     """Describe the model in Sentence-Transformers' terms, the nearest there are."""
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    pooling = _STOCK_POOLINGS.get(settings.pooling, "mean")
+    pooling = pooling_rule(settings.pooling).saved_as or "mean"
     (folder / "1_Pooling").mkdir()
     width = checkpoint.integer("hidden_size", "n_embd")
     includes_prompt = settings.pool_prefix or pooling != "mean"

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.config import DEFAULT_MODEL, PREFIX_POOLINGS, EncoderConfig
+from pipeline.config import DEFAULT_MODEL, EncoderConfig
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.folders.cde_settings import cde_settings, is_cde
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
@@ -27,6 +27,7 @@ from pipeline.model.folders.sentence_transformers_folder import (
     read_json_if_any,
     read_sentence_transformers_folder,
 )
+from pipeline.poolings import POOLING_RULES, PREFIX_POOLINGS
 
 CAIRN_SETTINGS_NAME: Final = "cairn_config.json"
 CAIRN_FORMAT: Final = 1
@@ -34,10 +35,7 @@ OF_THE_PLACE: Final = frozenset({"model", "precision", "backend", "batch_tokens"
 """Settings that belong to where a model runs, not to the model: no folder brings them."""
 
 _OF_SENTENCE_TRANSFORMERS: Final = {
-    "mean": "mean",
-    "cls": "cls",
-    "lasttoken": "last",
-    "mean_sqrt_len_tokens": "mean",
+    name: pooling for pooling, rule in POOLING_RULES.items() for name in rule.read_from
 }
 
 

@@ -1,0 +1,123 @@
+"""Every pooling in one table: which positions of a row its mean is taken over, and what goes with it.
+
+A chunk's embedding is the mean of hidden states over one span of positions. A new pooling is a name in
+``Pooling`` and an entry of :data:`POOLING_RULES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from jaxtyping import Int64
+
+from pipeline.errors import ConfigError
+
+Pooling = Literal["mean", "lmk", "cls", "last", "mean_at_k", "multi_cls", "latent"]
+Attention = Literal["chunk", "full", "landmark"]
+
+Spans = tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]
+"""First position of each chunk's span, and the one after its last."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ChunkPlaces:
+    """Positions of M chunks within their rows.
+
+    ``first_M`` is the first token that counts to the chunk, [CLS] included where the row is the chunk's alone
+    and no prefix is left out. ``mark_M`` is the landmark after its ``num_own_M`` own tokens.
+    """
+
+    first_M: Int64[np.ndarray, " M"]
+    mark_M: Int64[np.ndarray, " M"]
+    num_own_M: Int64[np.ndarray, " M"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolingRule:
+    """What a pooling is.
+
+    ``attentions``: a row that is a chunk has a first and a last token of its own, a window has them once for
+    many chunks. ``window_mark`` is what stands after each chunk of a window, None for nothing.
+    ``takes_prefix``: it is over many tokens and can take those of a prefix in. ``saved_as`` is its name in a
+    Sentence-Transformers folder, ``read_from`` are the names there that it stands for.
+    """
+
+    span: Callable[[ChunkPlaces], Spans]
+    attentions: tuple[Attention, ...]
+    window_mark: Literal["landmark", "cls"] | None = "landmark"
+    takes_prefix: bool = False
+    needs_cls: bool = False
+    needs_latent_attention: bool = False
+    saved_as: str | None = None
+    read_from: tuple[str, ...] = ()
+
+
+def _whole(places: ChunkPlaces) -> Spans:
+    return places.first_M, places.mark_M + 1
+
+
+def _one(position_M: Int64[np.ndarray, " M"]) -> Spans:
+    return position_M, position_M + 1
+
+
+def _mark(places: ChunkPlaces) -> Spans:
+    return _one(places.mark_M)
+
+
+def _row_start(places: ChunkPlaces) -> Spans:
+    return _one(np.zeros_like(places.mark_M))
+
+
+def _last_own(places: ChunkPlaces) -> Spans:
+    """Return each chunk's last own token, or the landmark of an empty chunk."""
+    return _one(places.mark_M - (places.num_own_M > 0))
+
+
+POOLING_RULES: Final[Mapping[Pooling, PoolingRule]] = {
+    "mean": PoolingRule(
+        span=_whole,
+        attentions=("chunk", "full", "landmark"),
+        takes_prefix=True,
+        saved_as="mean",
+        read_from=("mean", "mean_sqrt_len_tokens"),
+    ),
+    "lmk": PoolingRule(span=_mark, attentions=("chunk", "full", "landmark"), saved_as="lasttoken"),
+    "cls": PoolingRule(
+        span=_row_start,
+        attentions=("chunk", "landmark"),
+        needs_cls=True,
+        saved_as="cls",
+        read_from=("cls",),
+    ),
+    "last": PoolingRule(
+        span=_mark, attentions=("chunk", "landmark"), saved_as="lasttoken", read_from=("lasttoken",)
+    ),
+    "mean_at_k": PoolingRule(span=_last_own, attentions=("chunk", "full", "landmark"), window_mark=None),
+    "multi_cls": PoolingRule(span=_mark, attentions=("full",), window_mark="cls", needs_cls=True),
+    "latent": PoolingRule(
+        span=_whole,
+        attentions=("chunk", "full", "landmark"),
+        takes_prefix=True,
+        needs_latent_attention=True,
+    ),
+}
+
+POOLINGS: Final[Mapping[Attention, tuple[Pooling, ...]]] = {
+    attention: tuple(name for name, rule in POOLING_RULES.items() if attention in rule.attentions)
+    for attention in ("chunk", "full", "landmark")
+}
+"""What goes with each attention."""
+
+PREFIX_POOLINGS: Final = tuple(name for name, rule in POOLING_RULES.items() if rule.takes_prefix)
+"""Poolings over many tokens, which can take those of a prefix in."""
+
+
+def pooling_rule(name: str) -> PoolingRule:
+    """Return the rule of a pooling; an unknown one raises :class:`ConfigError`."""
+    for pooling, rule in POOLING_RULES.items():
+        if pooling == name:
+            return rule
+    raise ConfigError(f"pooling must be one of {', '.join(POOLING_RULES)}, got {name!r}; choose one of them")
