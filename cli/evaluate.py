@@ -257,7 +257,7 @@ def _baseline_base(chosen: Mapping[str, Any]) -> EncoderConfig:
 
 
 def _systems(chosen: Mapping[str, Any], patterns: Sequence[str], *, ablate: bool) -> list[System]:
-    from pipeline.encode.documents import require_fit
+    from pipeline.encode.encoder_fit import require_fit
     from pipeline.evaluate.systems import baseline_systems, configured_systems, our_systems, select_systems
     from pipeline.model.backbone_loader import load_backbone
 
@@ -281,7 +281,7 @@ def _systems(chosen: Mapping[str, Any], patterns: Sequence[str], *, ablate: bool
 
 def _servable(systems: Sequence[System], backbones: Mapping[str, Backbone]) -> list[System]:
     """Leave out, and say so, what the model has no room or no head for."""
-    from pipeline.encode.documents import require_fit
+    from pipeline.encode.encoder_fit import require_fit
     from pipeline.errors import CairnError
 
     reasons: dict[str, str] = {}

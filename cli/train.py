@@ -231,8 +231,8 @@ def train(
     FOLDER/best are for --model. Dev sets (folders as of `cairn evaluate`) are kept out of the data, too.
     Several processes: `torchrun --no-python cairn train …`.
     """
+    from pipeline.train.joined_processes import joined_processes
     from pipeline.train.loop import train as run
-    from pipeline.train.processes import joined_processes
     from pipeline.train.settings import TrainConfig
 
     chosen = given(ctx)

@@ -28,7 +28,8 @@ from pipeline.cluster.queries import query_side
 from pipeline.cluster.store import Clusters
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet, build_context
-from pipeline.encode.documents import DocumentEncoder, require_context_fit, require_fit
+from pipeline.encode.documents import DocumentEncoder
+from pipeline.encode.encoder_fit import require_context_fit, require_fit
 from pipeline.encode.shard_tables import shard_tables
 from pipeline.encode.shards import as_parquet
 from pipeline.model.backbone_loader import load_backbone

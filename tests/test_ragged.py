@@ -9,7 +9,9 @@ from pipeline.ragged import places_in_groups, ranges
 @pytest.mark.parametrize("sizes", [[], [0], [3], [2, 0, 1], [0, 0, 4, 1, 0]])
 def test_ranges_equal_those_of_each_group(sizes):
     starts = [7 * index for index in range(len(sizes))]
-    expected = [place for start, size in zip(starts, sizes, strict=True) for place in range(start, start + size)]
+    expected = [
+        place for start, size in zip(starts, sizes, strict=True) for place in range(start, start + size)
+    ]
     assert ranges(np.array(starts, np.int64), np.array(sizes, np.int64)).tolist() == expected
 
 

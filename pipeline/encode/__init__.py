@@ -1,8 +1,9 @@
 """The second stage at work.
 
     staged rows ─▶ DocumentEncoder ─▶ documents + chunks ─▶ shards ─▶ (index)
-    query text  ─▶ TextQueryEncoder ─▶ vectors, same fingerprint
+    query text  ─▶ TextEncoder ─▶ vectors, same fingerprint
 
-Import from the modules: ``documents`` (encoder), ``shard_tables``, ``queries``, ``prefixes`` (instructions
-before a text), ``sentences`` (where they begin), ``shards`` (encoded Parquet pairs; it needs no model).
+Import from the modules: ``documents`` (encoder), ``shard_tables``, ``encoder_fit`` (settings a model has room
+for), ``text_encoder`` (texts in, vectors out), ``prefixes`` (instructions before a text), ``sentences`` (where
+they begin), ``shards`` (encoded Parquet pairs; it needs no model).
 """

@@ -23,18 +23,19 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
-from pipeline.config import EncoderConfig, IngestConfig
+from pipeline.config import EncoderConfig
 from pipeline.context.store import ContextSet
+from pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context
 from pipeline.encode.prefixes import Prefix, tokenize_after
 from pipeline.encode.sentences import rank_sentences
-from pipeline.errors import ConfigError, ModelError
+from pipeline.errors import ModelError
 from pipeline.manifest import fingerprint
 from pipeline.model.attention_temperature import row_temperatures
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.document_encoder import embed_chunks
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.landmark_mixer import mix_documents, mix_queries, mixer_of
-from pipeline.model.landmark_reader import LandmarkReader, require_transformer
+from pipeline.model.landmark_reader import LandmarkReader
 from pipeline.model.landmarks import (
     Chunks,
     Rows,
@@ -44,8 +45,8 @@ from pipeline.model.landmarks import (
     split_into_chunks,
     window_rows,
 )
-from pipeline.model.latent_attention import latent_attention_of, require_latent_attention
-from pipeline.model.matryoshka import first_dims, require_dims
+from pipeline.model.latent_attention import latent_attention_of
+from pipeline.model.matryoshka import first_dims
 from pipeline.poolings import pooling_rule
 
 ENCODER_FORMAT_VERSION = 1
@@ -54,16 +55,11 @@ ENCODER_FORMAT_VERSION = 1
 MIXING_VERSION = 1
 """Raised when the same mixer begins to give other vectors."""
 
-YOUNGER_SETTINGS: Final = (
+SETTINGS_ADDED_LATER: Final = (
     *("landmarks", "truncate_dim", "num_layers", "causal", "query_prefix", "document_prefix", "pool_prefix"),
     *("query_temperature", "temperature_by_length", "whole_text_tokens"),
 )
-"""Settings that joined after the first collections were built."""
-
-
-_LONGER_ROWS: Final = {
-    "chunk": ", or choose attention full or landmark, whose rows are windows of many chunks"
-}
+"""Settings that came after the first collections were built."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,14 +87,14 @@ class DocumentEncoder:
         self.config = config
         self.backbone = load_backbone(config) if backbone is None else backbone
         self.vector_dim = require_fit(config, self.backbone)
-        self._document_prefix, self._query_prefix = _prefixes(config, self.backbone)
+        self._document_prefix, self._query_prefix = prefixes_of(config, self.backbone)
         self._token_head = (
             latent_attention_of(self.backbone)
             if pooling_rule(config.pooling).needs_latent_attention
             else None
         )
         self._mixer = mixer_of(self.backbone)
-        context_CD = _usable_context(config, context, self.backbone)
+        context_CD = usable_context(config, context, self.backbone)
         self._context_CD, self._mixed_context_CD = (
             (context_CD, None) if self._mixer is None else (None, context_CD)
         )
@@ -116,7 +112,7 @@ class DocumentEncoder:
             window_overlap_tokens=config.window_overlap_tokens,
             temperature=float(config.temperature),
             context=context.fingerprint if config.use_context and context is not None else None,
-            **_younger_settings(config),
+            **_added_settings(config),
             **({"landmark_gates": self._landmarks.fingerprint} if self._landmarks else {}),
             **({"landmark_mixer": MIXING_VERSION} if self._mixer else {}),
         )
@@ -133,9 +129,9 @@ class DocumentEncoder:
         *,
         titles: Sequence[str | None] | None = None,
     ) -> EncodedDocuments:
-        """Encode texts in the order given; ``on_tokens`` hears how many of their tokens each batch has finished, each token once.
+        """Encode texts in the order given.
 
-        ``titles``, one a text, None or "" where it has none, are read where :attr:`reads_titles`.
+        ``on_tokens`` hears how many of their tokens each batch has finished, each token once. ``titles``, one a text, None or "" where it has none, are read where :attr:`reads_titles`.
         """
         temperature, by_length = self.config.temperature, self.config.temperature_by_length
         encoded = self._encode(texts, self._document_prefix, temperature, by_length, on_tokens, "document")
@@ -288,116 +284,11 @@ def _document_vectors(
     return vectors_NV
 
 
-def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
-    """Return the width of the vectors.
-
-    Raise for settings the model has no room for, or an attention it cannot have.
-    """
-    max_positions, num_special = backbone.max_positions, 1 if backbone.cls_id is None else 2
-    rule = pooling_rule(config.pooling)
-    if backbone.cls_id is None and rule.needs_cls:
-        raise ConfigError(
-            f"pooling {config.pooling} must go with a model that has [CLS] or BOS, got one without; "
-            "choose last, lmk or mean"
-        )
-    if config.attention == "landmark":
-        require_transformer(backbone)
-    if config.attention != "full" and config.longest_chunk_tokens + num_special > max_positions:
-        raise ConfigError(
-            "landmark_interval and whole_text_tokens must leave special tokens room in the model's "
-            f"{max_positions} positions, "
-            f"got {config.longest_chunk_tokens}; choose at most {max_positions - num_special}"
-        )
-    if config.attention == "full" and config.max_window_tokens > max_positions:
-        raise ConfigError(
-            f"max_window_tokens must be at most the model's {max_positions} positions, got "
-            f"{config.max_window_tokens}; "
-            "choose a smaller window"
-        )
-    room = min(config.max_window_tokens, max_positions) - config.longest_chunk_tokens - num_special
-    for name, prefix in zip(("document_prefix", "query_prefix"), _prefixes(config, backbone), strict=True):
-        if len(prefix.ids) > room:
-            raise ConfigError(
-                f"{name} must leave a chunk of {config.longest_chunk_tokens} tokens room in its row, for "
-                f"which it may have {room}, "
-                f"got {len(prefix.ids)}; shorten it, or choose a smaller landmark_interval"
-            )
-    longest_row = config.max_window_tokens
-    if config.attention == "chunk":
-        longest_row = (
-            config.longest_chunk_tokens
-            + num_special
-            + max(len(prefix.ids) for prefix in _prefixes(config, backbone))
-        )
-    if config.temperature_by_length and config.temperature_by_length[-1][0] > longest_row:
-        raise ConfigError(
-            f"temperature_by_length must name lengths that rows reach, at most {longest_row} tokens with "
-            f"attention {config.attention}, "
-            f"got {config.temperature_by_length[-1][0]}; leave the longer ones "
-            f"out{_LONGER_ROWS.get(config.attention, '')}"
-        )
-    if rule.needs_latent_attention:
-        require_latent_attention(backbone)
-    return require_dims(config.truncate_dim, backbone.embedding_dim)
-
-
-def require_context_fit(config: IngestConfig, backbone: Backbone) -> None:
-    """Raise :class:`ConfigError` for a context of more documents than the model reads."""
-    most = backbone.max_context
-    if config.encoder.use_context and most is not None and config.context.num_documents > most:
-        raise ConfigError(
-            f"the number of context documents must be at most the model's {most}, got "
-            f"{config.context.num_documents}; "
-            f"choose {most}, or go on without context"
-        )
-
-
-def _prefixes(config: EncoderConfig, backbone: Backbone) -> tuple[Prefix, Prefix]:
-    return Prefix.of(config.document_prefix, backbone.tokenizer), Prefix.of(
-        config.query_prefix, backbone.tokenizer
-    )
-
-
-def _younger_settings(config: EncoderConfig) -> dict[str, Any]:
-    """Return the younger settings but for those at their default, which change no vector."""
+def _added_settings(config: EncoderConfig) -> dict[str, Any]:
+    """Return the settings added later, but for those at their default, which change no vector."""
     default = EncoderConfig()
     return {
         name: getattr(config, name)
-        for name in YOUNGER_SETTINGS
+        for name in SETTINGS_ADDED_LATER
         if getattr(config, name) != getattr(default, name)
     }
-
-
-def _usable_context(
-    config: EncoderConfig, context: ContextSet | None, backbone: Backbone
-) -> Float32[np.ndarray, "C D"] | None:
-    if not config.use_context:
-        return None
-    if context is None:
-        raise ConfigError(
-            "use_context must come with a context, got none; draw one first, or set use_context to false"
-        )
-    embeddings_CD = np.array(
-        context.embeddings_CD, np.float32, order="C"
-    )  # a copy: a mapped file is read-only, which torch refuses
-    if (
-        embeddings_CD.ndim != 2
-        or embeddings_CD.shape[0] == 0
-        or embeddings_CD.shape[1] != backbone.context_dim
-    ):
-        raise ConfigError(
-            f"the context must be one or more rows of {backbone.context_dim} numbers, got shape "
-            f"{embeddings_CD.shape}; "
-            "it was made by another model"
-        )
-    if backbone.max_context is not None and len(embeddings_CD) > backbone.max_context:
-        raise ConfigError(
-            f"the context must have at most the {backbone.max_context} vectors the model reads, got "
-            f"{len(embeddings_CD)}; "
-            "draw one of fewer documents"
-        )
-    if not np.isfinite(embeddings_CD).all():
-        raise ModelError(
-            "the context's embeddings must be finite, got some that are not; draw the context again"
-        )
-    return embeddings_CD

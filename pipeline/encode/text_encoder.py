@@ -24,8 +24,7 @@ from pipeline.config import DEFAULT_MODEL, EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.corpus.tokenization import tokenize
 from pipeline.encode.documents import DocumentEncoder, EncodedDocuments
-from pipeline.encode.queries import TextQueryEncoder
-from pipeline.encode.texts import require_texts
+from pipeline.encode.texts import require_queries, require_texts
 from pipeline.errors import ConfigError
 from pipeline.model.families.decoder import language_model
 from pipeline.model.folders.checkpoint import read_checkpoint
@@ -53,10 +52,9 @@ class TextEncoder:
     def __init__(
         self, config: EncoderConfig, context: ContextSet | None = None, saved_as: EncoderConfig | None = None
     ) -> None:
-        """Load the model; ``saved_as`` are the settings a saved folder brings, where they are others than these."""
+        """Load the model; ``saved_as`` are the settings that a saved folder brings, None for ``config``."""
         self._saved_as = saved_as or config
         self._documents = DocumentEncoder(config, context)
-        self._queries = TextQueryEncoder(config, context, self._documents.backbone)
         self.config = config
         self.vector_dim = self._documents.vector_dim
         self.fingerprint = self._documents.fingerprint
@@ -71,8 +69,13 @@ class TextEncoder:
         return self._encode(texts, titles).document_vectors_NV
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
-        """Embed queries, L2-normalised, in the order given; an empty one raises :class:`ConfigError`."""
-        return self._queries.encode_queries(texts)
+        """Embed queries, L2-normalised, in the order given; an empty one raises :class:`ConfigError`.
+
+        A query is encoded as a document is, but for its prefix and temperature: the normalised mean of its
+        chunks (CDE eq. 6).
+        """
+        require_queries(texts)
+        return self._documents.encode_queries(texts)
 
     def count_tokens(self, texts: Sequence[str]) -> int:
         """Count the texts' own tokens, without prefixes and special tokens."""
@@ -110,8 +113,9 @@ class TextEncoder:
         return self._documents.encode(texts, titles=titles)
 
     def save(self, folder: str | Path) -> Sequence[str]:
-        """Write the model and its settings to a new folder; return what of them Sentence-Transformers' own modules do not have.
+        """Write the model and its settings to a new folder.
 
+        Returns what of them Sentence-Transformers' own modules do not have.
         Weights keep the precision they were published in, whatever this encoder computes in.
         """
         read = read_checkpoint(model_folder(self.config.model))
@@ -128,7 +132,7 @@ class TextEncoder:
 def load_encoder(
     model: str | Path = DEFAULT_MODEL, *, context: ContextSet | None = None, **settings: Any
 ) -> TextEncoder:
-    """Load a model by name or folder; ``settings`` are those of :class:`EncoderConfig` and win over what the folder brings.
+    """Load a model by name or folder; ``settings`` of :class:`EncoderConfig` win over what the folder brings.
 
     Without a ``context`` none is read, whatever the folder brings.
     """

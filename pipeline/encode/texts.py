@@ -1,6 +1,6 @@
-"""What callers in Python hand to an encoder: a list of valid texts, refused in one sentence where it is anything else.
+"""What callers in Python hand to an encoder: a list of valid texts, refused in one sentence where it is not.
 
-A corpus is checked row by row long before it is encoded; these checks are for who calls an encoder directly.
+A corpus is checked row by row long before it is encoded; these checks are for direct calls of an encoder.
 """
 
 from __future__ import annotations
@@ -26,6 +26,16 @@ def require_texts(texts: Any, what: str) -> None:
             raise ConfigError(
                 f"a {what} must be valid Unicode, got a lone surrogate in the one at position {index}; "
                 "remove it"
+            )
+
+
+def require_queries(texts: Any) -> None:
+    """Raise :class:`ConfigError` unless ``texts`` holds valid strings, none of them blank."""
+    require_texts(texts, "query")
+    for index, text in enumerate(texts):
+        if not text.strip():
+            raise ConfigError(
+                f"a query must hold text, got an empty one at position {index}; write what to look for"
             )
 
 

@@ -1,11 +1,10 @@
-"""Who computes a step: one process by itself, or several that hold the same weights and share a batch's micro-batches.
+"""Who computes a step: one process by itself, or several with the same weights that share a batch.
 
-    every process   the whole batch laid out ─▶ its micro-batches embedded ─▶ gathered ─▶ the loss of the whole batch
+    every process   the whole batch ─▶ its micro-batches embedded ─▶ gathered ─▶ the loss of the whole batch
                     its micro-batches' gradients ─▶ added up ─▶ the same optimiser step
 
 So loss and gradient are those of one process on the same batch, rounding aside, and weights stay equal
-without being sent. Only the first process writes. Several are started by ``torchrun``, whose variables say
-who is who; without them torch.distributed stays untouched.
+without being sent. Only the first process writes.
 
 Source: Gao et al. 2021 (GradCache), §3.3, several devices. Differs: every process computes the loss of the
 whole batch, in tiles.
@@ -14,19 +13,17 @@ whole batch, in tiles.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Generator, Iterable, Mapping
 from typing import Final
 
 import torch
 from jaxtyping import Float
 
-from pipeline.errors import ConfigError
 from pipeline.model.engine.precision import default_device
 
 
 class Processes:
-    """The processes of a run, seen from one of them; as it stands here, there is no other.
+    """The processes of a run, seen from one of them; here, the only one.
 
     All must make the same calls in the same order.
     """
@@ -69,23 +66,6 @@ class Processes:
 
 
 ALONE: Final = Processes()
-
-
-@contextlib.contextmanager
-def joined_processes() -> Generator[Processes]:
-    """Join those that ``torchrun`` started with this one; without it, be alone."""
-    size = os.environ.get("WORLD_SIZE", "1")
-    if "RANK" not in os.environ or size == "1":
-        yield ALONE
-        return
-    if not size.isdecimal():
-        raise ConfigError(
-            f"WORLD_SIZE must be the number of processes, got {size!r}; start them with torchrun"
-        )
-    from pipeline.train.torch_processes import torch_processes
-
-    with torch_processes() as joined:
-        yield joined
 
 
 @contextlib.contextmanager

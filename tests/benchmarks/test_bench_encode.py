@@ -20,7 +20,7 @@ import torch
 
 from pipeline.config import Backend, EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
-from pipeline.encode.queries import TextQueryEncoder
+from pipeline.encode.text_encoder import TextEncoder
 from pipeline.model.engine.precision import has_native_bf16
 from pipeline.model.folders.embedded_weights import embedded_folder
 
@@ -94,7 +94,7 @@ def test_bench_encode_against_sentence_transformers(sample_passages: Callable[[i
 
 
 def test_bench_one_query() -> None:
-    encoder = TextQueryEncoder(EncoderConfig())
+    encoder = TextEncoder(EncoderConfig())
     seconds = [
         _timed(lambda: encoder.encode_queries(["how do I reverse a list while iterating over it"]))[0]
         for _ in range(100)

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
-from pipeline.encode.queries import TextQueryEncoder
+from pipeline.encode.text_encoder import TextEncoder
 from pipeline.model.folders.embedded_weights import embedded_folder
 
 TEXTS = [
@@ -47,7 +47,7 @@ def test_encode_query_with_a_prefix_equals_sentence_transformers_with_the_prompt
 ):
     reference.set_pooling_include_prompt(False)
     published = reference.encode(TEXTS, prompt="query: ", show_progress_bar=False)
-    queries = TextQueryEncoder(EncoderConfig(precision="fp32", landmark_interval=128, query_prefix="query: "))
+    queries = TextEncoder(EncoderConfig(precision="fp32", landmark_interval=128, query_prefix="query: "))
     np.testing.assert_allclose(queries.encode_queries(TEXTS), published, atol=1e-5)
 
 

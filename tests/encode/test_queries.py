@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
-from pipeline.encode.queries import TextQueryEncoder
+from pipeline.encode.text_encoder import TextEncoder
 from pipeline.errors import ConfigError
 
 
@@ -24,7 +24,7 @@ def config(tiny_model_folder):
 
 @pytest.fixture(scope="module")
 def queries(config):
-    return TextQueryEncoder(config)
+    return TextEncoder(config)
 
 
 @pytest.mark.parametrize("text", ["old path?", "old stone path " * 20], ids=["short", "long"])
@@ -35,7 +35,7 @@ def test_encode_query_equals_a_document_of_the_same_text(config, queries, text):
 
 
 def test_encode_query_with_its_prefix_equals_a_document_with_the_same(config):
-    queries = TextQueryEncoder(dataclasses.replace(config, query_prefix="walk on: ", document_prefix="mat: "))
+    queries = TextEncoder(dataclasses.replace(config, query_prefix="walk on: ", document_prefix="mat: "))
     documents = DocumentEncoder(dataclasses.replace(config, document_prefix="walk on: "))
     np.testing.assert_allclose(
         queries.encode_queries(["old path?"]), documents.encode(["old path?"]).document_vectors_NV, atol=1e-6
@@ -43,9 +43,10 @@ def test_encode_query_with_its_prefix_equals_a_document_with_the_same(config):
 
 
 def test_encode_query_truncated_has_the_documents_width(config):
-    assert TextQueryEncoder(dataclasses.replace(config, truncate_dim=8)).encode_queries(
-        ["old path?"]
-    ).shape == (1, 8)
+    assert TextEncoder(dataclasses.replace(config, truncate_dim=8)).encode_queries(["old path?"]).shape == (
+        1,
+        8,
+    )
 
 
 def test_fingerprint_equals_the_document_encoders(config, queries):

@@ -24,7 +24,7 @@ from pipeline.collection import open_collection
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.context.store import ContextSet
 from pipeline.encode.documents import DocumentEncoder
-from pipeline.encode.queries import TextQueryEncoder
+from pipeline.encode.text_encoder import TextEncoder
 from pipeline.errors import ConfigError, FingerprintMismatchError
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
@@ -204,7 +204,7 @@ def context_set(count: int, width: int = 32) -> ContextSet:
 
 
 @VERSIONS
-@pytest.mark.parametrize("kind", [DocumentEncoder, TextQueryEncoder])
+@pytest.mark.parametrize("kind", [DocumentEncoder, TextEncoder])
 @pytest.mark.parametrize(
     ("context", "sentence"),
     [

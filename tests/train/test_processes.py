@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from pipeline.errors import ConfigError
-from pipeline.train.processes import ALONE, first_before_others, joined_processes
+from pipeline.train.joined_processes import joined_processes
+from pipeline.train.processes import ALONE, first_before_others
 
 
 @pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "1", "RANK": "0"}, {"WORLD_SIZE": "2"}])

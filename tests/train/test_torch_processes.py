@@ -43,7 +43,7 @@ from safetensors.torch import save_file
 from pipeline import durable
 from pipeline.train import trainer
 from pipeline.train.loop import train
-from pipeline.train.processes import joined_processes
+from pipeline.train.joined_processes import joined_processes
 from pipeline.train.settings import TrainConfig
 
 base, pairs, settings = sys.argv[1:4]

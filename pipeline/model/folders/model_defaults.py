@@ -2,7 +2,7 @@
 
     flag, environment, cairn.toml ─▶ what the collection has stored ─▶ what the folder brings ─▶ default
 
-They hold where nobody chose otherwise and the collection is new; the manifest stores the values they come to,
+They hold where nothing else is chosen and the collection is new; the manifest stores the values they come to,
 so that a folder which changes later changes no collection. A folder Cairn saved brings all its encoder's
 settings; a Sentence-Transformers folder its pooling, prompts and truncation; NV-Embed its latent attention,
 CDE its context and prefixes; a plain transformer and the embedded model nothing. Reads JSON only: no torch.
@@ -31,8 +31,8 @@ from pipeline.poolings import POOLING_RULES, PREFIX_POOLINGS
 
 CAIRN_SETTINGS_NAME: Final = "cairn_config.json"
 CAIRN_FORMAT: Final = 1
-OF_THE_PLACE: Final = frozenset({"model", "precision", "backend", "batch_tokens"})
-"""Settings that belong to where a model runs, not to the model: no folder brings them."""
+NOT_SAVED: Final = frozenset({"model", "precision", "backend", "batch_tokens"})
+"""Settings of the machine a model runs on: no folder brings them."""
 
 _OF_SENTENCE_TRANSFORMERS: Final = {
     name: pooling for pooling, rule in POOLING_RULES.items() for name in rule.read_from
@@ -91,7 +91,7 @@ def _of_architecture(config: Mapping[str, Any], *, is_described: bool) -> dict[s
 def _of_cairn(path: Path) -> dict[str, Any]:
     content = read_json(path)
     settings: Any = content.get("encoder")
-    known = {item.name for item in fields(EncoderConfig)} - OF_THE_PLACE
+    known = {item.name for item in fields(EncoderConfig)} - NOT_SAVED
     if (
         content.get("format") != CAIRN_FORMAT
         or not isinstance(settings, dict)
@@ -139,7 +139,7 @@ def settings_of_a_folder(config: EncoderConfig) -> dict[str, Any]:
     """Return what ``cairn_config.json`` holds of these settings."""
     return {
         "format": CAIRN_FORMAT,
-        "encoder": {name: value for name, value in asdict(config).items() if name not in OF_THE_PLACE},
+        "encoder": {name: value for name, value in asdict(config).items() if name not in NOT_SAVED},
     }
 
 

@@ -24,7 +24,7 @@ from torch import nn
 
 from pipeline import durable
 from pipeline.config import Backend, EncoderConfig, Precision
-from pipeline.encode.documents import require_fit
+from pipeline.encode.encoder_fit import require_fit
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.folders.cde_settings import is_cde
 from pipeline.model.folders.checkpoint import read_checkpoint
