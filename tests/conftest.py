@@ -21,6 +21,7 @@ from jaxtyping import install_import_hook
 pytest_plugins = [
     "tests.tiny_models",
     "tests.cde_checkpoints",
+    "tests.encode.sentence_transformers_folders",
     "tests.object_stores",
     "tests.ray_machines",
     "tests.stored_collections",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import warnings
 
 import numpy as np
@@ -14,99 +13,11 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import ModelError
 from pipeline.model.folders.model_defaults import encoder_config
+from tests.encode.sentence_transformers_folders import MEAN, write_dense, write_layer_norm
 
 TEXTS = ["the cat sat on the mat.", "old stone path", "a", "", "Walking MOUNTAINS, rivers; " * 5]
 QUERIES = ["which path?", "the OLD river"]
-MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
-
-
-def write_dense(
-    folder, rows, columns, *, bias=True, activation="torch.nn.modules.activation.Tanh", seed=0, **settings
-):
-    folder.mkdir()
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {"linear.weight": torch.randn(rows, columns, generator=generator) * 0.3}
-    if bias:
-        tensors["linear.bias"] = torch.randn(rows, generator=generator)
-    if settings.get("use_residual") and rows != columns:
-        tensors["residual.weight"] = torch.randn(rows, columns, generator=generator)
-    save_file(tensors, folder / "model.safetensors")
-    config = {
-        "in_features": columns,
-        "out_features": rows,
-        "bias": bias,
-        "activation_function": activation,
-        **settings,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def write_layer_norm(folder, width):
-    folder.mkdir()
-    generator = torch.Generator().manual_seed(4)
-    tensors = {
-        "norm.weight": 1 + torch.randn(width, generator=generator) * 0.2,
-        "norm.bias": torch.randn(width, generator=generator),
-    }
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"dimension": width}))
-
-
-@pytest.fixture
-def make_folder(tiny_model_folder, tmp_path):
-    """Return a writer of Sentence-Transformers folders around the tiny BERT.
-
-    Its pooling, its further modules, its settings.
-    """
-
-    def make(pooling=MEAN, modules=(), settings=None, transformer="", transformer_settings=None):
-        outer = tmp_path / "model"
-        inner = outer / transformer
-        shutil.copytree(tiny_model_folder, inner)
-        tokenizer = Tokenizer.from_file(str(inner / "tokenizer.json"))
-        tokenizer.post_processor = TemplateProcessing(
-            single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-        )
-        tokenizer.no_truncation()
-        tokenizer.save(str(inner / "tokenizer.json"))
-        names = {
-            "cls_token": "[CLS]",
-            "sep_token": "[SEP]",
-            "pad_token": "[PAD]",
-            "unk_token": "[UNK]",
-            "mask_token": "[MASK]",
-        }
-        (inner / "tokenizer_config.json").write_text(
-            json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names})
-        )
-        (inner / "sentence_bert_config.json").write_text(
-            json.dumps({"max_seq_length": 90, **(transformer_settings or {})})
-        )
-        (outer / "1_Pooling").mkdir()
-        (outer / "1_Pooling" / "config.json").write_text(
-            json.dumps({"word_embedding_dimension": 32, **pooling})
-        )
-        listed = [(transformer, "Transformer"), ("1_Pooling", "Pooling"), *modules]
-        (outer / "modules.json").write_text(
-            json.dumps(
-                [
-                    {
-                        "idx": index,
-                        "name": str(index),
-                        "path": path,
-                        "type": f"sentence_transformers.models.{kind}",
-                    }
-                    for index, (path, kind) in enumerate(listed)
-                ]
-            )
-        )
-        if settings is not None:
-            (outer / "config_sentence_transformers.json").write_text(json.dumps(settings))
-        return outer
-
-    return make
 
 
 def published(folder):
@@ -349,91 +260,3 @@ def test_context_of_a_model_with_a_dense_layer_keeps_the_backbones_width(make_fo
     write_dense(folder / "2_Dense", 24, 32)
     backbone = ours(folder).backbone
     assert (backbone.embedding_dim, backbone.context_dim, backbone.first_stage.embedding_dim) == (24, 32, 32)
-
-
-@pytest.mark.parametrize("mode", ["max", "weightedmean", ["mean", "cls"]])
-def test_pooling_that_is_not_run_is_refused_where_none_is_chosen(make_folder, mode):
-    folder = make_folder({"pooling_mode": mode})
-    with pytest.raises(ModelError, match="must be one of mean, cls, lasttoken"):
-        encoder_config({"model": str(folder)})
-    assert encoder_config({"model": str(folder), "pooling": "mean"}).pooling == "mean"
-
-
-def test_pooling_by_the_root_of_the_length_before_a_dense_layer_is_refused(make_folder):
-    folder = make_folder({"pooling_mode": "mean_sqrt_len_tokens"}, modules=[("2_Dense", "Dense")])
-    write_dense(folder / "2_Dense", 24, 32)
-    with pytest.raises(ModelError, match="a model with dense layers"):
-        encoder_config({"model": str(folder)})
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (
-            {"in_features": 32, "activation_function": "elsewhere.Mystery"},
-            "activation_function .* must be one of",
-        ),
-        ({"module_input_name": "token_embeddings"}, "must read and write sentence_embedding"),
-    ],
-)
-def test_dense_layer_of_another_kind_is_refused(make_folder, change, sentence):
-    folder = make_folder(modules=[("2_Dense", "Dense")])
-    write_dense(folder / "2_Dense", 24, 32)
-    path = folder / "2_Dense" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ModelError, match=sentence):
-        ours(folder)
-
-
-def test_dense_layer_that_does_not_fit_the_transformer_is_refused(make_folder):
-    folder = make_folder(modules=[("2_Dense", "Dense")])
-    write_dense(folder / "2_Dense", 24, 31)
-    with pytest.raises(
-        ModelError,
-        match=r"linear\.weight of the model's 2_Dense must have the shape \(24, 32\), got \(24, 31\)",
-    ):
-        ours(folder)
-
-
-@pytest.mark.parametrize(("changed", "found"), [("out_features", 24), ("in_features", 32)])
-def test_dense_layer_that_its_configuration_describes_otherwise_is_refused(make_folder, changed, found):
-    folder = make_folder(modules=[("2_Dense", "Dense")])
-    write_dense(folder / "2_Dense", 24, 32, **{changed: 40})
-    with pytest.raises(
-        ModelError, match=f"{changed} of the model's 2_Dense must be the {found} of its weights, got 40"
-    ):
-        ours(folder)
-
-
-def test_dense_layer_in_whole_numbers_is_refused(make_folder):
-    folder = make_folder(modules=[("2_Dense", "Dense")])
-    write_dense(folder / "2_Dense", 24, 32)
-    tensors = {"linear.weight": torch.ones(24, 32, dtype=torch.int8), "linear.bias": torch.ones(24)}
-    save_file(tensors, folder / "2_Dense" / "model.safetensors")
-    with pytest.raises(
-        ModelError,
-        match=r"linear\.weight of 2_Dense of the model must hold numbers of a type among .*, got int8",
-    ):
-        ours(folder)
-
-
-def test_dense_layer_without_safetensors_is_refused(make_folder):
-    folder = make_folder(modules=[("2_Dense", "Dense")])
-    write_dense(folder / "2_Dense", 24, 32)
-    (folder / "2_Dense" / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"2_Dense must hold model\.safetensors"):
-        ours(folder)
-
-
-@pytest.mark.parametrize("path", ["../elsewhere", "/etc"])
-def test_module_outside_the_folder_is_refused(make_folder, path):
-    with pytest.raises(ModelError, match="must name folders inside it"):
-        ours(make_folder(modules=[(path, "Dense")]))
-
-
-@pytest.mark.parametrize("content", ["{}", "[3]", "not json"])
-def test_module_list_that_is_none_is_refused(make_folder, content):
-    folder = make_folder()
-    (folder / "modules.json").write_text(content)
-    with pytest.raises(ModelError, match=r"modules\.json"):
-        ours(folder)

@@ -172,7 +172,8 @@ def _can_pool_prefix(settings: Mapping[str, Any]) -> bool:
 
 def _pooling(described: SentenceTransformersFolder) -> str:
     mode = described.pooling or "mean"
-    known = ", ".join(_OF_SENTENCE_TRANSFORMERS)
+    saved_as = {rule.saved_as for rule in POOLING_RULES.values()}
+    known = ", ".join(sorted(_OF_SENTENCE_TRANSFORMERS, key=lambda name: name not in saved_as))
     if mode not in _OF_SENTENCE_TRANSFORMERS:
         raise ModelError(
             f"the pooling of the model must be one of {known}, got {mode}; choose another model, or give "

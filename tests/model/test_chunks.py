@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from pipeline.corpus.tokenization import tokenize
+from pipeline.model.landmarks import (
+    TRAINING_INTERVALS,
+    chunk_spans,
+    draw_intervals,
+    split_into_chunks,
+)
+from tests.model.splitting import split
+
+CLS, LMK = 101, 102
+
+
+def _naive_split(breaks: list[int], interval: int) -> list[int]:
+    """First tokens of one text's chunks.
+
+    Groups that fit stay whole, others are broken further, all are packed.
+    """
+
+    def groups(first: int, end: int, rank: int) -> list[int]:
+        if rank == 0:
+            return list(range(first, end))
+        starts = [first] + [i for i in range(first + 1, end) if breaks[i] >= rank]
+        atoms = []
+        for start, stop in zip(starts, [*starts[1:], end], strict=True):
+            atoms += [start] if stop - start <= interval else groups(start, stop, rank - 1)
+        return atoms
+
+    if not breaks:
+        return [0]
+    atoms = groups(0, len(breaks), 3)
+    chunks = [0]
+    for start, stop in zip(atoms, [*atoms[1:], len(breaks)], strict=True):
+        if stop - chunks[-1] > interval:
+            chunks.append(start)
+    return chunks
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    breaks=st.lists(st.lists(st.sampled_from([0, 0, 1, 2]), max_size=60), min_size=1, max_size=4),
+    interval=st.integers(2, 9),
+)
+def test_split_any_breaks_equals_naive_packing(breaks, interval):
+    chunks = split(breaks, interval)
+    starts = chunks.token_offsets[:-1]
+    offset = 0
+    for index, text in enumerate(breaks):
+        own = starts[chunks.chunk_offsets[index] : chunks.chunk_offsets[index + 1]]
+        assert (own - offset).tolist() == _naive_split(text, interval)
+        offset += len(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    breaks=st.lists(st.lists(st.sampled_from([0, 0, 1, 2, 2, 3]), max_size=60), min_size=1, max_size=4),
+    interval=st.integers(2, 9),
+)
+def test_split_ranked_sentences_equals_naive_packing(breaks, interval):
+    breaks = [[3, *text] for text in breaks]
+    chunks = split(breaks, interval)
+    starts = chunks.token_offsets[:-1]
+    offset = 0
+    for index, text in enumerate(breaks):
+        own = starts[chunks.chunk_offsets[index] : chunks.chunk_offsets[index + 1]]
+        assert (own - offset).tolist() == _naive_split(text, interval)
+        offset += len(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    texts=st.lists(
+        st.tuples(st.lists(st.sampled_from([0, 0, 1, 2, 2, 3]), max_size=60), st.integers(2, 9)),
+        min_size=1,
+        max_size=5,
+    ),
+    opens_with_sentence=st.booleans(),
+)
+def test_split_an_interval_for_each_text_equals_splitting_each_alone(texts, opens_with_sentence):
+    breaks = [[3, *text] if opens_with_sentence else text for text, _ in texts]
+    chunks = split(breaks, np.array([interval for _, interval in texts]))
+    offset = 0
+    for index, (text, (_, interval)) in enumerate(zip(breaks, texts, strict=True)):
+        own = chunks.token_offsets[:-1][chunks.chunk_offsets[index] : chunks.chunk_offsets[index + 1]]
+        assert (own - offset).tolist() == split([text], interval).token_offsets[:-1].tolist()
+        offset += len(text)
+
+
+def test_draw_intervals_are_the_papers_about_equally_often():
+    drawn = draw_intervals(4_000, np.random.default_rng(0))
+    values, counts = np.unique(drawn, return_counts=True)
+    assert values.tolist() == list(TRAINING_INTERVALS) == [32, 64, 128, 256]
+    assert counts.min() > 900
+
+
+def test_draw_intervals_same_seed_draws_the_same():
+    first, second, other = (draw_intervals(64, np.random.default_rng(seed)).tolist() for seed in (7, 7, 8))
+    assert first == second != other
+
+
+def test_split_short_sentences_share_a_chunk_and_long_ones_are_cut_at_words():
+    assert split([[3, 2, 3, 2, 3, 2, 2, 3, 2, 2, 0, 2, 2]], 5).token_offsets.tolist() == [0, 4, 9, 13]
+
+
+def test_split_boundary_inside_word_moves_to_the_words_start():
+    assert split([[2, 2, 2, 0, 0, 2]], 4).token_offsets.tolist() == [0, 2, 6]
+
+
+def test_split_word_longer_than_interval_is_cut_inside():
+    assert split([[2, 0, 0, 0, 0, 0, 0, 2]], 3).token_offsets.tolist() == [0, 3, 6, 8]
+
+
+def test_split_run_longer_than_interval_is_cut_at_punctuation():
+    assert split([[2, 0, 1, 0, 1, 0]], 3).token_offsets.tolist() == [0, 2, 4, 6]
+
+
+def test_split_text_without_tokens_gives_one_empty_chunk():
+    chunks = split([[2], [], [2]], 8)
+    assert (chunks.token_offsets.tolist(), chunks.chunk_offsets.tolist()) == ([0, 1, 1, 2], [0, 1, 2, 3])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model_folder):
+    tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+ALPHABET = "abcat .,'\n\t你好éЖ😀👩‍🚀\u0301\u200b\x00[]_"
+
+
+def _encoded_spans(tokenizer, texts, interval):
+    tokens = tokenize(tokenizer, texts)
+    chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, interval)
+    start, end = chunk_spans(chunks, tokens.start_char, np.array([len(text) for text in texts]))
+    return tokens, chunks, start, end
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    texts=st.lists(st.text(alphabet=ALPHABET, max_size=120), min_size=1, max_size=3),
+    interval=st.integers(4, 12),
+)
+def test_spans_any_text_are_contiguous_and_cover_it(tokenizer, texts, interval):
+    _, chunks, start, end = _encoded_spans(tokenizer, texts, interval)
+    for index, text in enumerate(texts):
+        own = slice(*chunks.chunk_offsets[index : index + 2])
+        assert start[own][0] == 0
+        assert end[own][-1] == len(text)
+        assert (start[own][1:] == end[own][:-1]).all()
+        assert (start[own] <= end[own]).all()
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(alphabet=ALPHABET, max_size=200), interval=st.integers(4, 12))
+def test_spans_start_inside_a_word_only_where_it_is_longer_than_the_interval(tokenizer, text, interval):
+    tokens, _, start, _ = _encoded_spans(tokenizer, [text], interval)
+    for place in start[1:].tolist():
+        if (
+            text[place - 1].isalpha()
+            and text[place].isalpha()
+            and text[place - 1].isascii()
+            and text[place].isascii()
+        ):
+            left = place
+            while left and not text[left - 1].isspace():
+                left -= 1
+            right = place
+            while right < len(text) and not text[right].isspace():
+                right += 1
+            assert ((tokens.start_char >= left) & (tokens.start_char < right)).sum() > interval
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(alphabet=ALPHABET, max_size=200), interval=st.integers(4, 12))
+def test_split_any_text_keeps_chunks_within_the_interval(tokenizer, text, interval):
+    _, chunks, _, _ = _encoded_spans(tokenizer, [text], interval)
+    assert np.diff(chunks.token_offsets).max() <= interval
