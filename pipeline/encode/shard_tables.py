@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Int32
 
+from pipeline.ragged import places_in_groups
 from pipeline.types import chunks_schema, documents_schema
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def shard_tables(
         ],
         schema=pa.schema([stored.field(name) for name in ADDED_COLUMNS]),
     )
-    ordinals = np.arange(int(num_chunks.sum())) - np.repeat(encoded.chunk_offsets[:-1], num_chunks)
+    ordinals = places_in_groups(num_chunks)
     owners = np.repeat(np.array(doc_ids, dtype=object), num_chunks).tolist()
     chunks = pa.table(
         [

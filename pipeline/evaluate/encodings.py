@@ -27,6 +27,7 @@ from pipeline.evaluate.retrieval_set import RetrievalSet
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.landmarks import chunk_spans, split_into_chunks
+from pipeline.ragged import ranges
 from pipeline.types import ProgressListener
 
 ContextKind = Literal["none", "random", "corpus"]
@@ -208,8 +209,7 @@ def sliding_windows(
     num_chunks_N = np.diff(chunk_offsets)
     num_windows_N = np.maximum(num_chunks_N - size + 1, 1)
     document_W = np.repeat(np.arange(len(num_chunks_N)), num_windows_N)
-    place_W = np.arange(len(document_W)) - np.repeat(np.cumsum(num_windows_N) - num_windows_N, num_windows_N)
-    first_W = chunk_offsets[document_W] + place_W
+    first_W = ranges(chunk_offsets[:-1], num_windows_N)
     return document_W, first_W, first_W + np.minimum(size, num_chunks_N)[document_W]
 
 
