@@ -1,4 +1,4 @@
-"""The reference pages: every verb and option as click describes them, every address and field as OpenAPI does.
+"""The reference pages: verbs and options as click describes them, addresses and fields as OpenAPI does.
 
     python -m cli.reference docs/reference               which `make reference` does; a test compares
 

@@ -1,4 +1,4 @@
-"""What the pages name is there: paths, modules, options and their values, defaults, variables, extras, targets, layers."""
+"""What the pages name is there: paths, modules, options and values, defaults, variables, extras, layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder in which the commands of README and guide run: tiny corpora, and a shell of the few commands they use."""
+"""A folder in which the commands of README and guide run: tiny corpora and the few commands they use."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 def write_corpora(folder: Path) -> None:
-    """Write the files that pages name: a corpus, one with other columns, judged queries, pairs, long documents."""
+    """Write the files that pages name: two corpora, judged queries, training pairs, long documents."""
     texts = [
         f"To change {topic} open the settings and choose {topic}. " + f"Help with {topic} is there. " * 20
         for topic in TOPICS
