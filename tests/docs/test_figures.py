@@ -13,7 +13,7 @@ from pipeline.config import ClusterConfig, CorpusConfig, IndexConfig
 from pipeline.context import drift
 from pipeline.index.faiss_build import MAX_LISTS
 from pipeline.index.lease import LEASE_SECONDS
-from pipeline.model.engine.landmark_gates import INITIAL_GATE
+from pipeline.model.landmark_gates import INITIAL_GATE
 from pipeline.search import options
 from pipeline.serve.maps import corpus_map, map_cache, map_files
 from pipeline.serve.schemas import MAX_QUERIES

@@ -15,6 +15,8 @@ import click
 import pytest
 
 from cli.main import cairn
+from pipeline.config import EncoderConfig
+from pipeline.evaluate.systems import baseline_systems, configured_systems
 from pipeline.search.options import DEFAULT_WEIGHTS
 from tests.docs.pages import DOCS, ROOT, WRITTEN, blocks, code_spans, prose, shell_lines, tables
 
@@ -245,6 +247,19 @@ def test_weights_of_a_score_are_the_defaults_of_a_search() -> None:
     share = dense / (dense + DEFAULT_WEIGHTS["bm25"])
     assert weights["dense score"] == "1/2"
     assert share == 0.5
+
+
+def test_systems_that_the_guide_names_are_in_the_table() -> None:
+    systems = [*baseline_systems(EncoderConfig(), 512), *configured_systems(EncoderConfig())]
+    shown = [
+        name
+        for head, rows in tables(DOCS / "guide" / "evaluate.md")
+        if head[0] == "row"
+        for row in rows
+        for name in row[0].split(", ")
+    ]
+    assert len(shown) >= 8
+    assert set(shown) <= {system.name for system in systems}
 
 
 def test_commits_of_the_measurements_are_in_the_history() -> None:
