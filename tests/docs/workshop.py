@@ -203,12 +203,15 @@ def require(condition: bool) -> None:
 
 
 def install(words: list[str]) -> None:
-    """Check that the extras of a `pip install` are there, and that torch is the version asked for."""
+    """Check that the extras and requirements of a `pip install` are the project's."""
     assert words[0] == "install"
+    known = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["client"]]
+    if words[1:] == ["--no-deps", "."]:
+        return
     for word in words[1:]:
         extras = re.fullmatch(r"\.\[([\w,-]+)\]", word)
         if extras is None:
-            assert word in PROJECT["dependencies"], word
+            assert word in [*known, *(re.split("[<>=[]", line)[0] for line in known)], word
         else:
             assert set(extras[1].split(",")) <= set(PROJECT["optional-dependencies"]), word
 
