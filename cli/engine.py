@@ -13,12 +13,7 @@ from pipeline.errors import ConfigError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_FIELD_OF: Final[Mapping[str, str]] = {
-    "address": "address",
-    "worker_cpus": "cpus_a_worker",
-    "worker_gpus": "gpus_a_worker",
-    "shard_deadline": "shard_deadline_seconds",
-}
+_OPTIONS: Final = ("address", "worker_cpus", "worker_gpus", "shard_deadline")
 
 
 class WorkerRange(click.ParamType):
@@ -86,7 +81,7 @@ def resolve_engine(chosen: Mapping[str, Any]) -> EngineConfig:
     ``chosen`` is what somebody set.
     """
     name = chosen.get("engine") or ("ray" if chosen.get("address") else "local")
-    fields = {field: chosen[flag] for flag, field in _FIELD_OF.items() if flag in chosen}
+    fields = {name: chosen[name] for name in _OPTIONS if name in chosen}
     if "workers" in chosen:
         fields["min_workers"], fields["max_workers"] = chosen["workers"]
     engine = EngineConfig(name=name, **fields)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import click
 from typing_extensions import override
 
-from cli.flags import in_flags
 from cli.settings import check_default_map, load_default_map
 from pipeline.errors import CairnError
 
@@ -95,7 +94,7 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
         error.show()
         return error.exit_code
     except CairnError as error:
-        click.echo(f"error: {in_flags(str(error), _verb(command, arguments))}", err=True)
+        click.echo(f"error: {error}", err=True)
         return error.exit_code
     except MemoryError:
         click.echo("error: out of memory; nothing published was changed, finished work is kept", err=True)
@@ -106,15 +105,6 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return outcome if isinstance(outcome, int) else 0
-
-
-def _verb(command: click.Command, arguments: Sequence[str]) -> click.Command | None:
-    names = [argument for argument in arguments if not argument.startswith("-")]
-    return (
-        command.get_command(click.Context(command), names[0])
-        if isinstance(command, click.Group) and names
-        else None
-    )
 
 
 def _interrupted() -> int:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.engine import engine_options, resolve_engine
-from cli.settings import collection_argument, given, json_option
+from cli.options import given
+from cli.settings import collection_argument, json_option
 from cli.terminal import ProgressBars, duration, table, thousands
 from jobs.ingest_settings import resolve_ingest_config
 

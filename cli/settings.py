@@ -19,23 +19,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
-from typing_extensions import override
 
 from pipeline.config import DEFAULT_ROOT, EncoderConfig
 from pipeline.errors import ConfigError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-FLAG_OF = {
-    "num_documents": "context_documents",
-    "kind": "index_kind",
-    "truncate_dim": "dims",
-    "num_layers": "layers",
-    "max_window_tokens": "window_tokens",
-    "shard_deadline_seconds": "shard_deadline",
-}
-"""Settings whose flags have other names."""
 
 _SHARED = ("root", "collection")
 _EVERYWHERE = ("ingest", "search", "serve", "keys", "status", "plan", "verify", "repair", "compact", "delete")
@@ -103,38 +91,6 @@ def collection_argument(function: _Function) -> _Function:
 def json_option(function: _Function) -> _Function:
     """Add ``--json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")(function)
-
-
-class TemperatureSteps(click.ParamType):
-    """``128:0.95,512:0.9`` or, in ``cairn.toml``, ``[[128, 0.95], [512, 0.9]]``.
-
-    Row lengths in tokens, each with a temperature.
-    """
-
-    name = "tokens:temperature,…"
-
-    @override
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[tuple[int, float], ...]:
-        """Return the pairs; their order and limits are the configuration's business."""
-        steps = [step.split(":") for step in value.split(",")] if isinstance(value, str) else value
-        try:
-            return tuple((int(length), float(temperature)) for length, temperature in steps)
-        except (TypeError, ValueError):
-            raise ConfigError(
-                "temperature_by_length must be pairs of a number of tokens and a temperature, got "
-                f"{value!r}; write 128:0.95,512:0.9"
-            ) from None
-
-
-def given(ctx: click.Context) -> dict[str, Any]:
-    """Return the parameters somebody set (flag, environment, cairn.toml), without those that fell to their default."""
-    return {
-        name: value
-        for name, value in ctx.params.items()
-        if ctx.get_parameter_source(name) not in (ParameterSource.DEFAULT, None) and value not in (None, ())
-    }
 
 
 def warn_of_window(chosen: Mapping[str, Any], encoder: EncoderConfig) -> None:

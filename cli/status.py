@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from cli.settings import FLAG_OF, json_option, root_option
+from cli.settings import json_option, root_option
 from cli.terminal import duration, size, table, thousands
 from pipeline.config import IngestConfig
 
@@ -49,9 +49,7 @@ def _beyond_the_defaults(encoder: dict[str, Any]) -> str:
     """Write the encoder settings that have rows of their own nowhere and are not the defaults, by the names of their flags."""
     defaults = IngestConfig().to_dict()["encoder"]
     chosen = {
-        FLAG_OF.get(name, name): value
-        for name, value in encoder.items()
-        if name not in _SHOWN and value != defaults.get(name)
+        name: value for name, value in encoder.items() if name not in _SHOWN and value != defaults.get(name)
     }
     return ", ".join(
         f"{name.replace('_', ' ')} {json.dumps(value, ensure_ascii=False)}" for name, value in chosen.items()

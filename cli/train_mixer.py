@@ -9,23 +9,11 @@ from typing import Any, get_args
 
 import click
 
-from cli.settings import given, json_option
+from cli.options import add_options, chosen
+from cli.settings import json_option
 from cli.terminal import ProgressBars, duration, table, thousands
-from cli.train import Numbers
 from pipeline.config import BASE_MODEL, Backend, Precision
-
-_NOT_SETTINGS = (
-    "files",
-    "output",
-    "base",
-    "backend",
-    "precision",
-    "judged",
-    "cache",
-    "whole_text_tokens",
-    "quiet",
-    "as_json",
-)
+from pipeline.train.mixer.settings import MixerConfig
 
 
 @click.command(context_settings={"show_default": True})
@@ -65,47 +53,7 @@ _NOT_SETTINGS = (
     default=0,
     help="Texts of at most so many tokens the model will keep whole.",
 )
-@click.option(
-    "--max-pairs",
-    type=int,
-    help="Use at most so many pairs of a source, whole pages at a time.  [default: all]",
-)
-@click.option("--min-pairs", type=int, help="Leave smaller sources out.  [default: 48]")
-@click.option(
-    "--hold-out", type=float, help="Share of each source that finds the best step.  [default: 0.02]"
-)
-@click.option("--steps", type=int, help="Steps of the mixing, one a batch.  [default: 1000]")
-@click.option("--batch-queries", type=int, help="Queries of a batch, about.  [default: 96]")
-@click.option(
-    "--grouped-share", type=float, help="Share of batches with long sequences of neighbours.  [default: 0.6]"
-)
-@click.option("--title-absence", type=float, help="Share of sequences that show no title.  [default: 0.3]")
-@click.option("--context-documents", type=int, help="Most documents of a context; 0: none.  [default: 256]")
-@click.option("--context-absence", type=float, help="Share of batches without a context.  [default: 0.25]")
-@click.option("--num-heads", type=int, help="Heads of each attention.  [default: 2]")
-@click.option("--head-dim", type=int, help="Dimensions of a head.  [default: 32]")
-@click.option("--temperature", type=float, help="Temperature of the loss.  [default: 0.03]")
-@click.option(
-    "--distillation-weight", type=float, help="Pull towards the base model's own ranking.  [default: 1]"
-)
-@click.option("--distillation-temperature", type=float, help="Temperature of that ranking.  [default: 0.05]")
-@click.option("--peak-lr", type=float, help="Learning rate after the warm-up.  [default: 0.002]")
-@click.option("--weight-decay", type=float, help="Decay of matrices.  [default: 0.05]")
-@click.option("--warmup-steps", type=int, help="Steps of the warm-up.  [default: 100]")
-@click.option("--max-gradient-norm", type=float, help="Longer gradients are cut to it.  [default: 1]")
-@click.option(
-    "--rotation-steps",
-    type=int,
-    help="Steps of the rotation, after the mixing; 0: principal directions.  [default: 300]",
-)
-@click.option("--rotation-lr", type=float, help="Learning rate of the rotation.  [default: 0.001]")
-@click.option(
-    "--rotation-dims",
-    type=Numbers(),
-    help="First dimensions that must rank like all.  [default: a third and a sixth]",
-)
-@click.option("--evaluate-every", type=int, help="Steps between held-out scores.  [default: 200]")
-@click.option("--seed", type=int, help="Seed of everything drawn.  [default: 0]")
+@add_options(MixerConfig)
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 @click.pass_context
@@ -129,10 +77,9 @@ def train_mixer(
     Every text is embedded once; with --cache another run begins with the training. FOLDER is for --model, and
     its log stands beside it as FOLDER.jsonl.
     """
-    from pipeline.train.mixer.settings import MixerConfig
     from pipeline.train.mixer.trainer import train_mixer as run
 
-    config = MixerConfig(**{name: value for name, value in given(ctx).items() if name not in _NOT_SETTINGS})
+    config = MixerConfig(**chosen(ctx, MixerConfig))
     with ProgressBars(quiet=quiet) as progress:
         report = run(
             files,

@@ -79,7 +79,7 @@ def _draw(run: Run, shards: Sequence[Path]) -> CorpusView:
     )
     assignments_N = assign(clusters, embedded.phi_NV, embedded.psi_NV)
     run.progress("cluster", sample.num_rows, sample.num_rows, "documents")
-    drawn = min(run.config.context.num_documents, sample.num_rows)
+    drawn = min(run.config.context.context_documents, sample.num_rows)
     run.progress("context", 0, drawn, "documents")
     context = run.engine.draw_context(sample, assignments_N)
     run.progress("context", drawn, drawn, "documents")

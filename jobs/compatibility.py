@@ -101,4 +101,4 @@ def require_same_encoder(published: Manifest, encoder_fingerprint: str, config: 
 
 def _follows(name: str, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
     """Say whether a setting differs only because its default follows another one: a window's overlap."""
-    return name == "window_overlap_tokens" and stored["max_window_tokens"] != asked["max_window_tokens"]
+    return name == "window_overlap_tokens" and stored["window_tokens"] != asked["window_tokens"]

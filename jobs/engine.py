@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from pipeline.config import require_kinds
 from pipeline.errors import ConfigError
+from pipeline.options import check_options
 
 if TYPE_CHECKING:  # the command line reads EngineConfig for its help, and must not wait for pyarrow
     import numpy as np
@@ -33,35 +33,32 @@ class EngineConfig:
     The rest holds for ``ray`` alone. ``address`` = None starts a Ray of its own on this machine.
     ``max_workers`` = None takes as many as the cluster has CPUs, or GPUs if a worker needs one; no more are
     started than there are shards, and a run that cannot have ``min_workers`` of them fails.
-    ``shard_deadline_seconds`` = None learns it from the shards that are finished.
+    ``shard_deadline`` = None learns it from the shards that are finished.
     """
 
     name: EngineName = "local"
     address: str | None = None
     min_workers: int = 1
     max_workers: int | None = None
-    cpus_a_worker: int = 1
-    gpus_a_worker: float = 0.0
-    shard_deadline_seconds: float | None = None
+    worker_cpus: int = 1
+    worker_gpus: float = 0.0
+    shard_deadline: float | None = None
 
     def __post_init__(self) -> None:
-        require_kinds(self)
-        if self.name not in ("local", "ray"):
-            raise ConfigError(f"engine must be local or ray, got {self.name!r}")
+        check_options(self)
         if self.min_workers < 1 or (self.max_workers is not None and self.max_workers < self.min_workers):
             raise ConfigError(
                 "workers must be a positive number, or two as in 2:8, got "
                 f"{self.min_workers}:{self.max_workers}; give the smaller first"
             )
-        if self.cpus_a_worker < 1 or self.gpus_a_worker < 0:
+        if self.worker_cpus < 1 or self.worker_gpus < 0:
             raise ConfigError(
-                f"a worker must have at least one CPU and no fewer than 0 GPUs, got {self.cpus_a_worker} "
-                f"and {self.gpus_a_worker:g}"
+                f"a worker must have at least one CPU and no fewer than 0 GPUs, got {self.worker_cpus} "
+                f"and {self.worker_gpus:g}"
             )
-        if self.shard_deadline_seconds is not None and not self.shard_deadline_seconds > 0:
+        if self.shard_deadline is not None and not self.shard_deadline > 0:
             raise ConfigError(
-                f"shard_deadline_seconds must be positive, got {self.shard_deadline_seconds}; leave it "
-                "out to have it learnt"
+                f"shard_deadline must be positive, got {self.shard_deadline}; leave it out to have it learnt"
             )
 
 

@@ -123,7 +123,7 @@ def _estimate(
         np.minimum([len(text) for text in some], characters_read) for some in (texts, sample)
     )
     document_seconds = embed_seconds * texts_read.mean() / max(1, sample_read.sum())
-    num_context = num_embedded = min(config.context.num_documents, documents)
+    num_context = num_embedded = min(config.context.context_documents, documents)
     if config.cluster.surrogate == "encoder":
         num_embedded += 2 * min(
             config.cluster.max_sample_documents, documents

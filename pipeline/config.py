@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from numbers import Integral, Real
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from pipeline.errors import ConfigError
+from pipeline.options import About, check_options, option
 from pipeline.poolings import POOLINGS, PREFIX_POOLINGS, Attention, Pooling
 
 Landmarks = Literal["fixed", "sentence"]
@@ -20,6 +21,7 @@ Precision = Literal["auto", "fp32", "bf16"]
 Backend = Literal["torch", "openvino"]
 IndexKind = Literal["auto", "flat", "ivf_sq8", "ivf_rabitq"]
 Surrogate = Literal["static", "encoder"]
+Tour = Literal["random", "greedy"]
 
 DEFAULT_ROOT = "cairn-data"
 """Folder that collections live under where nobody says otherwise, in the working folder."""
@@ -51,149 +53,161 @@ def _require(condition: bool, sentence: str) -> None:
         raise ConfigError(sentence)
 
 
-def _require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    _require(value in allowed, f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-
-
-_KINDS: Final[Mapping[str, tuple[type, str]]] = {
-    "str": (str, "text"),
-    "bool": (bool, "true or false"),
-    "int": (Integral, "a whole number"),
-    "float": (Real, "a number"),
-}
-
-
-def require_kinds(config: Any) -> None:
-    """Refuse a value of another type than its field's, which a caller in Python or a settings file may give.
-
-    ``config`` is a dataclass; fields of other types than those above, and tuples of them, are its own
-    business.
-    """
-    for item in fields(config):
-        name, _, optional = str(item.type).partition(" | ")
-        is_list = name.startswith("tuple[") and name.endswith(", ...]")
-        kind, words = _KINDS.get(name.removeprefix("tuple[").removesuffix(", ...]"), (object, ""))
-        value: Any = getattr(config, item.name)
-        if kind is object or (value is None and optional == "None"):
-            continue
-        values: Sequence[Any] = (
-            (value,) if not is_list else value if isinstance(value, (list, tuple)) else (None,)
-        )
-        is_kind = all(isinstance(one, kind) and (kind is bool or not isinstance(one, bool)) for one in values)
-        _require(
-            is_kind, f"{item.name} must be {f'a list, each {words}' if is_list else words}, got {value!r}"
-        )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusConfig:
-    """Which columns of the source mean what, and how large a batch may grow.
+    """The columns of the source, and how large a batch may grow.
 
-    ``title_column``, ``query_column`` = None: taken as ``title`` and ``query`` when the source has a string
-    column of that name. ``metadata_columns`` = None keeps every other column whose type can be stored.
+    ``metadata_columns`` = None keeps every other column whose type can be stored.
     """
 
-    id_column: str = "id"
-    text_column: str = "text"
-    title_column: str | None = None
-    query_column: str | None = None
-    metadata_columns: tuple[str, ...] | None = None
-    batch_rows: int = 1_024
-    batch_bytes: int = 16 << 20
-    max_document_bytes: int = 16 << 20
-    max_id_characters: int = 1_024
+    id_column: str = option("id", About("Column with the document id.", variable="CAIRN_ID_COLUMN"))
+    text_column: str = option("text", About("Column with the text.", variable="CAIRN_TEXT_COLUMN"))
+    title_column: str | None = option(
+        None,
+        About(
+            "Column with the title.",
+            default_text="title, where there is one",
+            variable="CAIRN_TITLE_COLUMN",
+        ),
+    )
+    query_column: str | None = option(
+        None,
+        About(
+            "Column with a typical query, for clustering.",
+            default_text="query, if any",
+            variable="CAIRN_QUERY_COLUMN",
+        ),
+    )
+    metadata_columns: tuple[str, ...] | None = option(
+        None, About("Columns to keep for filters; repeat.", default_text="every other column")
+    )
+    batch_rows: int = option(1_024, About(low=1))
+    batch_bytes: int = option(16 << 20, About(low=1))
+    max_document_bytes: int = option(16 << 20, About(low=1))
+    max_id_characters: int = option(1_024, About(low=1))
 
     def __post_init__(self) -> None:
-        require_kinds(self)
-        _require(self.batch_rows > 0, f"batch_rows must be positive, got {self.batch_rows}")
-        _require(self.batch_bytes > 0, f"batch_bytes must be positive, got {self.batch_bytes}")
+        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterConfig:
-    """Asymmetric K-means: ``num_clusters`` = None chooses it from the size of the corpus."""
+    """Asymmetric K-means over a sample of documents and their queries."""
 
-    num_clusters: int | None = None
-    max_sample_documents: int = 32_768
-    num_iterations: int = 20
+    num_clusters: int | None = option(
+        None, About("Clusters of the corpus.", low=1, default_text="from its size")
+    )
+    max_sample_documents: int = option(32_768, About(low=1))
+    num_iterations: int = option(20, About(low=1))
     num_redos: int = 1
-    surrogate: Surrogate = "static"
+    surrogate: Surrogate = option("static", About("What clustering embeds with."))
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_kinds(self)
-        _require(
-            self.num_clusters is None or self.num_clusters > 0,
-            f"num_clusters must be positive, got {self.num_clusters}",
-        )
-        _require(
-            self.max_sample_documents > 0,
-            f"max_sample_documents must be positive, got {self.max_sample_documents}",
-        )
-        _require(self.num_iterations > 0, f"num_iterations must be positive, got {self.num_iterations}")
-        _require_one_of("surrogate", self.surrogate, ("static", "encoder"))
+        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContextConfig:
     """The J documents the first stage embeds once (CDE §4.2)."""
 
-    num_documents: int = 512
-    max_document_tokens: int = 256
+    context_documents: int = option(512, About("Documents in the stored context.", low=1))
+    max_document_tokens: int = option(256, About(low=1))
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_kinds(self)
-        _require(
-            self.num_documents > 0,
-            f"the number of context documents must be positive, got {self.num_documents}",
-        )
-        _require(
-            self.max_document_tokens > 0,
-            f"max_document_tokens must be positive, got {self.max_document_tokens}",
-        )
+        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderConfig:
-    """The second stage: everything here but ``precision``, ``backend`` and ``batch_tokens`` moves vectors and is in its fingerprint.
+    """The second stage. All options but ``precision``, ``backend`` and ``batch_tokens`` move vectors.
 
     ``landmark_interval`` counts a chunk's own tokens; its landmark comes on top and counts within the window.
-    A text of at most ``whole_text_tokens`` is one chunk, whatever the interval: a base model embeds a short
-    text better whole. ``max_window_tokens`` = 0 takes the attention's own default, see ``WINDOW_TOKENS``;
-    short windows share half. With ``landmarks`` = sentence it is the most a chunk of whole sentences may
-    hold; it is the k of ``mean_at_k``. ``temperature`` divides every attention logit (TempScale); 1.0 leaves
-    the model as it was trained. ``temperature_by_length`` gives rows, with attention landmark windows, of so
-    many tokens and more another one, (128, 0.95), (512, 0.9), shorter ones keeping ``temperature``;
-    ``query_temperature`` serves queries of any length, None encodes them as documents. ``truncate_dim`` keeps
-    the first dimensions of every vector, ``num_layers`` runs the first layers (Matryoshka); None takes all.
-    ``causal`` keeps a decoder's causal mask, for those trained with it; False lets every token see the whole
-    row (NV-Embed §3.1). ``query_prefix`` and ``document_prefix`` stand before every query and every row of a
-    document, and are pooled from nowhere, unless ``pool_prefix`` takes them into the mean, as models trained
-    by Sentence-Transformers expect.
+    With ``landmarks`` = sentence it is the most a chunk of whole sentences may hold; it is the k of
+    ``mean_at_k``. ``window_tokens`` = 0 takes the attention's own default, see ``WINDOW_TOKENS``; short
+    windows share half. ``temperature`` divides every attention logit (TempScale); 1.0 leaves the model as it
+    was trained. ``temperature_by_length`` holds for rows (with attention landmark: windows) of at least so
+    many tokens; shorter ones keep ``temperature``. ``causal`` keeps a decoder's causal mask; False lets every
+    token see the whole row (NV-Embed §3.1). Prefixes are read and not pooled, unless ``pool_prefix`` takes
+    them into the mean, as models trained by Sentence-Transformers expect.
     """
 
-    model: str = BASE_MODEL
-    pooling: Pooling = "mean"
-    attention: Attention = "chunk"
-    landmark_interval: int = 64
-    whole_text_tokens: int = 0
-    max_window_tokens: int = 0
+    model: str = option(
+        BASE_MODEL,
+        About(
+            "Encoder: a name, cached or embedded, or a folder.",
+            default_text=DEFAULT_MODEL,
+            variable="CAIRN_MODEL",
+        ),
+    )
+    pooling: Pooling = option("mean", About("What a chunk's vector is pooled from."))
+    attention: Attention = option(
+        "chunk", About("What a token sees: its chunk, window, or chunk and landmarks.")
+    )
+    window_tokens: int = option(
+        0, About("Tokens of a window, at most, for full and landmark.", default_text="512; landmark: 8192")
+    )
     window_overlap_tokens: int = WINDOW_OVERLAP_TOKENS
-    temperature: float = 1.0
-    query_temperature: float | None = None
-    temperature_by_length: tuple[tuple[int, float], ...] = ()
-    use_context: bool = False
-    landmarks: Landmarks = "fixed"
-    truncate_dim: int | None = None
-    num_layers: int | None = None
-    causal: bool = False
-    query_prefix: str = ""
-    document_prefix: str = ""
-    pool_prefix: bool = False
-    precision: Precision = "auto"
-    backend: Backend = "torch"
-    batch_tokens: int = 1_024
+    landmarks: Landmarks = option("fixed", About("Where chunks end: at words, or sentences."))
+    landmark_interval: int = option(64, About("Tokens of a chunk between two landmarks, at most.", low=8))
+    whole_text_tokens: int = option(
+        0, About("A text of at most so many tokens is one chunk.", default_text="as the model says, else 0")
+    )
+    temperature: float = option(
+        1.0,
+        About(
+            "Divide attention logits by this (TempScale).", low=LOWEST_TEMPERATURE, high=HIGHEST_TEMPERATURE
+        ),
+    )
+    query_temperature: float | None = option(
+        None,
+        About(
+            "The same for queries alone.",
+            low=LOWEST_TEMPERATURE,
+            high=HIGHEST_TEMPERATURE,
+            default_text="as documents",
+        ),
+    )
+    temperature_by_length: tuple[tuple[int, float], ...] = option(
+        (), About("The same for rows of so many tokens on: 128:0.95,512:0.9.")
+    )
+    dims: int | None = option(
+        None,
+        About("Keep the first so many dimensions of every vector (Matryoshka).", low=1, default_text="all"),
+    )
+    layers: int | None = option(
+        None, About("Run the first so many layers of the model (Matryoshka).", low=1, default_text="all")
+    )
+    causal: bool = option(
+        False,
+        About(
+            "What tokens of a decoder see: the past, or all.",
+            default_text="bidirectional",
+            off_flag="--bidirectional",
+        ),
+    )
+    query_prefix: str = option("", About("Text before every query, such as 'query: '; read, never pooled."))
+    document_prefix: str = option("", About("Text before every row of a document; read, never pooled."))
+    pool_prefix: bool = option(
+        False,
+        About(
+            "Take prefixes into the mean.",
+            default_text="as the model's folder says",
+            off_flag="--no-pool-prefix",
+        ),
+    )
+    use_context: bool = option(
+        False,
+        About(
+            "Let the encoder read the stored context.",
+            default_text="as the model says",
+            off_flag="--no-context",
+        ),
+    )
+    precision: Precision = option("auto", About("Arithmetic of the encoder."))
+    backend: Backend = option("torch", About("What runs the encoder; openvino is an extra."))
+    batch_tokens: int = option(1_024, About(low=1))
 
     @property
     def longest_chunk_tokens(self) -> int:
@@ -201,86 +215,20 @@ class EncoderConfig:
         return max(self.landmark_interval, self.whole_text_tokens)
 
     def __post_init__(self) -> None:
-        require_kinds(self)
-        _require_one_of("pooling", self.pooling, get_args(Pooling))
-        _require_one_of("attention", self.attention, get_args(Attention))
-        _require_one_of("landmarks", self.landmarks, get_args(Landmarks))
-        _require_one_of("precision", self.precision, ("auto", "fp32", "bf16"))
-        _require_one_of("backend", self.backend, get_args(Backend))
+        check_options(self)
         _require(
             self.backend == "torch" or self.attention != "landmark",
             f"backend {self.backend} must go with attention chunk or full, got landmark; choose backend "
             "torch",
         )
-        default_window = WINDOW_TOKENS[self.attention]
-        _require(
-            self.max_window_tokens >= 0,
-            f"max_window_tokens must be positive, got {self.max_window_tokens}; leave it out to take "
-            f"{default_window}",
-        )
-        if self.max_window_tokens == 0:
-            object.__setattr__(self, "max_window_tokens", default_window)
-        if self.window_overlap_tokens == WINDOW_OVERLAP_TOKENS:
-            object.__setattr__(self, "window_overlap_tokens", default_overlap(self.max_window_tokens))
+        self._settle_window()
         _require(
             self.pooling in POOLINGS[self.attention],
             f"pooling {self.pooling} must go with attention {_attentions_with(self.pooling)}, got "
             f"{self.attention}; "
             f"with attention {self.attention} choose one of {', '.join(POOLINGS[self.attention])}",
         )
-        _require(
-            self.landmark_interval >= 8,
-            f"landmark_interval must be at least 8 tokens, got {self.landmark_interval}",
-        )
-        _require(
-            self.landmark_interval + 2 <= self.max_window_tokens,
-            f"landmark_interval must fit the window of {self.max_window_tokens} tokens with [CLS] and "
-            "its landmark, "
-            f"got {self.landmark_interval}; choose a smaller landmark_interval, or a larger "
-            "max_window_tokens",
-        )
-        _require(
-            0 <= self.whole_text_tokens <= self.max_window_tokens - 2,
-            f"whole_text_tokens must lie between 0 and {self.max_window_tokens - 2}, what the window of "
-            f"{self.max_window_tokens} tokens "
-            f"has room for, got {self.whole_text_tokens}",
-        )
-        _require(
-            0 <= self.window_overlap_tokens <= self.max_window_tokens // 2,
-            f"window_overlap_tokens must lie between 0 and half the window of {self.max_window_tokens} "
-            "tokens, "
-            f"got {self.window_overlap_tokens}",
-        )
-        _require(
-            _is_temperature(self.temperature),
-            f"temperature must lie between {_TEMPERATURES}, got {self.temperature}",
-        )
-        _require(
-            self.query_temperature is None or _is_temperature(self.query_temperature),
-            f"query_temperature must lie between {_TEMPERATURES}, got {self.query_temperature}; leave it "
-            "out to take the documents'",
-        )
         object.__setattr__(self, "temperature_by_length", _temperature_steps(self.temperature_by_length))
-        lengths = [length for length, _ in self.temperature_by_length]
-        _require(
-            all(_is_temperature(step) for _, step in self.temperature_by_length)
-            and all(low < high for low, high in pairwise([0, *lengths])),
-            "temperature_by_length must be positive numbers of tokens in ascending order, each with a "
-            "temperature between "
-            f"{_TEMPERATURES}, got "
-            f"{', '.join(f'{length}:{step}' for length, step in self.temperature_by_length)}; "
-            "write 128:0.95,512:0.9",
-        )
-        _require(
-            self.truncate_dim is None or self.truncate_dim > 0,
-            "dims (truncate_dim) must lie between 1 and the model's dimensions, got "
-            f"{self.truncate_dim}; leave it out to keep all",
-        )
-        _require(
-            self.num_layers is None or self.num_layers > 0,
-            f"layers (num_layers) must lie between 1 and the model's layers, got {self.num_layers}; "
-            "leave it out to run all",
-        )
         _require(
             not self.pool_prefix or (self.attention != "full" and self.pooling in PREFIX_POOLINGS),
             "pool_prefix must go with attention chunk or landmark and pooling "
@@ -292,15 +240,40 @@ class EncoderConfig:
                 is_encodable(prefix),
                 f"{name} must be valid Unicode, got {prefix!r} with a lone surrogate; write it in UTF-8",
             )
-        _require(self.batch_tokens > 0, f"batch_tokens must be positive, got {self.batch_tokens}")
+
+    def _settle_window(self) -> None:
+        """Take the attention's own window where none is chosen, and check what has to fit in it."""
+        default_window = WINDOW_TOKENS[self.attention]
+        _require(
+            self.window_tokens >= 0,
+            f"window_tokens must be positive, got {self.window_tokens}; leave it out to take "
+            f"{default_window}",
+        )
+        if self.window_tokens == 0:
+            object.__setattr__(self, "window_tokens", default_window)
+        if self.window_overlap_tokens == WINDOW_OVERLAP_TOKENS:
+            object.__setattr__(self, "window_overlap_tokens", default_overlap(self.window_tokens))
+        _require(
+            self.landmark_interval + 2 <= self.window_tokens,
+            f"landmark_interval must fit the window of {self.window_tokens} tokens with [CLS] and its "
+            f"landmark, got {self.landmark_interval}; choose a smaller landmark_interval, or a larger "
+            "window_tokens",
+        )
+        _require(
+            0 <= self.whole_text_tokens <= self.window_tokens - 2,
+            f"whole_text_tokens must lie between 0 and {self.window_tokens - 2}, the room in a window of "
+            f"{self.window_tokens} tokens, got {self.whole_text_tokens}",
+        )
+        _require(
+            0 <= self.window_overlap_tokens <= self.window_tokens // 2,
+            f"window_overlap_tokens must lie between 0 and half the window of {self.window_tokens} tokens, "
+            f"got {self.window_overlap_tokens}",
+        )
 
 
-_TEMPERATURES: Final = f"{LOWEST_TEMPERATURE:g} and {HIGHEST_TEMPERATURE:g}"
-
-
-def default_overlap(max_window_tokens: int) -> int:
+def default_overlap(window_tokens: int) -> int:
     """Return how many tokens neighbouring windows of this length share where nothing else is asked."""
-    return min(WINDOW_OVERLAP_TOKENS, max_window_tokens // 2)
+    return min(WINDOW_OVERLAP_TOKENS, window_tokens // 2)
 
 
 def is_encodable(text: str) -> bool:
@@ -313,10 +286,6 @@ def is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _is_temperature(value: float) -> bool:
-    return LOWEST_TEMPERATURE <= value <= HIGHEST_TEMPERATURE
 
 
 def _temperature_steps(steps: Any) -> tuple[tuple[int, float], ...]:
@@ -333,6 +302,14 @@ def _temperature_steps(steps: Any) -> tuple[tuple[int, float], ...]:
             "temperature_by_length must be pairs of a number of tokens and a temperature, got "
             f"{steps!r}; write ((128, 0.95), (512, 0.9))"
         )
+    lengths = [length for length, _ in pairs]
+    _require(
+        all(LOWEST_TEMPERATURE <= step <= HIGHEST_TEMPERATURE for _, step in pairs)
+        and all(low < high for low, high in pairwise([0, *lengths])),
+        "temperature_by_length must be positive numbers of tokens in ascending order, each with a "
+        f"temperature between {LOWEST_TEMPERATURE:g} and {HIGHEST_TEMPERATURE:g}, got "
+        f"{', '.join(f'{length}:{step}' for length, step in pairs)}; write 128:0.95,512:0.9",
+    )
     return pairs
 
 
@@ -348,14 +325,13 @@ class IndexConfig:
     ``rabitq_min_vectors``.
     """
 
-    kind: IndexKind = "auto"
+    index_kind: IndexKind = option("auto", About("FAISS index.", default_text="auto, by size"))
     flat_max_vectors: int = 20_000
     rabitq_min_vectors: int = 5_000_000
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_kinds(self)
-        _require_one_of("index kind", self.kind, ("auto", "flat", "ivf_sq8", "ivf_rabitq"))
+        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -367,12 +343,13 @@ class IngestConfig:
     context: ContextConfig = field(default_factory=ContextConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     index: IndexConfig = field(default_factory=IndexConfig)
-    sync: bool = False
-    shard_characters: int = 1 << 18
+    sync: bool = option(
+        False, About("Delete documents that the sources no longer hold.", variable="CAIRN_SYNC")
+    )
+    shard_characters: int = option(1 << 18, About(low=1))
 
     def __post_init__(self) -> None:
-        require_kinds(self)
-        _require(self.shard_characters > 0, f"shard_characters must be positive, got {self.shard_characters}")
+        check_options(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain JSON values, equal to what a manifest gives back."""

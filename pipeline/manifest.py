@@ -11,12 +11,28 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pipeline import durable
 from pipeline.errors import DamageError, IntegrityError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""What is written. Version 1 differs in the names of four settings (``RENAMED_SETTINGS``) and is read too."""
+
+RENAMED_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
+    "context": {"num_documents": "context_documents"},
+    "encoder": {"max_window_tokens": "window_tokens", "num_layers": "layers", "truncate_dim": "dims"},
+    "index": {"kind": "index_kind"},
+}
+"""Names of settings in files written before, by stage, and the names they have now."""
+
+
+def rename_settings(stage: str, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stored settings of a stage under the names they have now."""
+    renamed = RENAMED_SETTINGS.get(stage, {})
+    return {renamed.get(name, name): value for name, value in stored.items()}
+
+
 MANIFEST_NAME = "MANIFEST.json"
 
 
@@ -84,10 +100,10 @@ class Manifest:
             raise DamageError(f"generation {folder.name} has no {MANIFEST_NAME}") from None
         except (OSError, ValueError) as error:
             raise DamageError(f"{MANIFEST_NAME} of generation {folder.name} cannot be read") from error
-        if not isinstance(raw, dict) or raw.get("format_version") != FORMAT_VERSION:
+        if not isinstance(raw, dict) or raw.get("format_version") not in (1, FORMAT_VERSION):
             raise IntegrityError(
-                f"{MANIFEST_NAME} of generation {folder.name} must have format_version {FORMAT_VERSION}; "
-                "it was written by another release"
+                f"{MANIFEST_NAME} of generation {folder.name} must have format_version 1 or "
+                f"{FORMAT_VERSION}; it was written by another release"
             )
         names = {item.name for item in fields(cls)}
         if set(raw) != names:
@@ -99,6 +115,10 @@ class Manifest:
             raw["files"] = {name: FileRecord(**record) for name, record in raw["files"].items()}
             raw["context_cluster_sizes"] = tuple(raw["context_cluster_sizes"])
             raw["sources"] = tuple(raw["sources"])
+            raw["settings"] = {
+                stage: rename_settings(stage, stored) if isinstance(stored, dict) else stored
+                for stage, stored in raw["settings"].items()
+            }
         except (TypeError, AttributeError) as error:
             raise DamageError(f"{MANIFEST_NAME} of generation {folder.name} is malformed") from error
         return cls(**raw)

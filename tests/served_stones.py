@@ -40,14 +40,14 @@ def stones_root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Pat
     encoder = EncoderConfig(
         model=str(tiny_model_folder),
         landmark_interval=16,
-        max_window_tokens=64,
+        window_tokens=64,
         window_overlap_tokens=16,
         precision="fp32",
     )
     config = IngestConfig(
         encoder=encoder,
         cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(num_documents=4, max_document_tokens=32),
+        context=ContextConfig(context_documents=4, max_document_tokens=32),
     )
     build_index([str(folder / "stones.parquet")], folder / "root", "stones", config)
     return folder / "root"

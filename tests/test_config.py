@@ -28,7 +28,7 @@ def test_temperature_by_length_read_back_from_json_is_the_same():
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf, math.nan, 1e-300, 0.0099, 100.1, 1e30])
 @pytest.mark.parametrize("name", ["temperature", "query_temperature"])
 def test_temperature_out_of_its_range_is_refused(name, temperature):
-    with pytest.raises(ConfigError, match=f"^{name} must lie between 0.01 and 100, got"):
+    with pytest.raises(ConfigError, match=f"^{name} must be a number from 0.01 to 100, got"):
         EncoderConfig(**{name: temperature})
 
 
@@ -68,15 +68,15 @@ def test_prefix_that_is_not_valid_unicode_is_refused(name):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"landmark_interval": "64"}, "landmark_interval must be a whole number, got '64'"),
-        ({"landmark_interval": True}, "landmark_interval must be a whole number, got True"),
-        ({"landmark_interval": 64.5}, "landmark_interval must be a whole number, got 64.5"),
-        ({"landmark_interval": None}, "landmark_interval must be a whole number, got None"),
-        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
-        ({"query_temperature": "1"}, "query_temperature must be a number, got '1'"),
+        ({"landmark_interval": "64"}, "landmark_interval must be a whole number of at least 8, got '64'"),
+        ({"landmark_interval": True}, "landmark_interval must be a whole number of at least 8, got True"),
+        ({"landmark_interval": 64.5}, "landmark_interval must be a whole number of at least 8, got 64.5"),
+        ({"landmark_interval": None}, "landmark_interval must be a whole number of at least 8, got None"),
+        ({"temperature": "hot"}, "temperature must be a number from 0.01 to 100, got 'hot'"),
+        ({"query_temperature": "1"}, "query_temperature must be a number from 0.01 to 100, got '1'"),
         ({"causal": "no"}, "causal must be true or false, got 'no'"),
         ({"query_prefix": None}, "query_prefix must be text, got None"),
-        ({"truncate_dim": "8"}, "truncate_dim must be a whole number, got '8'"),
+        ({"dims": "8"}, "dims must be a whole number of at least 1, got '8'"),
         ({"pooling": 3}, "pooling must be one of"),
         ({"temperature_by_length": 5}, "temperature_by_length must be pairs"),
         ({"temperature_by_length": ((128, "warm"),)}, "temperature_by_length must be pairs"),
@@ -102,7 +102,11 @@ def test_setting_of_another_type_is_refused(changes, words):
             {"metadata_columns": ("year", 2)},
             r"metadata_columns must be a list, each text, got \('year', 2\)",
         ),
-        (ClusterConfig, {"num_clusters": "many"}, "num_clusters must be a whole number, got 'many'"),
+        (
+            ClusterConfig,
+            {"num_clusters": "many"},
+            "num_clusters must be a whole number of at least 1, got 'many'",
+        ),
         (ContextConfig, {"seed": None}, "seed must be a whole number, got None"),
         (IndexConfig, {"flat_max_vectors": 1.5}, "flat_max_vectors must be a whole number, got 1.5"),
         (IngestConfig, {"sync": "yes"}, "sync must be true or false, got 'yes'"),
@@ -116,14 +120,14 @@ def test_setting_of_another_type_is_refused_by_every_stage(kind, changes, words)
 
 def test_negative_window_is_blamed_on_the_window():
     with pytest.raises(
-        ConfigError, match=r"^max_window_tokens must be positive, got -5; leave it out to take 512"
+        ConfigError, match=r"^window_tokens must be positive, got -5; leave it out to take 512"
     ):
-        EncoderConfig(max_window_tokens=-5)
+        EncoderConfig(window_tokens=-5)
 
 
 @pytest.mark.parametrize(("window", "overlap"), [(8_192, 128), (512, 128), (256, 128), (255, 127), (128, 64)])
 def test_default_overlap_is_at_most_half_the_window(window, overlap):
-    assert EncoderConfig(attention="full", max_window_tokens=window).window_overlap_tokens == overlap
+    assert EncoderConfig(attention="full", window_tokens=window).window_overlap_tokens == overlap
 
 
 def test_overlap_of_more_than_half_the_window_is_refused():
@@ -131,4 +135,4 @@ def test_overlap_of_more_than_half_the_window_is_refused():
         ConfigError,
         match=r"^window_overlap_tokens must lie between 0 and half the window of 128 tokens, got 100",
     ):
-        EncoderConfig(attention="full", max_window_tokens=128, window_overlap_tokens=100)
+        EncoderConfig(attention="full", window_tokens=128, window_overlap_tokens=100)

@@ -83,11 +83,11 @@ class RayEngine:
             self._pool = WorkerPool(
                 ray,
                 EncoderWorker,
-                (self._config, engine.cpus_a_worker),
-                {"num_cpus": engine.cpus_a_worker, "num_gpus": engine.gpus_a_worker},
+                (self._config, engine.worker_cpus),
+                {"num_cpus": engine.worker_cpus, "num_gpus": engine.worker_gpus},
                 min_workers=engine.min_workers,
                 max_workers=engine.max_workers or _room(engine, ray.cluster_resources()),
-                deadline_seconds=engine.shard_deadline_seconds,
+                deadline_seconds=engine.shard_deadline,
             )
             self._loaded = self._pool.step("load")
         return self._pool
@@ -95,7 +95,7 @@ class RayEngine:
 
 def _room(engine: EngineConfig, resources: dict[str, Any]) -> int:
     """Return how many workers the cluster has room for now, at least as many as are needed."""
-    rooms = [resources.get("CPU", 0.0) / engine.cpus_a_worker]
-    if engine.gpus_a_worker:
-        rooms.append(resources.get("GPU", 0.0) / engine.gpus_a_worker)
+    rooms = [resources.get("CPU", 0.0) / engine.worker_cpus]
+    if engine.worker_gpus:
+        rooms.append(resources.get("GPU", 0.0) / engine.worker_gpus)
     return max(engine.min_workers, int(min(rooms)))

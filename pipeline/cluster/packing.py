@@ -16,14 +16,12 @@ before its rest goes on the tour.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
+from pipeline.config import Tour
 from pipeline.errors import ConfigError
-
-Tour = Literal["random", "greedy"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

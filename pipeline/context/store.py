@@ -135,7 +135,11 @@ def build_context(
     if not sample.num_rows:
         raise SourceError("a context must be drawn from at least one document, got none")
     drawn_C = draw_context(
-        sample.column("doc_id").to_pylist(), assignments_N, config.num_documents, config.seed, cluster_sizes_K
+        sample.column("doc_id").to_pylist(),
+        assignments_N,
+        config.context_documents,
+        config.seed,
+        cluster_sizes_K,
     )
     documents = sample.select(["doc_id", "text", "content_sha256"]).take(pa.array(drawn_C))
     return ContextSet(

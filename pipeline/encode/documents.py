@@ -16,7 +16,7 @@ transformer's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -55,11 +55,22 @@ ENCODER_FORMAT_VERSION = 1
 MIXING_VERSION = 1
 """Raised when the same mixer begins to give other vectors."""
 
-SETTINGS_ADDED_LATER: Final = (
-    *("landmarks", "truncate_dim", "num_layers", "causal", "query_prefix", "document_prefix", "pool_prefix"),
-    *("query_temperature", "temperature_by_length", "whole_text_tokens"),
-)
-"""Settings that came after the first collections were built."""
+ADDED_SETTINGS: Final[Mapping[str, str]] = {
+    "landmarks": "landmarks",
+    "truncate_dim": "dims",
+    "num_layers": "layers",
+    "causal": "causal",
+    "query_prefix": "query_prefix",
+    "document_prefix": "document_prefix",
+    "pool_prefix": "pool_prefix",
+    "query_temperature": "query_temperature",
+    "temperature_by_length": "temperature_by_length",
+    "whole_text_tokens": "whole_text_tokens",
+}
+"""Settings added since the first release, by the name they are hashed under.
+
+A fingerprint holds those that differ from their default, so that collections built before stay readable.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +119,7 @@ class DocumentEncoder:
             pooling=config.pooling,
             attention=config.attention,
             landmark_interval=config.landmark_interval,
-            max_window_tokens=config.max_window_tokens,
+            max_window_tokens=config.window_tokens,
             window_overlap_tokens=config.window_overlap_tokens,
             temperature=float(config.temperature),
             context=context.fingerprint if config.use_context and context is not None else None,
@@ -242,7 +253,7 @@ class DocumentEncoder:
             "prefix_ids": prefix.ids,
         }
         windows: dict[str, Any] = {
-            "max_window_tokens": self.config.max_window_tokens,
+            "max_window_tokens": self.config.window_tokens,
             "overlap_tokens": self.config.window_overlap_tokens,
         }
         if self.config.attention == "full":
@@ -285,10 +296,10 @@ def _document_vectors(
 
 
 def _added_settings(config: EncoderConfig) -> dict[str, Any]:
-    """Return the settings added later, but for those at their default, which change no vector."""
+    """Return the settings of :data:`ADDED_SETTINGS` that differ from their default."""
     default = EncoderConfig()
     return {
-        name: getattr(config, name)
-        for name in SETTINGS_ADDED_LATER
+        hashed: getattr(config, name)
+        for hashed, name in ADDED_SETTINGS.items()
         if getattr(config, name) != getattr(default, name)
     }

@@ -42,13 +42,13 @@ def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
             f"{max_positions} positions, "
             f"got {config.longest_chunk_tokens}; choose at most {max_positions - num_special}"
         )
-    if config.attention == "full" and config.max_window_tokens > max_positions:
+    if config.attention == "full" and config.window_tokens > max_positions:
         raise ConfigError(
-            f"max_window_tokens must be at most the model's {max_positions} positions, got "
-            f"{config.max_window_tokens}; "
+            f"window_tokens must be at most the model's {max_positions} positions, got "
+            f"{config.window_tokens}; "
             "choose a smaller window"
         )
-    room = min(config.max_window_tokens, max_positions) - config.longest_chunk_tokens - num_special
+    room = min(config.window_tokens, max_positions) - config.longest_chunk_tokens - num_special
     for name, prefix in zip(("document_prefix", "query_prefix"), prefixes_of(config, backbone), strict=True):
         if len(prefix.ids) > room:
             raise ConfigError(
@@ -56,7 +56,7 @@ def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
                 f"which it may have {room}, "
                 f"got {len(prefix.ids)}; shorten it, or choose a smaller landmark_interval"
             )
-    longest_row = config.max_window_tokens
+    longest_row = config.window_tokens
     if config.attention == "chunk":
         longest_row = (
             config.longest_chunk_tokens
@@ -72,16 +72,16 @@ def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
         )
     if rule.needs_latent_attention:
         require_latent_attention(backbone)
-    return require_dims(config.truncate_dim, backbone.embedding_dim)
+    return require_dims(config.dims, backbone.embedding_dim)
 
 
 def require_context_fit(config: IngestConfig, backbone: Backbone) -> None:
     """Raise :class:`ConfigError` for a context of more documents than the model reads."""
     most = backbone.max_context
-    if config.encoder.use_context and most is not None and config.context.num_documents > most:
+    if config.encoder.use_context and most is not None and config.context.context_documents > most:
         raise ConfigError(
             f"the number of context documents must be at most the model's {most}, got "
-            f"{config.context.num_documents}; "
+            f"{config.context.context_documents}; "
             f"choose {most}, or go on without context"
         )
 

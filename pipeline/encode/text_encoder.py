@@ -119,7 +119,7 @@ class TextEncoder:
         Weights keep the precision they were published in, whatever this encoder computes in.
         """
         read = read_checkpoint(model_folder(self.config.model))
-        checkpoint = first_layers(language_model(read), self.config.num_layers)
+        checkpoint = first_layers(language_model(read), self.config.layers)
         save_encoder_folder(
             Path(folder).expanduser().absolute(),
             checkpoint,

@@ -51,7 +51,7 @@ def random_context(
 ) -> ContextSet:
     """Make as many documents of random words as the corpus's context has."""
     generator = np.random.default_rng(config.seed)
-    num_documents = min(config.num_documents, len(judged.doc_ids))
+    num_documents = min(config.context_documents, len(judged.doc_ids))
     ids = generator.integers(0, backbone.tokenizer.get_vocab_size(), (num_documents, RANDOM_TOKENS)).tolist()
     texts = [backbone.tokenizer.decode(row, skip_special_tokens=True) for row in ids]
     return _build(

@@ -236,7 +236,7 @@ def _encode_pieces(
     pieces = piece_texts(titles if encoding.has_titles else None, texts, document, start, end)
     offsets = np.searchsorted(document, np.arange(len(texts) + 1))
     # Room for the longest title a row can hold; a piece that is longer still becomes the mean of two rows.
-    room = min(encoder.config.max_window_tokens, encoder.backbone.max_positions) - 2
+    room = min(encoder.config.window_tokens, encoder.backbone.max_positions) - 2
     chunk_MV = (
         DocumentEncoder(replace(encoder.config, landmark_interval=room), None, encoder.backbone)
         .encode(pieces, on_tokens)

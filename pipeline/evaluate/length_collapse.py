@@ -85,7 +85,7 @@ def measure_length_collapse(
     drawn = generator.permutation(len(texts))[:MAX_DOCUMENTS]
     tokens = tokenize(backbone.tokenizer, [texts[int(index)] for index in drawn])
     # Beside the text a row holds [CLS], where there is one, and its end.
-    room = min(config.max_window_tokens, backbone.max_positions) - 2
+    room = min(config.window_tokens, backbone.max_positions) - 2
     measured: list[LengthCollapse] = []
     lengths = sorted({min(length, room) for length in LENGTHS})
     for number, length in enumerate(lengths, start=1):

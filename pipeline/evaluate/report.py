@@ -24,33 +24,13 @@ from pipeline.evaluate.bench import MAIN_EVIDENCE, SystemResult, primary_measure
 from pipeline.evaluate.significance import Comparison, compare_paired
 from pipeline.evaluate.systems import System
 from pipeline.model.folders.model_defaults import model_defaults
+from pipeline.options import Option, options_of
 
 MAX_LOSS = 0.02
 """Quality that a cheaper configuration may lose, at the far end of the interval."""
 CHEAPER = 0.5
 """How much of the best one's cost a cheaper configuration may take to be worth naming."""
 
-_INGEST_FLAGS = {
-    "model": "--model",
-    "pooling": "--pooling",
-    "attention": "--attention",
-    "max_window_tokens": "--window-tokens",
-    "landmarks": "--landmarks",
-    "landmark_interval": "--landmark-interval",
-    "whole_text_tokens": "--whole-text-tokens",
-    "temperature": "--temperature",
-    "query_temperature": "--query-temperature",
-    "temperature_by_length": "--temperature-by-length",
-    "causal": "--causal",
-    "truncate_dim": "--dims",
-    "num_layers": "--layers",
-    "query_prefix": "--query-prefix",
-    "document_prefix": "--document-prefix",
-    "pool_prefix": "--pool-prefix",
-    "precision": "--precision",
-    "backend": "--backend",
-}
-_OFF_FLAGS = {"--causal": "--bidirectional", "--pool-prefix": "--no-pool-prefix"}
 _SEARCH_FLAGS = {
     "document": "--granularity document --no-hybrid",
     "chunk": "--granularity chunk --no-hybrid",
@@ -205,7 +185,7 @@ def is_buildable(system: System) -> bool:
     overlap by another number than the default, for which there is no flag.
     """
     encoding = system.encoding
-    if encoding.encoder.window_overlap_tokens != default_overlap(encoding.encoder.max_window_tokens):
+    if encoding.encoder.window_overlap_tokens != default_overlap(encoding.encoder.window_tokens):
         return False
     is_whole = not encoding.has_titles and encoding.max_document_tokens is None
     return is_whole and encoding.context != "random" and system.ranking in _SEARCH_FLAGS
@@ -219,25 +199,23 @@ def ingest_flags(system: System) -> str:
     config = system.encoding.encoder
     of_folder = model_defaults({"model": config.model})
     default = EncoderConfig(model=config.model, **of_folder)
-    window = of_folder.get("max_window_tokens", WINDOW_TOKENS[config.attention])
-    brought = {name: getattr(default, name) for name in _INGEST_FLAGS} | {
+    brought = {
+        **asdict(default),
         "model": DEFAULT_MODEL,
-        "max_window_tokens": window,
+        "window_tokens": of_folder.get("window_tokens", WINDOW_TOKENS[config.attention]),
     }
-    given = [
-        _flag(flag, value)
-        for name, flag in _INGEST_FLAGS.items()
-        if (value := getattr(config, name)) is not None and value != brought[name]
-    ]
-    uses_context = system.encoding.context == "corpus"
-    if uses_context != default.use_context:
-        given.append("--use-context" if uses_context else "--no-context")
-    return " ".join(given)
+    wanted = {**asdict(config), "use_context": system.encoding.context == "corpus"}
+    return " ".join(
+        _flag(option, wanted[name])
+        for name, option in options_of(EncoderConfig).items()
+        if option.about.help and wanted[name] is not None and wanted[name] != brought[name]
+    )
 
 
-def _flag(name: str, value: Any) -> str:
+def _flag(option: Option, value: Any) -> str:
     if isinstance(value, bool):
-        return name if value else _OFF_FLAGS[name]
+        return option.flag if value else str(option.about.off_flag)
+    name = option.flag
     text = (
         ",".join(f"{length}:{step:g}" for length, step in value) if isinstance(value, tuple) else str(value)
     )

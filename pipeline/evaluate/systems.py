@@ -122,16 +122,16 @@ def varied(base: EncoderConfig, max_positions: int | None = None, **changes: Any
     """
     attention, pooling = changes.get("attention", base.attention), changes.get("pooling", base.pooling)
     changes["pool_prefix"] = base.pool_prefix and attention != "full" and pooling in PREFIX_POOLINGS
-    if attention != base.attention and base.max_window_tokens == WINDOW_TOKENS[base.attention]:
-        changes["max_window_tokens"] = 0
+    if attention != base.attention and base.window_tokens == WINDOW_TOKENS[base.attention]:
+        changes["window_tokens"] = 0
     if attention == "landmark":
         changes["backend"] = "torch"
     config = replace(base, **changes)
-    if max_positions is None or attention == "landmark" or config.max_window_tokens <= max_positions:
+    if max_positions is None or attention == "landmark" or config.window_tokens <= max_positions:
         return config
     return replace(
         config,
-        max_window_tokens=max_positions,
+        window_tokens=max_positions,
         window_overlap_tokens=min(config.window_overlap_tokens, max_positions // 2),
     )
 
@@ -155,7 +155,7 @@ def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int
         temperature_by_length=(),
     )
     # Beside the text a row holds [CLS], the prefix and its end.
-    room = min(plain.max_window_tokens, max_positions) - 2 - prefix_tokens
+    room = min(plain.window_tokens, max_positions) - 2 - prefix_tokens
     systems = [
         _baseline(
             "bm25", Encoding(encoder=replace(plain, landmark_interval=min(BASELINE_TOKENS[0], room))), "bm25"

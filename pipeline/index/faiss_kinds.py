@@ -67,10 +67,10 @@ def faiss_kind(name: str) -> FaissKind:
 
 def choose_kind(num_vectors: int, config: IndexConfig) -> tuple[str, str]:
     """Return the kind of index for a number of vectors, and a sentence that says why."""
-    if config.kind != "flat" and num_vectors < MIN_LISTED_VECTORS:
+    if config.index_kind != "flat" and num_vectors < MIN_LISTED_VECTORS:
         return "flat", f"{num_vectors:,} vectors are too few for inverted lists"
-    if config.kind != "auto":
-        return config.kind, f"asked for by the setting index.kind = {config.kind}"
+    if config.index_kind != "auto":
+        return config.index_kind, f"asked for by the setting index_kind = {config.index_kind}"
     if num_vectors <= config.flat_max_vectors:
         kind, limit = "flat", f"at most {config.flat_max_vectors:,}"
     elif num_vectors < config.rabitq_min_vectors:

@@ -49,9 +49,9 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
             "leave it out: encoders see the whole text"
         )
     if is_cde(checkpoint.config):
-        return read_cde(checkpoint, dtype=dtype, device=device, num_layers=config.num_layers, run_on=run_on)
+        return read_cde(checkpoint, dtype=dtype, device=device, num_layers=config.layers, run_on=run_on)
     read = reader_of(model_type)
-    first = first_layers(language_model(checkpoint), config.num_layers)
+    first = first_layers(language_model(checkpoint), config.layers)
     engine = read(first, dtype=dtype, device=device, **({"is_causal": True} if config.causal else {}))
     engine.projection = read_projection(checkpoint.steps, engine.model_dim, device)
     return run_on(engine)

@@ -19,7 +19,7 @@ def require_dims(truncate_dim: int | None, model_dim: int) -> int:
         return model_dim
     if not 1 <= truncate_dim <= model_dim:
         raise ConfigError(
-            f"dims (truncate_dim) must lie between 1 and the model's {model_dim}, got {truncate_dim}; "
+            f"dims must lie between 1 and the model's {model_dim}, got {truncate_dim}; "
             "leave it out to keep all"
         )
     return truncate_dim

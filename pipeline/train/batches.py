@@ -21,8 +21,8 @@ from jaxtyping import Float32, Int32, Int64
 
 from pipeline.cluster.assignment import assign, first_order_points
 from pipeline.cluster.asymmetric_kmeans import train_clusters
-from pipeline.cluster.packing import PackedBatches, Tour, pack
-from pipeline.config import ClusterConfig
+from pipeline.cluster.packing import PackedBatches, pack
+from pipeline.config import ClusterConfig, Tour
 from pipeline.errors import SourceError
 
 MAX_TRAINING_POINTS = 65_536

@@ -6,18 +6,16 @@ Defaults follow CDE §5 (τ, peak rate, sequence dropout, linear decay) and NV-E
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal
 
-from pipeline.cluster.packing import Tour
-from pipeline.config import Precision, require_kinds
+from pipeline.config import Precision, Surrogate, Tour
 from pipeline.errors import ConfigError
+from pipeline.options import About, check_options, metadata_of, option
 
 TrainedPooling = Literal["mean", "lmk"]
 TrainedAttention = Literal["chunk", "landmark"]
-TrainSurrogate = Literal["static", "encoder"]
 LoraMatrices = Literal["attention", "all"]
 
 
@@ -38,113 +36,80 @@ class TrainConfig:
     and the optimiser are in float32. ``micro_batch_tokens`` bounds memory and moves nothing but rounding.
     """
 
-    steps: int
-    batch_pairs: int = 64
-    sequence_documents: int = 4
-    pooling: TrainedPooling = "lmk"
-    attention: TrainedAttention = "landmark"
-    max_query_tokens: int = 64
-    max_document_tokens: int = 256
-    context_documents: int = 64
-    max_context_tokens: int = 64
-    context_absence: float = 0.25
-    context_dropout: float = 0.005
-    title_share: float = 0.5
-    hard_negatives: int = 0
-    hard_negative_share: float = 0.95
-    temperature: float = 0.02
-    margin: float = 0.0
-    matryoshka_dims: tuple[int, ...] = ()
-    matryoshka_layers: tuple[int, ...] = ()
-    distillation_weight: float = 0.5
-    distillation_temperature: float = 0.05
-    surrogate: TrainSurrogate = "static"
-    tour: Tour = "greedy"
-    peak_lr: float = 2e-5
-    gate_lr: float = 1e-2
-    warmup_share: float = 0.1
-    weight_decay: float = 0.01
-    max_gradient_norm: float = 1.0
-    initial_gate: float = -1.0
-    freeze_embeddings: bool = False
-    lora_rank: int = 0
-    lora_alpha: float | None = None
-    lora_matrices: LoraMatrices = "all"
-    heldout_pairs: int = 256
-    evaluate_every: int = 50
-    dev_every: int = 500
-    checkpoint_every: int = 50
-    micro_batch_tokens: int = 16_384
-    precision: Precision = "auto"
-    seed: int = 0
+    steps: int = field(metadata=metadata_of(About("Optimiser steps, one a batch.", low=1)))
+    batch_pairs: int = option(64, About("Pairs of a batch.", low=2))
+    sequence_documents: int = option(4, About("Neighbouring documents that make one sequence.", low=1))
+    pooling: TrainedPooling = option("lmk", About("What a chunk's vector is pooled from."))
+    attention: TrainedAttention = option("landmark", About("What a token sees."))
+    max_query_tokens: int = option(64, About("Tokens of a query that are read.", low=8))
+    max_document_tokens: int = option(256, About("Tokens of a document that are read.", low=8))
+    context_documents: int = option(64, About("Documents of the batch that are its context; 0: none.", low=0))
+    max_context_tokens: int = option(64, About("Tokens of a context document that are read.", low=1))
+    context_absence: float = option(0.25, About("Share of steps without a context.", low=0, high=1))
+    context_dropout: float = option(
+        0.005, About("Share of context vectors that give way to the null token.", low=0, high=1)
+    )
+    title_share: float = option(0.5, About("Share of sequences that begin with their title.", low=0, high=1))
+    hard_negatives: int = option(
+        0, About("Mined negatives a query, below a share of the positive's score.", low=0)
+    )
+    hard_negative_share: float = option(0.95, About("That share of the positive's score.", above=0, high=1))
+    temperature: float = option(0.02, About("Temperature of the loss.", above=0))
+    margin: float = option(
+        0.0,
+        About(
+            "Leave out what the surrogate scores this far above the positive; inf: nothing.",
+            is_infinity_allowed=True,
+        ),
+    )
+    matryoshka_dims: tuple[int, ...] = option(
+        (), About("Widths that must retrieve by themselves, as 64,128,384.", default_text="all dims")
+    )
+    matryoshka_layers: tuple[int, ...] = option(
+        (), About("Depths that must, ending with the last, as 3,6.", default_text="the last")
+    )
+    distillation_weight: float = option(
+        0.5, About("Pull towards the base model's own chunk vectors; 0: none.", low=0)
+    )
+    distillation_temperature: float = option(
+        0.05, About("Temperature of its ranking of the other chunks.", above=0)
+    )
+    surrogate: Surrogate = option("static", About("What clusters, filters and mines."))
+    tour: Tour = option("greedy", About("How clusters are packed into batches."))
+    peak_lr: float = option(2e-5, About("Learning rate after the warm-up.", above=0))
+    gate_lr: float = option(1e-2, About("The same for gates.", low=0))
+    warmup_share: float = option(
+        0.1, About("Share of the steps that warm up; the rest decays to 0.", low=0, high=1)
+    )
+    weight_decay: float = option(0.01, About("Decay of matrices.", low=0))
+    max_gradient_norm: float = option(1.0, About("Longer gradients are cut to it.", above=0))
+    initial_gate: float = option(
+        -1.0, About("Where gates start that the base does not have.", low=-20, high=5)
+    )
+    freeze_embeddings: bool = option(
+        False, About("Train the layers alone; what changed is then 21 MB in bf16.")
+    )
+    lora_rank: int = option(
+        0, About("Learn updates of this rank (LoRA) and leave the base as it is; 0: train it whole.", low=0)
+    )
+    lora_alpha: float | None = option(
+        None,
+        About("What updates are multiplied with, over the rank.", above=0, default_text="twice the rank"),
+    )
+    lora_matrices: LoraMatrices = option("all", About("Matrices of a layer that get one."))
+    heldout_pairs: int = option(256, About("Pairs kept out to find the best step.", low=0))
+    evaluate_every: int = option(50, About("Steps between their scores.", low=1))
+    dev_every: int = option(500, About("Steps between its scores.", low=1))
+    checkpoint_every: int = option(50, About("Steps between checkpoints.", low=1))
+    micro_batch_tokens: int = option(16_384, About("Tokens computed at a time: bounds memory.", low=1))
+    precision: Precision = option("auto", About("Arithmetic of products."))
+    seed: int = option(0, About("Seed of everything drawn.", low=0))
 
     def __post_init__(self) -> None:
-        require_kinds(self)
-        for name in (
-            "steps",
-            "sequence_documents",
-            "max_context_tokens",
-            "evaluate_every",
-            "dev_every",
-            "checkpoint_every",
-            "micro_batch_tokens",
-        ):
-            _require(getattr(self, name) >= 1, name, "be at least 1", getattr(self, name))
-        for name in ("context_documents", "hard_negatives", "heldout_pairs", "lora_rank", "seed"):
-            _require(getattr(self, name) >= 0, name, "be at least 0", getattr(self, name))
-        for name in ("max_query_tokens", "max_document_tokens"):
-            _require(getattr(self, name) >= 8, name, "be at least 8 tokens", getattr(self, name))
-        for name in ("context_absence", "context_dropout", "title_share", "warmup_share"):
-            _require(0.0 <= getattr(self, name) <= 1.0, name, "lie between 0 and 1", getattr(self, name))
-        for name in ("temperature", "distillation_temperature", "peak_lr", "max_gradient_norm"):
-            _require(
-                0.0 < getattr(self, name) < float("inf"), name, "be a positive number", getattr(self, name)
-            )
-        for name in ("distillation_weight", "gate_lr", "weight_decay"):
-            _require(
-                0.0 <= getattr(self, name) < float("inf"),
-                name,
-                "be a number of at least 0",
-                getattr(self, name),
-            )
-        _require(
-            self.batch_pairs >= 2,
-            "batch_pairs",
-            "be at least 2, as a pair's negatives are the others",
-            self.batch_pairs,
-        )
-        _require(
-            0.0 < self.hard_negative_share <= 1.0,
-            "hard_negative_share",
-            "lie between 0 and 1",
-            self.hard_negative_share,
-        )
-        _require(not math.isnan(self.margin), "margin", "be a number", self.margin)
-        _require(
-            -20.0 <= self.initial_gate <= 5.0, "initial_gate", "lie between -20 and 5", self.initial_gate
-        )
-        _require(
-            self.lora_alpha is None or 0.0 < self.lora_alpha < math.inf,
-            "lora_alpha",
-            "be a positive number",
-            self.lora_alpha,
-        )
-        _require(
-            self.lora_rank > 0 or (self.lora_alpha is None and self.lora_matrices == "all"),
-            "lora_rank",
-            "be at least 1 where lora_alpha or lora_matrices is given",
-            self.lora_rank,
-        )
-        for name, choices in (
-            ("pooling", get_args(TrainedPooling)),
-            ("attention", get_args(TrainedAttention)),
-            ("surrogate", get_args(TrainSurrogate)),
-            ("tour", get_args(Tour)),
-            ("lora_matrices", get_args(LoraMatrices)),
-            ("precision", get_args(Precision)),
-        ):
-            _require(
-                getattr(self, name) in choices, name, f"be one of {', '.join(choices)}", getattr(self, name)
+        check_options(self)
+        if not self.lora_rank and (self.lora_alpha is not None or self.lora_matrices != "all"):
+            raise ConfigError(
+                "lora_rank must be at least 1 where lora_alpha or lora_matrices is given, got 0; give a rank"
             )
         # Lists when read from JSON.
         for name in ("matryoshka_dims", "matryoshka_layers"):
@@ -154,11 +119,6 @@ class TrainConfig:
     def reads_context(self) -> bool:
         """Whether the model is trained to read a context."""
         return self.attention == "landmark" and self.context_documents > 0 and self.context_absence < 1.0
-
-
-def _require(holds: bool, name: str, contract: str, value: object) -> None:
-    if not holds:
-        raise ConfigError(f"{name} must {contract}, got {value}")
 
 
 def require_within(name: str, values: Sequence[int], most: int) -> None:

@@ -21,13 +21,13 @@ from safetensors.numpy import load_file, save_file
 
 from pipeline import durable
 from pipeline.cluster.sampling import hash_order
+from pipeline.config import Surrogate
 from pipeline.errors import IntegrityError
 from pipeline.manifest import fingerprint
 from pipeline.model.context_encoder import ContextEncoder
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.static_embeddings import StaticEmbedder
 from pipeline.train.pairs import TrainingPairs
-from pipeline.train.settings import TrainSurrogate
 from pipeline.types import ProgressListener
 
 MAX_TOKENS: Final = 256
@@ -45,7 +45,7 @@ class PairVectors:
 
 
 def embed_pairs(
-    pairs: TrainingPairs, backbone: Backbone, surrogate: TrainSurrogate, progress: ProgressListener
+    pairs: TrainingPairs, backbone: Backbone, surrogate: Surrogate, progress: ProgressListener
 ) -> PairVectors:
     """Embed both sides of every pair; equal documents are embedded once."""
     if surrogate == "static":
@@ -81,7 +81,7 @@ def kept_vectors(
     key: str,
     pairs: TrainingPairs,
     backbone: Backbone,
-    surrogate: TrainSurrogate,
+    surrogate: Surrogate,
     progress: ProgressListener,
 ) -> PairVectors:
     """Read the vectors a run has stored under this ``key``, or embed and store them."""
@@ -113,7 +113,7 @@ def _read(path: Path) -> PairVectors:
         ) from error
 
 
-def vectors_key(surrogate: TrainSurrogate, model_fingerprint: str, pairs: TrainingPairs) -> str:
+def vectors_key(surrogate: Surrogate, model_fingerprint: str, pairs: TrainingPairs) -> str:
     """Identify what the vectors were made of."""
     return fingerprint(surrogate=surrogate, model=model_fingerprint, pairs=pairs_fingerprint(pairs))
 

@@ -141,7 +141,7 @@ def encoder_of(folder: Path, device: torch.device, length: int, precision: str) 
     config = EncoderConfig(
         model=str(folder),
         landmark_interval=length - 2,
-        max_window_tokens=length,
+        window_tokens=length,
         window_overlap_tokens=0,
         precision=precision,
     )

@@ -69,7 +69,9 @@ def test_single_query_search_is_fast_and_finds_the_true_neighbours(
 ) -> None:
     path = tmp_path / "x.faiss"
     start = time.perf_counter()
-    description = build_faiss_index(stream_of(vectors), NUM_VECTORS, VECTOR_DIM, IndexConfig(kind=kind), path)
+    description = build_faiss_index(
+        stream_of(vectors), NUM_VECTORS, VECTOR_DIM, IndexConfig(index_kind=kind), path
+    )
     build_seconds = time.perf_counter() - start
     index, exact, queries = (
         open_faiss_index(path, description),
@@ -104,7 +106,7 @@ def stream():
         block = np.random.default_rng(start).standard_normal((min(4096, count - start), dim), dtype=np.float32)
         yield block / np.linalg.norm(block, axis=1, keepdims=True)
 with returning_freed_memory():
-    build_faiss_index(stream, count, dim, IndexConfig(kind="ivf_sq8"), Path(sys.argv[2]))
+    build_faiss_index(stream, count, dim, IndexConfig(index_kind="ivf_sq8"), Path(sys.argv[2]))
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 print(int(status["VmHWM"].split()[0]) * 1024)
 """

@@ -204,7 +204,7 @@ def peak_config(model: str) -> IngestConfig:
     return IngestConfig(
         encoder=EncoderConfig(model=model),
         cluster=ClusterConfig(max_sample_documents=1_000),
-        context=ContextConfig(num_documents=64),
+        context=ContextConfig(context_documents=64),
     )
 
 

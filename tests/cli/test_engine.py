@@ -72,9 +72,9 @@ def test_engine_takes_its_workers_from_flags():
         name="ray",
         min_workers=2,
         max_workers=8,
-        cpus_a_worker=4,
-        gpus_a_worker=0.5,
-        shard_deadline_seconds=90.0,
+        worker_cpus=4,
+        worker_gpus=0.5,
+        shard_deadline=90.0,
     )
     assert resolve_engine(chosen) == expected
 
@@ -86,7 +86,7 @@ def test_workers_of_a_local_engine_warn(capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"min_workers": 0}, {"min_workers": 3, "max_workers": 2}, {"cpus_a_worker": 0}, {"gpus_a_worker": -1}],
+    [{"min_workers": 0}, {"min_workers": 3, "max_workers": 2}, {"worker_cpus": 0}, {"worker_gpus": -1}],
 )
 def test_engine_without_workers_is_refused(settings: dict[str, Any]):
     with pytest.raises(ConfigError):
@@ -96,9 +96,9 @@ def test_engine_without_workers_is_refused(settings: dict[str, Any]):
 @pytest.mark.parametrize(
     ("flags", "code", "sentence"),
     [
-        (["--workers", "many"], 2, "--workers must be a positive number, or two as in 2:8, got 'many'"),
-        (["--workers", "4:2"], 2, "--workers must be a positive number, or two as in 2:8, got 4:2"),
-        (["--engine", "ray", "--shard-deadline", "0"], 2, "--shard-deadline must be positive, got 0.0"),
+        (["--workers", "many"], 2, "workers must be a positive number, or two as in 2:8, got 'many'"),
+        (["--workers", "4:2"], 2, "workers must be a positive number, or two as in 2:8, got 4:2"),
+        (["--engine", "ray", "--shard-deadline", "0"], 2, "shard_deadline must be positive, got 0.0"),
         (["--address", "http://127.0.0.1:8265"], 2, ("must be HOST:PORT, ray://HOST:PORT or auto, got "
 "'http://127.0.0.1:8265'")),
         (["--address", "127.0.0.1:1"], 75, ("a Ray cluster must answer at '127.0.0.1:1', got Connection "

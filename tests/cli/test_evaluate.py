@@ -150,7 +150,7 @@ def test_compare_prints_a_line_a_measure(call: Any, folder: str, tmp_path: Path)
         (["walks", "--systems", "none*"], "a pattern of systems must match"),
         (["walks", "../walks/../walks"], "must have names of their own"),
         (["walks", "--compare", "a", "b"], "must be a readable text file"),
-        (["walks", "--pooling", "best"], "pooling must be one of"),
+        (["walks", "--pooling", "multi_cls"], "pooling multi_cls must go with attention full"),
     ],
 )
 def test_mistakes_end_in_one_sentence_and_code_2(

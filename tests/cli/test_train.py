@@ -136,4 +136,4 @@ def test_train_command_settings_of_dev_sets_without_any_are_refused(
     pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert run(cairn, arguments(pairs_file, tiny_model_folder, "--dev-every", "5"), "cairn") == 2
-    assert "--dev-every must go with dev sets, got none; name them with --dev" in capsys.readouterr().err
+    assert "dev_every must go with dev sets, got none; name them with --dev" in capsys.readouterr().err

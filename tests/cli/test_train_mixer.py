@@ -127,7 +127,7 @@ def test_train_mixer_command_leaves_a_model_that_keeps_short_texts_whole(
         run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--whole-text-tokens", "900"), "cairn")
         == 2
     )
-    assert "--whole-text-tokens must lie between 0 and" in capsys.readouterr().err
+    assert "whole_text_tokens must lie between 0 and" in capsys.readouterr().err
     assert (
         run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--whole-text-tokens", "80"), "cairn")
         == 0
@@ -144,9 +144,9 @@ def test_train_mixer_command_mistakes_end_in_a_sentence(
     pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert run(cairn, arguments(pairs_file, tiny_model_folder, "--min-pairs", "900"), "cairn") == 2
-    assert "at least --min-pairs 900 pairs" in capsys.readouterr().err
+    assert "at least min_pairs 900 pairs" in capsys.readouterr().err
     assert run(cairn, arguments(pairs_file, tiny_model_folder, "--rotation-dims", "64"), "cairn") == 2
-    assert "--rotation-dims must be different numbers below the base model's 32" in capsys.readouterr().err
+    assert "rotation_dims must be different numbers below the base model's 32" in capsys.readouterr().err
     assert run(cairn, arguments(pairs_file.parent / "absent", tiny_model_folder), "cairn") == 2
     assert "does not exist" in capsys.readouterr().err
     (pairs_file.parent / "mixer").mkdir()

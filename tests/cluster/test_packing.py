@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.cluster.packing import Tour, greedy_tour, pack
+from pipeline.cluster.packing import greedy_tour, pack
+from pipeline.config import Tour
 from pipeline.errors import ConfigError
 
 

@@ -123,12 +123,12 @@ def test_build_context_embeds_in_one_call() -> None:
         calls.append(len(texts))
         return one_number(texts)
 
-    build_context(*sample(), ContextConfig(num_documents=12), embed, "first")
+    build_context(*sample(), ContextConfig(context_documents=12), embed, "first")
     assert calls == [12]
 
 
 def test_build_context_keeps_rows_together() -> None:
-    built = build_context(*sample(), ContextConfig(num_documents=12), one_number, "first")
+    built = build_context(*sample(), ContextConfig(context_documents=12), one_number, "first")
     rows = built.embeddings_CD[:, 0].astype(int)
     assert built.doc_ids == tuple(f"doc-{row}" for row in rows)
     assert built.content_sha256s == tuple(f"{row:064d}" for row in rows)
@@ -136,7 +136,7 @@ def test_build_context_keeps_rows_together() -> None:
 
 
 def test_build_context_does_not_normalise() -> None:
-    built = build_context(*sample(), ContextConfig(num_documents=12), one_number, "first")
+    built = build_context(*sample(), ContextConfig(context_documents=12), one_number, "first")
     assert set(built.embeddings_CD[:, 1].tolist()) == {3.0}
 
 

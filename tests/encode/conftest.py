@@ -23,7 +23,7 @@ def config(tiny_latent_folder: Path) -> EncoderConfig:
         model=str(tiny_latent_folder),
         precision="fp32",
         landmark_interval=12,
-        max_window_tokens=40,
+        window_tokens=40,
         window_overlap_tokens=15,
         batch_tokens=100,
     )

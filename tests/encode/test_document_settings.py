@@ -18,11 +18,11 @@ from pipeline.manifest import fingerprint
         {"pooling": "lmk"},
         {"attention": "full"},
         {"landmark_interval": 13},
-        {"max_window_tokens": 41},
+        {"window_tokens": 41},
         {"window_overlap_tokens": 14},
         {"landmarks": "sentence"},
-        {"truncate_dim": 16},
-        {"num_layers": 1},
+        {"dims": 16},
+        {"layers": 1},
         {"query_prefix": "query: "},
         {"document_prefix": "passage: "},
         {"temperature": 0.9},
@@ -41,7 +41,6 @@ def test_fingerprint_of_settings_older_than_the_younger_ones_stays_as_it_was(con
         "pooling",
         "attention",
         "landmark_interval",
-        "max_window_tokens",
         "window_overlap_tokens",
         "temperature",
     )
@@ -50,6 +49,7 @@ def test_fingerprint_of_settings_older_than_the_younger_ones_stays_as_it_was(con
         format=1,
         weights=backbone.weights_fingerprint,
         context=None,
+        max_window_tokens=config.window_tokens,
         **{name: getattr(config, name) for name in older},
     )
     assert DocumentEncoder(config, None, backbone).fingerprint == expected
@@ -72,9 +72,9 @@ def test_fingerprint_context_changes_it_only_when_used(config, backbone, make_co
     ("change", "sentence"),
     [
         ({"use_context": True}, "use_context must come with a context"),
-        ({"landmark_interval": 95, "max_window_tokens": 200}, "choose at most 94"),
-        ({"attention": "full", "max_window_tokens": 97}, "max_window_tokens must be at most"),
-        ({"truncate_dim": 33}, "must lie between 1 and the model's 32, got 33"),
+        ({"landmark_interval": 95, "window_tokens": 200}, "choose at most 94"),
+        ({"attention": "full", "window_tokens": 97}, "window_tokens must be at most"),
+        ({"dims": 33}, "must lie between 1 and the model's 32, got 33"),
         (
             {"document_prefix": "a " * 27},
             "document_prefix must leave a chunk of 12 tokens room .* may have 26, got 27",

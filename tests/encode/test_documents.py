@@ -71,7 +71,7 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
     else:
         best: dict[int, tuple[int, np.ndarray]] = {}
         first = 0
-        budget = config.max_window_tokens - len(prefix) - len(tail)
+        budget = config.window_tokens - len(prefix) - len(tail)
         while True:
             end, size = first, len(opening)
             while end < len(pieces) and size + len(pieces[end]) + len(mark) <= budget:
@@ -170,7 +170,7 @@ def test_encode_cls_pooling_without_a_cls_token_is_refused(config, headless, att
 
 
 def test_encode_without_a_cls_token_has_room_for_one_more(config, headless, backbone):
-    longest = dataclasses.replace(config, landmark_interval=95, max_window_tokens=97)
+    longest = dataclasses.replace(config, landmark_interval=95, window_tokens=97)
     text = "cat " * 95
     assert DocumentEncoder(longest, None, headless).encode([text]).chunk_offsets.tolist() == [0, 1]
     with pytest.raises(ConfigError, match="choose at most 94"):
@@ -282,9 +282,7 @@ def test_encode_counts_a_texts_own_tokens(config, backbone):
 def test_encode_truncated_vectors_are_the_heads_of_whole_ones_normalised_again(
     config, backbone, truncate_dim
 ):
-    encoded = DocumentEncoder(dataclasses.replace(config, truncate_dim=truncate_dim), None, backbone).encode(
-        TEXTS
-    )
+    encoded = DocumentEncoder(dataclasses.replace(config, dims=truncate_dim), None, backbone).encode(TEXTS)
     whole = DocumentEncoder(config, None, backbone).encode(TEXTS)
     for index in range(len(TEXTS)):
         own = slice(*whole.chunk_offsets[index : index + 2])
@@ -301,19 +299,19 @@ def test_encode_truncated_vectors_are_the_heads_of_whole_ones_normalised_again(
 def test_encode_truncated_leaves_the_context_whole(config, backbone, make_context):
     contextual = dataclasses.replace(config, use_context=True)
     whole = DocumentEncoder(contextual, make_context(), backbone).encode(TEXTS[:1]).document_vectors_NV[0, :8]
-    truncated = DocumentEncoder(
-        dataclasses.replace(contextual, truncate_dim=8), make_context(), backbone
-    ).encode(TEXTS[:1])
+    truncated = DocumentEncoder(dataclasses.replace(contextual, dims=8), make_context(), backbone).encode(
+        TEXTS[:1]
+    )
     np.testing.assert_allclose(truncated.document_vectors_NV[0], whole / np.linalg.norm(whole), atol=1e-6)
 
 
 def test_encode_first_layers_equals_a_model_of_those_layers(config, backbone):
-    shallow = load_backbone(dataclasses.replace(config, num_layers=1))
+    shallow = load_backbone(dataclasses.replace(config, layers=1))
     ids, lengths = np.array([[2, 10, 11, 3]]), np.array([4])
     assert not np.allclose(
         shallow.hidden_states(ids, lengths), backbone.hidden_states(ids, lengths), atol=1e-3
     )
-    encoder = DocumentEncoder(dataclasses.replace(config, num_layers=1))
+    encoder = DocumentEncoder(dataclasses.replace(config, layers=1))
     naive = _naive_chunk_vectors(shallow, config, TEXTS[4])
     np.testing.assert_allclose(encoder.encode([TEXTS[4]]).chunk_vectors_MV, naive, atol=1e-5)
 
@@ -367,7 +365,7 @@ def test_encode_prefix_is_in_every_row_and_in_no_pooled_span(config, backbone, a
     prefix = backbone.tokenizer.encode("old stone:", add_special_tokens=False).ids
     recorded = DocumentEncoder(config, None, Recording(backbone)).encode(TEXTS)
     assert len(prefix) == 3
-    assert all(row[:4] == [backbone.cls_id, *prefix] and len(row) <= config.max_window_tokens for row in seen)
+    assert all(row[:4] == [backbone.cls_id, *prefix] and len(row) <= config.window_tokens for row in seen)
     np.testing.assert_allclose(
         recorded.chunk_vectors_MV,
         DocumentEncoder(config, None, backbone).encode(TEXTS).chunk_vectors_MV,

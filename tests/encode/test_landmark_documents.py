@@ -95,7 +95,7 @@ def test_encode_no_texts_gives_no_rows(landmark, gated):
 
 @pytest.mark.parametrize("words", [8_192, 20_000])
 def test_encode_long_document_in_one_window_shows_its_start_at_its_end(config, gated, words):
-    window = dataclasses.replace(config, attention="landmark", landmark_interval=64, max_window_tokens=32_768)
+    window = dataclasses.replace(config, attention="landmark", landmark_interval=64, window_tokens=32_768)
     encoder = DocumentEncoder(window, None, gated)
     one, other = (
         encoder.encode([start + " old stone path way" * (words // 4)])
@@ -103,7 +103,7 @@ def test_encode_long_document_in_one_window_shows_its_start_at_its_end(config, g
     )
     assert one.num_tokens[0] >= words
     assert np.abs(one.chunk_vectors_MV[-1] - other.chunk_vectors_MV[-1]).max() > 1e-5
-    narrow = DocumentEncoder(dataclasses.replace(window, max_window_tokens=512), None, gated)
+    narrow = DocumentEncoder(dataclasses.replace(window, window_tokens=512), None, gated)
     ends = [
         narrow.encode([start + " old stone path way" * (words // 4)]).chunk_vectors_MV[-1]
         for start in ("cat " * 40, "river " * 40)
@@ -147,15 +147,15 @@ def test_fingerprint_gates_change_it_only_with_landmark_attention(config, landma
 
 
 def test_config_window_of_landmark_attention_is_8192_tokens_unless_told():
-    assert EncoderConfig(attention="landmark").max_window_tokens == 8_192
-    assert EncoderConfig(attention="landmark", max_window_tokens=65_536).max_window_tokens == 65_536
-    assert {EncoderConfig(attention=attention).max_window_tokens for attention in ("chunk", "full")} == {512}
+    assert EncoderConfig(attention="landmark").window_tokens == 8_192
+    assert EncoderConfig(attention="landmark", window_tokens=65_536).window_tokens == 65_536
+    assert {EncoderConfig(attention=attention).window_tokens for attention in ("chunk", "full")} == {512}
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"landmark_interval": 95, "max_window_tokens": 200}, "choose at most 94"),
+        ({"landmark_interval": 95, "window_tokens": 200}, "choose at most 94"),
         ({"document_prefix": "a " * 27}, "document_prefix must leave a chunk of 12 tokens room"),
     ],
 )

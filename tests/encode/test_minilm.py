@@ -53,9 +53,7 @@ def test_encode_query_with_a_prefix_equals_sentence_transformers_with_the_prompt
 
 def test_encode_truncated_equals_sentence_transformers_truncated_and_normalised(reference):
     published = reference.encode(TEXTS, truncate_dim=64, normalize_embeddings=True, show_progress_bar=False)
-    encoded = DocumentEncoder(EncoderConfig(precision="fp32", landmark_interval=128, truncate_dim=64)).encode(
-        TEXTS
-    )
+    encoded = DocumentEncoder(EncoderConfig(precision="fp32", landmark_interval=128, dims=64)).encode(TEXTS)
     np.testing.assert_allclose(encoded.document_vectors_NV, published, atol=1e-5)
 
 

@@ -110,7 +110,7 @@ def test_a_landmark_sees_the_rest_of_its_document(trained_folder, tiny_model_fol
 
 
 def test_fewer_dimensions_are_the_first_of_the_mixed_ones(trained_folder):
-    whole, short = _encoder(trained_folder), _encoder(trained_folder, truncate_dim=8)
+    whole, short = _encoder(trained_folder), _encoder(trained_folder, dims=8)
     expected = whole.encode(TEXTS, titles=TITLES).chunk_vectors_MV[:, :8]
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(short.encode(TEXTS, titles=TITLES).chunk_vectors_MV, expected, atol=1e-5)

@@ -17,7 +17,7 @@ def config(tiny_model_folder):
         model=str(tiny_model_folder),
         precision="fp32",
         landmark_interval=12,
-        max_window_tokens=40,
+        window_tokens=40,
         window_overlap_tokens=15,
     )
 
@@ -43,7 +43,7 @@ def test_encode_query_with_its_prefix_equals_a_document_with_the_same(config):
 
 
 def test_encode_query_truncated_has_the_documents_width(config):
-    assert TextEncoder(dataclasses.replace(config, truncate_dim=8)).encode_queries(["old path?"]).shape == (
+    assert TextEncoder(dataclasses.replace(config, dims=8)).encode_queries(["old path?"]).shape == (
         1,
         8,
     )

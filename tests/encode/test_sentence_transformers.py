@@ -220,10 +220,10 @@ def test_settings_chosen_win_over_what_the_folder_brings(make_folder):
             "pooling": "mean",
             "query_prefix": "",
             "document_prefix": "",
-            "truncate_dim": 8,
+            "dims": 8,
         }
     )
-    assert (config.pooling, config.query_prefix, config.document_prefix, config.truncate_dim) == (
+    assert (config.pooling, config.query_prefix, config.document_prefix, config.dims) == (
         "mean",
         "",
         "",

@@ -23,7 +23,7 @@ from pipeline.model.folders.encoder_folder import beyond_stock_modules, save_enc
 SHORT = ["the cat sat on the mat.", "old stone path", "a"]
 TEXTS = [*SHORT, "walking mountains, rivers; " * 12 + "end"]
 FP32 = {"precision": "fp32"}
-WINDOW = {"max_window_tokens": 90, "window_overlap_tokens": 15}
+WINDOW = {"window_tokens": 90, "window_overlap_tokens": 15}
 
 
 def published(folder):
@@ -43,12 +43,12 @@ def assert_equal_encoders(one, other):
 SETTINGS = [
     {},
     {"pooling": "lmk", "landmark_interval": 12},
-    {"pooling": "cls", "truncate_dim": 20},
-    {"pooling": "lmk", "attention": "full", "landmark_interval": 12, "max_window_tokens": 40},
+    {"pooling": "cls", "dims": 20},
+    {"pooling": "lmk", "attention": "full", "landmark_interval": 12, "window_tokens": 40},
     {"query_prefix": "old mark: ", "document_prefix": "stone: "},
     {"query_prefix": "old mark: ", "pool_prefix": True},
     {"query_prefix": "old mark: ", "pooling": "last", "landmarks": "sentence"},
-    {"num_layers": 1},
+    {"layers": 1},
     {"attention": "landmark", "landmark_interval": 12},
     {"attention": "landmark", "pooling": "lmk", "landmark_interval": 12},
     {"attention": "landmark", "query_prefix": "old mark: ", "pool_prefix": True},
@@ -70,7 +70,7 @@ def test_saved_encoder_loads_without_loss(tiny_latent_folder, tmp_path, settings
     loaded = load_encoder(tmp_path / "saved", **FP32)
     assert_equal_encoders(encoder, loaded)
     assert (
-        dataclasses.replace(loaded.config, model=encoder.config.model, num_layers=encoder.config.num_layers)
+        dataclasses.replace(loaded.config, model=encoder.config.model, layers=encoder.config.layers)
         == encoder.config
     )
 

@@ -75,7 +75,7 @@ def tiny_config(tiny_model_folder: Path) -> EncoderConfig:
     return EncoderConfig(
         model=str(tiny_model_folder),
         landmark_interval=8,
-        max_window_tokens=64,
+        window_tokens=64,
         window_overlap_tokens=16,
         precision="fp32",
     )

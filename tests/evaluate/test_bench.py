@@ -13,7 +13,7 @@ from pipeline.evaluate.measures import DOCUMENT_MEASURES
 from pipeline.evaluate.retrieval_set import read_retrieval_set
 from pipeline.evaluate.systems import System, baseline_systems, our_systems
 
-CONTEXT = ContextConfig(num_documents=3)
+CONTEXT = ContextConfig(context_documents=3)
 
 
 def systems(tiny_config):

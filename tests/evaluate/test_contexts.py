@@ -9,7 +9,9 @@ from pipeline.model.backbone_loader import load_backbone
 
 
 def test_corpus_context_holds_documents_of_the_corpus(judged, tiny_config):
-    context = corpus_context(judged, ContextConfig(num_documents=3), load_backbone(tiny_config), tiny_config)
+    context = corpus_context(
+        judged, ContextConfig(context_documents=3), load_backbone(tiny_config), tiny_config
+    )
 
     assert len(context.doc_ids) == 3
     assert set(context.doc_ids) <= set(judged.doc_ids)
@@ -27,7 +29,7 @@ def test_corpus_context_does_not_read_queries_or_judgements(judged, tiny_config)
         judgements=judged.judgements.take(np.zeros(len(judged.judgements.query_J), np.bool_)),
     )
     first, second = (
-        corpus_context(a_set, ContextConfig(num_documents=2), backbone, tiny_config)
+        corpus_context(a_set, ContextConfig(context_documents=2), backbone, tiny_config)
         for a_set in (judged, others)
     )
 
@@ -36,7 +38,7 @@ def test_corpus_context_does_not_read_queries_or_judgements(judged, tiny_config)
 
 def test_random_context_is_as_large_as_the_corpus_allows(judged, tiny_config):
     context = random_context(
-        judged, ContextConfig(num_documents=512), load_backbone(tiny_config), tiny_config
+        judged, ContextConfig(context_documents=512), load_backbone(tiny_config), tiny_config
     )
 
     assert len(context.doc_ids) == len(judged.doc_ids)
@@ -57,7 +59,7 @@ def test_corpus_context_of_a_first_stage_of_its_own_stands_behind_the_documents_
         EncoderConfig(model=str(make_cde(1)), document_prefix=prefix) for prefix in ("", "search_document: ")
     )
     first, second = (
-        corpus_context(judged, ContextConfig(num_documents=3), load_backbone(config), config)
+        corpus_context(judged, ContextConfig(context_documents=3), load_backbone(config), config)
         for config in (plain, behind)
     )
 

@@ -36,7 +36,7 @@ def test_damaged_file_is_nothing(tmp_path, encoded, kept):
 
 def test_name_differs_where_a_vector_may(tmp_path, judged, write, tiny_config):
     def name(a_set, encoding):
-        encoder, _ = build_encoder(a_set, encoding, ContextConfig(num_documents=2))
+        encoder, _ = build_encoder(a_set, encoding, ContextConfig(context_documents=2))
         return cache_file(tmp_path, a_set, encoding, encoder).name
 
     plain = Encoding(encoder=tiny_config)

@@ -13,7 +13,7 @@ from pipeline.types import silent_progress
 
 
 def encode(judged, encoding: Encoding):
-    return encode_set(judged, encoding, ContextConfig(num_documents=3), silent_progress)
+    return encode_set(judged, encoding, ContextConfig(context_documents=3), silent_progress)
 
 
 def test_plain_encoding_is_that_of_the_document_encoder(judged, tiny_config):

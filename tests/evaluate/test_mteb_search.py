@@ -89,9 +89,9 @@ def test_mteb_measures_what_the_bench_measures(judged, tiny_config, name):
     import mteb
 
     system = systems(tiny_config)[name]
-    expected = next(run_bench(judged, [system], ContextConfig(num_documents=2))).means()
+    expected = next(run_bench(judged, [system], ContextConfig(context_documents=2))).means()
     result = mteb.evaluate(
-        MtebModel(system, ContextConfig(num_documents=2)), mteb_task(), cache=None, co2_tracker=False
+        MtebModel(system, ContextConfig(context_documents=2)), mteb_task(), cache=None, co2_tracker=False
     )
     scores = result.task_results[0].scores["test"][0]
 

@@ -106,17 +106,16 @@ def test_pattern_that_matches_no_system_is_refused():
 def test_window_follows_the_attention_and_what_the_model_reads():
     landmark = varied(BASE, attention="landmark", pooling="lmk")
 
-    assert landmark.max_window_tokens == 8_192
-    assert varied(landmark, 512, attention="full").max_window_tokens == 512
+    assert landmark.window_tokens == 8_192
+    assert varied(landmark, 512, attention="full").window_tokens == 512
     assert (
-        varied(EncoderConfig(attention="full", max_window_tokens=256), attention="landmark").max_window_tokens
-        == 256
+        varied(EncoderConfig(attention="full", window_tokens=256), attention="landmark").window_tokens == 256
     )
     assert (
-        varied(BASE, 96, attention="full").max_window_tokens,
+        varied(BASE, 96, attention="full").window_tokens,
         varied(BASE, 96, attention="full").window_overlap_tokens,
     ) == (96, 48)
-    assert varied(BASE, 96, attention="landmark").max_window_tokens == 8_192
+    assert varied(BASE, 96, attention="landmark").window_tokens == 8_192
 
 
 def test_prefix_is_pooled_where_it_can_be():

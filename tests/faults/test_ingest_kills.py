@@ -40,10 +40,10 @@ def work(root, corpus, model):
 def settings(model: Path) -> IngestConfig:
     return IngestConfig(
         encoder=EncoderConfig(
-            model=str(model), landmark_interval=16, max_window_tokens=64, window_overlap_tokens=16
+            model=str(model), landmark_interval=16, window_tokens=64, window_overlap_tokens=16
         ),
         cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(num_documents=4, max_document_tokens=32),
+        context=ContextConfig(context_documents=4, max_document_tokens=32),
         shard_characters=300,
     )
 

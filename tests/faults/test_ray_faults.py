@@ -110,20 +110,18 @@ def settings(model: Path) -> IngestConfig:
         encoder=EncoderConfig(
             model=str(model),
             landmark_interval=16,
-            max_window_tokens=64,
+            window_tokens=64,
             window_overlap_tokens=16,
             use_context=True,
         ),
         cluster=ClusterConfig(num_clusters=3, max_sample_documents=40),
-        context=ContextConfig(num_documents=8, max_document_tokens=32),
+        context=ContextConfig(context_documents=8, max_document_tokens=32),
         shard_characters=600,
     )
 
 
 def engine_at(address: str, deadline_seconds: float | None = 60.0) -> EngineConfig:
-    return EngineConfig(
-        name="ray", address=address, max_workers=WORKERS, shard_deadline_seconds=deadline_seconds
-    )
+    return EngineConfig(name="ray", address=address, max_workers=WORKERS, shard_deadline=deadline_seconds)
 
 
 @pytest.fixture(scope="module")

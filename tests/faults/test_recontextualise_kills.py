@@ -41,7 +41,7 @@ def settings(model: Path) -> IngestConfig:
     return IngestConfig(
         encoder=EncoderConfig(model=str(model), landmark_interval=16, use_context=True),
         cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(num_documents=4, max_document_tokens=16),
+        context=ContextConfig(context_documents=4, max_document_tokens=16),
         shard_characters=300,
     )
 

@@ -78,7 +78,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> 
     config = IngestConfig(
         encoder=EncoderConfig(model=str(tiny_model_folder), landmark_interval=16),
         cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(num_documents=4),
+        context=ContextConfig(context_documents=4),
         shard_characters=300,
     )
     build_index([str(folder / "corpus.parquet")], folder / "undisturbed", "c", config)

@@ -46,7 +46,7 @@ def build(
 ) -> tuple[FaissIndex, dict[str, Any], Path]:
     path = folder / f"{kind}.faiss"
     description = build_faiss_index(
-        stream_of(vectors, block), len(vectors), vectors.shape[1], IndexConfig(kind=kind), path
+        stream_of(vectors, block), len(vectors), vectors.shape[1], IndexConfig(index_kind=kind), path
     )
     return open_faiss_index(path, description), description, path
 

@@ -55,10 +55,10 @@ def write_corpus(path: Path, rows: list[dict[str, Any]]) -> str:
 def config(tiny_model_folder: Path) -> IngestConfig:
     return IngestConfig(
         encoder=EncoderConfig(
-            model=str(tiny_model_folder), landmark_interval=16, max_window_tokens=64, window_overlap_tokens=16
+            model=str(tiny_model_folder), landmark_interval=16, window_tokens=64, window_overlap_tokens=16
         ),
         cluster=ClusterConfig(num_clusters=3),
-        context=ContextConfig(num_documents=8, max_document_tokens=32),
+        context=ContextConfig(context_documents=8, max_document_tokens=32),
         shard_characters=600,
     )
 
@@ -268,7 +268,7 @@ def test_collection_older_than_a_setting_opens_and_is_ingested_again(
     build_index([source], root, "c", config)
     path = root / "c" / "generations" / "00000001" / "MANIFEST.json"
     manifest = json.loads(path.read_text())
-    for younger in ("landmarks", "truncate_dim", "num_layers", "causal", "query_prefix", "document_prefix"):
+    for younger in ("landmarks", "dims", "layers", "causal", "query_prefix", "document_prefix"):
         del manifest["settings"]["encoder"][younger]
     path.write_text(json.dumps(manifest))
     assert (
@@ -297,10 +297,10 @@ def test_setting_younger_than_the_collection_is_refused_when_it_is_not_the_defau
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"truncate_dim": 33}, "between 1 and the model's 32, got 33"),
-        ({"num_layers": 3}, "between 1 and the model's 2, got 3"),
-        ({"landmark_interval": 95, "max_window_tokens": 200}, "choose at most 94"),
-        ({"attention": "full", "max_window_tokens": 97}, "at most the model's 96 positions, got 97"),
+        ({"dims": 33}, "between 1 and the model's 32, got 33"),
+        ({"layers": 3}, "between 1 and the model's 2, got 3"),
+        ({"landmark_interval": 95, "window_tokens": 200}, "choose at most 94"),
+        ({"attention": "full", "window_tokens": 97}, "at most the model's 96 positions, got 97"),
         ({"document_prefix": "a " * 90}, "document_prefix must leave a chunk"),
         ({"temperature_by_length": ((400, 0.9),)}, "lengths that rows reach"),
     ],

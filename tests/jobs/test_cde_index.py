@@ -58,7 +58,7 @@ def settings(folder: Path, **encoder: Any) -> IngestConfig:
             **{
                 "model": str(folder),
                 "landmark_interval": 16,
-                "max_window_tokens": 40,
+                "window_tokens": 40,
                 "window_overlap_tokens": 8,
                 "use_context": True,
                 "query_prefix": "search_query: ",
@@ -68,7 +68,7 @@ def settings(folder: Path, **encoder: Any) -> IngestConfig:
             | encoder
         ),
         cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(num_documents=6, max_document_tokens=32),
+        context=ContextConfig(context_documents=6, max_document_tokens=32),
     )
 
 
@@ -174,7 +174,7 @@ def test_ingest_resumed_with_another_model_in_the_folder_is_refused(
 def test_ingest_of_more_context_documents_than_the_model_reads_is_refused(
     version: int, folder: Path, tmp_path: Path
 ) -> None:
-    config = replace(settings(folder), context=ContextConfig(num_documents=7, max_document_tokens=32))
+    config = replace(settings(folder), context=ContextConfig(context_documents=7, max_document_tokens=32))
     with pytest.raises(
         ConfigError, match="number of context documents must be at most the model's 6, got 7; choose 6"
     ):
@@ -186,7 +186,8 @@ def test_ingest_without_context_takes_any_number_of_context_documents(
     version: int, folder: Path, tmp_path: Path
 ) -> None:
     config = replace(
-        settings(folder, use_context=False), context=ContextConfig(num_documents=7, max_document_tokens=32)
+        settings(folder, use_context=False),
+        context=ContextConfig(context_documents=7, max_document_tokens=32),
     )
     assert build_index(source(tmp_path), tmp_path / "root", "c", config).indexed == 8
     hits = open_collection("c", root=tmp_path / "root").search("stone path").hits

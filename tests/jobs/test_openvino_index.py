@@ -29,10 +29,10 @@ def test_collection_built_on_openvino_goes_on_with_torch_and_is_searched_without
 ) -> None:
     config = IngestConfig(
         encoder=EncoderConfig(
-            model=str(tiny_model_folder), landmark_interval=16, max_window_tokens=64, window_overlap_tokens=16
+            model=str(tiny_model_folder), landmark_interval=16, window_tokens=64, window_overlap_tokens=16
         ),
         cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(num_documents=2, max_document_tokens=32),
+        context=ContextConfig(context_documents=2, max_document_tokens=32),
     )
     compiled = replace(config, encoder=replace(config.encoder, backend="openvino"))
     build_index([write_corpus(tmp_path / "corpus.parquet", 3)], tmp_path, "c", compiled)

@@ -38,10 +38,10 @@ def corpus(path: Path, numbers: range) -> str:
 def config(tiny_model_folder: Path) -> IngestConfig:
     return IngestConfig(
         encoder=EncoderConfig(
-            model=str(tiny_model_folder), landmark_interval=16, max_window_tokens=64, window_overlap_tokens=16
+            model=str(tiny_model_folder), landmark_interval=16, window_tokens=64, window_overlap_tokens=16
         ),
         cluster=ClusterConfig(num_clusters=3),
-        context=ContextConfig(num_documents=8, max_document_tokens=32),
+        context=ContextConfig(context_documents=8, max_document_tokens=32),
         shard_characters=600,
     )
 
@@ -97,12 +97,14 @@ def test_plan_times_the_first_stage_over_the_documents_it_is_to_embed(
     monkeypatch.setattr(ContextEncoder, "embed", slow)
     monkeypatch.setattr("jobs.plan_index.time", SimpleNamespace(monotonic=lambda: clock_seconds))
     source = corpus(tmp_path / "a.parquet", range(6))
-    one = plan_index([source], root, "c", replace(config, context=replace(config.context, num_documents=1)))
+    one = plan_index(
+        [source], root, "c", replace(config, context=replace(config.context, context_documents=1))
+    )
     all_six = plan_index([source], root, "c", config)
     surrogate = plan_index(
         [source], root, "c", replace(config, cluster=replace(config.cluster, surrogate="encoder"))
     )
-    assert config.context.num_documents >= 6
+    assert config.context.context_documents >= 6
     assert [plan["estimated_context_seconds"] for plan in (one, all_six, surrogate)] == pytest.approx(
         [0.1, 0.6, 1.8]
     )

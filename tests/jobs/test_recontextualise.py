@@ -41,7 +41,7 @@ def settings(model: Path, *, use_context: bool = True) -> IngestConfig:
     return IngestConfig(
         encoder=EncoderConfig(model=str(model), landmark_interval=16, use_context=use_context),
         cluster=ClusterConfig(num_clusters=3),
-        context=ContextConfig(num_documents=6, max_document_tokens=16),
+        context=ContextConfig(context_documents=6, max_document_tokens=16),
         shard_characters=400,
     )
 

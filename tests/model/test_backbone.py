@@ -22,7 +22,7 @@ def _config(folder, **settings):
         model=str(folder),
         precision="fp32",
         landmark_interval=12,
-        max_window_tokens=60,
+        window_tokens=60,
         window_overlap_tokens=15,
         batch_tokens=150,
         **settings,

@@ -130,8 +130,8 @@ def test_nv_embed_is_the_mistral_it_holds(
     nv_embed_folder: Path, make_decoder: Callable[..., Path], num_layers: int | None
 ) -> None:
     outer, inner = (
-        load(nv_embed_folder, num_layers=num_layers),
-        load(make_decoder("mistral"), num_layers=num_layers),
+        load(nv_embed_folder, layers=num_layers),
+        load(make_decoder("mistral"), layers=num_layers),
     )
     ids = random_ids(outer)
     assert torch.equal(outer.hidden_states(ids, LENGTHS), inner.hidden_states(ids, LENGTHS))

@@ -138,7 +138,7 @@ def family_folder(
 def _config(folder: Path, **settings: Any) -> EncoderConfig:
     sizes = {
         "landmark_interval": 12,
-        "max_window_tokens": 36,
+        "window_tokens": 36,
         "window_overlap_tokens": 15,
         "batch_tokens": 150,
     }
@@ -165,7 +165,7 @@ def _backbone(**what_it_depends_on: Any) -> Backbone:
 
 def _encoder(config: EncoderConfig, *, backwards: bool = False) -> DocumentEncoder:
     backbone = _backbone(
-        **{name: getattr(config, name) for name in ("model", "precision", "backend", "causal", "num_layers")}
+        **{name: getattr(config, name) for name in ("model", "precision", "backend", "causal", "layers")}
     )
     if not config.use_context:
         return DocumentEncoder(config, None, backbone)
@@ -284,8 +284,8 @@ def _features(folder: Path) -> dict[str, str]:
         "`--attention`": _listed(attentions, get_args(Attention)),
         "`--use-context`": context,
         "`--temperature`": moves(temperature=0.5),
-        "`--layers`": moves(num_layers=1),
-        "`--dims`": moves(truncate_dim=8),
+        "`--layers`": moves(layers=1),
+        "`--dims`": moves(dims=8),
         "`--causal`": moves(causal=True),
         "`--backend`": _listed([backend for backend in get_args(Backend) if runs_on(backend)], ()),
     }

@@ -55,7 +55,7 @@ def test_gates_beside_the_weights_go_before_those_among_them(folder):
 
 def test_gates_of_the_first_layers_are_the_first_gates(folder):
     save_file(_gates(1), folder / EXTRA_NAME)
-    gates = _gates_in(folder, num_layers=1)
+    gates = _gates_in(folder, layers=1)
     torch.testing.assert_close(gates.landmarks_LH, _gates(1)[LANDMARK_GATES][:1])
 
 
@@ -109,5 +109,5 @@ def test_gates_in_whole_numbers_are_refused(folder):
 def test_closed_gates_are_saved_with_their_model(folder, tmp_path):
     closed = _gates(1) | {CONTEXT_GATES: torch.full((LAYERS, HEADS), float("-inf"))}
     save_file(closed, folder / EXTRA_NAME)
-    load_encoder(folder, max_window_tokens=90, window_overlap_tokens=15).save(tmp_path / "saved")
+    load_encoder(folder, window_tokens=90, window_overlap_tokens=15).save(tmp_path / "saved")
     torch.testing.assert_close(_gates_in(tmp_path / "saved").context_LH, closed[CONTEXT_GATES])

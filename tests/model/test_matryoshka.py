@@ -41,11 +41,11 @@ def _hidden(folder, **settings):
 
 
 def test_first_layers_of_a_model_equal_a_model_of_those_layers(tiny_model_folder, one_layer_folder):
-    torch.testing.assert_close(_hidden(tiny_model_folder, num_layers=1), _hidden(one_layer_folder))
+    torch.testing.assert_close(_hidden(tiny_model_folder, layers=1), _hidden(one_layer_folder))
 
 
 def test_all_layers_equal_none(tiny_model_folder):
-    torch.testing.assert_close(_hidden(tiny_model_folder, num_layers=2), _hidden(tiny_model_folder))
+    torch.testing.assert_close(_hidden(tiny_model_folder, layers=2), _hidden(tiny_model_folder))
 
 
 def test_first_layers_keep_only_their_own_weights(tiny_model_folder, one_layer_folder):

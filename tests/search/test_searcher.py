@@ -325,7 +325,7 @@ def test_search_on_inverted_lists_finds_nearly_what_exact_search_finds(
 ) -> None:
     from pipeline.config import IndexConfig
 
-    stones = publish(layout, 3_000, config=IndexConfig(kind="ivf_sq8"))
+    stones = publish(layout, 3_000, config=IndexConfig(index_kind="ivf_sq8"))
     searcher = Searcher(layout, encoder)
     queries = [f"query {i}" for i in range(40)]
     vectors = encoder.encode_queries(queries)

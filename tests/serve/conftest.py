@@ -52,7 +52,7 @@ def ingest_rows(root: Path, name: str, rows: list[dict[str, Any]], model: Path, 
     pq.write_table(pa.Table.from_pylist(rows, pa.schema(columns)), source)
     settings = {
         "landmark_interval": 16,
-        "max_window_tokens": 64,
+        "window_tokens": 64,
         "window_overlap_tokens": 16,
         "precision": "fp32",
         **encoder,
@@ -60,7 +60,7 @@ def ingest_rows(root: Path, name: str, rows: list[dict[str, Any]], model: Path, 
     config = IngestConfig(
         encoder=EncoderConfig(model=str(model), **settings),
         cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(num_documents=4, max_document_tokens=32),
+        context=ContextConfig(context_documents=4, max_document_tokens=32),
     )
     build_index([str(source)], root, name, config)
 

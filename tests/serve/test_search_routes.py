@@ -211,7 +211,7 @@ def test_generation_of_another_encoder_is_taken_up_with_it(
         == 32
     )
     shutil.rmtree(own_root / "stones")
-    ingest(own_root, "stones", make_rows(version=1), truncate_dim=16)
+    ingest(own_root, "stones", make_rows(version=1), dims=16)
     answer = asked(client)
     assert (answer["generation"], len(answer["hits"])) == (1, 10)
     assert (

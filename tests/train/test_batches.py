@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.cluster.packing import Tour
+from pipeline.config import Tour
 from pipeline.errors import SourceError
 from pipeline.train.batches import Domain, cluster_domains, draw_batches
 

@@ -151,7 +151,7 @@ def test_landmark_encoder_first_layers_are_the_model_of_so_many_layers(
         assert torch.equal(both[:, model.model_dim :], model(rows))
         assert torch.equal(both[:, : model.model_dim], model(rows, layers=(1,)))
     folder = saved(model, tiny_model_folder, tmp_path / "model")
-    backbone = load_backbone(EncoderConfig(model=str(folder), precision="fp32", num_layers=1), CPU)
+    backbone = load_backbone(EncoderConfig(model=str(folder), precision="fp32", layers=1), CPU)
     alone = rows_of([9], [0])
     hidden = backbone.hidden_states(rectangle(alone), alone.lengths_B)[0].mean(0)
     with torch.no_grad():

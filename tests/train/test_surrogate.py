@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pipeline.model.backbone import load_backbone
 
-from pipeline.config import EncoderConfig
+from pipeline.config import EncoderConfig, Surrogate
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.train.pairs import TrainingPairs
-from pipeline.train.settings import TrainSurrogate
 from pipeline.train.surrogate import embed_pairs, kept_vectors, pairs_fingerprint
 from pipeline.types import silent_progress
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("surrogate", ["static", "encoder"])
 def test_embed_pairs_gives_unit_vectors_and_equal_texts_equal_ones(
-    tiny_model_folder: Path, make_pairs: Callable[..., TrainingPairs], surrogate: TrainSurrogate
+    tiny_model_folder: Path, make_pairs: Callable[..., TrainingPairs], surrogate: Surrogate
 ):
     pairs = make_pairs(40)
     pairs = replace(pairs, documents=(pairs.documents[1], *pairs.documents[1:]))

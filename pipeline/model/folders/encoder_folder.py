@@ -135,7 +135,7 @@ def write_encoder_folder(
     for name in _COPIED:
         if (checkpoint.folder / name).is_file():
             shutil.copyfile(checkpoint.folder / name, folder / name)
-    durable.write_json(folder / CAIRN_SETTINGS_NAME, settings_of_a_folder(replace(settings, num_layers=None)))
+    durable.write_json(folder / CAIRN_SETTINGS_NAME, settings_of_a_folder(replace(settings, layers=None)))
     _write_modules(folder, checkpoint, settings)
 
 
@@ -239,7 +239,7 @@ def _write_modules(folder: Path, checkpoint: Checkpoint, settings: EncoderConfig
         "default_prompt_name": None,
         "similarity_fn_name": "cosine",
     }
-    if settings.truncate_dim is not None:
-        described["truncate_dim"] = settings.truncate_dim
+    if settings.dims is not None:
+        described["truncate_dim"] = settings.dims
     durable.write_json(folder / SETTINGS_NAME, described)
     durable.write_json(folder / MODULES_NAME, listed)

@@ -31,7 +31,7 @@ def first_layers(checkpoint: Checkpoint, num_layers: int | None) -> Checkpoint:
     available = checkpoint.integer(*_LAYER_COUNTS)
     if not 1 <= num_layers <= available:
         raise ConfigError(
-            f"layers (num_layers) must lie between 1 and the model's {available}, got {num_layers}; "
+            f"layers must lie between 1 and the model's {available}, got {num_layers}; "
             "leave it out to run all"
         )
     config = {

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from pipeline.config import DEFAULT_MODEL, EncoderConfig
 from pipeline.errors import ConfigError, ModelError
+from pipeline.manifest import rename_settings
 from pipeline.model.folders.cde_settings import cde_settings, is_cde
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
 from pipeline.model.folders.model_types import CAUSAL_TYPES
@@ -90,13 +91,10 @@ def _of_architecture(config: Mapping[str, Any], *, is_described: bool) -> dict[s
 
 def _of_cairn(path: Path) -> dict[str, Any]:
     content = read_json(path)
-    settings: Any = content.get("encoder")
+    stored: Any = content.get("encoder")
+    settings = rename_settings("encoder", stored) if isinstance(stored, dict) else None
     known = {item.name for item in fields(EncoderConfig)} - NOT_SAVED
-    if (
-        content.get("format") != CAIRN_FORMAT
-        or not isinstance(settings, dict)
-        or not known.issuperset(settings)
-    ):
+    if content.get("format") != CAIRN_FORMAT or settings is None or not known.issuperset(settings):
         raise ModelError(
             f"{path.name} of the model must have format {CAIRN_FORMAT} and settings this release knows, "
             "got others; update Cairn"
@@ -156,7 +154,7 @@ def _of_description(described: SentenceTransformersFolder, settled: Set[str]) ->
     if described.document_prompt:
         brought["document_prefix"] = described.document_prompt
     if described.truncate_dim is not None:
-        brought["truncate_dim"] = described.truncate_dim
+        brought["dims"] = described.truncate_dim
     return brought
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.config import require_kinds
 from pipeline.errors import ConfigError
+from pipeline.options import About, check_options, option
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,63 +25,41 @@ class MixerConfig:
     a third and a sixth of the width.
     """
 
-    steps: int = 1_000
-    num_heads: int = 2
-    head_dim: int = 32
-    batch_queries: int = 96
-    grouped_share: float = 0.6
-    title_absence: float = 0.3
-    context_documents: int = 256
-    context_absence: float = 0.25
-    temperature: float = 0.03
-    distillation_weight: float = 1.0
-    distillation_temperature: float = 0.05
-    peak_lr: float = 2e-3
-    weight_decay: float = 0.05
-    warmup_steps: int = 100
-    max_gradient_norm: float = 1.0
-    rotation_steps: int = 300
-    rotation_lr: float = 1e-3
-    rotation_dims: tuple[int, ...] = ()
-    max_pairs: int | None = None
-    min_pairs: int = 48
-    hold_out: float = 0.02
-    evaluate_every: int = 200
-    seed: int = 0
+    steps: int = option(1_000, About("Steps of the mixing, one a batch.", low=1))
+    num_heads: int = option(2, About("Heads of each attention.", low=1))
+    head_dim: int = option(32, About("Dimensions of a head.", low=1))
+    batch_queries: int = option(96, About("Queries of a batch, about.", low=2))
+    grouped_share: float = option(
+        0.6, About("Share of batches with long sequences of neighbours.", low=0, high=1)
+    )
+    title_absence: float = option(0.3, About("Share of sequences that show no title.", low=0, high=1))
+    context_documents: int = option(256, About("Most documents of a context; 0: none.", low=0))
+    context_absence: float = option(0.25, About("Share of batches without a context.", low=0, high=1))
+    temperature: float = option(0.03, About("Temperature of the loss.", above=0))
+    distillation_weight: float = option(1.0, About("Pull towards the base model's own ranking.", low=0))
+    distillation_temperature: float = option(0.05, About("Temperature of that ranking.", above=0))
+    peak_lr: float = option(2e-3, About("Learning rate after the warm-up.", above=0))
+    weight_decay: float = option(0.05, About("Decay of matrices.", low=0))
+    warmup_steps: int = option(100, About("Steps of the warm-up.", low=0))
+    max_gradient_norm: float = option(1.0, About("Longer gradients are cut to it.", above=0))
+    rotation_steps: int = option(
+        300, About("Steps of the rotation, after the mixing; 0: principal directions.", low=0)
+    )
+    rotation_lr: float = option(1e-3, About("Learning rate of the rotation.", above=0))
+    rotation_dims: tuple[int, ...] = option(
+        (), About("First dimensions that must rank like all.", default_text="a third and a sixth")
+    )
+    max_pairs: int | None = option(
+        None,
+        About("Use at most so many pairs of a source, whole pages at a time.", low=1, default_text="all"),
+    )
+    min_pairs: int = option(48, About("Leave smaller sources out.", low=1))
+    hold_out: float = option(0.02, About("Share of each source that finds the best step.", low=0, high=0.5))
+    evaluate_every: int = option(200, About("Steps between held-out scores.", low=1))
+    seed: int = option(0, About("Seed of everything drawn.", low=0))
 
     def __post_init__(self) -> None:
-        require_kinds(self)
-        for name in ("steps", "num_heads", "head_dim", "min_pairs", "evaluate_every"):
-            _require(getattr(self, name) >= 1, name, "be at least 1", getattr(self, name))
-        for name in ("context_documents", "warmup_steps", "rotation_steps", "seed"):
-            _require(getattr(self, name) >= 0, name, "be at least 0", getattr(self, name))
-        for name in ("grouped_share", "title_absence", "context_absence"):
-            _require(0.0 <= getattr(self, name) <= 1.0, name, "lie between 0 and 1", getattr(self, name))
-        for name in (
-            "temperature",
-            "distillation_temperature",
-            "peak_lr",
-            "rotation_lr",
-            "max_gradient_norm",
-        ):
-            _require(
-                0.0 < getattr(self, name) < float("inf"), name, "be a positive number", getattr(self, name)
-            )
-        for name in ("distillation_weight", "weight_decay"):
-            _require(
-                0.0 <= getattr(self, name) < float("inf"),
-                name,
-                "be a number of at least 0",
-                getattr(self, name),
-            )
-        _require(
-            self.batch_queries >= 2,
-            "batch_queries",
-            "be at least 2, as a query's negatives are the others'",
-            self.batch_queries,
-        )
-        _require(self.max_pairs is None or self.max_pairs >= 1, "max_pairs", "be at least 1", self.max_pairs)
-        _require(0.0 <= self.hold_out <= 0.5, "hold_out", "lie between 0 and 0.5", self.hold_out)
+        check_options(self)
         # A list when read from cairn.toml.
         object.__setattr__(self, "rotation_dims", tuple(self.rotation_dims))
 
@@ -96,8 +74,3 @@ class MixerConfig:
                 f"rotation_dims must be different numbers below the base model's {width}, got {list(dims)}"
             )
         return tuple(sorted(dims, reverse=True))
-
-
-def _require(holds: bool, name: str, contract: str, value: object) -> None:
-    if not holds:
-        raise ConfigError(f"{name} must {contract}, got {value}")

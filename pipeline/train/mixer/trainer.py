@@ -150,7 +150,7 @@ def _base(
     named = Base(model=str(folder.absolute()) if is_path else base, weights_sha256=checkpoint.weights_sha256)
     settings = encoder_config({"model": named.model, "backend": backend, "precision": precision})
     extra = {} if checkpoint.extra_path is None else load_file(checkpoint.extra_path)
-    return named, replace(settings, use_context=False, truncate_dim=None), extra
+    return named, replace(settings, use_context=False, dims=None), extra
 
 
 def _require_fit(vectors: BaseVectors, config: MixerConfig) -> tuple[int, ...]:

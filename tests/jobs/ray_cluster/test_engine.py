@@ -47,12 +47,12 @@ def config(tiny_model_folder: Path) -> IngestConfig:
         encoder=EncoderConfig(
             model=str(tiny_model_folder),
             landmark_interval=16,
-            max_window_tokens=64,
+            window_tokens=64,
             window_overlap_tokens=16,
             use_context=True,
         ),
         cluster=ClusterConfig(num_clusters=3, max_sample_documents=20),
-        context=ContextConfig(num_documents=8, max_document_tokens=32),
+        context=ContextConfig(context_documents=8, max_document_tokens=32),
         shard_characters=600,
     )
 
@@ -112,7 +112,7 @@ def test_setting_the_model_has_no_room_for_is_refused_by_a_worker_before_anythin
     tmp_path: Path, config: IngestConfig, engine: EngineConfig
 ) -> None:
     source = corpus(tmp_path / "a.parquet", range(5))
-    other = replace(config, encoder=replace(config.encoder, truncate_dim=33))
+    other = replace(config, encoder=replace(config.encoder, dims=33))
     with pytest.raises(ConfigError, match="between 1 and the model's 32, got 33"):
         build_index([source], tmp_path / "root", "c", other, engine=engine)
     assert not (tmp_path / "root").exists()

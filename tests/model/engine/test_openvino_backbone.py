@@ -126,7 +126,7 @@ def test_fingerprint_is_that_of_torch(tiny_model_folder):
             EncoderConfig(
                 model=str(tiny_model_folder),
                 landmark_interval=16,
-                max_window_tokens=64,
+                window_tokens=64,
                 window_overlap_tokens=8,
                 backend=backend,
             )

@@ -162,7 +162,7 @@ def test_limits_of_layers_hold_for_their_own_stage(version, make_cde):
 def test_num_layers_cuts_the_second_stage_alone(version, make_cde):
     folder, context = make_cde(version), context_of(CONTEXT)
     reference = Reference(folder, version)
-    cut = load(folder, num_layers=1)
+    cut = load(folder, layers=1)
     require_close(embed(cut.first_stage, IDS, None), [reference.first_stage(ids) for ids in IDS])
     name = "encoder.layers" if version == 1 else "layers"
     reference.tensors = {

@@ -225,7 +225,7 @@ def test_fingerprint_of_a_causal_decoder_is_its_own_and_of_a_free_one_the_checkp
 
 def test_first_layers_are_a_model_of_their_own_with_the_final_norm(make_decoder: Callable[..., Path]) -> None:
     folder = make_decoder("qwen2")
-    backbone, model = load(folder, num_layers=1), published(folder)
+    backbone, model = load(folder, layers=1), published(folder)
     model.layers = model.layers[:1]
     model.config.num_hidden_layers = 1
     ids = random_ids(backbone)

@@ -226,7 +226,7 @@ def test_hidden_states_bf16_agree_in_direction(make_gte):
 
 def test_first_layers_are_a_model_of_their_own(make_gte):
     folder = make_gte()
-    backbone, naive = _load(folder, num_layers=1), _Naive(folder)
+    backbone, naive = _load(folder, layers=1), _Naive(folder)
     naive.config["num_hidden_layers"] = 1
     ids = _ids(backbone, np.array([20]))
     assert float((backbone.hidden_states(ids, np.array([20]))[0] - naive.hidden(ids[0])).abs().max()) <= 1e-5

@@ -269,7 +269,7 @@ def _require_same(ours, theirs):
 @torch.inference_mode()
 def test_backbone_equals_the_pretrained_model_at_every_exit(model, folder, config, num_layers):
     ids = _ids(config)
-    ours = _backbone(folder, num_layers=num_layers).hidden_states(ids.numpy(), LENGTHS.numpy())
+    ours = _backbone(folder, layers=num_layers).hidden_states(ids.numpy(), LENGTHS.numpy())
     _require_same(ours, model(ids, LENGTHS, layers=(num_layers,))[num_layers])
 
 

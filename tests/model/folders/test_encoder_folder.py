@@ -18,7 +18,7 @@ from pipeline.errors import ConfigError, ModelError
 from pipeline.model.folders.encoder_folder import beyond_stock_modules
 
 TEXTS = ["the cat sat on the mat.", "old stone path", "a"]
-WINDOW = {"max_window_tokens": 90, "window_overlap_tokens": 15, "precision": "fp32"}
+WINDOW = {"window_tokens": 90, "window_overlap_tokens": 15, "precision": "fp32"}
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ OURS = EncoderConfig(
     landmark_interval=32,
     temperature=0.9,
     query_prefix="query: ",
-    truncate_dim=16,
+    dims=16,
     landmarks="sentence",
 )
 
@@ -91,9 +91,9 @@ def test_folder_cairn_saved_brings_all_its_settings(own_folder):
 
 
 def test_folder_cairn_saved_brings_nothing_that_is_chosen(own_folder):
-    chosen = {"model": str(own_folder), "pooling": "mean", "attention": "chunk", "truncate_dim": None}
+    chosen = {"model": str(own_folder), "pooling": "mean", "attention": "chunk", "dims": None}
     config = encoder_config(chosen)
-    assert (config.pooling, config.attention, config.truncate_dim, config.temperature) == (
+    assert (config.pooling, config.attention, config.dims, config.temperature) == (
         "mean",
         "chunk",
         None,

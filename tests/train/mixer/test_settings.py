@@ -11,15 +11,15 @@ from pipeline.train.mixer.settings import MixerConfig
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"steps": 0}, "steps must be at least 1, got 0"),
-        ({"context_documents": -1}, "context_documents must be at least 0, got -1"),
-        ({"grouped_share": 1.5}, "grouped_share must lie between 0 and 1, got 1.5"),
-        ({"temperature": float("nan")}, "temperature must be a positive number, got nan"),
-        ({"peak_lr": float("inf")}, "peak_lr must be a positive number, got inf"),
+        ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
+        ({"context_documents": -1}, "context_documents must be a whole number of at least 0, got -1"),
+        ({"grouped_share": 1.5}, "grouped_share must be a number from 0 to 1, got 1.5"),
+        ({"temperature": float("nan")}, "temperature must be a number above 0, got nan"),
+        ({"peak_lr": float("inf")}, "peak_lr must be a number above 0, got inf"),
         ({"distillation_weight": -0.1}, "distillation_weight must be a number of at least 0, got -0.1"),
-        ({"batch_queries": 1}, "batch_queries must be at least 2"),
-        ({"max_pairs": 0}, "max_pairs must be at least 1, got 0"),
-        ({"hold_out": 0.6}, "hold_out must lie between 0 and 0.5, got 0.6"),
+        ({"batch_queries": 1}, "batch_queries must be a whole number of at least 2"),
+        ({"max_pairs": 0}, "max_pairs must be a whole number of at least 1, got 0"),
+        ({"hold_out": 0.6}, "hold_out must be a number from 0 to 0.5, got 0.6"),
     ],
 )
 def test_mixer_config_values_it_must_not_have_are_refused(changed: dict[str, Any], words: str):

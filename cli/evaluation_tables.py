@@ -1,0 +1,114 @@
+"""Tables of `cairn evaluate` for people: measures, differences, advice, length collapse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from cli.terminal import duration, size, table, thousands
+
+if TYPE_CHECKING:
+    from pipeline.evaluate.bench import Cost
+    from pipeline.evaluate.length_collapse import LengthCollapse
+    from pipeline.evaluate.report import Advice, Report
+    from pipeline.evaluate.retrieval_set import RetrievalSet
+    from pipeline.evaluate.significance import Comparison
+
+
+def set_lines(
+    judged: RetrievalSet, report: Report, reference: str | None, seed: int, ceiling: Mapping[str, float]
+) -> Iterator[str]:
+    """Yield the lines on one judged set: what it holds, measures of every system, differences."""
+    yield (
+        f"\n{judged.name}: {thousands(len(judged.doc_ids))} documents, "
+        f"{thousands(len(judged.query_ids))} queries"
+    )
+    for reason, count in judged.skipped.items():
+        yield f"  left out: {thousands(count)} {reason}"
+    own = {name: results[report.set_names.index(judged.name)] for name, results in report.by_system.items()}
+    means = {name: result.means() for name, result in own.items()}
+    yield measure_table(
+        {**means, **({"(best possible)": ceiling} if ceiling else {})},
+        {name: result.cost for name, result in own.items()},
+    )
+    others = [name for name, result in own.items() if name != reference and not result.system.is_baseline]
+    if reference is not None and others:
+        yield f"\n{judged.name}: difference from {reference}"
+        yield table(_difference_rows(judged.name, report, others, reference, seed))
+
+
+def _difference_rows(
+    set_name: str, report: Report, names: Sequence[str], reference: str, seed: int
+) -> Iterator[Sequence[str]]:
+    from pipeline.evaluate.bench import primary_measures
+
+    measures = primary_measures(report.by_system[reference][report.set_names.index(set_name)].values)
+    yield ("", *(cell for measure in measures for cell in (measure, "95 % interval", "p")))
+    for name in names:
+        compared = [dict(report.compare(name, reference, measure, seed))[set_name] for measure in measures]
+        yield (name, *(cell for comparison in compared for cell in compared_cells(comparison)))
+
+
+def compared_cells(comparison: Comparison) -> tuple[str, str, str]:
+    """Return a difference, its interval and its p-value as cells."""
+    return (
+        f"{comparison.difference:+.4f}",
+        f"{comparison.low:+.4f} to {comparison.high:+.4f}",
+        f"{comparison.p_value:.4f}",
+    )
+
+
+def measure_table(means: Mapping[str, Mapping[str, float]], costs: Mapping[str, Cost]) -> str:
+    """Return the table of systems and their measures, with their costs where there are some."""
+    from pipeline.evaluate.report import measures_shown
+
+    names = measures_shown(means)
+    rows: list[Sequence[str]] = [("", *names, *(("encode", "index", "query") if costs else ()))]
+    for system, own in means.items():
+        cells = [f"{own[name]:.4f}" if name in own else "" for name in names]
+        rows.append(
+            (system, *cells, *(_cost_cells(costs[system]) if system in costs else ("",) * 3 if costs else ()))
+        )
+    return table(rows)
+
+
+def _cost_cells(cost: Cost) -> tuple[str, str, str]:
+    return duration(cost.encode_seconds), size(cost.index_bytes), f"{cost.query_milliseconds:.1f} ms"
+
+
+def advice_lines(advice: Sequence[Advice], report: Report) -> Iterator[str]:
+    """Yield which configuration to use, and a cheaper one where there is one."""
+    from pipeline.evaluate.report import MAX_LOSS
+
+    for title, own in zip(
+        ("use", f"cheaper, and worse by at most {MAX_LOSS:g} (95 %)"), advice, strict=False
+    ):
+        yield f"\n{title}: {own.system}   (quality {own.quality:.4f})"
+        yield f"  ingest … {own.ingest_flags}".rstrip()
+        yield f"  cairn search … {own.search_flags}".rstrip()
+        speed = own.tokens / own.encode_seconds if own.encode_seconds else 0.0
+        yield (
+            f"  costs {duration(own.encode_seconds)} to encode {thousands(own.tokens)} tokens "
+            f"({thousands(speed)} a second), "
+            f"{size(own.index_bytes)} of vectors and BM25, {own.query_milliseconds:.1f} ms to encode a query"
+        )
+    best = report.best_baseline()
+    if advice and best is not None and report.quality(best) > advice[0].quality:
+        yield f"\nthe baseline {best} is better here (quality {report.quality(best):.4f})"
+
+
+def length_table(rows: Sequence[LengthCollapse], temperatures: Sequence[float]) -> str:
+    """Return the table of similarity and attention by length and temperature."""
+    lines: list[Sequence[object]] = [
+        (
+            "tokens",
+            "pieces",
+            *(f"cosine τ={value:g}" for value in temperatures),
+            *(f"sigma_a τ={value:g}" for value in temperatures),
+        )
+    ]
+    for tokens in dict.fromkeys(row.tokens for row in rows):
+        own = [row for row in rows if row.tokens == tokens]
+        sigmas = ["" if row.sigma_a is None else f"{row.sigma_a:.3f}" for row in own]
+        lines.append((tokens, own[0].pieces, *(f"{row.cosine:.3f}" for row in own), *sigmas))
+    return table(lines)

@@ -1,0 +1,127 @@
+"""Command-line options made from the options of a dataclass (``pipeline/options.py``), and the choices read back.
+
+Environment and ``cairn.toml`` come with them: click reads ``CAIRN_<VERB>_<NAME>`` and the default map of
+``cli/settings.py`` for every option a command has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+from click.core import ParameterSource
+from typing_extensions import override
+
+from pipeline.errors import ConfigError
+from pipeline.options import Option, options_of
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class TemperatureSteps(click.ParamType):
+    """``128:0.95,512:0.9`` or, in ``cairn.toml``, ``[[128, 0.95], [512, 0.9]]``.
+
+    Row lengths in tokens, each with a temperature.
+    """
+
+    name = "tokens:temperature,…"
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[int, float], ...]:
+        """Return the pairs; their order and limits are the configuration's business."""
+        steps = [step.split(":") for step in value.split(",")] if isinstance(value, str) else value
+        try:
+            return tuple((int(length), float(temperature)) for length, temperature in steps)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                "temperature_by_length must be pairs of a number of tokens and a temperature, got "
+                f"{value!r}; write 128:0.95,512:0.9"
+            ) from None
+
+
+class Numbers(click.ParamType):
+    """``32,64,128`` or, in ``cairn.toml``, ``[32, 64, 128]``."""
+
+    name = "number,…"
+
+    @override
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Return the numbers; their limits are the configuration's business."""
+        try:
+            return tuple(int(part) for part in (value.split(",") if isinstance(value, str) else value))
+        except (TypeError, ValueError):
+            self.fail(
+                f"{value!r} must be whole numbers with commas between them, as in 32,64,128", param, ctx
+            )
+
+
+_TYPES: Final[Mapping[Any, Any]] = {
+    str: str,
+    int: int,
+    float: float,
+    Path: click.Path(path_type=Path, dir_okay=False),
+    tuple[str, ...]: str,
+    tuple[int, ...]: Numbers(),
+    tuple[tuple[int, float], ...]: TemperatureSteps(),
+}
+
+
+def add_options(
+    *kinds: type, but: Collection[str] = (), defaults: Mapping[str, Any] | None = None
+) -> Callable[[_Function], _Function]:
+    """Add the options of dataclasses that have a help text, in their order, without those named in ``but``.
+
+    ``defaults`` are those of this command, where they differ from the dataclass's.
+    """
+    made = [
+        click_option(each, (defaults or {}).get(name))
+        for kind in kinds
+        for name, each in options_of(kind).items()
+        if each.about.help and name not in but
+    ]
+
+    def add(function: _Function) -> _Function:
+        for decorate in reversed(made):
+            function = decorate(function)
+        return function
+
+    return add
+
+
+def click_option(each: Option, default: Any = None) -> Callable[[_Function], _Function]:
+    """Return what adds an option to a command.
+
+    What is not chosen is None, or the command's ``default``; the help text names the default.
+    """
+    about, flag = each.about, each.flag
+    settings: dict[str, Any] = {"envvar": about.variable, "required": each.is_required}
+    if each.kind is bool:
+        flag = f"{flag}/{about.off_flag}" if about.off_flag else flag
+        settings |= {"is_flag": True, "default": default if about.off_flag else False}
+    else:
+        kind: Any = click.Choice(each.choices) if each.choices else _TYPES[each.kind]
+        is_list = each.kind == tuple[str, ...]
+        settings |= {"type": kind, "default": default, "multiple": is_list, "metavar": about.metavar}
+    shown = each.default_text if default is None else None  # click shows the command's own
+    help_text = about.help if shown is None else f"{about.help}  [default: {shown}]"
+    return click.option(flag, each.name, help=help_text, **settings)
+
+
+def given(ctx: click.Context) -> dict[str, Any]:
+    """Return the parameters that flag, environment or ``cairn.toml`` set, without those left at their default."""
+    return {
+        name: value
+        for name, value in ctx.params.items()
+        if ctx.get_parameter_source(name) not in (ParameterSource.DEFAULT, None) and value not in (None, ())
+    }
+
+
+def chosen(ctx: click.Context, kind: type) -> dict[str, Any]:
+    """Return the options of a dataclass that were set, by field."""
+    return {name: value for name, value in given(ctx).items() if name in options_of(kind)}

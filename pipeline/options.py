@@ -1,0 +1,213 @@
+"""Options: fields of a settings dataclass that carry all that any surface says of them.
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class EncoderConfig:
+        dims: int | None = option(None, About("Keep the first dimensions.", low=1, default_text="all"))
+
+From such a field are made its flag, its ``CAIRN_*`` variable, its key in ``cairn.toml`` and its lines in
+the reference (``cli/options.py``), its field of the HTTP schema (``pipeline/serve/schemas.py``), and the
+check of its value (:func:`check_options`). An option without ``help`` is for Python and job files only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pipeline.errors import ConfigError
+
+_Value = TypeVar("_Value")
+_METADATA_KEY: Final = "option"
+_MAX_SHOWN_CHARACTERS: Final = 80
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is said of an option beyond its name, type and default.
+
+    ``low`` and ``high`` are inclusive bounds, ``above`` is an exclusive one. ``default_text`` says what holds
+    where nothing is chosen, if that is not the default itself. ``flag`` replaces the field's name on the
+    command line, ``off_flag`` turns a flag off, ``variable`` replaces ``CAIRN_<VERB>_<NAME>``.
+    """
+
+    help: str = ""
+    _: KW_ONLY
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    is_infinity_allowed: bool = False
+    default_text: str | None = None
+    flag: str | None = None
+    off_flag: str | None = None
+    variable: str | None = None
+    metavar: str | None = None
+
+
+def metadata_of(about: About) -> Mapping[str, About]:
+    """Return the metadata of a required option: ``steps: int = field(metadata=metadata_of(About("…")))``."""
+    return {_METADATA_KEY: about}
+
+
+def option(default: _Value, about: About) -> _Value:
+    """Return a dataclass field with a default and what is said of it."""
+    return field(default=default, metadata=metadata_of(about))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """An option of a dataclass: ``kind`` is its type without ``None``; a required one has no default."""
+
+    name: str
+    kind: Any
+    is_optional: bool
+    default: Any
+    about: About
+
+    @property
+    def is_required(self) -> bool:
+        """Whether a value must be given."""
+        return self.default is MISSING
+
+    @property
+    def flag(self) -> str:
+        """Return the option's flag on the command line."""
+        return self.about.flag or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Return the words the option may have, () where it is no choice."""
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+
+    @property
+    def item_kind(self) -> Any:
+        """Return the type of each item of a list, None where it is no list."""
+        return get_args(self.kind)[0] if get_origin(self.kind) is tuple else None
+
+    @property
+    def default_text(self) -> str | None:
+        """Return the default as people read it, None where there is nothing to say."""
+        if self.about.default_text is not None:
+            return self.about.default_text
+        if self.default is MISSING or self.default is None or self.default == () or self.default is False:
+            return None
+        if self.default == "":
+            return "none"
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+    @property
+    def contract(self) -> str:
+        """Return what a value must be, as in ``a whole number from 1 to 200``."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.item_kind is not None:
+            return f"a list, each {_WORDS.get(self.item_kind, 'a value')}"
+        return f"{_WORDS[self.kind]}{_bounds_in_words(self.about)}"
+
+    def accepts(self, value: Any) -> bool:
+        """Whether a value has the option's type and lies within its bounds."""
+        if value is None:
+            return self.is_optional
+        if self.choices:
+            return value in self.choices
+        if self.item_kind is not None:
+            return isinstance(value, (list, tuple)) and all(_is_a(self.item_kind, item) for item in value)
+        return _is_a(self.kind, value) and (self.kind not in (int, float) or _is_within(self.about, value))
+
+
+_CHECKED: Final[Mapping[Any, type]] = {str: str, bool: bool, int: Integral, float: Real}
+_WORDS: Final[Mapping[Any, str]] = {
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+}
+
+
+@cache
+def options_of(kind: type) -> Mapping[str, Option]:
+    """Return the options of a dataclass by name, in the order of its fields."""
+    return {item.name: item for item in _read_options(kind)}
+
+
+def _read_options(kind: type) -> Iterator[Option]:
+    hints = get_type_hints(kind)
+    for item in fields(kind):
+        alternatives = get_args(hints[item.name])
+        is_union = get_origin(hints[item.name]) in (Union, UnionType)
+        is_optional = is_union and NoneType in alternatives
+        yield Option(
+            name=item.name,
+            kind=alternatives[0] if is_optional and len(alternatives) == 2 else hints[item.name],
+            is_optional=is_optional,
+            default=item.default,
+            about=item.metadata.get(_METADATA_KEY, About()),
+        )
+
+
+def check_options(config: Any) -> None:
+    """Refuse a value of another type than its field's, or outside its bounds.
+
+    Fields of other types than numbers, text, truth, choices and lists of them are the dataclass's own
+    business. Raises :class:`ConfigError`.
+    """
+    for name, each in _checked_options(type(config)):
+        value = getattr(config, name)
+        if not each.accepts(value):
+            default = "" if each.default_text is None else f" (default: {each.default_text})"
+            raise ConfigError(f"{name} must be {each.contract}, got {shown(value)}{default}")
+
+
+@cache
+def _checked_options(kind: type) -> tuple[tuple[str, Option], ...]:
+    return tuple(
+        (name, each)
+        for name, each in options_of(kind).items()
+        if each.choices or each.kind in _CHECKED or each.item_kind in _CHECKED
+    )
+
+
+def _is_a(kind: Any, value: Any) -> bool:
+    return isinstance(value, _CHECKED[kind]) and (kind is bool or not isinstance(value, bool))
+
+
+def _is_within(limits: About, value: float) -> bool:
+    return (
+        (limits.low is None or value >= limits.low)
+        and (limits.high is None or value <= limits.high)
+        and (limits.above is None or value > limits.above)
+        and value == value  # false for NaN alone
+        and (limits.is_infinity_allowed or abs(value) != math.inf)
+    )
+
+
+def _bounds_in_words(limits: About) -> str:
+    if limits.low is not None and limits.high is not None:
+        return f" from {_number(limits.low)} to {_number(limits.high)}"
+    least = (
+        f" of at least {_number(limits.low)}"
+        if limits.low is not None
+        else f" above {_number(limits.above)}"
+        if limits.above is not None
+        else ""
+    )
+    return least + (f" and at most {_number(limits.high)}" if limits.high is not None else "")
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def shown(value: Any) -> str:
+    """Return a value for a sentence: plain ones as Python writes them, others by their type."""
+    if isinstance(value, str):
+        return repr(value[:_MAX_SHOWN_CHARACTERS])
+    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**63):
+        return repr(value)
+    if isinstance(value, list | tuple) and len(repr(value)) <= _MAX_SHOWN_CHARACTERS:
+        return repr(value)
+    return f"a value of type {type(value).__name__}"
