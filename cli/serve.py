@@ -25,7 +25,7 @@ _PACKAGES = ("fastapi", "starlette", "uvicorn", "prometheus_client", "pydantic")
 @click.pass_context
 def serve(ctx: click.Context, *, collections: tuple[str, ...], root: str, quiet: bool, **_: Any) -> int:
     """Serve the search API for collections NAME, or for all that stand under the root."""
-    values: dict[str, Any] = {**chosen(ctx, ServeSettings), "root": Path(root)}
+    values: dict[str, Any] = {**chosen(ctx, ServeSettings), "collections": collections, "root": Path(root)}
     settings = ServeSettings(**values)
     try:
         from pipeline.serve.server import run_server

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pipeline.model.backbone import load_backbone
 
 from pipeline.config import EncoderConfig, Surrogate
 from pipeline.model.backbone_loader import load_backbone
