@@ -147,6 +147,25 @@ def put_in_place(new: Path, path: Path) -> None:
     fsync_folder(path.parent)
 
 
+def remove_folder(path: Path) -> None:
+    """Remove a folder: first rename it to a temporary name, so that no reader finds half of it.
+
+    Killed in between, this leaves ``.name.removed.tmp``, which :func:`clear_temporary` removes.
+    """
+    aside = path.with_name(f".{path.name}.removed.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    fsync_folder(path.parent)
+    commit_point("folder.set-aside")
+    shutil.rmtree(aside)
+
+
+def clear_temporary(folder: Path) -> None:
+    """Remove what killed writers left in a folder under temporary names; the caller holds its lock."""
+    for leftover in folder.glob(".*.tmp"):
+        shutil.rmtree(leftover)
+
+
 def _exchange(one: Path, other: Path) -> bool:
     """Give each path what stood at the other in one step; False where libc or the file system cannot."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

@@ -91,11 +91,19 @@ class Manifest:
         durable.write_json(folder / MANIFEST_NAME, asdict(self))
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
-        """Read and check a manifest; a missing, truncated or foreign one raises :class:`IntegrityError`."""
+    def read(cls, folder: Path, sha256: str | None = None) -> Manifest:
+        """Read and check a manifest; a missing, damaged or foreign one raises :class:`IntegrityError`.
+
+        ``sha256`` is the hash it must have, None where none was recorded.
+        """
         path = folder / MANIFEST_NAME
         try:
-            raw = json.loads(path.read_bytes())
+            content = path.read_bytes()
+            if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+                raise DamageError(
+                    f"{MANIFEST_NAME} of generation {folder.name} does not match its SHA-256 in CURRENT"
+                )
+            raw = json.loads(content)
         except FileNotFoundError:
             raise DamageError(f"generation {folder.name} has no {MANIFEST_NAME}") from None
         except (OSError, ValueError) as error:

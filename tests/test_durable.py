@@ -163,3 +163,24 @@ def test_who_looks_at_a_lock_keeps_no_writer_out(tmp_path: Path, monkeypatch: py
     with durable.exclusive_lock(path, "the lock", TryAgainError):
         assert durable.is_locked(path)
     os.close(descriptor)
+
+
+def test_remove_folder_killed_in_the_middle_leaves_nothing_under_its_name_and_is_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledError(Exception):
+        pass
+
+    def die(name: str) -> None:
+        if name == "folder.set-aside":
+            raise KilledError
+
+    folder = tmp_path / "00000001"
+    folder.mkdir()
+    (folder / "file").write_bytes(b"x")
+    monkeypatch.setattr(durable, "_observers", [die])
+    with pytest.raises(KilledError):
+        durable.remove_folder(folder)
+    assert not folder.exists()
+    durable.clear_temporary(tmp_path)
+    assert list(tmp_path.iterdir()) == []

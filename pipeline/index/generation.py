@@ -327,12 +327,12 @@ def check_generation_files(
 
 
 def read_manifest(layout: CollectionLayout, number: int) -> Manifest:
-    """Read a generation's manifest.
+    """Read a generation's manifest, checked against the hash in ``CURRENT``.
 
-    One that speaks of another collection or number raises :class:`IntegrityError`.
+    One that speaks of another number raises :class:`IntegrityError`.
     """
     with layout.naming_damage():
-        manifest = Manifest.read(layout.generation_folder(number))
+        manifest = Manifest.read(layout.generation_folder(number), layout.manifest_sha256(number))
     if manifest.generation != number or set(manifest.lance_versions) != set(TABLES):
         raise layout.damaged(
             f"the manifest of generation {number} must describe it and the tables {', '.join(TABLES)}"

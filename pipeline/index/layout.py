@@ -28,13 +28,13 @@ from pipeline.errors import (
     IntegrityError,
     TryAgainError,
 )
+from pipeline.index.current import GENERATION_FOLDER, Current, generation_name
 from pipeline.index.object_folder import STORE_URI, ObjectFolder
 from pipeline.index.replica import Replica
 
 log = logging.getLogger(__name__)
 
 COLLECTION_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-GENERATION_FOLDER = re.compile(r"[0-9]{8}")
 
 DOCUMENTS_FAISS = "documents.faiss"
 CHUNKS_FAISS = "chunks.faiss"
@@ -272,7 +272,7 @@ class CollectionLayout:
             self.replica.complaint = f"this machine's copy is served as it is: {error}"
             log.warning("replica.not_refreshed collection=%s error=%s", self.name, error)
 
-    def current_generation_number(self) -> int | None:
+    def current(self) -> Current | None:
         """Read ``CURRENT``; None where nothing was ever published.
 
         Generations without a readable ``CURRENT`` raise :class:`DamageError`.
@@ -283,12 +283,24 @@ class CollectionLayout:
             if self.generation_numbers():
                 raise self.damaged(f"collection {self.name!r} has generations but no CURRENT") from None
             return None
-        name = content.decode("ascii", errors="replace").strip()
-        if not GENERATION_FOLDER.fullmatch(name):
-            raise self.damaged(
-                f"CURRENT of collection {self.name!r} must name a generation, got {name[:40]!r}"
-            )
-        return int(name)
+        found = Current.of(content)
+        if found is None:
+            shown = content[:40].decode("ascii", errors="replace")
+            raise self.damaged(f"CURRENT of collection {self.name!r} must name a generation, got {shown!r}")
+        return found
+
+    def current_generation_number(self) -> int | None:
+        """Return the served generation; see :meth:`current`."""
+        found = self.current()
+        return None if found is None else found.served
+
+    def manifest_sha256(self, number: int) -> str | None:
+        """Return the hash that ``CURRENT`` records for a manifest; None where it has none, or is damaged."""
+        try:
+            found = self.current()
+        except DamageError:
+            return None
+        return None if found is None else found.manifests.get(number)
 
     def command(self, verb: str) -> str:
         """Return the command line of a verb on this collection, for advice that works as it stands."""
@@ -337,11 +349,6 @@ class CollectionLayout:
             )
 
         return exclusive_lock(self.lock_path, name, busy)
-
-
-def generation_name(number: int) -> str:
-    """Return the folder name of a generation: eight digits."""
-    return f"{number:08d}"
 
 
 def generation_tag(number: int) -> str:

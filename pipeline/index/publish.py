@@ -10,7 +10,7 @@ repair, compaction and deletion all publish through :func:`publish_generation`.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -25,6 +25,7 @@ from pipeline.config import IndexConfig
 from pipeline.durable import commit_point, storage_errors
 from pipeline.errors import IntegrityError
 from pipeline.index.allocator import returning_freed_memory
+from pipeline.index.current import KEPT_GENERATIONS, Current
 from pipeline.index.faiss_build import build_faiss_index
 from pipeline.index.generation import check_generation_files, read_manifest
 from pipeline.index.lance_files import read_lance_files, record_lance_files, write_lance_files
@@ -39,7 +40,6 @@ from pipeline.index.layout import (
     LANCE_FILES,
     PASSAGES_ARROW,
     CollectionLayout,
-    generation_name,
     generation_tag,
 )
 from pipeline.index.passage_terms import write_passage_terms
@@ -69,8 +69,6 @@ COMMIT_POINTS = (
 )
 """Every step a crash can fall on, in order, from the first write to Lance to the last clean-up."""
 
-KEPT_GENERATIONS = 2
-"""The served one and the one before it, for readers that still hold it and as the way back."""
 SIDE_FILES = (CONTEXT_ARROW, CLUSTERS_ARROW)
 """What a generation carries unchanged from the stages before; a collection may have neither."""
 
@@ -117,8 +115,7 @@ def prepare_writer(layout: CollectionLayout) -> Manifest | None:
     written is completed: its folder is whole and nothing else is.
     """
     with storage_errors("clearing what an unfinished run left"):
-        for leftover in layout.generations_folder.glob(".*.tmp"):
-            shutil.rmtree(leftover)
+        durable.clear_temporary(layout.generations_folder)
         if not layout.current_path.exists() and layout.generation_numbers() == [1]:
             manifest = read_manifest(layout, 1)
             if not check_generation_files(layout, manifest):
@@ -129,7 +126,7 @@ def prepare_writer(layout: CollectionLayout) -> Manifest | None:
         manifest = read_manifest(layout, served)
         for number in layout.generation_numbers():
             if number > served:
-                shutil.rmtree(layout.generation_folder(number))
+                durable.remove_folder(layout.generation_folder(number))
     return manifest
 
 
@@ -161,7 +158,7 @@ def publish_generation(
             raise
         final = layout.generation_folder(number)
         if final.exists():
-            shutil.rmtree(final)
+            durable.remove_folder(final)
         folder.rename(final)
         durable.fsync_folder(layout.generations_folder)
         commit_point("generation-renamed")
@@ -180,13 +177,20 @@ def next_generation_number(layout: CollectionLayout) -> int:
 def prune_generations(layout: CollectionLayout, tables: LanceTables) -> None:
     """Remove all but the served generation and the one before it, with the Lance versions only they held."""
     served = layout.current_generation_number()
-    kept = [number for number in layout.generation_numbers() if served is not None and number <= served][
-        -KEPT_GENERATIONS:
-    ]
-    for number in layout.generation_numbers():
-        if number not in kept:
-            shutil.rmtree(layout.generation_folder(number))
+    standing = layout.generation_numbers()
+    kept = [number for number in standing if served is not None and number <= served][-KEPT_GENERATIONS:]
+    remove_generations(layout, [number for number in standing if number not in kept])
     tables.keep_only(kept)
+
+
+def remove_generations(layout: CollectionLayout, numbers: Sequence[int]) -> None:
+    """Remove generations that are not served: ``CURRENT`` first names them no more, then their folders go."""
+    current = layout.current()
+    if current is not None and not current.manifests.keys().isdisjoint(numbers):
+        left = {number: sha256 for number, sha256 in current.manifests.items() if number not in numbers}
+        durable.write_bytes(layout.current_path, Current(left).to_bytes())
+    for number in numbers:
+        durable.remove_folder(layout.generation_folder(number))
 
 
 def serve_generation(layout: CollectionLayout, number: int) -> None:
@@ -196,7 +200,26 @@ def serve_generation(layout: CollectionLayout, number: int) -> None:
     """
     if layout.replica is not None:
         layout.replica.push(number)
-    durable.write_bytes(layout.current_path, f"{generation_name(number)}\n".encode())
+    durable.write_bytes(layout.current_path, _current_with(layout, number).to_bytes())
+
+
+def _current_with(layout: CollectionLayout, served: int) -> Current:
+    """Return what ``CURRENT`` says when a generation is served; a hash once recorded is carried over.
+
+    The file may have been damaged since.
+    """
+    try:
+        before = layout.current()
+    except IntegrityError:
+        before = None
+    recorded = {} if before is None else before.manifests
+    standing = [number for number in layout.generation_numbers() if number <= served]
+    manifests: dict[int, str | None] = {}
+    for number in reversed(standing[-KEPT_GENERATIONS:]):
+        path = layout.generation_folder(number) / MANIFEST_NAME
+        if path.is_file():
+            manifests[number] = recorded.get(number) or record_file(path).sha256
+    return Current(manifests)
 
 
 def _build(

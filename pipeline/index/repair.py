@@ -11,7 +11,6 @@ Lance itself.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,8 +21,14 @@ from pipeline.errors import IntegrityError
 from pipeline.index.generation import read_manifest
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
-from pipeline.index.publish import GenerationFacts, prepare_writer, publish_generation, serve_generation
-from pipeline.index.verify import Problem, store_problems, verify_generation
+from pipeline.index.publish import (
+    GenerationFacts,
+    prepare_writer,
+    publish_generation,
+    remove_generations,
+    serve_generation,
+)
+from pipeline.index.verify import Problem, read_current, store_problems, verify_generation
 from pipeline.manifest import Manifest
 from pipeline.types import ProgressListener, silent_progress
 
@@ -68,7 +73,8 @@ def _restore(layout: CollectionLayout, report: RepairReport) -> RepairReport:
 
 
 def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairReport:
-    served, problems = _served(layout)
+    current, problems = read_current(layout)
+    served = None if current is None else current.served
     found: dict[int, list[Problem]] = {}
     if served is not None:
         found[served] = verify_generation(layout, served, check_rows=True)
@@ -99,23 +105,6 @@ def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairRepor
     )
 
 
-def _served(layout: CollectionLayout) -> tuple[int | None, list[Problem]]:
-    try:
-        served = layout.current_generation_number()
-    except IntegrityError as error:
-        return None, [Problem(generation=None, part="current", file="CURRENT", sentence=error.fault)]
-    if served in layout.generation_numbers():
-        return served, []
-    return None, [
-        Problem(
-            generation=None,
-            part="current",
-            file="CURRENT",
-            sentence=f"CURRENT must name a generation that stands, got {served}",
-        )
-    ]
-
-
 def _return_to(
     layout: CollectionLayout,
     number: int,
@@ -126,9 +115,7 @@ def _return_to(
     """Serve generation ``number`` again and undo in Lance what came after it."""
     with storage_errors(f"returning {layout.name!r} to generation {number}"):
         serve_generation(layout, number)
-        for newer in layout.generation_numbers():
-            if newer > number:
-                shutil.rmtree(layout.generation_folder(newer))
+        remove_generations(layout, [newer for newer in layout.generation_numbers() if newer > number])
     manifest = read_manifest(layout, number)
     if own:
         manifest = _rebuild(layout, manifest, progress)
@@ -143,16 +130,17 @@ def _return_to(
 
 def _drop_damaged_predecessors(layout: CollectionLayout, served: int) -> list[Problem]:
     """Remove older generations that could not be served any more; they would only be found damaged again."""
-    problems: list[Problem] = []
-    for number in layout.generation_numbers():
-        found = verify_generation(layout, number, check_rows=False) if number < served else []
-        if found:
-            problems += found
-            with storage_errors(f"removing generation {number} of {layout.name!r}"):
-                shutil.rmtree(layout.generation_folder(number))
-    if problems:
+    found = {
+        number: verify_generation(layout, number, check_rows=False)
+        for number in layout.generation_numbers()
+        if number < served
+    }
+    damaged = [number for number, problems in found.items() if problems]
+    if damaged:
+        with storage_errors(f"removing damaged generations of {layout.name!r}"):
+            remove_generations(layout, damaged)
         LanceTables.open(layout).keep_only(layout.generation_numbers())
-    return problems
+    return [problem for problems in found.values() for problem in problems]
 
 
 def _rebuild(layout: CollectionLayout, manifest: Manifest, progress: ProgressListener) -> Manifest:

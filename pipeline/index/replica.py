@@ -31,6 +31,7 @@ from typing import Final
 from pipeline import durable
 from pipeline.durable import commit_point
 from pipeline.errors import CairnError, CollectionBusyError, DamageError, IntegrityError, TryAgainError
+from pipeline.index.current import KEPT_GENERATIONS, Current
 from pipeline.index.lease import LEASE_KEY, Lease
 from pipeline.index.object_folder import ObjectFolder, StoredObject
 from pipeline.index.remote_pointer import Pointer, RemoteGeneration
@@ -291,12 +292,10 @@ class Replica:
         for hint in self._folder.glob("lance/*.lance/_versions/latest_version_hint.json"):
             hint.unlink()  # of the versions that were here before
         commit_point("copy-files-pulled")
-        shutil.rmtree(target, ignore_errors=True)
-        temporary.rename(target)
-        durable.fsync_folder(target.parent)
+        durable.put_in_place(temporary, target)
         commit_point("copy-generation-renamed")
         previous = self._copied_number()
-        durable.write_bytes(self._folder / CURRENT_KEY, f"{target.name}\n".encode())
+        durable.write_bytes(self._folder / CURRENT_KEY, self._current_of(served).to_bytes())
         self._note(pointer)
         commit_point("copy-current-replaced")
         self._prune(served.generation, previous)
@@ -305,9 +304,10 @@ class Replica:
         """Leave two generations, for searches that still hold the one before, and of Lance what they need."""
         kept = {number} if previous is None or previous > number else {number, previous}
         files: set[str] = set()
-        for folder in (self._folder / "generations").iterdir():
+        durable.clear_temporary(self._folder / "generations")
+        for folder in list((self._folder / "generations").iterdir()):
             if folder.name.isdigit() and int(folder.name) not in kept:
-                shutil.rmtree(folder)
+                durable.remove_folder(folder)
             elif folder.name.isdigit():
                 with contextlib.suppress(
                     OSError, ValueError, AttributeError
@@ -343,10 +343,22 @@ class Replica:
             return json.loads((self._folder / REMOTE_NAME).read_bytes())["token"]
         return None
 
-    def _copied_number(self) -> int | None:
-        with contextlib.suppress(OSError, ValueError):
-            return int((self._folder / CURRENT_KEY).read_text())
+    def _copied(self) -> Current | None:
+        with contextlib.suppress(OSError):
+            return Current.of((self._folder / CURRENT_KEY).read_bytes())
         return None
+
+    def _copied_number(self) -> int | None:
+        copied = self._copied()
+        return None if copied is None else copied.served
+
+    def _current_of(self, served: RemoteGeneration) -> Current:
+        """Return what ``CURRENT`` of the copy is to say: this generation, and the one it served before."""
+        copied = self._copied()
+        before = {} if copied is None else copied.manifests
+        older = {number: sha256 for number, sha256 in before.items() if number < served.generation}
+        kept = list(older.items())[: KEPT_GENERATIONS - 1]
+        return Current({served.generation: served.manifest.sha256, **dict(kept)})
 
     def _note(self, pointer: Pointer) -> None:
         durable.write_json(self._folder / REMOTE_NAME, {"token": pointer.token, "uri": self.uri})

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import CairnError, IntegrityError
+from pipeline.index.current import Current
 from pipeline.index.generation import check_generation_files, open_generation, read_manifest
 from pipeline.index.lance_files import LanceFiles, damaged_lance_files, read_lance_files
 from pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, lance_errors
@@ -57,28 +58,44 @@ def verify_collection(
     """
     layout.require_exists()
     layout.refresh()
-    problems: list[Problem] = []
-    try:
-        served = layout.current_generation_number()
-    except IntegrityError as error:
-        problems.append(Problem(generation=None, part="current", file="CURRENT", sentence=error.fault))
-        served = None
-    if served is not None and served not in layout.generation_numbers():
-        problems.append(
-            Problem(
-                generation=None,
-                part="current",
-                file="CURRENT",
-                sentence=f"CURRENT must name a generation that stands, got {served}",
-            )
-        )
-    numbers = sorted(layout.generation_numbers(), key=lambda number: (number != served, -number))
+    current, problems = read_current(layout)
+    served = None if current is None else current.served
+    numbers = sorted(kept_generations(layout, current), key=lambda number: (number != served, -number))
     for done, number in enumerate(numbers):
         progress("verify", done, len(numbers), "generations")
-        if served is None or number <= served:  # a newer one was never served: the next writer removes it
-            problems += verify_generation(layout, number, check_rows=number == served)
+        problems += verify_generation(layout, number, check_rows=number == served)
     progress("verify", len(numbers), len(numbers), "generations")
     return problems + store_problems(layout, served)
+
+
+def read_current(layout: CollectionLayout) -> tuple[Current | None, list[Problem]]:
+    """Return what ``CURRENT`` says, None where it names no generation that stands, and what is wrong with it."""
+
+    def problem(sentence: str) -> Problem:
+        return Problem(generation=None, part="current", file="CURRENT", sentence=sentence)
+
+    try:
+        current = layout.current()
+    except IntegrityError as error:
+        return None, [problem(error.fault)]
+    named = [] if current is None else list(current.manifests)
+    gone = [number for number in named if number not in layout.generation_numbers()]
+    problems = [problem(f"CURRENT must name generations that stand, got {number}") for number in gone]
+    return (None if current is None or current.served in gone else current), problems
+
+
+def kept_generations(layout: CollectionLayout, current: Current | None) -> list[int]:
+    """Return the generations that count: those ``CURRENT`` names.
+
+    Others were never served, or are about to be removed: the next writer does it. Where ``CURRENT`` is damaged
+    or without hashes, all that may have been served count.
+    """
+    standing = layout.generation_numbers()
+    if current is None:
+        return standing
+    if current.is_recorded:
+        return [number for number in standing if number in current.manifests]
+    return [number for number in standing if number <= current.served]
 
 
 def store_problems(layout: CollectionLayout, served: int | None) -> list[Problem]:

@@ -452,7 +452,7 @@ def test_advice_after_damage_is_a_command_that_mends_it(
     call("ingest", corpus, *ingest_options, "--quiet", *at_root)
     call("compact", "c", *at_root)
     folder = tmp_path / "my data" / "c"
-    (folder / "generations" / (folder / "CURRENT").read_text().strip() / damaged).write_bytes(
+    (folder / "generations" / (folder / "CURRENT").read_text().split()[0] / damaged).write_bytes(
         b"no such thing"
     )
     code, _, err = call("status", "c", *at_root)

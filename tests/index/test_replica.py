@@ -29,8 +29,10 @@ from pipeline.index.maintenance import (
     verify_collection,
 )
 from pipeline.index.object_folder import ObjectFolder
+from pipeline.index.remote_pointer import Pointer
 from pipeline.index.replica import Replica
 from pipeline.index.status import collection_status
+from tests.damages import flipped_bits
 
 if TYPE_CHECKING:
     pass
@@ -259,6 +261,28 @@ def test_copy_of_a_collection_that_vanished_from_its_store_is_not_published_over
         stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
 
 
+def test_every_flipped_bit_of_a_stores_current_is_noticed(
+    machine: Machine, stones: ModuleType, bucket: ObjectFolder
+) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    found = bucket.read("CURRENT")
+    assert found is not None
+    Pointer.of(found.content, bucket.uri)
+    for flipped in flipped_bits(found.content):
+        with pytest.raises(IntegrityError):
+            Pointer.of(flipped, bucket.uri)
+
+
+def test_current_of_a_store_without_a_hash_is_read_as_releases_before_wrote_it(
+    machine: Machine, stones: ModuleType, bucket: ObjectFolder
+) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    pointer = pointer_in(bucket)
+    del pointer["sha256"]
+    bucket.write("CURRENT", json.dumps(pointer, indent=2, sort_keys=True).encode())
+    assert len(served(machine("b"))) == 5
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"[]", b'{"format_version": 2}', b'{"format_version": 1, "token": "t", "generations": [3]}'],
@@ -277,6 +301,7 @@ def test_manifest_that_points_out_of_its_collection_is_refused(
 ) -> None:
     stones.publish_documents(machine("a"), stones.document_ids(5))
     pointer = pointer_in(bucket)
+    del pointer["sha256"]  # as a release without it would have written
     (name,) = [name for name in pointer["generations"][0]["tags"] if "documents" in name]
     pointer["generations"][0]["tags"]["../../outside"] = pointer["generations"][0]["tags"].pop(name)
     bucket.write("CURRENT", json.dumps(pointer | {"token": "another"}).encode())

@@ -1,0 +1,116 @@
+"""``CURRENT`` and the hashes it records: every flipped bit of it and of a manifest is noticed."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from pipeline.errors import DamageError
+from pipeline.index.current import Current
+from pipeline.index.generation import open_generation, open_latest_intact_generation, read_manifest
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.maintenance import repair_collection, verify_collection
+from pipeline.manifest import MANIFEST_NAME
+from tests.damages import flipped_bits
+
+HASHES = {7: "a" * 64, 6: "0" * 64}
+
+
+def test_current_reads_back_what_it_wrote() -> None:
+    assert Current.of(Current(HASHES).to_bytes()) == Current(HASHES)
+    assert Current(HASHES).served == 7
+
+
+def test_current_of_a_name_alone_is_read_without_a_hash() -> None:
+    found = Current.of(b"00000007\n")
+    assert found == Current({7: None})
+    assert not found.is_recorded
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"00000007", b"7\n", b"00000007 " + b"a" * 63 + b"\n", b"00000007 " + b"A" * 64 + b"\n"],
+)
+def test_current_of_other_content_is_damaged(content: bytes) -> None:
+    assert Current.of(content) is None
+
+
+def test_current_with_generations_out_of_order_is_damaged() -> None:
+    lines = Current(HASHES).to_bytes().splitlines(keepends=True)
+    assert Current.of(b"".join(reversed(lines))) is None
+    assert Current.of(lines[0] * 2) is None
+
+
+@pytest.fixture
+def changed(published: CollectionLayout, stones: ModuleType) -> CollectionLayout:
+    """A collection whose second generation is served."""
+    stones.publish_change(published, "n")
+    return published
+
+
+def test_current_names_the_served_generation_and_the_one_before(changed: CollectionLayout) -> None:
+    current = changed.current()
+    assert current is not None
+    assert list(current.manifests) == [2, 1]
+    assert current.is_recorded
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_every_flipped_bit_of_a_manifest_is_noticed(changed: CollectionLayout, number: int) -> None:
+    path = changed.generation_folder(number) / MANIFEST_NAME
+    whole = path.read_bytes()
+    read_manifest(changed, number)
+    for flipped in flipped_bits(whole):
+        path.write_bytes(flipped)
+        with pytest.raises(DamageError, match="SHA-256 in CURRENT"):
+            read_manifest(changed, number)
+
+
+def test_every_flipped_bit_of_current_is_noticed(changed: CollectionLayout) -> None:
+    whole = changed.current_path.read_bytes()
+    assert verify_collection(changed) == []
+    served, before = whole.splitlines()
+    for flipped in flipped_bits(whole):
+        current = Current.of(flipped)
+        if current is None:
+            continue
+        # What still reads as generations and hashes fits no manifest that stands.
+        assert current.is_recorded
+        lines = flipped.splitlines()
+        for line, kept in ((lines[0], served), (lines[1], before)):
+            number, sha256 = int(line[:8]), line[9:].decode()
+            folder = changed.generation_folder(number)
+            fits = folder.is_dir() and changed.manifest_sha256(number) == sha256
+            assert fits == (line == kept)
+
+
+def test_flip_of_the_served_number_serves_the_newest_whole_generation_and_is_repaired(
+    changed: CollectionLayout,
+) -> None:
+    changed.current_path.write_bytes(changed.current_path.read_bytes().replace(b"00000002 ", b"00000003 "))
+    assert open_latest_intact_generation(changed).number == 2
+    assert [problem.file for problem in verify_collection(changed)] == ["CURRENT"]
+    repair_collection(changed)
+    assert verify_collection(changed) == []
+    assert open_generation(changed).number == 2
+
+
+def test_collection_whose_current_is_a_name_alone_opens_and_records_hashes_at_its_next_publication(
+    changed: CollectionLayout, stones: ModuleType
+) -> None:
+    changed.current_path.write_bytes(b"00000002\n")
+    assert open_generation(changed).number == 2
+    assert verify_collection(changed) == []
+    stones.publish_change(changed, "m")
+    current = changed.current()
+    assert current is not None
+    assert (list(current.manifests), current.is_recorded) == ([3, 2], True)
+
+
+def test_publication_carries_the_recorded_hash_of_a_manifest_over(
+    changed: CollectionLayout, stones: ModuleType
+) -> None:
+    before = changed.manifest_sha256(2)
+    stones.publish_change(changed, "m")
+    assert changed.manifest_sha256(2) == before
