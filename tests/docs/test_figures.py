@@ -54,7 +54,7 @@ STATED = {
     "design/decisions/map-on-demand.md": [
         f"{corpus_map.MAX_SAMPLE:,} evenly spread documents",
         f"up to {corpus_map.MAX_DOCUMENTS:,}",
-        f"at most {map_cache.MAX_KEPT} in memory and {map_files.MAX_FILES} over a restart",
+        f"at most {map_cache.MAX_ENTRIES} in memory and {map_files.MAX_FILES} over a restart",
     ],
     "design/object-store.md": [f"It lasts {LEASE_SECONDS:g} s"],
     "design/scale.md": [f"stop at {MAX_LISTS:,} lists"],
