@@ -1,4 +1,4 @@
-"""A cross-encoder as reranker: Sentence-Transformers' own class on a model that lies on this machine, in safetensors.
+"""A cross-encoder as reranker: Sentence-Transformers' own class on a local model in safetensors.
 
 It reads query and passage together, at most :data:`MAX_TOKENS` of both. Its logit becomes a score from 0 to
 1, which ranks as it does.

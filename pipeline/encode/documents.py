@@ -142,7 +142,8 @@ class DocumentEncoder:
     ) -> EncodedDocuments:
         """Encode texts in the order given.
 
-        ``on_tokens`` hears how many of their tokens each batch has finished, each token once. ``titles``, one a text, None or "" where it has none, are read where :attr:`reads_titles`.
+        ``on_tokens`` hears how many of their tokens each batch has finished, each token once. ``titles``, one
+        a text, None or "" where it has none, are read where :attr:`reads_titles`.
         """
         temperature, by_length = self.config.temperature, self.config.temperature_by_length
         encoded = self._encode(texts, self._document_prefix, temperature, by_length, on_tokens, "document")

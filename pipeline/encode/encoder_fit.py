@@ -1,4 +1,4 @@
-"""Whether settings, prefixes and a context fit a model; refused in one sentence before anything is encoded."""
+"""Whether settings, prefixes and a context fit a model: refused before anything is encoded."""
 
 from __future__ import annotations
 

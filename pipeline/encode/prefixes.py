@@ -1,4 +1,6 @@
-"""Instructions before a text: what stands after a row's [CLS], is read by every token and pooled from nowhere (NV-Embed §3.2).
+"""Instructions before a text (NV-Embed §3.2).
+
+They stand after a row's [CLS], are read by every token, and are in no pooled span.
 
 A prefix is tokenised by itself, once, and its ids stand before every chunk or window. Its last space goes to
 the text: tokenizers that write a word with the space before it then give the tokens of prefix and text

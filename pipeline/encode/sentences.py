@@ -39,7 +39,7 @@ _BEFORE_TERMINATOR: Final = (
 )
 _BOUNDARY: Final = regex.compile(
     rf"""
-    (?: {_LINE_BREAK} {_BLANKS} {_LINE_BREAK} | \u2029 ) {_SPACES}                           # SB4, empty lines only
+    (?: {_LINE_BREAK} {_BLANKS} {_LINE_BREAK} | \u2029 ) {_SPACES}    # SB4, empty lines only
     | (?:
         [{_class("STerm")}] {_IGNORED} {_CLOSERS}
         | [{_class("ATerm")}] {_IGNORED}

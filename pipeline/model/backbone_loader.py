@@ -1,4 +1,4 @@
-"""From the name of a model to its backbone: files read, the family's reader chosen, weights laid out for the backend.
+"""From the name of a model to its backbone: its files, its family's reader, its backend.
 
 Nothing is downloaded: a model is the embedded one or a folder.
 """

@@ -72,7 +72,7 @@ class ContextEncoder:
         )
 
     def embed(self, texts: Sequence[str]) -> Float32[np.ndarray, "C E"]:
-        """Embed texts in the order given, each cut after ``max_tokens`` tokens, [CLS] and [SEP] among them."""
+        """Embed texts in the order given, each cut after ``max_tokens``, [CLS] and [SEP] included."""
         ids = [self._head_ids(self._prefix + text) for text in texts]
         token_offsets = np.concatenate([[0], np.cumsum([len(item) for item in ids], dtype=np.int64)])
         chunks = Chunks(token_offsets=token_offsets, chunk_offsets=np.arange(len(ids) + 1))

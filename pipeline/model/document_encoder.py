@@ -1,8 +1,9 @@
-"""M2: rows of token ids to one embedding a chunk, with the context of the corpus in front when there is one (CDE §4.2, eq. 5 and 6).
+"""M2: rows of token ids to one embedding a chunk (CDE §4.2, eq. 5 and 6).
 
-Pure: it takes a layout and gives arrays, knowing no text, file or table. Rows of one attention temperature
-are batched by length, and every result is put back in its chunk's place. Rows that see one another, the
-windows of landmark attention, are always in one batch. Embeddings are float32 and not normalised.
+The corpus's context stands in front where there is one. Pure: it takes a layout and gives arrays, and knows
+no text, file or table. Rows of one attention temperature are batched by length, and every result is put back
+in its chunk's place. Rows that see one another, the windows of landmark attention, are always in one batch.
+Embeddings are float32 and not normalised.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from pipeline.ragged import ranges
 
 SMALL_BATCH_TOKENS: Final = 1_024
 WIDTH_STEP: Final = 8
-"""A small batch, such as the queries of a server, is this many tokens wide or a multiple: oneDNN builds and keeps its products shape by
-shape, which costs a query of a new length milliseconds and the process megabytes.
+"""A small batch, such as the queries of a server, is this many tokens wide or a multiple.
+
+oneDNN builds and keeps its products shape by shape, which costs a query of a new length milliseconds and the
+process megabytes.
 """
 
 
@@ -39,8 +42,9 @@ def embed_chunks(
     landmarks: LandmarkReader | None = None,
     on_chunks: Callable[[Int64[np.ndarray, " m"]], None] | None = None,
 ) -> Float32[np.ndarray, "M E"]:
-    """Embed every chunk of a layout, in the layout's order; ``on_chunks`` hears the indices of each batch's chunks when they are done.
+    """Embed every chunk of a layout, in the layout's order.
 
+    ``on_chunks`` hears the indices of each batch's chunks when they are done.
     ``temperature`` divides attention logits (TempScale), in all rows alike or in each row by its own; rows of
     one window share theirs. ``token_head`` rewrites hidden states, position by position, before they are
     pooled (latent attention). ``landmarks`` reads a layout with windows, and has its own context; it must be

@@ -1,4 +1,4 @@
-"""The gates of landmark attention: how far each head of each layer opens to other chunks and to the corpus's context.
+"""The gates of landmark attention: how far each head of each layer opens to other chunks and to the context.
 
 A gate is added to the logits of what stands behind it: 0 shows another chunk's landmark as if it stood in the
 own chunk, -inf hides it. A checkpoint may hold gates among its weights or among the tensors of ours beside

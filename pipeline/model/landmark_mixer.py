@@ -1,4 +1,4 @@
-"""Landmarks that know their document, its title and the corpus: what is mixed into a chunk's embedding after the transformer.
+"""Landmarks that know their document, its title and the corpus: what is mixed in after the transformer.
 
     yᵢ = xᵢ + pᵢ t + qᵢ m + Σₕ rₕᵢ Σⱼ aₕᵢⱼ xⱼ + Σₕ sₕᵢ Σⱼ bₕᵢⱼ cⱼ          a landmark of a document
     y  = x + Σₕ sₕ Σⱼ bₕⱼ cⱼ                                              a query, with heads of its own
@@ -17,7 +17,8 @@ transformer's.
 A last matrix turns the space so that its first dimensions say most (Matryoshka: Kusupati et al. 2022; m³BERT
 §2.1).
 
-    N documents    M landmarks    S stretches    L landmarks of the longest    C context documents    D width    H heads    d of a head
+    N documents    M landmarks    S stretches    L landmarks of the longest
+    C context documents    D width    H heads    d of a head
 """
 
 from __future__ import annotations
@@ -185,8 +186,9 @@ def mix_documents(
     title_embeddings_ND: Float32[np.ndarray, "N D"] | None,
     context_CD: Float32[np.ndarray, "C D"] | None,
 ) -> Float32[np.ndarray, "M D"]:
-    """Mix the landmarks of N documents; document i owns ``chunk_offsets[i]:chunk_offsets[i + 1]``, a title of zeros is none.
+    """Mix the landmarks of N documents.
 
+    Document i owns ``chunk_offsets[i]:chunk_offsets[i + 1]``; a title of zeros is none.
     Inputs need not be of unit length. A landmark's result depends on its own document and the context alone,
     not on what is encoded beside.
     """

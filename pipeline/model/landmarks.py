@@ -39,8 +39,9 @@ TRAINING_INTERVALS: Final = (32, 64, 128, 256)
 class Chunks:
     """M chunks of N texts, in order.
 
-    Chunk ``i`` owns tokens ``token_offsets[i]:token_offsets[i + 1]`` of all texts laid end to end. Text ``j`` owns chunks ``chunk_offsets[j]:chunk_offsets[j + 1]``, at least one; only a text without tokens
-    has an empty chunk.
+    Chunk ``i`` owns tokens ``token_offsets[i]:token_offsets[i + 1]`` of all texts laid end to end. Text ``j``
+    owns chunks ``chunk_offsets[j]:chunk_offsets[j + 1]``, at least one; only a text without tokens has an
+    empty chunk.
     """
 
     token_offsets: Int64[np.ndarray, " M1"]
@@ -123,7 +124,7 @@ def _cuts(
     text_offsets_N1: Int64[np.ndarray, " N1"],
     interval_N: Int64[np.ndarray, " N"],
 ) -> Bool[np.ndarray, " T"]:
-    """Mark the tokens a chunk may begin with, so that no two neighbours lie more than the text's interval apart."""
+    """Mark the tokens a chunk may begin with; no two neighbours lie more than the text's interval apart."""
     interval_T = np.repeat(interval_N, np.diff(text_offsets_N1))
     is_text_start = np.zeros(len(breaks_T), np.bool_)
     is_text_start[text_offsets_N1[:-1][np.diff(text_offsets_N1) > 0]] = True
@@ -275,8 +276,8 @@ def landmark_rows(
 ) -> Rows:
     """Lay every chunk out as ``chunk_rows`` does, and put the rows of a text into windows.
 
-    A window has at most ``max_window_tokens``. Windows overlap, and a chunk in several of them is pooled in one, as ``window_rows`` has it; here every
-    chunk counts with its own [CLS].
+    A window has at most ``max_window_tokens``. Windows overlap, and a chunk in several of them is pooled in
+    one, as ``window_rows`` has it; here every chunk counts with its own [CLS].
     """
     alone = chunk_rows(
         ids_T,

@@ -1,7 +1,7 @@
-"""Latent attention: each token rewritten by a dictionary of r trained latents, before the mean over tokens (NV-Embed eq. 1).
+"""Latent attention: each token rewritten by r trained latents, before the mean over tokens (NV-Embed eq. 1).
 
-    x' = x + softmax(LN(x) Wq (LN(latents) Wk)ᵀ / √d) (LN(latents) Wv) Wo        tokens are queries, latents are keys and values
-    y  = x' + GEGLU(LN(x'))                                                       then the mean over y, by the layout's spans
+    x' = x + softmax(LN(x) Wq (LN(latents) Wk)ᵀ / √d) (LN(latents) Wv) Wo    tokens query, latents answer
+    y  = x' + GEGLU(LN(x'))                                                   the layout's spans average y
 
 A token's result depends on that token alone, so this is a map of hidden states that stands between a
 backbone's last norm and :func:`pipeline.model.pooling.pool_spans`; the layout leaves instruction tokens out

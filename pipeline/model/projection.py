@@ -1,4 +1,4 @@
-"""What a checkpoint has between pooling and the vector: dense layers and norms, in the order its folder lists them.
+"""What a checkpoint has between pooling and the vector: dense layers and norms, in its folder's order.
 
     pooled chunk embedding ─▶ Dense (linear, activation) ─▶ LayerNorm ─▶ … ─▶ embedding, not normalised yet
 
@@ -38,7 +38,7 @@ _DEFAULT_ACTIVATION: Final = "Tanh"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Layer:
-    """One module: a dense layer, named by its activation, a LayerNorm, or a Normalize, which has no weight."""
+    """One module: a dense layer, named by its activation, a LayerNorm, or a Normalize without weight."""
 
     kind: str
     weight: torch.Tensor

@@ -1,10 +1,10 @@
-"""Sequence dropout (CDE §4.2): in training each context vector gives way to one learned null token with some probability.
+"""Sequence dropout (CDE §4.2): in training a null token takes a context vector's place with some probability.
 
 It teaches the second stage to do with less context, or none: at inference, where nothing is dropped, the null
 token stands in for the context a caller does not give. Pure and differentiable in both inputs; which vectors
 fall is the caller's generator's business.
 
-Source: Morris & Rush 2024 (CDE), §4.2, embedding without context; drawn anew for every row of a batch, as the
+Source: Morris & Rush 2024 (CDE), §4.2, embedding without context; drawn for every row of a batch, as the
 public code does.
 """
 

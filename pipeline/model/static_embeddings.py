@@ -45,7 +45,7 @@ SMOOTHING = 0.3
 
 PROJECTION_DIM = 128
 MAX_FIT_TEXTS = 8_192
-"""Texts a fit reads: frequencies and directions have settled by then, and a sample is embedded again anyway."""
+"""Texts a fit reads; frequencies and directions have settled by then."""
 
 TEXTS_PER_DIRECTION = 4
 """Directions are only as good as their sample: a fit keeps at most one for every four texts."""
@@ -145,7 +145,7 @@ class StaticEmbedder:
 def fit_static(
     token_embeddings_TD: Float32[np.ndarray, "T D"], tokenizer: Tokenizer, texts: Sequence[str]
 ) -> StaticFit:
-    """Learn token weights and the projection from a sample, of which :data:`MAX_FIT_TEXTS` evenly spaced texts are read.
+    """Learn token weights and the projection from :data:`MAX_FIT_TEXTS` evenly spaced texts at most.
 
     Special tokens, the unknown token among them, weigh nothing. A token the sample never had weighs 1.
     """
@@ -189,7 +189,7 @@ def _check_table(token_embeddings_TD: np.ndarray, tokenizer: Tokenizer) -> None:
 
 
 def _bare_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """Copy a tokenizer without padding (some ship with it on, and pads would count as tokens) and with our own limit."""
+    """Copy a tokenizer with our own limit and without padding, which would count as tokens."""
     bare: Tokenizer = Tokenizer.from_str(tokenizer.to_str())
     bare.no_padding()
     bare.enable_truncation(MAX_TOKENS)
@@ -231,7 +231,7 @@ def _gram(
 
 
 def _common_direction_removed(gram_DD: np.ndarray, directions: int) -> Float32[np.ndarray, "D V"]:
-    """Return singular directions 2 … directions + 1 as columns, scaled, each with its largest entry positive: a sign is no accident."""
+    """Return singular directions 2 … directions + 1 as scaled columns, the largest entry of each positive."""
     eigenvalues, vectors_DD = np.linalg.eigh(gram_DD)
     kept = np.arange(len(eigenvalues) - 2, len(eigenvalues) - 2 - directions, -1)
     kept_DV = vectors_DD[:, kept]

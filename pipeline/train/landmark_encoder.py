@@ -10,7 +10,7 @@ chunks, gated memory of the context. Parameters carry the published names, so th
 ordinary checkpoint. No dropout: short fine-tuning of a small model does not need it, and GradCache computes
 everything twice.
 
-    N tokens of a batch, rows end to end    B rows, a chunk each    D model dim    H heads    C context vectors
+    N tokens of a batch, rows end to end    B rows, a chunk each    D width    H heads    C context vectors
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class LandmarkEncoder(_Parameters):
             engine = self._read(tensors, torch.float32, torch.device("cpu"))
         except ModelError as error:
             raise ModelError(
-                f"training must start from a model it can run, got one it cannot ({error}); choose another base"
+                f"training must start from a model it can run, got one it cannot ({error}); "
+                "choose another base"
             ) from error
         self.base_prefix = tensors.names[0].removesuffix(WORD_EMBEDDINGS)
         self.model_dim, self.num_layers = engine.model_dim, engine.num_layers
@@ -137,7 +138,7 @@ class LandmarkEncoder(_Parameters):
 
     @torch.no_grad()
     def published_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the parameters on the CPU, low-rank updates merged, under their names in the base's files."""
+        """Return the parameters on the CPU, low-rank updates merged, named as in the base's files."""
         return {
             name if name in OWN_NAMES else self.base_prefix + name: (
                 self._tensor(name).detach().cpu().contiguous()
@@ -199,7 +200,7 @@ class LandmarkEncoder(_Parameters):
     def _remember(
         self, engine: Transformer, context_CD: Float[torch.Tensor, "C D"], num_layers: int
     ) -> tuple[Memory, ...]:
-        """Run context vectors through the layers, without positions, and return each layer's keys and values."""
+        """Run context vectors through the layers and return each layer's keys and values."""
         memories: list[Memory] = []
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""softmax(q·k / (τ √d) + bias)·v on the kernel that is fastest where it runs; every choice gives the same numbers up to rounding.
+"""softmax(q·k / (τ √d) + bias)·v on the fastest kernel; every choice gives the same numbers up to rounding.
 
 That is torch's fused kernel, except on a CPU in bf16: there the processor's bf16 products outrun it at every
 length, so scores are made block by block, small enough to stay in the cache, with the softmax between the
@@ -21,8 +21,9 @@ SCORES_PER_STEP: Final = 1 << 20
 """Scores made at a time by plain products: 128 queries of 8,192 keys, or many heads of short rows."""
 
 OWN_SOFTMAX_MIN_KEYS: Final = 1 << 10
-"""From this many keys on the bf16 softmax, which computes in float32 inside, costs a fifth less than one with a copy before and after; on
-shorter rows up to three times more, by how their lengths divide.
+"""From this many keys on the bf16 softmax costs a fifth less than one with a copy before and after.
+
+It computes in float32 inside. On shorter rows it costs up to three times more, by how their lengths divide.
 """
 
 
@@ -34,8 +35,9 @@ def attend(
     workspace: Workspace,
     temperature: float = 1.0,
 ) -> Float[torch.Tensor, "B Q H d"]:
-    """Mix values; ``bias`` is added to the logits, -inf where a query does not see a key, and leaves every query at least one key.
+    """Mix values; ``bias`` is added to the logits, -inf where a query does not see a key.
 
+    It leaves every query at least one key.
     ``temperature`` divides the logits (TempScale). Where there are fewer keys' heads than queries', each
     serves as many neighbouring ones.
     """

@@ -1,4 +1,4 @@
-"""Sliding-window attention at a cost linear in the length: each block of queries sees its own keys and ``radius`` on either side.
+"""Sliding-window attention at linear cost: a block of queries sees its own keys and ``radius`` around.
 
     tokens of all rows laid end to end   … | block g-1 | block g | block g+1 | …
     queries of block g                                  ▔▔▔▔▔▔▔▔▔

@@ -35,7 +35,7 @@ _OF_ONEDNN: Final[Mapping[Activation | None, tuple[str, str]]] = {
 
 
 class InPlaceOperations:
-    """Implements :class:`LayerOperations` for tokens ``N D`` of one batch; heads are ``N P d``, P of all three kinds.
+    """Implements :class:`LayerOperations` for tokens ``N D``; heads are ``N P d``, P of all three kinds.
 
     ``drop_lead`` lets only the text go on after this layer's attention.
     """

@@ -1,8 +1,8 @@
-"""Landmark attention: a token sees its own chunk whole, of the other chunks of its window only their landmarks, and the corpus's context.
+"""Landmark attention: a token sees its own chunk, the landmarks of other chunks, and the context.
 
     own       [CLS] z z z [LMK]      the row the token stands in, as in chunk attention
-    others    [LMK] [LMK] …          the landmarks of the other rows of its window, behind the gate of the layer and head
-    context   c c c …                the corpus's context vectors, behind a gate of their own, without position
+    others    [LMK] [LMK] …          the landmarks of its window's other rows, behind a gate of each head
+    context   c c c …                the corpus's context vectors, behind a gate of their own, no position
 
     softmax(q·k / (τ √d) + gate)·v over all three at once; the gate of own keys is 0
 
@@ -35,13 +35,14 @@ The rest would be padding.
 """
 
 Mix = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""Attention of ``B H Q d`` over ``B G S d`` with a bias that broadcasts to ``B H Q S``, giving ``B Q H d``."""
+"""Attention of ``B H Q d`` over ``B G S d`` with a bias that broadcasts to ``B H Q S``, to ``B Q H d``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """R rows attended to together; indices count the batch's tokens, T own ones a row (padding repeats one), L landmarks of other rows.
+    """R rows attended to together: T own tokens a row, where padding repeats one, and L landmarks of others.
 
+    Indices count the batch's tokens.
     Biases are 0 where a query sees a key and -inf elsewhere, None where all is seen; ``local_bias`` keeps to
     the radius of local layers.
     """

@@ -1,4 +1,4 @@
-"""A batch of windows under landmark attention: packed rows, each a chunk, that see the landmarks of their window and the context.
+"""A batch of windows under landmark attention: packed rows that see their window's landmarks and the context.
 
     rows of one window     [CLS] z1 [LMK] · [CLS] z2 [LMK] · …      positions restart in every row
     tokens of the batch    all rows laid end to end without padding; a window never leaves its batch
@@ -29,7 +29,7 @@ Twice as many cost 10 % more.
 """
 
 CUDA_SCORES_PER_STEP: Final = 1 << 28
-"""A GPU's fused kernel stores no scores, so this bounds only the keys gathered for a step, to a few gigabytes."""
+"""A GPU's fused kernel stores no scores; this bounds the keys gathered for a step to a few gigabytes."""
 
 
 class LandmarkWindows(Packed):

@@ -1,6 +1,6 @@
-"""The engine with its layers run by OpenVINO: the fastest exact way on an x86 processor, and an optional extra.
+"""The engine with its layers run by OpenVINO: the fastest exact way on an x86 processor, an optional extra.
 
-    ids, context ─▶ Transformer: embedding ─▶ compiled graph of the layers ─▶ Transformer: final norm ─▶ hidden states
+    ids, context ─▶ embedding ─▶ compiled graph of the layers ─▶ final norm ─▶ hidden states
 
 Only ``run_layers`` differs from the engine's, so whatever family it reads runs here, with context, local
 layers and any τ. Batches are encoded one a thread (:mod:`pipeline.model.batching`): each thread has a request
@@ -31,7 +31,7 @@ _PRECISIONS: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class OpenVinoTransformer(Transformer):
-    """Implements :class:`pipeline.model.engine.backbone.Backbone`: an engine on the CPU in float32, but for its layers."""
+    """Implements :class:`pipeline.model.engine.backbone.Backbone`: a float32 engine with compiled layers."""
 
     def __init__(self, engine: Transformer, precision: torch.dtype) -> None:
         vars(self).update(vars(engine))

@@ -64,7 +64,7 @@ def build_graph(
 
 
 class GraphOperations:
-    """Implements :class:`LayerOperations` for nodes ``B S D``; heads are a node each of queries, keys and values."""
+    """Implements :class:`LayerOperations` for nodes ``B S D``; heads are three nodes."""
 
     def __init__(self, layer: Layer, inputs: Mapping[str, Any], shape: Shape) -> None:
         self._is_local = layer.is_local

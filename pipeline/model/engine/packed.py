@@ -1,7 +1,7 @@
-"""A batch as rows laid end to end, the layout of a GPU: no product is spent on padding, and no row sees another.
+"""A batch as rows laid end to end, the layout of a GPU: no product is spent on padding.
 
     rectangle   c c │ t t t t         packed   c c t t t t c c t t
-                c c │ t t · ·                  ▔▔▔▔▔▔▔▔▔▔▔ ▔▔▔▔▔▔▔  cumulative lengths tell the kernel where a row ends
+                c c │ t t · ·                  ▔▔▔▔▔▔▔▔▔▔▔ ▔▔▔▔▔▔▔  the kernel is told where each row ends
 
 On CUDA in half precision attention is torch's variable-length flash kernel, local layers by its window.
 Elsewhere it is computed row by row, the plain form that the tests hold the kernels against.

@@ -93,7 +93,10 @@ class Rectangle:
         return x_BSD[:, self._batch.num_lead :].reshape(-1, x_ND.shape[1])
 
     def without_lead(self) -> Pattern:
-        """See :class:`Pattern`; only a lead without positions can be dropped before the last layer, so the text's own stay."""
+        """See :class:`Pattern`.
+
+        Only a lead without positions can be dropped before the last layer, so the text's own stay.
+        """
         return Rectangle(
             self._batch.without_lead(),
             self._settings,

@@ -12,7 +12,7 @@ exact to 1e-5 in fp32.
 After the last layer that can show the lead to the text, only the text goes on. No dropout, no token types but
 0. What a checkpoint holds beside its transformer is read above the engine, from ``own_tensors``.
 
-    B rows   S vectors of a row, lead and text   T text tokens   N vectors of a batch   M of its texts   D width
+    B rows   S vectors of a row, lead and text   T text tokens   N vectors of a batch   M of its texts
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint by name, checked against the shapes that its configuration promises: projections and norms.
+"""Tensors of a checkpoint by name, as projections and norms of the shapes its configuration promises.
 
 Published files name the same tensors with or without a prefix (``model.``, ``bert.``); the prefix is found by
 one tensor that every file of the family holds. Biases are optional: the rotary families are published without
@@ -29,7 +29,7 @@ class Linear:
     bias: torch.Tensor | None = None
 
     def packed(self) -> Linear:
-        """Return the projection with its weight laid out as oneDNN multiplies it; itself where oneDNN does not.
+        """Return the projection with its weight laid out for oneDNN; itself where oneDNN does not multiply.
 
         A product of few rows, such as a query's, then reads the weight once, in order. In float32 oneDNN also
         multiplies twice as fast as torch's default on AMD processors.
@@ -118,7 +118,7 @@ class WeightReader:
         return require_floats(name, tensor).to(device=self._device, dtype=dtype)
 
     def require_all_read(self, part: str) -> None:
-        """Raise :class:`ModelError` for weights and biases below ``part`` that the family has no place for."""
+        """Raise :class:`ModelError` for tensors below ``part`` that the family has no place for."""
         prefix = f"{self._prefix}{part}."
         held = {
             name for name in self._tensors if name.startswith(prefix) and name.endswith((".weight", ".bias"))

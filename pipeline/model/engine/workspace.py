@@ -14,7 +14,10 @@ import torch
 
 
 class Workspace(threading.local):
-    """Buffers by purpose; what one ``take`` returned is overwritten by the next of the same purpose in the same thread."""
+    """Buffers by purpose.
+
+    What one ``take`` returned is overwritten by the next of the same purpose in the same thread.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,7 +1,10 @@
-"""CDE's two stages from one published checkpoint (cde-small-v1, cde-small-v2): M1 embeds context documents, M2 reads them before a text.
+"""CDE's two stages from one published checkpoint: M1 embeds context documents, M2 reads them before a text.
 
     M1   text ─▶ backbone ─▶ mean ─▶ Linear · GELU · Linear ─▶ a context vector, not normalised
-    M2   [J context vectors][8 soft prompts][text] ─▶ backbone ─▶ mean over the text ─▶ Linear · ReLU · Linear ─▶ an embedding
+    M2   [J context vectors][8 soft prompts][text] ─▶ backbone ─▶ mean over the text
+                                                            ─▶ Linear · ReLU · Linear ─▶ an embedding
+
+The checkpoints are cde-small-v1 and cde-small-v2.
 
 The soft prompts are one constant, the prompt projection of a vector of ones. As in the public code, text
 passes M2's own embedding layer twice and the lead once: ModernBERT norms its text twice, NomicBERT adds token
@@ -228,7 +231,7 @@ class CdeBackbone(_Stage):
         return projected_ME + pooled_MD if self._has_residual else projected_ME
 
     def _context(self, context_CD: Float32[np.ndarray, "C D"] | None) -> Float32[torch.Tensor, "_ _"]:
-        """Return the vectors that stand before the soft prompts, filled up with null tokens where the checkpoint has one."""
+        """Return the vectors before the soft prompts, filled up with null tokens where there is one."""
         given = torch.zeros((0, self.model_dim), device=self.device)
         if context_CD is not None:
             if context_CD.shape[1] != self.context_dim or len(context_CD) > self._context_size:
@@ -251,7 +254,7 @@ def read_cde(
     num_layers: int | None = None,
     run_on: Callable[[Transformer], Transformer] = lambda engine: engine,
 ) -> CdeBackbone:
-    """Read both stages strictly: a tensor that is missing, left over or of another shape raises :class:`ModelError`.
+    """Read both stages; a tensor that is missing, left over or misshapen raises :class:`ModelError`.
 
     ``num_layers`` runs the first layers of the second stage; the first stage keeps all of its own. ``run_on``
     gives each stage's engine to the backend.

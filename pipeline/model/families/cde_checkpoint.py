@@ -1,8 +1,8 @@
-"""A published CDE checkpoint taken apart: the tensors of each stage, and the sizes its config.json does not give.
+"""A published CDE checkpoint taken apart: each stage's tensors, and the sizes its config.json does not give.
 
     first_stage_model.embedder.*              M1's backbone, of the sizes of the model that ``embedder`` names
     first_stage_model.mlp.*                   what its pooled states pass
-    second_stage_model.backbone.*             M2's backbone, of the sizes of ``dataset_backbone``, else ``embedder``
+    second_stage_model.backbone.*             M2's backbone, sized as ``dataset_backbone``, else ``embedder``
     second_stage_model.{prompt,output}_projection.*, .sequence_dropout_null_embedding
 
 The configuration of a named model is looked for in the checkpoint's folder and beside it, as

@@ -1,4 +1,6 @@
-"""GTE (gte-*-en-v1.5, gte-multilingual-base, gte-en-mlm): rotary positions stretched by NTK, GeGLU, post-norm, biases but in the gate.
+"""GTE (gte-*-en-v1.5, gte-multilingual-base, gte-en-mlm): RoPE stretched by NTK, GeGLU, post-norm.
+
+There are biases everywhere but in the gate.
 
 Reads the published layout (model type ``new``: ``encoder.layer``, joint ``qkv_proj`` and ``up_gate_proj``,
 whose first half is the factor and second half the gate) and the one transformers uses itself (model type

@@ -1,8 +1,8 @@
 """m³BERT's architecture as a differentiable model with its losses, saved as a backbone.
 
-    ids ─▶ embed_tokens ─▶ layer 1 ─▶ … ─▶ layer l ─▶ … ─▶ layer N        layer: x + attention(norm x), then x + SwiGLU(norm x)
+    ids ─▶ embed_tokens ─▶ layer 1 ─▶ … ─▶ layer l ─▶ … ─▶ layer N
                                              │
-                                           norm ─▶ h^l ─▶ h^l[:d] W[:d] + b        one MLM head for every layer l and width d
+                                           norm ─▶ h^l ─▶ h^l[:d] W[:d] + b     one MLM head for all l and d
 
 BERT with what language models have taught since: RMSNorm before each part, SwiGLU, no biases, no dropout,
 fused attention. The layers are the engine's. The weights are named as decoder LLMs name theirs, so

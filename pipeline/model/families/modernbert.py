@@ -1,4 +1,4 @@
-"""ModernBERT and its kin (mmBERT, CDE v2's backbones): rotary positions, global layers among local ones, GeGLU, pre-norm.
+"""ModernBERT and its kin (mmBERT, CDE v2's backbones): RoPE, global layers among local ones, GeGLU, pre-norm.
 
 Local layers run in blocks, so their cost is linear in the length. Context stands before the text as input
 embeddings (CDE eq. 5 and 6): the embedding norm is applied to it once, it has no position and is not rotated,

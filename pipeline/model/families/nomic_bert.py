@@ -1,4 +1,4 @@
-"""NomicBERT (nomic-bert-2048, nomic-embed-text v1 and v1.5, CDE v1's backbones): rotary positions, SwiGLU, post-norm.
+"""NomicBERT (nomic-bert-2048, nomic-embed-text v1 and v1.5, CDE v1's backbones): RoPE, SwiGLU, post-norm.
 
 Reads the published layout (``n_embd``, ``emb_ln``, ``Wqkv``, ``fc11``) and the one transformers uses itself
 (``hidden_size``, ``q_proj``, ``gate_proj``). Same mathematics as both, exact to 1e-5 in fp32. Context stands

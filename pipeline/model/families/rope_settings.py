@@ -1,9 +1,9 @@
-"""What a configuration says of rotary positions: the base, and how frequencies are stretched to texts longer than were trained on.
+"""What a configuration says of rotary positions: the base, and how frequencies are stretched to longer texts.
 
     default   f                                     f of pair i: base^(-2 i / d)
     linear    f / factor
     llama3    f where waves are short, f / factor where they are long, a blend between
-    ntk       base * factor and f / factor^(2/d); with ``mixed_b`` the plain base and f / e^(a m^b), m the number of the pair
+    ntk       base * factor and f / factor^(2/d); with ``mixed_b`` the plain base and f / e^(a m^b) of pair m
 
 These four are constant over the length of a text. Kinds that change with it or also scale the attention
 (dynamic, yarn, longrope) are refused. Reads today's ``rope_parameters`` and the older ``rope_scaling`` beside

@@ -3,6 +3,7 @@
     names ─▶ embedded_weights | checkpoint ─▶ sentence_transformers_folder, model_defaults
                                               cde_settings        encoder_folder (saving)
 
-Nothing is downloaded and nothing is unpickled. Import from the modules; this package imports nothing by
-itself.
+``model_types`` is the table of families, ``own_tensors`` the names of tensors beside a transformer's,
+``first_layers`` a checkpoint cut to its first layers. Nothing is downloaded and nothing is unpickled. Import
+from the modules; this package imports nothing by itself.
 """

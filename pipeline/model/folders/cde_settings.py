@@ -1,7 +1,7 @@
-"""What the config.json of a CDE checkpoint says without its weights: that it is one, and how its authors use it. Loads no torch.
+"""What the config.json of a CDE checkpoint says: that it is one, and how its authors use it. Loads no torch.
 
 use_context                       read the collection's context, which the model was trained behind
-query_prefix, document_prefix     ``query_prompt`` and ``document_prompt`` where the file has them, else the published prefixes
+query_prefix, document_prefix     ``query_prompt`` and ``document_prompt`` of the file, else those published
 pool_prefix                       the mean takes a prefix in unless ``pool_ignore_instruction_tokens``
 """
 

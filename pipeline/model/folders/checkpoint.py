@@ -48,7 +48,7 @@ _TOKEN_NAMES: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """What a folder holds; ``fingerprint`` hashes weights, tokenizer and configuration, not the folder's name.
+    """What a folder holds; ``fingerprint`` hashes weights, tokenizer and configuration.
 
     ``cls_id`` = None: the tokenizer has neither [CLS] nor BOS, and rows begin with their text.
     """

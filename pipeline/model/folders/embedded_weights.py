@@ -1,8 +1,8 @@
-"""The default base model, all-MiniLM-L6-v2, as an installed package carries it: found, never downloaded, believed only by its hash.
+"""The default base model, all-MiniLM-L6-v2, as an installed package carries it.
 
-The package is located without being imported. Its weights must be the official file byte for byte; the
-tokenizer's hash goes into the fingerprint with the weights', so that another build of the package cannot pass
-for this one.
+It is never downloaded, and believed only by its hash. The package is located without being imported. Its
+weights must be the official file byte for byte; the tokenizer's hash goes into the fingerprint with the
+weights', so that another build of the package cannot pass for this one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Our checkpoint format: safetensors that Cairn reads back without loss and Sentence-Transformers as a stock model.
+"""Our checkpoint format: read back by Cairn without loss, by Sentence-Transformers as a stock model.
 
     model.safetensors, config.json, tokenizer.json …    the transformer, as published
     cairn_extra.safetensors                             tensors that no stock module has (``own_tensors``)
     cairn_config.json                                   the encoder's settings (``model_defaults`` reads them)
-    modules.json, 1_Pooling/, 2_Dense/ …                the same for Sentence-Transformers, as far as its own modules go
+    modules.json, 1_Pooling/, 2_Dense/ …                the same for Sentence-Transformers, where it can
 
 For texts of one chunk that library gives the same vectors, unless the settings go beyond its modules;
 ``beyond_stock_modules`` says how. The folder is written beside its place and renamed: it is whole, or what
@@ -86,7 +86,7 @@ def save_encoder_folder(
     copies_weights: bool = False,
     replaces: bool = False,
 ) -> None:
-    """Write a checkpoint with its settings; ``copies_weights`` copies the files it was read from, byte for byte.
+    """Write a checkpoint with its settings; ``copies_weights`` copies the files it was read from.
 
     Tensors may be others than those read (trained ones); everything else comes from the checkpoint's folder.
     A place that is taken raises :class:`ConfigError`, unless the new folder ``replaces`` what stands there.

@@ -1,4 +1,4 @@
-"""The settings a model's folder brings along: how its vectors were pooled in training, and behind which instructions.
+"""The settings that a model's folder brings: its pooling in training, and instructions.
 
     flag, environment, cairn.toml ─▶ what the collection has stored ─▶ what the folder brings ─▶ default
 
@@ -52,7 +52,7 @@ def encoder_config(chosen: Mapping[str, Any]) -> EncoderConfig:
 
 
 def model_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the folder of ``chosen["model"]`` brings for the encoder settings that ``chosen`` does not have.
+    """Return what the folder of ``chosen["model"]`` brings for the settings that ``chosen`` does not have.
 
     Raises :class:`ConfigError` for a name that cannot be had, :class:`ModelError` for a pooling Cairn does
     not run where none is chosen.
@@ -76,7 +76,7 @@ def model_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_architecture(config: Mapping[str, Any], *, is_described: bool) -> dict[str, Any]:
-    """Return what follows from the kind of model alone: NV-Embed's pooling, CDE's context and prefixes, a decoder's mask.
+    """Return what follows from the kind of model: NV-Embed's pooling, CDE's context, a decoder's mask.
 
     A bare decoder is taken for one to be made an encoder. In a Sentence-Transformers folder it was trained as
     that library runs it, with its causal mask, unless ``is_causal`` in its configuration is false.

@@ -1,4 +1,4 @@
-"""The names of tensors that Cairn adds to a transformer: latent attention, landmark attention, a landmark mixer."""
+"""The names of tensors beside a transformer's: latent attention, landmark attention, a landmark mixer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A Sentence-Transformers folder as it describes itself, without torch: which modules, pooled how, behind which prompts.
+"""A Sentence-Transformers folder as it describes itself, without torch: modules, pooling, prompts.
 
-    modules.json ─▶ Transformer ─▶ Pooling ─▶ Dense · LayerNorm · Normalize …       1_Pooling/config.json, 2_Dense/config.json
-    config_sentence_transformers.json ─▶ prompts, truncate_dim                       sentence_bert_config.json: do_lower_case
+    modules.json ─▶ Transformer ─▶ Pooling ─▶ Dense · LayerNorm · Normalize …
+    1_Pooling/config.json, 2_Dense/config.json ─▶ the settings of each module
+    config_sentence_transformers.json ─▶ prompts, truncate_dim
+    sentence_bert_config.json ─▶ do_lower_case
 
 Says what is written there and refuses what Cairn cannot run; which setting follows from it is
 ``model_defaults``' business, the tensors are ``projection``'s. Old and new spellings of Pooling's
@@ -48,7 +50,10 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SentenceTransformersFolder:
-    """What the folder says; ``pooling`` = None has no Pooling module, ``steps`` leave out the last Normalize, which every vector gets."""
+    """What the folder says; ``pooling`` = None has no Pooling module.
+
+    ``steps`` leave out the last Normalize, which every vector gets.
+    """
 
     transformer: Path
     pooling: str | None = None
