@@ -3,8 +3,8 @@
     passages = 3             each document's best windows, none touching another
     max_characters = 2,000   windows of all candidates, best first; each adds what no better one holds; neighbours become one passage
 
-A reader with a budget reads on around the place that fits best before turning to the next; ARCHITECTURE.md
-says what that finds.
+A reader with a budget reads on around the place that fits best before turning to the next;
+docs/design/decisions/reading-on.md says what that finds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How context stands before a text, for every backbone that reads one.
 
-ARCHITECTURE.md has the table these claims are of.
+docs/concepts/context.md has the table these claims are of.
 """
 
 from __future__ import annotations
