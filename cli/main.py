@@ -28,6 +28,7 @@ _VERBS = {
     "train": "Fine-tune an encoder for landmarks and context on your own pairs.",
     "train-mixer": "Train what mixes title, document and context into a model's landmarks, on your own "
     "pairs.",
+    "train-late": "Train the token projection of a model's late interaction, on your own pairs.",
     "schedule": "Run ingests at the times of cron expressions.",
     "submit": "Run a job from a file on a Ray cluster, and follow it.",
     "jobs": "List the jobs of a Ray cluster.",

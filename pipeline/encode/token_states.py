@@ -1,9 +1,9 @@
 """Last-layer states of the tokens of texts: what late interaction compares.
 
-Each text is one row, ``[CLS] prefix text [SEP]``, cut at the model's longest row. Kept are the states of its
-own tokens, not those of [CLS], prefix and [SEP].
+A text is cut into rows at words, ``[CLS] prefix z [SEP]``, each read by itself as in chunk attention. Kept
+are the states of its own tokens, not those of [CLS], prefix and [SEP].
 
-    N texts    T tokens of all texts    D model dim
+    N texts    T tokens of all texts    D model dim    V what is kept of a state
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.corpus.tokenization import tokenize
 from pipeline.model.batching import run_in_batches
 from pipeline.model.document_encoder import pad_rows
 from pipeline.model.engine.backbone import Backbone
-from pipeline.model.landmarks import NO_PREFIX, Chunks, chunk_rows
+from pipeline.model.landmarks import NO_PREFIX, chunk_rows, split_into_chunks
 from pipeline.ragged import ranges
 
 Rewrite = Callable[[torch.Tensor], torch.Tensor]
@@ -45,29 +45,35 @@ def embed_tokens(
     texts: Sequence[str],
     *,
     batch_tokens: int,
+    row_tokens: int | None = None,
+    max_tokens: int | None = None,
     rewrite: Rewrite | None = None,
     prefix_ids: Int32[np.ndarray, " P"] = NO_PREFIX,
     on_tokens: Callable[[int], None] | None = None,
 ) -> TokenStates:
     """Return the unit states of every text's tokens, as ``rewrite`` keeps them.
 
-    ``on_tokens`` hears how many tokens each batch has finished.
+    A row holds at most ``row_tokens`` of a text, None: as many as the model reads. Tokens of a text after the
+    first ``max_tokens`` are left out. ``on_tokens`` hears how many tokens each batch has finished.
     """
     tokens = tokenize(backbone.tokenizer, texts)
-    head = len(prefix_ids) + (backbone.cls_id is not None)
-    counts_N = np.minimum(np.diff(tokens.text_offsets), backbone.max_positions - head - 1)
+    counts_N = np.diff(tokens.text_offsets)
+    counts_N = counts_N if max_tokens is None else np.minimum(counts_N, max_tokens)
     offsets_N1 = np.concatenate([[0], np.cumsum(counts_N)])
-    ids_T = tokens.ids[ranges(tokens.text_offsets[:-1], counts_N)]
-    one_chunk_each = Chunks(token_offsets=offsets_N1, chunk_offsets=np.arange(len(texts) + 1))
+    own = ranges(tokens.text_offsets[:-1], counts_N)
+    head = len(prefix_ids) + (backbone.cls_id is not None)
+    room = backbone.max_positions - head - 1
+    chunks = split_into_chunks(tokens.breaks[own], offsets_N1, min(row_tokens or room, room))
     rows = chunk_rows(
-        ids_T,
-        one_chunk_each,
+        tokens.ids[own],
+        chunks,
         cls_id=backbone.cls_id,
         landmark_id=backbone.landmark_id,
         pooling="mean",
         prefix_ids=prefix_ids,
     )
-    kept: dict[int, np.ndarray] = {}
+    counts_R = np.diff(chunks.token_offsets)
+    kept = [np.zeros((0, 0), np.float16)] * len(counts_R)
 
     def run(batch_B: Int64[np.ndarray, " B"]) -> Int64[np.ndarray, " B"]:
         ids_BT, lengths_B = pad_rows(rows, batch_B, backbone.pad_id)
@@ -77,17 +83,16 @@ def embed_tokens(
             is_own_BT = torch.from_numpy((place_T >= head) & (place_T < lengths_B[:, None] - 1))
             own_TD = F.normalize(hidden_BTD[is_own_BT.to(hidden_BTD.device)].float(), dim=1)
             states_TV = (own_TD if rewrite is None else rewrite(own_TD)).half().cpu().numpy()
-        counts_B = lengths_B - head - 1
-        kept.update(zip(batch_B.tolist(), np.split(states_TV, np.cumsum(counts_B)[:-1]), strict=True))
+        parts = np.split(states_TV, np.cumsum(counts_R[batch_B])[:-1])
+        for row, part in zip(batch_B.tolist(), parts, strict=True):
+            kept[row] = part
         return batch_B
 
     for finished in run_in_batches(np.diff(rows.row_offsets), batch_tokens, run, backbone.device):
         if on_tokens is not None:
-            on_tokens(int(counts_N[finished].sum()))
+            on_tokens(int(counts_R[finished].sum()))
     return TokenStates(
-        states_TV=np.concatenate([kept[text] for text in range(len(texts))])
-        if texts
-        else np.zeros((0, backbone.model_dim), np.float16),
-        ids_T=ids_T,
+        states_TV=np.concatenate(kept) if kept else np.zeros((0, backbone.model_dim), np.float16),
+        ids_T=tokens.ids[own],
         offsets_N1=offsets_N1,
     )

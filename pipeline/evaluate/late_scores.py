@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Float32, Int64
 
 from pipeline.config import EncoderConfig
 from pipeline.corpus.tokenization import tokenize
 from pipeline.encode.prefixes import Prefix
 from pipeline.encode.token_states import TokenStates, embed_tokens
 from pipeline.model.backbone_loader import load_backbone
+from pipeline.model.term_weights import token_idf
 from pipeline.ragged import ranges
 from pipeline.search.max_sim import max_sim
 from pipeline.types import ProgressListener
@@ -53,17 +54,6 @@ def score_pieces(
         _score_block(asking, weights_T, states, block, asked_QK, scores_QK)
         progress("maxsim", min(start + BLOCK_PIECES, len(wanted)), len(wanted), "pieces")
     return scores_QK
-
-
-def token_idf(
-    ids_T: Int32[np.ndarray, " T"], offsets_M1: Int64[np.ndarray, " M1"], vocabulary_size: int
-) -> Float32[np.ndarray, " vocabulary"]:
-    """Return ln(1 + (M - m + ½) / (m + ½)) of every token id, m of M pieces holding it."""
-    num_pieces = len(offsets_M1) - 1
-    piece_T = np.repeat(np.arange(num_pieces), np.diff(offsets_M1))
-    held = np.unique(piece_T * vocabulary_size + ids_T) % vocabulary_size
-    holding = np.bincount(held, minlength=vocabulary_size)
-    return np.log1p((num_pieces - holding + 0.5) / (holding + 0.5)).astype(np.float32)
 
 
 def _score_block(

@@ -57,7 +57,13 @@ def test_a_prefix_is_read_and_left_out(backbone: Backbone):
     assert not np.allclose(plain.states_TV, prefixed.states_TV, atol=1e-2)
 
 
-def test_a_text_longer_than_the_model_reads_is_cut(backbone: Backbone):
-    found = embed_tokens(backbone, ["stone " * 500], batch_tokens=64)
+def test_rows_of_a_long_text_are_read_apart_and_none_of_its_tokens_is_lost(backbone: Backbone):
+    text = "the old stone on the path marks the way past the river and the mat " * 20
+    whole, cut = (embed_tokens(backbone, [text], batch_tokens=64, max_tokens=most) for most in (None, 7))
+    apart = embed_tokens(backbone, [text], batch_tokens=64, row_tokens=8)
+    ids = backbone.tokenizer.encode(text, add_special_tokens=False).ids
 
-    assert len(found.ids_T) == backbone.max_positions - 2
+    assert whole.ids_T.tolist() == apart.ids_T.tolist() == ids
+    assert cut.ids_T.tolist() == ids[:7]
+    assert apart.states_TV.shape == whole.states_TV.shape
+    assert not np.allclose(apart.states_TV, whole.states_TV, atol=1e-2)

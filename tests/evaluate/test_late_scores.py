@@ -7,17 +7,11 @@ import pytest
 
 from pipeline.encode.token_states import embed_tokens
 from pipeline.evaluate import late_scores
-from pipeline.evaluate.late_scores import score_pieces, token_idf
+from pipeline.evaluate.late_scores import score_pieces
 from pipeline.model.backbone_loader import load_backbone
+from pipeline.model.term_weights import token_idf
 from pipeline.search.max_sim import max_sim
 from pipeline.types import silent_progress
-
-
-def test_token_idf_counts_pieces_not_occurrences():
-    found = token_idf(np.array([1, 1, 2, 1], np.int32), np.array([0, 3, 4, 4]), 4)
-
-    # Three pieces: id 1 stands in two of them, id 2 in one, ids 0 and 3 in none.
-    assert found == pytest.approx(np.log1p([3.5 / 0.5, 1.5 / 2.5, 2.5 / 1.5, 3.5 / 0.5]))
 
 
 def test_scores_of_any_block_size_are_max_sim_with_idf(judged, tiny_config, monkeypatch):

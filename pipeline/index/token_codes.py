@@ -1,0 +1,102 @@
+"""Token vectors as few bits: neighbours pooled, dimensions cut into even steps, codes packed into bytes.
+
+    pooled    runs of neighbouring tokens of one chunk become their normalised mean
+    step      2 · reach / 2^bits of each dimension, reach a multiple of its root mean square
+    code      the step a component falls into, clipped to the first and the last
+    packed    8 / bits codes a byte, the first in the highest bits
+
+The steps come with the model, not with the collection, so codes of two segments are joined without decoding.
+A decoded vector is the middle of its steps at unit length. Source: Max 1960, table II, for the reach of an
+even quantiser of a normal variable; ColBERTv2 and PLAID for the packing. Differs: no centroids, no residuals.
+
+    T tokens    P pooled vectors    M chunks    V vector dim
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float, Float32, Int64, UInt8
+
+from pipeline.errors import ConfigError
+
+REACH: Final = {2: 1.991, 4: 2.682, 8: 3.94}
+"""Half the range of 2^bits even steps with the least squared error, in root mean squares."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TokenCodec:
+    """How vectors become codes and back; ``rms_V`` are the root mean squares of the model's dimensions."""
+
+    rms_V: Float32[np.ndarray, " V"]
+    bits: int
+
+    def __post_init__(self) -> None:
+        if self.bits not in REACH:
+            raise ConfigError(
+                f"bits of a token vector must be one of {', '.join(map(str, REACH))}, got {self.bits}"
+            )
+        if len(self.rms_V) % (8 // self.bits):
+            raise ConfigError(
+                f"dims of a token vector must fill whole bytes at {self.bits} bits, got {len(self.rms_V)}; "
+                f"choose a multiple of {8 // self.bits}"
+            )
+
+    @property
+    def vector_bytes(self) -> int:
+        """Return the bytes of one coded vector."""
+        return len(self.rms_V) * self.bits // 8
+
+    def encode(self, vectors_PV: Float[np.ndarray, "P V"]) -> UInt8[np.ndarray, "P bytes"]:
+        """Return the packed codes of vectors."""
+        levels = 1 << self.bits
+        codes_PV = np.clip(np.floor(vectors_PV / self._steps() + levels / 2), 0, levels - 1).astype(np.uint8)
+        packed = np.zeros((len(vectors_PV), self.vector_bytes), np.uint8)
+        for place, shift in enumerate(self._shifts()):
+            packed |= codes_PV[:, place :: 8 // self.bits] << shift
+        return packed
+
+    def decode(self, codes: UInt8[np.ndarray, "P bytes"]) -> Float32[np.ndarray, "P V"]:
+        """Return unit vectors for packed codes."""
+        levels = 1 << self.bits
+        codes_PV = np.empty((len(codes), len(self.rms_V)), np.float32)
+        for place, shift in enumerate(self._shifts()):
+            codes_PV[:, place :: 8 // self.bits] = (codes >> shift) & (levels - 1)
+        return unit((codes_PV + np.float32(0.5 - levels / 2)) * self._steps())
+
+    def _steps(self) -> Float32[np.ndarray, " V"]:
+        return (2 * REACH[self.bits] / (1 << self.bits) * self.rms_V).astype(np.float32)
+
+    def _shifts(self) -> range:
+        return range(8 - self.bits, -1, -self.bits)
+
+
+def pool_neighbours(
+    token_TV: Float[np.ndarray, "T V"], offsets_M1: Int64[np.ndarray, " M1"], size: int
+) -> tuple[Float32[np.ndarray, "P V"], Int64[np.ndarray, " M1"]]:
+    """Return the normalised means of runs of ``size`` tokens and the offsets of each chunk's means.
+
+    The last run of a chunk may be shorter. Size 1 only normalises.
+    """
+    starts, pooled_offsets = runs_of(offsets_M1, size)
+    token_TV = token_TV.astype(np.float32, copy=False)
+    sums_PV = np.add.reduceat(token_TV, starts, axis=0) if len(starts) else token_TV[:0]
+    return unit(sums_PV), pooled_offsets
+
+
+def runs_of(
+    offsets_M1: Int64[np.ndarray, " M1"], size: int
+) -> tuple[Int64[np.ndarray, " P"], Int64[np.ndarray, " M1"]]:
+    """Return the first token of every run of ``size`` tokens of a chunk, and each chunk's offsets of runs."""
+    num_runs_M = -(-np.diff(offsets_M1) // size)
+    run_offsets = np.concatenate([[0], np.cumsum(num_runs_M)])
+    first = np.repeat(offsets_M1[:-1] - size * run_offsets[:-1], num_runs_M)
+    return first + size * np.arange(int(run_offsets[-1])), run_offsets
+
+
+def unit(vectors_PV: Float32[np.ndarray, "P V"]) -> Float32[np.ndarray, "P V"]:
+    """Return the rows at length one; a row of zeros stays."""
+    norms_P1 = np.linalg.norm(vectors_PV, axis=1, keepdims=True)
+    return vectors_PV / np.maximum(norms_P1, np.finfo(np.float32).tiny)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.index.token_codes import REACH, TokenCodec, pool_neighbours, unit
+
+
+def vectors(rows: int, dims: int = 16, seed: int = 0) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    return unit((generator.standard_normal((rows, dims)) * np.linspace(2, 0.5, dims)).astype(np.float32))
+
+
+def codec(bits: int, rows: np.ndarray) -> TokenCodec:
+    return TokenCodec(rms_V=np.sqrt((rows**2).mean(0)), bits=bits)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_codes_are_the_even_steps_written_out(bits: int):
+    rows = vectors(20)
+    own = codec(bits, rows)
+    packed = own.encode(rows)
+    for row, code in zip(rows, packed, strict=True):
+        written = "".join(f"{byte:08b}" for byte in code.tolist())
+        for dim, value in enumerate(row):
+            step = 2 * REACH[bits] * own.rms_V[dim] / 2**bits
+            expected = min(max(int(np.floor(value / step)) + 2 ** (bits - 1), 0), 2**bits - 1)
+            assert int(written[dim * bits : (dim + 1) * bits], 2) == expected
+
+
+@pytest.mark.parametrize(("bits", "cosine"), [(2, 0.9), (4, 0.99), (8, 0.9999)])
+def test_decoded_vectors_are_near_what_was_encoded(bits: int, cosine: float):
+    rows = vectors(500)
+    decoded = codec(bits, rows).decode(codec(bits, rows).encode(rows))
+
+    assert np.linalg.norm(decoded, axis=1) == pytest.approx(1.0, abs=1e-5)
+    assert (decoded * rows).sum(1).mean() >= cosine
+
+
+@pytest.mark.parametrize(("dims", "bits", "size"), [(48, 4, 24), (64, 2, 16), (64, 8, 64)])
+def test_a_coded_vector_takes_its_bits_and_nothing_else(dims: int, bits: int, size: int):
+    rows = vectors(3, dims)
+    own = codec(bits, rows)
+
+    assert own.vector_bytes == size
+    assert own.encode(rows).nbytes == 3 * size
+
+
+def test_no_vectors_have_no_codes():
+    own = codec(4, vectors(9))
+
+    assert own.decode(own.encode(np.zeros((0, 16), np.float32))).shape == (0, 16)
+
+
+@pytest.mark.parametrize(("dims", "bits"), [(16, 3), (15, 4), (2, 2)])
+def test_bits_and_dims_that_fill_no_byte_are_refused(dims: int, bits: int):
+    with pytest.raises(ConfigError, match="of a token vector must"):
+        TokenCodec(rms_V=np.ones(dims, np.float32), bits=bits)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10])
+def test_pooled_neighbours_are_means_of_one_chunk(size: int):
+    rows, offsets = vectors(17), np.array([0, 5, 5, 6, 17])
+    pooled, pooled_offsets = pool_neighbours(rows.astype(np.float16), offsets, size)
+    expected: list[np.ndarray] = []
+    counts = [0]
+    for first, end in itertools.pairwise(offsets.tolist()):
+        runs = [rows[start : min(start + size, end)].mean(0) for start in range(first, end, size)]
+        expected += runs
+        counts.append(counts[-1] + len(runs))
+
+    assert pooled_offsets.tolist() == counts
+    assert pooled == pytest.approx(unit(np.array(expected)), abs=1e-2)

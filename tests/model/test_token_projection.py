@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import ModelError
+from pipeline.model.token_projection import (
+    LATE_NAME,
+    TokenProjection,
+    quantised_weights,
+    read_token_projection,
+    save_token_projection,
+)
+
+
+@pytest.fixture
+def projection() -> TokenProjection:
+    generator = np.random.default_rng(0)
+    codes, step = quantised_weights(generator.uniform(0, 9, 50))
+    return TokenProjection(
+        matrix_DV=generator.standard_normal((32, 8)).astype(np.float16).astype(np.float32),
+        weight_codes_X=codes,
+        weight_step=step,
+        rms_V=generator.uniform(0.1, 0.5, 8).astype(np.float32),
+        pool_tokens=2,
+        base_sha256="a" * 64,
+    )
+
+
+def read(folder: Path, **changes: object) -> TokenProjection | None:
+    expected = {"model_dim": 32, "vocabulary_size": 50, "weights_sha256": "a" * 64}
+    return read_token_projection(folder, **{**expected, **changes})  # pyright: ignore[reportArgumentType]
+
+
+def test_saved_projection_is_read_as_it_was(projection: TokenProjection, tmp_path: Path):
+    save_token_projection(tmp_path, projection)
+    found = read(tmp_path)
+
+    assert found is not None
+    assert found.fingerprint == projection.fingerprint
+    assert np.array_equal(found.rms_V, projection.rms_V)
+    assert found.base_sha256 == projection.base_sha256
+
+
+def test_fingerprint_tells_what_moves_a_score(projection: TokenProjection):
+    others = [
+        replace(projection, matrix_DV=projection.matrix_DV + 1),
+        replace(projection, weight_step=1.0),
+        replace(projection, pool_tokens=3),
+    ]
+
+    assert len({other.fingerprint for other in [projection, *others]}) == 4
+
+
+def test_projected_states_are_unit_vectors_of_the_product(projection: TokenProjection):
+    states = torch.randn(5, 32)
+    expected = torch.nn.functional.normalize(states @ torch.from_numpy(projection.matrix_DV), dim=1)
+
+    torch.testing.assert_close(projection.project(states), expected)
+
+
+def test_weights_are_kept_within_half_a_step():
+    weights = np.random.default_rng(1).uniform(0, 7, 300)
+    codes, step = quantised_weights(weights)
+
+    assert np.abs(codes * step - weights).max() <= step / 2 + 1e-9
+
+
+def test_folder_without_a_projection_has_none(tmp_path: Path):
+    assert read(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"\x07" * 40])
+def test_damaged_projection_is_said_in_a_sentence(tmp_path: Path, content: bytes):
+    (tmp_path / LATE_NAME).write_bytes(content)
+    with pytest.raises(ModelError, match="must be a whole token projection, got a damaged file"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"model_dim": 64}, {"vocabulary_size": 51}, {"weights_sha256": "b" * 64}]
+)
+def test_projection_of_another_model_is_refused(
+    projection: TokenProjection, tmp_path: Path, changes: dict[str, object]
+):
+    save_token_projection(tmp_path, projection)
+    with pytest.raises(ModelError, match="must be trained for its weights"):
+        read(tmp_path, **changes)
