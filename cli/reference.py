@@ -46,10 +46,11 @@ def _command_line() -> Iterator[str]:
     for name in cairn.list_commands(context):
         command = cairn.get_command(context, name)
         assert command is not None
-        yield from _command(command, click.Context(command, info_name=name, parent=context))
+        yield from command_reference(command, click.Context(command, info_name=name, parent=context))
 
 
-def _command(command: click.Command, context: click.Context) -> Iterator[str]:
+def command_reference(command: click.Command, context: click.Context) -> Iterator[str]:
+    """Yield the lines on a command: its help, its usage, a table of its options."""
     yield f"## `{context.command_path}`\n"
     yield f"{_cell(command.help or '')}\n"
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
@@ -62,7 +63,7 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
             ("option", "what it does"), [(f"`{_cell(option)}`", _cell(text)) for option, text in records]
         )
     for name, verb in sorted(command.commands.items()) if isinstance(command, click.Group) else ():
-        yield from _command(verb, click.Context(verb, info_name=name, parent=context))
+        yield from command_reference(verb, click.Context(verb, info_name=name, parent=context))
 
 
 def _record(param: click.Parameter, context: click.Context) -> tuple[str, str]:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator
+from typing import Any, Final, cast
 
 import click
 
+from cli.options import add_options, chosen
 from cli.settings import json_option, root_option
+from pipeline.search_options import PublicSearchKeywords, SearchOptions
 from pipeline.types import SearchResult
 
 _WIDTH = 100
+_TERMINAL_DEFAULTS: Final[dict[str, Any]] = {"top_k": 5, "passages": 2}
+"""A screen holds fewer documents and passages than the answers to a program."""
 
 
 @click.command(context_settings={"show_default": True})
@@ -20,25 +25,7 @@ _WIDTH = 100
     "--collection", required=True, envvar="CAIRN_COLLECTION", help="Name of the collection to search."
 )
 @root_option
-@click.option("--top-k", type=int, default=5, help="Documents to answer with.")
-@click.option(
-    "--granularity",
-    type=click.Choice(["both", "document", "chunk"]),
-    default="both",
-    help="Vectors to rank by.",
-)
-@click.option("--passages", type=int, default=2, help="Best passages to show of each document.")
-@click.option(
-    "--chunk-tokens",
-    type=int,
-    help="Length of a passage, a multiple of the landmark interval.  [default: 128]",
-)
-@click.option(
-    "--max-characters",
-    type=int,
-    help="Instead: the best passages of all documents within so many characters.",
-)
-@click.option("--hybrid/--no-hybrid", default=True, help="Fuse the vectors' ranking with BM25.")
+@add_options(SearchOptions, but=("filters", "weights"), defaults=_TERMINAL_DEFAULTS)
 @click.option(
     "--rerank",
     metavar="MODEL",
@@ -52,42 +39,31 @@ _WIDTH = 100
     help="Keep matching documents; =, !=, >, >=, <, <=; repeat.",
 )
 @json_option
+@click.pass_context
 def search(
+    ctx: click.Context,
     query: str,
     *,
     collection: str,
     root: str,
-    top_k: int,
-    granularity: str,
-    passages: int,
-    chunk_tokens: int | None,
-    max_characters: int | None,
-    hybrid: bool,
     rerank: str | None,
     filters: tuple[str, ...],
     as_json: bool,
+    **_: Any,
 ) -> int:
     """Answer QUERY with documents and their best passages."""
     from pipeline.collection import open_collection
 
     opened = open_collection(collection, root=root)
-    result = opened.search(
-        query,
-        top_k=top_k,
-        granularity=granularity,
-        passages=passages,
-        chunk_tokens=chunk_tokens,
-        max_characters=max_characters,
-        hybrid=hybrid,
-        rerank=rerank,
-        filters=opened.parse_filters(filters) if filters else None,
-    )
+    options = {**_TERMINAL_DEFAULTS, **chosen(ctx, SearchOptions)}
+    options["filters"] = opened.parse_filters(filters) if filters else None
+    result = opened.search(query, rerank=rerank, **cast("PublicSearchKeywords", options))
     for warning in opened.warnings:
         click.echo(f"warning: {warning}", err=True)
     if as_json:
         click.echo(json.dumps(result.to_dict(), default=str, ensure_ascii=False))
     else:
-        click.echo("\n".join(_lines(result, has_budget=max_characters is not None)))
+        click.echo("\n".join(_lines(result, has_budget=options.get("max_characters") is not None)))
     return 0
 
 

@@ -31,7 +31,7 @@ from pipeline.collection import Collection, collections_root, open_collection
 from pipeline.errors import ConfigError, UsageError, extra_missing
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import delete_documents
-from pipeline.search.options import MAX_TOP_K
+from pipeline.search_options import MAX_TOP_K
 
 try:
     from langchain_core.documents import Document

@@ -11,10 +11,10 @@ encoder is loaded at the first search, so that looking at a collection's state n
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pipeline.config import DEFAULT_ROOT, EncoderConfig
 from pipeline.context.drift import measure_drift
@@ -26,10 +26,10 @@ from pipeline.index.status import collection_status
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
 from pipeline.model.folders.names import describe_model, model_folder
 from pipeline.search.filters import parse_filter
-from pipeline.search.options import SearchOptions
 from pipeline.search.searcher import Searcher
 from pipeline.search.served import require_encoder
-from pipeline.types import Document, Granularity, QueryEncoder, Reranker, SearchResult
+from pipeline.search_options import PublicSearchKeywords, SearchOptions
+from pipeline.types import Document, QueryEncoder, Reranker, SearchResult
 
 if TYPE_CHECKING:
     from pipeline.encode.text_encoder import TextEncoder
@@ -81,37 +81,23 @@ class Collection:
         self,
         query: str,
         *,
-        top_k: int = 10,
-        granularity: Granularity | str = "both",
-        filters: Mapping[str, Any] | None = None,
-        hybrid: bool = True,
-        passages: int = 3,
-        chunk_tokens: int | None = None,
-        weights: Mapping[str, float] | None = None,
-        max_characters: int | None = None,
         rerank: str | Reranker | None = None,
+        **options: Unpack[PublicSearchKeywords],
     ) -> SearchResult:
-        """Rank documents for a query, each with its best passages, or with those of the best within ``max_characters``.
+        """Rank documents for a query, each with its best passages.
 
-        The options are those of :class:`pipeline.search.options.SearchOptions`. ``rerank`` names a
+        The options are those of :class:`pipeline.search_options.SearchOptions`. ``rerank`` names a
         cross-encoder, by name or folder, that judges the passages of the best documents again
         (:mod:`pipeline.search.rerank`); needs the extra ``rerank``.
         """
-        return self.search_batch(
-            [query],
-            top_k=top_k,
-            granularity=granularity,
-            filters=filters,
-            hybrid=hybrid,
-            passages=passages,
-            chunk_tokens=chunk_tokens,
-            weights=weights,
-            max_characters=max_characters,
-            rerank=rerank,
-        )[0]
+        return self.search_batch([query], rerank=rerank, **options)[0]
 
     def search_batch(
-        self, queries: Sequence[str], *, rerank: str | Reranker | None = None, **options: Any
+        self,
+        queries: Sequence[str],
+        *,
+        rerank: str | Reranker | None = None,
+        **options: Unpack[PublicSearchKeywords],
     ) -> list[SearchResult]:
         """Answer several queries with one encoder pass; the options are those of :meth:`search`."""
         asked = SearchOptions(**options)

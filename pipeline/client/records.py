@@ -7,25 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Literal
 
-from pipeline.types import Granularity
+from pipeline.search_options import PublicSearchKeywords
 
 
-class SearchParameters(TypedDict, total=False):
-    """The keywords of a search over HTTP.
+class SearchParameters(PublicSearchKeywords, total=False):
+    """The keywords of a search over HTTP; ``rerank`` asks the server's cross-encoder, where it has one."""
 
-    Meanings, defaults and limits are those of the server (``/openapi.json``).
-    """
-
-    top_k: int
-    granularity: Granularity
-    filters: Mapping[str, Any] | None
-    hybrid: bool
-    passages: int
-    chunk_tokens: int | None
-    weights: Mapping[str, float] | None
-    max_characters: int | None
     rerank: bool
 
 

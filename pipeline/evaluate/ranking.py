@@ -29,8 +29,8 @@ from pipeline.evaluate.passages import Passages, best_passages, window_passages
 from pipeline.evaluate.systems import Ranking, System
 from pipeline.index.generation import sampled_chunks
 from pipeline.search.fusion import document_scores, passage_scores
-from pipeline.search.options import SearchOptions
 from pipeline.search.windows import default_window
+from pipeline.search_options import SearchOptions
 
 RRF_K = 60
 NUM_CANDIDATES = SearchOptions(top_k=RUN_DEPTH).num_candidates

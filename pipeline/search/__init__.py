@@ -10,7 +10,7 @@ Public names: :class:`Searcher`, :class:`SearchOptions`, :func:`compile_filter`,
 """
 
 from pipeline.search.filters import compile_filter, parse_filter
-from pipeline.search.options import SearchOptions
 from pipeline.search.searcher import Searcher
+from pipeline.search_options import SearchOptions
 
 __all__ = ["SearchOptions", "Searcher", "compile_filter", "parse_filter"]

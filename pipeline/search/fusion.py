@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 
-from pipeline.search.options import SearchOptions
+from pipeline.search_options import SearchOptions
 from pipeline.types import Granularity
 
 COSINES_OF: Final[Mapping[Granularity, tuple[str, ...]]] = {

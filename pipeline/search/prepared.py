@@ -20,7 +20,7 @@ from jaxtyping import Float32, Int64
 from pipeline.index.generation import Generation
 from pipeline.search.candidates import nominate_by_passage_bm25
 from pipeline.search.lexical import allowed_documents, bm25_documents, bm25_passages
-from pipeline.search.options import SearchOptions
+from pipeline.search_options import SearchOptions
 
 if TYPE_CHECKING:
     from lancedb.expr import Expr

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from pipeline.errors import ConfigError, ModelError
-from pipeline.search.options import SearchOptions
+from pipeline.search_options import SearchOptions
 from pipeline.types import Hit, Passage, Reranker, SearchResult
 
 RERANK_DOCUMENTS: Final = 30

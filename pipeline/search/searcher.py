@@ -23,12 +23,13 @@ from pipeline.index.layout import CollectionLayout
 from pipeline.search.documents import count_documents, read_document
 from pipeline.search.filters import compile_filter, compile_restriction
 from pipeline.search.hits import make_hits
-from pipeline.search.options import SearchKeywords, SearchOptions, check_queries, unit_vectors
 from pipeline.search.prepared import PreparedSearch
+from pipeline.search.queries import check_queries, unit_vectors
 from pipeline.search.ranking import rank_queries
 from pipeline.search.rerank import reranked, widened
 from pipeline.search.served import LoadEncoder, ServedGeneration
 from pipeline.search.windows import window_size
+from pipeline.search_options import SearchKeywords, SearchOptions
 from pipeline.types import Document, QueryEncoder, Reranker, SearchResult
 
 if TYPE_CHECKING:

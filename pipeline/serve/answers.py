@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from pydantic import JsonValue
 
 from pipeline.errors import CairnError, CollectionNotFoundError, FingerprintMismatchError
-from pipeline.search.options import SearchKeywords, SearchOptions, check_queries
+from pipeline.search.queries import check_queries
 from pipeline.search.rerank import reranked, widened
+from pipeline.search_options import SearchKeywords, SearchOptions
 from pipeline.serve.access import ServerState, reachable
 from pipeline.serve.collections import ServedCollection
 from pipeline.serve.keys import Grant

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.search.options import MAX_TOP_K, SearchKeywords
+from pipeline.search_options import MAX_TOP_K, SearchKeywords
 from pipeline.serve.problems import CURSOR_EXPIRED, INVALID_CURSOR, ProblemError
 from pipeline.serve.schemas import START_CURSOR
 from pipeline.types import SearchResult

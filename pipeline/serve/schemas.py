@@ -1,29 +1,23 @@
 """What the search API takes and gives, as typed schemas with examples; the OpenAPI description is made from them.
 
 Requests are strict: no field that is not named here, no text for a number, no NaN. Limits are those of
-:mod:`pipeline.search.options`, tighter where one request could hold up others.
+:mod:`pipeline.search_options`, tighter where one request could hold up others.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from pipeline.index.layout import COLLECTION_NAME
+from pipeline.options import About, Option, options_of
 from pipeline.search.filters import MAX_LIST_VALUES, MAX_NODES, MAX_STRING_BYTES
-from pipeline.search.options import (
-    MAX_CHARACTERS,
-    MAX_CHUNK_TOKENS,
-    MAX_PASSAGES,
-    MAX_QUERY_BYTES,
-    MAX_TOP_K,
-    SearchKeywords,
-)
 from pipeline.search.rerank import RERANK_DOCUMENTS
 from pipeline.search.windows import DEFAULT_CHUNK_TOKENS
-from pipeline.types import Granularity
+from pipeline.search_options import MAX_QUERY_BYTES, SearchKeywords, SearchOptions
 
 MAX_QUERIES: Final = 32
 """Queries of one request: more would keep the encoder from others."""
@@ -150,7 +144,47 @@ class Weights(Request):
     bm25: Annotated[float, Field(ge=0, le=MAX_WEIGHT)] | None = None
 
 
-class SearchRequest(Request):
+_STRUCTURED: Final[Mapping[str, Any]] = {"filters": Filter, "weights": Weights}
+"""Options whose values have a schema of their own."""
+
+
+def option_fields(kind: type) -> dict[str, Any]:
+    """Return a field of a request for each option of a dataclass that has a help text."""
+    return {
+        name: (Annotated[_schema_type(each), _limits(each.about)], each.default)
+        for name, each in options_of(kind).items()
+        if each.about.help
+    }
+
+
+def _schema_type(each: Option) -> Any:
+    kind = _STRUCTURED.get(each.name, each.kind)
+    return kind | None if each.is_optional else kind
+
+
+def _limits(about: About) -> Any:
+    return Field(ge=about.low, le=about.high, gt=about.above, description=about.help)
+
+
+class _Asked(Request):
+    query: Query | Annotated[list[Query], Field(min_length=1, max_length=MAX_QUERIES)] = Field(
+        description="One query, or a list of them."
+    )
+
+
+if TYPE_CHECKING:
+
+    class _WithOptions(_Asked):  # the fields that the server itself reads
+        top_k: int
+        passages: int
+        chunk_tokens: int | None
+        max_characters: int | None
+
+else:
+    _WithOptions = create_model("_WithOptions", __base__=_Asked, **option_fields(SearchOptions))
+
+
+class SearchRequest(_WithOptions):
     """A query, or several with the same options."""
 
     model_config = ConfigDict(
@@ -168,32 +202,6 @@ class SearchRequest(Request):
         }
     )
 
-    query: Query | Annotated[list[Query], Field(min_length=1, max_length=MAX_QUERIES)] = Field(
-        description="One query, or a list of them."
-    )
-    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K, description="Documents to answer with.")] = 10
-    granularity: Annotated[Granularity, Field(description="Vectors to rank by.")] = "both"
-    passages: Annotated[int, Field(ge=0, le=MAX_PASSAGES, description="Best passages of each document.")] = 3
-    chunk_tokens: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            le=MAX_CHUNK_TOKENS,
-            description="Length of a passage, a multiple of the collection's landmark interval.",
-        ),
-    ] = None
-    max_characters: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            le=MAX_CHARACTERS,
-            description="A reader's budget: instead of `passages` a document, the best passages of all, "
-            "so many characters together.",
-        ),
-    ] = None
-    filters: Annotated[Filter | None, Field(description="What documents must match.")] = None
-    hybrid: Annotated[bool, Field(description="Fuse the vectors' ranking with BM25.")] = True
-    weights: Weights | None = None
     rerank: Annotated[
         bool,
         Field(
@@ -374,15 +382,13 @@ def rerank_pairs(request: SearchRequest) -> int:
     )
 
 
-def options_of(request: SearchRequest) -> SearchKeywords:
+def search_keywords(request: SearchRequest) -> SearchKeywords:
     """Return the keywords of the Python search that a request stands for."""
-    return {
-        "top_k": request.top_k,
-        "granularity": request.granularity,
-        "passages": request.passages,
-        "chunk_tokens": request.chunk_tokens,
-        "max_characters": request.max_characters,
-        "filters": None if request.filters is None else request.filters.model_dump(),
-        "hybrid": request.hybrid,
-        "weights": None if request.weights is None else request.weights.model_dump(exclude_none=True),
+    sent = {
+        name: getattr(request, name) for name, each in options_of(SearchOptions).items() if each.about.help
     }
+    plain = {
+        name: value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
+        for name, value in sent.items()
+    }
+    return cast("SearchKeywords", plain)

@@ -16,8 +16,8 @@ from pipeline.serve.schemas import (
     SearchReply,
     SearchRequest,
     answer_tokens,
-    options_of,
     rerank_pairs,
+    search_keywords,
 )
 from pipeline.types import SearchResult
 
@@ -47,7 +47,7 @@ async def search_collection(
         raise ProblemError(
             INVALID_CURSOR, "the best documents are judged anew on one page; leave the cursor out, or rerank"
         )
-    options = options_of(request)
+    options = search_keywords(request)
     if isinstance(request.query, list):
         if request.cursor is not None:
             raise ProblemError(

@@ -8,13 +8,13 @@ import pytest
 
 from jobs.ray_cluster import pool
 from jobs.schedule.history import KEPT_RUNS
+from pipeline import search_options as options
 from pipeline.cluster.asymmetric_kmeans import MAX_CLUSTERS
 from pipeline.config import ClusterConfig, CorpusConfig, IndexConfig
 from pipeline.context import drift
 from pipeline.index.faiss_build import MAX_LISTS
 from pipeline.index.lease import LEASE_SECONDS
 from pipeline.model.landmark_gates import INITIAL_GATE
-from pipeline.search import options
 from pipeline.serve.maps import corpus_map, map_cache, map_files
 from pipeline.serve.schemas import MAX_QUERIES
 from pipeline.serve.settings import MAX_BODY_BYTES

@@ -17,7 +17,7 @@ import pytest
 from cli.main import cairn
 from pipeline.config import EncoderConfig
 from pipeline.evaluate.systems import baseline_systems, configured_systems
-from pipeline.search.options import DEFAULT_WEIGHTS
+from pipeline.search_options import DEFAULT_WEIGHTS
 from tests.docs.pages import DOCS, ROOT, WRITTEN, blocks, code_spans, prose, shell_lines, tables
 
 TOP_LEVEL = ("pipeline", "cli", "jobs", "tests", "docs")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from pipeline.search.fusion import Fusion, Scale, best_first, document_scores, passage_scores, weighted_mean
-from pipeline.search.options import SearchOptions
+from pipeline.search_options import SearchOptions
 from pipeline.types import Granularity
 
 

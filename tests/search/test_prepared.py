@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pipeline.search import prepared as preparing
-from pipeline.search.options import SearchOptions
 from pipeline.search.prepared import PreparedSearch
 from pipeline.search.searcher import Searcher
+from pipeline.search_options import SearchOptions
 
 QUERY = "granite slate"
 ONE_YEAR = {"type": "eq", "key": "year", "value": 1992}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError, ModelError
-from pipeline.search.options import SearchOptions
 from pipeline.search.rerank import RERANK_DOCUMENTS, reranked, widened
+from pipeline.search_options import SearchOptions
 from pipeline.types import Hit, Passage, Reranker, SearchResult
 
 

@@ -22,8 +22,8 @@ from pipeline.errors import (
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import compact_collection
 from pipeline.manifest import Manifest
-from pipeline.search.options import SearchOptions
 from pipeline.search.searcher import Searcher
+from pipeline.search_options import SearchOptions
 from pipeline.types import Granularity, SearchResult
 
 if TYPE_CHECKING:

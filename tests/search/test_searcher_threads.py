@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ModelError, StorageError
-from pipeline.search.options import SearchOptions
 from pipeline.search.prepared import PreparedSearch
 from pipeline.search.searcher import Searcher
+from pipeline.search_options import SearchOptions
 from pipeline.types import Granularity
 
 if TYPE_CHECKING:

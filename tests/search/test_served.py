@@ -11,8 +11,8 @@ from pipeline.errors import CollectionNotFoundError, DamageError, FingerprintMis
 from pipeline.index.generation import Generation
 from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
 from pipeline.search import served
-from pipeline.search.options import SearchOptions
 from pipeline.search.searcher import Searcher
+from pipeline.search_options import SearchOptions
 from pipeline.types import QueryEncoder
 
 

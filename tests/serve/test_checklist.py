@@ -27,7 +27,7 @@ POINTS = {
         "serve/test_checklist.py::test_point_1_filters_are_a_bounded_grammar",
     ],
     "2 bounded answers and queries": [
-        "search/test_options.py::test_search_options_out_of_bounds_are_refused",
+        "test_search_options.py::test_search_options_out_of_bounds_are_refused",
         "serve/test_search_routes.py::test_answer_that_would_be_too_large_is_refused",
         "serve/test_envelope.py::test_request_past_its_deadline_is_given_up_and_the_next_one_answered",
         "serve/test_checklist.py::test_point_2_what_a_request_may_ask_for_is_bounded",

@@ -1,0 +1,106 @@
+"""An option added in one place is found on every surface."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from pydantic import create_model
+
+from cli.options import add_options, chosen
+from cli.reference import command_reference
+from cli.settings import check_default_map
+from pipeline.client import calls
+from pipeline.config import EncoderConfig
+from pipeline.errors import ConfigError
+from pipeline.options import About, option
+from pipeline.search_options import SearchOptions
+from pipeline.serve.schemas import Request, option_fields
+
+ABOUT = About("How far a stone may roll.", low=1, high=9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollingEncoder(EncoderConfig):
+    roll_metres: int = option(3, ABOUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollingSearch(SearchOptions):
+    roll_metres: int = option(3, ABOUT)
+
+
+BOTH = pytest.mark.parametrize("kind", [RollingEncoder, RollingSearch])
+
+
+def command_of(kind: type) -> click.Command:
+    @click.command(name="verb", context_settings={"auto_envvar_prefix": "CAIRN_VERB"})
+    @add_options(kind, but=("filters", "weights"))
+    @click.pass_context
+    def verb(ctx: click.Context, **_: Any) -> None:
+        click.echo(json.dumps(chosen(ctx, kind)))
+
+    return verb
+
+
+def run(kind: type, *arguments: str, **settings: Any) -> dict[str, Any]:
+    result = CliRunner().invoke(command_of(kind), arguments, **settings)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+@BOTH
+def test_added_option_is_a_flag_with_its_help_and_default(kind: type) -> None:
+    assert run(kind, "--roll-metres", "4") == {"roll_metres": 4}
+    assert run(kind) == {}
+    shown = " ".join(CliRunner().invoke(command_of(kind), ["--help"]).output.split())
+    assert "--roll-metres INTEGER How far a stone may roll. [default: 3]" in shown
+
+
+@BOTH
+def test_added_option_is_read_from_the_environment(kind: type) -> None:
+    assert run(kind, env={"CAIRN_VERB_ROLL_METRES": "5"}) == {"roll_metres": 5}
+
+
+@BOTH
+def test_added_option_is_read_from_cairn_toml(kind: type) -> None:
+    check_default_map(command_of(kind), {"roll_metres": 6})
+    assert run(kind, default_map={"roll_metres": 6}) == {"roll_metres": 6}
+
+
+@BOTH
+def test_added_option_is_in_the_reference(kind: type) -> None:
+    command = command_of(kind)
+    page = "\n".join(command_reference(command, click.Context(command, info_name="verb")))
+    assert "| `--roll-metres INTEGER` | How far a stone may roll. [default: 3] |" in page
+
+
+@BOTH
+@pytest.mark.parametrize("value", [0, 10, "3", True, None, 2.5])
+def test_added_option_is_checked_by_its_bounds_and_named(kind: type, value: object) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^roll_metres must be a whole number from 1 to 9, got .*default: 3"
+    ):
+        kind(roll_metres=value)
+
+
+def test_added_search_option_is_a_field_of_the_request_and_its_description() -> None:
+    model = create_model("Rolling", __base__=Request, **option_fields(RollingSearch))
+    described = model.model_json_schema()["properties"]["roll_metres"]
+    assert described == {
+        "default": 3, "description": "How far a stone may roll.", "maximum": 9, "minimum": 1,
+        "title": "Roll Metres", "type": "integer",
+    }  # fmt: skip
+    assert model.model_validate({"roll_metres": 4}).model_dump()["roll_metres"] == 4
+    with pytest.raises(ValueError, match="less than or equal to 9"):
+        model.model_validate({"roll_metres": 10})
+
+
+def test_added_search_option_is_sent_by_the_client() -> None:
+    parameters: Any = {"roll_metres": 4}
+    body = calls.search_call("stones", "which rolls", parameters).body
+    assert json.loads(body or b"") == {"query": "which rolls", "roll_metres": 4}
