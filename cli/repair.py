@@ -13,11 +13,13 @@ from cli.terminal import ProgressBars
 @click.command(context_settings={"show_default": True})
 @collection_argument
 def repair(*, collection: str, root: str) -> int:
-    """Rebuild damaged index files of collection NAME from its tables, or return to its last intact generation."""
+    """Rebuild damaged files of collection NAME from its tables, or return to its last intact generation."""
     from pipeline.index.layout import CollectionLayout
     from pipeline.index.maintenance import repair_collection
 
     with ProgressBars() as progress:
         outcome = repair_collection(CollectionLayout(Path(root), collection), progress)
     click.echo(outcome.action)
+    for doc_id in outcome.lost:
+        click.echo(f"lost, or older than before: {doc_id}")
     return 0

@@ -5,8 +5,8 @@
                        (LanceDB)      Arrow files  last, atomically    immutable
 
 ``layout`` knows the folders, ``protocol`` what a vector index answers, ``exact_index`` is the oracle of
-``faiss_index``; ``maintenance`` verifies, repairs, compacts and deletes, ``status`` reports; ``replica`` keeps a
-copy of a collection in an object store.
+``faiss_index``; ``maintenance`` verifies, repairs, compacts and deletes, ``status`` reports; ``replica``
+keeps a copy of a collection in an object store.
 """
 
 from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation

@@ -14,9 +14,10 @@ from pipeline.errors import CairnError, IntegrityError
 
 
 class CheckedBatches:
-    """The batches of a reader; a missing column or a vector that is not finite raises :class:`IntegrityError`.
+    """The batches of a reader.
 
-    Lance hides what its source raises, so ``error`` keeps it.
+    A missing column or a vector that is not finite raises :class:`IntegrityError`. Lance hides what its
+    source raises, so ``error`` keeps it.
     """
 
     def __init__(self, name: str, schema: pa.Schema, reader: pa.RecordBatchReader) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -304,12 +304,21 @@ def open_latest_intact_generation(layout: CollectionLayout, check_hashes: bool =
 
 
 def check_generation_files(
-    layout: CollectionLayout, manifest: Manifest, check_hashes: bool = True
+    layout: CollectionLayout,
+    manifest: Manifest,
+    check_hashes: bool = True,
+    *,
+    names: Collection[str] | None = None,
 ) -> list[tuple[str, str]]:
-    """Return (file, what is wrong) for each file of a generation that does not match its manifest."""
+    """Return (file, what is wrong) for each file of a generation that does not match its manifest.
+
+    ``names`` are the files to look at, None is all.
+    """
     folder = layout.generation_folder(manifest.generation)
     problems: list[tuple[str, str]] = []
     for name, record in manifest.files.items():
+        if names is not None and name not in names:
+            continue
         path = folder / name
         with storage_errors(f"reading {name} of generation {manifest.generation}"):
             if Path(name).name != name:

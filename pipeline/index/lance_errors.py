@@ -6,9 +6,18 @@ import contextlib
 import os
 import re
 from collections.abc import Generator
+from typing import Final
 
 from pipeline.durable import raise_storage_error
 from pipeline.errors import CairnError, DamageError, StorageError
+
+LANCE_ERRORS: Final = (OSError, RuntimeError, ValueError)
+"""What Lance and LanceDB raise: they have no exceptions of their own that can be relied on."""
+
+
+def is_panic(error: BaseException) -> bool:
+    """Tell whether Rust code gave up, which it does on some damaged files; Python sees no Exception then."""
+    return type(error).__module__ == "pyo3_runtime"
 
 
 @contextlib.contextmanager
@@ -19,7 +28,7 @@ def lance_errors(action: str, *, damaged: bool = False) -> Generator[None]:
     """
     try:
         yield
-    except (OSError, RuntimeError, ValueError) as error:
+    except LANCE_ERRORS as error:
         if isinstance(error, CairnError):
             raise
         code = re.search(r"os error (\d+)", str(error))

@@ -28,7 +28,7 @@ from pipeline.durable import commit_point
 from pipeline.errors import CairnError, IntegrityError, SchemaError
 from pipeline.index.allocator import returning_freed_memory
 from pipeline.index.checked_batches import CheckedBatches
-from pipeline.index.lance_errors import lance_errors
+from pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
 from pipeline.index.layout import CollectionLayout, generation_tag
 from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES, TEXT_INDEX_COLUMNS
 from pipeline.types import chunks_schema, documents_schema
@@ -71,20 +71,20 @@ class LanceTables:
         self._database = lancedb.connect(str(layout.lance_folder))
 
     @classmethod
-    def open(cls, layout: CollectionLayout) -> LanceTables:
-        """Open the tables that stand, taking the schema from them.
+    def open(cls, layout: CollectionLayout, versions: Mapping[str, int] | None = None) -> LanceTables:
+        """Open the tables that stand, taking the schema from the latest version, or from a pinned one.
 
-        A missing table raises :class:`IntegrityError`.
+        Readers pin theirs: the latest may be broken. A missing table raises :class:`IntegrityError`.
         """
-        database = lancedb.connect(str(layout.lance_folder))
-        missing = [name for name in TABLES if name not in _table_names(database)]
+        missing = [name for name in TABLES if not (layout.lance_folder / f"{name}.lance").is_dir()]
         if missing:
             raise layout.damaged(
                 f"collection {layout.name!r} must have the tables {', '.join(TABLES)}, missing: "
                 f"{', '.join(missing)}"
             )
-        with lance_errors("opening the tables"):
-            schema = database.open_table(DOCUMENTS).schema
+        version = None if versions is None else versions[DOCUMENTS]
+        with layout.naming_damage(), lance_errors("opening the tables", damaged=True):
+            schema = lance.dataset(str(layout.lance_folder / f"{DOCUMENTS}.lance"), version=version).schema
         owned = set(documents_schema((), 1).names)
         return cls(
             layout,
@@ -134,13 +134,12 @@ class LanceTables:
             if versions is None:
                 self._recreate_if_used(name)
                 continue
-            table = self._latest(name)
-            if table.version == versions[name]:
-                continue
             try:
-                table.checkout(versions[name])
-                table.restore()
-            except (ValueError, RuntimeError, OSError) as error:
+                table = self._latest(name)
+                if table.version != versions[name]:
+                    table.checkout(versions[name])
+                    table.restore()
+            except LANCE_ERRORS as error:
                 raise self.layout.damaged(
                     f"version {versions[name]} of table `{name}` cannot be opened"
                 ) from error
@@ -204,14 +203,9 @@ class LanceTables:
                 elif tags.get_version(tag) != versions[name]:
                     tags.update(tag, versions[name])
 
-    def tags(self) -> dict[str, Versions]:
-        """Return tag name to the versions it pins."""
-        found: dict[str, Versions] = {}
-        with lance_errors("reading the tags"):
-            for name in TABLES:
-                for tag, content in self._latest(name).tags.list().items():
-                    found.setdefault(tag, {})[name] = content["version"]
-        return found
+    def tags(self, name: str, version: int) -> dict[str, int]:
+        """Return tag name to the version it pins, read beside a version that opens."""
+        return {tag: content["version"] for tag, content in self._dataset(name, version).tags.list().items()}
 
     def keep_only(self, generations: Iterable[int]) -> None:
         """Drop every other tag, and what neither a remaining tag nor the latest version needs."""
@@ -333,15 +327,23 @@ class LanceTables:
             deleted = sum(fragment.num_deletions for fragment in fragments)
             if not (force or len(fragments) > MAX_FRAGMENTS or deleted > MAX_DELETED_SHARE * stored):
                 return
-            table = self._latest(name)
-            for index in table.list_indices():
-                table.drop_index(index.name)
+            self._drop_indexes(name)
             self._dataset(name).optimize.compact_files(
                 target_rows_per_fragment=stored + 1,  # none is large enough to be left out
                 batch_size=COMPACTION_ROWS,
                 num_threads=1,
                 materialize_deletions_threshold=0.0,
             )
+
+    def drop_text_indexes(self) -> None:
+        """Drop what BM25 reads; the next commit builds it again from the rows."""
+        with lance_errors("dropping the text indexes"):
+            self._drop_indexes(DOCUMENTS)
+
+    def _drop_indexes(self, name: str) -> None:
+        table = self._latest(name)
+        for index in table.list_indices():
+            table.drop_index(index.name)
 
     def _index_text(self) -> None:
         """Make BM25 cover every row: built the first time, extended afterwards."""
@@ -377,3 +379,9 @@ def vectors_of(column: pa.FixedSizeListArray) -> Float32[np.ndarray, "N V"]:
 def _table_names(database: Any) -> list[str]:
     with lance_errors("listing the tables"):
         return list(database.list_tables().tables)
+
+
+def id_batches(doc_ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Cut ids into lists that one deletion takes."""
+    for start in range(0, len(doc_ids), MAX_IDS_A_DELETE):
+        yield doc_ids[start : start + MAX_IDS_A_DELETE]

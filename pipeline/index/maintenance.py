@@ -9,14 +9,17 @@ lock; neither encodes anything, so the context and the clusters are carried over
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.index.lance_index import MAX_IDS_A_DELETE, LanceTables
-from pipeline.index.layout import CollectionLayout
+from pipeline.errors import DamageError
+from pipeline.index.generation import check_generation_files
+from pipeline.index.lance_files import damaged_lance_files, read_lance_files
+from pipeline.index.lance_index import LanceTables, id_batches
+from pipeline.index.layout import DOCUMENTS_ARROW, CollectionLayout
 from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
 from pipeline.index.repair import RepairReport, index_config_of, repair_collection
 from pipeline.index.status import document_positions
@@ -48,7 +51,9 @@ def compact_collection(layout: CollectionLayout, progress: ProgressListener = si
     """Merge small files and drop deleted rows for good; publish the same documents as a new generation."""
     layout.require_exists()
     with layout.writer_lock():
-        return _republish(layout, _served(layout), (), progress, run_id="compact", compact=True)
+        manifest = _served(layout)
+        require_whole_rows(layout, manifest)
+        return _republish(layout, manifest, (), progress, run_id="compact", compact=True)
 
 
 def delete_documents(
@@ -59,6 +64,8 @@ def delete_documents(
     with layout.writer_lock():
         manifest = _served(layout)
         wanted = list(dict.fromkeys(doc_ids))
+        for name, problem in check_generation_files(layout, manifest, names=[DOCUMENTS_ARROW]):
+            raise layout.damaged(f"{name} of generation {manifest.generation} {problem}")
         positions = document_positions(layout, manifest.generation)
         is_there = pc.is_in(
             pa.array(wanted, pa.large_string()), value_set=positions.column("doc_id")
@@ -68,6 +75,14 @@ def delete_documents(
         if present:
             manifest = _republish(layout, manifest, present, progress, run_id="delete")
         return DeleteReport(deleted=len(present), missing=missing, generation=manifest.generation)
+
+
+def require_whole_rows(layout: CollectionLayout, manifest: Manifest) -> None:
+    """Raise :class:`DamageError` where a file of Lance is damaged: rewriting its rows would hide that."""
+    folder = layout.generation_folder(manifest.generation)
+    with layout.naming_damage():
+        for name, problem in damaged_lance_files(layout, read_lance_files(folder)):
+            raise DamageError(f"{name} {problem}")
 
 
 def _served(layout: CollectionLayout) -> Manifest:
@@ -88,12 +103,7 @@ def _republish(
     tables = LanceTables.open(layout)
     tables.roll_back(manifest.lance_versions)
     versions = tables.commit(
-        generation=next_generation_number(layout), deleted_ids=_batches(deleted), compact=compact
+        generation=next_generation_number(layout), deleted_ids=id_batches(deleted), compact=compact
     )
     facts = GenerationFacts.of(layout, manifest, run_id)
     return publish_generation(layout, tables, versions, facts, index_config_of(manifest.settings), progress)
-
-
-def _batches(doc_ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(doc_ids), MAX_IDS_A_DELETE):
-        yield doc_ids[start : start + MAX_IDS_A_DELETE]

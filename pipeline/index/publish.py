@@ -23,12 +23,17 @@ import pyarrow as pa
 from pipeline import durable
 from pipeline.config import IndexConfig
 from pipeline.durable import commit_point, storage_errors
-from pipeline.errors import IntegrityError
+from pipeline.errors import IntegrityError, StorageError
 from pipeline.index.allocator import returning_freed_memory
 from pipeline.index.current import KEPT_GENERATIONS, Current
 from pipeline.index.faiss_build import build_faiss_index
 from pipeline.index.generation import check_generation_files, read_manifest
-from pipeline.index.lance_files import read_lance_files, record_lance_files, write_lance_files
+from pipeline.index.lance_files import (
+    damaged_lance_files,
+    read_lance_files,
+    record_lance_files,
+    write_lance_files,
+)
 from pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables
 from pipeline.index.layout import (
     CHUNKS_ARROW,
@@ -42,6 +47,7 @@ from pipeline.index.layout import (
     CollectionLayout,
     generation_tag,
 )
+from pipeline.index.mend import mend_files, mend_lance
 from pipeline.index.passage_terms import write_passage_terms
 from pipeline.index.position_files import write_chunk_positions, write_document_positions
 from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
@@ -111,8 +117,9 @@ class GenerationFacts:
 def prepare_writer(layout: CollectionLayout) -> Manifest | None:
     """Settle what a killed writer left; return the served generation's manifest, None before the first.
 
-    Temporary and never-served generations are removed. A first publication killed just before ``CURRENT`` was
-    written is completed: its folder is whole and nothing else is.
+    Temporary and never-served generations are removed, and what ``mend`` can mend is mended. A first
+    publication killed just before ``CURRENT`` was written is completed: its folder is whole and nothing else
+    is. Damage that a publication would carry over raises :class:`DamageError`.
     """
     with storage_errors("clearing what an unfinished run left"):
         durable.clear_temporary(layout.generations_folder)
@@ -127,7 +134,27 @@ def prepare_writer(layout: CollectionLayout) -> Manifest | None:
         for number in layout.generation_numbers():
             if number > served:
                 durable.remove_folder(layout.generation_folder(number))
+        _mend(layout, manifest)
     return manifest
+
+
+def _mend(layout: CollectionLayout, manifest: Manifest) -> None:
+    """Mend what costs no row; raise :class:`DamageError` for what a publication would carry over damaged."""
+    left = [
+        f"{name} of generation {manifest.generation} {problem}"
+        for name, problem in _unmended(layout, manifest)
+    ]
+    if left:
+        raise layout.damaged(left[0])
+    mend_lance(layout, layout.generation_numbers())
+
+
+def _unmended(layout: CollectionLayout, manifest: Manifest) -> list[tuple[str, str]]:
+    _, left = mend_files(layout, manifest, SIDE_FILES)
+    folder = layout.generation_folder(manifest.generation)
+    if check_generation_files(layout, manifest, names=[LANCE_FILES]):
+        return left  # without hashes to compare: what is missing is found when it is read
+    return left + list(damaged_lance_files(layout, read_lance_files(folder), manifests_only=True))
 
 
 @returning_freed_memory()
@@ -147,7 +174,7 @@ def publish_generation(
     served = layout.current_generation_number()
     number = (served or 0) + 1
     folder = layout.temporary_generation_folder(number)
-    with storage_errors(f"publishing generation {number} of {layout.name!r}"):
+    with layout.naming_damage(), storage_errors(f"publishing generation {number} of {layout.name!r}"):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
@@ -180,7 +207,11 @@ def prune_generations(layout: CollectionLayout, tables: LanceTables) -> None:
     standing = layout.generation_numbers()
     kept = [number for number in standing if served is not None and number <= served][-KEPT_GENERATIONS:]
     remove_generations(layout, [number for number in standing if number not in kept])
-    tables.keep_only(kept)
+    try:
+        tables.keep_only(kept)
+    except StorageError:  # a broken version of a generation that has just gone is in the way
+        mend_lance(layout, kept, drop_unpinned=True)
+        tables.keep_only(kept)
 
 
 def remove_generations(layout: CollectionLayout, numbers: Sequence[int]) -> None:

@@ -1,12 +1,13 @@
 """Bring a damaged collection back to something whole, losing as little as possible.
 
-    only derived files damaged      ─▶ made again from Lance, published as a new generation
-    files damaged in a store        ─▶ written to it again from this machine's copy
-    anything else                   ─▶ CURRENT returns to the newest generation that is whole
-    nothing whole                   ─▶ refused: the rows must be ingested again
+    files that another generation has, tags of Lance   ─▶ mended where they lie
+    only derived files damaged                         ─▶ made again from Lance, published as a new generation
+    files damaged in a store                           ─▶ written to it again from this machine's copy
+    anything else                                      ─▶ CURRENT returns to the newest whole generation
+    rows of Lance damaged, no generation whole         ─▶ published without the documents that lost rows
+    nothing of that possible                           ─▶ refused: the rows must be ingested again
 
-Never touches a row. Damage is found by ``verify``; what cannot be made again is the context, the clusters and
-Lance itself.
+Damage is found by ``verify``. Documents that are lost, or are older than before, are named one by one.
 """
 
 from __future__ import annotations
@@ -19,29 +20,37 @@ from pipeline.config import IndexConfig
 from pipeline.durable import storage_errors
 from pipeline.errors import IntegrityError
 from pipeline.index.generation import read_manifest
-from pipeline.index.lance_index import LanceTables
+from pipeline.index.lance_index import LanceTables, id_batches
 from pipeline.index.layout import CollectionLayout
+from pipeline.index.mend import mend_files, mend_lance
 from pipeline.index.publish import (
     GenerationFacts,
+    next_generation_number,
     prepare_writer,
     publish_generation,
     remove_generations,
     serve_generation,
 )
+from pipeline.index.salvage import Salvage, documents_changed_since, give_up, plan_salvage
 from pipeline.index.verify import Problem, read_current, store_problems, verify_generation
 from pipeline.manifest import Manifest
 from pipeline.types import ProgressListener, silent_progress
 
 REPAIR_RUN_ID = "repair"
+NOTHING_TO_REPAIR = "; nothing to repair"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepairReport:
-    """What a repair found and did; ``generation`` is served now, ``action`` is a sentence."""
+    """What a repair found and did; ``generation`` is served now, ``action`` is a sentence.
+
+    ``lost`` are the ids of documents that are gone, or are served in an older version than before.
+    """
 
     generation: int
     action: str
     problems: tuple[Problem, ...]
+    lost: tuple[str, ...] = ()
 
 
 def index_config_of(settings: Mapping[str, Any]) -> IndexConfig:
@@ -57,9 +66,15 @@ def repair_collection(layout: CollectionLayout, progress: ProgressListener = sil
     layout.require_exists()
     with layout.writer_lock():
         report = _restore(layout, _repair(layout, progress))
-        return replace(
-            report, problems=(*report.problems, *_drop_damaged_predecessors(layout, report.generation))
+        dropped = _drop_damaged_predecessors(layout, report.generation)
+        if not dropped:
+            return report
+        removed = ", ".join(
+            str(number) for number in sorted({problem.generation or 0 for problem in dropped})
         )
+        done = report.action.removesuffix(NOTHING_TO_REPAIR)
+        action = f"{done}; generation {removed}, which was damaged, is removed"
+        return replace(report, action=action, problems=(*report.problems, *dropped))
 
 
 def _restore(layout: CollectionLayout, report: RepairReport) -> RepairReport:
@@ -75,29 +90,25 @@ def _restore(layout: CollectionLayout, report: RepairReport) -> RepairReport:
 def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairReport:
     current, problems = read_current(layout)
     served = None if current is None else current.served
-    found: dict[int, list[Problem]] = {}
-    if served is not None:
-        found[served] = verify_generation(layout, served, check_rows=True)
-        problems += found[served]
-        if not problems:
+    standing = [number for number in layout.generation_numbers() if served is None or number <= served]
+    left: dict[int, list[Problem]] = {}
+    for number in sorted(standing, reverse=True):
+        found, left[number] = _mend(layout, number)
+        problems += found
+        if number == served and len(problems) == len(found) and not left[number]:
             prepare_writer(layout)
-            return RepairReport(
-                generation=served, action=f"generation {served} is whole; nothing to repair", problems=()
-            )
-        if all(problem.part == "derived" for problem in problems):
-            manifest = _rebuild(layout, read_manifest(layout, served), progress)
             action = (
-                f"files of generation {served} were made again from its rows and published as "
-                f"generation {manifest.generation}"
+                f"{len(found)} fault(s) of generation {number} were mended where they lay"
+                if found
+                else f"generation {number} is whole{NOTHING_TO_REPAIR}"
             )
-            return RepairReport(generation=manifest.generation, action=action, problems=tuple(problems))
-    for number in sorted(layout.generation_numbers(), reverse=True):
-        if served is not None and number > served:
-            continue
-        if number not in found:
-            found[number] = verify_generation(layout, number, check_rows=True)
-        if all(problem.part == "derived" for problem in found[number]):
-            return _return_to(layout, number, found[number], problems, progress)
+            return RepairReport(generation=number, action=action, problems=tuple(found))
+        if all(problem.part == "derived" for problem in left[number]):
+            return _serve_again(layout, number, served, left[number], problems, progress)
+    for number in sorted(standing, reverse=True):
+        salvage = _plan_salvage(layout, number, left[number])
+        if salvage is not None:
+            return _publish_rest(layout, read_manifest(layout, number), salvage, problems, progress)
     raise IntegrityError(
         f"collection {layout.name!r} has no generation that is whole: "
         f"{'; '.join(problem.sentence for problem in problems[:3])}; "
@@ -105,27 +116,103 @@ def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairRepor
     )
 
 
-def _return_to(
+def _mend(layout: CollectionLayout, number: int) -> tuple[list[Problem], list[Problem]]:
+    """Return the faults of a generation, and those left after what costs no row has been mended."""
+    found = verify_generation(layout, number, check_rows=True)
+    if not found or any(problem.part == "manifest" for problem in found):
+        return found, found
+    with storage_errors(f"mending generation {number} of {layout.name!r}"):
+        mend_files(layout, read_manifest(layout, number))
+        mend_lance(layout, layout.generation_numbers())
+    return found, verify_generation(layout, number, check_rows=True)
+
+
+def _serve_again(
     layout: CollectionLayout,
     number: int,
+    served: int | None,
     own: list[Problem],
     problems: list[Problem],
     progress: ProgressListener,
 ) -> RepairReport:
-    """Serve generation ``number`` again and undo in Lance what came after it."""
+    """Serve a generation whose rows are whole: undo in Lance what came after it, make derived files again."""
+    before = read_manifest(layout, number)
+    lost = () if number == served else documents_changed_since(layout, before)
+    if number == served and not any(problem.part == "current" for problem in problems):
+        prepare_writer(layout)
+        LanceTables.open(layout).roll_back(before.lance_versions)
+    else:
+        _return_to(layout, before)
+    manifest = _rebuild(layout, before, own, progress) if own else before
+    if number != served:
+        action = f"the collection returned to generation {number}, published {before.created_at}"
+    elif own:
+        action = (
+            f"files of generation {number} were made again from its rows and published as "
+            f"generation {manifest.generation}"
+        )
+    else:
+        action = f"CURRENT names generation {number} again"
+    return RepairReport(
+        generation=manifest.generation, action=action, problems=tuple(problems), lost=tuple(lost)
+    )
+
+
+def _return_to(layout: CollectionLayout, manifest: Manifest) -> None:
+    """Serve a generation again and undo in Lance what came after it."""
+    number = manifest.generation
     with storage_errors(f"returning {layout.name!r} to generation {number}"):
         serve_generation(layout, number)
         remove_generations(layout, [newer for newer in layout.generation_numbers() if newer > number])
-    manifest = read_manifest(layout, number)
-    if own:
-        manifest = _rebuild(layout, manifest, progress)
+        mend_lance(layout, layout.generation_numbers(), drop_unpinned=True)
+    LanceTables.open(layout).roll_back(manifest.lance_versions)
+
+
+def _rebuild(
+    layout: CollectionLayout, manifest: Manifest, own: list[Problem], progress: ProgressListener
+) -> Manifest:
+    """Publish the rows of a generation again, with derived files built from them."""
+    tables = LanceTables.open(layout)
+    if any("/_indices/" in problem.file for problem in own):
+        tables.drop_text_indexes()
+        versions = tables.commit(generation=next_generation_number(layout))
     else:
-        LanceTables.open(layout).roll_back(manifest.lance_versions)
+        versions = tables.versions()
+        tables.tag(next_generation_number(layout), versions)
+    facts = GenerationFacts.of(layout, manifest, REPAIR_RUN_ID)
+    return publish_generation(layout, tables, versions, facts, index_config_of(manifest.settings), progress)
+
+
+def _plan_salvage(layout: CollectionLayout, number: int, own: list[Problem]) -> Salvage | None:
+    if any(problem.part not in ("derived", "lance") for problem in own):
+        return None
+    damaged = {problem.file for problem in own if problem.part == "lance"}
+    return plan_salvage(layout, read_manifest(layout, number), damaged)
+
+
+def _publish_rest(
+    layout: CollectionLayout,
+    before: Manifest,
+    salvage: Salvage,
+    problems: list[Problem],
+    progress: ProgressListener,
+) -> RepairReport:
+    """Publish a generation again without the documents whose rows are damaged."""
+    lost = sorted({*salvage.lost, *documents_changed_since(layout, before)})
+    _return_to(layout, before)
+    tables = LanceTables.open(layout)
+    give_up(layout, tables, salvage)
+    ids = list(salvage.lost)
+    versions = tables.commit(generation=next_generation_number(layout), deleted_ids=id_batches(ids))
+    facts = GenerationFacts.of(layout, before, REPAIR_RUN_ID)
+    manifest = publish_generation(layout, tables, versions, facts, index_config_of(before.settings), progress)
     action = (
-        f"the collection returned to generation {number}, published "
-        f"{read_manifest(layout, number).created_at}"
+        f"generation {before.generation} was published again as generation {manifest.generation}, without "
+        f"the {len(ids)} document(s) whose rows are damaged"
     )
-    return RepairReport(generation=manifest.generation, action=action, problems=tuple(problems))
+    return RepairReport(
+        generation=manifest.generation, action=action, problems=tuple(problems), lost=tuple(lost)
+    )
 
 
 def _drop_damaged_predecessors(layout: CollectionLayout, served: int) -> list[Problem]:
@@ -139,16 +226,6 @@ def _drop_damaged_predecessors(layout: CollectionLayout, served: int) -> list[Pr
     if damaged:
         with storage_errors(f"removing damaged generations of {layout.name!r}"):
             remove_generations(layout, damaged)
+            mend_lance(layout, layout.generation_numbers(), drop_unpinned=True)
         LanceTables.open(layout).keep_only(layout.generation_numbers())
     return [problem for problems in found.values() for problem in problems]
-
-
-def _rebuild(layout: CollectionLayout, manifest: Manifest, progress: ProgressListener) -> Manifest:
-    """Publish the rows of a generation again, with derived files built from them."""
-    prepare_writer(layout)
-    tables = LanceTables.open(layout)
-    tables.roll_back(manifest.lance_versions)
-    versions = tables.versions()
-    tables.tag(manifest.generation + 1, versions)
-    facts = GenerationFacts.of(layout, manifest, REPAIR_RUN_ID)
-    return publish_generation(layout, tables, versions, facts, index_config_of(manifest.settings), progress)

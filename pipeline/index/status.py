@@ -1,4 +1,4 @@
-"""The state of a collection, from its manifest and one mapped column: nothing is opened that a search would need."""
+"""The state of a collection, from its manifest and one mapped column; opens nothing that a search needs."""
 
 from __future__ import annotations
 

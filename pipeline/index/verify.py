@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pipeline.errors import CairnError, IntegrityError
 from pipeline.index.current import Current
 from pipeline.index.generation import check_generation_files, open_generation, read_manifest
-from pipeline.index.lance_files import LanceFiles, damaged_lance_files, read_lance_files
+from pipeline.index.lance_files import MANIFEST_SUFFIX, LanceFiles, damaged_lance_files, read_lance_files
 from pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, lance_errors
 from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW, LANCE_FILES, CollectionLayout, generation_tag
 from pipeline.manifest import MANIFEST_NAME, Manifest
@@ -69,7 +69,7 @@ def verify_collection(
 
 
 def read_current(layout: CollectionLayout) -> tuple[Current | None, list[Problem]]:
-    """Return what ``CURRENT`` says, None where it names no generation that stands, and what is wrong with it."""
+    """Return what ``CURRENT`` says, None where no such generation stands, and what is wrong with it."""
 
     def problem(sentence: str) -> Problem:
         return Problem(generation=None, part="current", file="CURRENT", sentence=sentence)
@@ -87,8 +87,8 @@ def read_current(layout: CollectionLayout) -> tuple[Current | None, list[Problem
 def kept_generations(layout: CollectionLayout, current: Current | None) -> list[int]:
     """Return the generations that count: those ``CURRENT`` names.
 
-    Others were never served, or are about to be removed: the next writer does it. Where ``CURRENT`` is damaged
-    or without hashes, all that may have been served count.
+    Others were never served, or are about to be removed: the next writer does it. Where ``CURRENT`` is
+    damaged or without hashes, all that may have been served count.
     """
     standing = layout.generation_numbers()
     if current is None:
@@ -151,23 +151,19 @@ def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool
 
 def _lance_problems(layout: CollectionLayout, manifest: Manifest, records: LanceFiles) -> Iterator[Problem]:
     number = manifest.generation
-    for name, problem in damaged_lance_files(layout, records):
+    damaged = list(damaged_lance_files(layout, records))
+    for name, problem in damaged:
         yield Problem(
             generation=number,
-            part="lance",
+            part="derived" if "/_indices/" in name else "lance",
             file=name,
             sentence=f"{name}, which generation {number} reads, {problem}",
         )
+    if any(name.endswith(MANIFEST_SUFFIX) for name, _ in damaged):
+        return  # Lance panics over some damaged versions
     try:
-        tables = LanceTables.open(layout)
+        tables = LanceTables.open(layout, manifest.lance_versions)
         for name, version in manifest.lance_versions.items():
-            if tables.tags().get(generation_tag(number), {}).get(name) != version:
-                yield Problem(
-                    generation=number,
-                    part="lance",
-                    file=name,
-                    sentence=f"tag {generation_tag(number)} of table `{name}` must pin version {version}",
-                )
             with lance_errors(f"opening version {version} of table `{name}`", damaged=True):
                 num_rows = tables.count_rows(name, manifest.lance_versions)
             expected = manifest.documents if name == DOCUMENTS else manifest.chunks
@@ -177,6 +173,15 @@ def _lance_problems(layout: CollectionLayout, manifest: Manifest, records: Lance
                     part="lance",
                     file=name,
                     sentence=f"table `{name}` must hold {expected} rows at version {version}, got {num_rows}",
+                )
+            with lance_errors(f"reading the tags of table `{name}`", damaged=True):
+                tagged = tables.tags(name, version).get(generation_tag(number))
+            if tagged != version:
+                yield Problem(
+                    generation=number,
+                    part="lance",
+                    file=name,
+                    sentence=f"tag {generation_tag(number)} of table `{name}` must pin version {version}",
                 )
     except CairnError as error:
         yield Problem(generation=number, part="lance", file="lance", sentence=error.fault)
@@ -188,7 +193,8 @@ def _row_problems(layout: CollectionLayout, number: int) -> Iterator[tuple[str, 
     Order, counts, spans that cover each text whole, unique ids.
     """
     generation = open_generation(layout, number, check_hashes=False)
-    tables, versions = LanceTables.open(layout), generation.manifest.lance_versions
+    versions = generation.manifest.lance_versions
+    tables = LanceTables.open(layout, versions)
     doc_ids, offsets, ends = generation.doc_ids, generation.chunk_offsets, generation.chunk_ends
     position = 0
     for batch in tables.scan(DOCUMENTS, ["doc_id", "text"], versions, with_row_id=True):

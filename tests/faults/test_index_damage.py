@@ -13,7 +13,12 @@ import pytest
 from pipeline.errors import IntegrityError
 from pipeline.index.generation import open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
+from pipeline.index.maintenance import (
+    compact_collection,
+    delete_documents,
+    repair_collection,
+    verify_collection,
+)
 from pipeline.manifest import MANIFEST_NAME
 
 DERIVED = (
@@ -103,11 +108,27 @@ def test_repair_of_a_derived_file_makes_it_again_and_loses_no_row(
 
 
 @pytest.mark.parametrize("name", SIDE)
-def test_repair_of_a_side_file_returns_to_the_last_whole_generation(
-    layout: CollectionLayout, name: str, old_ids: list[str]
+def test_repair_of_a_side_file_copies_it_from_the_generation_it_was_carried_from(
+    layout: CollectionLayout, name: str, new_ids: list[str]
 ) -> None:
     flip_bit(layout.generation_folder(2) / name)
-    assert repair_collection(layout).generation == 1
+    report = repair_collection(layout)
+    assert (report.generation, report.lost) == (2, ())
+    assert report.action == "1 fault(s) of generation 2 were mended where they lay"
+    assert served_ids(layout) == new_ids
+    assert verify_collection(layout) == []
+
+
+@pytest.mark.parametrize("name", SIDE)
+def test_repair_of_a_side_file_of_its_own_returns_to_the_last_whole_generation(
+    tmp_path: Path, stones: ModuleType, name: str, old_ids: list[str]
+) -> None:
+    layout = CollectionLayout(tmp_path, "stones")
+    stones.publish_documents(layout, old_ids)
+    stones.publish_documents(layout, ["new"], context=b"drawn again")
+    flip_bit(layout.generation_folder(2) / name)
+    report = repair_collection(layout)
+    assert (report.generation, report.lost) == (1, ("new",))
     assert served_ids(layout) == old_ids
     assert verify_collection(layout) == []
 
@@ -168,13 +189,18 @@ DAMAGES = (
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_repair_returns_to_the_last_whole_generation(
-    layout: CollectionLayout, damage: Callable[[CollectionLayout], None], old_ids: list[str]
+    layout: CollectionLayout,
+    damage: Callable[[CollectionLayout], None],
+    old_ids: list[str],
+    new_ids: list[str],
 ) -> None:
     damage(layout)
     assert verify_collection(layout) != []
     report = repair_collection(layout)
     assert report.generation == 1
     assert "returned to generation 1" in report.action
+    if damage is not damage_folder_missing:  # that took what says which documents there were
+        assert set(report.lost) == set(new_ids) - set(old_ids) | {"d0"}
     assert served_ids(layout) == old_ids
     assert verify_collection(layout) == []
 
@@ -227,3 +253,35 @@ def test_repair_without_any_whole_generation_is_refused_and_changes_nothing(layo
     with pytest.raises(IntegrityError, match="no generation that is whole"):
         repair_collection(layout)
     assert sorted(path for path in layout.generations_folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("table", ["documents", "chunks"])
+def test_repair_of_rows_that_no_generation_has_whole_keeps_the_others_and_names_the_lost(
+    layout: CollectionLayout, table: str, old_ids: list[str], new_ids: list[str]
+) -> None:
+    data = (layout.lance_folder / f"{table}.lance" / "data").iterdir()
+    oldest = min(data, key=lambda path: path.stat().st_mtime_ns)
+    oldest.write_bytes(oldest.read_bytes()[:-50])
+    report = repair_collection(layout)
+    kept = [doc_id for doc_id in new_ids if doc_id not in old_ids or doc_id == "d0"]
+    assert report.lost == tuple(sorted(set(new_ids) - set(kept)))
+    assert served_ids(layout) == kept
+    assert verify_collection(layout) == []
+
+
+def test_damaged_side_file_is_never_carried_into_the_next_generation(
+    tmp_path: Path, stones: ModuleType, old_ids: list[str]
+) -> None:
+    layout = CollectionLayout(tmp_path, "stones")
+    stones.publish_documents(layout, old_ids)
+    flip_bit(layout.generation_folder(1) / "context.arrow")
+    with pytest.raises(
+        IntegrityError, match=r"context.arrow of generation 1 does not match its SHA-256; run"
+    ):
+        delete_documents(layout, [old_ids[0]])
+
+
+def test_compaction_of_damaged_rows_is_refused(layout: CollectionLayout) -> None:
+    damage_lance_data_of_the_newest_rows(layout)
+    with pytest.raises(IntegrityError, match="run `cairn repair stones"):
+        compact_collection(layout)

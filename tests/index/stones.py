@@ -83,10 +83,12 @@ def publish_documents(
     replaced: Sequence[str] = (),
     version: int = 0,
     config: IndexConfig | None = None,
+    context: bytes = b"",
 ) -> Manifest:
     """Do what an ingest does after encoding.
 
-    Settle, roll back, commit (``replaced`` ids are deleted first where they stand), publish.
+    Settle, roll back, commit (``replaced`` ids are deleted first where they stand), publish. Another
+    ``context`` gives the generation side files of its own.
     """
     with layout.writer_lock():
         before = prepare_writer(layout)
@@ -107,7 +109,7 @@ def publish_documents(
         for name in ("context.arrow", "clusters.arrow"):
             layout.pending_folder.mkdir(exist_ok=True)
             side_files[name] = layout.pending_folder / name
-            side_files[name].write_bytes(name.encode() * 100)
+            side_files[name].write_bytes(name.encode() * 100 + context)
         facts = GenerationFacts(
             run_id="run",
             side_files=side_files,

@@ -33,7 +33,9 @@ def test_publish_keeps_two_generations_and_their_tags(
     for prefix in ("a", "b", "c"):
         stones.publish_change(published, prefix)
     assert published.generation_numbers() == [3, 4]
-    assert sorted(LanceTables.open(published).tags()) == ["generation-3", "generation-4"]
+    tables = LanceTables.open(published)
+    for table, version in tables.versions().items():
+        assert sorted(tables.tags(table, version)) == ["generation-3", "generation-4"]
 
 
 def test_publish_leaves_no_file_that_no_generation_needs(
