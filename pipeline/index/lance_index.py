@@ -12,7 +12,8 @@ twice doubles rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -168,7 +169,7 @@ class LanceTables:
         for ids in deleted_ids:
             assert len(ids) <= MAX_IDS_A_DELETE, len(ids)
             for name in TABLES:
-                with lance_errors(f"deleting rows of table `{name}`"):
+                with self._reading(f"deleting rows of table `{name}`"):
                     self._latest(name).delete(col("doc_id").isin(list(ids)))
                 commit_point(f"{name}-deleted")
         for name in TABLES if replaces_all else ():
@@ -261,6 +262,12 @@ class LanceTables:
         for batch in self.scan(DOCUMENTS, ["text"], versions, TEXT_ROWS):
             yield batch.column("text").to_pylist()
 
+    @contextlib.contextmanager
+    def _reading(self, action: str) -> Generator[None]:
+        """Report what Lance raises where it reads stored rows as damage of this collection."""
+        with self.layout.naming_damage(), lance_errors(action, damaged=True):
+            yield
+
     def _latest(self, name: str) -> lancedb.table.Table:
         return self._database.open_table(name)
 
@@ -321,7 +328,7 @@ class LanceTables:
         rows that an index covers apart from those it does not. Hence the text indexes are dropped before, and
         built again by ``_index_text``.
         """
-        with lance_errors(f"compacting table `{name}`"):
+        with self._reading(f"compacting table `{name}`"):
             fragments = self._dataset(name).get_fragments()
             stored = sum(fragment.physical_rows for fragment in fragments)
             deleted = sum(fragment.num_deletions for fragment in fragments)
@@ -347,7 +354,7 @@ class LanceTables:
 
     def _index_text(self) -> None:
         """Make BM25 cover every row: built the first time, extended afterwards."""
-        with lance_errors("indexing the text"):
+        with self._reading("indexing the text"):
             table = self._latest(DOCUMENTS)
             if table.count_rows() == 0:
                 return

@@ -271,6 +271,7 @@ def test_collection_older_than_a_setting_opens_and_is_ingested_again(
     for younger in ("landmarks", "dims", "layers", "causal", "query_prefix", "document_prefix"):
         del manifest["settings"]["encoder"][younger]
     path.write_text(json.dumps(manifest))
+    (root / "c" / "CURRENT").write_bytes(b"00000001\n")  # without a hash, as releases before wrote it
     assert (
         open_collection("c", root=root).search(document(3)["text"], hybrid=False).hits[0].doc_id == "doc-003"
     )
@@ -289,6 +290,7 @@ def test_setting_younger_than_the_collection_is_refused_when_it_is_not_the_defau
     manifest = json.loads(path.read_text())
     del manifest["settings"]["encoder"]["query_prefix"]
     path.write_text(json.dumps(manifest))
+    (root / "c" / "CURRENT").write_bytes(b"00000001\n")  # without a hash, as releases before wrote it
     other = replace(config, encoder=replace(config.encoder, query_prefix="query: "))
     with pytest.raises(FingerprintMismatchError, match=r"encoder\.query_prefix is '', got 'query: '"):
         build_index([source], root, "c", other)
