@@ -1,4 +1,4 @@
-"""Flags that choose who encodes, this process or the workers of a Ray cluster, and where a cluster takes jobs."""
+"""Flags that choose where shards are encoded, in this process or on a Ray cluster, and where jobs go."""
 
 from __future__ import annotations
 

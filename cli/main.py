@@ -1,4 +1,4 @@
-"""Entry points `cairn` and `ingest`: find the verb, run it, turn what it raises into one sentence and an exit code.
+"""Entry points `cairn` and `ingest`: find the verb, run it, turn an error into a sentence and an exit code.
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 done with quarantined rows, 75 try again, 130 interrupted.
 """

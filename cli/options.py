@@ -1,4 +1,4 @@
-"""Command-line options made from the options of a dataclass (``pipeline/options.py``), and the choices read back.
+"""Command-line options made from the options of a dataclass (``pipeline/options.py``), and what was chosen.
 
 Environment and ``cairn.toml`` come with them: click reads ``CAIRN_<VERB>_<NAME>`` and the default map of
 ``cli/settings.py`` for every option a command has.
@@ -114,7 +114,7 @@ def click_option(each: Option, default: Any = None) -> Callable[[_Function], _Fu
 
 
 def given(ctx: click.Context) -> dict[str, Any]:
-    """Return the parameters that flag, environment or ``cairn.toml`` set, without those left at their default."""
+    """Return the parameters that flag, environment or ``cairn.toml`` set, without defaults."""
     return {
         name: value
         for name, value in ctx.params.items()

@@ -1,7 +1,8 @@
-"""Where a setting comes from: flag > CAIRN_* environment > cairn.toml > what the collection was built with > default.
+"""Where a setting comes from: flag > CAIRN_* environment > cairn.toml > what is stored > default.
 
-``jobs.ingest_settings`` composes them. ``cairn.toml`` in the working folder (or the file ``CAIRN_CONFIG`` names) has one table a verb, with
-the long option names as keys::
+``jobs.ingest_settings`` composes them; what is stored is what the collection was built with. ``cairn.toml``
+in the working folder (or the file ``CAIRN_CONFIG`` names) has one table a verb, with the long option names as
+keys::
 
     [ingest]
     collection = "handbook"

@@ -46,7 +46,7 @@ def status(*, collection: str | None, root: str, as_json: bool) -> int:
 
 
 def _beyond_the_defaults(encoder: dict[str, Any]) -> str:
-    """Write the encoder settings that have rows of their own nowhere and are not the defaults, by the names of their flags."""
+    """Write the encoder settings that differ from the defaults and have no row of their own."""
     defaults = IngestConfig().to_dict()["encoder"]
     chosen = {
         name: value for name, value in encoder.items() if name not in _SHOWN and value != defaults.get(name)

@@ -78,7 +78,9 @@ def train(
     as_json: bool,
     **_: Any,
 ) -> int:
-    """Fine-tune an encoder on SOURCES (Parquet or JSON lines with query, document, title, source), or on --documents (text, title, source).
+    """Fine-tune an encoder on SOURCES, or on --documents (text, title, source).
+
+    SOURCES are Parquet or JSON lines with query, document, title and source.
 
     A killed run goes on from its newest checkpoint when the same command is given again. FOLDER/model and
     FOLDER/best are for --model. Dev sets (folders as of `cairn evaluate`) are kept out of the data, too.

@@ -26,6 +26,7 @@ from pipeline.index.layout import CollectionLayout
 from pipeline.index.publish import prepare_writer
 from pipeline.manifest import Manifest
 from pipeline.model.folders.names import model_folder
+from pipeline.model.untrained_settings import untrained_settings_warning
 from pipeline.types import IngestReport, ProgressListener
 
 
@@ -163,10 +164,12 @@ def finish(
 
 
 def _warnings(run: IngestRun, staged: Staged) -> tuple[str, ...]:
+    untrained = untrained_settings_warning(run.config.encoder)
+    warnings = (*run.scan.warnings, *([untrained] if untrained else []))
     if run.config.sync and not staged.is_complete:
         kept = "--sync deleted nothing: documents of a damaged source file cannot be told from vanished ones"
-        return (*run.scan.warnings, kept)
-    return run.scan.warnings
+        return (*warnings, kept)
+    return warnings
 
 
 def describe_reasons(reasons: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""The settings of an ingest, composed: what somebody chose, over what the collection was built with, over the defaults.
+"""The settings of an ingest: what was chosen, over what the collection was built with, over the defaults.
 
 A new collection takes what its model's folder brings (``pipeline.model.folders.model_defaults``) before the
 default.
@@ -31,7 +31,7 @@ STAGES: Final[Mapping[str, type[Any]]] = {
 
 
 def resolve_ingest_config(chosen: Mapping[str, Any], stored: Mapping[str, Any] | None) -> IngestConfig:
-    """Compose one configuration: what was ``chosen`` over what the collection has ``stored`` over the defaults.
+    """Compose one configuration: what was ``chosen`` over what is ``stored`` over the defaults.
 
     ``chosen`` is keyed by stage and field, as in ``{"encoder": {"pooling": "lmk"}}``; ``stored`` is a
     manifest's ``settings``.

@@ -35,6 +35,7 @@ from pipeline.corpus.staging import plan_changes
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.manifest import Manifest
+from pipeline.model.untrained_settings import untrained_settings_warning
 from pipeline.types import ProgressListener, silent_progress
 
 SAMPLE_DOCUMENTS = 256
@@ -84,6 +85,7 @@ def plan_index(
         "estimated_tokens": estimate.tokens,
         "estimated_context_seconds": estimate.context_seconds,
         "estimated_encode_seconds": estimate.encode_seconds,
+        "warning": untrained_settings_warning(config.encoder) or "none",
     }
 
 

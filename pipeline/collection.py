@@ -25,6 +25,7 @@ from pipeline.index.layout import CollectionLayout, list_states
 from pipeline.index.status import collection_status
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
 from pipeline.model.folders.names import describe_model, model_folder
+from pipeline.model.untrained_settings import untrained_settings_warning
 from pipeline.search.filters import parse_filter
 from pipeline.search.searcher import Searcher
 from pipeline.search.served import require_encoder
@@ -126,7 +127,8 @@ class Collection:
         status = collection_status(self.layout)
         generation = open_latest_intact_generation(self.layout, check_hashes=False)
         manifest = generation.manifest
-        status["warnings"] = [generation.warning] if generation.warning else []
+        untrained = untrained_settings_warning(EncoderConfig(**manifest.settings["encoder"]))
+        status["warnings"] = [warning for warning in (generation.warning, untrained) if warning]
         drift = measure_drift(
             manifest.context_cluster_sizes, status["cluster_sizes"], manifest.documents_at_context
         )

@@ -57,7 +57,7 @@ def record_file(path: Path) -> FileRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """One generation: the Lance versions it pins, the files derived from them, and the fingerprints that decide who may read it.
+    """One generation: the Lance versions it pins, the files derived from them, and its fingerprints.
 
     ``lance_versions`` maps table name to version. ``fingerprints`` has ``encoder``, ``context`` and
     ``clusters``. ``settings`` is the resolved ingest configuration. ``context_cluster_sizes`` is the

@@ -33,7 +33,7 @@ nDCG@10, mean of nine judged sets: .701 by these, .694 by equal weights, .697 by
 
 
 class PublicSearchKeywords(TypedDict, total=False):
-    """The keywords of a search on every surface, for type checkers; :class:`SearchOptions` says what they mean."""
+    """The keywords of a search on every surface, for type checkers; :class:`SearchOptions` explains them."""
 
     top_k: int
     granularity: Granularity

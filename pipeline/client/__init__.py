@@ -1,4 +1,4 @@
-"""A client of the search API, and of what a collection offers Python the part that can be asked for over HTTP.
+"""A client of the search API, with the methods of a collection in Python that HTTP has too.
 
     CairnClient ──▶ collection("handbook") ──▶ search, search_pages, read_document, encode_queries
       retries, timeouts, key                   the records that Python's own search returns

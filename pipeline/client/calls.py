@@ -62,7 +62,8 @@ def document_call(name: str, doc_id: str, start_char: int) -> Call:
     """Ask for a document's text from a character on."""
     parameters = {"start_char": start_char, "max_characters": STRETCH_CHARACTERS}
     return Call(
-        path=f"/v1/collections/{_quoted(name, 'the name of a collection')}/documents/{_quoted(doc_id, 'doc_id')}",
+        path=f"/v1/collections/{_quoted(name, 'the name of a collection')}/documents/"
+        f"{_quoted(doc_id, 'doc_id')}",
         parameters=parameters,
     )
 

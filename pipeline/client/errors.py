@@ -2,15 +2,15 @@
 
     CairnError
     ├── ApiError                     the server answered with a problem: status, type, title, detail, errors
-    │   ├── InvalidRequestError          400, 405, 408, 413, 415, 421, 422: the request has to be another one (a UsageError)
+    │   ├── InvalidRequestError          400, 405, 408, 413, 415, 421, 422: change the request (a UsageError)
     │   ├── AccessError                  401, 403: the key is missing, unknown, or may not do this
     │   ├── NotFoundError                404: no such collection, or none for this key
     │   ├── CursorExpiredError           410: the collection has changed since the first page
     │   ├── UnavailableError             429, 502, 503, 504: not now (a TryAgainError)
     │   └── ServerFailedError            anything else
-    ├── UsageError (ValueError)      an argument that cannot be sent, such as a query that is no text: nothing was
+    ├── UsageError (ValueError)      an argument that cannot be sent, such as a query that is no text
     │   └── ConfigError                  an address, key or timeout no client can be made with
-    └── ServerUnreachableError       no answer came: nothing listens, the connection broke, or it took too long (a TryAgainError)
+    └── ServerUnreachableError       no answer: not running, broken off or too slow (a TryAgainError)
 
 ``type`` is the server's stable name of the problem, such as ``urn:problem-type:cairn:unknown-collection``.
 """

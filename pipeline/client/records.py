@@ -34,7 +34,7 @@ class CollectionSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectionDescription:
-    """What a collection holds and how it may be asked; ``filter_columns`` gives the type of each column filters may name.
+    """What a collection holds and how it may be asked; ``filter_columns`` gives the types of its columns.
 
     ``documents`` counts those the key sees; ``chunks`` and ``context_documents`` are None where it sees a
     part of them only.

@@ -1,4 +1,4 @@
-"""When a call is tried again, and after how long: the server's Retry-After, else twice as long each time, with chance in it.
+"""When a call is tried again: after the server's Retry-After, else twice as long each time, with jitter.
 
 Every call only reads, so any of them may be sent twice. Tried again are connections that fail or break, and
 the statuses 429, 502, 503 and 504, except a problem of Cairn's own without a Retry-After: a damaged

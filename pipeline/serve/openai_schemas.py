@@ -1,4 +1,4 @@
-"""The two shapes of OpenAI's API that RAG applications already speak: searching a vector store, and embeddings.
+"""The two shapes of OpenAI's API that RAG applications speak: searching a vector store, and embeddings.
 
 A vector store is a collection, a file a document. What cannot be done here (rewriting queries, other
 dimensions) is refused, not ignored.
@@ -80,9 +80,10 @@ Input = Annotated[str, Field(min_length=1, max_length=MAX_INPUT_CHARACTERS), Aft
 
 
 class EmbeddingsRequest(Request):
-    """OpenAI's embeddings, in the space of a collection: ``model`` names it, and its context stands before every text.
+    """OpenAI's embeddings in the space of a collection, which ``model`` names.
 
-    ``input_type`` is an extension: documents and queries may be embedded differently.
+    Its context stands before every text. ``input_type`` is an extension: documents and queries may be
+    embedded differently.
     """
 
     model_config = ConfigDict(

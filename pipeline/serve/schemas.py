@@ -1,4 +1,4 @@
-"""What the search API takes and gives, as typed schemas with examples; the OpenAPI description is made from them.
+"""Requests and replies of the search API as typed schemas; the OpenAPI description is made from them.
 
 Requests are strict: no field that is not named here, no text for a number, no NaN. Limits are those of
 :mod:`pipeline.search_options`, tighter where one request could hold up others.

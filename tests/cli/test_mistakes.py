@@ -1,0 +1,204 @@
+"""What goes wrong ends in one sentence and an exit code, and what the sentence advises works."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.index.layout import CollectionLayout
+
+
+def one_line(error: str) -> bool:
+    return error.startswith("error: ") and error.count("\n") == 1 and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("search", "x", "--collection", "nowhere"), "known collections: none yet"),
+        (("status", "nowhere"), "known collections"),
+        (("verify", "nowhere"), "known collections"),
+        (("repair", "nowhere"), "known collections"),
+        (("compact", "nowhere"), "known collections"),
+        (("delete", "nowhere", "a"), "known collections"),
+        (("ingest", "missing.parquet", "--collection", "c"), "missing.parquet"),
+        (("ingest", "notes.txt", "--collection", "c"), "notes.txt"),
+        (("ingest", "empty.parquet", "--collection", "c"), "empty.parquet"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--text-column", "body"), "text"),
+        (("ingest", "corpus.parquet", "--collection", "../up"), "name must match"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--model", "no-such-model"), "no-such-model"),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--temperature", "0"),
+            "error: temperature must be a number from 0.01 to 100, got 0.0",
+        ),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--document-prefix", "\udcff"),
+            "document_prefix must be valid Unicode",
+        ),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--window-tokens", "-5"),
+            "error: window_tokens must be positive, got -5",
+        ),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--query-temperature", "-1"),
+            "error: query_temperature must be a number from",
+        ),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--temperature-by-length", "64"),
+            "pairs of a number of tokens and a",
+        ),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--temperature-by-length", "64:.9,32:.8"),
+            "ascending order",
+        ),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--layers", "0"),
+            "layers must be a whole number of at least 1, got 0",
+        ),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--pooling", "multi_cls"),
+            "must go with attention full, got chunk",
+        ),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--root", "gs://bucket/x"),
+            "folder or s3://BUCKET/PREFIX",
+        ),
+        (("ingest", "corpus.parquet", "--collection", "c", "--root", "notes.txt"), "must be a folder"),
+        (("search", "x", "--collection", "c", "--root", "notes.txt"), "must be a folder"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_2(
+    call: Any, corpus: str, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "notes.txt").write_text("not parquet at all")
+    pq.write_table(
+        pa.table({"id": pa.array([], "string"), "text": pa.array([], "string")}), tmp_path / "empty.parquet"
+    )
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert one_line(err), err
+    assert words in err
+    assert not (tmp_path / "cairn-data" / "c" / "CURRENT").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--dims", "33", "between 1 and the model's 32, got 33"),
+        ("--layers", "3", "between 1 and the model's 2, got 3"),
+        ("--query-prefix", "a " * 90, "query_prefix must leave"),
+    ],
+)
+def test_setting_the_model_has_no_room_for_ends_in_one_sentence_and_exit_2(
+    call: Any, corpus: str, tmp_path: Path, ingest_options: list[str], option: str, value: str, words: str
+) -> None:
+    code, out, err = call("ingest", corpus, *ingest_options, option, value, "--quiet")
+    assert (code, out) == (2, "")
+    assert one_line(err), err
+    assert words in err
+    assert not (tmp_path / "cairn-data").exists()
+
+
+def test_unknown_column_lists_the_columns_there_are(call: Any, corpus: str) -> None:
+    _, _, err = call("ingest", corpus, "--collection", "c", "--id-column", "key")
+    assert all(name in err for name in ("id", "title", "text", "year"))
+
+
+def test_empty_query_is_refused(call: Any, corpus: str, ingest_options: list[str]) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    code, _, err = call("search", "  ", "--collection", "c")
+    assert code == 2
+    assert one_line(err)
+
+
+def test_busy_collection_exits_75(call: Any, corpus: str, ingest_options: list[str], tmp_path: Path) -> None:
+    from pipeline.index.layout import CollectionLayout
+
+    with CollectionLayout(tmp_path / "cairn-data", "c").writer_lock():
+        code, _, err = call("ingest", corpus, *ingest_options, "--quiet")
+    assert code == 75
+    assert one_line(err)
+
+
+def test_interrupt_exits_130(
+    call: Any, corpus: str, ingest_options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jobs.build_index.build_index", interrupted)
+    code, _, err = call("ingest", corpus, *ingest_options, "--quiet")
+    assert code == 130
+    assert "interrupted" in err
+
+
+def test_verify_finds_a_flipped_bit_and_repair_mends_it(
+    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
+) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    assert call("verify", "c")[0] == 0
+    path = tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "chunks.faiss"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    code, out, _ = call("verify", "c")
+    assert code == 1
+    assert out.startswith("generation 1, chunks.faiss: ")
+    assert call("search", "stone", "--collection", "c")[0] == 1
+    assert call("repair", "c")[0] == 0
+    assert call("verify", "c")[0] == 0
+    assert call("search", "stone", "--collection", "c")[0] == 0
+
+
+@pytest.mark.parametrize("damaged", ["documents.arrow", "MANIFEST.json"])
+def test_advice_after_damage_is_a_command_that_mends_it(
+    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path, damaged: str
+) -> None:
+    at_root = ("--root", str(tmp_path.resolve() / "my data"))
+    call("ingest", corpus, *ingest_options, "--quiet", *at_root)
+    call("compact", "c", *at_root)
+    folder = tmp_path / "my data" / "c"
+    (folder / "generations" / (folder / "CURRENT").read_text().split()[0] / damaged).write_bytes(
+        b"no such thing"
+    )
+    code, _, err = call("status", "c", *at_root)
+    assert code == 1
+    advised = err.splitlines()[-1].partition("run `")[2].removesuffix("`")
+    assert shlex.split(advised) == ["cairn", "repair", "c", *at_root]
+    assert call(*shlex.split(advised)[1:])[0] == 0
+    assert call("status", "c", *at_root)[0] == 0
+
+
+def test_repair_of_what_cannot_be_mended_does_not_recommend_itself(
+    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
+) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    (tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").unlink()
+    code, _, err = call("repair", "c")
+    assert code == 1
+    assert "run `cairn repair" not in err
+    assert "ingest the sources again" in err
+
+
+def test_collection_whose_first_ingest_was_stopped_is_listed_and_said_to_be_unfinished(
+    call: Any, tmp_path: Path
+) -> None:
+    layout = CollectionLayout(tmp_path / "cairn-data", "coming")
+    with layout.writer_lock():
+        assert "building" in call("status")[1]
+    assert json.loads(call("status", "--json")[1]) == [
+        {
+            "status": "unfinished",
+            "collection": "coming",
+            "documents": None,
+            "chunks": None,
+            "generation": None,
+        }
+    ]
+    for verb in (("status", "coming"), ("search", "granite", "--collection", "coming")):
+        code, _, error = call(*verb)
+        assert (code, error.count("\n"), "run `cairn ingest` again" in error) == (2, 1, True)
