@@ -4,13 +4,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 EVALUATION ?= ../shared/data/dev
 JUDGED := $(patsubst %/qrels.parquet,%,$(sort $(wildcard $(EVALUATION)/*/qrels.parquet)))
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
-
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install demo evaluate test test-all lint types unit slow faults bench models secrets reference docs format clean
 
@@ -19,12 +19,13 @@ help: ## Show what each target does
 
 install: $(DEV_STAMP) ## Create .venv and install Cairn with its development tools
 
-# torch stands first: a CPU build at hand is taken then, and PyPI's gigabytes of CUDA are not. Python compiles a
-# module when it is first imported; compiling all of them here would take as long as unpacking them.
+# torch stands first: a CPU build at hand is taken then, and PyPI's gigabytes of CUDA are not. Compiling every
+# module would take as long as unpacking them; Python compiles what it imports, here what ingest and search do.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) --editable '.[cpu]'
+	$(BIN)/python -c 'import jobs.build_index, pipeline.collection, pipeline.encode.text_encoder'
 	touch $(STAMP)
 
 $(DEV_STAMP): $(STAMP)
