@@ -24,7 +24,10 @@ RERANK_DOCUMENTS: Final = 30
 
 
 def widened(asked: SearchOptions) -> SearchOptions:
-    """Return the options that find what is to be judged."""
+    """Return the options that find what is to be judged.
+
+    Options that look at scores or cut the answer are lifted here, and :func:`reranked` applies them.
+    """
     if asked.offset:
         raise ConfigError(
             f"reranking must come without an offset, got {asked.offset}; it judges the first page"

@@ -1,7 +1,8 @@
 """Every family under every setting: batches against single rows, bf16 against fp32, and the guide's table of models.
 
 A family is what reads a ``model_type``, or CDE's checkpoints, which have none of their own. ``make models``
-writes the table again.
+writes the table again. A new family needs its published name in ``NAMES`` and a writer of tiny checkpoints in
+``family_folder``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Every model type that Cairn runs, in one table: who reads it, and what it can do.
 
-A new family is a reader in ``pipeline/model/families`` and an entry here.
+A new family is a reader in ``pipeline/model/families`` and an entry here. ``docs/contributing.md`` lists what
+describes and tests it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from pipeline.errors import ModelError
 class ModelType:
     """What follows from ``model_type`` in a configuration.
 
-    ``reader`` is where its weights are read, as ``module:function``. ``can_be_causal``: published models keep
-    a causal mask. ``in_transformers``: that library reads it without remote code.
+    ``reader`` is where its weights are read, as ``module:function``. ``positions``: training starts from
+    absolute ones only. ``can_be_causal``: published models keep a causal mask. ``in_transformers``: that
+    library reads it without remote code, so that a saved folder opens in Sentence-Transformers too.
     """
 
     reader: str
