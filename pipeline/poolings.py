@@ -1,7 +1,8 @@
 """Every pooling in one table: which positions of a row its mean is taken over, and what goes with it.
 
 A chunk's embedding is the mean of hidden states over one span of positions. A new pooling is a name in
-``Pooling`` and an entry of :data:`POOLING_RULES`.
+``Pooling`` and an entry of :data:`POOLING_RULES`, in the same order. ``docs/contributing.md`` lists what
+describes and tests it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class ChunkPlaces:
     """Positions of M chunks within their rows.
 
     ``first_M`` is the first token that counts to the chunk, [CLS] included where the row is the chunk's alone
-    and no prefix is left out. ``mark_M`` is the landmark after its ``num_own_M`` own tokens.
+    and no prefix is left out. ``mark_M`` is the landmark after its ``num_own_M`` own tokens. In a window
+    without marks it is the position after them, which belongs to the next chunk.
     """
 
     first_M: Int64[np.ndarray, " M"]
@@ -39,8 +41,9 @@ class ChunkPlaces:
 class PoolingRule:
     """What a pooling is.
 
-    ``attentions``: a row that is a chunk has a first and a last token of its own, a window has them once for
-    many chunks. ``window_mark`` is what stands after each chunk of a window, None for nothing.
+    ``span`` gives each chunk at least one position, also where it has no tokens of its own. ``attentions``: a
+    row that is a chunk has a first and a last token of its own, a window has them once for many chunks.
+    ``window_mark`` is what stands after each chunk of a window, None for nothing.
     ``takes_prefix``: it is over many tokens and can take those of a prefix in. ``saved_as`` is its name in a
     Sentence-Transformers folder, ``read_from`` are the names there that it stands for.
     """
@@ -110,6 +113,11 @@ POOLINGS: Final[Mapping[Attention, tuple[Pooling, ...]]] = {
     for attention in ("chunk", "full", "landmark")
 }
 """What goes with each attention."""
+
+PUBLISHED_POOLINGS: Final = tuple(
+    name for name, rule in POOLING_RULES.items() if rule.read_from or rule.needs_latent_attention
+)
+"""Poolings that published models were trained with."""
 
 PREFIX_POOLINGS: Final = tuple(name for name, rule in POOLING_RULES.items() if rule.takes_prefix)
 """Poolings over many tokens, which can take those of a prefix in."""

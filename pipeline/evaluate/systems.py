@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, get_args
 from pipeline.config import WINDOW_TOKENS, EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.evaluate.encodings import ContextKind, Encoding
-from pipeline.poolings import PREFIX_POOLINGS
+from pipeline.poolings import PREFIX_POOLINGS, PUBLISHED_POOLINGS
 from pipeline.search.windows import default_window
 
 PieceRanking = Literal["dense", "piece-bm25", "piece-rrf", "convex", "whitened", "convex+maxsim"]
@@ -47,7 +47,6 @@ LATE_RANKINGS: Final[Sequence[tuple[str, PieceRanking]]] = (
 )
 """Asked of the titled pieces of the first size alone: the second needs a state of every token."""
 
-BASELINE_POOLINGS: Final = ("mean", "cls", "last", "latent")
 ENCODERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "cls": {"pooling": "cls", "attention": "chunk"},
     "mean": {"pooling": "mean", "attention": "chunk"},
@@ -139,13 +138,13 @@ def varied(base: EncoderConfig, max_positions: int | None = None, **changes: Any
 def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int = 0) -> list[System]:
     """Return what a RAG pipeline builds from the base model; chunks are encoded apart but for late chunking.
 
-    The model's own pooling stands where it pools a text by itself, else the mean; temperatures and contexts
-    are ours.
+    The model's own pooling is kept where published models use it, else the mean is taken. Temperatures and
+    contexts are ours, so baselines have none.
     """
     plain = varied(
         base,
         max_positions,
-        pooling=base.pooling if base.pooling in BASELINE_POOLINGS else "mean",
+        pooling=base.pooling if base.pooling in PUBLISHED_POOLINGS else "mean",
         attention="chunk",
         landmarks="fixed",
         use_context=False,

@@ -17,6 +17,7 @@ import pytest
 from cli.main import cairn
 from pipeline.config import EncoderConfig
 from pipeline.evaluate.systems import baseline_systems, configured_systems
+from pipeline.poolings import POOLING_RULES
 from pipeline.search_options import DEFAULT_WEIGHTS
 from tests.docs.pages import DOCS, ROOT, WRITTEN, blocks, code_spans, prose, shell_lines, tables
 
@@ -247,6 +248,17 @@ def test_weights_of_a_score_are_the_defaults_of_a_search() -> None:
     share = dense / (dense + DEFAULT_WEIGHTS["bm25"])
     assert weights["dense score"] == "1/2"
     assert share == 0.5
+
+
+def test_poolings_of_the_page_are_those_of_the_table() -> None:
+    shown = [
+        name
+        for head, rows in tables(DOCS / "concepts" / "landmarks.md")
+        if head[0] == "pooling"
+        for row in rows
+        for name in row[0].split(", ")
+    ]
+    assert shown == list(POOLING_RULES)
 
 
 def test_systems_that_the_guide_names_are_in_the_table() -> None:
