@@ -7,6 +7,7 @@ publishes beside it. Building one is ``publish``'s business.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -51,7 +52,7 @@ OPEN_ATTEMPTS = 3
 
 
 class HeldFiles:
-    """Mapped files, held open to notice when one is cut.
+    """Mapped files, held open to notice when one is cut or written into.
 
     Reading a mapped part that was cut off would end the process. A file that was removed stays whole for its
     holder. A file that is missing when it is to be held raises :class:`DamageError`, as mapping it does, so
@@ -59,7 +60,7 @@ class HeldFiles:
     """
 
     def __init__(self, folder: Path, records: Mapping[str, FileRecord]) -> None:
-        self._sizes = {name: record.size_bytes for name, record in records.items()}
+        self._records = dict(records)
         self._descriptors: dict[str, int] = {}
         weakref.finalize(self, _close, self._descriptors)
         for name in records:
@@ -67,16 +68,23 @@ class HeldFiles:
                 self._descriptors[name] = os.open(folder / name, os.O_RDONLY)
             except OSError as error:
                 raise DamageError(f"{name} cannot be read") from error
+        self._written_ns = {name: os.fstat(file).st_mtime_ns for name, file in self._descriptors.items()}
 
-    def cut_file(self) -> tuple[str, str] | None:
-        """Return a file that became shorter and what is wrong with it, None where all are whole."""
+    def damaged_file(self) -> tuple[str, str] | None:
+        """Return a file that is no longer what it was and what is wrong with it, None where all are whole.
+
+        Costs a ``stat`` a file; one that was written into since is hashed again.
+        """
         for name, descriptor in self._descriptors.items():
-            size = os.fstat(descriptor).st_size
-            if size < self._sizes[name]:
-                return (
-                    name,
-                    f"must have {self._sizes[name]:,} bytes, got {size:,}: it was cut while it was open",
-                )
+            found, size = os.fstat(descriptor), self._records[name].size_bytes
+            if found.st_size < size:
+                return name, f"must have {size:,} bytes, got {found.st_size:,}: it was cut while it was open"
+            if found.st_mtime_ns != self._written_ns[name]:
+                with os.fdopen(os.dup(descriptor), "rb") as file:
+                    file.seek(0)
+                    if hashlib.file_digest(file, "sha256").hexdigest() != self._records[name].sha256:
+                        return name, "was written into while it was open, and does not match its SHA-256"
+                self._written_ns[name] = found.st_mtime_ns
         return None
 
 
@@ -216,8 +224,8 @@ class Generation:
         return self._row_order[found]
 
     def require_whole(self) -> None:
-        """Raise :class:`DamageError` where a file has become shorter since it was opened."""
-        found = self.held_files.cut_file()
+        """Raise :class:`DamageError` where a file was cut or written into since it was opened."""
+        found = self.held_files.damaged_file()
         if found is not None:
             name, fault = found
             raise self.layout.damaged(f"{name} of generation {self.number} {fault}")

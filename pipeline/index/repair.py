@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config import IndexConfig
-from pipeline.durable import storage_errors
+from pipeline.durable import storage_errors, write_bytes
 from pipeline.errors import IntegrityError
 from pipeline.index.generation import read_manifest
 from pipeline.index.lance_index import LanceTables, id_batches
@@ -97,6 +97,8 @@ def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairRepor
         problems += found
         if number == served and len(problems) == len(found) and not left[number]:
             prepare_writer(layout)
+            if found:  # written again as it is, CURRENT makes servers look at the generation again
+                write_bytes(layout.current_path, layout.current_path.read_bytes())
             action = (
                 f"{len(found)} fault(s) of generation {number} were mended where they lay"
                 if found

@@ -70,6 +70,11 @@ class Searcher:
         """
         return () if self._served.warning is None else (self._served.warning,)
 
+    @property
+    def is_answering(self) -> bool:
+        """Tell whether calls are answered: not where all generations are found damaged."""
+        return self._served.damage is None
+
     def search(self, query: str, **options: Unpack[SearchKeywords]) -> SearchResult:
         """Answer one query; the keywords are those of :class:`SearchOptions`."""
         return self.answer([query], SearchOptions(**options))[0]

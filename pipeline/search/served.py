@@ -1,6 +1,7 @@
-"""The generation a searcher answers from: taken up when ``CURRENT`` changes, kept when the new one is damaged.
+"""The generation a searcher answers from: the newest that is whole.
 
-A search asks once and holds what it gets until its answer is complete; an old generation goes away with the
+A new one is taken up when ``CURRENT`` changes, and the old one kept when the new one is damaged. One that is
+damaged while it is served is replaced within the call that notices. A search asks once and holds what it gets until its answer is complete; an old generation goes away with the
 last search that holds it. Finding out whether something was published costs one ``stat``; a damaged
 generation is tried again every :data:`RETRY_SECONDS` at most. A collection in an object store is followed by
 a thread that brings this machine's copy up to date.
@@ -47,6 +48,7 @@ class ServedGeneration:
         self._warning = generation.warning
         self._retry_at = self._next_retry() if self._warning else None
         self._refusal: FingerprintMismatchError | None = None
+        self._damage: IntegrityError | None = None
         if layout.replica is not None:
             threading.Thread(
                 target=_follow, args=[weakref.ref(self), layout], name="cairn-follow", daemon=True
@@ -56,6 +58,11 @@ class ServedGeneration:
     def warning(self) -> str | None:
         """A sentence for the user while an older generation is served than was published."""
         return self._warning
+
+    @property
+    def damage(self) -> IntegrityError | None:
+        """What keeps every call from being answered: the generation was damaged, and no other is whole."""
+        return self._damage
 
     def take(self) -> tuple[Generation, QueryEncoder]:
         """Return the generation to answer one call from, after taking up a newly published one, and its encoder.
@@ -73,7 +80,36 @@ class ServedGeneration:
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
         served = self._served
-        served[0].require_whole()
+        try:
+            served[0].require_whole()
+        except IntegrityError as error:
+            return self._fall_back(served[0], error)
+        return served
+
+    def _fall_back(self, damaged: Generation, error: IntegrityError) -> tuple[Generation, QueryEncoder]:
+        """Serve the newest whole generation in the place of one that was damaged while it was served.
+
+        Where there is none, ``error`` is raised, and files are looked at again every :data:`RETRY_SECONDS`.
+        """
+        with self._lock:
+            if self._served[0] is damaged and (self._retry_at is None or time.monotonic() >= self._retry_at):
+                self._retry_at = self._next_retry()
+                try:
+                    opened = open_latest_intact_generation(self._layout)
+                except (IntegrityError, StorageError):
+                    self._damage = error
+                    raise error from None
+                self._serve(opened)
+                self._retry_at = self._next_retry() if opened.warning else None
+                log.warning(
+                    "search.fell_back collection=%s damaged=%d generation=%d",
+                    self._layout.name,
+                    damaged.number,
+                    opened.number,
+                )
+        served = self._served
+        if served[0] is damaged:
+            raise error
         return served
 
     def _is_due(self) -> bool:
@@ -83,7 +119,7 @@ class ServedGeneration:
 
     def _take_up(self) -> None:
         stamp = self._read_stamp()
-        generation, encoder = self._served
+        generation = self._served[0]
         try:
             opened = open_generation(self._layout)
         except (IntegrityError, StorageError) as error:
@@ -94,16 +130,22 @@ class ServedGeneration:
             self._stamp = stamp
             log.warning("search.take_up_failed collection=%s served=%d", self._layout.name, generation.number)
             return
-        if encoder.fingerprint != opened.manifest.fingerprints["encoder"]:
-            encoder = self._load_encoder(opened)
+        self._serve(opened)
+        self._retry_at, self._stamp = None, stamp
+        log.info("search.taken_up collection=%s generation=%d", self._layout.name, opened.number)
+
+    def _serve(self, opened: Generation) -> None:
+        """Answer from a generation with its encoder; where that is not there, every call is refused."""
+        encoder = self._served[1]
         try:
+            if encoder.fingerprint != opened.manifest.fingerprints["encoder"]:
+                encoder = self._load_encoder(opened)
             require_encoder(opened, encoder)
         except FingerprintMismatchError as error:
             self._refusal = error
         else:
             self._served, self._refusal = (opened, encoder), None
-        self._warning, self._retry_at, self._stamp = opened.warning, None, stamp
-        log.info("search.taken_up collection=%s generation=%d", self._layout.name, opened.number)
+        self._warning, self._damage = opened.warning, None
 
     def _read_stamp(self) -> Stamp | None:
         try:

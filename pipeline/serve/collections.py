@@ -145,7 +145,12 @@ class Collections:
         if self._preloading is None or not self._preloading.done():
             return "collections are being opened"
         wanted = set(self._settings.collections) or set(self._opened)
-        ready = {name for name in self._opened if isinstance(self._outcome(name), ServedCollection)}
+        outcomes = {name: self._outcome(name) for name in self._opened}
+        ready = {
+            name
+            for name, found in outcomes.items()
+            if isinstance(found, ServedCollection) and found.searcher.is_answering
+        }
         is_ready = wanted <= ready if self._settings.collections else bool(ready) or not wanted
         return (
             None
@@ -153,6 +158,21 @@ class Collections:
             else f"{len(wanted - ready)} of {len(wanted)} collection(s) cannot be served; the server's "
             "log says more"
         )
+
+    def degraded(self) -> str | None:
+        """Return which open collections are not served as they were published, None where all are."""
+        reasons: list[str] = []
+        for name in sorted(self._opened):
+            found = self._outcome(name)
+            if isinstance(found, _Failure):
+                reasons.append(f"collection {name!r} cannot be served: {found.problem.kind.title}")
+            elif found is not None and not found.searcher.is_answering:
+                reasons.append(f"collection {name!r} cannot be served: {COLLECTION_DAMAGED.title}")
+            elif found is not None and found.searcher.warnings:
+                reasons.append(
+                    f"collection {name!r} serves an older generation: the published one is damaged"
+                )
+        return "; ".join(reasons) or None
 
     def summarise(self, name: str) -> CollectionSummary:
         """Describe a collection in a line, as it is served where it is open, else as its files say."""

@@ -12,13 +12,13 @@ from pipeline.serve.schemas import Health
 router = APIRouter(tags=["server"])
 
 
-@router.get("/healthz")
+@router.get("/healthz", response_model_exclude_none=True)
 async def live() -> Health:
     """Say that the server lives."""
     return Health(status="ok")
 
 
-@router.get("/readyz")
+@router.get("/readyz", response_model_exclude_none=True)
 async def ready(state: State) -> Health:
     """Say that collections are open: all that the server was started for, else one of those that are published, where there are any.
 
@@ -27,7 +27,8 @@ async def ready(state: State) -> Health:
     reason = state.collections.readiness()
     if reason is not None:
         raise ProblemError(NOT_READY, reason)
-    return Health(status="ready")
+    degraded = state.collections.degraded()
+    return Health(status="ready") if degraded is None else Health(status="degraded", reason=degraded)
 
 
 @router.get(

@@ -338,7 +338,8 @@ class DocumentReply(Reply):
 class Health(Reply):
     """Whether the server lives, or serves."""
 
-    status: Literal["ok", "ready"]
+    status: Literal["ok", "ready", "degraded"]
+    reason: str | None = Field(default=None, description="Why the server is degraded.")
 
 
 class InvalidField(Reply):

@@ -3,13 +3,16 @@
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from pipeline.errors import CollectionNotFoundError, DamageError, FingerprintMismatchError, IntegrityError
 from pipeline.index.generation import Generation
 from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
+from pipeline.index.maintenance import repair_collection
 from pipeline.search import served
 from pipeline.search.searcher import Searcher
 from pipeline.search_options import SearchOptions
@@ -139,6 +142,61 @@ def test_file_that_is_cut_while_it_is_open_is_an_error_and_not_the_end(
     with pytest.raises(
         DamageError, match=f"{name} of generation 1 must have .* bytes, got 10: it was cut while it was open"
     ):
+        searcher.search("slate")
+
+
+def write_into(path: Path) -> None:
+    with path.open("r+b") as file:
+        first = file.read(1)
+        file.seek(0)
+        file.write(bytes([first[0] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "documents.faiss",
+        "chunks.faiss",
+        "documents.arrow",
+        "chunks.arrow",
+        "passages.arrow",
+        "lance_files.json",
+    ],
+)
+@pytest.mark.parametrize("harm", [lambda path: os.truncate(path, 10), write_into], ids=["cut", "flipped"])
+def test_file_that_is_damaged_while_it_is_served_makes_the_generation_before_answer_the_same_call(
+    layout, publish, encoder, name: str, harm: Callable[[Path], None]
+) -> None:
+    first = publish(layout, 12)
+    publish(layout, 9, version=1, replaces=first)
+    searcher = Searcher(layout, encoder)
+    assert searcher.search("slate").generation == 2
+    harm(layout.generation_folder(2) / name)
+    assert searcher.search("slate").generation == 1
+    assert f"{name} of generation 2" in searcher.warnings[0]
+    repaired = repair_collection(layout).generation
+    assert searcher.search("slate").generation == repaired
+    assert searcher.warnings == ()
+
+
+def test_file_that_is_only_touched_while_it_is_served_is_whole(layout, publish, encoder) -> None:
+    publish(layout, 12)
+    searcher = Searcher(layout, encoder)
+    os.utime(layout.generation_folder(1) / "chunks.faiss")
+    assert searcher.search("slate").generation == 1
+    assert searcher.warnings == ()
+
+
+def test_generation_damaged_with_no_other_is_looked_at_once_until_the_retry_is_due(
+    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(layout, 12)
+    searcher = Searcher(layout, encoder)
+    os.truncate(layout.generation_folder(1) / "chunks.faiss", 10)
+    with pytest.raises(DamageError, match="it was cut while it was open"):
+        searcher.search("slate")
+    monkeypatch.setattr(served, "open_latest_intact_generation", lambda _: pytest.fail("opened again"))
+    with pytest.raises(DamageError, match="it was cut while it was open"):
         searcher.search("slate")
 
 

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
+from pipeline.index.maintenance import compact_collection, repair_collection
 from pipeline.search import served
 from pipeline.serve import collections
 from pipeline.serve.app import create_app
@@ -297,6 +298,40 @@ def test_collection_whose_file_is_cut_while_it_is_open(
     assert asked(client, "stones") == (503, "collection-damaged")
     assert asked(client, "pebbles") == (200, "")
     assert listed(client) == {"stones": "damaged", "pebbles": "ready"}
+    assert client.get("/readyz").json() == {
+        "status": "degraded",
+        "reason": "collection 'stones' cannot be served: The collection's files are damaged",
+    }
+
+
+def test_collection_alone_whose_file_is_cut_while_it_is_open_is_not_ready(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
+    client = serve(ServeSettings(root=own_root, collections=("stones",)))
+    assert client.get("/readyz").json() == {"status": "ready"}
+    os.truncate(CollectionLayout(own_root, "stones").generation_folder(1) / CHUNKS_FAISS, 10)
+    assert asked(client, "stones") == (503, "collection-damaged")
+    assert client.get("/readyz").status_code == 503
+
+
+def test_collection_with_a_generation_before_answers_on_when_a_file_is_cut_and_after_its_repair(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
+    layout = CollectionLayout(own_root, "stones")
+    compact_collection(layout)
+    client = serve(ServeSettings(root=own_root, collections=("stones",)))
+    assert asked(client, "stones") == (200, "")
+    os.truncate(layout.generation_folder(2) / CHUNKS_FAISS, 10)
+    assert asked(client, "stones") == (200, "")
+    assert client.get("/v1/collections/stones").json()["is_outdated"] is True
+    assert client.get("/readyz").json() == {
+        "status": "degraded",
+        "reason": "collection 'stones' serves an older generation: the published one is damaged",
+    }
+    repair_collection(layout)
+    assert asked(client, "stones") == (200, "")
+    assert client.get("/v1/collections/stones").json()["is_outdated"] is False
+    assert client.get("/readyz").json() == {"status": "ready"}
 
 
 def test_collection_whose_tables_are_gone_is_a_failing_storage_and_the_log_says_so(
