@@ -19,8 +19,8 @@ class LateConfig:
     """
 
     steps: int = option(800, About("Steps, one a batch.", low=1))
-    dims: int = option(64, About("Dimensions of a token vector.", low=1))
-    pool_tokens: int = option(2, About("Neighbouring tokens that become one vector.", low=1))
+    dims: int = option(48, About("Dimensions of a token vector.", low=1))
+    pool_tokens: int = option(1, About("Neighbouring tokens that become one vector.", low=1))
     batch_queries: int = option(24, About("Queries of a batch, neighbours in their source.", low=2))
     max_batches: int = option(500, About("Use at most so many batches.", low=2))
     mined_negatives: int = option(1, About("Hard negatives of each query beside its batch.", low=0))

@@ -63,7 +63,7 @@ def test_train_late_lowers_the_loss_and_leaves_a_projection_for_the_base(
     losses = [record["loss"] for record in log if "loss" in record]
 
     assert projection.matrix_DV.shape == (32, 8)
-    assert projection.pool_tokens == 2
+    assert projection.pool_tokens == 1
     assert (report.first_loss, report.last_loss) == (losses[0], losses[-1])
     assert np.mean(losses[-6:]) < np.mean(losses[:6])
     assert report.best_score == max(record["heldout_hit"] for record in log if "heldout_hit" in record)
