@@ -27,9 +27,9 @@ BACKBONE_LAYERS = {1: 2, 2: 4}
 
 @pytest.fixture(scope="session")
 def make_cde(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a writer of random CDE checkpoints in the published layout: ``make(version, **settings)``, settings as in config.json.
+    """Return ``make(version, **settings)``, which writes a random CDE checkpoint in the published layout.
 
-    v1 has its backbone's configuration in its folder, v2 beside it.
+    Settings are those of config.json. v1 has its backbone's configuration in its folder, v2 beside it.
     """
 
     def make(version: int, seed: int = 0, size: Size = TINY, **settings: Any) -> Path:

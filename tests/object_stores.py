@@ -15,7 +15,7 @@ import pytest
 
 @dataclass
 class ObjectStore:
-    """An S3-compatible server in a process of its own, see ``s3_server.py``, with one empty bucket, ``cairn``."""
+    """An S3-compatible server in its own process (``s3_server.py``) with one empty bucket, ``cairn``."""
 
     url: str
     process: subprocess.Popen[str]
@@ -48,7 +48,7 @@ class ObjectStore:
 
 @pytest.fixture(scope="session")
 def object_stores() -> Generator[list[ObjectStore]]:
-    """Hold the server that the tests of a session share, started by the first that asks for it and after each that killed it."""
+    """Hold the servers that :func:`object_store` started in this session; the last one is in use."""
     stores: list[ObjectStore] = []
     yield stores
     for store in stores:
@@ -57,7 +57,10 @@ def object_stores() -> Generator[list[ObjectStore]]:
 
 @pytest.fixture
 def object_store(object_stores: list[ObjectStore], monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    """Return an S3-compatible server on loopback, emptied, and point this process, and those it starts, to it."""
+    """Return an empty S3-compatible server on loopback, and set the environment to use it.
+
+    The tests of a session share one server. Another is started after a test has killed it.
+    """
     if not object_stores or object_stores[-1].process.poll() is not None:
         command = [sys.executable, str(Path(__file__).with_name("s3_server.py"))]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

@@ -1,8 +1,9 @@
-"""A Ray cluster on this machine, for as long as stdin is open: run by the fixtures ``ray_cluster`` and ``ray_head``.
+"""Run a Ray cluster on this machine while stdin is open, for the fixtures ``ray_cluster`` and ``ray_head``.
 
-Without an argument three machines; the head computes nothing, so that whatever computes can be killed. With
-`--dashboard` one machine and its dashboard, which takes jobs. Prints where it is and the pid of every raylet
-as JSON; a line on stdin adds another machine, and the same is printed again.
+Without an argument it has three machines. The head computes nothing, so that a test can kill any machine that
+computes. With `--dashboard` it has one machine and the dashboard, which takes jobs. The program prints the
+addresses and the pid of every raylet as JSON. Each line on stdin adds a machine, and the JSON is printed
+again.
 """
 
 import json

@@ -1,11 +1,11 @@
-"""A Ray cluster of three machines, each in a network namespace of its own, on one bridge, for as long as a command runs on the head.
+"""Run a command on the head of a Ray cluster of three machines, each in its own network namespace.
 
     unshare --user --map-root-user --net --pid --fork --kill-child --mount-proc python ray_namespaces.py
     COMMAND...
 
-The head computes nothing. Everything is in the namespaces that unshare makes and ends with them: it needs no
-rights but to make them, and leaves no interface, name or process behind. Ray has the settings it comes with:
-nothing helps it to notice a machine that is cut off.
+The head computes nothing. One bridge connects the machines. Everything lives in the namespaces that unshare
+makes and ends with them, so it needs no other rights and leaves no interface, name or process behind. Ray
+keeps its default settings, so nothing helps it to notice a machine that is cut off.
 """
 
 import re

@@ -1,12 +1,15 @@
-"""An S3-compatible server for tests: moto's, on a loopback port of its choice, with faults on demand. Run it as a process.
+"""Run moto's S3-compatible server on a free loopback port, with faults on demand.
 
-It writes its address on stdout. ``PUT /-/faults`` takes a list of rules, each with a method, a pattern of
-paths, a fault and how many times: requests that match are answered 503 (``refuse``) or 403 (``forbid``), or
-done and not answered (``lose-reply``), or not in time (``stall``: after ``STALL_SECONDS``). Writes are made
-one at a time: moto itself looks at a condition and writes in two steps.
+It writes its address on stdout. ``PUT /-/faults`` takes a list of rules. Each has a method, a pattern of
+paths, a fault and how many requests it applies to:
 
-What it cannot show: the latency, the throughput and the clock of a real store, and how long a real one takes
-to answer 503.
+    refuse        answer 503
+    forbid        answer 403
+    lose-reply    do what is asked, but do not answer
+    stall         answer after ``STALL_SECONDS``
+
+Writes are made one at a time, because moto checks a condition and writes in two steps. This server cannot
+show the latency, the throughput and the clock of a real store, nor how long a real one answers 503.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""docker-compose.yml, the Dockerfile and .env: by the specification, by our rules, and each service's own command as a process.
+"""docker-compose.yml, the Dockerfile and .env follow the specification and our rules, and the commands run.
 
-No container runs here. What this cannot show: that the images are built and pulled, that a read-only,
-unprivileged container has every folder its process writes to, and that SeaweedFS behaves as moto's server,
-which stands in for it, checks no key and has no latency.
+Each service's command runs as a process; no container runs. So these tests cannot show that the images build
+and pull, or that a read-only, unprivileged container has every folder its process writes to. moto's server
+stands in for SeaweedFS; it checks no key and has no latency.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class Deployment:
         )
 
     def wait_until(self, condition: Callable[[], object], name: str) -> None:
-        """Wait, and start anew what ends meanwhile, as the engine does.
+        """Wait, and restart services that end meanwhile, as the engine does.
 
         Ray gives itself 30 seconds to start, which may be too few.
         """

@@ -1,4 +1,4 @@
-"""Random BERTs and RoBERTas written in code in their published layout, tiny unless told otherwise, and the folders that tests share."""
+"""Random BERTs and RoBERTas in their published layout, tiny by default, and the folders that tests share."""
 
 from __future__ import annotations
 

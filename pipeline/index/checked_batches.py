@@ -14,10 +14,9 @@ from pipeline.errors import CairnError, IntegrityError
 
 
 class CheckedBatches:
-    """The batches of a reader.
+    """Batches of a reader, checked for missing columns and vectors that are not finite.
 
-    A missing column or a vector that is not finite raises :class:`IntegrityError`. Lance hides what its
-    source raises, so ``error`` keeps it.
+    Either raises :class:`IntegrityError`. Lance hides what its source raises, so ``error`` keeps it.
     """
 
     def __init__(self, name: str, schema: pa.Schema, reader: pa.RecordBatchReader) -> None:

@@ -3,8 +3,8 @@
     00000007 9f86d081884c7d65…    the served generation
     00000006 60303ae22b998861…    the one before, which readers fall back to
 
-Releases before this one wrote the served name alone. That is still read; a manifest without a recorded hash
-is believed as it is, until the next publication records one.
+Earlier releases wrote only the name of the served generation. That is still read: a manifest without a
+recorded hash is not checked until the next publication records one.
 """
 
 from __future__ import annotations

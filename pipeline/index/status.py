@@ -1,4 +1,4 @@
-"""The state of a collection, from its manifest and one mapped column; opens nothing that a search needs."""
+"""The state of a collection, read from its manifest and one mapped column without opening an index."""
 
 from __future__ import annotations
 

@@ -69,7 +69,10 @@ def verify_collection(
 
 
 def read_current(layout: CollectionLayout) -> tuple[Current | None, list[Problem]]:
-    """Return what ``CURRENT`` says, None where no such generation stands, and what is wrong with it."""
+    """Return the content of ``CURRENT`` and its problems.
+
+    The content is None where the file is missing or damaged, or the generation it serves does not exist.
+    """
 
     def problem(sentence: str) -> Problem:
         return Problem(generation=None, part="current", file="CURRENT", sentence=sentence)
@@ -87,8 +90,8 @@ def read_current(layout: CollectionLayout) -> tuple[Current | None, list[Problem
 def kept_generations(layout: CollectionLayout, current: Current | None) -> list[int]:
     """Return the generations that count: those ``CURRENT`` names.
 
-    Others were never served, or are about to be removed: the next writer does it. Where ``CURRENT`` is
-    damaged or without hashes, all that may have been served count.
+    Others were never served, or the next writer removes them. Where ``CURRENT`` is damaged or without hashes,
+    every generation counts that may have been served.
     """
     standing = layout.generation_numbers()
     if current is None:

@@ -1,13 +1,13 @@
-"""What a GPU makes of the encoder: checks first, then model FLOPs utilisation beside sentence-transformers on the same card.
+"""Check the encoder on a GPU, then compare its FLOPs utilisation with sentence-transformers on the same card.
 
     python tests/benchmarks/bench_gpu.py --output tests/benchmarks/results/gpu.json
 
-Random weights of ModernBERT-base's size, bf16, rows of 512 and of 8,192 tokens. Both sides read the same
-texts and give one mean-pooled vector a text; tokenising is counted for both. Under eight minutes on one card;
-writes card, versions, date and every figure as JSON.
+The model has random weights of ModernBERT-base's size in bf16; rows have 512 and 8,192 tokens. Both sides
+encode the same texts into one mean-pooled vector each, and tokenising counts for both. The script takes less
+than eight minutes on one card. It writes card, versions, date and every figure as JSON.
 
-FLOPs of a token: 2 a weight of its products, and 4 D a key it sees, in global layers the whole row, in local
-ones the window.
+FLOPs per token: 2 for each weight it is multiplied with, and 4 D for each key it attends to. Those are the
+whole row in global layers and the window in local ones.
 """
 
 from __future__ import annotations
@@ -149,7 +149,10 @@ def encoder_of(folder: Path, device: torch.device, length: int, precision: str) 
 
 
 def check_vectors(folder: Path, size: Size, device: torch.device) -> dict[str, float]:
-    """Return the least cosine between the card in bf16, texts of many lengths in one batch, and the CPU in float32."""
+    """Return the least cosine between vectors of the card in bf16 and of the CPU in float32.
+
+    The texts have many lengths and are encoded in one batch.
+    """
     texts = [
         text
         for length in (8, 40, 130, 512)

@@ -48,7 +48,10 @@ def write_passages() -> Callable[[Path, list[str]], str]:
 
 
 def _sample_passages(folder: Path, count: int) -> list[str]:
-    """Return ``count`` passages, whole paragraphs joined up to about ``PASSAGE_CHARACTERS``, in corpus order, repeats left out."""
+    """Return ``count`` different passages in corpus order.
+
+    A passage is whole paragraphs joined up to about ``PASSAGE_CHARACTERS``.
+    """
     write_sample(folder)
     passages: dict[str, None] = {}
     for path in sorted(folder.glob("*.parquet")):

@@ -1,8 +1,8 @@
-"""What everything but the encoder costs a million chunks: staging, the commit to Lance, a generation's files; and what it all weighs.
+"""Measure the time, memory and storage of an ingest of a million chunks without its encoder.
 
-The encoder is replaced by one that gives random unit vectors; texts are the sample's passages, drawn into
-documents of ten. Two sizes, each in a process of its own: what another million chunks costs is the difference
-between them, and start-up falls out of it.
+That is staging, the commit to Lance and a generation's files. The encoder is replaced by one that returns
+random unit vectors. Documents are ten passages of the sample each, drawn at random. Two sizes are ingested,
+each in its own process; their difference gives the cost of another million chunks, without start-up.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pipeline.index.layout import CollectionLayout
 pytestmark = pytest.mark.bench
 
 SIZES = (280_000, 360_000)
-"""Chunks; beyond 262,144 an inverted file has as many lists as it ever has, and its training no longer grows."""
+"""Chunks. Beyond 262,144 neither the number of an inverted file's lists nor its training grows."""
 VECTOR_DIM, PASSAGES_A_DOCUMENT, SAMPLE_PASSAGES = 384, 10, 19_000
 CHUNK_CHARACTERS = 256
 """Of 64 tokens, the interval of landmarks."""
@@ -125,7 +125,7 @@ class RandomEngine:
 
 
 def measure(source: str, root: str) -> None:
-    """Ingest, and print as JSON what each part took of processor and clock, the peak of memory and the bytes of what was written."""
+    """Ingest and print JSON: processor and clock seconds of each part, peak memory and bytes written."""
     line.open_engine = lambda *_: RandomEngine()
     marks: list[tuple[str, float, float]] = []
 

@@ -1,7 +1,7 @@
-"""What reading a context costs: 512 context vectors before a text against 512 more tokens of text, for every way context is placed.
+"""Compare the cost of 512 context vectors before a text with that of 512 more tokens, for each backbone.
 
-Both passes of a backbone are timed in turn, so that a busy moment of the machine falls on both alike. Random
-weights: time does not depend on them.
+The passes of a backbone are timed in turn, so that load on the machine affects all of them. Weights are
+random, since the time does not depend on them.
 """
 
 from __future__ import annotations

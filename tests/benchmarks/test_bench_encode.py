@@ -1,10 +1,11 @@
-"""Tokens a second of the encoder beside sentence-transformers' default ``encode``: same model, process, thread count and passages.
+"""Compare both backends' tokens per second with sentence-transformers' default ``encode``.
 
-With both backends. The speed of a plain bf16 product says what kind of processor it was: where that is two to
-three times faster, so is the encoder, while sentence-transformers computes in fp32.
+All use the same model, process, thread count and passages. The printed speed of a plain bf16 product tells
+what kind of processor it was: where it is two to three times faster, so is the encoder, while
+sentence-transformers computes in fp32.
 
-The passages are taken in slices, each encoded by all in turn, so that a busy moment of the machine falls on
-all alike; the ratio of processor time is what a busy machine disturbs least.
+The passages are cut into slices. Each slice is encoded by all in turn, so that load on the machine affects
+all of them. Load disturbs the ratio of processor time least.
 """
 
 from __future__ import annotations

@@ -103,7 +103,8 @@ from pipeline.index.faiss_build import build_faiss_index
 count, dim = int(sys.argv[1]), 128
 def stream():
     for start in range(0, count, 4096):
-        block = np.random.default_rng(start).standard_normal((min(4096, count - start), dim), dtype=np.float32)
+        rows = min(4096, count - start)
+        block = np.random.default_rng(start).standard_normal((rows, dim), dtype=np.float32)
         yield block / np.linalg.norm(block, axis=1, keepdims=True)
 with returning_freed_memory():
     build_faiss_index(stream, count, dim, IndexConfig(index_kind="ivf_sq8"), Path(sys.argv[2]))

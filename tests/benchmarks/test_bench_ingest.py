@@ -1,6 +1,6 @@
-"""What the line adds to its encoder: time of a whole ingest, time of an unchanged rerun, and peak memory at ten times the corpus.
+"""Compare an ingest with its encoder alone: time, time of an unchanged rerun, memory at ten times the corpus.
 
-Start-up (imports, loading the model) is left out of times: it is paid once, whatever the size.
+Times leave out start-up (imports, loading the model), which does not depend on the size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Tokens a second on documents of 8,192 tokens against documents of 512: landmark attention, and a backbone of local and global layers.
+"""Compare tokens per second on documents of 8,192 tokens with documents of 512.
 
-Both lengths hold the same number of tokens and are encoded in turns, so that a busy moment of the machine
-falls on both alike. A ratio is the median over the rounds. Ids are random: tokenising is no part of it.
+Measured are landmark attention and a backbone of local and global layers. Both lengths hold the same number
+of tokens and are encoded in turn, so that load on the machine affects both. A ratio is the median over the
+rounds. Token ids are random, so tokenising is not measured.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def test_bench_landmarks_and_length_of_local_global_layers(tiny_model_folder: Pa
 
 
 def _layout(backbone: Backbone, length: int, interval: int, lay_out: Callable[..., Rows]) -> Rows:
-    """Lay out ``TOKENS`` tokens of text as documents whose windows are ``length`` long with all their special tokens at the most."""
+    """Lay out ``TOKENS`` tokens in documents whose windows hold ``length``, special tokens included."""
     per_chunk = {chunk_rows: 2, landmark_rows: 2, window_rows: 1}[lay_out]
     own = (length - (1 if lay_out is window_rows else 0)) * interval // (interval + per_chunk)
     sizes = [min(interval, own - start) for start in range(0, own, interval)]

@@ -1,7 +1,8 @@
-"""The Ray engine beside bare encoder processes, against the number of machines, and its driver's memory at ten times the corpus.
+"""Compare the Ray engine with bare encoder processes and numbers of machines; measure its driver's memory.
 
-Start-up (Ray, imports, loading models) is left out of times. Both sides take turns, and processor time of all
-processes of a side, Ray's own included, is what a busy machine disturbs least.
+The memory is compared at ten times the corpus. Times leave out start-up (Ray, imports, loading models). Both
+sides take turns. Load on the machine disturbs processor time least; it is summed over all processes of a
+side, Ray's own included.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ BARE_ENCODERS = """
 import subprocess, sys
 program, context, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 command = [sys.executable, "-c", program, context]
-children = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+children = [subprocess.Popen(command, **pipes, text=True) for _ in range(count)]
 print(*{child.stdout.readline() for child in children}, end="", flush=True)
 for line in sys.stdin:
     paths = line.split()
@@ -194,7 +196,8 @@ from jobs.build_index import build_index
 sys.path.insert(0, sys.argv[4])
 from jobs.engine import EngineConfig
 from test_bench_ray import peak_config
-build_index([sys.argv[1]], sys.argv[2], "c", peak_config(sys.argv[3]), engine=EngineConfig(name="ray", max_workers=2))
+engine = EngineConfig(name="ray", max_workers=2)
+build_index([sys.argv[1]], sys.argv[2], "c", peak_config(sys.argv[3]), engine=engine)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 

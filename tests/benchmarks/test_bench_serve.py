@@ -1,13 +1,15 @@
-"""What HTTP costs, what one client and sixteen see, and the same queries asked of LanceDB and FAISS behind sentence-transformers.
+"""Measure HTTP's overhead and latency for one and sixteen clients, beside LanceDB and FAISS.
 
     python -m pytest -m bench -p no:xdist -s tests/benchmarks/test_bench_serve.py
 
-``CAIRN_BENCH_DOCUMENTS`` (20,000) sets the size, each document of ten chunks; on a busy machine 2,000 does.
-The collection is the one of ``test_bench_search.py``: vectors of 384 dimensions in clusters, texts of random
-words; queries are encoded by all-MiniLM-L6-v2. The server is `cairn serve` in a process of its own on
-loopback, the clients are threads here; what HTTP adds is measured inside a third process. Goals: HTTP adds at
-most 2 ms at p50; one client p50 at most 12 ms and p99 at most 40 ms; sixteen clients at least 1.5 times the
-throughput of one, p99 at most 250 ms.
+``CAIRN_BENCH_DOCUMENTS`` (20,000) sets the number of documents, of ten chunks each; 2,000 suffice on a busy
+machine. The collection is that of ``test_bench_search.py``: clustered vectors of 384 dimensions, texts of
+random words. all-MiniLM-L6-v2 encodes the queries, behind sentence-transformers for LanceDB and FAISS. The
+server is `cairn serve` in its own process on loopback, and the clients are threads of this one. The overhead
+of HTTP is measured inside a third process.
+
+Goals: HTTP adds at most 2 ms at p50; one client sees a p50 of at most 12 ms and a p99 of at most 40 ms;
+sixteen clients get at least 1.5 times the throughput of one, with a p99 of at most 250 ms.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Half an hour of steady load on `cairn serve` while an ingest publishes beside it: memory, answers and latency over the time.
+"""Measure memory, answers and latency of `cairn serve` over half an hour, while an ingest publishes.
 
     python -m pytest -m bench -p no:xdist -s tests/benchmarks/test_bench_soak.py
 
-``CAIRN_BENCH_MINUTES`` (30) and ``CAIRN_BENCH_RATE`` (10 requests a second) set the load. One collection of
-3,000 sample passages rests, a second one grows by 100 passages a minute, in an `ingest` process of its own,
-so that the server takes up one generation after another. Clients ask both, by vectors and with BM25, no query
-twice. Goals: no growth of memory, no 5xx. What counts is anonymous memory: pages of mapped vector files are
-the system's to take back.
+``CAIRN_BENCH_MINUTES`` (30) and ``CAIRN_BENCH_RATE`` (10 requests per second) set the load. One collection of
+3,000 sample passages does not change. A second one grows by 100 passages per minute, ingested by its own
+process, so that the server opens one generation after another. Clients search both, by vectors and with BM25,
+and never repeat a query. Goals: no growth of memory, no 5xx. Only anonymous memory counts, since the system
+can take back the pages of mapped vector files.
 """
 
 from __future__ import annotations

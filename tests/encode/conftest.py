@@ -18,7 +18,7 @@ from tests.tiny_models import TINY, TINY_LAYERS
 
 @pytest.fixture(scope="session")
 def config(tiny_latent_folder: Path) -> EncoderConfig:
-    """Return settings of a model that every pooling fits, small enough for windows to overlap in short texts."""
+    """Return settings of a model that supports every pooling, with windows that overlap in short texts."""
     return EncoderConfig(
         model=str(tiny_latent_folder),
         precision="fp32",

@@ -57,7 +57,10 @@ def _is_empty_line_before(text: str, place: int) -> bool:
 
 
 def _resolved(text: str) -> list[str | None]:
-    """Classes by place; None for what SB5 ignores, which is never the first after a separator or of the text."""
+    """Return the class of each character; None where SB5 ignores it.
+
+    SB5 never ignores the first character of the text or the first one after a separator.
+    """
     names: list[str | None] = []
     for character in text:
         name = _class_of(character)

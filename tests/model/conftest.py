@@ -1,4 +1,4 @@
-"""Tiny random models with rotary positions, written in code in their published layouts, and transformers' own reading of them."""
+"""Tiny random models with rotary positions, in their published layouts and as transformers reads them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every family under every setting: batches against single rows, bf16 against fp32, and the guide's table of models.
+"""Every family and setting: batches against single rows, bf16 against fp32, and the guide's table of models.
 
-A family is what reads a ``model_type``, or CDE's checkpoints, which have none of their own. ``make models``
-writes the table again. A new family needs its published name in ``NAMES`` and a writer of tiny checkpoints in
+A family reads a ``model_type``, or CDE's checkpoints, which have no ``model_type``. ``make models`` writes
+the table again. A new family needs its published name in ``NAMES`` and a writer of tiny checkpoints in
 ``family_folder``.
 """
 
@@ -310,14 +310,19 @@ def _table(family_folder: Callable[[str], Path]) -> str:
         f"| {' | '.join(['---'] * (len(columns) + 2))} |",
         *(
             f"| {', '.join(NAMES[family] for family in families)} "
-            "| "
-            f"{', '.join(f'`{family}`' for family in families if family in MODEL_TYPES) or 'of its backbone'} "
+            f"| {', '.join(f'`{name}`' for name in families if name in MODEL_TYPES) or 'of its backbone'} "
             f"| {' | '.join(features.values())} |"
             for families, features in rows
         ),
         "",
-        "Under `--use-context` stands what embeds the context's documents, and whether their order moves vectors.",
-        "`latent` needs a checkpoint that holds the block; `cls` and `multi_cls` need a tokenizer with [CLS] or BOS.",
+        (
+            "Under `--use-context` stands what embeds the context's documents, and whether their order "
+            "moves vectors."
+        ),
+        (
+            "`latent` needs a checkpoint that holds the block; `cls` and `multi_cls` need a tokenizer "
+            "with [CLS] or BOS."
+        ),
         "Attentions and the poolings they go with:",
         "",
         *(f"- `{attention}`: {_code(poolings)}" for attention, poolings in POOLINGS.items()),

@@ -1,4 +1,7 @@
-"""Whole models under landmark attention against one sequence of all tokens and context vectors with a dense bias, layer by layer."""
+"""Landmark attention in whole models, against a naive reference.
+
+The reference is one sequence of all context vectors and tokens, with a dense attention bias in each layer.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ class DensePattern:
         return mixed.transpose(0, 1).flatten(1)
 
     def _pairs(self, is_local):
-        """Return 0 where anything is seen and -inf elsewhere, and which of the text's pairs lie behind a gate."""
+        """Return a bias, 0 for attended pairs and -inf for others, and a mask of the pairs behind a gate."""
         num_context = self._num_context
         is_own = self._row[:, None] == self._row
         is_other = ~is_own & (self._window[:, None] == self._window) & self._is_landmark

@@ -1,4 +1,4 @@
-"""The block of NV-Embed-v2 in its published names, against an independent reading that multiplies nothing out."""
+"""NV-Embed-v2's block under its published names, against naive loops over tokens and heads."""
 
 from __future__ import annotations
 

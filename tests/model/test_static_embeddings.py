@@ -12,7 +12,10 @@ WORDS = [f"w{index}" for index in range(200)]
 
 
 def word_tokenizer() -> Tokenizer:
-    """Whole words; padding is on, as some published tokenizers have it, and pads with a token that is also a word."""
+    """Return a tokenizer of whole words that pads with a token that is also a word.
+
+    Some published tokenizers do so.
+    """
     vocabulary = {word: token for token, word in enumerate(["[PAD]", "[UNK]", "[SEP]", *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -1,4 +1,4 @@
-"""Checklist 2, 3, 12, 13: bounds, deadlines, headers, figures.
+"""The envelope of every request: bounds, deadlines, headers, figures.
 
 The event loop stays free, and no error leaves as it is.
 """

@@ -1,4 +1,4 @@
-"""Checklist 3, 4, 5, 11, 13: what never reaches a route, and what a refusal says."""
+"""Requests that are refused before they reach a route, and what the refusals say."""
 
 from __future__ import annotations
 

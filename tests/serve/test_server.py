@@ -1,4 +1,4 @@
-"""Checklist 5: who may be served from where."""
+"""Which addresses a server may listen on, with and without keys."""
 
 from __future__ import annotations
 

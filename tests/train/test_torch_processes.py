@@ -54,7 +54,11 @@ def work(output, dies_after=-1):
     def step_and_keep(model, *arguments):
         report = real_step(model, *arguments)
         if arguments[3] == 0:  # the first step's gradient, before the optimiser's
-            gradients = {name: each.grad.contiguous().clone() for name, each in model.named_parameters() if each.grad is not None}
+            gradients = {
+                name: each.grad.contiguous().clone()
+                for name, each in model.named_parameters()
+                if each.grad is not None
+            }
             save_file(gradients, f"{output}-gradients-{processes.rank}.safetensors")
         return report
 
@@ -66,8 +70,10 @@ def work(output, dies_after=-1):
     durable.observe_commit_points(die)
     with joined_processes() as processes:
         assert ("pipeline.train.torch_processes" in sys.modules) == (processes.size > 1)
-        report = train([Path(pairs)], Path(output), TrainConfig(**json.loads(settings)), base=base, processes=processes)
-    done = {"rank": processes.rank, "size": processes.size, "resumed_at": report.resumed_at, "loss": report.last_loss}
+        config = TrainConfig(**json.loads(settings))
+        report = train([Path(pairs)], Path(output), config, base=base, processes=processes)
+    done = {"rank": processes.rank, "size": processes.size}
+    done |= {"resumed_at": report.resumed_at, "loss": report.last_loss}
     Path(f"{output}-{processes.rank}.json").write_text(json.dumps(done))
 
 def fork(size, output, dies_after=-1):
@@ -81,7 +87,8 @@ def fork(size, output, dies_after=-1):
         pids.append(os.fork())
         if not pids[-1]:
             if size > 1:
-                given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+                given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
+                given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
                 os.environ.update({name: str(value) for name, value in given.items()})
             work(output, dies_after)
             os._exit(0)

@@ -133,7 +133,7 @@ def means_of(states: TokenStates) -> Float32[np.ndarray, "N V"]:
 
 
 def _runs(pairs: TrainingPairs, source: str, size: int) -> list[Sequence[int]]:
-    """Cut the pairs of a source into runs of ``size`` with different documents, as they follow one another."""
+    """Cut the pairs of a source, in order, into runs of ``size`` pairs with different documents."""
     runs: list[Sequence[int]] = []
     run: dict[str, int] = {}
     for position, own in enumerate(pairs.sources):

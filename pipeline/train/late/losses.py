@@ -2,8 +2,9 @@
 
     loss = (1 - w) · InfoNCE(student) + w · KL(teacher ‖ student)
 
-The teacher is the untrained MaxSim of all dimensions of the base's token states; its query tokens weigh
-their idf. Source: Khattab & Zaharia 2020 (ColBERT), eq. 3; Santhanam et al. 2022 (ColBERTv2) for distillation.
+The teacher is the untrained MaxSim over all dimensions of the base's token states, with query tokens weighted
+by their idf. Source: Khattab & Zaharia 2020 (ColBERT), eq. 3; Santhanam et al. 2022 (ColBERTv2) for the
+distillation.
 
     Q queries    N documents    q tokens of the longest query    t of the longest document    V vector dim
 """

@@ -74,7 +74,11 @@ def test_hidden_states_temperature_equals_logits_divided_by_it(tiny_model_folder
 
 @torch.inference_mode()
 def _naive_context_hidden(model, ids, length, context):
-    """One text: context as input embeddings, its position embeddings taken away again, text positions from 0."""
+    """Encode one text with its context as input embeddings.
+
+    The model adds position embeddings to the context too, so they are subtracted first. Text positions start
+    at 0.
+    """
     table = model.embeddings
     num_context = len(context)
     positions = torch.cat([torch.zeros(num_context, dtype=torch.long), torch.arange(length)])

@@ -1,6 +1,7 @@
-"""Saved folders of every family that transformers reads by itself (Qwen2 aside, for which it insists on Qwen's own tokenizer).
+"""Saved folders of every family that transformers reads by itself.
 
-What such a folder holds is tests/encode/test_text_encoder.py's.
+Qwen2 is left out, since transformers insists on Qwen's own tokenizer for it. The files of such a folder are
+tested in tests/encode/test_text_encoder.py.
 """
 
 from __future__ import annotations
