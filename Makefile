@@ -33,7 +33,7 @@ $(DEV_STAMP): $(STAMP)
 	touch $(DEV_STAMP)
 
 demo: $(STAMP) ## Install Cairn alone, make a sample corpus, ingest it and search it (two to three minutes)
-	@$(BIN)/cairn sample cairn-sample --max-documents 3000
+	@$(BIN)/cairn sample cairn-sample --max-documents 3600
 	@$(BIN)/ingest cairn-sample --collection python-docs
 	@$(call ask,how do I run a function in another thread and get its result)
 	@$(call ask,parse command line arguments with subcommands)
