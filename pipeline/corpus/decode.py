@@ -159,15 +159,17 @@ def decode_row_group(
     """
     plan = plan_reads(stream, metadata, index, leaves, config)
     columns = list(dict.fromkeys(leaf.column for leaf in leaves))
-    done = 0
+    num_rows, done = metadata.row_group(index).num_rows, 0
     with open_parquet(stream, metadata, plan.as_dictionary) as parquet:
         # One thread: several would each hold a decoded column chunk.
         for batch in parquet.iter_batches(
             batch_size=plan.rows, row_groups=[index], columns=columns, use_threads=False
         ):
             done += batch.num_rows
+            if done > num_rows:
+                raise ValueError(f"row group {index} holds more than {num_rows} rows")
             yield batch
-    missing = metadata.row_group(index).num_rows - done
+    missing = num_rows - done
     if missing:
         raise ValueError(f"row group {index} ends {missing} rows early")
 

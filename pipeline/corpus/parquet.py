@@ -2,8 +2,8 @@
 
 Stage 1, source side. :func:`scan_sources` touches footers only and refuses a wrong corpus before any work;
 :func:`read_checked` yields every row once, staged or rejected. A file that cannot be opened is quarantined as
-a file and counts as one row; a row group that turns out damaged half-way quarantines the rest of its file,
-row by row, by the footer's count.
+a file and counts as one row; a row group that turns out damaged quarantines the rest of its rows, by the
+footer's count, and the row groups behind it are read.
 """
 
 from __future__ import annotations
@@ -209,13 +209,19 @@ def _decoded(
             )
         leaves = leaves_of(metadata, columns)
         for index in range(metadata.num_row_groups):
-            check_column_metadata(stream, metadata, index, leaves)
-            group = metadata.row_group(index)
-            refused = refusal(group, leaves, config)
-            if refused is None:
-                yield from decode_row_group(stream, metadata, index, leaves, config)
-            else:
-                yield _Undecoded(num_rows=group.num_rows, detail=refused)
+            group, done = metadata.row_group(index), 0
+            try:
+                check_column_metadata(stream, metadata, index, leaves)
+                refused = refusal(group, leaves, config)
+                if refused is not None:
+                    yield _Undecoded(num_rows=group.num_rows, detail=refused)
+                    continue
+                for batch in decode_row_group(stream, metadata, index, leaves, config):
+                    done += batch.num_rows
+                    yield batch
+            except DECODE_ERRORS as error:  # the groups behind it have pages of their own
+                file.require_reachable(error)
+                yield _Undecoded(num_rows=group.num_rows - done, detail=_damage(error))
 
 
 def _checker(scan: Scan, file: SourceFile, config: CorpusConfig) -> RowChecker:
