@@ -78,7 +78,7 @@ def engine_options(function: _Function) -> _Function:
 def resolve_engine(chosen: Mapping[str, Any]) -> EngineConfig:
     """Return the engine that flags, environment and ``cairn.toml`` ask for.
 
-    ``chosen`` is what somebody set.
+    ``chosen`` holds the options that were set.
     """
     name = chosen.get("engine") or ("ray" if chosen.get("address") else "local")
     fields = {name: chosen[name] for name in _OPTIONS if name in chosen}

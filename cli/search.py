@@ -29,7 +29,7 @@ _TERMINAL_DEFAULTS: Final[dict[str, Any]] = {"top_k": 5, "passages": 2}
 @click.option(
     "--rerank",
     metavar="MODEL",
-    help="Cross-encoder that judges the best passages anew, a name or folder; extra rerank.",
+    help="Cross-encoder that reranks the best passages, a name or folder; extra rerank.",
 )
 @click.option(
     "--filter",

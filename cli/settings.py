@@ -1,14 +1,13 @@
-"""Where a setting comes from: flag > CAIRN_* environment > cairn.toml > what is stored > default.
+"""Where a setting comes from: flag > CAIRN_* environment > cairn.toml > the built collection > default.
 
-``jobs.ingest_settings`` composes them; what is stored is what the collection was built with. ``cairn.toml``
-in the working folder (or the file ``CAIRN_CONFIG`` names) has one table a verb, with the long option names as
-keys::
+``jobs.ingest_settings`` composes them. ``cairn.toml`` in the working folder, or the file that
+``CAIRN_CONFIG`` names, has a table for each verb with long option names as keys::
 
     [ingest]
     collection = "handbook"
     text-column = "body"
 
-``root`` and ``collection`` may stand before the first table and then hold for every verb.
+``root`` and ``collection`` before the first table apply to every verb.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def json_option(function: _Function) -> _Function:
 
 
 def warn_of_window(chosen: Mapping[str, Any], encoder: EncoderConfig) -> None:
-    """Say that a window somebody set cuts nothing where every chunk is a row."""
+    """Warn that a chosen window has no effect where every chunk is a row."""
     if "window_tokens" in chosen and encoder.attention == "chunk":
         click.echo(
             "warning: --window-tokens moves nothing with attention chunk, whose rows are chunks; leave "

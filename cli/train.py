@@ -82,8 +82,8 @@ def train(
 
     SOURCES are Parquet or JSON lines with query, document, title and source.
 
-    A killed run goes on from its newest checkpoint when the same command is given again. FOLDER/model and
-    FOLDER/best are for --model. Dev sets (folders as of `cairn evaluate`) are kept out of the data, too.
+    A killed run continues from its newest checkpoint when the same command runs again. Use FOLDER/model or
+    FOLDER/best as --model. Dev sets (folders as of `cairn evaluate`) are kept out of the data, too.
     Several processes: `torchrun --no-python cairn train …`.
     """
     from pipeline.train.joined_processes import joined_processes

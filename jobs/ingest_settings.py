@@ -1,7 +1,7 @@
 """The settings of an ingest: what was chosen, over what the collection was built with, over the defaults.
 
-A new collection takes what its model's folder brings (``pipeline.model.folders.model_defaults``) before the
-default.
+A new collection takes the defaults of its model's folder (``pipeline.model.folders.model_defaults``) before
+Cairn's own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def resolve_ingest_config(chosen: Mapping[str, Any], stored: Mapping[str, Any] |
         kept = {
             name: _as_field(value) for name, value in (stored or {}).get(stage, {}).items() if name in names
         }
-        # A collection has all its settings stored: what its model's folder brings counts for a new one only.
+        # A collection has all its settings stored: its model folder's defaults apply to a new one only.
         brought = model_defaults(chosen.get(stage, {})) if stage == "encoder" and stored is None else {}
         stages[stage] = kind(
             **{**brought, **kept, **{name: _as_field(value) for name, value in chosen.get(stage, {}).items()}}

@@ -24,13 +24,13 @@ Surrogate = Literal["static", "encoder"]
 Tour = Literal["random", "greedy"]
 
 DEFAULT_ROOT = "cairn-data"
-"""Folder that collections live under where nobody says otherwise, in the working folder."""
+"""Default folder of collections, in the working folder."""
 
 BASE_MODEL = "all-MiniLM-L6-v2"
 """The transformer that comes as a package, as published; the defaults of :class:`EncoderConfig` are its."""
 
 DEFAULT_MODEL = "cairn-minilm"
-"""What an ingest takes where nobody says otherwise.
+"""Default model of an ingest.
 
 The base model with the landmark mixer trained for it, which ships with Cairn.
 """

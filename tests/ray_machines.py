@@ -93,7 +93,7 @@ class RayCluster:
 
 @pytest.fixture(scope="session")
 def started_ray_cluster() -> Iterator[RayCluster]:
-    """Start one cluster for all tests; whoever breaks it leaves that to :func:`ray_cluster` to mend."""
+    """Start one cluster for all tests; :func:`ray_cluster` restores what a test has broken."""
     cluster = RayCluster()
     yield cluster
     cluster.close()

@@ -1,4 +1,4 @@
-"""What a call to the search API can end with.
+"""The errors that a call to the search API raises.
 
     CairnError
     ├── ApiError                     the server answered with a problem: status, type, title, detail, errors
@@ -8,9 +8,9 @@
     │   ├── CursorExpiredError           410: the collection has changed since the first page
     │   ├── UnavailableError             429, 502, 503, 504: not now (a TryAgainError)
     │   └── ServerFailedError            anything else
-    ├── UsageError (ValueError)      an argument that cannot be sent, such as a query that is no text
-    │   └── ConfigError                  an address, key or timeout no client can be made with
-    └── ServerUnreachableError       no answer: not running, broken off or too slow (a TryAgainError)
+    ├── UsageError (ValueError)      an argument that cannot be sent, such as a query that is not a string
+    │   └── ConfigError                  an address, key or timeout that no client can use
+    └── ServerUnreachableError       no connection, or no answer in time (a TryAgainError)
 
 ``type`` is the server's stable name of the problem, such as ``urn:problem-type:cairn:unknown-collection``.
 """

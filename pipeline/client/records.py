@@ -34,10 +34,10 @@ class CollectionSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectionDescription:
-    """What a collection holds and how it may be asked; ``filter_columns`` gives the types of its columns.
+    """What a collection holds and how it can be searched.
 
-    ``documents`` counts those the key sees; ``chunks`` and ``context_documents`` are None where it sees a
-    part of them only.
+    ``filter_columns`` maps each column that filters can name to its type. ``documents`` counts those the key
+    sees; ``chunks`` and ``context_documents`` are None where it sees a part of them only.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""When a call is tried again: after the server's Retry-After, else twice as long each time, with jitter.
+"""Decide whether to retry a call, and how long to wait: Retry-After, or exponential backoff with jitter.
 
-Every call only reads, so any of them may be sent twice. Tried again are connections that fail or break, and
-the statuses 429, 502, 503 and 504, except a problem of Cairn's own without a Retry-After: a damaged
-collection stays damaged. What took too long is not tried again.
+Every call only reads, so it can be sent twice. Failed or broken connections and the statuses 429, 502, 503
+and 504 are retried. A problem of Cairn's own without a Retry-After is not, since a damaged collection stays
+damaged. Timeouts are not retried.
 """
 
 from __future__ import annotations

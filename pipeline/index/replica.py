@@ -70,7 +70,7 @@ Records = dict[str, FileRecord]
 class Replica:
     """The store's side of one collection; ``folder`` is the copy.
 
-    Whoever pulls or pushes holds the copy's lock.
+    Callers hold the copy's lock while they pull or push.
     """
 
     def __init__(self, uri: str, folder: Path) -> None:

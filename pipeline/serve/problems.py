@@ -77,7 +77,7 @@ COLLECTION_BUILDING = ProblemType(
 )
 COLLECTION_OPENING = ProblemType("collection-opening", 503, "The collection is being opened", retry_seconds=2)
 COLLECTION_UNFINISHED = ProblemType(
-    "collection-unfinished", 503, "Nothing of the collection is published yet, and nobody is building it"
+    "collection-unfinished", 503, "Nothing of the collection is published yet, and no ingest is running"
 )
 COLLECTION_DAMAGED = ProblemType("collection-damaged", 503, "The collection's files are damaged")
 ENCODER_UNAVAILABLE = ProblemType("encoder-unavailable", 503, "The collection's encoder cannot be loaded")

@@ -205,7 +205,7 @@ class SearchRequest(_WithOptions):
     rerank: Annotated[
         bool,
         Field(
-            description="Let the server's cross-encoder judge the passages of the best documents anew, "
+            description="Rerank the passages of the best documents with the server's cross-encoder, "
             "where it has one."
         ),
     ] = False

@@ -45,7 +45,7 @@ async def search_collection(
         )
     if request.rerank and request.cursor is not None:
         raise ProblemError(
-            INVALID_CURSOR, "the best documents are judged anew on one page; leave the cursor out, or rerank"
+            INVALID_CURSOR, "reranked results have one page only; leave the cursor out, or rerank"
         )
     options = search_keywords(request)
     if isinstance(request.query, list):

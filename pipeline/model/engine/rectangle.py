@@ -107,7 +107,7 @@ class Rectangle:
         visible_BS = visible_keys(batch.lengths_B, batch.num_tokens, batch.num_lead, self._settings.device)
         if self._settings.shape.is_causal:
             order_S = torch.arange(batch.width, device=self._settings.device)
-            # What has no position is nobody's future.
+            # Keys without a position come before all queries.
             sees_SS = (order_S[None] <= order_S[:, None]) | (order_S[None] < batch.num_unplaced)
             visible = sees_SS[None] if visible_BS is None else sees_SS & visible_BS[:, None]
             return bias_where(visible[:, None], self._settings.dtype)

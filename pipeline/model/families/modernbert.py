@@ -2,9 +2,9 @@
 
 Local layers run in blocks, so their cost is linear in the length. Context stands before the text as input
 embeddings (CDE eq. 5 and 6): the embedding norm is applied to it once, it has no position and is not rotated,
-and the text's positions still start at 0 (CDE §10.4). Local layers do not show it to the text: a context
-vector has no position, so it is in nobody's window; only global layers carry it. The public CDE code norms
-text tokens twice and gives context positions; that is the business of whoever loads a CDE checkpoint.
+and the text's positions still start at 0 (CDE §10.4). Only global layers attend to it: a context vector has
+no position, so it is in no local layer's window. The public CDE code norms text tokens twice and gives
+context positions; ``families/cde.py`` reproduces that.
 
 Source: Warner et al., "Smarter, Better, Faster, Longer" (ModernBERT). No scaled RoPE.
 """

@@ -1,4 +1,4 @@
-// Asks while somebody types: once typing rests, one request at a time; what is not wanted any more is called off and never shown.
+// Searches while the user types: one request at a time, after a pause; outdated requests are aborted and never shown.
 
 const REST_MILLISECONDS = 160;
 

@@ -294,7 +294,7 @@ function remember() {
   history.replaceState(null, "", `#${state}`);
 }
 
-/** Set what needs no server; what somebody types from then on is kept, and so is what was typed before this file came. */
+/** Set what needs no server. Text typed before this script loaded, or later, is kept. */
 function restore(hash, typed = "") {
   const state = new URLSearchParams(hash.slice(1));
   query.value = typed || (state.get("q") ?? query.value);
@@ -313,7 +313,7 @@ function restoreFilters() {
   try {
     if (filters.restore(JSON.parse(text))) return true;
   } catch {
-    // an address somebody mistyped
+    // a mistyped address
   }
   filters.clear();
   return false;

@@ -1,6 +1,6 @@
 """Layouts kept over a restart.
 
-Found again for the same documents alone, laid out anew where a file cannot be trusted.
+They are found again for the same documents only, and laid out again where a file cannot be trusted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Addresses that somebody wrote.
+"""Addresses written by hand.
 
 What the page cannot show is said, and never answered as if less had been asked.
 """
