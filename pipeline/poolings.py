@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
-
-import numpy as np
-from jaxtyping import Int64
+from typing import TYPE_CHECKING, Final, Literal
 
 from pipeline.errors import ConfigError
 
+if TYPE_CHECKING:  # settings read this table, and the command line starts without NumPy
+    import numpy as np
+    from jaxtyping import Int64
+
+    Spans = tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]
+    """First position of each chunk's span, and the one after its last."""
+
 Pooling = Literal["mean", "lmk", "cls", "last", "mean_at_k", "multi_cls", "latent"]
 Attention = Literal["chunk", "full", "landmark"]
-
-Spans = tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]
-"""First position of each chunk's span, and the one after its last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -71,7 +72,7 @@ def _mark(places: ChunkPlaces) -> Spans:
 
 
 def _row_start(places: ChunkPlaces) -> Spans:
-    return _one(np.zeros_like(places.mark_M))
+    return _one(0 * places.mark_M)
 
 
 def _last_own(places: ChunkPlaces) -> Spans:
