@@ -1,7 +1,4 @@
-"""What a route gets beside its request.
-
-The server's state, a grant with the scope the route needs, and no parameter it does not know.
-"""
+"""Dependencies of the routes: the server's state, a grant of the needed scope, no undeclared parameters."""
 
 from __future__ import annotations
 

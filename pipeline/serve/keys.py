@@ -4,8 +4,8 @@
           └─ id ─────┘ └─ 256 random bits
 
 The file holds ids and SHA-256 digests, never a key: a random 256-bit secret needs no slow hash. It is written
-whole or not at all, for its owner's eyes. A key may carry a restriction, a filter that everything it asks for
-must match as well.
+atomically and readable by its owner only. A key can have a restriction, a filter that every document it reads
+must match.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class KeyFile:
     ) -> tuple[ApiKey, str]:
         """Make a key; return it with its token, which is kept nowhere else.
 
-        Names are for people, so no two good keys have one. ``token`` is one that somebody else made: where it
-        is a good key already, that one stays as it is and is returned; its name may be taken, as a
-        deployment's next secret comes under the name of the last.
+        Names are for people, so no two valid keys share one. ``token`` is a token made elsewhere. If it is a
+        valid key already, that key is returned unchanged. Its name may be taken, because a deployment's next
+        secret has the name of the last.
         """
         _check(name, scopes, collections, restriction)
         if "admin" in scopes and (collections is not None or restriction is not None):

@@ -1,4 +1,4 @@
-"""OpenAI's addresses: an application that speaks to them needs another base URL and nothing else."""
+"""Routes of OpenAI's API, so that its clients need only another base URL."""
 
 from __future__ import annotations
 

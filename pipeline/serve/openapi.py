@@ -1,7 +1,4 @@
-"""The OpenAPI description.
-
-What FastAPI finds in the routes, with every problem a route can end with as it is really sent.
-"""
+"""The OpenAPI description: FastAPI's own, with the problems that each route can answer with."""
 
 from __future__ import annotations
 

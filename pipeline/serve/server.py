@@ -1,4 +1,4 @@
-"""Bind, and serve until told to stop. Beyond this machine's own address a server must have a key."""
+"""Bind and serve until stopped; a server that other machines can reach must have a key."""
 
 from __future__ import annotations
 

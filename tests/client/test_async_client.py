@@ -1,4 +1,4 @@
-"""The client to await answers as the one that waits does."""
+"""The async client gives the same answers as the sync one."""
 
 from __future__ import annotations
 

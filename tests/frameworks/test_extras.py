@@ -1,7 +1,4 @@
-"""Cairn without its extras.
-
-Nothing imports a framework that was not asked for, and who asks is told what to install.
-"""
+"""Cairn without its extras: no framework is imported unless used, and a missing extra is named."""
 
 from __future__ import annotations
 

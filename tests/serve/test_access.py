@@ -1,4 +1,4 @@
-"""What a request may hold beside what its route declares: nothing, and it is told what that is."""
+"""Parameters and fields that a route does not declare are refused, and the answer names them."""
 
 from __future__ import annotations
 

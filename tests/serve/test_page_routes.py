@@ -1,6 +1,6 @@
 """The page's files as they are served.
 
-Open to anybody, from here alone, under a policy that runs nothing else.
+They need no key, name no other server, and their policy lets nothing else run.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ def test_restriction_that_does_not_fit_answers_nothing(
     canary=st.text(string.ascii_lowercase, min_size=12, max_size=12).map(lambda text: f"canary{text}"),
 )
 def test_no_refusal_repeats_what_was_sent(tenant: TestClient, place: int, canary: str) -> None:
-    """Checklist 4 and 13, whatever the field."""
+    """Points 4 and 13 of ``test_checklist.py``, for any field."""
     bodies: list[Any] = [
         {"query": "a", "granularity": canary},
         {"query": {"text": canary}},

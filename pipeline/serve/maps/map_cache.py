@@ -1,7 +1,7 @@
 """What is computed once for a generation and then kept: maps and length curves.
 
-An entry belongs to the documents that a key sees: its restriction is part of the cache key, and nothing of
-others' documents enters it. The number of entries is bounded; the least recently used go first.
+An entry holds only documents that an API key sees, since the key's restriction is part of the cache key. The
+number of entries is bounded; the least recently used go first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How the page looks and is gone about: keys alone, both colour schemes, contrast, a phone.
-
-The panel of health.
-"""
+"""The look of the page: keyboard use, both colour schemes, contrast, a phone, the health panel."""
 
 from __future__ import annotations
 
