@@ -75,7 +75,7 @@ class Collection:
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What a reader should know about the generation being served, such as a newer one that is damaged."""
+        """Sentences about the generation being served, for example that a newer one is damaged."""
         return self._searcher().warnings
 
     def search(
@@ -158,7 +158,7 @@ class Collection:
 
 
 def load_query_encoder(generation: Generation) -> TextEncoder:
-    """Build the encoder a generation's manifest describes, with the stored context where the encoder reads one.
+    """Build the encoder that a generation's manifest describes, with its context if the encoder reads one.
 
     A model whose weights have changed since raises :class:`FingerprintMismatchError`.
     """
@@ -179,8 +179,8 @@ def load_query_encoder(generation: Generation) -> TextEncoder:
         require_encoder(generation, encoder)
     except FingerprintMismatchError as error:
         raise FingerprintMismatchError(
-            f"{error}; its model is {describe_model(config.model)}: where another folder holds the weights it "
-            "was built with, ingest again with `--model FOLDER`"
+            f"{error}; its model is {describe_model(config.model)}: where another folder holds the weights "
+            "it was built with, ingest again with `--model FOLDER`"
         ) from error
     return encoder
 

@@ -1,4 +1,4 @@
-"""A retriever for Haystack: passages of a collection as documents, in a component that pipelines write to YAML and read again.
+"""A retriever for Haystack: passages of a collection as documents. Pipelines with it can be saved as YAML.
 
     pipeline.add_component("retriever", CairnRetriever("handbook", url="http://127.0.0.1:8400"))
     Pipeline.loads(written, allowed_modules=["pipeline.frameworks.haystack_retriever"])

@@ -1,4 +1,4 @@
-"""A retriever for LangChain: passages of a collection as documents, each with its place, its document's columns and its score.
+"""A retriever for LangChain: passages of a collection as documents, with span, metadata and score.
 
 CairnRetriever(collection=open_collection("handbook"), k=4).invoke("how do I reset a password")
 

@@ -1,4 +1,4 @@
-"""A retriever for LlamaIndex: passages of a collection as nodes, with their spans and their document as the source node.
+"""A retriever for LlamaIndex: passages of a collection as nodes, with spans and their document as source.
 
 CairnRetriever(open_collection("handbook"), similarity_top_k=4).retrieve("how do I reset a password")
 

@@ -1,4 +1,4 @@
-"""A read-only MCP server over one collection: the tools ``search`` and ``get_document``, for models that look things up themselves.
+"""A read-only MCP server over one collection, with the tools ``search`` and ``get_document``.
 
     cairn mcp handbook                                   speaks MCP on stdin and stdout
 

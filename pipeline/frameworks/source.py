@@ -60,8 +60,9 @@ class FoundPassage:
 def find_passages(
     collection: Searchable, query: str, num_passages: int, parameters: SearchParameters
 ) -> list[FoundPassage]:
-    """Return the best passages of the documents a search ranks first, by their own score; ties keep the documents' order.
+    """Return the best passages of the documents a search ranks first.
 
+    They are ordered by their own score; ties keep the order of the documents.
     ``parameters`` are those of the search; as many documents are ranked as passages are wanted, each gives up
     to ``passages`` (3).
     """
@@ -122,5 +123,5 @@ def open_source(
 
     client = CairnClient(url, api_key=api_key)
     source = client.collection(collection)
-    weakref.finalize(source, client.close)  # nobody else has the client
+    weakref.finalize(source, client.close)  # only this source has the client
     return source

@@ -96,7 +96,7 @@ def documents_of_chunks(generation: Generation, chunks: Int64[np.ndarray, " A"])
 def best_of_documents(
     generation: Generation, scores_M: Float32[np.ndarray, " M"], positions: Int64[np.ndarray, " N"]
 ) -> Float32[np.ndarray, " N"]:
-    """Return the best score of each document; ``scores_M`` are those of its chunks, one document after another."""
+    """Return the best score of each document; ``scores_M`` holds those of their chunks, in order."""
     if not len(positions):
         return np.empty(0, dtype=np.float32)
     counts = generation.chunk_offsets[positions + 1] - generation.chunk_offsets[positions]

@@ -1,9 +1,9 @@
-"""Metadata filters: a JSON tree from the user, checked against the table's schema, compiled to a ``lancedb.expr`` expression.
+"""Metadata filters: a JSON tree, checked against the table's schema and compiled to a LanceDB expression.
 
 Grammar (OpenAI vector stores): ``{type: eq|ne|gt|gte|lt|lte, key, value}``, ``{type: in|nin, key, value:
 [...]}``, ``{type: and|or, filters: [...]}``. A filter restricts the documents before they are searched. No
-part of it is ever SQL text: columns come from a list, values become typed literals. Those are LanceDB's, which
-is imported with the first filter: it takes longer than a search without one.
+part of it is ever SQL text: columns come from a list, values become typed literals. LanceDB, whose literals
+they are, is imported with the first filter: importing it takes longer than a search without one.
 
 Nulls follow SQL: a null matches no comparison, ``ne`` and ``nin`` included. Strings compare by code point,
 floats as 64-bit numbers, timestamps as instants (a value without UTC offset counts as UTC where the column
@@ -87,10 +87,10 @@ def compile_restriction(tree: Mapping[str, Any], schema: pa.Schema) -> Expr:
 
 
 def parse_filter(expressions: Sequence[str], schema: pa.Schema) -> dict[str, Any] | None:
-    """Turn ``key=value``, ``key!=value``, ``key>=value``, … into a filter tree, all of them required; None where there are none.
+    """Turn ``key=value``, ``key!=value``, ``key>=value``, … into a filter tree that requires all of them.
 
-    The first sign ends the key; the rest, stripped of blanks, is the value, read by the column's type
-    (``true``/``false`` for booleans).
+    None where there are none. The first sign ends the key; the rest, stripped of blanks, is the value, read
+    by the column's type (``true``/``false`` for booleans).
     """
     leaves = [_parse_expression(expression, filterable_columns(schema)) for expression in expressions]
     if len(leaves) <= 1:

@@ -3,7 +3,7 @@
 Dense parts (cosines) are averaged with weights. The dense score and BM25 have different scales, so each is
 first mapped to a scale of the query's own, then averaged: the convex combination of Bruch, Gai & Ingber 2023
 ("An Analysis of Fusion Functions for Hybrid Retrieval"). The scales end at the best score and begin at one
-that means something whoever else is a candidate: that of an average chunk, and BM25's 0.
+that does not depend on the other candidates: that of an average chunk, and BM25's 0.
 
 Reciprocal rank fusion, which LanceDB's ``RRFReranker`` computes, is deliberately not used: it throws the
 margins away. With all-MiniLM-L6-v2 and 128-token chunks, nDCG@10 on SQuAD passages / CACM / Cranfield: dense

@@ -1,4 +1,4 @@
-"""Rankings become hits: the columns of the returned documents, read once a call, and their passages cut from the text.
+"""Rankings become hits: columns of the returned documents, read once, and passages cut from their text.
 
 Metadata keeps Python values (dates stay dates); turning them into JSON is the surface's business.
 Nanoseconds, for which Python has no type, become microseconds.

@@ -1,4 +1,4 @@
-"""BM25 of documents and filters as LanceDB answers them, translated from row ids to document positions; BM25 of passages beside it.
+"""BM25 of documents and filters as Lance answers them, by document position; BM25 of passages.
 
 The query is a match-query object: quotes, operators and boolean words in a user's text are words or nothing,
 never syntax. Everything reads the table pinned by the generation. Errors of Lance carry paths of their own
@@ -55,7 +55,7 @@ def lance_errors(action: str, layout: CollectionLayout | None = None) -> Generat
 
 
 def bounded_words(query: str) -> str:
-    """Return the query with each word at most :data:`MAX_REPEATS` times and at most :data:`MAX_WORDS` words, order kept."""
+    """Return the first :data:`MAX_WORDS` words of a query, each at most :data:`MAX_REPEATS` times."""
     seen: Counter[str] = Counter()
     kept: list[str] = []
     for word in query.split():
@@ -67,7 +67,7 @@ def bounded_words(query: str) -> str:
 
 
 def match_any_word(query: str, columns: Sequence[str], kinds: Any = dataset_query) -> Any:
-    """Return the full-text query for rows that hold any of the query's words in any of the columns, their scores added up.
+    """Return the full-text query for any of the words in any of the columns; scores of columns are added.
 
     ``kinds`` is the module whose classes it is made of: that of the dataset, or that of the table.
     """
@@ -110,9 +110,10 @@ def bm25_documents(
 def bm25_passages(
     generation: Generation, query: str, size: int, allowed: Int64[np.ndarray, " A"] | None
 ) -> Float32[np.ndarray, " M"] | None:
-    """Return BM25 of the window of ``size`` chunks that begins with each chunk, 0 outside of the ``allowed`` documents.
+    """Return BM25 of the window of ``size`` chunks that begins with each chunk.
 
-    None where the generation has no BM25 of passages or no word of the query stands in any.
+    It is 0 outside of the ``allowed`` documents. None where the generation has no BM25 of passages or no
+    word of the query stands in any.
     """
     if generation.passage_bm25 is None:
         return None

@@ -1,7 +1,8 @@
-"""Which passages an answer shows: the best of every document, or the best of all within a budget of characters.
+"""Which passages an answer shows: the best of every document, or the best of all within a character budget.
 
     passages = 3             each document's best windows, none touching another
-    max_characters = 2,000   windows of all candidates, best first; each adds what no better one holds; neighbours become one passage
+    max_characters = 2,000   windows of all candidates, best first; each adds what no better one holds;
+                             neighbours become one passage
 
 A reader with a budget reads on around the place that fits best before turning to the next;
 docs/design/decisions/reading-on.md says what that finds.
@@ -53,9 +54,10 @@ def best_within(
     max_characters: int,
     max_documents: int,
 ) -> dict[int, list[ChosenPassage]]:
-    """Return the best passages of all documents by document, each document's best first, until the next one would pass the budget.
+    """Return the best passages of all documents within the budget, by document and best first.
 
-    Once ``max_documents`` have a passage, those of others are passed over.
+    The first passage that does not fit ends the selection. Once ``max_documents`` have a
+    passage, those of others are passed over.
     """
     chosen: dict[int, list[ChosenPassage]] = {}
     characters = 0

@@ -1,4 +1,4 @@
-"""A search before its queries have vectors: what it asks for, and what can be read of its answer without them.
+"""A search before its queries have vectors: its options, and what can be read without vectors.
 
     texts ──┬─▶ encoder ─────────────────────────▶ vectors ─┬─▶ ranking ─▶ hits
             └─▶ filter ─▶ BM25 of documents, passages ──────┘

@@ -63,7 +63,7 @@ NOTHING = Ranking(positions=np.empty(0, dtype=np.int64), scores=np.empty(0), par
 
 
 def rank_queries(search: PreparedSearch, query_vectors: Float32[np.ndarray, "Q V"]) -> list[Ranking]:
-    """Rank documents for each query vector (L2-normalised), with BM25 where texts are known and ``hybrid`` asks for it."""
+    """Rank documents for each L2-normalised query vector, with BM25 in hybrid searches of known texts."""
     if not search.num_allowed:
         return [NOTHING] * len(query_vectors)
     rankings: list[Ranking] = []
@@ -92,7 +92,7 @@ def _nominate(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Candidates:
-    """One query and all documents looked at for it, with their scores; ``fusion`` is None where BM25 has no say."""
+    """One query and its candidates with their scores; ``fusion`` is None where BM25 has no say."""
 
     vector: Float32[np.ndarray, " V"]
     words: WordScores | None

@@ -1,7 +1,7 @@
 """Passages judged again by a model that reads query and passage together: optional, slower, often better.
 
-    search, wider ─▶ passages ─▶ score(query, passage) ─▶ documents by their best passage, cut to what was asked for,
-                                                          or the best passages that fit a budget of characters
+    search, wider ─▶ passages ─▶ score(query, passage) ─▶ documents by their best passage, cut to top_k,
+                                                          or the best passages within max_characters
 
 What the first ranking did not find, reranking cannot bring back, so it looks at :data:`RERANK_DOCUMENTS`
 documents at least. The model arrives as a protocol: nothing here knows one.

@@ -1,9 +1,9 @@
 """Answer queries over one collection: the public face of stage 6.
 
 Options are checked once, where they arrive; every search is then one :class:`PreparedSearch` of one
-generation. It reads what needs no vector while the queries are encoded, here or by whoever calls
-:meth:`Searcher.submit`; ``ranking`` and ``hits`` do the rest. The query encoder arrives as a protocol: no model
-is known here. Safe to use from several threads when the encoder is.
+generation. It reads what needs no vector while the queries are encoded, here or by the caller of
+:meth:`Searcher.submit`; ``ranking`` and ``hits`` do the rest. The query encoder arrives as a protocol: this
+package loads no model. Safe to use from several threads when the encoder is.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _answer(
         if answer.set_running_or_notify_cancel():
             try:
                 answer.set_result(_finish(prepared.result(), vectors.result()))
-            except BaseException as error:  # noqa: BLE001 - whoever waits for the answer raises it
+            except BaseException as error:  # noqa: BLE001 - `result()` of the answer raises it
                 answer.set_exception(error)
 
     def cancel_rest(_: Future[list[SearchResult]]) -> None:

@@ -1,10 +1,11 @@
 """The generation a searcher answers from: the newest that is whole.
 
 A new one is taken up when ``CURRENT`` changes, and the old one kept when the new one is damaged. One that is
-damaged while it is served is replaced within the call that notices. A search asks once and holds what it gets until its answer is complete; an old generation goes away with the
-last search that holds it. Finding out whether something was published costs one ``stat``; a damaged
-generation is tried again every :data:`RETRY_SECONDS` at most. A collection in an object store is followed by
-a thread that brings this machine's copy up to date.
+damaged while it is served is replaced within the call that notices. A search asks once and holds what it gets
+until its answer is complete; an old generation goes away with the last search that holds it. Finding out
+whether something was published costs one ``stat``; a damaged generation is tried again every
+:data:`RETRY_SECONDS` at most. A collection in an object store is followed by a thread that brings this
+machine's copy up to date.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class ServedGeneration:
         return self._damage
 
     def take(self) -> tuple[Generation, QueryEncoder]:
-        """Return the generation to answer one call from, after taking up a newly published one, and its encoder.
+        """Return the generation to answer one call from, and its encoder; a newly published one is taken up.
 
         While one thread opens a new generation, the others go on with the old one, or wait where its tables
         went away with it. A new generation made by another encoder than there is raises
@@ -165,8 +166,8 @@ def require_encoder(generation: Generation, encoder: QueryEncoder) -> None:
     if encoder.fingerprint != expected:
         raise FingerprintMismatchError(
             f"the query encoder must be the one collection {generation.layout.name!r} was built with "
-            f"({expected[:12]}…), got {encoder.fingerprint[:12]}…; open the collection with its own model and "
-            "settings, or build it again"
+            f"({expected[:12]}…), got {encoder.fingerprint[:12]}…; open the collection with its own model "
+            "and settings, or build it again"
         )
 
 

@@ -1,4 +1,4 @@
-"""Passage size chosen at query time: windows of k neighbouring landmarks, sliding by one, formed without encoding anything again.
+"""Passage size chosen at query time: sliding windows of k neighbouring landmarks, nothing encoded again.
 
 A window is k consecutive chunks of one document; it never crosses into another, and a document with fewer
 than k chunks is one window. Its score is the query's cosine with the L2-normalised sum of its landmarks'
@@ -28,7 +28,7 @@ FIRST_LOOK = 256
 
 
 def window_size(chunk_tokens: int | None, settings: Mapping[str, Any]) -> int:
-    """Return how many landmarks make a passage of ``chunk_tokens``; ``settings`` is the manifest's resolved configuration.
+    """Return how many landmarks make a passage of ``chunk_tokens``; ``settings`` are the manifest's.
 
     ``chunk_tokens`` must be a multiple of the stored landmark interval. None takes
     :data:`DEFAULT_CHUNK_TOKENS` where the interval divides it, else the interval itself.
@@ -52,7 +52,7 @@ def default_window(interval: int) -> int:
 def window_scores(
     vectors_MV: Float32[np.ndarray, "M V"], query_V: Float32[np.ndarray, " V"], size: int
 ) -> Float32[np.ndarray, " W"]:
-    """Return the score of each window of one document (or of a stretch of it), in order; a sum of zero scores 0.
+    """Return the score of each window of one document, or of a part of it, in order; a zero sum scores 0.
 
     A single landmark scores its inner product with the query, as in the chunk index.
     """
@@ -70,7 +70,7 @@ def window_scores_of_documents(
     query_V: Float32[np.ndarray, " V"],
     size: int,
 ) -> Float32[np.ndarray, " W"]:
-    """Return what :func:`window_scores` gives for each of several documents, whose chunks stand one after another."""
+    """Return :func:`window_scores` of several documents whose chunks stand one after another."""
     firsts_N = np.cumsum(num_chunks_N) - num_chunks_N
     num_windows_N = np.maximum(num_chunks_N - size, 0) + 1
     is_short_N = num_chunks_N < size
@@ -102,7 +102,7 @@ def sliding_sums(vectors_MV: Float32[np.ndarray, "M V"], size: int) -> Float32[n
 
 
 def choose_windows(scores_W: Float[np.ndarray, " W"], size: int, limit: int) -> list[int]:
-    """Return up to ``limit`` windows, best first, ties by place; one that shares a landmark with a better one is passed over.
+    """Return up to ``limit`` windows that share no landmark, best first, ties by place.
 
     What lies between two chosen windows and is shorter than ``size`` is in none.
     """
@@ -120,7 +120,7 @@ def choose_windows(scores_W: Float[np.ndarray, " W"], size: int, limit: int) -> 
 def new_pieces(
     scores_W: Float[np.ndarray, " W"], first_W: Int64[np.ndarray, " W"], end_W: Int64[np.ndarray, " W"]
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (window, first chunk, end chunk), best window first, ties by place: of each window what no better one holds.
+    """Yield (window, first chunk, end chunk): of each window, best first, what no better one holds.
 
     So a good place grows by its neighbours, a landmark at a time, and nothing is read twice. A window held
     whole by better ones, and one that scores minus infinity, is left out. ``first_W`` and ``end_W`` are
@@ -131,7 +131,8 @@ def new_pieces(
         if scores_W[window] == -np.inf:
             return
         new = [chunk for chunk in range(int(first_W[window]), int(end_W[window])) if chunk not in taken]
-        if new:  # neighbours: what better windows hold is as long as this one or longer, so it takes an end or both, never the middle
+        # Neighbours: better windows hold stretches at least as long as this one, so never just its middle.
+        if new:
             taken.update(new)
             yield window, new[0], new[-1] + 1
 

@@ -84,7 +84,7 @@ AdminGrant = Annotated[Grant, Depends(_require_whole_server)]
 
 
 async def reachable(state: ServerState, grant: Grant, name: str) -> ServedCollection:
-    """Return an opened collection that the grant is for; nobody learns of one that it is not."""
+    """Return an opened collection that the grant is for; others look unknown."""
     if not grant.reaches(name):
         raise unknown_collection()
     return await state.collections.get(name)

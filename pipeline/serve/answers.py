@@ -1,4 +1,4 @@
-"""One search, from options to hits as JSON values: encoded in one pass with others, read and ranked on search threads."""
+"""One search of the API, from options to hits as JSON values."""
 
 from __future__ import annotations
 

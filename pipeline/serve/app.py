@@ -67,10 +67,10 @@ def create_app(
     reranker: Reranker | None = None,
     on_encoder_thread: Callable[[], None] | None = None,
 ) -> FastAPI:
-    """Return the application; ``on_encoder_thread`` runs first on every model's thread. Nothing is opened before it starts up.
+    """Return the application; collections are opened when it starts up.
 
-    The first search thread limits BLAS to one thread in all of the process, unless another thread has set a
-    limit.
+    ``on_encoder_thread`` runs first on every model's thread. The first search thread limits BLAS to one
+    thread in all of the process, unless another thread has set a limit.
     """
     metrics = Metrics()
     keys = KeyFile(settings.keys_path)

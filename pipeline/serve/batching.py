@@ -6,7 +6,7 @@
                                   in turn
 
 Nothing waits for company: a pass takes what has gathered while the last one ran, so a lone query is encoded
-at once. Each request gives a text in turn, so a long list holds nobody up. The queue is bounded in bytes; a
+at once. Each request gives a text in turn, so a long list delays no other. The queue is bounded in bytes; a
 request that does not fit is refused, one whose caller has gone is dropped. A text the encoder fails on fails
 alone.
 """
@@ -115,8 +115,8 @@ class EncoderQueue:
     def submit(self, texts: Sequence[str], kind: Kind = "query") -> Future[np.ndarray]:
         """Let the texts wait for the next pass; their vectors come in their order.
 
-        A full queue, a failing encoder or a stop raises :class:`ProblemError`. Texts whose future is cancelled
-        are not encoded.
+        A full queue, a failing encoder or a stop raises :class:`ProblemError`. A cancelled future's texts are
+        not encoded.
         """
         sizes = [len(text.encode(errors="replace")) for text in texts]
         job = _Job(texts, sizes, kind)

@@ -1,8 +1,8 @@
-"""The collections a server answers for: opened once, shared by all requests, given up when they are gone or damaged.
+"""The collections a server answers for: opened once, shared by all requests, closed when gone or damaged.
 
 Opening runs on a thread of its own, hashes every file and loads the encoder; collections with one encoder
 share it and its queue. A newly published generation is the searcher's business; one with another encoder
-makes the collection be opened anew. A failure is remembered for some seconds, so that asking again costs
+makes the collection be opened again. A failure is remembered for some seconds, so that asking again costs
 nothing.
 """
 
@@ -119,7 +119,7 @@ class Collections:
         return outcome
 
     async def reopen(self, stale: ServedCollection) -> ServedCollection:
-        """Open a collection anew whose generation or encoder is another one now.
+        """Open a collection again whose generation or encoder is another one now.
 
         Concurrent callers share the work.
         """
@@ -219,7 +219,7 @@ class Collections:
                 log.warning("serve.not_opened collection=%s problem=%s", name, problem.kind.name)
 
     def _require_published(self, name: str) -> None:
-        """Tell a collection that is not there from one that is being built, without work that an unknown name could cause."""
+        """Refuse a name without a published generation, and do no work for unknown names."""
         try:
             layout = CollectionLayout(self._settings.root, name)
         except ConfigError:
@@ -267,7 +267,7 @@ class Collections:
         return opened
 
     def _use_encoder(self, name: str, queue: EncoderQueue | None) -> None:
-        """Note the encoder of a collection, and retire those no collection has any more; on the opening thread only.
+        """Note the encoder of a collection, and retire unused ones; called on the opening thread only.
 
         None takes the collection's encoder from it, which stays while no other is in its place.
         """

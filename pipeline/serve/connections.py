@@ -1,13 +1,13 @@
-"""Connections that nobody can hold without asking something.
+"""Bounds on a connection that uvicorn has no settings for.
 
     connected ──▶ head of a request ──▶ the application ──▶ answer
-                  │                 └─ too many connections │
-                  │                    503, when to try again └─ nothing of it read within READ_SECONDS: closed
+                  │                 └─ too many connections └─ nothing read within READ_SECONDS: closed
+                  │                    503 with Retry-After
                   └─ not there after HEAD_SECONDS: closed
 
-uvicorn waits for a head for ever, keeps an answer for ever for who does not read it, and refuses everybody,
-health checks too, once enough connections are open: whoever opened them and sent nothing would have the
-server to himself.
+uvicorn's ``timeout_keep_alive`` begins after the first answer: it waits for a first head without limit, and
+keeps an answer without limit for a client that does not read it. Its ``limit_concurrency`` refuses health
+checks, too. Without these bounds one client could keep a server from all others by opening connections.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ READ_SECONDS: Final = 30.0
 
 
 class PunctualProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, for callers who are in time."""
+    """uvicorn's HTTP/1.1 with time limits on the head of a request and on reading the answer."""
 
     _waiting: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None
@@ -62,7 +62,7 @@ class PunctualProtocol(H11Protocol):
 
     @override
     def on_response_complete(self) -> None:
-        """Look after the answer, which is written and may not be read."""
+        """Watch whether the client reads the answer."""
         super().on_response_complete()
         if self._reading is None and self.transport.get_write_buffer_size():
             self._watch(self.transport.get_write_buffer_size())
@@ -71,7 +71,7 @@ class PunctualProtocol(H11Protocol):
         self._reading = self.loop.call_later(READ_SECONDS, self._look, unread_bytes)
 
     def _look(self, unread_bytes: int) -> None:
-        """Cut the connection of a caller who has read nothing since the last look."""
+        """Cut the connection of a client that has read nothing since the last check."""
         self._reading = None
         left_bytes = self.transport.get_write_buffer_size()
         if left_bytes >= unread_bytes:

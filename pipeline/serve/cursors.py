@@ -1,4 +1,4 @@
-"""Pages of one ranking: a cursor says which generation, how far, and for which request, and is good for nothing else.
+"""Pages of one ranking: a cursor holds the generation, the offset and a hash of the request.
 
 It is a small JSON object in base64, not signed: all it could be forged into is another place in the same
 ranking, whose filters come with the request and the key, never with the cursor.

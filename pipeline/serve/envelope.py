@@ -1,4 +1,4 @@
-"""Around every request: a bound on how many there are, a deadline, security headers, figures, a log line; and no error leaves as it is.
+"""The outermost layer: bounds concurrency and time, adds headers, counts, logs, turns errors into problems.
 
 Health checks and metrics pass the bound: they must answer when the server is full. HEAD is a GET whose body
 stays here. The log holds the route and never what was sent: of an unforeseen error its type and place, not
@@ -30,7 +30,7 @@ _HEADERS: Final = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"cache-control", b"no-store"),
 )
-"""Of every response that does not bring its own: answers are nobody's to keep, frame or guess the type of."""
+"""Of every response that does not bring its own: no answer may be stored, framed or sniffed."""
 
 
 class Envelope:
@@ -87,7 +87,7 @@ class Envelope:
             self._record(method, scope, status, time.perf_counter() - started_seconds)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> ProblemError | None:
-        """Run the request; return the problem it ended with where nobody inside has answered it."""
+        """Run the request; return the problem it ended with where none was answered inside."""
         if self._num_requests > self._max_requests and scope["path"] not in UNBOUNDED_PATHS:
             return ProblemError(OVERLOADED, "too many requests are in flight")
         deadline = asyncio.timeout(self._deadline_seconds)

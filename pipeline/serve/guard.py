@@ -1,4 +1,4 @@
-"""What a request must be before any route sees it: addressed to this server, sent by somebody who may, and strict JSON of bounded size.
+"""What a request must be before a route sees it: for this server, authorised, strict JSON of bounded size.
 
 A page on another site must not reach a server on its reader's machine: the Host must be one this server
 answers for (DNS rebinding), and an Origin must be the server's own. There is no CORS. The body is read here,

@@ -20,7 +20,7 @@ async def live() -> Health:
 
 @router.get("/readyz", response_model_exclude_none=True)
 async def ready(state: State) -> Health:
-    """Say that collections are open: all that the server was started for, else one of those that are published, where there are any.
+    """Say that collections are open: all the server was started for, else at least one if any is published.
 
     One that is published later is opened when it is first asked for.
     """

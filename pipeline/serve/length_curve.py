@@ -1,4 +1,4 @@
-"""Are the vectors of longer documents more alike than those of shorter ones? The curve of length collapse, from stored vectors alone.
+"""The curve of length collapse, from stored vectors: are longer documents more alike than shorter ones?
 
     lengths 1, 2 to 3, 4 to 7, … tokens ─▶ mean cosine over all pairs of a sample of each
 

@@ -1,6 +1,6 @@
-"""The page at ``/``: a search box, a map of the corpus and the collection's health, for a person with a browser.
+"""The page at ``/``: a search box, a map of the corpus and the collection's health.
 
-    index.html ─▶ page.css, page.js ─▶ api.js, hits.js, reader.js, … ─▶ the addresses under /v1, as any other client asks them
+    index.html ─▶ page.css, page.js ─▶ api.js, hits.js, reader.js, … ─▶ /v1, as any other client
 
 Everything lies in ``page_assets`` and is read once; nothing comes from elsewhere, nothing is built. d3 and
 the font Inter are their publishers' own files, with their licences. The page may run its own scripts only, no

@@ -1,4 +1,4 @@
-"""Everything that can go wrong with a request, as a problem (RFC 9457): a stable ``type``, the right status, one sentence.
+"""Everything that can go wrong with a request, as problems (RFC 9457): stable ``type``, status, one sentence.
 
 A problem never says where anything lies on this machine and never repeats what was sent: sentences of Cairn's
 errors are cut before their ``got …``. A place in the body is named where its name is one of the schema's. The
@@ -36,7 +36,7 @@ TYPE_PREFIX: Final = "urn:problem-type:cairn:"
 
 @dataclass(frozen=True, slots=True)
 class ProblemType:
-    """One kind of problem; ``retry_seconds`` is what Retry-After says where the same request may succeed later."""
+    """One kind of problem; ``retry_seconds`` is its Retry-After, None where trying again does not help."""
 
     name: str
     status: int
@@ -194,7 +194,7 @@ def storage_problem(error: CairnError) -> ProblemError:
 
 
 def unknown_collection() -> ProblemError:
-    """Return the problem of a collection that is not there, or not for this key: nobody learns which."""
+    """Return the problem of a collection that is not there, or not for this key: which, is not said."""
     return ProblemError(UNKNOWN_COLLECTION, "see GET /v1/collections for those that can be searched")
 
 
@@ -237,7 +237,7 @@ _OTHER_TYPE: Final = "Input should be a valid "
 
 
 def unknown_names(place: str, names: Iterable[str], advice: str) -> list[InvalidField]:
-    """Return what is wrong with names that are not known at a place of the request, each by its name where that may be repeated."""
+    """Return one error for each unknown name; names that may hold a secret are not repeated."""
     return [
         InvalidField(pointer=f"{place}/{name}", detail=f"there is no such name; {advice}")
         if _NAME.fullmatch(name)

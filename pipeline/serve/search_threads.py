@@ -15,7 +15,7 @@ _Given = ParamSpec("_Given")
 
 
 class SearchThreads(Executor):
-    """A pool whose calls are timed; whoever made the pool shuts it down."""
+    """A pool whose calls are timed; its maker shuts the pool down."""
 
     def __init__(self, pool: Executor, observe_seconds: Callable[[float], None]) -> None:
         self._pool = pool

@@ -1,4 +1,4 @@
-"""LangChain's standard suite of embeddings, over an encoder of this machine and a collection behind the API."""
+"""LangChain's standard suite of embeddings, over a local encoder and a collection behind the API."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ DIM = 4
 
 
 class Gate:
-    """An encoder that waits until it is let go, notes its passes and fails on texts with ``poison`` in them."""
+    """An encoder that waits until it is let go, notes its passes and fails on texts with ``poison``."""
 
     fingerprint = "g" * 64
     vector_dim = DIM

@@ -1,4 +1,4 @@
-"""Checklist 3: connections that ask nothing are closed, and while too many are open health checks are answered and others told when."""
+"""Checklist 3: idle connections are closed; while too many are open, health checks are still answered."""
 
 from __future__ import annotations
 

@@ -26,8 +26,11 @@ def own_hits(client: TestClient, query: str, **options: Any) -> list[Any]:
 def test_vector_store_search_gives_the_collections_hits_in_openais_shape(client: TestClient) -> None:
     page = client.post(SEARCH, json={"query": "granite slate", "max_num_results": 4}).json()
     assert {key: page[key] for key in ("object", "search_query", "has_more", "next_page")} == {
-        "object": "vector_store.search_results.page", "search_query": ["granite slate"], "has_more": False, "next_page": None,
-    }  # fmt: skip
+        "object": "vector_store.search_results.page",
+        "search_query": ["granite slate"],
+        "has_more": False,
+        "next_page": None,
+    }
     for result, hit in zip(page["data"], own_hits(client, "granite slate", top_k=4), strict=True):
         assert (result["file_id"], result["filename"]) == (hit["doc_id"], hit["title"] or hit["doc_id"])
         assert result["score"] == pytest.approx(hit["score"])

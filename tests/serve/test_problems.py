@@ -1,4 +1,4 @@
-"""Every error of Cairn's becomes a problem with a status of its own, and none of its words that came with the request or name a place."""
+"""Every error becomes a problem with its own status, without words of the request or paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reranking over HTTP: the answer of Python's search, off unless asked for, and a failing model is the server's problem."""
+"""Reranking over HTTP: equal to Python's, off unless asked for; a failing model is the server's fault."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a cluster on the map is called: two words that its documents have and others' do not.
 
-    titles, and beginnings of texts that have none ─▶ words a document ─▶ tf-idf over clusters ─▶ the best two that are not of one stem
+    titles, else beginnings of texts ─▶ words ─▶ tf-idf over clusters ─▶ the best two of different stems
 
 Of texts only short ones are read, a few a cluster, so that naming costs the same whatever a collection holds.
 """

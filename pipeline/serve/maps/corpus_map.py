@@ -45,7 +45,7 @@ STEPS_AT_A_TIME: Final = 50
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """A cluster on the map: how many of its documents are shown, where their middle is, what they speak of."""
+    """A cluster on the map: the number of its documents shown, their median place, a name."""
 
     cluster_id: int
     documents: int
@@ -137,7 +137,7 @@ def place(
     sample_SV: Float32[np.ndarray, "S V"],
     places_S2: Float32[np.ndarray, "S 2"],
 ) -> Float32[np.ndarray, "N 2"]:
-    """Return for each vector the mean place of its nearest neighbours of the sample, nearer ones weighing more."""
+    """Return for each vector the mean place of its nearest neighbours in the sample, weighted by nearness."""
     if not len(sample_SV):
         return np.zeros((len(vectors_NV), 2), np.float32)
     found: list[np.ndarray] = [np.zeros((0, 2), np.float32)]
@@ -164,7 +164,7 @@ def _spread(values_A: Int64[np.ndarray, " A"], limit: int) -> Int64[np.ndarray, 
 
 
 def _principal_components(vectors_SV: Float32[np.ndarray, "S V"]) -> Float32[np.ndarray, "S 2"]:
-    """Return the first two principal components, signs settled so that equal vectors always give equal components."""
+    """Return the first two principal components, with signs that depend on the vectors alone."""
     if len(vectors_SV) < 2:
         return np.zeros((len(vectors_SV), 2))
     centred_SV = vectors_SV.astype(np.float64) - vectors_SV.mean(axis=0)
@@ -175,7 +175,7 @@ def _principal_components(vectors_SV: Float32[np.ndarray, "S V"]) -> Float32[np.
 
 
 def _within_unit_square(places_S2: np.ndarray) -> Float32[np.ndarray, "S 2"]:
-    """Move the middle to 0 and scale, both directions alike, so that the farthest place touches the square."""
+    """Centre the places and scale both axes alike, so that the farthest touches the square."""
     if not len(places_S2):
         return places_S2.astype(np.float32)
     low, high = places_S2.min(axis=0), places_S2.max(axis=0)

@@ -69,7 +69,7 @@ class LengthReply(Reply):
 
 
 class HealthReply(Reply):
-    """How a collection is; for a key that sees a part of it, of that part, and null what speaks of the rest."""
+    """The health of a collection, of the part that the key sees; null where a figure is of the whole."""
 
     generation: int
     created_at: str

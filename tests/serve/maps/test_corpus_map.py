@@ -1,4 +1,4 @@
-"""The layout of a map: neighbours stay together, the rest falls between them, and nothing depends on chance."""
+"""The layout of a map: neighbours stay together, the rest falls between them, and it is deterministic."""
 
 from __future__ import annotations
 

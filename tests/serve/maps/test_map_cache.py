@@ -1,4 +1,4 @@
-"""What is computed once for a generation: shared, computed again after a failure or a publication, bounded."""
+"""Entries are computed once for a generation, shared, bounded, and computed again after a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page in headless Chromium: servers over a small collection, one browser a file of tests, tabs whose console must stay silent.
+"""The page in headless Chromium: servers over a small collection, tabs whose console must stay silent.
 
 Tests that use it are skipped where there is no Chromium (Debian's package, or CAIRN_CHROMIUM).
 """
@@ -29,8 +29,8 @@ CHROMIUM = (
 )
 PATIENCE_MILLISECONDS = 120_000.0
 ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync",
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 EVIL = '<img src=x onerror="document.title=\'taken\'"><script>document.title="taken"</script>'
 ROWS = [
@@ -38,8 +38,8 @@ ROWS = [
 "way. " * 12, "tenant": "acme", "year": 2001},
     {"id": "plain/basalt", "title": "Basalt", "text": "basalt is a dark stone by the river "
 "path. " * 40, "tenant": "zenith", "year": 2002},
-    {"id": "astral/🪨", "title": "Letters 🏔🪨", "text": "🏔😀🪨 😀 mark the way é " * 14 + "pumice on the river 🏔 " * 9, "tenant": "acme",
-     "year": 2003},
+    {"id": "astral/🪨", "title": "Letters 🏔🪨",
+     "text": "🏔😀🪨 😀 mark the way é " * 14 + "pumice on the river 🏔 " * 9, "tenant": "acme", "year": 2003},
     {"id": EVIL, "title": EVIL, "text": f"obsidian {EVIL} cuts the mat. " * 6, "tenant": EVIL, "year": 2004},
     {"id": "astral/rtl", "title": "אבני דרך", "text": "אבן ישנה על הדרך, ליד "
 "הנהר. " * 12, "tenant": "acme", "year": 2005},

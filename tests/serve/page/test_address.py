@@ -82,7 +82,6 @@ def test_filters_that_mean_what_the_rows_mean_are_asked(
 ) -> None:
     tab = visit("")
     with tab.expect_request(lambda request: request.url.endswith("/search")) as request:
-        tab.goto(
-            f"{tab.url.split('#')[0]}?again{address(collection='stones', q='basalt', filters=json.dumps(tree))}"
-        )
+        asked = address(collection="stones", q="basalt", filters=json.dumps(tree))
+        tab.goto(f"{tab.url.split('#')[0]}?again{asked}")
     assert request.value.post_data_json["filters"] == meant

@@ -37,9 +37,8 @@ def test_what_is_typed_before_the_collections_are_known_keeps_the_rest_of_the_ad
     tab = visit("")
     held = hold(tab, "**/v1/collections")
     only_acme = {"type": "eq", "key": "tenant", "value": "acme"}
-    tab.goto(
-        f"{tab.url.split('#')[0]}?again#{urlencode({'collection': 'stones', 'bm25': 'off', 'q': 'old', 'filters': json.dumps(only_acme)})}"
-    )
+    asked = {"collection": "stones", "bm25": "off", "q": "old", "filters": json.dumps(only_acme)}
+    tab.goto(f"{tab.url.split('#')[0]}?again#{urlencode(asked)}")
     collections = held.first()
     assert tab.locator("#query").input_value() == "old"
     tab.fill("#query", "granite")

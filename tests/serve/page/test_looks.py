@@ -53,14 +53,16 @@ def test_colours_follow_the_system_until_one_chooses(visit: Callable[..., Any]) 
 CONTRASTS = """() => {
   const context = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
   const luminance = ([...parts]) => {
-    const [r, g, b] = parts.slice(0, 3).map((part) => (part <= 10 ? part / 3294 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+    const linear = (part) => (part <= 10 ? part / 3294 : ((part / 255 + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = parts.slice(0, 3).map(linear);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const found = [];
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || !element.checkVisibility() || element.closest(".unseen, noscript, option")) continue;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility()) continue;
+    if (element.closest(".unseen, noscript, option")) continue;
     const line = [];
     for (let at = element; at; at = at.parentElement) line.unshift(at);
     context.clearRect(0, 0, 1, 1);
@@ -72,7 +74,8 @@ CONTRASTS = """() => {
     let ground = 0;
     for (const each of line) ground = paint(getComputedStyle(each).backgroundColor);
     const ink = paint(getComputedStyle(element).color);
-    found.push([(Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05), walker.currentNode.data.trim().slice(0, 40)]);
+    const contrast = (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
+    found.push([contrast, walker.currentNode.data.trim().slice(0, 40)]);
   }
   return found;
 }"""
@@ -118,8 +121,10 @@ def test_tab_key_passes_everything_and_shows_where_it_is(
         name, is_shown = tab.evaluate(
             """() => {
               const here = document.activeElement;
-              const outlined = [here, here.nextElementSibling].some((each) => each && getComputedStyle(each).outlineStyle !== "none");
-              const name = here.id || here.getAttribute("aria-label") || here.className || here.textContent.trim() || here.tagName;
+              const isOutlined = (each) => each && getComputedStyle(each).outlineStyle !== "none";
+              const outlined = [here, here.nextElementSibling].some(isOutlined);
+              const label = here.id || here.getAttribute("aria-label") || here.className;
+              const name = label || here.textContent.trim() || here.tagName;
               return [here === document.body ? "BODY" : name, here === document.body || outlined];
             }"""
         )

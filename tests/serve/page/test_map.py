@@ -1,4 +1,4 @@
-"""The map: every document, the hits lit, under the pointer and by keyboard, in colours that can be told apart."""
+"""The map: every document, hits lit, by pointer and by keyboard, in colours that can be told apart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def painted(tab: Any) -> list[list[float]]:
           for (let at = 0; at < data.length && found.length < 20; at += 4) {
             const colours = [data[at], data[at + 1], data[at + 2]];
             if (data[at + 3] < 200 || Math.max(...colours) - Math.min(...colours) < 60) continue;
-            found.push([((at / 4) % width) / devicePixelRatio, Math.floor(at / 4 / width) / devicePixelRatio]);
+            const [x, y] = [(at / 4) % width, Math.floor(at / 4 / width)];
+            found.push([x / devicePixelRatio, y / devicePixelRatio]);
           }
           return found;
         }"""

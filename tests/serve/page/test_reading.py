@@ -1,4 +1,4 @@
-"""Reading: passages marked where they stand, whatever script or markup a text holds, and stretches of a long one."""
+"""Reading: passages marked in texts of any script or markup, and stretches of long ones."""
 
 from __future__ import annotations
 
@@ -103,9 +103,17 @@ def test_long_document_is_read_where_its_passage_stands(
         start = int(params["start_char"])
         piece = text[start : start + int(params["max_characters"])]
         route.fulfill(
-            json={"doc_id": "long", "title": "Long", "metadata": {}, "num_tokens": 1, "num_characters": len(text), "text": piece,
-                  "start_char": start, "end_char": start + len(piece)}
-        )  # fmt: skip
+            json={
+                "doc_id": "long",
+                "title": "Long",
+                "metadata": {},
+                "num_tokens": 1,
+                "num_characters": len(text),
+                "text": piece,
+                "start_char": start,
+                "end_char": start + len(piece),
+            }
+        )
 
     tab.route(
         "**/search",
