@@ -2,7 +2,7 @@
 
 Options are checked once, where they arrive; every search is then one :class:`PreparedSearch` of one
 generation. It reads what needs no vector while the queries are encoded, here or by the caller of
-:meth:`Searcher.submit`; ``ranking`` and ``hits`` do the rest. The query encoder arrives as a protocol: this
+:meth:`Searcher.begin`; ``ranking`` and ``hits`` do the rest. The query encoder arrives as a protocol: this
 package loads no model. Safe to use from several threads when the encoder is.
 """
 
@@ -88,14 +88,14 @@ class Searcher:
         search = self._prepare(generation, queries, options if reranker is None else widened(options))
         vectors = Future[Vectors]()
         vectors.set_running_or_notify_cancel()
-        answer = _answer(search.read, vectors, self._threads, rank_on=_this_thread)
+        both = _beside(search.read, vectors, self._threads)
         try:
             vectors.set_result(encoder.encode_queries(list(queries)))
         except BaseException as error:
             vectors.set_exception(error)
-            wait([answer])
+            wait([both])
             raise
-        results = answer.result()
+        results = finish_search(*both.result())
         return results if reranker is None else [reranked(result, reranker, options) for result in results]
 
     def search_vectors(
@@ -117,20 +117,17 @@ class Searcher:
                     f"there must be one query text a vector, got {len(queries)} texts and "
                     f"{len(query_vectors)} vectors"
                 )
-        return _finish(self._prepare(self.generation, queries, asked).read(), query_vectors)
+        return finish_search(self._prepare(self.generation, queries, asked).read(), query_vectors)
 
-    def submit(
+    def begin(
         self, queries: Sequence[str], options: SearchOptions, vectors: Future[Vectors], threads: Executor
-    ) -> Future[list[SearchResult]]:
-        """Answer checked queries whose vectors are being computed, without waiting.
+    ) -> Future[tuple[PreparedSearch, Vectors]]:
+        """Read on ``threads`` what needs no vector, while the vectors of checked queries are computed.
 
-        All work is done on ``threads``. An answer that fails or is cancelled cancels ``vectors``.
+        The result is what :func:`finish_search` takes. Where reading fails, or the result is cancelled,
+        ``vectors`` are cancelled.
         """
-
-        def read() -> PreparedSearch:
-            return self._prepare(self.generation, queries, options).read()
-
-        return _answer(read, vectors, threads, rank_on=threads.submit)
+        return _beside(lambda: self._prepare(self.generation, queries, options).read(), vectors, threads)
 
     def read_document(self, doc_id: str, *, restriction: Mapping[str, Any] | None = None) -> Document | None:
         """Return a document by its id; None where there is none, or none that matches ``restriction``."""
@@ -155,51 +152,36 @@ class Searcher:
         )
 
 
-def _answer(
-    read: Callable[[], PreparedSearch],
-    vectors: Future[Vectors],
-    threads: Executor,
-    *,
-    rank_on: Callable[[Callable[[], None]], object],
-) -> Future[list[SearchResult]]:
-    """Read what needs no vector on ``threads`` while the vectors are computed; then rank by ``rank_on``."""
-    answer = Future[list[SearchResult]]()
+def _beside(
+    read: Callable[[], PreparedSearch], vectors: Future[Vectors], threads: Executor
+) -> Future[tuple[PreparedSearch, Vectors]]:
+    """Read what needs no vector on ``threads``, and give it with the vectors once both are there."""
+    both = Future[tuple[PreparedSearch, Vectors]]()
     prepared = threads.submit(read)
 
-    def finish() -> None:
-        if answer.set_running_or_notify_cancel():
+    def settle(_: Future[Any]) -> None:
+        if both.set_running_or_notify_cancel():
             try:
-                answer.set_result(_finish(prepared.result(), vectors.result()))
-            except BaseException as error:  # noqa: BLE001 - `result()` of the answer raises it
-                answer.set_exception(error)
+                both.set_result((prepared.result(), vectors.result()))
+            except BaseException as error:  # noqa: BLE001 - `both.result()` raises it
+                both.set_exception(error)
 
-    def cancel_rest(_: Future[list[SearchResult]]) -> None:
+    def await_vectors(done: Future[PreparedSearch]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            settle(done)
+        else:
+            vectors.add_done_callback(settle)
+
+    def cancel_rest(_: Future[Any]) -> None:
         prepared.cancel()
         vectors.cancel()
 
-    def go_on(done: Future[PreparedSearch]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            finish()
-        else:
-            vectors.add_done_callback(rank)
-
-    def rank(done: Future[Vectors]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            finish()
-        else:
-            rank_on(finish)
-
-    answer.add_done_callback(cancel_rest)
-    prepared.add_done_callback(go_on)
-    return answer
+    both.add_done_callback(cancel_rest)
+    prepared.add_done_callback(await_vectors)
+    return both
 
 
-def _this_thread(call: Callable[[], None]) -> None:
-    """Run a call at once, on the thread that found its last part."""
-    call()
-
-
-def _finish(search: PreparedSearch, query_vectors: Vectors) -> list[SearchResult]:
+def finish_search(search: PreparedSearch, query_vectors: Vectors) -> list[SearchResult]:
     """Answer the queries, given a vector each."""
     generation = search.generation
     generation.require_whole()  # the encoder may have taken its time

@@ -15,6 +15,7 @@ from pydantic import JsonValue
 from pipeline.errors import CairnError, CollectionNotFoundError, FingerprintMismatchError
 from pipeline.search.queries import check_queries
 from pipeline.search.rerank import reranked, widened
+from pipeline.search.searcher import finish_search
 from pipeline.search_options import SearchKeywords, SearchOptions
 from pipeline.serve.access import ServerState, reachable
 from pipeline.serve.collections import ServedCollection
@@ -50,9 +51,9 @@ async def search(
 
     async def attempt(opened: ServedCollection) -> list[SearchResult]:
         vectors = opened.encoder.submit(queries)
-        return await asyncio.wrap_future(
-            opened.searcher.submit(queries, chosen, vectors, state.search_threads)
-        )
+        begun = opened.searcher.begin(queries, chosen, vectors, state.search_threads)
+        search, query_vectors = await asyncio.wrap_future(begun)
+        return await state.search_threads.run(lambda: finish_search(search, query_vectors))
 
     results = await with_collection(state, served, attempt)
     state.metrics.generation.labels(name).set(results[0].generation)

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.errors import ModelError, StorageError
 from pipeline.search.prepared import PreparedSearch
-from pipeline.search.searcher import Searcher
+from pipeline.search.searcher import Searcher, finish_search
 from pipeline.search_options import SearchOptions
 from pipeline.types import Granularity
 
@@ -27,15 +27,15 @@ FILTER = {"type": "gte", "key": "year", "value": 1992}
     "options", [{}, {"hybrid": False}, {"filters": FILTER}, {"chunk_tokens": 192}, {"max_characters": 500}]
 )
 @pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
-def test_search_submitted_before_its_vectors_is_the_search(
+def test_search_begun_before_its_vectors_is_the_search(
     searcher: Searcher, encoder: StoneEncoder, granularity: Granularity, options: dict[str, Any]
 ) -> None:
     asked = SearchOptions(granularity=granularity, **options)
     vectors = Future[np.ndarray]()
     with ThreadPoolExecutor(1) as threads:
-        answer = searcher.submit(QUERIES, asked, vectors, threads)
+        begun = searcher.begin(QUERIES, asked, vectors, threads)
         vectors.set_result(encoder.encode_queries(QUERIES))
-        found = answer.result()
+        found = finish_search(*begun.result())
     assert found == searcher.search_vectors(
         encoder.encode_queries(QUERIES), queries=QUERIES, granularity=granularity, **options
     )
@@ -103,14 +103,14 @@ def test_threads_for_words_end_with_their_searcher(stones: Stones, encoder: Ston
         assert not thread.is_alive()
 
 
-def test_cancelled_answer_cancels_its_vectors_and_is_never_ranked(searcher: Searcher) -> None:
+def test_cancelled_search_cancels_its_vectors(searcher: Searcher) -> None:
     vectors = Future[np.ndarray]()
     with ThreadPoolExecutor(1) as threads:
-        answer = searcher.submit(QUERIES, SearchOptions(), vectors, threads)
-        assert answer.cancel()
+        begun = searcher.begin(QUERIES, SearchOptions(), vectors, threads)
+        assert begun.cancel()
     assert vectors.cancelled()
     with pytest.raises(CancelledError):
-        answer.result()
+        begun.result()
 
 
 def test_failing_words_cancel_the_vectors_that_wait(
@@ -122,7 +122,7 @@ def test_failing_words_cancel_the_vectors_that_wait(
     monkeypatch.setattr(PreparedSearch, "read", fail)
     vectors = Future[np.ndarray]()
     with ThreadPoolExecutor(1) as threads:
-        answer = searcher.submit(QUERIES, SearchOptions(), vectors, threads)
+        begun = searcher.begin(QUERIES, SearchOptions(), vectors, threads)
         with pytest.raises(StorageError, match=r"^what failed$"):
-            answer.result()
+            begun.result()
     assert vectors.cancelled()

@@ -14,7 +14,7 @@ from pipeline.index.generation import Generation
 from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
 from pipeline.index.maintenance import repair_collection
 from pipeline.search import served
-from pipeline.search.searcher import Searcher
+from pipeline.search.searcher import Searcher, finish_search
 from pipeline.search_options import SearchOptions
 from pipeline.types import QueryEncoder
 
@@ -49,12 +49,12 @@ def test_search_begun_before_a_publication_answers_from_its_generation(layout, p
     searcher = Searcher(layout, encoder)
     vectors = Future()
     with ThreadPoolExecutor(1) as threads:
-        answer = searcher.submit(["slate"], SearchOptions(), vectors, threads)
+        begun = searcher.begin(["slate"], SearchOptions(), vectors, threads)
         threads.submit(lambda: None).result()  # the words have been read
         publish(layout, 9, version=1, replaces=first)
         after = searcher.search("slate")
         vectors.set_result(encoder.encode_queries(["slate"]))
-        before = answer.result()[0]
+        before = finish_search(*begun.result())[0]
     assert (before.generation, version_of(before)) == (1, {"0"})
     assert (after.generation, version_of(after)) == (2, {"1"})
 
@@ -65,12 +65,12 @@ def test_file_that_is_cut_before_the_vectors_come_is_an_error_and_not_the_end(
     publish(layout, 12)
     vectors = Future()
     with ThreadPoolExecutor(1) as threads:
-        answer = Searcher(layout, encoder).submit(["slate"], SearchOptions(), vectors, threads)
+        begun = Searcher(layout, encoder).begin(["slate"], SearchOptions(), vectors, threads)
         threads.submit(lambda: None).result()  # the words have been read
         os.truncate(layout.generation_folder(1) / CHUNKS_FAISS, 10)
         vectors.set_result(encoder.encode_queries(["slate"]))
         with pytest.raises(DamageError, match="it was cut while it was open"):
-            answer.result()
+            finish_search(*begun.result())
 
 
 def test_unchanged_current_is_not_opened_again(

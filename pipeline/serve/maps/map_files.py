@@ -3,8 +3,8 @@
     hash of the vectors' file, the documents shown, how a map is laid out ─▶ CACHE/maps/<hash>.arrow: x, y
 
 A published generation is never written into, and a map is no part of it: each machine lays it out once, at
-the first request. A file's name says all that its content depends on, so none is ever out of date or another's;
-it holds no id, title or text. What cannot be read or written is laid out again.
+the first request. A file's name says all that its content depends on, so none is ever out of date or
+another's; it holds no id, title or text. What cannot be read or written is laid out again.
 """
 
 from __future__ import annotations
