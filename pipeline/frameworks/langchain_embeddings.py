@@ -1,7 +1,7 @@
 """Embeddings for LangChain: an encoder's vectors, of this machine or of a collection behind the API.
 
-CairnEmbeddings(load_encoder("cairn-minilm"))
-CairnEmbeddings(CairnClient().collection("handbook"))       with the collection's encoder and context
+    CairnEmbeddings(load_encoder("cairn-minilm"))
+    CairnEmbeddings(CairnClient().collection("handbook"))       with the collection's encoder and context
 
 Vectors are L2-normalised; queries and documents may be embedded differently.
 """

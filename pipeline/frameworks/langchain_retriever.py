@@ -1,6 +1,6 @@
 """A retriever for LangChain: passages of a collection as documents, with span, metadata and score.
 
-CairnRetriever(collection=open_collection("handbook"), k=4).invoke("how do I reset a password")
+    CairnRetriever(collection=open_collection("handbook"), k=4).invoke("how do I reset a password")
 
 Over the API: ``collection=CairnClient(…).collection("handbook")``.
 """

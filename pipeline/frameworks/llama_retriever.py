@@ -1,6 +1,6 @@
 """A retriever for LlamaIndex: passages of a collection as nodes, with spans and their document as source.
 
-CairnRetriever(open_collection("handbook"), similarity_top_k=4).retrieve("how do I reset a password")
+    CairnRetriever(open_collection("handbook"), similarity_top_k=4).retrieve("how do I reset a password")
 
 Over the API: ``CairnClient(…).collection("handbook")``.
 """

@@ -1,4 +1,4 @@
-"""Which documents are looked at, and the exact scores of each.
+"""Choose candidate documents from every index, and score them exactly.
 
 The indexes only nominate: the document index its best documents, the chunk index the documents of its best
 chunks, BM25 its best documents and those of its best passages. Every nominee is then scored from the stored

@@ -1,6 +1,6 @@
 """Rankings become hits: columns of the returned documents, read once, and passages cut from their text.
 
-Metadata keeps Python values (dates stay dates); turning them into JSON is the surface's business.
+Metadata keeps Python values (dates stay dates); the command line and the HTTP API turn them into JSON.
 Nanoseconds, for which Python has no type, become microseconds.
 """
 

@@ -1,8 +1,8 @@
 """BM25 of documents and filters as Lance answers them, by document position; BM25 of passages.
 
 The query is a match-query object: quotes, operators and boolean words in a user's text are words or nothing,
-never syntax. Everything reads the table pinned by the generation. Errors of Lance carry paths of their own
-files; none of their text is passed on.
+never syntax. Everything reads the table pinned by the generation. Lance's error messages contain paths, so
+their text is not passed on.
 """
 
 from __future__ import annotations

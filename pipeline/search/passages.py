@@ -4,8 +4,8 @@
     max_characters = 2,000   windows of all candidates, best first; each adds what no better one holds;
                              neighbours become one passage
 
-A reader with a budget reads on around the place that fits best before turning to the next;
-docs/design/decisions/reading-on.md says what that finds.
+With a budget, the text around the best place is read before the next place. The reasons are in
+docs/design/decisions/reading-on.md.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     search, wider ─▶ passages ─▶ score(query, passage) ─▶ documents by their best passage, cut to top_k,
                                                           or the best passages within max_characters
 
-What the first ranking did not find, reranking cannot bring back, so it looks at :data:`RERANK_DOCUMENTS`
-documents at least. The model arrives as a protocol: nothing here knows one.
+Reranking cannot return documents that the first ranking missed, so it scores at least
+:data:`RERANK_DOCUMENTS` documents. The model arrives as a protocol: this package loads none.
 """
 
 from __future__ import annotations

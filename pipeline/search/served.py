@@ -1,11 +1,10 @@
 """The generation a searcher answers from: the newest that is whole.
 
-A new one is taken up when ``CURRENT`` changes, and the old one kept when the new one is damaged. One that is
-damaged while it is served is replaced within the call that notices. A search asks once and holds what it gets
-until its answer is complete; an old generation goes away with the last search that holds it. Finding out
-whether something was published costs one ``stat``; a damaged generation is tried again every
-:data:`RETRY_SECONDS` at most. A collection in an object store is followed by a thread that brings this
-machine's copy up to date.
+A new generation is opened when ``CURRENT`` changes; the old one stays if the new one is damaged. A generation
+that is damaged while it is served is replaced within the call that notices. A search takes one generation and
+keeps it until its answer is complete; an old generation is closed after the last search that uses it.
+Checking for a publication costs one ``stat``. A damaged generation is tried again at most every
+:data:`RETRY_SECONDS`. For a collection in an object store, a thread keeps this machine's copy up to date.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
     request ─▶ [ text … ]     ┘   a text of each     └─▶ vectors ─▶ request
                                   in turn
 
-Nothing waits for company: a pass takes what has gathered while the last one ran, so a lone query is encoded
-at once. Each request gives a text in turn, so a long list delays no other. The queue is bounded in bytes; a
-request that does not fit is refused, one whose caller has gone is dropped. A text the encoder fails on fails
-alone.
+A pass takes the texts that arrived while the last one ran, so a single query is encoded at once. It takes one
+text of each request in turn, so a long list does not delay other requests. The queue is bounded in bytes. A
+request that does not fit is refused, and one whose client has disconnected is dropped. A text that the
+encoder fails on fails alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The collections a server answers for: opened once, shared by all requests, closed when gone or damaged.
 
 Opening runs on a thread of its own, hashes every file and loads the encoder; collections with one encoder
-share it and its queue. A newly published generation is the searcher's business; one with another encoder
-makes the collection be opened again. A failure is remembered for some seconds, so that asking again costs
-nothing.
+share it and its queue. The searcher opens newly published generations; where one has another encoder, the
+collection is opened again. A failure is remembered for some seconds, so that requests do not repeat it.
 """
 
 from __future__ import annotations

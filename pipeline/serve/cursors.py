@@ -1,7 +1,7 @@
 """Pages of one ranking: a cursor holds the generation, the offset and a hash of the request.
 
-It is a small JSON object in base64, not signed: all it could be forged into is another place in the same
-ranking, whose filters come with the request and the key, never with the cursor.
+It is a small JSON object in base64, not signed. A forged one can only name another place in the same ranking,
+since filters come with the request and the key, never with the cursor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The outermost layer: bounds concurrency and time, adds headers, counts, logs, turns errors into problems.
 
-Health checks and metrics pass the bound: they must answer when the server is full. HEAD is a GET whose body
-stays here. The log holds the route and never what was sent: of an unforeseen error its type and place, not
-its message, which may quote a text.
+Health checks and metrics pass the bound: they must answer when the server is full. HEAD runs as GET, and the
+body is dropped here. The log holds the route but no content of the request. Of an unexpected error it holds
+type and place, not the message, which may quote a text.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What a request must be before a route sees it: for this server, authorised, strict JSON of bounded size.
 
 A page on another site must not reach a server on its reader's machine: the Host must be one this server
-answers for (DNS rebinding), and an Origin must be the server's own. There is no CORS. The body is read here,
-whole, so that routes get it checked: RFC 8259 has neither NaN nor lone surrogates, and a parser must not be
-driven deep.
+answers for (DNS rebinding), and an Origin must be the server's own. There is no CORS. The whole body is read
+and checked here: RFC 8259 has neither NaN nor lone surrogates, and the depth is bounded to protect parsers.
 """
 
 from __future__ import annotations

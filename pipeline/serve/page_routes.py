@@ -4,8 +4,7 @@
 
 Everything lies in ``page_assets`` and is read once; nothing comes from elsewhere, nothing is built. d3 and
 the font Inter are their publishers' own files, with their licences. The page may run its own scripts only, no
-inline ones and no ``eval``; what documents hold is put on it as text, which Trusted Types make the browser
-insist on.
+inline ones and no ``eval``. Contents of documents are inserted as text, which Trusted Types enforce.
 """
 
 from __future__ import annotations

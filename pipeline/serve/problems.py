@@ -1,10 +1,9 @@
 """Everything that can go wrong with a request, as problems (RFC 9457): stable ``type``, status, one sentence.
 
-A problem never says where anything lies on this machine and never repeats what was sent: sentences of Cairn's
-errors are cut before their ``got …``. A place in the body is named where its name is one of the schema's. The
-name of a field or parameter that is not known is the one thing of a caller's that is repeated, or a slip of
-the pen could not be found: only where it is a short identifier, which has no room for a key, a text, a line
-break or markup.
+A problem never names a path of this machine and never repeats values of the request: sentences of Cairn's
+errors are cut before their ``got …``. A place in the body is named where its name is one of the schema's. An
+unknown field or parameter is named too, so that a typo can be found, but only if it is a short identifier,
+which has no room for a key, a text, a line break or markup.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The threads that blocking work of requests runs on: reading and ranking, never encoding."""
+"""Threads for the blocking work of requests: reading and ranking, never encoding."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Texts of concurrent requests share passes.
 
-Nobody waits for company, nobody holds others up, one failing text fails alone.
+A single text does not wait for others, a long list does not delay others, and a failing text fails alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checklist 3: idle connections are closed; while too many are open, health checks are still answered."""
+"""Idle connections are closed; while too many are open, health checks are still answered."""
 
 from __future__ import annotations
 

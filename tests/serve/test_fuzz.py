@@ -1,4 +1,4 @@
-"""Checklist 4: requests that fit the API's description, or nearly do, never end in a server error.
+"""Requests that fit the API's description, or nearly do, never end in a server error.
 
 A few hundred cases here; the long run is ``pytest tests/serve/test_fuzz.py --api-cases 10000`` (with
 ``--api-seed N`` for other cases).

@@ -1,8 +1,8 @@
-"""What a cluster on the map is called: two words that its documents have and others' do not.
+"""Name a cluster on the map by two words that are frequent in its documents and rare in others.
 
     titles, else beginnings of texts ─▶ words ─▶ tf-idf over clusters ─▶ the best two of different stems
 
-Of texts only short ones are read, a few a cluster, so that naming costs the same whatever a collection holds.
+Only short texts are read, a few for each cluster, so that the cost does not grow with the collection.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Where documents stand on maps that were laid out before, kept over a restart in this machine's cache.
+"""The positions of documents on maps, kept over a restart in this machine's cache.
 
     hash of the vectors' file, the documents shown, how a map is laid out ─▶ CACHE/maps/<hash>.arrow: x, y
 
-A published generation is never written into, and a map is no part of it: each machine lays it out once, at
-the first request. A file's name says all that its content depends on, so none is ever out of date or
-another's; it holds no id, title or text. What cannot be read or written is laid out again.
+A map is not part of a published generation, so each machine lays it out once, at the first request. A file's
+name is a hash of everything that its content depends on, so no file is out of date. Files hold no id, title
+or text. A map whose file cannot be read or written is laid out again.
 """
 
 from __future__ import annotations
