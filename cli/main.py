@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import click
 from typing_extensions import override
 
-from cli.settings import check_default_map, load_default_map
+from cli.settings import check_default_map, check_tables, load_default_map, warn_of_variables
 from pipeline.errors import CairnError
 
 _VERBS = {
@@ -77,10 +77,12 @@ class _LazyGroup(click.Group):
 def cairn(ctx: click.Context) -> None:
     """Contextual retrieval indexing: Parquet in, searchable passages out."""
     ctx.default_map = load_default_map()
+    check_tables(ctx.default_map, _VERBS)
     verb = cairn.get_command(ctx, ctx.invoked_subcommand or "")
     if verb is not None:
         # Before the verb parses: a misspelt setting must not be reported as a missing option.
         check_default_map(verb, ctx.default_map.get(str(verb.name), {}))
+        warn_of_variables(verb, os.environ, _VERBS)
 
 
 def run(command: click.Command, arguments: Sequence[str], name: str) -> int:

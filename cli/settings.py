@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,6 +70,32 @@ def check_default_map(command: click.Command, settings: Mapping[str, Any]) -> No
             raise ConfigError(
                 f"cairn.toml: [{command.name}] has no setting {key.replace('_', '-')!r}; there are {named}"
             )
+
+
+def check_tables(settings: Mapping[str, Any], verbs: Collection[str]) -> None:
+    """Refuse tables of ``cairn.toml`` that no verb reads."""
+    unknown = sorted(set(settings) - set(verbs))
+    if unknown:
+        raise ConfigError(f"cairn.toml: [{unknown[0]}] is no verb; there are {', '.join(verbs)}")
+
+
+def warn_of_variables(command: click.Command, environment: Mapping[str, str], verbs: Collection[str]) -> None:
+    """Name variables such as ``CAIRN_SEARCH_TOPK`` that look like options of the verb and are none."""
+    if isinstance(command, click.Group):
+        return
+    prefix = _variable(str(command.name)) + "_"
+    longer = tuple(_variable(verb) + "_" for verb in verbs if _variable(verb).startswith(prefix))
+    known = {prefix + str(option.name).upper() for option in command.params if option.envvar is None}
+    for name in sorted(environment):
+        if name.startswith(prefix) and name not in known and not (longer and name.startswith(longer)):
+            click.echo(
+                f"warning: {name} sets no option of `cairn {command.name}` and is ignored; see its --help",
+                err=True,
+            )
+
+
+def _variable(verb: str) -> str:
+    return f"CAIRN_{verb.replace('-', '_').upper()}"
 
 
 def root_option(function: _Function) -> _Function:

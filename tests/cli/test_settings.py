@@ -40,6 +40,27 @@ def test_misspelt_setting_in_the_file_is_refused(call: Any, corpus: str, tmp_pat
     assert "'rooot' before the first table; there are root, collection" in err
 
 
+def test_misspelt_table_in_the_file_is_refused(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "cairn.toml").write_text("[serch]\ntop-k = 1\n")
+    code, _, err = call("status")
+    assert code == 2
+    assert "[serch] is no verb; there are ingest, search, " in err
+
+
+def test_misspelt_variable_of_the_verb_is_named(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAIRN_STATUS_JSN", "1")
+    monkeypatch.setenv("CAIRN_SEARCH_TOPK", "1")
+    assert "warning: CAIRN_STATUS_JSN sets no option of `cairn status`" in call("status")[2]
+    assert "CAIRN_SEARCH_TOPK" not in call("status")[2]
+
+
+def test_variable_of_a_verb_with_a_longer_name_is_not_taken_for_a_mistake(
+    call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAIRN_TRAIN_MIXER_STEPS", "1")
+    assert "warning" not in call("train", "pairs.parquet")[2]
+
+
 def test_any_option_has_a_variable_of_its_verb(
     call: Any, corpus: str, ingest_options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
