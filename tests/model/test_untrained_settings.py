@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config import EncoderConfig
 from pipeline.model.folders.model_defaults import encoder_config
-from pipeline.model.untrained_settings import MEASURED_LOSSES, UNCHANGED_NDCG, untrained_settings_warning
+from pipeline.model.untrained_settings import MEASURED_LOSSES, untrained_settings_warning
 
 
 @pytest.mark.parametrize("model", ["cairn-minilm", "all-MiniLM-L6-v2"])
@@ -23,6 +23,7 @@ def test_settings_that_a_model_brings_warn_of_nothing(model: str) -> None:
         ({"layers": 4}, "layers 4: nDCG@10"),
         ({"use_context": True}, "use_context true"),
         ({"pooling": "lmk"}, "pooling lmk"),
+        ({"attention": "full"}, "attention full"),
         ({"temperature": 0.95}, "temperature 0.95"),
         ({"layers": 3, "use_context": True}, "layers 3, use_context true"),
     ],
@@ -34,16 +35,17 @@ def test_setting_the_base_was_not_trained_for_is_named_with_its_measured_loss(
     warning = untrained_settings_warning(EncoderConfig(**changes))
     assert warning is not None
     assert words in warning
-    assert f"from {UNCHANGED_NDCG:g} to" in warning
+    assert "of SQuAD fell from 0.8" in warning
     assert "\n" not in warning
 
 
 def test_sentence_gives_the_loss_at_the_chosen_value() -> None:
     warnings = {value: untrained_settings_warning(EncoderConfig(temperature=value)) for value in (0.9, 0.8)}
-    figures = {loss.value: loss.ndcg for loss in MEASURED_LOSSES if loss.setting == "temperature"}
-    assert all(f"to {figures[value]:g} with" in str(warning) for value, warning in warnings.items())
+    figures = {loss.value: loss.after for loss in MEASURED_LOSSES if loss.setting == "temperature"}
+    assert all(f"to {figures[value]:.3f} with" in str(warning) for value, warning in warnings.items())
 
 
-def test_dims_and_a_model_that_is_not_there_warn_of_nothing(tmp_path: Path) -> None:
+def test_what_cost_nothing_and_a_model_that_is_not_there_warn_of_nothing(tmp_path: Path) -> None:
     assert untrained_settings_warning(EncoderConfig(dims=128)) is None
+    assert untrained_settings_warning(EncoderConfig(attention="landmark")) is None  # measured: no loss
     assert untrained_settings_warning(EncoderConfig(model=str(tmp_path / "absent"), layers=4)) is None
