@@ -42,7 +42,7 @@ demo: $(STAMP) ## Install Cairn alone, make a sample corpus, ingest it and searc
 
 ask = printf '\n\033[1m%s\033[0m\n\n' '$(1)' && $(BIN)/cairn search '$(1)' --collection python-docs --top-k 3 --passages 1
 
-evaluate: $(STAMP) ## Score the systems on the judged corpora under EVALUATION, else on the sample's known items
+evaluate: $(DEV_STAMP) ## Score the systems on the judged corpora under EVALUATION, else on the sample's known items
 ifneq ($(JUDGED),)
 	$(BIN)/cairn evaluate $(JUDGED) --cache cairn-evaluation
 else
