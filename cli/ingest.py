@@ -88,7 +88,7 @@ def ingest(
 def _chosen(ctx: click.Context) -> dict[str, Any]:
     stages = {stage: chosen(ctx, kind) for stage, kind in STAGES.items()}
     encoder = stages["encoder"]
-    if "model" in encoder and Path(encoder["model"]).is_dir():
+    if encoder.get("model") and Path(encoder["model"]).is_dir():
         encoder["model"] = str(Path(encoder["model"]).resolve())  # a search may start in another folder
     return {**stages, **chosen(ctx, IngestConfig)}
 

@@ -14,6 +14,11 @@ from pipeline.errors import CairnError, DamageError, StorageError
 LANCE_ERRORS: Final = (OSError, RuntimeError, ValueError)
 """What Lance and LanceDB raise: they have no exceptions of their own that can be relied on."""
 
+TEXT_INDEX_ADVICE: Final = (
+    "free disk space and ingest the sources again, or let `cairn repair` build the text index again"
+)
+"""What to do where indexing the text fails: LanceDB names neither a full disk nor a damaged index then."""
+
 
 def is_panic(error: BaseException) -> bool:
     """Tell whether Rust code gave up, which it does on some damaged files; Python sees no Exception then."""
@@ -21,10 +26,10 @@ def is_panic(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def lance_errors(action: str, *, damaged: bool = False) -> Generator[None]:
+def lance_errors(action: str, *, damaged: bool = False, advice: str = "") -> Generator[None]:
     """Report what Lance raises in the block as a :class:`CairnError`.
 
-    ``damaged`` says that stored files, not the disk, are to blame.
+    ``damaged`` says that stored files, not the disk, are to blame. ``advice`` replaces Lance's own words.
     """
     try:
         yield
@@ -36,7 +41,7 @@ def lance_errors(action: str, *, damaged: bool = False) -> Generator[None]:
             raise_storage_error(OSError(int(code.group(1)), os.strerror(int(code.group(1)))), action)
         if damaged:
             raise DamageError(f"{action} failed: the stored files do not fit together") from error
-        raise StorageError(f"{action} failed inside LanceDB: {_first_line(error)}") from error
+        raise StorageError(f"{action} failed inside LanceDB: {advice or _first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

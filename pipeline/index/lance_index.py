@@ -29,7 +29,7 @@ from pipeline.durable import commit_point
 from pipeline.errors import CairnError, IntegrityError, SchemaError
 from pipeline.index.allocator import returning_freed_memory
 from pipeline.index.checked_batches import CheckedBatches
-from pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
+from pipeline.index.lance_errors import LANCE_ERRORS, TEXT_INDEX_ADVICE, lance_errors
 from pipeline.index.layout import CollectionLayout, generation_tag
 from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES, TEXT_INDEX_COLUMNS
 from pipeline.types import chunks_schema, documents_schema
@@ -354,28 +354,28 @@ class LanceTables:
 
     def _index_text(self) -> None:
         """Make BM25 cover every row: built the first time, extended afterwards."""
-        with self._reading("indexing the text"):
-            table = self._latest(DOCUMENTS)
-            if table.count_rows() == 0:
-                return
-            existing = {column: index.name for index in table.list_indices() for column in index.columns}
-            for column in TEXT_INDEX_COLUMNS:
-                if column not in existing:
-                    table.create_index(
-                        column,
-                        config=FTS(with_position=False, num_workers=1, memory_limit=TEXT_INDEX_MEMORY_MIB),
-                    )
-            if existing:
-                self._dataset(DOCUMENTS).optimize.optimize_indices()
-            table.checkout_latest()
-            for index in table.list_indices():
-                statistics = table.index_stats(index.name)
-                if statistics is None or statistics.num_unindexed_rows:
-                    unindexed = "an unknown number" if statistics is None else statistics.num_unindexed_rows
-                    raise IntegrityError(
-                        f"text index `{index.name}` must cover every row, got {unindexed} rows left out; "
-                        "run the same command again"
-                    )
+        with lance_errors("indexing the text", advice=TEXT_INDEX_ADVICE):
+            self._cover_text()
+
+    def _cover_text(self) -> None:
+        table = self._latest(DOCUMENTS)
+        if table.count_rows() == 0:
+            return
+        existing = {column: index.name for index in table.list_indices() for column in index.columns}
+        settings = FTS(with_position=False, num_workers=1, memory_limit=TEXT_INDEX_MEMORY_MIB)
+        for column in (each for each in TEXT_INDEX_COLUMNS if each not in existing):
+            table.create_index(column, config=settings)
+        if existing:
+            self._dataset(DOCUMENTS).optimize.optimize_indices()
+        table.checkout_latest()
+        for index in table.list_indices():
+            statistics = table.index_stats(index.name)
+            if statistics is None or statistics.num_unindexed_rows:
+                unindexed = "an unknown number" if statistics is None else statistics.num_unindexed_rows
+                raise IntegrityError(
+                    f"text index `{index.name}` must cover every row, got {unindexed} rows left out; "
+                    "run the same command again"
+                )
 
 
 def vectors_of(column: pa.FixedSizeListArray) -> Float32[np.ndarray, "N V"]:

@@ -65,7 +65,7 @@ root = "root"
 [cluster]
 num_clusters = 3
 [context]
-num_documents = 8
+context_documents = 8
 [encoder]
 model = "{tiny_model_folder}"
 landmark_interval = 16
@@ -143,7 +143,10 @@ def test_job_that_fails_is_one_sentence(write_job: Any, run: Any):
 def test_setting_of_another_type_is_one_sentence(folder: Path, write_job: Any, run: Any):
     config = write_job("build_index")
     Path(config).write_text(Path(config).read_text().replace("num_clusters = 3", "num_clusters = 'many'"))
-    assert run("build_index", config) == (2, {}, "error: num_clusters must be a whole number, got 'many'\n")
+    sentence = (
+        "error: num_clusters must be a whole number of at least 1, got 'many' (default: from its size)\n"
+    )
+    assert run("build_index", config) == (2, {}, sentence)
 
 
 def test_job_run_by_another_module_is_refused(write_job: Any, run: Any):
@@ -235,7 +238,7 @@ def test_train_encoder_setting_of_another_type_is_refused_before_torch_is_loaded
     )
     assert (result.stdout, result.stderr) == (
         "2 False\n",
-        "error: [train] steps must be a whole number, got 'two'\n",
+        "error: [train] steps must be a whole number of at least 1, got 'two'\n",
     )
 
 
