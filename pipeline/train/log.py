@@ -19,6 +19,7 @@ class TrainingLog:
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         self._path = path
         with durable.storage_errors("writing the log"):
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
             with path.open("r+b") as stream:
                 stream.truncate(min(keep_bytes, path.stat().st_size))

@@ -84,7 +84,7 @@ def train_late(
     Texts of ``judged`` evaluation sets are kept out of the data; token states are kept under ``cache``.
     """
     require_new(folder)
-    log = TrainingLog(log_path_of(folder))
+    log_path = log_path_of(folder)
     settings = EncoderConfig(model=base, backend=backend, precision=precision)
     backbone = load_backbone(settings)
     if config.dims > backbone.model_dim:
@@ -99,6 +99,7 @@ def train_late(
         pairs, backbone, config, batch_tokens=settings.batch_tokens, cache=cache, progress=progress
     )
     embedded = time.monotonic()
+    log = TrainingLog(log_path)
     run = LateRun(data, text_numbers(pairs.documents), config, backbone.tokenizer.get_vocab_size(), log)
     run.train(progress)
     sha256 = read_checkpoint(model_folder(base)).weights_sha256

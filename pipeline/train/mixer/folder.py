@@ -29,12 +29,12 @@ def require_new(folder: Path) -> None:
     parent = next(parent for parent in folder.absolute().parents if parent.exists())
     if not parent.is_dir():
         raise ConfigError(
-            f"the folder to train a mixer into must lie in a folder, got {str(folder)!r} below a file; "
+            f"the output folder of a training must lie in a folder, got {str(folder)!r} below a file; "
             "choose another"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
-            f"the folder to train a mixer into must be new or empty, got {str(folder)!r}; choose another"
+            f"the output folder of a training must be new or empty, got {str(folder)!r}; choose another"
         )
 
 

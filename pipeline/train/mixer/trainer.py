@@ -22,7 +22,6 @@ from jaxtyping import Float32
 from safetensors.torch import load_file
 from torch import nn
 
-from pipeline import durable
 from pipeline.config import Backend, EncoderConfig, Precision
 from pipeline.encode.encoder_fit import require_fit
 from pipeline.errors import ConfigError, ModelError
@@ -186,8 +185,6 @@ class _Run:
             self.mixer = LandmarkMixer(data.width, config.num_heads, config.head_dim)
         # A rotation changes no whole vector: it is left out until the mixing is trained.
         self.mixer.turn.requires_grad_(False)
-        with durable.storage_errors("starting the run"):
-            log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log = TrainingLog(log_path)
         self.losses: list[float] = []
         self.base_score: float | None = None

@@ -106,3 +106,11 @@ def test_train_late_more_dims_than_the_model_has_are_refused(run: Any):
 def test_late_config_values_out_of_range_are_refused(settings: dict[str, Any]):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         LateConfig(**settings)
+
+
+def test_train_late_that_cannot_begin_leaves_no_log(run: Any, tmp_path: Path):
+    with pytest.raises(ConfigError, match="dims must be at most"):
+        run("below/late", dims=1_000)
+
+    assert not (tmp_path / "below").exists()
+    assert run("below/late", steps=1).folder == str(tmp_path / "below/late")
