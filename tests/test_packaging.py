@@ -107,6 +107,20 @@ def test_cairn_has_no_other_names():
         cairn.opn_collection  # noqa: B018
 
 
+def test_cairn_lists_its_names():
+    assert set(cairn.__all__) <= set(dir(cairn))
+
+
+def test_cairn_beside_another_pipeline_says_which_one_it_found(tmp_path: Path):
+    (tmp_path / "pipeline.py").write_text("")
+    command = [sys.executable, "-c", "import cairn"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    *_, sentence = done.stderr.splitlines()
+    assert sentence.startswith("ImportError: cairn must find its own package pipeline, got ")
+    assert str(tmp_path / "pipeline.py") in sentence
+
+
 def test_cairn_imports_from_an_editable_install(make_environment: MakeEnvironment):
     found = imported_from(make_environment("editable", "--editable", str(ROOT)))
 

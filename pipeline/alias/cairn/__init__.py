@@ -13,7 +13,15 @@ import pipeline
 if TYPE_CHECKING:
     from pipeline import *  # noqa: F403 - its `__all__` names them
 else:
-    __all__ = pipeline.__all__
+    __all__ = getattr(pipeline, "__all__", ())
+    if "open_collection" not in __all__:
+        raise ImportError(
+            f"cairn must find its own package pipeline, got {pipeline.__file__}; rename that one, or start "
+            "Python in another folder"
+        )
+
+    def __dir__() -> list[str]:
+        return [*globals(), *__all__]
 
     def __getattr__(name: str) -> Any:
         if name in __all__:  # looked up when asked for, so that importing Cairn loads no model library
