@@ -22,6 +22,7 @@ from pipeline.config import (
     IndexConfig,
     IngestConfig,
 )
+from pipeline.model.folders.names import is_folder
 from pipeline.types import IngestReport
 
 _QUARANTINED_EXIT = 3
@@ -88,8 +89,9 @@ def ingest(
 def _chosen(ctx: click.Context) -> dict[str, Any]:
     stages = {stage: chosen(ctx, kind) for stage, kind in STAGES.items()}
     encoder = stages["encoder"]
-    if encoder.get("model") and Path(encoder["model"]).is_dir():
-        encoder["model"] = str(Path(encoder["model"]).resolve())  # a search may start in another folder
+    if "model" in encoder and is_folder(encoder["model"]):
+        # A search may start in another folder.
+        encoder["model"] = str(Path(encoder["model"]).expanduser().resolve())
     return {**stages, **chosen(ctx, IngestConfig)}
 
 

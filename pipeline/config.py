@@ -47,6 +47,9 @@ WINDOW_OVERLAP_TOKENS: Final = 128
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 100.0
 """Far beyond what helps any model: below, logits leave what bf16 sums; above, attention is a plain mean."""
 
+_FAISS_SEED: Final = About(low=-(2**31), high=2**31 - 1)
+"""FAISS keeps the seed of a K-means in a C int."""
+
 
 def _require(condition: bool, sentence: str) -> None:
     if not condition:
@@ -99,9 +102,9 @@ class ClusterConfig:
     )
     max_sample_documents: int = option(32_768, About(low=1))
     num_iterations: int = option(20, About(low=1))
-    num_redos: int = 1
+    num_redos: int = option(1, About(low=1))
     surrogate: Surrogate = option("static", About("What clustering embeds with."))
-    seed: int = 0
+    seed: int = option(0, _FAISS_SEED)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -295,7 +298,8 @@ def _temperature_steps(steps: Any) -> tuple[tuple[int, float], ...]:
     except (TypeError, ValueError):
         pairs = None
     is_numbers = pairs is not None and all(
-        isinstance(length, Integral) and isinstance(step, Real) for length, step in pairs
+        not isinstance(length, bool) and isinstance(length, Integral) and isinstance(step, Real)
+        for length, step in pairs
     )
     if pairs is None or not is_numbers:
         raise ConfigError(
@@ -328,7 +332,7 @@ class IndexConfig:
     index_kind: IndexKind = option("auto", About("FAISS index.", default_text="auto, by size"))
     flat_max_vectors: int = 20_000
     rabitq_min_vectors: int = 5_000_000
-    seed: int = 0
+    seed: int = option(0, _FAISS_SEED)
 
     def __post_init__(self) -> None:
         check_options(self)

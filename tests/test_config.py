@@ -80,6 +80,7 @@ def test_prefix_that_is_not_valid_unicode_is_refused(name):
         ({"pooling": 3}, "pooling must be one of"),
         ({"temperature_by_length": 5}, "temperature_by_length must be pairs"),
         ({"temperature_by_length": ((128, "warm"),)}, "temperature_by_length must be pairs"),
+        ({"temperature_by_length": ((True, 0.9),)}, "temperature_by_length must be pairs"),
     ],
     ids=str,
 )
@@ -108,6 +109,8 @@ def test_setting_of_another_type_is_refused(changes, words):
             "num_clusters must be a whole number of at least 1, got 'many'",
         ),
         (ContextConfig, {"seed": None}, "seed must be a whole number, got None"),
+        (ClusterConfig, {"num_redos": 0}, "num_redos must be a whole number of at least 1, got 0"),
+        (ClusterConfig, {"seed": 2**31}, "seed must be a whole number from -2,147,483,648 to 2,147,483,647"),
         (IndexConfig, {"flat_max_vectors": 1.5}, "flat_max_vectors must be a whole number, got 1.5"),
         (IngestConfig, {"sync": "yes"}, "sync must be true or false, got 'yes'"),
     ],

@@ -31,6 +31,12 @@ def one_line(error: str) -> bool:
         (("ingest", "corpus.parquet", "--collection", "c", "--text-column", "body"), "text"),
         (("ingest", "corpus.parquet", "--collection", "../up"), "name must match"),
         (("ingest", "corpus.parquet", "--collection", "c", "--model", "no-such-model"), "no-such-model"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--model", ""), "model must be cairn-minilm"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--model", "m" * 300), "model must be cairn-mini"),
+        (
+            ("ingest", "corpus.parquet", "--collection", "c", "--model", "~nobody/m"),
+            "model must be cairn-mini",
+        ),
         (
             ("ingest", "corpus.parquet", "--collection", "c", "--temperature", "0"),
             "error: temperature must be a number from 0.01 to 100, got 0.0",

@@ -58,6 +58,8 @@ def model_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     not run where none is chosen.
     """
     model = chosen.get("model", DEFAULT_MODEL)
+    if not isinstance(model, str):
+        return {}  # EncoderConfig refuses it
     if model in MODEL_NAMES:
         return {} if "model" in chosen else {"model": model}
     folder = model_folder(model)

@@ -37,9 +37,8 @@ def model_folder(model: str) -> Path:
         return embedded_folder()
     if model == DEFAULT_MODEL:
         return _TRAINED
-    folder = Path(model).expanduser()
-    if model and _is_folder(folder):
-        return folder
+    if is_folder(model):
+        return Path(model).expanduser()
     for name in _hub_names(model):
         if snapshot := _cached_snapshot(name):
             return snapshot
@@ -65,10 +64,11 @@ def describe_model(model: str) -> str:
     return f"{model!r}, revision {folder.name}" if folder.parent.name == "snapshots" else repr(model)
 
 
-def _is_folder(folder: Path) -> bool:
+def is_folder(model: str) -> bool:
+    """Whether a model is called by its folder."""
     try:
-        return folder.is_dir()
-    except (OSError, ValueError) as error:
+        return model != "" and Path(model).expanduser().is_dir()
+    except (OSError, ValueError, RuntimeError) as error:  # no user of that name ends in a RuntimeError
         if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
             raise
         return False

@@ -164,3 +164,9 @@ def test_pool_prefix_with_a_pooling_that_takes_one_token_is_refused():
         "attention",
     ):
         EncoderConfig(pooling="cls", pool_prefix=True)
+
+
+@pytest.mark.parametrize("model", [3, ["all-MiniLM-L6-v2"], None], ids=str)
+def test_model_of_another_type_is_left_to_the_settings_to_refuse(model):
+    with pytest.raises(ConfigError, match=r"^model must be text, got "):
+        encoder_config({"model": model})
