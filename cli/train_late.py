@@ -11,7 +11,8 @@ import click
 
 from cli.options import add_options, chosen
 from cli.settings import json_option
-from cli.terminal import ProgressBars, duration, table, thousands
+from cli.terminal import ProgressBars, table
+from cli.train_mixer import report_rows
 from pipeline.config import BASE_MODEL, Backend, Precision
 from pipeline.train.late.settings import LateConfig
 
@@ -87,19 +88,5 @@ def train_late(
         )
     if report.best_score is None:
         click.echo("nothing was held out, so the last step was kept; raise --hold-out", err=True)
-    click.echo(json.dumps(asdict(report), default=dict) if as_json else table(_rows(asdict(report))))
+    click.echo(json.dumps(asdict(report), default=dict) if as_json else table(report_rows(asdict(report))))
     return 0
-
-
-def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    for name, value in report.items():
-        if name == "skipped":
-            rows += [(f"  skipped: {reason}", thousands(count)) for reason, count in sorted(value.items())]
-        elif name.endswith("_seconds"):
-            rows.append((f"time to {name.removesuffix('_seconds')}", duration(value)))
-        elif value is None:
-            rows.append((name.replace("_", " "), "nothing held out"))
-        else:
-            rows.append((name.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else str(value)))
-    return rows

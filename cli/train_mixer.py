@@ -105,11 +105,12 @@ def train_mixer(
             "--peak-lr",
             err=True,
         )
-    click.echo(json.dumps(asdict(report), default=dict) if as_json else table(_rows(asdict(report))))
+    click.echo(json.dumps(asdict(report), default=dict) if as_json else table(report_rows(asdict(report))))
     return 0
 
 
-def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+def report_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what a training on frozen vectors did, a row a figure."""
     rows: list[tuple[str, str]] = []
     for name, value in report.items():
         if name == "skipped":
