@@ -25,6 +25,7 @@ from pipeline.collection import load_query_encoder
 from pipeline.serve import (
     collection_routes,
     health_routes,
+    map_routes,
     openai_routes,
     openai_schemas,
     openapi,
@@ -38,7 +39,6 @@ from pipeline.serve.envelope import Envelope
 from pipeline.serve.guard import Guard
 from pipeline.serve.keys import KeyFile, Keyring
 from pipeline.serve.length_curve import LengthBin
-from pipeline.serve.maps import map_routes
 from pipeline.serve.maps.corpus_map import CorpusMap
 from pipeline.serve.maps.map_cache import GenerationCache, lower_thread_priority
 from pipeline.serve.maps.map_files import MapFiles

@@ -340,7 +340,7 @@ def test_collection_whose_tables_are_gone_is_a_failing_storage_and_the_log_says_
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pipeline.serve.maps.map_routes.MAP_WAIT_SECONDS", 300.0)
+    monkeypatch.setattr("pipeline.serve.map_routes.MAP_WAIT_SECONDS", 300.0)
     client = serve(ServeSettings(root=own_root))
     shutil.rmtree(own_root / "stones" / "lance")
     for path in ("/map", "/map/places?doc_id=stones/granite/0", "/documents/stones/granite/0"):

@@ -1,9 +1,8 @@
-"""The map of a collection, as the page and the HTTP API show it.
+"""The map of a collection: its documents in the plane, neighbours beside one another.
 
-    document vectors ─▶ corpus_map ─▶ map_routes ─▶ GET /v1/collections/{name}/map
-                        t-SNE, once   map_schemas
+    document vectors ─▶ corpus_map ─▶ map_files ─▶ map_cache ─▶ pipeline.serve.map_routes
+                        t-SNE, once   on disk      in memory
                         a generation
 
-``cluster_names`` names the clusters, ``map_cache`` keeps maps in memory, ``map_files`` keeps them over a
-restart. The health of a collection is answered here too.
+``cluster_names`` names the clusters.
 """

@@ -52,7 +52,7 @@ def test_map_has_every_document_once(
 
 
 def test_map_that_is_being_drawn_says_so(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.serve.maps.map_routes.MAP_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("pipeline.serve.map_routes.MAP_WAIT_SECONDS", 0.0)
     for path in ("map", "map/places?doc_id=a"):
         reply = client.get(f"/v1/collections/pebbles/{path}").json()
         assert (reply["status"], reply["documents"], reply["points"]) == ("drawing", 4, None)

@@ -22,9 +22,7 @@ from pipeline.serve.answers import with_collection
 from pipeline.serve.collections import ServedCollection
 from pipeline.serve.keys import Grant
 from pipeline.serve.length_curve import LengthBin, measure_lengths
-from pipeline.serve.maps.corpus_map import MAX_TITLE_CHARACTERS, CorpusMap, draw_map, place
-from pipeline.serve.maps.map_cache import cache_key
-from pipeline.serve.maps.map_schemas import (
+from pipeline.serve.map_schemas import (
     DriftReply,
     HealthReply,
     LengthReply,
@@ -32,6 +30,8 @@ from pipeline.serve.maps.map_schemas import (
     MapPoints,
     MapReply,
 )
+from pipeline.serve.maps.corpus_map import MAX_TITLE_CHARACTERS, CorpusMap, draw_map, place
+from pipeline.serve.maps.map_cache import cache_key
 from pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName
 from pipeline.serve.settings import TABLE_TIMEOUT_SECONDS
 
