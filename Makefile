@@ -33,10 +33,10 @@ $(DEV_STAMP): $(STAMP)
 	touch $(DEV_STAMP)
 
 demo: $(STAMP) ## Install Cairn alone, make a sample corpus, ingest it and search it (two to three minutes)
-	@$(BIN)/cairn sample cairn-sample --max-documents 3600
+	@$(BIN)/cairn sample cairn-sample --kind topic --kind function
 	@$(BIN)/ingest cairn-sample --collection python-docs
 	@$(call ask,how do I run a function in another thread and get its result)
-	@$(call ask,parse command line arguments with subcommands)
+	@$(call ask,replace an object with a mock while a test runs)
 	@$(call ask,what happens when an exception is raised inside a with block)
 	@$(BIN)/cairn status python-docs
 

@@ -7,12 +7,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import click
 
 from cli.settings import json_option
 from cli.terminal import ProgressBars, table, thousands
+from pipeline.config import SampleKind
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,10 +23,17 @@ if TYPE_CHECKING:
 @click.command(context_settings={"show_default": True})
 @click.argument("folder", default="cairn-sample")
 @click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice(get_args(SampleKind)),
+    help="Write only documents of this kind; repeat.  [default: all]",
+)
+@click.option(
     "--max-documents", type=click.IntRange(min=1), help="Write at most this many documents.  [default: all]"
 )
 @json_option
-def sample(*, folder: str, max_documents: int | None, as_json: bool) -> int:
+def sample(*, folder: str, kinds: tuple[SampleKind, ...], max_documents: int | None, as_json: bool) -> int:
     """Write a Parquet corpus into FOLDER, or s3://BUCKET/FOLDER.
 
     Docstrings, help topics and descriptions of what is installed here.
@@ -33,10 +41,10 @@ def sample(*, folder: str, max_documents: int | None, as_json: bool) -> int:
     if "://" in folder:
         store = _store(folder)
         with tempfile.TemporaryDirectory(prefix="cairn-sample-") as local:
-            values = _written(Path(local), max_documents)
+            values = _written(Path(local), kinds, max_documents)
             values["files"] = _uploaded(values["files"], store, folder)
     else:
-        values = _written(Path(folder), max_documents)
+        values = _written(Path(folder), kinds, max_documents)
     click.echo(
         json.dumps(values, default=str)
         if as_json
@@ -45,11 +53,11 @@ def sample(*, folder: str, max_documents: int | None, as_json: bool) -> int:
     return 0
 
 
-def _written(folder: Path, max_documents: int | None) -> dict[str, Any]:
+def _written(folder: Path, kinds: tuple[SampleKind, ...], max_documents: int | None) -> dict[str, Any]:
     from pipeline.corpus.sample import write_sample
 
     with ProgressBars() as progress:
-        return asdict(write_sample(folder, max_documents=max_documents, progress=progress))
+        return asdict(write_sample(folder, kinds=kinds, max_documents=max_documents, progress=progress))
 
 
 def _store(uri: str) -> ObjectFolder:

@@ -22,6 +22,7 @@ Backend = Literal["torch", "openvino"]
 IndexKind = Literal["auto", "flat", "ivf_sq8", "ivf_rabitq"]
 Surrogate = Literal["static", "encoder"]
 Tour = Literal["random", "greedy"]
+SampleKind = Literal["topic", "module", "class", "function", "method", "distribution"]
 
 DEFAULT_ROOT = "cairn-data"
 """Default folder of collections, in the working folder."""

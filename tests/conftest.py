@@ -80,7 +80,7 @@ def nothing_waits_for_the_disk() -> Iterator[None]:
 @pytest.fixture
 def short_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make samples of a few modules; reading all of them takes seconds."""
-    from pipeline.corpus import sample
+    from pipeline.corpus import python_documentation
 
-    modules = sample._library_sources()[:20]  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(sample, "_library_sources", lambda: modules)
+    modules = python_documentation._library_sources()[:20]  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(python_documentation, "_library_sources", lambda: modules)

@@ -98,7 +98,7 @@ def test_ingest_with_a_causal_decoder_pooled_at_its_last_token_is_searchable(
     from transformers import Qwen3Config, Qwen3Model
 
     torch.manual_seed(0)
-    sizes = {
+    sizes: dict[str, Any] = {
         "hidden_size": 32,
         "intermediate_size": 48,
         "num_hidden_layers": 2,
@@ -321,6 +321,13 @@ def test_sample_for_people_lists_files_as_paths(call: Any) -> None:
     assert not set("{}()[]") & set(out)
     listed = next(line for line in out.splitlines() if line.startswith("files"))
     assert all(Path(name).is_file() for name in listed.split(maxsplit=1)[1].split(", "))
+
+
+@pytest.mark.usefixtures("short_library")
+def test_sample_of_chosen_kinds_holds_no_others(call: Any) -> None:
+    code, out, _ = call("sample", "made", "--kind", "topic", "--kind", "function", "--json")
+    assert (code, set(json.loads(out)["kinds"])) == (0, {"topic", "function"})
+    assert call("sample", "made", "--kind", "chapter")[0] == 2
 
 
 def test_help_loads_neither_torch_nor_lancedb() -> None:

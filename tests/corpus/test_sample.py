@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from pipeline.corpus import sample
+from pipeline.corpus import python_documentation
 from pipeline.corpus.sample import (
     EXAMPLE_QUERIES,
     MIN_BODY_CHARACTERS,
@@ -77,7 +77,7 @@ def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source.replace("\n        ", "\n").strip() + "\n")
-    monkeypatch.setattr(sample.sysconfig, "get_path", lambda name: str(root))
+    monkeypatch.setattr(python_documentation.sysconfig, "get_path", lambda name: str(root))
     monkeypatch.setattr(importlib.metadata, "distributions", lambda path: iter(()))
     return root
 
@@ -157,6 +157,20 @@ def test_seed_changes_what_is_drawn(small_library: Path, tmp_path: Path):
     ]
 
     assert drawn[0] != drawn[1]
+
+
+def test_kinds_keep_their_documents_alone(small: SampleReport, tmp_path: Path):
+    expected = [row["id"] for row in rows_of(small.files) if row["kind"] in ("class", "function")]
+
+    report = write_sample(tmp_path / "kinds", kinds=("class", "function"))
+
+    assert [row["id"] for row in rows_of(report.files)] == expected
+    assert report.kinds == {"class": 1, "function": 3}
+
+
+def test_kind_that_there_is_not_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"kinds must be of topic, .*, got 'chapter'"):
+        write_sample(tmp_path / "sample", kinds=("chapter",))  # pyright: ignore[reportArgumentType]
 
 
 def test_max_documents_of_zero_is_refused(tmp_path: Path):
@@ -258,7 +272,15 @@ def test_folder_that_a_package_puts_on_the_path_brings_no_distribution(
     monkeypatch.syspath_prepend(str(tmp_path / "vendored"))
     assert any(found.name == "zzz-vendored" for found in importlib.metadata.distributions())
 
-    assert "dist/zzz-vendored" not in {document.id for document in sample._distributions()}
+    assert "dist/zzz-vendored" not in {
+        document.id for document in python_documentation.python_distributions()
+    }
+
+
+def test_own_distribution_is_left_out(full_rows: list[dict[str, Any]]):
+    assert importlib.metadata.version("cairn-retrieval")
+
+    assert "dist/cairn-retrieval" not in {row["id"] for row in full_rows}
 
 
 def test_library_is_parsed_without_being_imported(second_run: tuple[Path, set[str]]):
