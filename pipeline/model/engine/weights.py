@@ -36,6 +36,8 @@ class Linear:
         """
         if self.weight.device.type != "cpu" or self.weight.is_mkldnn or not _HAS_ONEDNN:
             return self
+        if self.weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return self  # a processor without its instructions, which torch's default does without
         return replace(self, weight=torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), None))
 
 
