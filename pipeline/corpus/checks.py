@@ -193,7 +193,7 @@ class _Verdict:
 
     def __init__(self, num_rows: int) -> None:
         self.codes = np.zeros(num_rows, np.int8)
-        self.details: dict[int, str] = {}
+        self.details = np.full(num_rows, "", object)
         self.kept = np.arange(num_rows)
 
     @property
@@ -203,7 +203,7 @@ class _Verdict:
     def slice(self, start: int, stop: int) -> _Verdict:
         part = _Verdict(stop - start)
         part.codes = self.codes[start:stop].copy()
-        part.details = {row - start: detail for row, detail in self.details.items() if start <= row < stop}
+        part.details = self.details[start:stop].copy()
         part.kept = np.flatnonzero(part.is_good)
         return part
 
@@ -212,8 +212,7 @@ class _Verdict:
         if not len(rows):
             return
         self.codes[rows] = quarantine.REASONS.index(reason) + 1
-        for row in rows.tolist() if isinstance(detail, str) else detail:
-            self.details.setdefault(row, detail if isinstance(detail, str) else detail[row])
+        self.details[rows] = detail if isinstance(detail, str) else [detail[row] for row in rows.tolist()]
 
     def reject_kept(self, mask: Mask, reason: str, detail: str) -> None:
         """Reject by a mask over the rows that columns still hold."""
@@ -236,7 +235,7 @@ class _Verdict:
                 pa.array(rows + first_row, pa.int64()),
                 _shown_ids(ids, rows),
                 pa.array(REASON_NAMES[self.codes[rows]], pa.string()),
-                pa.array([self.details[row] for row in rows.tolist()], pa.string()),
+                pa.array(self.details[rows], pa.string()),
             ],
             schema=REJECTED_SCHEMA,
         )

@@ -4,7 +4,8 @@ Between the footer and the row checks of stage 1. A small file can hold gigabyte
 dictionary, a run of equal list elements, a page of zeros under a strong codec, prefixes that repeat the value
 before. Hence the rows of a read follow from the footer and from the longest entry of each dictionary, read
 first; a small dictionary with long entries is kept as one; a row group whose single pages or rows could
-exceed the budget is refused before it is touched. Footers are believed where they size a read: a crafted
+exceed the budget is refused before it is touched, and one that repeats a few strings into gigabytes before a
+row of it is handed on. Footers are believed where they size a read: a crafted
 footer that understates its pages is the limit of this protection, since Arrow allocates what a page header
 asks for.
 """
@@ -20,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config import CorpusConfig
-from pipeline.corpus.plain_columns import value_bytes
+from pipeline.corpus.plain_columns import value_bytes, without_views
 
 DECODE_ERRORS = (pa.ArrowException, OSError, MemoryError, ValueError)
 """What Arrow raises on damaged bytes; ``MemoryError`` because a flipped size field asks for terabytes."""
@@ -42,6 +43,11 @@ SKEWED_READ_ROWS = 256
 Its average says nothing about a tail of long documents.
 """
 PROBE_ROWS = 64
+MAX_REPEATED_BYTES = 1 << 30
+"""What the strings of a row group may come to where they repeat ``SUSPECT_EXPANSION`` times.
+
+Each row of a bomb is a small document of equal text, but thousands of them would be encoded for hours.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,14 +212,19 @@ def plan_reads(
     group = metadata.row_group(index)
     num_rows = max(group.num_rows, 1)
     rows, as_dictionary = config.batch_rows, list[str]()
+    repeating = list[Leaf]()
     for leaf in leaves:
         column = group.column(leaf.index)
         decoded, values_per_row = max(column.total_uncompressed_size, 1), column.num_values / num_rows
         row_bytes = max(decoded / num_rows, values_per_row * leaf.value_bytes if leaf.is_repeated else 0.0)
         if leaf.is_string and "DELTA_BYTE_ARRAY" in column.encodings:
             row_bytes = float(decoded)  # every row may repeat all that the chunk holds
+            if _may_be_bomb(column.num_values * decoded, decoded):
+                repeating.append(leaf)
         elif leaf.is_string and any("DICTIONARY" in encoding for encoding in column.encodings):
             entry_bytes = _longest_entry(stream, metadata, index, leaf)
+            if _may_be_bomb(column.num_values * entry_bytes, decoded):
+                repeating.append(leaf)
             worst_values = column.num_values if leaf.is_repeated else min(config.batch_rows, num_rows)
             if entry_bytes * worst_values > 2 * config.batch_bytes:
                 # Arrow holds a chunk read as dictionary about five times over, so only a small one is.
@@ -224,7 +235,34 @@ def plan_reads(
         if decoded > GROUP_BUDGET_BATCHES * config.batch_bytes:
             rows = min(rows, SKEWED_READ_ROWS)
         rows = min(rows, int(config.batch_bytes / row_bytes)) if row_bytes else rows
-    return ReadPlan(rows=max(rows, 1), as_dictionary=tuple(as_dictionary))
+    plan = ReadPlan(rows=max(rows, 1), as_dictionary=tuple(as_dictionary))
+    for leaf in repeating:
+        _check_repeated(stream, metadata, index, leaf, plan)
+    return plan
+
+
+def _may_be_bomb(expanded: int, decoded: int) -> bool:
+    return expanded > max(MAX_REPEATED_BYTES, SUSPECT_EXPANSION * decoded)
+
+
+def _check_repeated(
+    stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaf: Leaf, plan: ReadPlan
+) -> None:
+    """Raise :class:`ValueError` where a column chunk says the same strings too often.
+
+    The column is read once more for it, which only a chunk is that could be a bomb.
+    """
+    decoded, expanded = metadata.row_group(index).column(leaf.index).total_uncompressed_size, 0
+    with open_parquet(stream, metadata, [leaf.path] if leaf.path in plan.as_dictionary else []) as parquet:
+        for batch in parquet.iter_batches(
+            batch_size=plan.rows, row_groups=[index], columns=[leaf.column], use_threads=False
+        ):
+            expanded += int(value_bytes(without_views(batch.column(0))).sum())
+            if _may_be_bomb(expanded, decoded):
+                raise ValueError(
+                    f"column {leaf.path!r} expands from {decoded} bytes to more than {MAX_REPEATED_BYTES} "
+                    "of repeated text in one row group"
+                )
 
 
 def _longest_entry(stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaf: Leaf) -> int:

@@ -49,7 +49,7 @@ _UPSERT_ENCODED = (
     "INSERT INTO documents (doc_id, encoded, shard) VALUES (?, ?, ?) "
     "ON CONFLICT (doc_id) DO UPDATE SET encoded = excluded.encoded, shard = excluded.shard"
 )
-_UPSERT_PRESENT = f"{_UPSERT.format('state')} WHERE state = {_UNSEEN}"
+_MARK_PRESENT = f"UPDATE documents SET state = {_PRESENT} WHERE doc_id = ? AND state = {_UNSEEN}"  # noqa: S608 (constants of this file)
 
 
 class Ledger:
@@ -79,10 +79,12 @@ class Ledger:
             )
             self._connection.execute(f"CREATE TABLE documents ({columns}) WITHOUT ROWID")
             self._connection.execute("BEGIN")
+        self._has_published = False
 
     def load_published(self, batches: Iterable[tuple[Sequence[str], Sequence[str]]]) -> None:
         """Record (doc_ids, content_sha256) of the served generation."""
         for doc_ids, shas in batches:
+            self._has_published |= bool(doc_ids)
             with _sqlite_errors():
                 self._connection.executemany(
                     _UPSERT.format("published"), zip(doc_ids, map(_digest, shas), strict=True)
@@ -131,8 +133,10 @@ class Ledger:
 
         A document whose new version is bad has not vanished from the source.
         """
+        if not self._has_published:
+            return  # nothing can vanish, and a file may hold millions of bad rows
         with _sqlite_errors():
-            self._connection.executemany(_UPSERT_PRESENT, ((doc_id, _PRESENT) for doc_id in doc_ids))
+            self._connection.executemany(_MARK_PRESENT, ((doc_id,) for doc_id in doc_ids))
 
     def _known(self, doc_ids: Sequence[str]) -> dict[str, tuple[bytes | None, bytes | None, int]]:
         found: dict[str, tuple[bytes | None, bytes | None, int]] = {}

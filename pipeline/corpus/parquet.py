@@ -84,6 +84,9 @@ def scan_sources(sources: Sequence[str], config: CorpusConfig) -> Scan:
     file_rows: list[int] = []
     damaged: list[tuple[SourceFile, str]] = []
     for file in resolve_sources(sources):
+        if file.fault is not None:
+            damaged.append((file, file.fault))
+            continue
         try:
             schema, num_rows = _read_footer(file)
         except DECODE_ERRORS as error:

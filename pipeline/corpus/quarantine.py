@@ -81,6 +81,12 @@ def shown_id(raw: bytes | None) -> str | None:
     return text[:SHOWN_ID_CHARACTERS]
 
 
+def reason_counts(rejected: pa.RecordBatch) -> dict[str, int]:
+    """Count rows of :data:`REJECTED_SCHEMA` by their reason."""
+    counted = rejected.column("reason").value_counts()
+    return dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
+
+
 class QuarantineWriter:
     """Stream rejected rows into one Parquet file.
 
@@ -108,8 +114,7 @@ class QuarantineWriter:
         self._pending.append(rejected)
         self._pending_rows += rejected.num_rows
         self.num_rows += rejected.num_rows
-        for item in rejected.column("reason").value_counts():
-            self._counts[item["values"].as_py()] += item["counts"].as_py()
+        self._counts.update(reason_counts(rejected))
         if self._pending_rows >= ROW_GROUP_ROWS:
             self._flush()
 

@@ -1,9 +1,9 @@
 """Where the corpus lies: files, folders, globs and URIs become one sorted list of Parquet files.
 
 First step of stage 1. Nothing is opened here but folders. Inside a folder or a glob only ``*.parquet`` and
-``*.pq`` count, names that start with ``.`` or ``_`` do not (markers and leftovers of other writers); a file
-that is named outright is taken whatever its name, and judged by its footer later. ``key=value`` folders below
-a source become partition values. It does not follow manifests of table formats (Delta, Iceberg, Hudi).
+``*.pq`` count; :mod:`pipeline.corpus.listing` says which names are left out. A file that is named outright is
+taken whatever its name, and judged by its footer later. ``key=value`` folders below a source become partition
+values. It does not follow manifests of table formats (Delta, Iceberg, Hudi).
 """
 
 from __future__ import annotations
@@ -18,16 +18,9 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import fsspec
 import pyarrow as pa
-from pyarrow.fs import (
-    FileInfo,
-    FileSelector,
-    FileSystem,
-    FileType,
-    FSSpecHandler,
-    LocalFileSystem,
-    PyFileSystem,
-)
+from pyarrow.fs import FileSystem, FileType, FSSpecHandler, LocalFileSystem, PyFileSystem
 
+from pipeline.corpus.listing import Entry, children, files_below, is_hidden, is_utf8, shown
 from pipeline.errors import SourceError, TryAgainError
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -44,13 +37,15 @@ _STORE_ERROR = re.compile(
 class SourceFile:
     """One Parquet file to read.
 
-    ``name`` is how the user would call it, ``partitions`` its ``key=value`` folders, outermost first.
+    ``name`` is how the user would call it, ``partitions`` its ``key=value`` folders, outermost first. A file
+    with a ``fault`` cannot be opened.
     """
 
     filesystem: FileSystem
     path: str
     name: str
     partitions: tuple[tuple[str, str | None], ...] = ()
+    fault: str | None = None
 
     def open(self) -> pa.NativeFile:
         """Open for random access; the caller closes it."""
@@ -79,17 +74,18 @@ class _Root:
     name: str
     pattern: tuple[str, ...] = ()
 
-    def file(self, path: str) -> SourceFile:
-        relative = path[len(self.path) :].lstrip("/") if path != self.path else ""
+    def file(self, entry: Entry) -> SourceFile:
+        relative = shown(_relative(entry.path, self.path))
         folders = [part.split("=", 1) for part in relative.split("/")[:-1] if "=" in part]
         partitions = tuple(
             (unquote(key), None if value == HIVE_NULL else unquote(value)) for key, value in folders
         )
         return SourceFile(
             filesystem=self.filesystem,
-            path=path,
+            path=entry.path,
             name=f"{self.name.rstrip('/')}/{relative}" if relative else self.name,
             partitions=partitions,
+            fault=entry.fault,
         )
 
 
@@ -115,19 +111,21 @@ def _resolve_one(source: str) -> list[SourceFile]:
     root = _root_of(source)
     try:
         if root.pattern:
-            matches = [*_expand(root.filesystem, root.path, root.pattern)]
-            files = [root.file(path) for info in matches for path in _below(root.filesystem, info)]
+            matches = _expand(root.filesystem, root.path, root.pattern)
+            files = [root.file(entry) for match in matches for entry in _below(root.filesystem, match)]
             missing = f"no Parquet file (*.parquet, *.pq) matches {root.name}/{'/'.join(root.pattern)}"
         else:
-            info = root.filesystem.get_file_info(root.path)
-            if info.type == FileType.NotFound:
+            kind = root.filesystem.get_file_info(root.path).type
+            if kind == FileType.NotFound:
                 raise SourceError(
                     f"source {root.name} does not exist; give a Parquet file, a folder of them, a glob "
                     "or a URI"
                 )
-            if info.type == FileType.File:
-                return [root.file(root.path)]
-            files = [root.file(path) for path in _below(root.filesystem, info)]
+            if kind == FileType.File:
+                return [root.file(Entry(path=root.path))]
+            files = [
+                root.file(entry) for entry in _below(root.filesystem, Entry(path=root.path, is_folder=True))
+            ]
             missing = f"folder {root.name} holds no Parquet file (*.parquet, *.pq)"
     except (OSError, pa.ArrowException) as error:
         _require_answer(root.name, error)
@@ -140,6 +138,8 @@ def _resolve_one(source: str) -> list[SourceFile]:
 def _root_of(source: str) -> _Root:
     if "://" in source:
         return _root_of_uri(source)
+    if not is_utf8(source):
+        raise SourceError(f"the name of a source must be UTF-8, got {shown(source)}; rename it")
     # A name that exists is taken literally, so that "[draft] a.parquet" needs no escaping.
     fixed, pattern = (source, ()) if os.path.lexists(source) else _split_magic(source)
     path = Path(os.path.abspath(fixed or ".")).as_posix()  # noqa: PTH100 (Path.resolve would follow links and change the user's names)
@@ -179,23 +179,24 @@ def _split_magic(path: str) -> tuple[str, tuple[str, ...]]:
     return path, ()
 
 
-def _expand(filesystem: FileSystem, folder: str, pattern: tuple[str, ...]) -> Iterator[FileInfo]:
+def _expand(filesystem: FileSystem, folder: str, pattern: tuple[str, ...]) -> Iterator[Entry]:
     """Yield what a glob matches below ``folder``; only folders that can match are listed."""
     head, rest = pattern[0], pattern[1:]
     if head == "**":
-        for info in filesystem.get_file_info(FileSelector(folder, allow_not_found=True, recursive=True)):
-            parts = tuple(_relative(info.path, folder).split("/"))
-            if info.type == FileType.File and not any(map(_is_hidden, parts)) and _matches(parts, pattern):
-                yield info
+        for entry in files_below(filesystem, folder):
+            if entry.is_folder or _matches(tuple(_relative(entry.path, folder).split("/")), pattern):
+                yield entry
         return
-    for info in filesystem.get_file_info(FileSelector(folder, allow_not_found=True)):
-        name = info.path.rstrip("/").rpartition("/")[2]
-        if not fnmatchcase(name, head) or (_is_hidden(name) and not _is_hidden(head)):
+    for entry in children(filesystem, folder):
+        if entry.path == folder:
+            yield entry
+            continue
+        if not fnmatchcase(entry.name, head) or (is_hidden(entry.name) and not is_hidden(head)):
             continue
         if not rest:
-            yield info
-        elif info.type == FileType.Directory:
-            yield from _expand(filesystem, info.path, rest)
+            yield entry
+        elif entry.is_folder:
+            yield from _expand(filesystem, entry.path, rest)
 
 
 def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
@@ -208,28 +209,19 @@ def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
-def _below(filesystem: FileSystem, info: FileInfo) -> Iterator[str]:
-    """Yield the Parquet files that a folder holds, or the file itself when it is one."""
-    if info.type == FileType.File:
-        if info.path.lower().endswith(PARQUET_SUFFIXES):
-            yield info.path
-        return
-    for child in filesystem.get_file_info(FileSelector(info.path, recursive=True)):
-        parts = _relative(child.path, info.path).split("/")
-        if (
-            child.type == FileType.File
-            and parts[-1].lower().endswith(PARQUET_SUFFIXES)
-            and not any(map(_is_hidden, parts))
-        ):
-            yield child.path
+def _below(filesystem: FileSystem, match: Entry) -> Iterator[Entry]:
+    """Yield the Parquet files that a folder holds, or the file itself when it is one.
+
+    A folder that could not be listed stands for the files in it.
+    """
+    is_listed = match.is_folder and match.fault is None
+    for entry in files_below(filesystem, match.path) if is_listed else (match,):
+        if entry.is_folder or entry.path.lower().endswith(PARQUET_SUFFIXES):
+            yield entry
 
 
 def _relative(path: str, folder: str) -> str:
     return path[len(folder) :].lstrip("/")
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith((".", "_"))
 
 
 def _require_answer(name: str, error: BaseException) -> None:

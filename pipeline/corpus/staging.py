@@ -32,6 +32,7 @@ from pipeline.corpus.quarantine import (
     DUPLICATE_ID,
     REJECTED_SCHEMA,
     QuarantineWriter,
+    reason_counts,
 )
 from pipeline.types import ProgressListener, silent_progress, staged_schema
 
@@ -156,7 +157,7 @@ def _pass_through(
         ledger.mark_present(batch.rejected.column("doc_id").drop_null().to_pylist())
         duplicates = _duplicates(batch, batch_codes)
         for rejected in (batch.rejected, duplicates):
-            reasons.update(rejected.column("reason").to_pylist())
+            reasons.update(reason_counts(rejected))
             if quarantine is not None:
                 quarantine.write(rejected)
         codes.update(batch_codes.tolist())

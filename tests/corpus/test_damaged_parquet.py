@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.corpus.parquet import read_checked, scan_sources
+from pipeline.corpus.sources import SourceFile
 from pipeline.errors import SchemaError, SourceError
 from tests.corpus.checked_rows import CONFIG, read, reasons
 
@@ -113,3 +116,71 @@ def test_every_bit_flip_keeps_the_row_equation(write_corpus: WriteCorpus) -> Non
         assert sum(batch.num_rows for batch in batches) == scan.num_rows + len(scan.damaged_files)
         finished += 1
     assert finished > 100
+
+
+def test_file_whose_name_is_not_utf8_is_quarantined_and_the_others_go_on(write_corpus: WriteCorpus) -> None:
+    good = write_corpus("a.parquet", id=["a"], text=["x"])
+    (good.parent / os.fsdecode(b"sub\xff")).mkdir()
+    for name in (b"caf\xe9.parquet", b"sub\xff/b.parquet"):
+        (good.parent / os.fsdecode(name)).write_bytes(good.read_bytes())
+    for source in (good.parent, f"{good.parent}/*", f"{good.parent}/**/*.parquet"):
+        rows, rejected = read(source)
+        assert [row["doc_id"] for row in rows] == ["a"]
+        assert [(Path(row["source_file"]).name, row["detail"]) for row in rejected] == [
+            ("caf\ufffd.parquet", "its name must be UTF-8; rename it"),
+            ("b.parquet", "its name must be UTF-8; rename it"),
+        ]
+
+
+def test_source_named_in_other_bytes_than_utf8_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="must be UTF-8, got caf\ufffd"):
+        scan_sources([os.fsdecode(b"caf\xe9.parquet")], CONFIG)
+
+
+def test_link_that_leads_nowhere_and_a_pipe_are_quarantined(write_corpus: WriteCorpus) -> None:
+    good = write_corpus("a.parquet", id=["a"], text=["x"])
+    (good.parent / "b.parquet").symlink_to("/nowhere")
+    os.mkfifo(good.parent / "c.parquet")
+    rows, rejected = read(good.parent)
+    assert [row["doc_id"] for row in rows] == ["a"]
+    assert [row["detail"] for row in rejected] == [
+        "it is a link that leads nowhere",
+        "it is neither a file nor a folder",
+    ]
+
+
+def test_folder_that_cannot_be_listed_is_quarantined_and_the_others_go_on(
+    write_corpus: WriteCorpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = write_corpus("a.parquet", id=["a"], text=["x"])
+    (good.parent / "closed").mkdir()
+    scandir = os.scandir
+
+    def refuse(folder: str) -> object:
+        if folder.endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    for source in (good.parent, f"{good.parent}/*", f"{good.parent}/**/*.parquet"):
+        rows, rejected = read(source)
+        assert [row["doc_id"] for row in rows] == ["a"]
+        assert [row["detail"] for row in rejected] == ["it cannot be listed: Permission denied"]
+
+
+def test_file_that_cannot_be_opened_is_quarantined_and_the_others_go_on(
+    write_corpus: WriteCorpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = write_corpus("a.parquet", id=["a"], text=["x"])
+    write_corpus("b.parquet", id=["b"], text=["y"])
+    opened = SourceFile.open
+
+    def refuse(file: SourceFile) -> pa.NativeFile:
+        if file.path.endswith("b.parquet"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(file)
+
+    monkeypatch.setattr(SourceFile, "open", refuse)
+    rows, rejected = read(good.parent)
+    assert [row["doc_id"] for row in rows] == ["a"]
+    assert [(row["reason"], row["detail"]) for row in rejected] == [("damaged_file", "permission denied")]

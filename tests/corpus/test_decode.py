@@ -92,6 +92,18 @@ def list_of_equal_strings(path: Path) -> None:
     )
 
 
+def dictionary_into_gigabytes(path: Path) -> None:
+    text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(2_800, np.int32)), pa.array([LONG]))
+    pq.write_table(pa.table({"id": np.arange(2_800), "text": text}), path, store_schema=False)
+
+
+def prefixes_into_gigabytes(path: Path) -> None:
+    columns = {"id": np.arange(1_200), "text": [LONG] * 1_200}
+    pq.write_table(
+        pa.table(columns), path, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"}
+    )
+
+
 def prefixes_of_prefixes(path: Path) -> None:
     columns = {"id": np.arange(500), "text": [LONG] * 500}
     pq.write_table(
@@ -111,6 +123,8 @@ def prefixes_of_prefixes(path: Path) -> None:
         (list_of_equal_numbers, 0, {"damaged_rows": 1}),
         (list_of_equal_strings, 101, {"oversized_field": 1}),
         (prefixes_of_prefixes, 500, {}),
+        (dictionary_into_gigabytes, 0, {"damaged_rows": 2_800}),
+        (prefixes_into_gigabytes, 0, {"damaged_rows": 1_200}),
     ],
 )
 def test_bomb_is_read_within_the_memory_budget(

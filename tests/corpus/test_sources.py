@@ -160,3 +160,17 @@ def test_error_about_uri_does_not_show_credentials() -> None:
     with pytest.raises(SourceError) as caught:
         resolve_sources(["nothing://user:secret@host/path"])
     assert "secret" not in str(caught.value)
+
+
+def test_folder_that_links_into_itself_is_read_once(tmp_path: Path) -> None:
+    touch(tmp_path, "a.parquet", "x/y/b.parquet")
+    (tmp_path / "x/y/loop").symlink_to("../..")
+    (tmp_path / "again").symlink_to("x")
+    for source in (str(tmp_path), f"{tmp_path}/**/*.parquet"):
+        assert relative(tmp_path, [source]) == ["a.parquet", "x/y/b.parquet"]
+
+
+def test_folder_behind_a_link_is_read_under_the_name_of_the_link(tmp_path: Path) -> None:
+    touch(tmp_path, "corpus/a.parquet", "elsewhere/b.parquet")
+    (tmp_path / "corpus/linked").symlink_to("../elsewhere")
+    assert relative(tmp_path, [str(tmp_path / "corpus")]) == ["corpus/a.parquet", "corpus/linked/b.parquet"]
