@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import click
 from typing_extensions import override
 
+from cli import unforeseen
 from cli.settings import check_default_map, check_tables, load_default_map, warn_of_variables
-from pipeline.errors import CairnError
+from pipeline.errors import CairnError, is_panic
 
 _VERBS = {
     "ingest": "Index a Parquet corpus, or what changed in it since the last time.",
@@ -107,7 +108,19 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
         # flush at exit quiet.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:  # noqa: BLE001 - no verb ends in a traceback
+        return _unforeseen(error, name, arguments)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        return _unforeseen(error, name, arguments)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _unforeseen(error: BaseException, name: str, arguments: Sequence[str]) -> int:
+    verb = next((argument for argument in arguments if argument in _VERBS), "")
+    click.echo(f"error: {unforeseen.sentence_of(error, f'{name} {verb}'.strip())}", err=True)
+    return _FAILED
 
 
 def _interrupted() -> int:

@@ -41,6 +41,8 @@ def load_default_map() -> dict[str, Any]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{path} must be valid TOML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} must be nested less deeply; remove the deep table or list") from error
     shared = {_parameter_name(key): value for key, value in content.items() if not isinstance(value, dict)}
     unknown = sorted(set(shared) - set(_SHARED))
     if unknown:

@@ -85,6 +85,8 @@ def read_job(path: Path) -> IngestJob | TrainJob:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"a job must be a TOML file, got {str(path)!r}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} must be nested less deeply; remove the deep table or list") from error
     name = content.get("job")
     if name not in JOBS:
         raise ConfigError(f"{path}: job must be one of {', '.join(JOBS)}, got {name!r}")

@@ -146,6 +146,11 @@ class DiskFullError(TryAgainError):
     """No space is left where the collection stands."""
 
 
+def is_panic(error: BaseException) -> bool:
+    """Tell whether Rust code gave up, which it does on some damaged files; Python sees no Exception then."""
+    return type(error).__module__ == "pyo3_runtime"
+
+
 def extra_missing(
     error: ModuleNotFoundError, *, what: str, module: str, package: str, extra: str
 ) -> ConfigError:

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from typing import Final
 
 from pipeline.durable import raise_storage_error
-from pipeline.errors import CairnError, DamageError, StorageError
+from pipeline.errors import CairnError, DamageError, StorageError, is_panic
 
 LANCE_ERRORS: Final = (OSError, RuntimeError, ValueError)
 """What Lance and LanceDB raise: they have no exceptions of their own that can be relied on."""
@@ -18,11 +18,6 @@ TEXT_INDEX_ADVICE: Final = (
     "free disk space and ingest the sources again, or let `cairn repair` build the text index again"
 )
 """What to do where indexing the text fails: LanceDB names neither a full disk nor a damaged index then."""
-
-
-def is_panic(error: BaseException) -> bool:
-    """Tell whether Rust code gave up, which it does on some damaged files; Python sees no Exception then."""
-    return type(error).__module__ == "pyo3_runtime"
 
 
 @contextlib.contextmanager
@@ -42,6 +37,10 @@ def lance_errors(action: str, *, damaged: bool = False, advice: str = "") -> Gen
         if damaged:
             raise DamageError(f"{action} failed: the stored files do not fit together") from error
         raise StorageError(f"{action} failed inside LanceDB: {advice or _first_line(error)}") from error
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise DamageError(f"{action} failed: LanceDB gave up on what is stored", verb="verify") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -18,9 +18,9 @@ from pathlib import Path
 import lance
 
 from pipeline.durable import replacing
-from pipeline.errors import IntegrityError
+from pipeline.errors import IntegrityError, is_panic
 from pipeline.index.generation import check_generation_files, read_manifest
-from pipeline.index.lance_errors import LANCE_ERRORS, is_panic, lance_errors
+from pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
 from pipeline.index.layout import CollectionLayout, generation_tag
 from pipeline.index.tables import TABLES
 from pipeline.manifest import FileRecord, Manifest, record_file

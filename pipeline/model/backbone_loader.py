@@ -5,14 +5,17 @@ Nothing is downloaded: a model is the embedded one or a folder.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
 
 import torch
 
 from pipeline.config import EncoderConfig
-from pipeline.errors import ConfigError
+from pipeline.errors import CairnError, ConfigError, ModelError
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.engine.precision import default_device, resolve_precision
 from pipeline.model.engine.transformer import Transformer
@@ -20,12 +23,15 @@ from pipeline.model.families.cde import read_cde
 from pipeline.model.families.decoder import language_model
 from pipeline.model.families.readers import reader_of
 from pipeline.model.folders.cde_settings import is_cde
-from pipeline.model.folders.checkpoint import read_checkpoint
+from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from pipeline.model.folders.embedded_weights import MODEL_NAMES, require_official_weights
 from pipeline.model.folders.first_layers import first_layers
 from pipeline.model.folders.model_types import CAUSAL_TYPES
 from pipeline.model.folders.names import model_folder
 from pipeline.model.projection import read_projection
+
+MAX_SENTENCE_CHARACTERS: Final = 1_000
+"""A longer sentence quotes a file's content and not a setting."""
 
 
 def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> Backbone:
@@ -39,7 +45,9 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
         _require_openvino(device)
     precision = resolve_precision(config.precision, device)
     dtype, run_on = (torch.float32, _to_openvino(precision)) if on_openvino else (precision, _packed)
-    checkpoint = read_checkpoint(model_folder(config.model))
+    folder = model_folder(config.model)
+    with _odd_files_reported(folder):
+        checkpoint = read_checkpoint(folder)
     if config.model in MODEL_NAMES:
         require_official_weights(checkpoint.weights_sha256)
     model_type = checkpoint.config.get("model_type")
@@ -48,13 +56,59 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
             f"causal must go with a decoder ({', '.join(CAUSAL_TYPES)}), got a model of type {model_type}; "
             "leave it out: encoders see the whole text"
         )
-    if is_cde(checkpoint.config):
-        return read_cde(checkpoint, dtype=dtype, device=device, num_layers=config.layers, run_on=run_on)
-    read = reader_of(model_type)
-    first = first_layers(language_model(checkpoint), config.layers)
-    engine = read(first, dtype=dtype, device=device, **({"is_causal": True} if config.causal else {}))
-    engine.projection = read_projection(checkpoint.steps, engine.model_dim, device)
-    return run_on(engine)
+    with _odd_files_reported(folder):
+        if is_cde(checkpoint.config):
+            return read_cde(checkpoint, dtype=dtype, device=device, num_layers=config.layers, run_on=run_on)
+        read = reader_of(model_type)
+        first = first_layers(language_model(checkpoint), config.layers)
+        engine = read(first, dtype=dtype, device=device, **({"is_causal": True} if config.causal else {}))
+        _require_embeddings(checkpoint, engine)
+        engine.projection = read_projection(checkpoint.steps, engine.model_dim, device)
+        return run_on(engine)
+
+
+@contextlib.contextmanager
+def _odd_files_reported(folder: Path) -> Generator[None]:
+    """Report what reading a model's files raises as a :class:`ModelError` without a word of their content.
+
+    A configuration may hold anything: a list for a number, NaN, a name for a mapping.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except CairnError as error:
+        if len(str(error)) <= MAX_SENTENCE_CHARACTERS:
+            raise
+        raise ModelError(
+            f"the files of the model in {folder} must hold values Cairn knows, got one that is too long to "
+            "show; fetch the model again"
+        ) from None
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise ModelError(
+            f"the files of the model in {folder} must fit together, got {type(error).__name__} while they "
+            "were read; fetch the model again"
+        ) from error
+
+
+def _require_embeddings(checkpoint: Checkpoint, engine: Transformer) -> None:
+    """Refuse a tokenizer with a token that has no embedding."""
+    vocabulary = checkpoint.tokenizer.get_vocab(with_added_tokens=True)
+    num_embeddings = len(engine.embedding.tokens_VD)
+    last = max(vocabulary.values(), default=0)
+    if last >= num_embeddings:
+        raise ModelError(
+            f"tokenizer.json of the model must name no token beyond its {num_embeddings} embeddings, got the "
+            f"id {last}; fetch the model again"
+        )
 
 
 def _packed(engine: Transformer) -> Transformer:

@@ -209,7 +209,7 @@ class EncoderQueue:
         encode = self.encoder.encode_queries if kind == "query" else self.encoder.encode_documents
         try:
             vectors = encode(list(texts))
-        except Exception as error:  # noqa: BLE001 - a model may raise anything
+        except BaseException as error:  # noqa: BLE001 - a model may raise anything, a tokenizer's panic too
             log.error("serve.encoder_failed texts=%d error=%s", len(texts), type(error).__name__)  # noqa: TRY400 - its message may hold text
             return None
         if vectors.shape != (len(texts), self.encoder.vector_dim) or not np.isfinite(vectors).all():

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pipeline.errors import is_panic
 from pipeline.serve.metrics import Metrics
 from pipeline.serve.problems import DEADLINE, INTERNAL_ERROR, OVERLOADED, ProblemError, problem_response
 
@@ -99,6 +100,11 @@ class Envelope:
         except Exception as error:  # noqa: BLE001 - no error may leave as it is
             if isinstance(error, TimeoutError) and deadline.expired():
                 return ProblemError(DEADLINE, "try again, or ask for less")
+            log_failure("serve.request_failed", error)
+            return ProblemError(INTERNAL_ERROR, "the server's log says more")
+        except BaseException as error:
+            if not is_panic(error):
+                raise
             log_failure("serve.request_failed", error)
             return ProblemError(INTERNAL_ERROR, "the server's log says more")
         return None

@@ -10,6 +10,7 @@ the backbone's business, and which settings follow from a folder that of ``model
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,8 @@ class Checkpoint:
         Families name the same number differently.
         """
         value = next((self.config[name] for name in names if self.config.get(name) is not None), default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or value <= 0:
             raise ModelError(
                 f"config.json of the model must give {' or '.join(names)} as a positive number, got "
                 f"{value!r}; fetch it again"

@@ -220,7 +220,7 @@ def _load(path: Path) -> Any:
         )
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise ModelError(
             f"{path.name} of the model must be JSON, got an unreadable file; fetch the model again"
         ) from error

@@ -1,0 +1,64 @@
+"""An error that Cairn has no sentence for still ends in one, and in a report without anyone's data."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import collection
+from pipeline.errors import DamageError
+from pipeline.index.lance_errors import lance_errors
+
+Panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+
+
+@pytest.mark.parametrize("error", [KeyError("canary"), RecursionError("canary"), Panic("canary")])
+def test_unforeseen_error_ends_in_a_sentence_and_a_report_without_data(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(collection, "open_collection", fail)
+    code, out, err = call("search", "canary", "--collection", "canary")
+    assert (code, out) == (1, "")
+    assert re.match(rf"error: `cairn search` ended in an unforeseen {type(error).__name__}; [^\n]+\n$", err)
+    (report,) = tmp_path.glob("cairn-error-*.txt")
+    assert report.stat().st_mode & 0o077 == 0
+    assert "in fail" in report.read_text()
+    assert "canary" not in err + report.read_text()
+
+
+def test_deep_cairn_toml_is_refused_in_one_sentence(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "cairn.toml").write_text("[ingest]\nsources = " + "[" * 100_000 + "]" * 100_000 + "\n")
+    code, _, err = call("status")
+    assert code == 2
+    assert err == "error: cairn.toml must be nested less deeply; remove the deep table or list\n"
+
+
+def test_panic_of_lance_is_a_damage_with_a_command() -> None:
+    with pytest.raises(DamageError, match="run `cairn verify`"), lance_errors("reading table `chunks`"):
+        raise Panic("secret")
+
+
+def test_missing_package_is_named(call: Any, tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['faiss'] = None\n"
+        "from cli.main import cairn, run\n"
+        "sys.exit(run(cairn, sys.argv[1:], 'cairn'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "ingest", "missing.parquet", "--collection", "c"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the package faiss must be installed, got none; install")
