@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo evaluate test test-all lint types unit slow faults bench models secrets reference docs format clean
+.PHONY: help install demo evaluate test test-all lint types unit slow faults nightly bench models secrets reference docs format clean
 
 help: ## Show what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -69,7 +69,11 @@ slow: $(DEV_STAMP)
 	$(PYTEST) -m "slow and not bench and not faults and not gpu and not network"
 
 faults: $(DEV_STAMP) ## Kill and freeze the workers and machines of a Ray cluster, and cut a link (four minutes)
-	$(BIN)/python -m pytest -m faults -n 0 tests/faults
+	$(BIN)/python -m pytest -m faults -n 0 tests/faults tests/nightly
+
+nightly: $(DEV_STAMP) ## Try random kills, damage and hostile requests for HOURS and MINUTES; SEED replays one
+	$(BIN)/python -W ignore -m tests.nightly $(if $(HOURS),--hours $(HOURS)) $(if $(MINUTES),--minutes $(MINUTES)) \
+		$(if $(CAMPAIGN),--campaign $(CAMPAIGN)) $(if $(SEED),--seed $(SEED)) $(if $(SUMMARY),--summary $(SUMMARY))
 
 bench: $(DEV_STAMP) ## Measure speed and memory, ratios in one run (about ten minutes)
 	$(BIN)/python -m pytest -m bench -p no:xdist -s tests/benchmarks

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import click
 from typing_extensions import override
 
-from cli import unforeseen
 from cli.settings import check_default_map, check_tables, load_default_map, warn_of_variables
+from jobs import unforeseen
 from pipeline.errors import CairnError, is_panic
 
 _VERBS = {

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from jobs import unforeseen
 from jobs.compatibility import stored_settings
 from jobs.engine import EngineConfig
 from jobs.ingest_settings import resolve_ingest_config
@@ -71,6 +72,9 @@ def main(name: JobName, run: RunJob, arguments: Sequence[str] | None = None) -> 
         return error.exit_code
     except MemoryError:
         sys.stderr.write("error: out of memory; nothing published was changed, finished work is kept\n")
+        return _FAILED
+    except Exception as error:  # noqa: BLE001 - no job ends in a traceback
+        sys.stderr.write(f"error: {unforeseen.sentence_of(error, f'jobs.{name}')}\n")
         return _FAILED
     sys.stdout.write(f"{json.dumps(report, default=dict)}\n")
     return _QUARANTINED if report.get("quarantined") else 0

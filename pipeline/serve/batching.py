@@ -26,7 +26,7 @@ from typing import Final, Literal, Protocol
 import numpy as np
 from jaxtyping import Float32
 
-from pipeline.serve.problems import ENCODER_FAILED, OVERLOADED, STOPPING, ProblemError
+from pipeline.serve.problems import ENCODER_FAILED, INVALID_REQUEST, OVERLOADED, STOPPING, ProblemError
 from pipeline.types import QueryEncoder
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ How long a query may have to wait for the pass before its own.
 """
 MAX_WAITING_BYTES: Final = 512 << 10
 """About 130,000 tokens: more than is encoded within any deadline."""
+MAX_REQUEST_BYTES: Final = 128 << 10
+"""About 32,000 tokens, some 3 s on two cores: what one request may have encoded within its deadline."""
 STOP_SECONDS: Final = 5.0
 
 Kind = Literal["query", "document"]
@@ -115,10 +117,15 @@ class EncoderQueue:
     def submit(self, texts: Sequence[str], kind: Kind = "query") -> Future[np.ndarray]:
         """Let the texts wait for the next pass; their vectors come in their order.
 
-        A full queue, a failing encoder or a stop raises :class:`ProblemError`. A cancelled future's texts are
-        not encoded.
+        Too much text, a full queue, a failing encoder or a stop raises :class:`ProblemError`. A cancelled
+        future's texts are not encoded.
         """
         sizes = [len(text.encode(errors="replace")) for text in texts]
+        if sum(sizes) > MAX_REQUEST_BYTES:
+            raise ProblemError(
+                INVALID_REQUEST,
+                f"its texts may have {MAX_REQUEST_BYTES:,} bytes together; send several requests",
+            )
         job = _Job(texts, sizes, kind)
         with self._condition:
             if self._is_stopping:

@@ -2,7 +2,7 @@
 
     connected ──▶ head of a request ──▶ the application ──▶ answer
                   │                 └─ too many connections └─ nothing read within READ_SECONDS: closed
-                  │                    503 with Retry-After
+                  │                    the idlest is closed, else 503 with Retry-After
                   └─ not there after HEAD_SECONDS: closed
 
 uvicorn's ``timeout_keep_alive`` begins after the first answer: it waits for a first head without limit, and
@@ -13,6 +13,8 @@ checks, too. Without these bounds one client could keep a server from all others
 from __future__ import annotations
 
 import asyncio
+import resource
+import time
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -28,20 +30,49 @@ READ_SECONDS: Final = 30.0
 """Within which some of an answer must have been read."""
 
 
+DESCRIPTORS_BESIDE: Final = 256
+"""Descriptors left for the files of collections, where a process may have that many."""
+
+
+def max_connections(wanted: int) -> int:
+    """Return how many connections may be open so that files can still be opened."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        wanted
+        if limit == resource.RLIM_INFINITY
+        else min(wanted, max(limit - DESCRIPTORS_BESIDE, limit // 4))
+    )
+
+
 class PunctualProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 with time limits on the head of a request and on reading the answer."""
 
+    _answered_at = 0.0
     _waiting: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Note a connection; one beyond the bound is answered by a refusal."""
+        """Note a connection; one beyond the bound takes the place of an idle one, or is refused."""
         super().connection_made(transport)
         bound, self.limit_concurrency = self.limit_concurrency, None
-        if bound is not None and len(self.connections) > bound:
+        if bound is not None and len(self.connections) > bound and not self._close_idlest():
             self.app = _crowded(self.app)
         self._wait()
+
+    def _close_idlest(self) -> bool:
+        """Close the connection whose last answer is longest ago; False where all are at work."""
+        idle = [
+            other
+            for other in self.connections
+            if isinstance(other, PunctualProtocol)
+            and other.cycle is not None  # pyright: ignore[reportUnnecessaryComparison] - before the first
+            and other.cycle.response_complete
+            and not other.transport.is_closing()
+        ]
+        if idle:
+            min(idle, key=lambda other: other._answered_at).timeout_keep_alive_handler()
+        return bool(idle)
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -63,6 +94,7 @@ class PunctualProtocol(H11Protocol):
     @override
     def on_response_complete(self) -> None:
         """Watch whether the client reads the answer."""
+        self._answered_at = time.monotonic()
         super().on_response_complete()
         if self._reading is None and self.transport.get_write_buffer_size():
             self._watch(self.transport.get_write_buffer_size())

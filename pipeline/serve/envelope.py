@@ -16,6 +16,7 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.errors import is_panic
+from pipeline.index.allocator import return_freed_memory
 from pipeline.serve.metrics import Metrics
 from pipeline.serve.problems import DEADLINE, INTERNAL_ERROR, OVERLOADED, ProblemError, problem_response
 
@@ -34,6 +35,12 @@ _HEADERS: Final = (
 """Of every response that does not bring its own: no answer may be stored, framed or sniffed."""
 
 
+HEAVY_ANSWER_BYTES: Final = 1 << 20
+"""An answer from here on is made of a multiple in objects, whose memory is given back afterwards."""
+GIVE_BACK_SECONDS: Final = 1.0
+"""After the last but one heavy answer: giving back takes some milliseconds, once for many answers."""
+
+
 class Envelope:
     """The outermost ASGI layer."""
 
@@ -43,6 +50,7 @@ class Envelope:
         self._max_requests = max_requests
         self._deadline_seconds = deadline_seconds
         self._num_requests = 0
+        self._giving_back: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, whatever happens inside."""
@@ -55,14 +63,15 @@ class Envelope:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_seconds = time.perf_counter()
-        status = 0
+        status = num_bytes = 0
         method = scope["method"]
         is_head = method == "HEAD"
         if is_head:
             scope = {**scope, "method": "GET"}
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status
+            nonlocal status, num_bytes
+            num_bytes += len(message.get("body", b""))
             if message["type"] == "http.response.start":
                 status = message["status"]
                 present = {name.lower() for name, _ in message["headers"]}
@@ -85,7 +94,13 @@ class Envelope:
         finally:
             self._num_requests -= 1
             self._metrics.requests_in_flight.set(self._num_requests)
+            if num_bytes >= HEAVY_ANSWER_BYTES and self._giving_back is None:
+                self._giving_back = asyncio.get_running_loop().call_later(GIVE_BACK_SECONDS, self._give_back)
             self._record(method, scope, status, time.perf_counter() - started_seconds)
+
+    def _give_back(self) -> None:
+        self._giving_back = None
+        asyncio.get_running_loop().run_in_executor(None, return_freed_memory)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> ProblemError | None:
         """Run the request; return the problem it ended with where none was answered inside."""

@@ -22,6 +22,7 @@ from pipeline.serve.problems import (
     BODY_AMBIGUOUS,
     BODY_SLOW,
     BODY_TOO_LARGE,
+    BODY_UNEXPECTED,
     HOST_REFUSED,
     INVALID_JSON,
     KEY_MISSING,
@@ -66,6 +67,8 @@ class Guard:
             )
         if scope["path"] not in OPEN_PATHS:
             scope[GRANT] = self._grant(headers)
+        if scope["method"] != "POST" and "transfer-encoding" in headers:  # of any length
+            raise ProblemError(BODY_UNEXPECTED, "send none", headers={"Connection": "close"})
         if scope["method"] == "POST":
             receive = _replay(await _read_json(headers, receive))
         await self._app(scope, receive, send)

@@ -45,6 +45,7 @@ class ProblemType:
 
 INVALID_JSON = ProblemType("invalid-json", 400, "The body is not JSON as RFC 8259 has it")
 BODY_AMBIGUOUS = ProblemType("body-ambiguous", 400, "The length of the body is given in two ways")
+BODY_UNEXPECTED = ProblemType("body-unexpected", 400, "This method takes no body")
 KEY_MISSING = ProblemType("key-missing", 401, "An API key is required")
 KEY_UNKNOWN = ProblemType("key-unknown", 401, "The API key is not known")
 SCOPE_MISSING = ProblemType("scope-missing", 403, "The API key does not have this scope")

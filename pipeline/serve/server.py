@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from pipeline.encode.cross_encoder import CrossEncoderReranker
 from pipeline.errors import ConfigError, StorageError
 from pipeline.serve.app import create_app
-from pipeline.serve.connections import PunctualProtocol
+from pipeline.serve.connections import PunctualProtocol, max_connections
 from pipeline.serve.keys import KeyFile
 from pipeline.serve.settings import MAX_HEADER_BYTES, ServeSettings, num_processors
 
@@ -52,7 +52,7 @@ def server_of(app: FastAPI, settings: ServeSettings) -> uvicorn.Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=CONNECTIONS_A_REQUEST * settings.max_requests,
+            limit_concurrency=max_connections(CONNECTIONS_A_REQUEST * settings.max_requests),
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=max(1, round(settings.deadline_seconds)),

@@ -60,6 +60,17 @@ def test_compact_publishes_the_same_documents(published: CollectionLayout, stone
     assert verify_collection(published) == []
 
 
+def test_compaction_under_an_old_reader_leaves_it_its_generation(
+    published: CollectionLayout, stones: ModuleType
+) -> None:
+    reader = open_generation(published)
+    compact_collection(published)
+    rows = reader.fetch_documents(range(reader.num_documents), ["doc_id", "text"])
+    ids = stones.document_ids(20)
+    assert rows.column("doc_id").to_pylist() == ids
+    assert rows.column("text").to_pylist() == [stones.text_of(doc_id) for doc_id in ids]
+
+
 def test_status_is_json_and_counts(published: CollectionLayout) -> None:
     status = json.loads(json.dumps(collection_status(published)))
     assert (status["documents"], status["generation"], status["vector_dim"]) == (20, 1, 16)

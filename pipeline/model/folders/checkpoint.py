@@ -78,8 +78,7 @@ class Checkpoint:
         Families name the same number differently.
         """
         value = next((self.config[name] for name in names if self.config.get(name) is not None), default)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ModelError(
                 f"config.json of the model must give {' or '.join(names)} as a positive number, got "
                 f"{value!r}; fetch it again"

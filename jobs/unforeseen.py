@@ -1,7 +1,7 @@
 """What an error that Cairn has no sentence for becomes: a sentence, and a file that says where it happened.
 
-The last border of every verb. The file holds types and places in the code, and no message: a message may
-quote a document, a query or a key.
+The last border of every verb and job. The file holds types and places in the code, and no message: a message
+may quote a document, a query or a key.
 """
 
 from __future__ import annotations

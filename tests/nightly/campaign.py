@@ -1,0 +1,102 @@
+"""Campaigns of random episodes, each replayed by its seed, until the time is up.
+
+An episode has a random generator of its own seed and an empty folder, counts what it did in a tally, and
+raises :class:`FaultError` where the collection or the server did what it must not.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Tally = Counter[str]
+Episode = Callable[[random.Random, Path, Tally], None]
+
+
+class FaultError(Exception):
+    """What must not happen: a lost, torn or doubled document, a wrong answer, a server error."""
+
+
+def require(condition: bool, sentence: str) -> None:
+    """Raise a fault unless the condition holds."""
+    if not condition:
+        raise FaultError(sentence[:2_000])
+
+
+def run_episode(name: str, episode: Episode, seed: int, tally: Tally) -> str | None:
+    """Run one episode; return the sentence of its fault."""
+    with tempfile.TemporaryDirectory(prefix="cairn-nightly-") as folder:
+        try:
+            episode(random.Random(f"{name} {seed}"), Path(folder), tally)
+        except FaultError as fault:
+            return str(fault)
+        except Exception as error:  # noqa: BLE001 - a broken campaign is a finding, too
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            return f"{type(error).__name__} at {place.name}:{place.lineno}: {error}"[:2_000]
+    return None
+
+
+def run_campaigns(
+    campaigns: Mapping[str, Episode],
+    *,
+    seconds: float,
+    first_seed: int,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Run episodes of the campaigns in turn until the time is up; return the summary."""
+    started, seed = time.monotonic(), first_seed
+    tallies = {name: Tally() for name in campaigns}
+    faults = list[dict[str, Any]]()
+    while time.monotonic() - started < seconds:
+        for name, episode in campaigns.items():
+            if time.monotonic() - started >= seconds:
+                break
+            began = time.monotonic()
+            fault = run_episode(name, episode, seed, tallies[name])
+            tallies[name]["episodes"] += 1
+            say(f"campaign={name} seed={seed} seconds={time.monotonic() - began:.1f} fault={fault or 'none'}")
+            if fault is not None:
+                say(f"replay: {replay_command(name, seed)}")
+                faults.append(
+                    {"campaign": name, "seed": seed, "fault": fault, "replay": replay_command(name, seed)}
+                )
+        seed += 1
+    return {
+        "commit": commit(),
+        "first_seed": first_seed,
+        "last_seed": seed - 1,
+        "seconds": round(time.monotonic() - started),
+        "campaigns": {name: dict(sorted(tally.items())) for name, tally in tallies.items()},
+        "faults": faults,
+    }
+
+
+def replay_command(name: str, seed: int) -> str:
+    """Return the command that runs one episode again."""
+    return f"make nightly CAMPAIGN={name} SEED={seed}"
+
+
+def commit() -> str:
+    """Return the commit that is tried, ``unknown`` outside a checkout."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+    """Write the summary as JSON."""
+    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+
+
+def totals(summary: Mapping[str, Any], names: Sequence[str]) -> dict[str, int]:
+    """Sum counts over the campaigns."""
+    return {name: sum(tally.get(name, 0) for tally in summary["campaigns"].values()) for name in names}

@@ -1,0 +1,125 @@
+"""A server in a process of its own over collections of random vectors, and a client of the standard library.
+
+The server is a new interpreter and no fork: LanceDB's threads do not survive one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.serve.app import create_app
+from pipeline.serve.server import bind, server_of
+from pipeline.serve.settings import ServeSettings
+from tests.index import stones
+from tests.nightly.campaign import require
+
+SEARCH = "/v1/collections/stones/search"
+START_SECONDS = 120.0
+SHED = frozenset({"overloaded", "deadline", "collection-opening", "server-stopping"})
+"""Problems by which a server says that it is busy; the same request may be sent again."""
+
+
+class StoneEncoder:
+    """The vector of the document that a query names."""
+
+    fingerprint = "e" * 64
+    vector_dim = stones.VECTOR_DIM
+
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
+        """Return unit vectors that depend on the texts alone."""
+        return np.concatenate([stones.unit_vectors(text, 1) for text in texts])
+
+    encode_documents = encode_queries
+
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """Count words."""
+        return sum(len(text.split()) for text in texts)
+
+
+def free_port() -> int:
+    """Return a port of this machine that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def serve(root: Path, port: int) -> None:
+    """Serve until killed."""
+    logging.disable(logging.CRITICAL)
+    os.environ["CAIRN_CACHE"] = str(root.parent / "cache")
+    settings = ServeSettings(root=root, port=port, deadline_seconds=60.0)
+    app = create_app(settings, load_encoder=lambda _: StoneEncoder())
+    with bind(settings) as listener:
+        server_of(app, settings).run(sockets=[listener])
+
+
+def ask(port: int, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    """Return status and JSON of one request on a connection of its own."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    try:
+        if body is None:
+            connection.request("GET", path)
+        else:
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read() or b"null")
+    finally:
+        connection.close()
+
+
+def is_right(hit: dict[str, Any], versions: Collection[int]) -> bool:
+    """Tell whether the passages of a hit are parts of its document in one of these versions."""
+    texts = [stones.text_of(hit["doc_id"], version) for version in versions]
+    return any(
+        all(text[part["start_char"] : part["end_char"]] == part["text"] for part in hit["passages"])
+        for text in texts
+    )
+
+
+def kind_of(reply: Any) -> str:
+    """Return the short name of a problem."""
+    return str(reply.get("type", "")).rpartition(":")[2] if isinstance(reply, dict) else ""
+
+
+@contextlib.contextmanager
+def server(root: Path) -> Generator[tuple[int, int]]:
+    """Serve a root until the block ends and the server is killed; gives its port and its process id."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-m", "tests.nightly.served", str(root), str(port)])
+    try:
+        _wait_until_up(process, port)
+        yield port, process.pid
+        require(process.poll() is None, f"the server ended with {process.returncode}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_until_up(process: subprocess.Popen[bytes], port: int) -> None:
+    """Wait for a server that has tried its collections."""
+    limit = time.monotonic() + START_SECONDS
+    while time.monotonic() < limit and process.poll() is None:
+        try:
+            _, reply = ask(port, "/readyz")
+            if reply.get("detail") != "collections are being opened":
+                return
+        except (OSError, http.client.HTTPException):
+            pass
+        time.sleep(0.02)
+    require(condition=False, sentence="the server does not start")
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), int(sys.argv[2]))

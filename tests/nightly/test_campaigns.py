@@ -1,0 +1,78 @@
+"""An episode of each campaign, and what a campaign says of a collection that is not as it should be."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.nightly import campaign, hostile, operations
+from tests.nightly.campaign import FaultError, Tally, require, run_campaigns, run_episode
+from tests.nightly.forks import forked
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", ["operations", "publications", "hostile"])
+def test_episode_finds_no_fault(name: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.nightly", "--campaign", name, "--seed", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, f"campaign={name} seed=1 fault=none" in done.stdout) == (0, True), done.stdout
+
+
+def test_fault_is_told_with_its_seed_and_the_command_that_replays_it() -> None:
+    said = list[str]()
+
+    def episode(rng: random.Random, folder: Path, tally: Tally) -> None:
+        tally["operations"] += 1
+        require(rng.random() < 0, "always")
+
+    summary = run_campaigns({"x": episode}, seconds=0.05, first_seed=7, say=said.append)
+    assert summary["faults"][0] == {
+        "campaign": "x",
+        "seed": 7,
+        "fault": "always",
+        "replay": "make nightly CAMPAIGN=x SEED=7",
+    }
+    assert "replay: make nightly CAMPAIGN=x SEED=7" in said
+    assert summary["campaigns"]["x"]["operations"] == summary["campaigns"]["x"]["episodes"]
+
+
+def test_episode_of_a_seed_draws_the_same_again() -> None:
+    drawn = list[float]()
+    for _ in range(2):
+        run_episode("x", lambda rng, _folder, _tally: drawn.append(rng.random()), 3, Tally())
+    assert drawn[0] == drawn[1]
+
+
+def test_lost_document_is_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(operations, "OPERATIONS", 1)
+    monkeypatch.setattr(operations, "_observed", lambda *_: {})
+    with pytest.raises(FaultError, match="lost"):
+        operations.episode(random.Random(0), tmp_path, Tally())
+
+
+def test_server_error_is_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Up:
+        def __enter__(self) -> tuple[int, int]:
+            return 0, 0
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(hostile.served, "server", lambda _: Up())
+    monkeypatch.setattr(hostile, "_send", lambda *_, **__: 500)
+    with pytest.raises(FaultError, match="status 500"):
+        hostile.episode(random.Random(0), tmp_path, Tally())
+
+
+def test_work_that_dies_or_fails_is_told_apart(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise KeyError("x")
+
+    assert forked(len, [1, 2]).value == 2
+    assert forked(fail).fault == "KeyError: 'x'"
+    assert forked(campaign.time.sleep, 60, kill=0.05).was_killed
