@@ -1,7 +1,8 @@
 """The terminal: one thin file a verb; each parses, calls one function and prints.
 
     main        the `cairn` group, its exit codes and its one-line errors
-    flags       errors name the flags that were typed
+    options     options made from the fields of settings
+    frozen_base what the trainings beside a frozen base share
     settings    flag > CAIRN_* > cairn.toml > what the collection was built with > default
     terminal    progress bars and tables
 

@@ -92,6 +92,8 @@ def advice_lines(advice: Sequence[Advice], report: Report) -> Iterator[str]:
             f"({thousands(speed)} a second), "
             f"{size(own.index_bytes)} of vectors and BM25, {own.query_milliseconds:.1f} ms to encode a query"
         )
+    if advice and (ties := report.as_good_as(advice[0].system)):
+        yield f"\nexactly as good here: {', '.join(ties)}; more queries may tell them apart"
     best = report.best_baseline()
     if advice and best is not None and report.quality(best) > advice[0].quality:
         yield f"\nthe baseline {best} is better here (quality {report.quality(best):.4f})"

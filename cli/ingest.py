@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -77,7 +77,7 @@ def ingest(
             if as_json
             else table([(key.replace("_", " "), _cell(value)) for key, value in plan.items()])
         )
-        return 0
+        return _QUARANTINED_EXIT if plan["quarantined"] else 0
     with ProgressBars(quiet=quiet) as progress:
         report = build_index(sources, root, collection, config, progress, engine)
     for warning in report.warnings:
@@ -98,7 +98,13 @@ def _chosen(ctx: click.Context) -> dict[str, Any]:
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return duration(value)
-    return thousands(value) if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return thousands(value)
+    if isinstance(value, dict):
+        from jobs.ingest import describe_reasons
+
+        return describe_reasons(cast("dict[str, int]", value)) or "none"
+    return "; ".join(cast("list[str]", value)) or "none"
 
 
 def _summary(report: IngestReport) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import click
 from typing_extensions import override
 
-from cli.settings import check_default_map, check_tables, load_default_map, warn_of_variables
+from cli.settings import check_tables, load_default_map, settings_of_verb, warn_of_variables
 from jobs import unforeseen
 from pipeline.errors import CairnError, is_panic
 
@@ -82,7 +82,8 @@ def cairn(ctx: click.Context) -> None:
     verb = cairn.get_command(ctx, ctx.invoked_subcommand or "")
     if verb is not None:
         # Before the verb parses: a misspelt setting must not be reported as a missing option.
-        check_default_map(verb, ctx.default_map.get(str(verb.name), {}))
+        name = str(verb.name)
+        ctx.default_map[name] = settings_of_verb(verb, ctx.default_map.get(name, {}))
         warn_of_variables(verb, os.environ, _VERBS)
 
 

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from typing_extensions import override
 
 from pipeline.errors import ConfigError
-from pipeline.options import Option, options_of
+from pipeline.options import Option, check_value, options_of
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -108,9 +108,19 @@ def click_option(each: Option, default: Any = None) -> Callable[[_Function], _Fu
         kind: Any = click.Choice(each.choices) if each.choices else _TYPES[each.kind]
         is_list = each.kind == tuple[str, ...]
         settings |= {"type": kind, "default": default, "multiple": is_list, "metavar": about.metavar}
+        if default is not None:
+            settings["callback"] = _checked(each, default)
     shown = each.default_text if default is None else None  # click shows the command's own
     help_text = about.help if shown is None else f"{about.help}  [default: {shown}]"
     return click.option(flag, each.name, help=help_text, **settings)
+
+
+def _checked(each: Option, default: Any) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def check(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
+        check_value(each, value, str(default))  # here, as the dataclass knows another default
+        return value
+
+    return check
 
 
 def given(ctx: click.Context) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import click
 
 from pipeline.config import DEFAULT_ROOT, EncoderConfig
 from pipeline.errors import ConfigError
+from pipeline.options import did_you_mean
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -60,25 +61,35 @@ def _parameter_name(option: str) -> str:
     return option.replace("-", "_")
 
 
-def check_default_map(command: click.Command, settings: Mapping[str, Any]) -> None:
-    """Refuse keys of ``cairn.toml`` that the verb does not have.
+def settings_of_verb(command: click.Command, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a verb's settings of ``cairn.toml`` by parameter, a list where one may be given again.
 
-    A misspelt setting must not be ignored in silence.
+    A key that the verb does not have is refused: a misspelt setting must not be ignored in silence.
     """
-    options = {str(parameter.name): parameter.opts[0].removeprefix("--") for parameter in command.params}
-    for key in settings:
-        if key not in options and key not in _SHARED:
-            named = ", ".join(sorted(options.values()))
+    options = {
+        _parameter_name(each.opts[0].removeprefix("--")): each
+        for each in command.params
+        if isinstance(each, click.Option)
+    }
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        option = options.get(key)
+        if option is not None:
+            found[str(option.name)] = [value] if option.multiple and isinstance(value, str) else value
+        elif key not in _SHARED:
+            named = sorted(name.replace("_", "-") for name in options)
+            key = key.replace("_", "-")
             raise ConfigError(
-                f"cairn.toml: [{command.name}] has no setting {key.replace('_', '-')!r}; there are {named}"
+                f"cairn.toml: [{command.name}] has no setting {key!r}{did_you_mean(key, named)}"
             )
+    return found
 
 
 def check_tables(settings: Mapping[str, Any], verbs: Collection[str]) -> None:
     """Refuse tables of ``cairn.toml`` that no verb reads."""
     unknown = sorted(set(settings) - set(verbs))
     if unknown:
-        raise ConfigError(f"cairn.toml: [{unknown[0]}] is no verb; there are {', '.join(verbs)}")
+        raise ConfigError(f"cairn.toml: [{unknown[0]}] is no verb{did_you_mean(unknown[0], verbs)}")
 
 
 def warn_of_variables(command: click.Command, environment: Mapping[str, str], verbs: Collection[str]) -> None:

@@ -5,48 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 
+from cli.frozen_base import frozen_base, frozen_base_options, report_rows
 from cli.options import add_options, chosen
 from cli.settings import json_option
-from cli.terminal import ProgressBars, duration, table, thousands
-from pipeline.config import BASE_MODEL, Backend, Precision
+from cli.terminal import ProgressBars, table
 from pipeline.train.mixer.settings import MixerConfig
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("files", nargs=-1, required=True, metavar="PAIRS...", type=click.Path(path_type=Path))
-@click.option(
-    "--output",
-    required=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the model, new or empty.",
-)
-@click.option("--base", default=BASE_MODEL, help="Model the mixer is for, by name or folder.")
-@click.option(
-    "--backend", type=click.Choice(get_args(Backend)), default="torch", help="What embeds the texts."
-)
-@click.option(
-    "--precision",
-    type=click.Choice(get_args(Precision)),
-    default="auto",
-    help="Arithmetic they are embedded in.",
-)
-@click.option(
-    "--judged",
-    "--exclude",
-    "judged",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Set to keep out of the data; repeat.",
-)
-@click.option(
-    "--cache",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder that keeps vectors between runs.",
-)
+@frozen_base_options(trained="mixer", output="model", kept="vectors")
 @click.option(
     "--whole-text-tokens",
     type=int,
@@ -61,11 +32,6 @@ def train_mixer(
     ctx: click.Context,
     files: tuple[Path, ...],
     output: Path,
-    base: str,
-    backend: Backend,
-    precision: Precision,
-    judged: tuple[Path, ...],
-    cache: Path | None,
     whole_text_tokens: int,
     *,
     quiet: bool,
@@ -85,13 +51,9 @@ def train_mixer(
             files,
             output,
             config,
-            base=base,
-            backend=backend,
-            precision=precision,
-            judged=judged,
-            cache=cache,
             whole_text_tokens=whole_text_tokens,
             progress=progress,
+            **frozen_base(ctx),
         )
     if report.base_score is None:
         click.echo(
@@ -107,22 +69,3 @@ def train_mixer(
         )
     click.echo(json.dumps(asdict(report), default=dict) if as_json else table(report_rows(asdict(report))))
     return 0
-
-
-def report_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what a training on frozen vectors did, a row a figure."""
-    rows: list[tuple[str, str]] = []
-    for name, value in report.items():
-        if name == "skipped":
-            rows += [(f"  skipped: {reason}", thousands(count)) for reason, count in sorted(value.items())]
-        elif name == "cut_scores":
-            rows += [(f"  of the first {dim} dimensions", f"{score:.4f}") for dim, score in value.items()]
-        elif name.endswith("_seconds"):
-            rows.append((f"time to {name.removesuffix('_seconds')}", duration(value)))
-        else:
-            rows.append((name.replace("_", " "), "nothing held out" if value is None else _words(value)))
-    return rows
-
-
-def _words(value: object) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
@@ -25,7 +26,7 @@ from jobs.compatibility import (
     require_same_settings,
     stored_manifest,
 )
-from jobs.ingest import describe_reasons, load_published
+from jobs.ingest import load_published
 from jobs.local_engine import LocalEngine
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet
@@ -51,7 +52,7 @@ def plan_index(
     collection: str,
     config: IngestConfig,
     progress: ProgressListener = silent_progress,
-) -> dict[str, int | float | str]:
+) -> dict[str, Any]:
     """Return the counts that ``build_index`` would report, and estimates of tokens and seconds."""
     layout = CollectionLayout(Path(root), collection)
     scan = scan_sources(sources, config.corpus)
@@ -73,6 +74,7 @@ def plan_index(
         if planned.characters
         else _Estimate()
     )
+    untrained = untrained_settings_warning(config.encoder)
     return {
         "rows": planned.rows,
         "indexed": planned.indexed,
@@ -80,12 +82,12 @@ def plan_index(
         "changed": planned.changed,
         "unchanged": planned.unchanged,
         "quarantined": planned.quarantined,
-        "quarantine_reasons": describe_reasons(planned.quarantine_reasons) or "none",
+        "quarantine_reasons": planned.quarantine_reasons,
         "deleted": deleted,
         "estimated_tokens": estimate.tokens,
         "estimated_context_seconds": estimate.context_seconds,
         "estimated_encode_seconds": estimate.encode_seconds,
-        "warning": untrained_settings_warning(config.encoder) or "none",
+        "warnings": [untrained] if untrained else [],
     }
 
 

@@ -26,6 +26,7 @@ from pipeline.index.status import collection_status
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
 from pipeline.model.folders.names import describe_model, model_folder
 from pipeline.model.untrained_settings import untrained_settings_warning
+from pipeline.options import check_names, shown
 from pipeline.search.filters import parse_filter
 from pipeline.search.searcher import Searcher
 from pipeline.search.served import require_encoder
@@ -101,11 +102,19 @@ class Collection:
         **options: Unpack[PublicSearchKeywords],
     ) -> list[SearchResult]:
         """Answer several queries with one encoder pass; the options are those of :meth:`search`."""
+        check_names("a search", options, SearchOptions)
         asked = SearchOptions(**options)
-        reranker = self._reranker(rerank) if isinstance(rerank, str) else rerank
+        reranker = None if rerank is None else self._reranker(rerank)
         return self._searcher().answer(queries, asked, reranker)
 
-    def _reranker(self, model: str) -> Reranker:
+    def _reranker(self, model: object) -> Reranker:
+        if isinstance(model, Reranker):
+            return model
+        if not isinstance(model, str):
+            raise ConfigError(
+                "rerank must be the name or folder of a cross-encoder, or a Reranker, got "
+                f"{shown(model)}; leave it out to rank without one"
+            )
         if model not in self._rerankers:
             from pipeline.encode.cross_encoder import CrossEncoderReranker
 

@@ -12,8 +12,9 @@ check of its value (:func:`check_options`). An option without ``help`` is for Py
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
+from difflib import get_close_matches
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -150,16 +151,38 @@ def _read_options(kind: type) -> Iterator[Option]:
 
 
 def check_options(config: Any) -> None:
-    """Refuse a value of another type than its field's, or outside its bounds.
+    """Refuse a value of another type than its field's, or outside its bounds; make numbers of NumPy plain.
 
     Fields of other types than numbers, text, truth, choices and lists of them are the dataclass's own
     business. Raises :class:`ConfigError`.
     """
     for name, each in _checked_options(type(config)):
         value = getattr(config, name)
-        if not each.accepts(value):
-            default = "" if each.default_text is None else f" (default: {each.default_text})"
-            raise ConfigError(f"{name} must be {each.contract}, got {shown(value)}{default}")
+        check_value(each, value, each.default_text)
+        if each.kind in (int, float) and value is not None and not isinstance(value, int | float):
+            object.__setattr__(config, name, each.kind(value))  # JSON knows no numbers of NumPy
+
+
+def check_value(each: Option, value: Any, default_text: str | None) -> None:
+    """Refuse a value that an option must not have; the sentence names the default that holds there."""
+    if not each.accepts(value):
+        default = "" if default_text is None else f" (default: {default_text})"
+        raise ConfigError(f"{each.name} must be {each.contract}, got {shown(value)}{default}")
+
+
+def check_names(what: str, names: Iterable[str], kind: type) -> None:
+    """Refuse names of options that a dataclass does not have; ``what`` begins the sentence."""
+    known = [name for name, each in options_of(kind).items() if each.about.help]
+    for name in names:
+        if name not in options_of(kind):
+            raise ConfigError(f"{what} has no option {name!r}{did_you_mean(name, known)}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence that refuses a word: what was meant, else what there is."""
+    names = list(known)
+    close = get_close_matches(word, names, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
 
 
 @cache

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from pydantic import create_model
 
 from cli.options import add_options, chosen
 from cli.reference import command_reference
-from cli.settings import check_default_map
+from cli.settings import settings_of_verb
 from pipeline.client import calls
 from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError
@@ -68,7 +69,7 @@ def test_added_option_is_read_from_the_environment(kind: type) -> None:
 
 @BOTH
 def test_added_option_is_read_from_cairn_toml(kind: type) -> None:
-    check_default_map(command_of(kind), {"roll_metres": 6})
+    assert settings_of_verb(command_of(kind), {"roll_metres": 6}) == {"roll_metres": 6}
     assert run(kind, default_map={"roll_metres": 6}) == {"roll_metres": 6}
 
 
@@ -104,3 +105,9 @@ def test_added_search_option_is_sent_by_the_client() -> None:
     parameters: Any = {"roll_metres": 4}
     body = calls.search_call("stones", "which rolls", parameters).body
     assert json.loads(body or b"") == {"query": "which rolls", "roll_metres": 4}
+
+
+@BOTH
+def test_number_of_numpy_is_kept_as_a_plain_one(kind: type) -> None:
+    made = kind(roll_metres=np.int64(4))
+    assert json.dumps(made.roll_metres) == "4"

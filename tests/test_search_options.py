@@ -1,10 +1,30 @@
 import dataclasses
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 
+from pipeline.collection import Collection
 from pipeline.errors import ConfigError
+from pipeline.index.layout import CollectionLayout
 from pipeline.search_options import SearchKeywords, SearchOptions
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Collection:
+    return Collection(CollectionLayout(tmp_path, "c"))
+
+
+def test_unknown_keyword_of_a_search_is_refused_with_what_was_meant(collection: Collection) -> None:
+    options: Any = {"topk": 3}
+    with pytest.raises(ConfigError, match=r"^a search has no option 'topk'; did you mean 'top_k'\?$"):
+        collection.search("stone", **options)
+
+
+def test_reranker_that_is_none_is_refused(collection: Collection) -> None:
+    rerank: Any = True
+    with pytest.raises(ConfigError, match=r"rerank must be the name or folder .*, got True"):
+        collection.search("stone", rerank=rerank)
 
 
 def test_search_keywords_are_the_fields_of_the_options() -> None:

@@ -42,6 +42,30 @@ class RankedDocuments:
             falling[rank] = min(falling[rank], np.nextafter(falling[rank - 1], np.float32(-np.inf)))
         return cls(positions=positions, scores=falling)
 
+    @classmethod
+    def best(
+        cls, scores_N: Float[np.ndarray, " N"], id_rank_N: Int64[np.ndarray, " N"], limit: int
+    ) -> RankedDocuments:
+        """Take the best documents, ties by id; one of minus infinity is no candidate and never among them."""
+        few = best_positions(scores_N, limit)
+        few = few[scores_N[few] > -np.inf]
+        order = few[np.lexsort((id_rank_N[few], -scores_N[few]))][:limit]
+        return cls.of(order, scores_N[order])
+
+
+def id_ranks(doc_ids: Sequence[str]) -> Int64[np.ndarray, " N"]:
+    """Return each document's place among the sorted ids: ties go to the lower one, as in a search."""
+    id_rank_N = np.empty(len(doc_ids), np.int64)
+    id_rank_N[np.argsort(np.array(doc_ids, dtype=object), kind="stable")] = np.arange(len(doc_ids))
+    return id_rank_N
+
+
+def best_positions(scores: Float[np.ndarray, " X"], limit: int) -> Int64[np.ndarray, " K"]:
+    """Return the positions of the ``limit`` best scores and of those that tie with the last, unsorted."""
+    if len(scores) <= limit:
+        return np.arange(len(scores))
+    return np.flatnonzero(scores >= np.partition(scores, len(scores) - limit)[len(scores) - limit])
+
 
 def document_measures(
     judged: RetrievalSet, run: Sequence[RankedDocuments]

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64
 from pipeline.evaluate.encodings import EncodedSet
 from pipeline.evaluate.evidence import BUDGETS
 from pipeline.evaluate.lexical import LexicalHits
-from pipeline.evaluate.measures import RUN_DEPTH, RankedDocuments
+from pipeline.evaluate.measures import RUN_DEPTH, RankedDocuments, id_ranks
 from pipeline.evaluate.passages import Passages, best_passages, overlapping_passages
 from pipeline.evaluate.ranking import BLOCK_QUERIES, NUM_CANDIDATES, RRF_K, Answer
 from pipeline.evaluate.systems import Ranking, System
@@ -45,9 +45,7 @@ class PieceRanker:
         bm25: LexicalHits | None,
         max_sim: MaxSimOf | None,
     ) -> None:
-        # Ties go to the lower id, as in a search.
-        self._id_rank_N = np.empty(len(doc_ids), np.int64)
-        self._id_rank_N[np.argsort(np.array(doc_ids, dtype=object), kind="stable")] = np.arange(len(doc_ids))
+        self._id_rank_N = id_ranks(doc_ids)
         self._encoded = encoded
         self._bm25 = bm25
         self._max_sim = max_sim
@@ -65,10 +63,8 @@ class PieceRanker:
 
     def _answer(self, scores_M: Float64[np.ndarray, " M"], passages: Passages | None, depth: int) -> Answer:
         scores_N = np.maximum.reduceat(scores_M, self._encoded.chunk_offsets[:-1])
-        found = np.flatnonzero(scores_N > -np.inf)
-        best = found[np.lexsort((self._id_rank_N[found], -scores_N[found]))][:depth]
         return Answer(
-            documents=RankedDocuments.of(best, scores_N[best]),
+            documents=RankedDocuments.best(scores_N, self._id_rank_N, depth),
             passages=None if passages is None else best_passages(scores_M, passages, max(BUDGETS)),
         )
 

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64
 from pipeline.evaluate.encodings import EncodedSet
 from pipeline.evaluate.evidence import BUDGETS, Spans
 from pipeline.evaluate.lexical import LexicalHits, Lexicon
-from pipeline.evaluate.measures import RUN_DEPTH, RankedDocuments
+from pipeline.evaluate.measures import RUN_DEPTH, RankedDocuments, best_positions, id_ranks
 from pipeline.evaluate.passages import Passages, best_passages, window_passages
 from pipeline.evaluate.systems import Ranking, System
 from pipeline.index.generation import sampled_chunks
@@ -65,9 +65,7 @@ class SetRanker:
         chunk_bm25: LexicalHits | None,
         lexicon: Lexicon | None,
     ) -> None:
-        # Ties go to the lower id, as in a search.
-        self._id_rank_N = np.empty(len(doc_ids), np.int64)
-        self._id_rank_N[np.argsort(np.array(doc_ids, dtype=object), kind="stable")] = np.arange(len(doc_ids))
+        self._id_rank_N = id_ranks(doc_ids)
         self._encoded = encoded
         self._document_bm25 = document_bm25
         self._chunk_bm25 = chunk_bm25
@@ -103,7 +101,7 @@ class SetRanker:
         if system.ranking == "fused+bm25":
             return self._hybrid_answer(system, query, cosines, passages, depth)
         scores_N = self._document_scores(system, query, cosines)
-        ranked = self._best(scores_N, depth)
+        ranked = RankedDocuments.best(scores_N, self._id_rank_N, depth)
         if passages is None:
             return Answer(documents=ranked, passages=None)
         if system.needs_chunk_bm25:
@@ -122,7 +120,7 @@ class SetRanker:
         found, bm25 = _hits(self._document_bm25, query)
         if system.ranking == "bm25":
             return _spread(found, bm25, len(cosines.document_N))
-        dense_list = self._best(cosines.best_N, NUM_CANDIDATES).positions
+        dense_list = RankedDocuments.best(cosines.best_N, self._id_rank_N, NUM_CANDIDATES).positions
         return _rrf([found[:NUM_CANDIDATES], dense_list], len(cosines.document_N))
 
     def _hybrid_answer(
@@ -138,7 +136,8 @@ class SetRanker:
             [chunk for chunk in _top(words_M, NUM_CANDIDATES) if words_M[chunk] > 0.0]
         ]
         by_vector = (
-            self._best(scores, NUM_CANDIDATES).positions for scores in (cosines.document_N, cosines.best_N)
+            RankedDocuments.best(scores, self._id_rank_N, NUM_CANDIDATES).positions
+            for scores in (cosines.document_N, cosines.best_N)
         )
         candidates = np.unique(np.concatenate([found, by_words, *by_vector]))
         bm25_N = _spread(found, bm25, len(cosines.document_N), 0.0)
@@ -150,7 +149,7 @@ class SetRanker:
             passage_bm25_N=_any(words_N[candidates]),
             average_chunk=float(self._mean_chunk_V @ self._encoded.query_vectors_QV[query]),
         )
-        ranked = self._best(scores_N, depth)
+        ranked = RankedDocuments.best(scores_N, self._id_rank_N, depth)
         if passages is None:
             return Answer(documents=ranked, passages=None)
         own_P = cosines.passage_P
@@ -168,17 +167,6 @@ class SetRanker:
         if system.ranking == "bm25":
             return _spread(found, bm25, len(cosines.passage_P))
         return _rrf([found[:NUM_CANDIDATES], _top(cosines.passage_P, NUM_CANDIDATES)], len(cosines.passage_P))
-
-    def _best(self, scores_N: Float[np.ndarray, " N"], limit: int) -> RankedDocuments:
-        """Return the best documents, ties by id; what is no candidate is never among them."""
-        few = (
-            np.arange(len(scores_N))
-            if len(scores_N) <= limit
-            else np.flatnonzero(scores_N >= _nth_best(scores_N, limit))
-        )
-        few = few[scores_N[few] > -np.inf]
-        order = few[np.lexsort((self._id_rank_N[few], -scores_N[few]))][:limit]
-        return RankedDocuments.of(order, scores_N[order])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -216,11 +204,5 @@ def _rrf(rankings: Sequence[Int64[np.ndarray, " _"]], count: int) -> Float64[np.
 
 
 def _top(scores: Float[np.ndarray, " X"], limit: int) -> Int64[np.ndarray, " K"]:
-    few = (
-        np.arange(len(scores)) if len(scores) <= limit else np.flatnonzero(scores >= _nth_best(scores, limit))
-    )
+    few = best_positions(scores, limit)
     return few[np.argsort(-scores[few], kind="stable")][:limit]
-
-
-def _nth_best(scores: Float[np.ndarray, " X"], limit: int) -> float:
-    return float(np.partition(scores, len(scores) - limit)[len(scores) - limit])

@@ -116,6 +116,14 @@ class Report:
         cheaper = self._best(as_good)
         return [self._advice(name) for name in (best, cheaper) if name is not None]
 
+    def as_good_as(self, name: str) -> list[str]:
+        """Return the other configurations an ingest can build whose quality is the very same."""
+        return [
+            other
+            for other, own in self.by_system.items()
+            if other != name and is_buildable(own[0].system) and self.quality(other) == self.quality(name)
+        ]
+
     def to_dict(self, reference: str | None, seed: int) -> dict[str, Any]:
         """Return plain JSON values: every mean, cost and comparison with the reference."""
         results = {

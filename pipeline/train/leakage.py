@@ -25,6 +25,7 @@ from jaxtyping import UInt64
 
 from pipeline.errors import SourceError
 from pipeline.train.pairs import TrainingPairs
+from pipeline.types import ProgressListener
 
 WINDOW_WORDS: Final = 16
 """Words in a row that two texts share only when one was taken from the other, or both from a third."""
@@ -110,6 +111,16 @@ def read_judged_texts(folders: Sequence[Path]) -> JudgedTexts:
                 ) from error
             texts += [text for text in column.to_pylist() if text]
     return JudgedTexts(queries, documents)
+
+
+def without_judged(
+    pairs: TrainingPairs, folders: Sequence[Path], progress: ProgressListener
+) -> TrainingPairs:
+    """Leave out every pair of which a side stands in the evaluation sets of ``folders``, if there are any."""
+    if not folders:
+        return pairs
+    progress("leakage", 0, len(pairs), "pairs")
+    return drop_judged(pairs, read_judged_texts(folders))
 
 
 def drop_judged(pairs: TrainingPairs, judged: JudgedTexts) -> TrainingPairs:

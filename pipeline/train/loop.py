@@ -34,7 +34,7 @@ from pipeline.train.checkpoints import RunFolder, held_folder
 from pipeline.train.documents import like_headed, read_document_pairs
 from pipeline.train.heldout import choose_heldout
 from pipeline.train.landmark_encoder import LandmarkEncoder
-from pipeline.train.leakage import drop_judged, read_judged_texts
+from pipeline.train.leakage import without_judged
 from pipeline.train.low_rank import add_low_rank
 from pipeline.train.mining import mine_hard_negatives
 from pipeline.train.pairs import TrainingPairs, join_pairs, read_pairs, text_numbers
@@ -76,10 +76,7 @@ def train(
         config, precision="bf16" if resolve_precision(config.precision, device) == torch.bfloat16 else "fp32"
     )
     _check_fit(config, checkpoint, model)
-    pairs = _read(sources, documents, config)
-    if judged:
-        progress("leakage", 0, len(pairs), "pairs")
-        pairs = drop_judged(pairs, read_judged_texts(judged))
+    pairs = without_judged(_read(sources, documents, config), judged, progress)
     heldout = choose_heldout(pairs, config.heldout_pairs)
     require_batch(len(pairs) - len(heldout), config)
     dev_sets = None if scorer is None else scorer.fingerprint

@@ -1,4 +1,4 @@
-"""AdamW with a linear warm-up and a linear decay to zero; its state is named tensors, without pickle.
+"""AdamW, and the learning rate of each step; its state is named tensors, without pickle.
 
 Weight decay is for matrices alone; gates have a rate of their own, as a bias on logits has far to go and only
 a few hundred steps to do it.
@@ -6,8 +6,9 @@ a few hundred steps to do it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -18,6 +19,8 @@ from pipeline.train.settings import TrainConfig
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
+LOWEST_LR: Final = 0.05
+"""Share of the peak rate that the last steps beside a frozen base are made with."""
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
@@ -55,6 +58,12 @@ def lr_factor(step: int, config: TrainConfig) -> float:
     if step < num_warming:
         return (step + 1) / num_warming
     return (config.steps - step) / max(1, config.steps - num_warming)
+
+
+def cosine_lr_factor(step: int, *, steps: int, warmup_steps: int) -> float:
+    """Return the share of the peak rate of step 1 … steps: a linear warm-up times a cosine to LOWEST_LR."""
+    cosine = LOWEST_LR + (1 - LOWEST_LR) * 0.5 * (1 + math.cos(math.pi * step / steps))
+    return min(1.0, step / max(1, warmup_steps)) * cosine
 
 
 def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:

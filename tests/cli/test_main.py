@@ -248,6 +248,22 @@ def test_ingest_with_quarantined_rows_exits_3(call: Any, tmp_path: Path, ingest_
     assert "empty_text" in out
 
 
+def test_dry_run_says_of_quarantined_rows_what_the_run_says(
+    call: Any, tmp_path: Path, ingest_options: list[str]
+) -> None:
+    pq.write_table(pa.table({"id": ["a", "b"], "text": ["stone path", ""]}), tmp_path / "bad.parquet")
+    asked = ["ingest", "bad.parquet", *ingest_options, "--quiet"]
+    code, out, _ = call(*asked, "--dry-run", "--json")
+    plan = json.loads(out)
+    assert "empty_text: 1" in call(*asked, "--dry-run")[1]
+    run = json.loads(call(*asked, "--json")[1])
+    assert (code, plan["quarantine_reasons"], plan["warnings"]) == (
+        3,
+        run["quarantine_reasons"],
+        run["warnings"],
+    )
+
+
 def test_ingest_again_keeps_the_settings_of_the_collection(
     call: Any, corpus: str, ingest_options: list[str]
 ) -> None:
@@ -344,7 +360,7 @@ def test_setting_the_model_was_not_trained_for_is_said_by_every_verb_that_shows_
 ) -> None:
     options = [*ingest_options, "--layers", "1", "--quiet", "--json"]
     code, out, err = call("ingest", corpus, *options, "--dry-run")
-    said = json.loads(out)["warning"]
+    (said,) = json.loads(out)["warnings"]
     assert (code, "was not trained for layers 1: nDCG@10" in said, err) == (0, True, "")
     code, out, err = call("ingest", corpus, *options)
     assert (code, json.loads(out)["warnings"], err) == (0, [said], f"warning: {said}\n")

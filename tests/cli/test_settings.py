@@ -40,11 +40,36 @@ def test_misspelt_setting_in_the_file_is_refused(call: Any, corpus: str, tmp_pat
     assert "'rooot' before the first table; there are root, collection" in err
 
 
+def test_every_option_a_verb_names_can_stand_in_the_file(
+    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
+) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    for filters in ('"title=nothing"', '["title=nothing"]'):
+        (tmp_path / "cairn.toml").write_text(f"[search]\nfilter = {filters}\njson = true\ntop-k = 2\n")
+        code, out, _ = call("search", "stone", "--collection", "c")
+        assert (code, json.loads(out)["hits"]) == (0, [])
+
+
+def test_misspelt_names_come_with_what_was_meant(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "cairn.toml").write_text("[search]\ntopk = 1\n")
+    assert "[search] has no setting 'topk'; did you mean 'top-k'?" in call("search", "stone")[2]
+    (tmp_path / "cairn.toml").write_text("[search]\nquery = 'stone'\n")
+    assert "no setting 'query'; there are chunk-tokens, collection, filter," in call("search", "stone")[2]
+
+
+def test_refused_value_comes_with_the_default_of_its_verb(call: Any) -> None:
+    code, _, err = call("search", "stone", "--collection", "c", "--top-k", "0")
+    assert (code, err) == (
+        2,
+        "error: top_k must be a whole number from 1 to 200, got 0 (default: 5)\n",
+    )
+
+
 def test_misspelt_table_in_the_file_is_refused(call: Any, tmp_path: Path) -> None:
     (tmp_path / "cairn.toml").write_text("[serch]\ntop-k = 1\n")
     code, _, err = call("status")
     assert code == 2
-    assert "[serch] is no verb; there are ingest, search, " in err
+    assert "[serch] is no verb; did you mean 'search'?" in err
 
 
 def test_misspelt_variable_of_the_verb_is_named(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 import tomllib
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli.main import cairn, run
-from cli.settings import check_default_map, load_default_map
+from cli.settings import load_default_map, settings_of_verb
 from tests.docs.pages import ROOT, Block, shell_lines
 
 ADDRESS = re.compile(r"(http://)?(127\.0\.0\.1|localhost):8400")
@@ -175,7 +175,7 @@ class Workshop:
             for verb, values in load_default_map().items():
                 command = cairn.get_command(click.Context(cairn), verb)
                 assert command is not None, verb
-                check_default_map(command, values)
+                settings_of_verb(command, values)
         finally:
             Path("cairn.toml").unlink()
 
@@ -223,7 +223,7 @@ def make(words: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def open_workshop(folder: Path) -> Iterator[Workshop]:
+def open_workshop(folder: Path) -> Generator[Workshop]:
     """Work in a folder until the page is done; everything that was started is ended."""
     with pytest.MonkeyPatch.context() as patched, contextlib.ExitStack() as stack:
         patched.chdir(folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cli.evaluation_tables import advice_lines
 from pipeline.config import EncoderConfig
 from pipeline.evaluate.bench import MAIN_EVIDENCE, Cost, SystemResult
 from pipeline.evaluate.encodings import Encoding
@@ -98,6 +99,14 @@ def test_advice_names_no_other_one_that_costs_as_much():
     report = Report([result("best", 0.5), result("same", 0.499, cost=replace(COST, encode_seconds=8.0))])
 
     assert [advice.system for advice in report.advise(seed=0)] == ["best"]
+
+
+def test_advice_names_what_is_exactly_as_good():
+    report = Report([result("a", 0.5), result("b", 0.5), result("c", 0.4)])
+
+    lines = list(advice_lines(report.advise(seed=0), report))
+
+    assert "\nexactly as good here: b; more queries may tell them apart" in lines
 
 
 def test_advice_leaves_out_what_no_ingest_builds():

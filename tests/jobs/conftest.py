@@ -1,12 +1,31 @@
-"""Runs that are interrupted where they commit."""
+"""A small ingest, and runs that are interrupted where they commit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from pipeline import durable
+from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+
+
+@pytest.fixture
+def config(tiny_model_folder: Path) -> IngestConfig:
+    return IngestConfig(
+        encoder=EncoderConfig(
+            model=str(tiny_model_folder), landmark_interval=16, window_tokens=64, window_overlap_tokens=16
+        ),
+        cluster=ClusterConfig(num_clusters=3),
+        context=ContextConfig(context_documents=8, max_document_tokens=32),
+        shard_characters=600,
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
 
 
 @pytest.fixture

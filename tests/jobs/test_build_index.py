@@ -12,7 +12,7 @@ import pytest
 from jobs.build_index import build_index
 from pipeline import durable
 from pipeline.collection import open_collection
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from pipeline.config import IngestConfig
 from pipeline.errors import (
     CollectionBusyError,
     ConfigError,
@@ -51,25 +51,8 @@ def write_corpus(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-@pytest.fixture
-def config(tiny_model_folder: Path) -> IngestConfig:
-    return IngestConfig(
-        encoder=EncoderConfig(
-            model=str(tiny_model_folder), landmark_interval=16, window_tokens=64, window_overlap_tokens=16
-        ),
-        cluster=ClusterConfig(num_clusters=3),
-        context=ContextConfig(context_documents=8, max_document_tokens=32),
-        shard_characters=600,
-    )
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "root"
-
-
 def disarm() -> None:
-    durable._observers.clear()
+    durable._observers.clear()  # pyright: ignore[reportPrivateUsage]
 
 
 def test_ingest_of_a_new_corpus_stores_every_document_with_spans_that_cover_it(
@@ -207,8 +190,9 @@ def test_document_changed_between_two_interrupted_runs_is_stored_once_with_its_l
     require_same: Callable[..., None],
 ) -> None:
     versions = ((0, 4), (1, 2), (0, 1))
+    source = str(tmp_path / "a.parquet")
     for version, shards in versions:
-        source = write_corpus(
+        write_corpus(
             tmp_path / "a.parquet",
             [document(number, version=version * int(number < 5)) for number in range(30)],
         )

@@ -90,7 +90,7 @@ def test_job_of_a_training_holds_what_the_file_says(tmp_path: Path):
 "'two'"), r"job.toml: \[engine\] min_workers must be a whole number, got 'two'"),
         (f"{INGEST}[engine]\nmax_workers = 2.5", r"\[engine\] max_workers must be a whole number, got 2.5"),
         (f"{INGEST}[engine]\naddress = 1", r"\[engine\] address must be text, got 1"),
-        (f"{INGEST}[engine]\nworker_gpus = true", r"\[engine\] worker_gpus must be a number, got True"),
+        (f"{INGEST}[engine]\nworker_gpus = true", r"\[engine\] worker_gpus must be a number of at least 0, got True"),
         (f"{INGEST}[resources]\ncpus = 'two'", r"\[resources\] cpus must be a number, got 'two'"),
         ('job = "train_encoder"\nsources = ["a"]', "output must be given"),
         ('job = "train_encoder"\noutput = "a"\ntrain = 1', "train must be a table, got 1"),

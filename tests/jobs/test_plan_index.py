@@ -14,7 +14,7 @@ import pytest
 
 from jobs.build_index import build_index
 from jobs.plan_index import plan_index
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from pipeline.config import IngestConfig
 from pipeline.model.context_encoder import ContextEncoder
 from pipeline.model.engine.transformer import Transformer
 
@@ -32,23 +32,6 @@ def corpus(path: Path, numbers: range) -> str:
     ]
     pq.write_table(pa.Table.from_pylist(rows), path)
     return str(path)
-
-
-@pytest.fixture
-def config(tiny_model_folder: Path) -> IngestConfig:
-    return IngestConfig(
-        encoder=EncoderConfig(
-            model=str(tiny_model_folder), landmark_interval=16, window_tokens=64, window_overlap_tokens=16
-        ),
-        cluster=ClusterConfig(num_clusters=3),
-        context=ContextConfig(context_documents=8, max_document_tokens=32),
-        shard_characters=600,
-    )
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "root"
 
 
 def test_plan_counts_what_the_ingest_then_does_and_writes_nothing(

@@ -35,17 +35,16 @@ from pipeline.model.token_projection import TokenProjection, quantised_weights, 
 from pipeline.train.late.data import LateData, draw_batches, embed_pairs, num_held_out
 from pipeline.train.late.losses import LateBatch, late_loss, max_sims, pool_padded
 from pipeline.train.late.settings import LateConfig
-from pipeline.train.leakage import drop_judged, read_judged_texts
+from pipeline.train.leakage import without_judged
 from pipeline.train.log import TrainingLog
-from pipeline.train.mixer.folder import log_path_of, require_new
 from pipeline.train.mixer.rotation import principal_rotation
+from pipeline.train.optimizer import cosine_lr_factor, set_lr
+from pipeline.train.output_folder import log_path_of, require_new
 from pipeline.train.pairs import read_pairs, text_numbers
 from pipeline.types import ProgressListener, silent_progress
 
 STATES_SAMPLE: Final = 100_000
 """Token states that principal directions and root mean squares are taken from."""
-LOWEST_LR: Final = 0.05
-"""Share of the peak rate that the last steps are made with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,11 +88,7 @@ def train_late(
     backbone = load_backbone(settings)
     if config.dims > backbone.model_dim:
         raise ConfigError(f"dims must be at most the base model's {backbone.model_dim}, got {config.dims}")
-    pairs = read_pairs(files)
-    if judged:
-        progress("leakage", 0, len(pairs), "pairs")
-        pairs = drop_judged(pairs, read_judged_texts(judged))
-    pairs = draw_batches(pairs, config)
+    pairs = draw_batches(without_judged(read_pairs(files), judged, progress), config)
     started = time.monotonic()
     data = embed_pairs(
         pairs, backbone, config, batch_tokens=settings.batch_tokens, cache=cache, progress=progress
@@ -185,9 +180,8 @@ class LateRun:
 
     def _step(self, step: int, optimizer: torch.optim.Optimizer) -> None:
         config, started = self._config, time.monotonic()
-        factor = _lr_factor(step, config)
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * factor
+        factor = cosine_lr_factor(step, steps=config.steps, warmup_steps=config.warmup_steps)
+        set_lr(optimizer, factor)
         epoch, place = divmod(step - 1, len(self._batches))
         order = np.random.default_rng([config.seed, epoch]).permutation(len(self._batches))
         batch = self._batch(self._batches[int(order[place])])
@@ -266,9 +260,3 @@ def _padded(
 def _hit_rate(score_QN: Float32[torch.Tensor, "Q N"], batch: LateBatch) -> float:
     best_Q = score_QN.masked_fill(batch.is_left_out_QN, -torch.inf).argmax(1)
     return float((best_Q == torch.arange(len(best_Q))).float().mean())
-
-
-def _lr_factor(step: int, config: LateConfig) -> float:
-    """Return the share of the peak rate of step 1 … steps: a linear warm-up times a cosine down to 5 %."""
-    cosine = LOWEST_LR + (1 - LOWEST_LR) * 0.5 * (1 + math.cos(math.pi * step / config.steps))
-    return min(1.0, step / max(1, config.warmup_steps)) * cosine

@@ -31,22 +31,22 @@ from pipeline.model.folders.model_defaults import Base, base_of_folder, encoder_
 from pipeline.model.folders.names import model_folder
 from pipeline.model.folders.own_tensors import LANDMARK_MIXER
 from pipeline.model.landmark_mixer import LandmarkMixer
-from pipeline.train.leakage import drop_judged, read_judged_texts
+from pipeline.train.leakage import without_judged
 from pipeline.train.log import TrainingLog
 from pipeline.train.mixer.batches import BatchMaker
-from pipeline.train.mixer.folder import log_path_of, require_new, save_mixer
+from pipeline.train.mixer.folder import save_mixer
 from pipeline.train.mixer.heldout import score_mixer
 from pipeline.train.mixer.losses import judge, mix_batch, mixing_loss, passages_of
 from pipeline.train.mixer.rotation import RotationBatch, principal_rotation, train_rotation
 from pipeline.train.mixer.settings import MixerConfig
 from pipeline.train.mixer.sources import MixerData, draw_pairs, embed_sources
 from pipeline.train.mixer.vectors import BaseVectors
+from pipeline.train.optimizer import cosine_lr_factor, set_lr
+from pipeline.train.output_folder import log_path_of, require_new
 from pipeline.train.pairs import read_pairs
 from pipeline.types import ProgressListener, silent_progress
 
 BETAS: Final = (0.9, 0.98)
-LOWEST_LR: Final = 0.05
-"""Share of the peak rate that the last steps are made with."""
 ROTATION_SAMPLE: Final = 16_384
 """Vectors of chunks, and as many of queries, whose principal directions the rotation begins with."""
 
@@ -94,11 +94,7 @@ def train_mixer(
     require_new(folder)
     log_path = log_path_of(folder)
     named, settings, base_extra = _base(base, backend, precision)
-    pairs = read_pairs(files)
-    if judged:
-        progress("leakage", 0, len(pairs), "pairs")
-        pairs = drop_judged(pairs, read_judged_texts(judged))
-    pairs = draw_pairs(pairs, config)
+    pairs = draw_pairs(without_judged(read_pairs(files), judged, progress), config)
     started = time.monotonic()
     vectors = BaseVectors(settings, cache)
     dims = _require_fit(vectors, config)
@@ -231,9 +227,9 @@ class _Run:
 
     def _step(self, step: int, optimizer: torch.optim.Optimizer) -> None:
         started = time.monotonic()
-        rate = self._config.peak_lr * _lr_factor(step, self._config)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+        config = self._config
+        factor = cosine_lr_factor(step, steps=config.steps, warmup_steps=config.warmup_steps)
+        set_lr(optimizer, factor)
         batch = self._maker.training_batch(step)
         total, terms = mixing_loss(self.mixer, batch, self._config)
         optimizer.zero_grad(set_to_none=True)
@@ -255,7 +251,7 @@ class _Run:
                 "loss": loss,
                 **terms,
                 "gradient_norm": norm,
-                "lr": rate,
+                "lr": config.peak_lr * factor,
                 "seconds": seconds,
             }
         )
@@ -303,17 +299,10 @@ class _Run:
 
 def _optimizer(mixer: LandmarkMixer, config: MixerConfig) -> torch.optim.AdamW:
     trained = [parameter for parameter in mixer.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.ndim > 1]
+    vectors = [parameter for parameter in trained if parameter.ndim <= 1]
     groups = [
-        {
-            "params": [parameter for parameter in trained if parameter.ndim > 1],
-            "weight_decay": config.weight_decay,
-        },
-        {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
+        {"params": matrices, "peak": config.peak_lr, "weight_decay": config.weight_decay},
+        {"params": vectors, "peak": config.peak_lr, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=config.peak_lr, betas=BETAS)
-
-
-def _lr_factor(step: int, config: MixerConfig) -> float:
-    """Return the share of the peak rate of step 1 … steps: a linear warm-up times a cosine down to 5 %."""
-    cosine = LOWEST_LR + (1 - LOWEST_LR) * 0.5 * (1 + math.cos(math.pi * step / config.steps))
-    return min(1.0, step / max(1, config.warmup_steps)) * cosine

@@ -13,7 +13,7 @@ from pipeline.model.folders.checkpoint import read_checkpoint
 from pipeline.model.folders.model_defaults import Base, encoder_config
 from pipeline.model.landmark_mixer import LandmarkMixer, read_landmark_mixer
 from pipeline.train.mixer import folder as mixer_folder
-from pipeline.train.mixer.folder import log_path_of, save_mixer
+from pipeline.train.mixer.folder import save_mixer
 
 
 @pytest.fixture
@@ -58,13 +58,6 @@ def test_save_mixer_on_a_full_disk_leaves_nothing(
     with pytest.raises(DiskFullError, match="no space left while saving the mixer"):
         save_mixer(tmp_path / "mixer", LandmarkMixer(32), base, EncoderConfig())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_log_replaces_no_file(tmp_path: Path):
-    assert log_path_of(tmp_path / "mixer") == tmp_path / "mixer.jsonl"
-    (tmp_path / "mixer.jsonl").write_text("pairs")
-    with pytest.raises(ConfigError, match="must not replace a file"):
-        log_path_of(tmp_path / "mixer")
 
 
 def test_a_saved_mixer_is_readable_by_others_where_its_settings_are(base: Base, tmp_path: Path):
