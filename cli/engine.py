@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import click
 from typing_extensions import override
 
+from cli.options import add_options
 from jobs.engine import EngineConfig, EngineName
 from pipeline.errors import ConfigError
+from pipeline.options import options_of
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-_OPTIONS: Final = ("address", "worker_cpus", "worker_gpus", "shard_deadline")
 
 
 class WorkerRange(click.ParamType):
@@ -45,31 +45,18 @@ def job_server_option(function: _Function) -> _Function:
 
 def engine_options(function: _Function) -> _Function:
     """Add the flags of an engine."""
-    for option in reversed(
-        (
-            click.option(
-                "--engine",
-                type=click.Choice(get_args(EngineName)),
-                help="Who encodes.  [default: ray with an address, else local]",
-            ),
-            click.option(
-                "--address",
-                envvar="RAY_ADDRESS",
-                help="Ray cluster, HOST:PORT or auto.  [default: one of our own, with engine ray]",
-            ),
-            click.option(
-                "--workers",
-                type=WorkerRange(),
-                help="Workers on it, N or MIN:MAX.  [default: as many as it has room for]",
-            ),
-            click.option("--worker-cpus", type=int, help="CPUs of a worker, one thread each.  [default: 1]"),
-            click.option("--worker-gpus", type=float, help="GPUs of a worker.  [default: 0]"),
-            click.option(
-                "--shard-deadline",
-                type=float,
-                help="Seconds until a shard goes to another worker.  [default: learnt]",
-            ),
-        )
+    for option in (
+        add_options(EngineConfig),
+        click.option(
+            "--workers",
+            type=WorkerRange(),
+            help="Workers on it, N or MIN:MAX.  [default: as many as it has room for]",
+        ),
+        click.option(
+            "--engine",
+            type=click.Choice(get_args(EngineName)),
+            help="Who encodes.  [default: ray with an address, else local]",
+        ),
     ):
         function = option(function)
     return function
@@ -81,7 +68,7 @@ def resolve_engine(chosen: Mapping[str, Any]) -> EngineConfig:
     ``chosen`` holds the options that were set.
     """
     name = chosen.get("engine") or ("ray" if chosen.get("address") else "local")
-    fields = {name: chosen[name] for name in _OPTIONS if name in chosen}
+    fields = {option: chosen[option] for option in options_of(EngineConfig) if option in chosen}
     if "workers" in chosen:
         fields["min_workers"], fields["max_workers"] = chosen["workers"]
     engine = EngineConfig(name=name, **fields)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from pipeline.errors import ConfigError
-from pipeline.options import check_options
+from pipeline.options import About, check_options, option
 
 if TYPE_CHECKING:  # the command line reads EngineConfig for its help, and must not wait for pyarrow
     import numpy as np
@@ -37,12 +37,21 @@ class EngineConfig:
     """
 
     name: EngineName = "local"
-    address: str | None = None
+    address: str | None = option(
+        None,
+        About(
+            "Ray cluster, HOST:PORT or auto.",
+            default_text="one of our own, with engine ray",
+            variable="RAY_ADDRESS",
+        ),
+    )
     min_workers: int = 1
     max_workers: int | None = None
-    worker_cpus: int = 1
-    worker_gpus: float = 0.0
-    shard_deadline: float | None = None
+    worker_cpus: int = option(1, About("CPUs of a worker, one thread each.", low=1))
+    worker_gpus: float = option(0.0, About("GPUs of a worker.", low=0))
+    shard_deadline: float | None = option(
+        None, About("Seconds until a shard goes to another worker.", above=0, default_text="learnt")
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -50,15 +59,6 @@ class EngineConfig:
             raise ConfigError(
                 "workers must be a positive number, or two as in 2:8, got "
                 f"{self.min_workers}:{self.max_workers}; give the smaller first"
-            )
-        if self.worker_cpus < 1 or self.worker_gpus < 0:
-            raise ConfigError(
-                f"a worker must have at least one CPU and no fewer than 0 GPUs, got {self.worker_cpus} "
-                f"and {self.worker_gpus:g}"
-            )
-        if self.shard_deadline is not None and not self.shard_deadline > 0:
-            raise ConfigError(
-                f"shard_deadline must be positive, got {self.shard_deadline}; leave it out to have it learnt"
             )
 
 

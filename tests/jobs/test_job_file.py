@@ -51,8 +51,10 @@ cpus = 2
 def test_job_on_a_cluster_encodes_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     path = write(tmp_path, INGEST)
-    assert read_job(path).engine == EngineConfig(name="ray", address="head:6379")
-    assert read_job(write(tmp_path, f'{INGEST}[engine]\nname = "local"\n')).engine == EngineConfig()
+    on_ray, local = read_job(path), read_job(write(tmp_path, f'{INGEST}[engine]\nname = "local"\n'))
+    assert isinstance(on_ray, IngestJob)
+    assert isinstance(local, IngestJob)
+    assert (on_ray.engine, local.engine) == (EngineConfig(name="ray", address="head:6379"), EngineConfig())
 
 
 def test_job_of_a_training_holds_what_the_file_says(tmp_path: Path):
@@ -90,7 +92,7 @@ def test_job_of_a_training_holds_what_the_file_says(tmp_path: Path):
 "'two'"), r"job.toml: \[engine\] min_workers must be a whole number, got 'two'"),
         (f"{INGEST}[engine]\nmax_workers = 2.5", r"\[engine\] max_workers must be a whole number, got 2.5"),
         (f"{INGEST}[engine]\naddress = 1", r"\[engine\] address must be text, got 1"),
-        (f"{INGEST}[engine]\nworker_gpus = true", r"\[engine\] worker_gpus must be a number of at least 0, got True"),
+        (f"{INGEST}[engine]\nworker_gpus = true", r"\[engine\] worker_gpus must be .* 0, got True"),
         (f"{INGEST}[resources]\ncpus = 'two'", r"\[resources\] cpus must be a number, got 'two'"),
         ('job = "train_encoder"\nsources = ["a"]', "output must be given"),
         ('job = "train_encoder"\noutput = "a"\ntrain = 1', "train must be a table, got 1"),
