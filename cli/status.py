@@ -56,6 +56,18 @@ def _beyond_the_defaults(encoder: dict[str, Any]) -> str:
     )
 
 
+def _segments(segments: list[dict[str, Any]]) -> str:
+    """Say how many there are, and what merging them would gain."""
+    deleted = sum(segment["deleted_documents"] for segment in segments)
+    stored = deleted + sum(segment["documents"] for segment in segments)
+    if len(segments) == 1 and not deleted:
+        return "1"
+    return (
+        f"{len(segments)}, {deleted / stored:.1%} of their documents deleted  "
+        "(cairn compact makes one of them, without those)"
+    )
+
+
 def _describe(report: dict[str, Any]) -> str:
     encoder, context, drift = report["encoder"], report["context"], report["context"]["drift"]
     cost = context["recontextualisation"]
@@ -66,6 +78,7 @@ def _describe(report: dict[str, Any]) -> str:
         ("chunks", thousands(report["chunks"])),
         ("tokens", thousands(report["tokens"])),
         ("on disk", size(report["disk_bytes"])),
+        ("segments", _segments(report["segments"])),
         ("document index", report["indexes"]["documents"]["why"]),
         ("chunk index", report["indexes"]["chunks"]["why"]),
         (

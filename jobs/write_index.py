@@ -32,10 +32,14 @@ from pipeline.types import IngestReport, ProgressListener, silent_progress
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Committed:
-    """The tables and their versions that hold a run's result; no reader sees them yet."""
+    """The tables and their versions that hold a run's result; no reader sees them yet.
+
+    ``since`` are those that hold the served generation's rows, None where nothing of them is left.
+    """
 
     tables: LanceTables
     versions: Versions
+    since: Versions | None
 
 
 def write_index(
@@ -79,6 +83,7 @@ def commit_shards(
     shards = pending.EncodedShards(run.layout, run.ledger, encoded.first_shard)
     documents, chunks = shards.count()
     run.progress("commit", 0, documents, "documents")
+    since = None if replaces_all else tables.compact()
     versions = tables.commit(
         generation=next_generation_number(run.layout),
         deleted_ids=chain(run.ledger.replaced_ids(), run.ledger.vanished_ids() if delete_vanished else ()),
@@ -89,7 +94,7 @@ def commit_shards(
         expected_chunks=chunks,
     )
     run.progress("commit", documents, documents, "documents")
-    return Committed(tables=tables, versions=versions)
+    return Committed(tables=tables, versions=versions, since=since)
 
 
 def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Committed) -> Manifest:
@@ -120,7 +125,13 @@ def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Commi
         sources=run.sources,
     )
     return publish_generation(
-        run.layout, committed.tables, committed.versions, facts, run.config.index, run.progress
+        run.layout,
+        committed.tables,
+        committed.versions,
+        facts,
+        run.config.index,
+        run.progress,
+        committed.since,
     )
 
 

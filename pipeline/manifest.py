@@ -16,8 +16,13 @@ from typing import Any, Final
 from pipeline import durable
 from pipeline.errors import DamageError, IntegrityError
 
-FORMAT_VERSION = 2
-"""What is written. Version 1 differs in the names of four settings (``RENAMED_SETTINGS``) and is read too."""
+FORMAT_VERSION = 3
+"""What is written. Versions 1 and 2 know no segments: their generation is read as one.
+
+Version 1 also differs in the names of four settings (``RENAMED_SETTINGS``).
+"""
+
+READ_VERSIONS: Final = (1, 2, FORMAT_VERSION)
 
 RENAMED_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
     "context": {"num_documents": "context_documents"},
@@ -56,13 +61,39 @@ def record_file(path: Path) -> FileRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentRecord:
+    """One run of a generation's rows, whose files never change: see ``pipeline.index.segments``.
+
+    ``name`` begins the names of its files. It stores ``documents`` and ``chunks``, of which the deleted ones
+    count no more. ``indexes`` describes each FAISS file (kind, metric, nlist, nprobe).
+    """
+
+    name: str
+    documents: int
+    chunks: int
+    deleted_documents: int
+    deleted_chunks: int
+    indexes: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def live_documents(self) -> int:
+        """Count the documents that are not deleted."""
+        return self.documents - self.deleted_documents
+
+    @property
+    def live_chunks(self) -> int:
+        """Count the chunks that are not deleted."""
+        return self.chunks - self.deleted_chunks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """One generation: the Lance versions it pins, the files derived from them, and its fingerprints.
 
     ``lance_versions`` maps table name to version. ``fingerprints`` has ``encoder``, ``context`` and
     ``clusters``. ``settings`` is the resolved ingest configuration. ``context_cluster_sizes`` is the
-    histogram of documents over clusters when the context was drawn. ``indexes`` describes each FAISS file
-    (kind, metric, nlist, nprobe). ``sources`` lists the input files of the run that published this.
+    histogram of documents over clusters when the context was drawn. ``segments`` stand in the order of the
+    tables' rows. ``sources`` lists the input files of the run that published this.
     """
 
     collection: str
@@ -78,13 +109,18 @@ class Manifest:
     files: Mapping[str, FileRecord]
     fingerprints: Mapping[str, str]
     settings: Mapping[str, Any]
-    indexes: Mapping[str, Mapping[str, Any]]
+    segments: tuple[SegmentRecord, ...]
     context_documents: int
     context_cluster_sizes: tuple[int, ...]
     documents_at_context: int
     encode_tokens_per_second: float
     sources: tuple[str, ...] = field(default=())
     format_version: int = FORMAT_VERSION
+
+    @property
+    def indexes(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the descriptions of the largest segment's FAISS files."""
+        return max(self.segments, key=lambda segment: segment.live_chunks).indexes
 
     def write(self, folder: Path) -> None:
         """Write ``MANIFEST.json`` durably into a generation's folder."""
@@ -108,11 +144,12 @@ class Manifest:
             raise DamageError(f"generation {folder.name} has no {MANIFEST_NAME}") from None
         except (OSError, ValueError) as error:
             raise DamageError(f"{MANIFEST_NAME} of generation {folder.name} cannot be read") from error
-        if not isinstance(raw, dict) or raw.get("format_version") not in (1, FORMAT_VERSION):
+        if not isinstance(raw, dict) or raw.get("format_version") not in READ_VERSIONS:
             raise IntegrityError(
-                f"{MANIFEST_NAME} of generation {folder.name} must have format_version 1 or "
-                f"{FORMAT_VERSION}; it was written by another release"
+                f"{MANIFEST_NAME} of generation {folder.name} must have format_version "
+                f"{', '.join(map(str, READ_VERSIONS))}; it was written by another release"
             )
+        _add_segments(raw)
         names = {item.name for item in fields(cls)}
         if set(raw) != names:
             raise DamageError(
@@ -123,6 +160,7 @@ class Manifest:
             raw["files"] = {name: FileRecord(**record) for name, record in raw["files"].items()}
             raw["context_cluster_sizes"] = tuple(raw["context_cluster_sizes"])
             raw["sources"] = tuple(raw["sources"])
+            raw["segments"] = tuple(SegmentRecord(**record) for record in raw["segments"])
             raw["settings"] = {
                 stage: rename_settings(stage, stored) if isinstance(stored, dict) else stored
                 for stage, stored in raw["settings"].items()
@@ -130,3 +168,13 @@ class Manifest:
         except (TypeError, AttributeError) as error:
             raise DamageError(f"{MANIFEST_NAME} of generation {folder.name} is malformed") from error
         return cls(**raw)
+
+
+def _add_segments(raw: dict[str, Any]) -> None:
+    """Describe a generation of a version without segments as one segment, whose files have no prefix."""
+    if raw["format_version"] < FORMAT_VERSION and "segments" not in raw:
+        indexes = raw.pop("indexes", {})
+        counts = {name: raw.get(name, 0) for name in ("documents", "chunks")}
+        raw["segments"] = [
+            {"name": "", **counts, "deleted_documents": 0, "deleted_chunks": 0, "indexes": indexes}
+        ]

@@ -19,6 +19,8 @@ from pipeline.evaluate.encodings import EncodedSet
 from pipeline.index.layout import PASSAGES_ARROW
 from pipeline.index.passage_bm25 import PassageBM25
 from pipeline.index.passage_terms import write_passage_terms
+from pipeline.index.segments.deleted import none_deleted
+from pipeline.index.segments.joined_words import JoinedWords
 from pipeline.search.lexical import SCORE, bounded_words, lance_errors, match_any_word
 from pipeline.types import ProgressListener
 
@@ -105,9 +107,8 @@ def read_lexicon(
         storage_errors("counting the words of passages"),
     ):
         path = Path(folder) / PASSAGES_ARROW
-        bm25 = PassageBM25(
-            write_passage_terms([texts], offsets, start, end, path), offsets, start, end
-        )  # the file stays mapped
+        terms = write_passage_terms([texts], offsets, start, end, path)  # the file stays mapped
+        bm25 = PassageBM25(JoinedWords([(terms, none_deleted(len(start)))]), offsets, start, end)
         return Lexicon(
             documents=documents,
             bm25=bm25,

@@ -15,10 +15,11 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import faiss
 import numpy as np
@@ -56,6 +57,19 @@ EMPTY_CODES_BYTES = 8
 """The zero length that ends an index of codes without a vector."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Codebook:
+    """What the inverted files of a collection share, so that their lists can be joined: trained, and empty.
+
+    ``index`` has the centroids and the ranges of the codes, ``refine`` those of a refined kind.
+    ``description`` goes into that of every file that is written with it.
+    """
+
+    index: Any
+    refine: Any | None
+    description: Mapping[str, Any]
+
+
 def build_faiss_index(
     vectors: VectorStream, num_vectors: int, vector_dim: int, config: IndexConfig, path: Path
 ) -> dict[str, Any]:
@@ -66,42 +80,66 @@ def build_faiss_index(
     """
     name, why = choose_kind(num_vectors, config)
     kind = faiss_kind(name)
-    description: dict[str, Any] = {
-        "kind": name,
-        "why": why,
-        "metric": "inner_product",
-        "num_vectors": num_vectors,
-        "vector_dim": vector_dim,
-    }
     if kind.make_lists is None:
-        index = faiss.IndexFlatIP(vector_dim)
-        _write_codes(
-            index,
-            (block.astype(np.float32, copy=False) for block in vectors()),
-            num_vectors,
-            np.float32,
-            path,
-        )
-        return description | {"probed_recall_at_10": 1.0}
+        return write_flat(vectors(), num_vectors, vector_dim, path, why)
     sample_NV, queries_QV, query_positions = _draw_samples(vectors, num_vectors, vector_dim, config.seed)
     exact = _ExactTop(queries_QV, query_positions)
     with _one_blas_thread():
         index = _train_lists(kind.make_lists, sample_NV, num_vectors, config.seed)
         refine = _train_codes(sample_NV, vector_dim) if kind.is_refined else None
-    description |= {
+    description = {
+        "kind": name,
+        "why": why,
+        "metric": "inner_product",
+        "vector_dim": vector_dim,
         "nlist": index.nlist,
         "trained_on": len(sample_NV),
+        "trained_for": num_vectors,
         "seed": config.seed,
         "refine_factor": REFINE_FACTOR,
     }
     del sample_NV
-    _write_lists(index, exact.watch(vectors()), num_vectors, path)
+    codebook = Codebook(index=index, refine=refine, description=description)
+    written = write_coded(codebook, lambda: exact.watch(vectors()), num_vectors, path)
+    return written | _choose_nprobe(index, exact)
+
+
+def write_flat(
+    blocks: Iterator[np.ndarray], num_vectors: int, vector_dim: int, path: Path, why: str
+) -> dict[str, Any]:
+    """Write vectors as they are; return the description of the file."""
+    floats = (block.astype(np.float32, copy=False) for block in blocks)
+    _write_codes(faiss.IndexFlatIP(vector_dim), floats, num_vectors, np.float32, path)
+    return {
+        "kind": "flat",
+        "why": why,
+        "metric": "inner_product",
+        "num_vectors": num_vectors,
+        "vector_dim": vector_dim,
+        "probed_recall_at_10": 1.0,
+    }
+
+
+def write_coded(codebook: Codebook, vectors: VectorStream, num_vectors: int, path: Path) -> dict[str, Any]:
+    """Write vectors by a codebook; return the description of the file."""
+    _write_lists(codebook.index, vectors(), num_vectors, path)
+    refine = codebook.refine
     if refine is not None:
-        refine_blocks = (
-            refine.sa_encode(np.ascontiguousarray(block, dtype=np.float32)) for block in vectors()
-        )
-        _write_codes(refine, refine_blocks, num_vectors, np.uint8, path.with_name(path.name + REFINE_SUFFIX))
-    return description | _choose_nprobe(index, exact)
+        blocks = (refine.sa_encode(np.ascontiguousarray(block, dtype=np.float32)) for block in vectors())
+        write_refine(refine, blocks, num_vectors, path)
+    return {**codebook.description, "num_vectors": num_vectors}
+
+
+def write_refine(refine: Any, blocks: Iterator[np.ndarray], num_vectors: int, path: Path) -> None:
+    """Write the second file of a refined kind from codes in the order of their positions."""
+    _write_codes(refine, blocks, num_vectors, np.uint8, path.with_name(path.name + REFINE_SUFFIX))
+
+
+def write_list_header(index: Any, sizes_K: Int64[np.ndarray, " K"], stream: IO[bytes]) -> None:
+    """Write all of an inverted file that stands before its codes; ``sizes_K`` are those of its lists."""
+    stream.write(_header(index, int(sizes_K.sum()), EMPTY_LISTS_BYTES))
+    stream.write(b"ilar" + np.array([index.nlist, index.code_size], np.uint64).tobytes())
+    stream.write(b"full" + np.uint64(index.nlist).tobytes() + sizes_K.astype(np.uint64).tobytes())
 
 
 def _draw_samples(
@@ -186,9 +224,7 @@ def _write_lists(index: Any, blocks: Iterator[np.ndarray], num_vectors: int, pat
         sizes_SK, starts = _spill_codes(index, blocks, spill)
         sizes_K = sizes_SK.sum(axis=0)
         assert int(sizes_K.sum()) == num_vectors, (int(sizes_K.sum()), num_vectors)
-        stream.write(_header(index, num_vectors, EMPTY_LISTS_BYTES))
-        stream.write(b"ilar" + np.array([index.nlist, index.code_size], np.uint64).tobytes())
-        stream.write(b"full" + np.uint64(index.nlist).tobytes() + sizes_K.astype(np.uint64).tobytes())
+        write_list_header(index, sizes_K, stream)
         offsets_SK = np.cumsum(sizes_SK, axis=1) - sizes_SK
         for list_number in range(index.nlist):
             for width, skip in ((index.code_size, 0), (8, index.code_size)):
@@ -199,7 +235,7 @@ def _write_lists(index: Any, blocks: Iterator[np.ndarray], num_vectors: int, pat
 
 
 def _spill_codes(
-    index: Any, blocks: Iterator[np.ndarray], spill: BinaryIO
+    index: Any, blocks: Iterator[np.ndarray], spill: IO[bytes]
 ) -> tuple[Int64[np.ndarray, "S K"], list[int]]:
     """Append one run for every ``SPILL_VECTORS``; return the list sizes and the start of each run.
 
@@ -214,7 +250,7 @@ def _spill_codes(
                 block[start : start + ENCODE_SLICE_VECTORS]
                 for start in range(0, len(block), ENCODE_SLICE_VECTORS)
             ]
-            encoded = list(workers.map(lambda part: _encode(index, part), slices))
+            encoded = list(workers.map(lambda part: encode_block(index, part), slices))
             lists = np.concatenate([lists for lists, _ in encoded])
             order = np.argsort(lists, kind="stable")
             starts.append(spill.tell())
@@ -226,7 +262,8 @@ def _spill_codes(
     return np.stack(sizes), starts
 
 
-def _encode(index: Any, block_NV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def encode_block(index: Any, block_NV: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the list and the code of each vector."""
     vectors_NV = np.ascontiguousarray(block_NV, dtype=np.float32)
     lists = np.ascontiguousarray(index.quantizer.search(vectors_NV, 1)[1][:, 0])
     codes = np.zeros((len(vectors_NV), index.code_size), dtype=np.uint8)

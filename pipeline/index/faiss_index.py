@@ -17,7 +17,7 @@ from typing import Any
 
 import faiss
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int64, UInt8
 from numpy.lib.stride_tricks import sliding_window_view
 
 from pipeline.errors import DamageError
@@ -35,21 +35,23 @@ _read_lock = threading.Lock()
 """FAISS keeps its byte limit in one global; two readers of different files must not race on it."""
 
 
-def open_faiss_index(path: Path, description: Mapping[str, Any]) -> FaissIndex:
+def open_faiss_index(
+    path: Path, description: Mapping[str, Any], deleted: Int64[np.ndarray, " D"] | None = None
+) -> FaissIndex:
     """Map a FAISS file whose hash has been checked.
 
-    ``description`` is what ``build_faiss_index`` returned for it.
+    ``description`` is what ``build_faiss_index`` returned for it. ``deleted`` positions are never found.
     """
     kind, refine = faiss_kind(description["kind"]), None
     if kind.make_lists is None:
-        index = _read(path, faiss.IO_FLAG_MMAP_IFC)
+        index = read_faiss_file(path, faiss.IO_FLAG_MMAP_IFC)
     else:
-        index = _read(path, faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+        index = read_faiss_file(path, faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
         # By default 32 threads a query fetch lists that are in the page cache anyway.
         faiss.downcast_InvertedLists(index.invlists).prefetch_nthread = 0
     if kind.is_refined:
-        refine = _read(path.with_name(path.name + REFINE_SUFFIX), faiss.IO_FLAG_MMAP_IFC)
-    opened = FaissIndex(index=index, refine=refine, description=description)
+        refine = read_faiss_file(path.with_name(path.name + REFINE_SUFFIX), faiss.IO_FLAG_MMAP_IFC)
+    opened = FaissIndex(index=index, refine=refine, description=description, deleted=deleted)
     if (opened.num_vectors, opened.vector_dim) != (description["num_vectors"], description["vector_dim"]):
         raise DamageError(
             f"{path.name} must hold {description['num_vectors']} vectors of {description['vector_dim']} "
@@ -59,7 +61,8 @@ def open_faiss_index(path: Path, description: Mapping[str, Any]) -> FaissIndex:
     return opened
 
 
-def _read(path: Path, flags: int) -> Any:
+def read_faiss_file(path: Path, flags: int) -> Any:
+    """Read or map a FAISS file as FAISS has it."""
     with _read_lock:
         # No vector in a file can be larger than the file.
         faiss.set_deserialization_vector_byte_limit(max(path.stat().st_size, 1 << 20))
@@ -75,14 +78,26 @@ class FaissIndex:
     Safe to search from several threads.
     """
 
-    def __init__(self, *, index: Any, refine: Any | None, description: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        *,
+        index: Any,
+        refine: Any | None,
+        description: Mapping[str, Any],
+        deleted: Int64[np.ndarray, " D"] | None = None,
+    ) -> None:
         self.description = description
         self._index = index
         self._refine = refine
         self._search_index = index if refine is None else faiss.IndexRefine(index, refine)
-        self._is_flat = faiss_kind(description["kind"]).make_lists is None
-        self._nprobe = 1 if self._is_flat else int(description["nprobe"])
+        self.is_flat = faiss_kind(description["kind"]).make_lists is None
+        self._nprobe = 1 if self.is_flat else int(description["nprobe"])
         self._codes_lock = threading.Lock()
+        self._live = None
+        if deleted is not None and len(deleted):
+            is_live = np.ones(index.ntotal, np.bool_)
+            is_live[deleted] = False
+            self._live = _bitmap_selector(is_live)
 
     @property
     def num_vectors(self) -> int:
@@ -115,7 +130,7 @@ class FaissIndex:
     @property
     def num_lists(self) -> int:
         """Count the inverted lists; 1 for Flat."""
-        return 1 if self._is_flat else self._index.nlist
+        return 1 if self.is_flat else self._index.nlist
 
     def _search(
         self,
@@ -137,7 +152,7 @@ class FaissIndex:
         """Return the vectors at these positions, in their order, decoded from what the file holds."""
         if not len(positions):
             return np.empty((0, self.vector_dim), np.float32)
-        if self._is_flat:
+        if self.is_flat:
             return self._index.reconstruct_batch(positions)
         return self._codes.decode(positions)
 
@@ -148,13 +163,34 @@ class FaissIndex:
         Inverted lists need a map of 8 bytes a vector for it, made when first asked for.
         """
         if self._refine is not None:
-            return _RefineCodes(self._refine)
+            return self._refine_codes
         with self._codes_lock:
             return _ListedCodes(self._index)
 
+    @cached_property
+    def _refine_codes(self) -> _RefineCodes:
+        return _RefineCodes(self._refine)
+
+    def list_codes(self, number: int) -> tuple[UInt8[np.ndarray, "n code"], Int64[np.ndarray, " n"]]:
+        """Return the codes of an inverted list and the positions they are of."""
+        lists = self._index.invlists
+        size, width = lists.list_size(number), self._index.code_size
+        if not size:
+            return np.empty((0, width), np.uint8), np.empty(0, np.int64)
+        codes = faiss.rev_swig_ptr(lists.get_codes(number), size * width).reshape(size, width)
+        return codes, faiss.rev_swig_ptr(lists.get_ids(number), size)
+
+    def refine_codes(self, positions: Int64[np.ndarray, " A"]) -> UInt8[np.ndarray, "A code"] | None:
+        """Return the codes that refine these positions, None in a kind that refines nothing."""
+        return None if self._refine is None else self._refine_codes.stored(positions)
+
     def _parameters(self, nprobe: int, allowed: Int64[np.ndarray, " A"] | None) -> Any:
-        selector = None if allowed is None else _bitmap_selector(allowed, self.num_vectors)
-        if self._is_flat:
+        selector = self._live
+        if allowed is not None:
+            is_allowed = np.zeros(self.num_vectors, np.bool_)
+            is_allowed[allowed] = True
+            selector = _bitmap_selector(is_allowed)
+        if self.is_flat:
             return None if selector is None else faiss.SearchParameters(sel=selector)
         if self._refine is None:
             return faiss.SearchParametersIVF(nprobe=nprobe, sel=selector)
@@ -172,9 +208,13 @@ class _RefineCodes:
         codes = faiss.rev_swig_ptr(index.codes.data(), index.ntotal * index.code_size)
         self._codes_NC = codes.reshape(index.ntotal, index.code_size)
 
+    def stored(self, positions: Int64[np.ndarray, " A"]) -> UInt8[np.ndarray, "A code"]:
+        """Return the codes at these positions."""
+        return self._codes_NC[positions]
+
     def decode(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
         """Return the vectors at these positions."""
-        return self._index.sa_decode(self._codes_NC[positions])
+        return self._index.sa_decode(self.stored(positions))
 
 
 class _ListedCodes:
@@ -208,9 +248,7 @@ class _ListedCodes:
         return vectors_AV
 
 
-def _bitmap_selector(allowed: Int64[np.ndarray, " A"], num_vectors: int) -> Any:
-    is_allowed = np.zeros(num_vectors, dtype=bool)
-    is_allowed[allowed] = True
+def _bitmap_selector(is_allowed: np.ndarray) -> Any:
     return faiss.IDSelectorBitmap(np.packbits(is_allowed, bitorder="little"))
 
 

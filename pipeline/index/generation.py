@@ -8,9 +8,7 @@ publishes beside it. Building one is ``publish``'s business.
 from __future__ import annotations
 
 import hashlib
-import os
-import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,28 +17,25 @@ from typing import TYPE_CHECKING
 import lance
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32, Int32, Int64, UInt64
+from jaxtyping import Float32, Int64, UInt64
 from lance.query import FullTextQuery
 
 from pipeline.durable import sha256_of_file, storage_errors
 from pipeline.errors import DamageError, IntegrityError
-from pipeline.index.faiss_index import open_faiss_index
+from pipeline.index.document_bm25 import DocumentBM25
+from pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex
+from pipeline.index.held_files import HeldFiles
 from pipeline.index.lance_files import damaged_lance_files, read_lance_files
-from pipeline.index.layout import (
-    CHUNKS_ARROW,
-    CHUNKS_FAISS,
-    DOCUMENTS_ARROW,
-    DOCUMENTS_FAISS,
-    LANCE_FILES,
-    PASSAGES_ARROW,
-    CollectionLayout,
-)
+from pipeline.index.layout import DELETED_BITS, DOCUMENTS_FAISS, LANCE_FILES, CollectionLayout
 from pipeline.index.passage_bm25 import PassageBM25
-from pipeline.index.passage_terms import open_passage_terms
-from pipeline.index.position_files import CHUNK_POSITIONS_SCHEMA, DOCUMENT_POSITIONS_SCHEMA, open_positions
 from pipeline.index.protocol import VectorIndex
+from pipeline.index.segments.deleted import DeletedRows
+from pipeline.index.segments.joined_columns import JoinedColumns, joined_column
+from pipeline.index.segments.joined_index import JoinedIndex
+from pipeline.index.segments.joined_words import JoinedWords
+from pipeline.index.segments.segment import Segment, SegmentRows, needed_files, open_segment
 from pipeline.index.tables import DOCUMENTS, TABLES, open_pinned_dataset, open_pinned_table
-from pipeline.manifest import FileRecord, Manifest
+from pipeline.manifest import Manifest
 
 if TYPE_CHECKING:
     import lancedb
@@ -51,65 +46,20 @@ OPEN_ATTEMPTS = 3
 """A reader that loses its generation to two publications in a row while opening it starts over."""
 
 
-class HeldFiles:
-    """Mapped files, held open to notice when one is cut or written into.
-
-    Reading a mapped part that was cut off would end the process. A file that was removed stays whole for its
-    holder. A file that is missing when it is to be held raises :class:`DamageError`, as mapping it does, so
-    that a reader that lost its generation starts over.
-    """
-
-    def __init__(self, folder: Path, records: Mapping[str, FileRecord]) -> None:
-        self._records = dict(records)
-        self._descriptors: dict[str, int] = {}
-        weakref.finalize(self, _close, self._descriptors)
-        for name in records:
-            try:
-                self._descriptors[name] = os.open(folder / name, os.O_RDONLY)
-            except OSError as error:
-                raise DamageError(f"{name} cannot be read") from error
-        self._written_ns = {name: os.fstat(file).st_mtime_ns for name, file in self._descriptors.items()}
-
-    def damaged_file(self) -> tuple[str, str] | None:
-        """Return a file that is no longer what it was and what is wrong with it, None where all are whole.
-
-        Costs a ``stat`` a file; one that was written into since is hashed again.
-        """
-        for name, descriptor in self._descriptors.items():
-            found, size = os.fstat(descriptor), self._records[name].size_bytes
-            if found.st_size < size:
-                return name, f"must have {size:,} bytes, got {found.st_size:,}: it was cut while it was open"
-            if found.st_mtime_ns != self._written_ns[name]:
-                with os.fdopen(os.dup(descriptor), "rb") as file:
-                    file.seek(0)
-                    if hashlib.file_digest(file, "sha256").hexdigest() != self._records[name].sha256:
-                        return name, "was written into while it was open, and does not match its SHA-256"
-                self._written_ns[name] = found.st_mtime_ns
-        return None
-
-
-def _close(descriptors: dict[str, int]) -> None:
-    for descriptor in descriptors.values():
-        os.close(descriptor)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Generation:
-    """What one search reads: two vector indexes, their positions, and the pinned table.
+class Generation(JoinedColumns):
+    """What one search reads: two vector indexes, their columns, and the pinned table.
 
-    Position p of ``documents`` is row p of ``doc_ids``, ``row_ids`` and ``cluster_ids``; its chunks are
-    positions ``chunk_offsets[p]`` to ``chunk_offsets[p + 1]`` of ``chunks``. ``passage_terms`` is None in a
-    generation published before passages had a BM25 of their own; the next publication makes it. ``warning``
-    is a sentence for the user when an older generation is served because the current one is damaged.
+    Position p of ``documents`` is row p of ``doc_ids`` and ``cluster_ids``, and of a scan of the table; its
+    chunks are positions ``chunk_offsets[p]`` to ``chunk_offsets[p + 1]`` of ``chunks``. ``warning`` is a
+    sentence for the user when an older generation is served because the current one is damaged.
     """
 
     layout: CollectionLayout
     manifest: Manifest
+    segments: Sequence[Segment]
     documents: VectorIndex
     chunks: VectorIndex
-    positions: pa.RecordBatch
-    spans: pa.RecordBatch
-    passage_terms: pa.RecordBatch | None
     dataset: lance.LanceDataset
     held_files: HeldFiles
     warning: str | None = None
@@ -124,10 +74,27 @@ class Generation:
         """Where the generation's files lie, ``context.arrow`` and ``clusters.arrow`` among them."""
         return self.layout.generation_folder(self.number)
 
+    def segment_rows(self) -> Sequence[SegmentRows]:
+        """Return the rows of the segments, in their order."""
+        return [segment.rows for segment in self.segments]
+
     @property
     def num_documents(self) -> int:
         """Count the documents."""
-        return self.positions.num_rows
+        return self.manifest.documents
+
+    @property
+    def num_chunks(self) -> int:
+        """Count the chunks."""
+        return self.manifest.chunks
+
+    @property
+    def vectors_sha256(self) -> str:
+        """A hash of the files that the document vectors lie in, and of which of them count."""
+        names = [DOCUMENTS_FAISS, DOCUMENTS_FAISS + REFINE_SUFFIX, DELETED_BITS]
+        files = [segment.record.name + name for segment in self.segments for name in names]
+        hashes = [self.manifest.files[name].sha256 for name in files if name in self.manifest.files]
+        return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
     @cached_property
     def document_schema(self) -> pa.Schema:
@@ -144,53 +111,41 @@ class Generation:
         return open_pinned_table(self.layout, DOCUMENTS, self.manifest.lance_versions[DOCUMENTS])
 
     @cached_property
-    def doc_ids(self) -> pa.LargeStringArray:
-        """Document ids by position, memory-mapped."""
-        return self.positions.column("doc_id")
-
-    @cached_property
     def row_ids(self) -> UInt64[np.ndarray, " N"]:
         """Lance row ids by position, valid at the pinned version only."""
-        return self.positions.column("row_id").to_numpy(zero_copy_only=True)
-
-    @cached_property
-    def chunk_offsets(self) -> Int64[np.ndarray, " N_plus_1"]:
-        """First chunk of each document, and the number of chunks at the end."""
-        return np.append(
-            self.positions.column("chunk_offset").to_numpy(zero_copy_only=True), np.int64(self.spans.num_rows)
-        )
-
-    @cached_property
-    def cluster_ids(self) -> Int32[np.ndarray, " N"]:
-        """Cluster of each document."""
-        return self.positions.column("cluster_id").to_numpy(zero_copy_only=True)
-
-    @cached_property
-    def num_tokens(self) -> Int32[np.ndarray, " N"]:
-        """Tokens of each document."""
-        return self.positions.column("num_tokens").to_numpy(zero_copy_only=True)
-
-    @cached_property
-    def chunk_documents(self) -> Int64[np.ndarray, " M"]:
-        """Document position of each chunk."""
-        return self.spans.column("document_position").to_numpy(zero_copy_only=True)
-
-    @cached_property
-    def chunk_starts(self) -> Int64[np.ndarray, " M"]:
-        """First character of each chunk in its document's text."""
-        return self.spans.column("start_char").to_numpy(zero_copy_only=True)
-
-    @cached_property
-    def chunk_ends(self) -> Int64[np.ndarray, " M"]:
-        """One past the last character of each chunk."""
-        return self.spans.column("end_char").to_numpy(zero_copy_only=True)
+        batches = self.dataset.scanner(columns=[], with_row_id=True, scan_in_order=True).to_batches()
+        parts = [batch.column("_rowid").to_numpy() for batch in batches]
+        return np.concatenate([np.empty(0, np.uint64), *parts])
 
     @cached_property
     def passage_bm25(self) -> PassageBM25 | None:
-        """BM25 of windows of chunks, None where ``passage_terms`` is."""
-        if self.passage_terms is None:
+        """BM25 of windows of chunks; None where passages had none yet when the generation was published."""
+        words = [
+            (segment.words, segment.rows.deleted_chunks)
+            for segment in self.segments
+            if segment.words is not None
+        ]
+        if len(words) < len(self.segments):
             return None
-        return PassageBM25(self.passage_terms, self.chunk_offsets, self.chunk_starts, self.chunk_ends)
+        return PassageBM25(JoinedWords(words), self.chunk_offsets, self.chunk_starts, self.chunk_ends)
+
+    @cached_property
+    def document_bm25(self) -> DocumentBM25 | None:
+        """BM25 of documents; None in generations of earlier releases, where LanceDB scores them."""
+        words, titles, lengths = [], [], []
+        for segment in self.segments:
+            if segment.words is None or segment.titles is None or segment.lengths is None:
+                return None
+            words.append((segment.words, segment.rows.deleted_chunks))
+            titles.append((segment.titles, segment.rows.deleted_documents))
+            lengths.append((segment.lengths, segment.rows.deleted_documents))
+        return DocumentBM25(
+            JoinedWords(words),
+            JoinedWords(titles),
+            self.chunk_documents,
+            joined_column(lengths, "text_words"),
+            joined_column(lengths, "title_words"),
+        )
 
     @cached_property
     def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
@@ -198,7 +153,7 @@ class Generation:
 
         Its product with a query is what an average chunk scores.
         """
-        return self.chunks.reconstruct(sampled_chunks(self.spans.num_rows)).mean(axis=0)
+        return self.chunks.reconstruct(sampled_chunks(self.num_chunks)).mean(axis=0)
 
     @cached_property
     def _row_order(self) -> Int64[np.ndarray, " N"]:
@@ -337,9 +292,8 @@ def check_generation_files(
                 problems.append((name, f"must have {record.size_bytes} bytes, got {path.stat().st_size}"))
             elif check_hashes and sha256_of_file(path) != record.sha256:
                 problems.append((name, "does not match its SHA-256"))
-    missing = {DOCUMENTS_FAISS, CHUNKS_FAISS, DOCUMENTS_ARROW, CHUNKS_ARROW, LANCE_FILES} - set(
-        manifest.files
-    )
+    needed = {name for record in manifest.segments for name in needed_files(record)}
+    missing = {LANCE_FILES, *needed} - set(manifest.files)
     return problems + [(name, "is not in the manifest") for name in sorted(missing)]
 
 
@@ -369,9 +323,12 @@ def _open_files(layout: CollectionLayout, number: int, check_hashes: bool) -> Ge
         raise DamageError(f"{name} of generation {number} {problem}")
     for name, problem in damaged_lance_files(layout, read_lance_files(folder), manifests_only=True):
         raise DamageError(f"{name} of generation {number} {problem}")
-    positions = open_positions(folder / DOCUMENTS_ARROW, DOCUMENT_POSITIONS_SCHEMA)
-    spans = open_positions(folder / CHUNKS_ARROW, CHUNK_POSITIONS_SCHEMA)
-    counts = {"documents": positions.num_rows, "chunks": spans.num_rows}
+    segments = [open_segment(folder, record, manifest.files) for record in manifest.segments]
+    rows = [segment.rows for segment in segments]
+    counts = {
+        "documents": sum(each.deleted_documents.num_live for each in rows),
+        "chunks": sum(each.deleted_chunks.num_live for each in rows),
+    }
     if counts != {"documents": manifest.documents, "chunks": manifest.chunks}:
         raise DamageError(
             f"generation {number} must hold {manifest.documents} documents and {manifest.chunks} chunks, "
@@ -380,13 +337,15 @@ def _open_files(layout: CollectionLayout, number: int, check_hashes: bool) -> Ge
     return Generation(
         layout=layout,
         manifest=manifest,
-        documents=open_faiss_index(folder / DOCUMENTS_FAISS, manifest.indexes["documents"]),
-        chunks=open_faiss_index(folder / CHUNKS_FAISS, manifest.indexes["chunks"]),
-        positions=positions,
-        spans=spans,
-        passage_terms=open_passage_terms(folder / PASSAGES_ARROW)
-        if PASSAGES_ARROW in manifest.files
-        else None,
+        segments=segments,
+        documents=_joined([(segment.documents, segment.rows.deleted_documents) for segment in segments]),
+        chunks=_joined([(segment.chunks, segment.rows.deleted_chunks) for segment in segments]),
         dataset=open_pinned_dataset(layout, DOCUMENTS, manifest.lance_versions[DOCUMENTS]),
         held_files=HeldFiles(folder, manifest.files),
     )
+
+
+def _joined(parts: Sequence[tuple[FaissIndex, DeletedRows]]) -> VectorIndex:
+    """Return the one index as it is where there is just one, whole."""
+    index, deleted = parts[0]
+    return JoinedIndex(parts) if len(parts) > 1 or len(deleted.rows) else index

@@ -14,17 +14,12 @@ from pipeline.errors import CairnError, DamageError, StorageError, is_panic
 LANCE_ERRORS: Final = (OSError, RuntimeError, ValueError)
 """What Lance and LanceDB raise: they have no exceptions of their own that can be relied on."""
 
-TEXT_INDEX_ADVICE: Final = (
-    "free disk space and ingest the sources again, or let `cairn repair` build the text index again"
-)
-"""What to do where indexing the text fails: LanceDB names neither a full disk nor a damaged index then."""
-
 
 @contextlib.contextmanager
-def lance_errors(action: str, *, damaged: bool = False, advice: str = "") -> Generator[None]:
+def lance_errors(action: str, *, damaged: bool = False) -> Generator[None]:
     """Report what Lance raises in the block as a :class:`CairnError`.
 
-    ``damaged`` says that stored files, not the disk, are to blame. ``advice`` replaces Lance's own words.
+    ``damaged`` says that stored files, not the disk, are to blame.
     """
     try:
         yield
@@ -36,7 +31,7 @@ def lance_errors(action: str, *, damaged: bool = False, advice: str = "") -> Gen
             raise_storage_error(OSError(int(code.group(1)), os.strerror(int(code.group(1)))), action)
         if damaged:
             raise DamageError(f"{action} failed: the stored files do not fit together") from error
-        raise StorageError(f"{action} failed inside LanceDB: {advice or _first_line(error)}") from error
+        raise StorageError(f"{action} failed inside LanceDB: {_first_line(error)}") from error
     except BaseException as error:
         if not is_panic(error):
             raise

@@ -19,34 +19,24 @@ from typing import Any
 
 import lance
 import lancedb
-import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32
 from lancedb.expr import col
-from lancedb.index import FTS
 
 from pipeline.durable import commit_point
 from pipeline.errors import CairnError, IntegrityError, SchemaError
 from pipeline.index.allocator import returning_freed_memory
 from pipeline.index.checked_batches import CheckedBatches
-from pipeline.index.lance_errors import LANCE_ERRORS, TEXT_INDEX_ADVICE, lance_errors
+from pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
 from pipeline.index.layout import CollectionLayout, generation_tag
-from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES, TEXT_INDEX_COLUMNS
+from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
+from pipeline.index.tiers import first_to_merge
 from pipeline.types import chunks_schema, documents_schema
 
 PRIMARY_KEYS = {DOCUMENTS: "doc_id", CHUNKS: "chunk_id"}
 
 MAX_IDS_A_DELETE = 1_000
 """Longer IN lists make Lance's planner the slowest part of a deletion."""
-MAX_FRAGMENTS = 32
-"""Appends beyond this many files are merged.
-
-Sooner would rewrite a large table for a nightly handful of rows.
-"""
-MAX_DELETED_SHARE = 0.25
-TEXT_INDEX_MEMORY_MIB = 128
 SCAN_ROWS = 4_096
-TEXT_ROWS = 64
 SCAN_BUFFER_BYTES = 16 << 20
 """Lance reads ahead up to 2 GiB by default."""
 COMPACTION_ROWS = 512
@@ -147,6 +137,17 @@ class LanceTables:
         commit_point("lance-rolled-back")
 
     @returning_freed_memory()
+    def compact(self, *, force: bool = False) -> Versions:
+        """Merge fragments and drop deleted rows where there are many; return the versions that hold the rest.
+
+        The rows and their order stay, their row ids don't.
+        """
+        for name in TABLES:
+            self._compact(name, force=force)
+        commit_point("compacted")
+        return self.versions()
+
+    @returning_freed_memory()
     def commit(
         self,
         *,
@@ -157,9 +158,8 @@ class LanceTables:
         chunks: pa.RecordBatchReader | None = None,
         expected_documents: int = 0,
         expected_chunks: int = 0,
-        compact: bool = False,
     ) -> Versions:
-        """Delete, append, compact, index and tag; return the versions that hold the result.
+        """Delete, append and tag; return the versions that hold the result.
 
         ``deleted_ids`` comes in lists of at most 1,000; ``replaces_all`` deletes every row instead.
         ``documents`` and ``chunks`` carry the same documents in the same order, each streamed into ONE
@@ -183,11 +183,7 @@ class LanceTables:
             if reader is not None and expected:
                 self._append(name, reader, expected)
             commit_point(f"{name}-added")
-        for name in TABLES:
-            self._compact(name, force=compact)
-        commit_point("compacted")
-        self._index_text()
-        commit_point("text-indexed")
+        self.drop_text_indexes()
         versions = self.versions()
         self.tag(generation, versions)
         commit_point("tagged")
@@ -234,33 +230,23 @@ class LanceTables:
         versions: Mapping[str, int],
         batch_rows: int = SCAN_ROWS,
         *,
-        with_row_id: bool = False,
+        fragments: Sequence[int] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Stream columns of a pinned version in stored order, in bounded memory."""
+        """Stream columns of a pinned version in stored order, in bounded memory; None is all fragments."""
         with lance_errors(f"reading table `{table}`", damaged=True):
-            scanner = self._dataset(table, versions[table]).scanner(
+            dataset = self._dataset(table, versions[table])
+            scanner = dataset.scanner(
                 columns=list(columns),
                 batch_size=batch_rows,
-                with_row_id=with_row_id,
+                fragments=None
+                if fragments is None
+                else [part for part in dataset.get_fragments() if part.fragment_id in fragments],
                 scan_in_order=True,
                 batch_readahead=1,
                 fragment_readahead=1,
                 io_buffer_size=SCAN_BUFFER_BYTES,
             )
             yield from scanner.to_batches()
-
-    def scan_vectors(self, table: str, versions: Mapping[str, int]) -> Iterator[Float32[np.ndarray, "N V"]]:
-        """Stream the vectors of a pinned version in stored order."""
-        for batch in self.scan(table, ["vector"], versions):
-            yield vectors_of(batch.column("vector"))
-
-    def scan_texts(self, versions: Mapping[str, int]) -> Iterator[list[str]]:
-        """Stream the texts of the documents at the pinned version, in stored order, a few at a time.
-
-        One may be long.
-        """
-        for batch in self.scan(DOCUMENTS, ["text"], versions, TEXT_ROWS):
-            yield batch.column("text").to_pylist()
 
     @contextlib.contextmanager
     def _reading(self, action: str) -> Generator[None]:
@@ -314,6 +300,10 @@ class LanceTables:
                 raise checked.error from None
             raise
         added = table.count_rows() - before
+        if added:
+            with lance_errors(f"reading back what was appended to table `{name}`"):
+                # Lance does not notice a file that was cut while it wrote it.
+                self._dataset(name).take([before + added - 1], columns=["doc_id"])
         if added != expected:
             raise IntegrityError(
                 f"table `{name}` must grow by {expected} rows, got {added}; run the same command again, "
@@ -321,29 +311,29 @@ class LanceTables:
             )
 
     def _compact(self, name: str, *, force: bool) -> None:
-        """Merge fragments and drop deleted rows where there are many: all of a table or nothing.
+        """Merge the newest fragments in tiers, as segments are, or all of them.
 
         Positions are rows of a scan, so the order must stay. Lance scans fragments by id and gives rewritten
-        ones new ids: if only the first fragments were rewritten, they would move to the end. It also rewrites
-        rows that an index covers apart from those it does not. Hence the text indexes are dropped before, and
-        built again by ``_index_text``.
+        ones new ids: so only a run that reaches to the last fragment may be rewritten.
         """
         with self._reading(f"compacting table `{name}`"):
             fragments = self._dataset(name).get_fragments()
-            stored = sum(fragment.physical_rows for fragment in fragments)
-            deleted = sum(fragment.num_deletions for fragment in fragments)
-            if not (force or len(fragments) > MAX_FRAGMENTS or deleted > MAX_DELETED_SHARE * stored):
+            stored = [fragment.physical_rows for fragment in fragments]
+            live = [fragment.physical_rows - fragment.num_deletions for fragment in fragments]
+            first = 0 if force else first_to_merge(live, stored)
+            if first is None:
                 return
             self._drop_indexes(name)
             self._dataset(name).optimize.compact_files(
-                target_rows_per_fragment=stored + 1,  # none is large enough to be left out
+                excluded_fragment_ids=[fragment.fragment_id for fragment in fragments[:first]],
+                target_rows_per_fragment=sum(stored) + 1,  # none is large enough to be left out
                 batch_size=COMPACTION_ROWS,
                 num_threads=1,
                 materialize_deletions_threshold=0.0,
             )
 
     def drop_text_indexes(self) -> None:
-        """Drop what BM25 reads; the next commit builds it again from the rows."""
+        """Drop the full-text indexes that earlier releases made; BM25 reads the words of segments."""
         with lance_errors("dropping the text indexes"):
             self._drop_indexes(DOCUMENTS)
 
@@ -351,36 +341,6 @@ class LanceTables:
         table = self._latest(name)
         for index in table.list_indices():
             table.drop_index(index.name)
-
-    def _index_text(self) -> None:
-        """Make BM25 cover every row: built the first time, extended afterwards."""
-        with lance_errors("indexing the text", advice=TEXT_INDEX_ADVICE):
-            self._cover_text()
-
-    def _cover_text(self) -> None:
-        table = self._latest(DOCUMENTS)
-        if table.count_rows() == 0:
-            return
-        existing = {column: index.name for index in table.list_indices() for column in index.columns}
-        settings = FTS(with_position=False, num_workers=1, memory_limit=TEXT_INDEX_MEMORY_MIB)
-        for column in (each for each in TEXT_INDEX_COLUMNS if each not in existing):
-            table.create_index(column, config=settings)
-        if existing:
-            self._dataset(DOCUMENTS).optimize.optimize_indices()
-        table.checkout_latest()
-        for index in table.list_indices():
-            statistics = table.index_stats(index.name)
-            if statistics is None or statistics.num_unindexed_rows:
-                unindexed = "an unknown number" if statistics is None else statistics.num_unindexed_rows
-                raise IntegrityError(
-                    f"text index `{index.name}` must cover every row, got {unindexed} rows left out; "
-                    "run the same command again"
-                )
-
-
-def vectors_of(column: pa.FixedSizeListArray) -> Float32[np.ndarray, "N V"]:
-    """View a column of fixed-size lists as a matrix, without a copy."""
-    return column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), column.type.list_size)
 
 
 def _table_names(database: Any) -> list[str]:

@@ -22,7 +22,7 @@ from pipeline.index.lance_index import LanceTables, id_batches
 from pipeline.index.layout import DOCUMENTS_ARROW, CollectionLayout
 from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
 from pipeline.index.repair import RepairReport, index_config_of, repair_collection
-from pipeline.index.status import document_positions
+from pipeline.index.status import stored_columns
 from pipeline.index.verify import Problem, verify_collection
 from pipeline.manifest import Manifest
 from pipeline.types import ProgressListener, silent_progress
@@ -64,12 +64,11 @@ def delete_documents(
     with layout.writer_lock():
         manifest = _served(layout)
         wanted = list(dict.fromkeys(doc_ids))
-        for name, problem in check_generation_files(layout, manifest, names=[DOCUMENTS_ARROW]):
+        names = [record.name + DOCUMENTS_ARROW for record in manifest.segments]
+        for name, problem in check_generation_files(layout, manifest, names=names):
             raise layout.damaged(f"{name} of generation {manifest.generation} {problem}")
-        positions = document_positions(layout, manifest.generation)
-        is_there = pc.is_in(
-            pa.array(wanted, pa.large_string()), value_set=positions.column("doc_id")
-        ).to_pylist()
+        doc_ids = stored_columns(layout, manifest).doc_ids
+        is_there = pc.is_in(pa.array(wanted, pa.large_string()), value_set=doc_ids).to_pylist()
         present = [doc_id for doc_id, there in zip(wanted, is_there, strict=True) if there]
         missing = tuple(doc_id for doc_id, there in zip(wanted, is_there, strict=True) if not there)
         if present:
@@ -102,8 +101,8 @@ def _republish(
 ) -> Manifest:
     tables = LanceTables.open(layout)
     tables.roll_back(manifest.lance_versions)
-    versions = tables.commit(
-        generation=next_generation_number(layout), deleted_ids=id_batches(deleted), compact=compact
-    )
+    since = tables.compact(force=compact)
+    versions = tables.commit(generation=next_generation_number(layout), deleted_ids=id_batches(deleted))
     facts = GenerationFacts.of(layout, manifest, run_id)
-    return publish_generation(layout, tables, versions, facts, index_config_of(manifest.settings), progress)
+    config = index_config_of(manifest.settings)
+    return publish_generation(layout, tables, versions, facts, config, progress, None if compact else since)

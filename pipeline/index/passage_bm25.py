@@ -16,13 +16,12 @@ BM25 and Beyond".
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import Counter
 
 import numpy as np
-import pyarrow as pa
-from jaxtyping import Float32, Int64, UInt8, UInt32
+from jaxtyping import Float32, Int64, UInt8
 
+from pipeline.index.segments.joined_words import JoinedWords
 from pipeline.index.words import terms_of
 
 K1, B = 1.2, 0.75
@@ -40,15 +39,12 @@ class PassageBM25:
 
     def __init__(
         self,
-        terms: pa.RecordBatch,
+        words: JoinedWords,
         chunk_offsets: Int64[np.ndarray, " N_plus_1"],
         start_char: Int64[np.ndarray, " M"],
         end_char: Int64[np.ndarray, " M"],
     ) -> None:
-        self._terms = terms.column("term")
-        self._bounds_T = terms.column("chunks").offsets.to_numpy()
-        self._chunks: UInt32[np.ndarray, " P"] = terms.column("chunks").values.to_numpy()
-        self._counts: UInt8[np.ndarray, " P"] = terms.column("counts").values.to_numpy()
+        self._words = words
         self._offsets, self._start_char, self._end_char = chunk_offsets, start_char, end_char
         self._first_M = np.repeat(chunk_offsets[:-1], np.diff(chunk_offsets))
         self._saturation: dict[int, Float32[np.ndarray, " M"]] = {}
@@ -63,7 +59,7 @@ class PassageBM25:
         scores_M = np.zeros(len(self._first_M), np.float32)
         counts_M = np.zeros(len(self._first_M), np.float32)
         for term, repeats in Counter(terms_of(query)).items():
-            chunks, counts = self._postings(term)
+            chunks, counts = self._words.postings(term)
             if not len(chunks):
                 continue
             idf = math.log(1.0 + (len(scores_M) - len(chunks) + 0.5) / (len(chunks) + 0.5))
@@ -102,13 +98,6 @@ class PassageBM25:
             counts_M[begins] += counts[is_inside]
             touched.append(begins)
         return touched
-
-    def _postings(self, term: str) -> tuple[Int64[np.ndarray, " P"], UInt8[np.ndarray, " P"]]:
-        place = bisect_left(range(len(self._terms)), term, key=lambda index: self._terms[index].as_py())
-        if place == len(self._terms) or self._terms[place].as_py() != term:
-            return np.empty(0, np.int64), np.empty(0, np.uint8)
-        own = slice(int(self._bounds_T[place]), int(self._bounds_T[place + 1]))
-        return self._chunks[own].astype(np.int64), self._counts[own]
 
     def _saturation_of(self, size: int) -> Float32[np.ndarray, " M"]:
         """Return k1 · (1 - b + b · length / average length) by first chunk; inf where no window begins."""

@@ -1,5 +1,7 @@
 """``passages.arrow``: how often each chunk holds each word; written here, scored by ``passage_bm25``.
 
+``titles.arrow`` has the same form: a title is the one chunk of its document. ``document_bm25`` scores both.
+
     term ─▶ chunks that hold it (ascending), how often each does        one row a term, terms by code point
 
 The file is derived, as those of FAISS are: made whole for each generation, mapped into memory, hashed in the
@@ -70,13 +72,25 @@ def write_passage_terms(
         for ordered in _by_rank(spool, spill, rank_T, ends_T):
             chunks.write(np.ascontiguousarray(ordered["chunk"]).data)
             counts.write(np.ascontiguousarray(ordered["count"]).data)
-        _write([numbers.terms[number] for number in order.tolist()], ends_T, chunks, counts, path)
+        terms = pa.array([numbers.terms[number] for number in order.tolist()], pa.large_string())
+        write_postings(terms, ends_T, chunks, counts, path)
     return open_passage_terms(path)
 
 
 def open_passage_terms(path: Path) -> pa.RecordBatch:
     """Map the file; another one raises :class:`DamageError`."""
     return open_positions(path, PASSAGE_TERMS_SCHEMA)
+
+
+def num_words(terms: pa.RecordBatch, num_chunks: int) -> Int64[np.ndarray, " M"]:
+    """Count the words of each chunk, by the postings of the file."""
+    chunks = terms.column("chunks").values.to_numpy()
+    counts = terms.column("counts").values.to_numpy()
+    words_M = np.zeros(num_chunks, np.int64)
+    for start in range(0, len(chunks), BLOCK_POSTINGS):
+        own = slice(start, start + BLOCK_POSTINGS)
+        words_M += np.bincount(chunks[own], counts[own], num_chunks).astype(np.int64)
+    return words_M
 
 
 def _count(
@@ -124,7 +138,7 @@ def _by_rank(
     whose place is known.
     """
     postings = np.frombuffer(mapped(spool), _POSTING)
-    bounds = _block_bounds(ends_T)
+    bounds = block_bounds(ends_T)
     begins = np.append(0, ends_T)[bounds]
     if len(bounds) > 2:
         _gather(postings, spill, rank_T, bounds, begins[:-1].copy())
@@ -134,7 +148,7 @@ def _by_rank(
         yield block[np.argsort(rank_T[block["term"]], kind="stable")]
 
 
-def _block_bounds(ends_T: Int64[np.ndarray, " T"]) -> list[int]:
+def block_bounds(ends_T: Int64[np.ndarray, " T"]) -> list[int]:
     """Return the ranks at which blocks of whole terms begin, and T.
 
     Each of :data:`BLOCK_POSTINGS` at most, or of one term.
@@ -171,12 +185,17 @@ def _gather(
     spill.seek(0, SEEK_END)
 
 
-def _write(
-    terms: Sequence[str], ends_T: Int64[np.ndarray, " T"], chunks: IO[bytes], counts: IO[bytes], path: Path
+def write_postings(
+    terms: pa.Array,
+    ends_T: Int64[np.ndarray, " T"],
+    chunks: IO[bytes],
+    counts: IO[bytes],
+    path: Path,
 ) -> None:
+    """Write the file from terms in order, where the postings of each end, and all postings in two files."""
     offsets = pa.array(np.append(0, ends_T))
     num_postings = int(ends_T[-1]) if len(ends_T) else 0
-    columns = [pa.array(terms, pa.large_string())]
+    columns = [terms]
     for field, stream in zip(
         (PASSAGE_TERMS_SCHEMA.field("chunks"), PASSAGE_TERMS_SCHEMA.field("counts")),
         (chunks, counts),

@@ -18,23 +18,30 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from jaxtyping import Int64
 
 from pipeline.errors import DamageError, IntegrityError
 
 DOCUMENT_POSITIONS_SCHEMA = pa.schema(
     [
         pa.field("doc_id", pa.large_string(), nullable=False),
-        pa.field("row_id", pa.uint64(), nullable=False),
         pa.field("chunk_offset", pa.int64(), nullable=False),
         pa.field("num_chunks", pa.int32(), nullable=False),
         pa.field("cluster_id", pa.int32(), nullable=False),
         pa.field("num_tokens", pa.int32(), nullable=False),
+        pa.field("content", pa.uint64(), nullable=False),
     ]
 )
 """``documents.arrow``: one row a document, in table order.
 
-The row's number is the document's position in ``documents.faiss``.
+The row's number is the document's position in ``documents.faiss``. ``content`` is the beginning of the hash
+of what the document holds.
 """
+
+EARLIER_POSITIONS_SCHEMA = DOCUMENT_POSITIONS_SCHEMA.remove(5).insert(
+    1, pa.field("row_id", pa.uint64(), nullable=False)
+)
+"""``documents.arrow`` in generations of earlier releases."""
 
 CHUNK_POSITIONS_SCHEMA = pa.schema(
     [
@@ -49,7 +56,16 @@ Its number is the position in ``chunks.faiss``.
 """
 
 
-class _Spool:
+LENGTHS_SCHEMA = pa.schema(
+    [
+        pa.field("text_words", pa.int32(), nullable=False),
+        pa.field("title_words", pa.int32(), nullable=False),
+    ]
+)
+"""``lengths.arrow``: one row a document, its words as BM25 counts them."""
+
+
+class ColumnSpool:
     """Columns growing in unnamed files beside ``path``; :meth:`finish` writes them as one record batch."""
 
     def __init__(self, schema: pa.Schema, path: Path) -> None:
@@ -122,20 +138,35 @@ def mapped(stream: IO[bytes]) -> pa.Buffer:
     )
 
 
-def open_positions(path: Path, schema: pa.Schema) -> pa.RecordBatch:
-    """Map a position file; anything but one batch of the right schema raises :class:`DamageError`."""
+def open_positions(path: Path, *schemas: pa.Schema) -> pa.RecordBatch:
+    """Map a position file; anything but one batch of one of the schemas raises :class:`DamageError`."""
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
-        if reader.num_record_batches == 1 and reader.schema.equals(schema):
+        if reader.num_record_batches == 1 and any(map(reader.schema.equals, schemas)):
             return reader.get_batch(0)
     except (pa.ArrowInvalid, OSError) as error:
         raise DamageError(f"{path.name} cannot be read") from error
-    raise DamageError(f"{path.name} must hold one batch of {', '.join(schema.names)}")
+    raise DamageError(f"{path.name} must hold one batch of {', '.join(schemas[0].names)}")
+
+
+def open_document_positions(path: Path) -> pa.RecordBatch:
+    """Map ``documents.arrow``, of an earlier release, too."""
+    return open_positions(path, DOCUMENT_POSITIONS_SCHEMA, EARLIER_POSITIONS_SCHEMA)
+
+
+def open_chunk_positions(path: Path) -> pa.RecordBatch:
+    """Map ``chunks.arrow``."""
+    return open_positions(path, CHUNK_POSITIONS_SCHEMA)
+
+
+def chunk_offsets_of(documents: pa.RecordBatch, num_chunks: int) -> Int64[np.ndarray, " N_plus_1"]:
+    """Return the first chunk of each document of a segment, and the number of its chunks."""
+    return np.append(documents.column("chunk_offset").to_numpy(zero_copy_only=True), np.int64(num_chunks))
 
 
 def write_document_positions(rows: Iterator[pa.RecordBatch], path: Path) -> pa.RecordBatch:
-    """Write ``documents.arrow`` from a scan of doc_id, num_chunks, cluster_id, num_tokens and _rowid."""
-    spool = _Spool(DOCUMENT_POSITIONS_SCHEMA, path)
+    """Write ``documents.arrow`` from a scan of its columns' sources, and of content_sha256."""
+    spool = ColumnSpool(DOCUMENT_POSITIONS_SCHEMA, path)
     id_hashes: list[np.ndarray] = []
     try:
         first_chunk = 0
@@ -144,11 +175,13 @@ def write_document_positions(rows: Iterator[pa.RecordBatch], path: Path) -> pa.R
             ends = first_chunk + np.cumsum(num_chunks)
             spool.append(
                 doc_id=batch.column("doc_id"),
-                row_id=batch.column("_rowid").to_numpy(),
                 chunk_offset=ends - num_chunks,
                 num_chunks=num_chunks,
                 cluster_id=batch.column("cluster_id").to_numpy(),
                 num_tokens=batch.column("num_tokens").to_numpy(),
+                content=np.array(
+                    [int(sha256[:16], 16) for sha256 in batch.column("content_sha256").to_pylist()], np.uint64
+                ),
             )
             first_chunk += int(num_chunks.sum())
             id_hashes.append(
@@ -180,7 +213,7 @@ def write_chunk_positions(
 
     The scan is checked against the documents.
     """
-    spool = _Spool(CHUNK_POSITIONS_SCHEMA, path)
+    spool = ColumnSpool(CHUNK_POSITIONS_SCHEMA, path)
     offsets = documents.column("chunk_offset").to_numpy()
     num_chunks = documents.column("num_chunks").to_numpy()
     expected = int(offsets[-1] + num_chunks[-1]) if len(offsets) else 0

@@ -13,12 +13,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import pyarrow as pa
 
 from pipeline import durable
 from pipeline.config import IndexConfig
@@ -26,7 +22,6 @@ from pipeline.durable import commit_point, storage_errors
 from pipeline.errors import IntegrityError, StorageError
 from pipeline.index.allocator import returning_freed_memory
 from pipeline.index.current import KEPT_GENERATIONS, Current
-from pipeline.index.faiss_build import build_faiss_index
 from pipeline.index.generation import check_generation_files, read_manifest
 from pipeline.index.lance_files import (
     damaged_lance_files,
@@ -34,38 +29,35 @@ from pipeline.index.lance_files import (
     record_lance_files,
     write_lance_files,
 )
-from pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables
+from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import (
-    CHUNKS_ARROW,
-    CHUNKS_FAISS,
     CLUSTERS_ARROW,
     CONTEXT_ARROW,
-    DOCUMENTS_ARROW,
-    DOCUMENTS_FAISS,
     LANCE_FILES,
-    PASSAGES_ARROW,
     CollectionLayout,
     generation_tag,
 )
 from pipeline.index.mend import mend_files, mend_lance
-from pipeline.index.passage_terms import write_passage_terms
-from pipeline.index.position_files import write_chunk_positions, write_document_positions
+from pipeline.index.segments.assembly import Assembly
+from pipeline.index.segments.segment import open_rows
+from pipeline.index.stored_rows import StoredRows
 from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
 from pipeline.types import ProgressListener, silent_progress
 
 COMMIT_POINTS = (
     "lance-rolled-back",
+    "compacted",
     "documents-deleted",
     "chunks-deleted",
     "documents-added",
     "chunks-added",
-    "compacted",
-    "text-indexed",
     "tagged",
     "positions-written",
     "passages-written",
     "documents-index-written",
     "chunks-index-written",
+    "segments-merged",
+    "segments-assembled",
     "side-files-copied",
     "lance-files-recorded",
     "manifest-written",
@@ -165,11 +157,14 @@ def publish_generation(
     facts: GenerationFacts,
     config: IndexConfig,
     progress: ProgressListener = silent_progress,
+    since: Mapping[str, int] | None = None,
 ) -> Manifest:
     """Build, publish and serve the generation that pins these table versions; return its manifest.
 
-    The caller holds the lock, and has called :func:`prepare_writer`. Tables whose order or spans do not fit
-    raise :class:`IntegrityError`; ``CURRENT`` then still names the old one.
+    ``since`` are the versions of the served generation's rows that the commit began with: what did not change
+    since then is shared with it. None makes every file again from the tables. The caller holds the lock, and
+    has called :func:`prepare_writer`. Tables whose order or spans do not fit raise :class:`IntegrityError`;
+    ``CURRENT`` then still names the old one.
     """
     served = layout.current_generation_number()
     number = (served or 0) + 1
@@ -178,7 +173,7 @@ def publish_generation(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
-            manifest = _build(layout, tables, versions, facts, config, progress, number, folder)
+            manifest = _build(layout, tables, versions, facts, config, progress, number, folder, since)
         except BaseException:
             # A full disk must not stay full of a generation that no one will read.
             shutil.rmtree(folder, ignore_errors=True)
@@ -262,20 +257,22 @@ def _build(
     progress: ProgressListener,
     number: int,
     folder: Path,
+    since: Mapping[str, int] | None,
 ) -> Manifest:
-    documents, chunks = _write_positions(tables, versions, folder, progress)
-    indexes = _write_indexes(
-        tables, versions, {DOCUMENTS: documents.num_rows, CHUNKS: chunks.num_rows}, config, folder, progress
-    )
+    base = None if since is None or number == 1 else read_manifest(layout, number - 1)
+    rows = StoredRows(tables=tables, versions=versions)
+    assembly = Assembly(layout, base, number, folder, config)
+    segments = assembly.build(rows, since, progress)
     for name, source in facts.side_files.items():
         assert name in SIDE_FILES, name
-        shutil.copyfile(source, folder / name)
+        shutil.copyfile(source, folder / name)  # never linked: a second copy is what they are mended from
     commit_point("side-files-copied")
     write_lance_files(folder, record_lance_files(layout, versions, _known_lance_files(layout)))
     commit_point("lance-files-recorded")
-    files = sorted(path for path in folder.iterdir() if path.name != MANIFEST_NAME)
-    for path in files:
-        durable.fsync_file(path)
+    names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST_NAME)
+    for name in names:
+        if name not in assembly.shared:
+            durable.fsync_file(folder / name)
     manifest = Manifest(
         collection=layout.name,
         generation=number,
@@ -283,14 +280,14 @@ def _build(
         run_id=facts.run_id,
         lance_tag=generation_tag(number),
         lance_versions=dict(versions),
-        documents=documents.num_rows,
-        chunks=chunks.num_rows,
-        tokens=int(documents.column("num_tokens").to_numpy().sum(dtype="int64")),
+        documents=sum(record.live_documents for record in segments),
+        chunks=sum(record.live_chunks for record in segments),
+        tokens=sum(open_rows(folder, record).num_tokens() for record in segments),
         vector_dim=tables.vector_dim,
-        files={path.name: record_file(path) for path in files},
+        files={name: assembly.shared.get(name) or record_file(folder / name) for name in names},
         fingerprints=dict(facts.fingerprints),
         settings=dict(facts.settings),
-        indexes=indexes,
+        segments=segments,
         context_documents=facts.context_documents,
         context_cluster_sizes=tuple(facts.context_cluster_sizes),
         documents_at_context=facts.documents_at_context,
@@ -304,62 +301,14 @@ def _build(
     return manifest
 
 
-def _write_positions(
-    tables: LanceTables, versions: Mapping[str, int], folder: Path, progress: ProgressListener
-) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Write what ties positions to rows, spans and words; return the positions of documents and of chunks."""
-    progress("index", 0, 5, "files")
-    document_columns = ["doc_id", "num_chunks", "cluster_id", "num_tokens"]
-    documents = write_document_positions(
-        tables.scan(DOCUMENTS, document_columns, versions, with_row_id=True), folder / DOCUMENTS_ARROW
-    )
-    chunk_columns = ["doc_id", "ordinal", "start_char", "end_char"]
-    chunks = write_chunk_positions(
-        tables.scan(CHUNKS, chunk_columns, versions), documents, folder / CHUNKS_ARROW
-    )
-    commit_point("positions-written")
-    progress("index", 2, 5, "files")
-    write_passage_terms(
-        tables.scan_texts(versions),
-        np.append(documents.column("chunk_offset").to_numpy(), chunks.num_rows),
-        chunks.column("start_char").to_numpy(),
-        chunks.column("end_char").to_numpy(),
-        folder / PASSAGES_ARROW,
-    )
-    commit_point("passages-written")
-    return documents, chunks
-
-
-def _write_indexes(
-    tables: LanceTables,
-    versions: Mapping[str, int],
-    num_vectors: Mapping[str, int],
-    config: IndexConfig,
-    folder: Path,
-    progress: ProgressListener,
-) -> dict[str, Mapping[str, Any]]:
-    """Write the FAISS file of each table and return their descriptions."""
-    indexes: dict[str, Mapping[str, Any]] = {}
-    for done, (table, name) in enumerate(((DOCUMENTS, DOCUMENTS_FAISS), (CHUNKS, CHUNKS_FAISS)), start=3):
-        progress("index", done, 5, "files")
-        indexes[table] = build_faiss_index(
-            partial(tables.scan_vectors, table, versions),
-            num_vectors[table],
-            tables.vector_dim,
-            config,
-            folder / name,
-        )
-        commit_point(f"{table}-index-written")
-    return indexes
-
-
 def _known_lance_files(layout: CollectionLayout) -> Mapping[str, FileRecord]:
     """Hashes already taken: of the served generation, where its list is whole."""
     served = layout.current_generation_number()
     if served is None:
         return {}
     try:
-        damaged = {name for name, _ in check_generation_files(layout, read_manifest(layout, served))}
-        return {} if LANCE_FILES in damaged else read_lance_files(layout.generation_folder(served))
+        if check_generation_files(layout, read_manifest(layout, served), names=[LANCE_FILES]):
+            return {}
+        return read_lance_files(layout.generation_folder(served))
     except IntegrityError:
         return {}

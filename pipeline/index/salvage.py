@@ -23,8 +23,9 @@ from pipeline.index.generation import check_generation_files, read_manifest
 from pipeline.index.lance_errors import lance_errors
 from pipeline.index.lance_files import MANIFEST_SUFFIX
 from pipeline.index.lance_index import LanceTables
-from pipeline.index.layout import CHUNKS_ARROW, DOCUMENTS_ARROW, CollectionLayout
-from pipeline.index.position_files import CHUNK_POSITIONS_SCHEMA, DOCUMENT_POSITIONS_SCHEMA, open_positions
+from pipeline.index.layout import CHUNKS_ARROW, DELETED_BITS, DOCUMENTS_ARROW, CollectionLayout
+from pipeline.index.position_files import open_document_positions
+from pipeline.index.segments.joined_columns import StoredColumns
 from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
 from pipeline.manifest import Manifest
 
@@ -45,12 +46,12 @@ def plan_salvage(layout: CollectionLayout, manifest: Manifest, damaged: Set[str]
     is_pinned = all(name.startswith(tuple(f"{table}.lance/" for table in TABLES)) for name in damaged)
     if not is_pinned or any(name.endswith(MANIFEST_SUFFIX) for name in damaged):
         return None
-    if check_generation_files(layout, manifest, names=(DOCUMENTS_ARROW, CHUNKS_ARROW)):
+    position_files = (DOCUMENTS_ARROW, CHUNKS_ARROW, DELETED_BITS)
+    names = [record.name + name for record in manifest.segments for name in position_files]
+    if check_generation_files(layout, manifest, names=names):
         return None
-    folder = layout.generation_folder(manifest.generation)
-    documents = open_positions(folder / DOCUMENTS_ARROW, DOCUMENT_POSITIONS_SCHEMA)
-    chunks = open_positions(folder / CHUNKS_ARROW, CHUNK_POSITIONS_SCHEMA)
-    owners = {DOCUMENTS: np.arange(documents.num_rows), CHUNKS: chunks.column("document_position").to_numpy()}
+    columns = StoredColumns(layout.generation_folder(manifest.generation), manifest)
+    owners = {DOCUMENTS: np.arange(manifest.documents), CHUNKS: columns.chunk_documents}
     explained: set[str] = set()
     fragments: dict[str, tuple[int, ...]] = {}
     positions = [np.empty(0, np.int64)]
@@ -64,7 +65,7 @@ def plan_salvage(layout: CollectionLayout, manifest: Manifest, damaged: Set[str]
         fragments[table] = tuple(given_up)
     if explained != damaged:
         return None
-    lost = documents.column("doc_id").take(pa.array(np.unique(np.concatenate(positions))))
+    lost = columns.doc_ids.take(pa.array(np.unique(np.concatenate(positions))))
     return Salvage(fragments=fragments, lost=tuple(lost.to_pylist()))
 
 
@@ -108,9 +109,9 @@ def documents_changed_since(layout: CollectionLayout, manifest: Manifest) -> tup
     numbers = (newest, manifest.generation)
     try:
         after, before = (_content_hashes(layout, number) for number in numbers)
-    except CairnError:  # the damage is there: rows that were written again have another id
+    except CairnError:  # the damage is there
         try:
-            after, before = (_row_ids(layout, number) for number in numbers)
+            after, before = (_stored_contents(layout, number) for number in numbers)
         except CairnError:
             return ()
     joined = after.join(before, "doc_id", join_type="left outer", right_suffix="_before")
@@ -124,8 +125,20 @@ def _content_hashes(layout: CollectionLayout, number: int) -> pa.Table:
     return pa.Table.from_batches(list(batches)).rename_columns(["doc_id", "version"])
 
 
-def _row_ids(layout: CollectionLayout, number: int) -> pa.Table:
-    positions = open_positions(layout.generation_folder(number) / DOCUMENTS_ARROW, DOCUMENT_POSITIONS_SCHEMA)
-    return pa.table(
-        {"doc_id": positions.column("doc_id").cast(pa.string()), "version": positions.column("row_id")}
-    )
+def _stored_contents(layout: CollectionLayout, number: int) -> pa.Table:
+    """Read from the position files what the manifest and Lance would tell if they were whole."""
+    folder = layout.generation_folder(number)
+    parts = [pa.table({"doc_id": pa.array([], pa.string()), "version": pa.array([], pa.uint64())})]
+    for path in sorted(folder.glob(f"*{DOCUMENTS_ARROW}")):
+        documents = open_document_positions(path)
+        name = "content" if "content" in documents.schema.names else "row_id"
+        table = pa.table(
+            {"doc_id": documents.column("doc_id").cast(pa.string()), "version": documents.column(name)}
+        )
+        bits = path.with_name(path.name.removesuffix(DOCUMENTS_ARROW) + DELETED_BITS)
+        if bits.exists():
+            deleted = np.unpackbits(np.frombuffer(bits.read_bytes(), np.uint8), bitorder="little")
+            if len(deleted) >= table.num_rows:
+                table = table.filter(pa.array(deleted[: table.num_rows] == 0))
+        parts.append(table)
+    return pa.concat_tables(parts)

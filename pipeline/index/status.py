@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from pipeline.durable import storage_errors
 from pipeline.errors import CollectionNotFoundError
 from pipeline.index.generation import read_manifest
-from pipeline.index.layout import DOCUMENTS_ARROW, CollectionLayout
-from pipeline.index.position_files import DOCUMENT_POSITIONS_SCHEMA, open_positions
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.segments.joined_columns import StoredColumns
+from pipeline.manifest import Manifest
 
 
 def collection_status(layout: CollectionLayout) -> dict[str, Any]:
@@ -25,8 +25,7 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
             f"collection {layout.name!r} must have a published generation; run an ingest"
         )
     manifest = read_manifest(layout, served)
-    positions = document_positions(layout, served)
-    cluster_ids = positions.column("cluster_id").to_numpy()
+    cluster_ids = stored_columns(layout, manifest).cluster_ids
     return {
         "collection": layout.name,
         "documents": manifest.documents,
@@ -38,6 +37,15 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
         "run_id": manifest.run_id,
         "vector_dim": manifest.vector_dim,
         "indexes": {name: dict(description) for name, description in manifest.indexes.items()},
+        "segments": [
+            {
+                "name": record.name,
+                "documents": record.live_documents,
+                "chunks": record.live_chunks,
+                "deleted_documents": record.deleted_documents,
+            }
+            for record in manifest.segments
+        ],
         "disk_bytes": _disk_bytes(layout.folder),
         "encoder": dict(manifest.settings["encoder"]),
         "settings": dict(manifest.settings),
@@ -54,14 +62,14 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
     }
 
 
-def document_positions(layout: CollectionLayout, number: int) -> pa.RecordBatch:
+def stored_columns(layout: CollectionLayout, manifest: Manifest) -> StoredColumns:
     """Map what is known of each document of a generation."""
     with layout.naming_damage():
-        return open_positions(layout.generation_folder(number) / DOCUMENTS_ARROW, DOCUMENT_POSITIONS_SCHEMA)
+        return StoredColumns(layout.generation_folder(manifest.generation), manifest)
 
 
 def _disk_bytes(folder: Path) -> int:
+    """Add the sizes of all files; one with two names, in two generations, counts once."""
     with storage_errors("measuring the collection"):
-        return sum(
-            path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
-        )
+        files = (path.stat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        return sum({(file.st_dev, file.st_ino): file.st_size for file in files}.values())

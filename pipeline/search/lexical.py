@@ -1,8 +1,8 @@
-"""BM25 of documents and filters as Lance answers them, by document position; BM25 of passages.
+"""BM25 of documents and passages from the words of segments, and filters as Lance answers them, by position.
 
-The query is a match-query object: quotes, operators and boolean words in a user's text are words or nothing,
-never syntax. Everything reads the table pinned by the generation. Lance's error messages contain paths, so
-their text is not passed on.
+In generations of earlier releases LanceDB's full-text index scores documents. Its query is a match-query
+object: quotes, operators and boolean words in a user's text are words or nothing, never syntax. Everything
+reads the table pinned by the generation. Lance's error messages contain paths: their text is not passed on.
 """
 
 from __future__ import annotations
@@ -80,12 +80,31 @@ def match_any_word(query: str, columns: Sequence[str], kinds: Any = dataset_quer
 
 
 def bm25_documents(
-    generation: Generation, query: str, where: Expr | None, limit: int
-) -> tuple[Int64[np.ndarray, " A"], Float32[np.ndarray, " A"]]:
-    """Return the positions and scores of the documents with the best BM25 of title and text.
+    generation: Generation,
+    query: str,
+    allowed: Int64[np.ndarray, " A"] | None,
+    limit: int,
+    where: Expr | None = None,
+) -> tuple[Int64[np.ndarray, " D"], Float32[np.ndarray, " D"]]:
+    """Return the positions and scores of the ``allowed`` documents with the best BM25 of title and text.
 
-    Empty when no word of the query is indexed.
+    Best first, ties by position; empty where no word of the query stands in any. ``where`` is the filter that
+    allows them: LanceDB reads it in generations of earlier releases.
     """
+    if generation.document_bm25 is None:
+        return _full_text_documents(generation, query, where, limit)
+    scores = generation.document_bm25.scores(bounded_words(query))
+    found = np.flatnonzero(scores > 0.0) if allowed is None else allowed[scores[allowed] > 0.0]
+    if len(found) > limit:
+        least = np.partition(scores[found], -limit)[-limit]
+        found = found[scores[found] >= least]
+    found = found[np.lexsort((found, -scores[found]))][:limit]
+    return found, scores[found]
+
+
+def _full_text_documents(
+    generation: Generation, query: str, where: Expr | None, limit: int
+) -> tuple[Int64[np.ndarray, " D"], Float32[np.ndarray, " D"]]:
     with lance_errors("the BM25 search", generation.layout):
         if where is None:
             found = generation.match_documents(match_any_word(query, TEXT_INDEX_COLUMNS), limit)

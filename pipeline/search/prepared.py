@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class WordScores:
     """BM25 of one query.
 
-    ``documents`` are LanceDB's best with their ``scores``; ``passages`` is by first chunk that of the
+    ``documents`` are the best with their ``scores``; ``passages`` is by first chunk that of the
     passages that rank, ``windows`` that of those that are shown, None where no word stands in any;
     ``nominees`` are the documents to look at, best first, by either.
     """
@@ -85,7 +85,9 @@ class PreparedSearch:
         if not options.hybrid or options.weight("bm25") <= 0.0:
             return None
         query = self.queries[index]
-        documents, scores = bm25_documents(generation, query, self.where, options.num_candidates)
+        documents, scores = bm25_documents(
+            generation, query, self.allowed, options.num_candidates, self.where
+        )
         nominees = [documents]
         passages = windows = bm25_passages(generation, query, self.ranking_window, self.allowed)
         if passages is not None:

@@ -1,7 +1,7 @@
 """From query vectors to ranked documents: nominate, score exactly, fuse.
 
 ``document`` ranks by the cosine of the document vector, ``chunk`` by that of the best stored chunk, ``both``
-by their weighted mean. ``hybrid`` combines that dense score with BM25 (``fusion`` says how): LanceDB's of
+by their weighted mean. ``hybrid`` combines that dense score with BM25 (``fusion`` says how): that of
 title and text, and that of its best passage. A query none of whose words is indexed is answered by the dense
 score alone. Scores are cosines in dense answers; in hybrid ones the best possible is 1. No text is read here.
 

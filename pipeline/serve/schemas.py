@@ -241,7 +241,7 @@ class HitReply(Reply):
     title: str | None
     score: float
     scores: dict[str, float] = Field(
-        description="What the score was made of: cosines, and LanceDB's BM25; a part is missing where it "
+        description="What the score was made of: cosines, and BM25; a part is missing where it "
         "was not asked for or not found."
     )
     metadata: dict[str, JsonValue]

@@ -9,6 +9,9 @@ from four or five documents, at cosines of 0.27 to 0.34. Passages are windows of
 Words follow Zipf's law; a query has six words of ranks 21 to 2,000.
 """
 
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# Keywords of searches come from tables of cases, and LanceDB types its builders as their abstract parent.
+
 from __future__ import annotations
 
 import time
@@ -16,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import faiss
 import lance
@@ -31,6 +35,7 @@ from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.passage_terms import write_passage_terms
 from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
+from pipeline.index.stored_rows import StoredRows
 from pipeline.search.lexical import bm25_documents, match_any_word
 from pipeline.search.searcher import Searcher
 from pipeline.types import chunks_schema, documents_schema
@@ -188,13 +193,14 @@ def timed(call: Callable[[int], object], num_rounds: int = 1) -> tuple[float, fl
     return *min(rounds), answers
 
 
+def stored_rows(bench: Bench) -> StoredRows:
+    versions = bench.searcher.generation.manifest.lance_versions
+    return StoredRows(tables=LanceTables.open(bench.layout), versions=versions)
+
+
 def chunk_texts(bench: Bench) -> list[str]:
     generation = bench.searcher.generation
-    texts = (
-        text
-        for batch in LanceTables.open(bench.layout).scan_texts(generation.manifest.lance_versions)
-        for text in batch
-    )
+    texts = (text for batch in stored_rows(bench).texts() for text in batch)
     bounds = zip(generation.chunk_offsets[:-1], generation.chunk_offsets[1:], texts, strict=True)
     starts, ends = generation.chunk_starts, generation.chunk_ends
     return [text[starts[m] : ends[m]] for a, b, text in bounds for m in range(a, b)]
@@ -275,7 +281,7 @@ def test_bench_lancedb_vector_search_of_the_same_chunks(bench: Bench, exact: np.
 
 
 @pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
-def test_bench_dense_search_with_texts_stays_within_its_goal(bench: Bench, granularity) -> None:
+def test_bench_dense_search_with_texts_stays_within_its_goal(bench: Bench, granularity: Any) -> None:
     p50, p99, _ = timed(
         lambda i: bench.searcher.search_vectors(bench.query_vectors[i : i + 1], granularity=granularity),
         num_rounds=3,
@@ -330,10 +336,9 @@ def test_bench_bm25_of_passages_beside_that_of_documents(bench: Bench) -> None:
 
 def test_bench_writing_the_words_of_passages(bench: Bench, tmp_path: Path) -> None:
     generation = bench.searcher.generation
-    tables = LanceTables.open(bench.layout)
     started = time.perf_counter()
     write_passage_terms(
-        tables.scan_texts(generation.manifest.lance_versions),
+        stored_rows(bench).texts(),
         generation.chunk_offsets,
         generation.chunk_starts,
         generation.chunk_ends,

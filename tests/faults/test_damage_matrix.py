@@ -35,6 +35,8 @@ GENERATION_FILES = (
     "documents.arrow",
     "chunks.arrow",
     "passages.arrow",
+    "titles.arrow",
+    "lengths.arrow",
     "context.arrow",
     "clusters.arrow",
     "lance_files.json",
@@ -49,7 +51,6 @@ TABLE_FILES = {
     "deletions": ("_deletions/*", 0),
     "first rows": ("data/*", 0),
     "last rows": ("data/*", -1),
-    "text index": ("_indices/*/*_invert.lance", 0),
 }
 KINDS = (
     "CURRENT",
@@ -95,6 +96,10 @@ def random_bit(layout: CollectionLayout, kind: str) -> None:
     flip(layout, kind, random.Random(kind).randrange(8 * path_of(layout, kind).stat().st_size))
 
 
+def empty(layout: CollectionLayout, kind: str) -> None:
+    path_of(layout, kind).write_bytes(b"")
+
+
 def cut(layout: CollectionLayout, kind: str) -> None:
     path = path_of(layout, kind)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
@@ -102,7 +107,7 @@ def cut(layout: CollectionLayout, kind: str) -> None:
 
 DAMAGES: dict[str, Callable[[CollectionLayout, str], None]] = {
     "deleted": lambda layout, kind: path_of(layout, kind).unlink(),
-    "emptied": lambda layout, kind: path_of(layout, kind).write_bytes(b"") and None,
+    "emptied": empty,
     "cut": cut,
     "last byte flipped": lambda layout, kind: flip(
         layout, kind, 8 * path_of(layout, kind).stat().st_size - 1

@@ -27,6 +27,8 @@ DERIVED = (
     "documents.arrow",
     "chunks.arrow",
     "passages.arrow",
+    "titles.arrow",
+    "lengths.arrow",
     "lance_files.json",
 )
 SIDE = ("context.arrow", "clusters.arrow")

@@ -18,6 +18,7 @@ from pipeline.errors import CairnError, DiskFullError, StorageError
 from pipeline.index import publish
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import verify_collection
+from pipeline.index.segments import writer
 
 STONES = Path(__file__).parents[1] / "index" / "stones.py"
 
@@ -68,23 +69,27 @@ def assert_unchanged_and_converges(layout: CollectionLayout, stones: ModuleType)
 
 
 @pytest.mark.parametrize(
-    "step",
+    ("module", "step"),
     [
-        "build_faiss_index",
-        "write_document_positions",
-        "write_chunk_positions",
-        "record_lance_files",
-        "write_lance_files",
+        (writer, "write_index"),
+        (writer, "write_document_positions"),
+        (writer, "write_chunk_positions"),
+        (publish, "record_lance_files"),
+        (publish, "write_lance_files"),
     ],
 )
 def test_full_disk_while_building_leaves_the_old_generation(
-    published: CollectionLayout, stones: ModuleType, monkeypatch: pytest.MonkeyPatch, step: str
+    published: CollectionLayout,
+    stones: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    step: str,
 ) -> None:
     def fail(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(publish, step, fail)
+        patched.setattr(module, step, fail)
         with pytest.raises(DiskFullError, match="no space left while publishing generation 2") as caught:
             stones.publish_change(published, "n")
     assert caught.value.exit_code == 75
@@ -125,7 +130,7 @@ def test_files_that_may_not_grow_give_one_sentence_and_leave_the_old_generation(
     note = published.root / "said"
     assert limited_write("no-point", str(published.root), str(limit_bytes), str(note)) == 1
     said = note.read_text()
-    assert "File too large" in said or "inside LanceDB" in said  # its text indexer hides the system's error
+    assert "File too large" in said or "inside LanceDB" in said  # Lance hides the system's error
     assert str(published.root) not in said
     assert_unchanged_and_converges(published, stones)
 

@@ -20,9 +20,10 @@ from jobs.build_index import build_index
 from jobs.recontextualise import recontextualise
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.index.generation import open_generation
-from pipeline.index.lance_index import LanceTables, vectors_of
+from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import verify_collection
+from pipeline.index.stored_rows import vectors_of
 
 pytestmark = pytest.mark.slow
 

@@ -13,6 +13,7 @@ from pipeline.errors import CollectionNotFoundError, IntegrityError
 from pipeline.index.generation import open_generation
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
+from pipeline.index.maintenance import delete_documents
 from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
 from pipeline.manifest import Manifest
 from pipeline.types import chunks_schema, documents_schema
@@ -97,6 +98,7 @@ def publish_documents(
         standing = set(served_ids(layout))
         deleted = [doc_id for doc_id in replaced if doc_id in standing]
         documents, chunks = document_rows(doc_ids, version), chunk_rows(doc_ids, version)
+        since = tables.compact()
         versions = tables.commit(
             generation=next_generation_number(layout),
             deleted_ids=[deleted] if deleted else [],
@@ -120,7 +122,12 @@ def publish_documents(
             documents_at_context=2,
             encode_tokens_per_second=1.0,
         )
-        return publish_generation(layout, tables, versions, facts, config or IndexConfig())
+        return publish_generation(layout, tables, versions, facts, config or IndexConfig(), since=since)
+
+
+def delete(layout: CollectionLayout, doc_ids: Sequence[str]) -> None:
+    """Delete documents as a user does."""
+    delete_documents(layout, doc_ids)
 
 
 def document_ids(count: int, prefix: str = "d") -> list[str]:

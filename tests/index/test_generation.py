@@ -7,7 +7,8 @@ import pytest
 
 from pipeline.errors import CollectionNotFoundError, DamageError, IntegrityError
 from pipeline.index.exact_index import ExactIndex
-from pipeline.index.generation import Generation, HeldFiles, open_generation, open_latest_intact_generation
+from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
+from pipeline.index.held_files import HeldFiles
 from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
 
 
@@ -51,7 +52,6 @@ def test_generation_chunks_cover_each_text(generation: Generation, stones: Modul
 
 def test_generation_arrays_are_views_of_the_mapped_files(generation: Generation) -> None:
     views = (
-        generation.row_ids,
         generation.cluster_ids,
         generation.chunk_documents,
         generation.chunk_starts,

@@ -77,6 +77,7 @@ def test_status_is_json_and_counts(published: CollectionLayout) -> None:
     assert sum(status["cluster_sizes"]) == 20
     assert status["context"]["cluster_sizes"] == [1, 1]
     assert status["indexes"]["chunks"]["kind"] == "flat"
+    assert [segment["documents"] for segment in status["segments"]] == [20]
     assert status["disk_bytes"] > 10_000
 
 

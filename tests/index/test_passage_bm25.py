@@ -6,6 +6,8 @@ import pytest
 
 from pipeline.index.passage_bm25 import KEPT_SIZES, MAX_STEPPED_SIZE, PassageBM25
 from pipeline.index.passage_terms import write_passage_terms
+from pipeline.index.segments.deleted import none_deleted
+from pipeline.index.segments.joined_words import JoinedWords
 from pipeline.index.words import terms_of
 
 WORDS = ("stone", "path", "way", "mark", "rivers", "the", "old", "walking")
@@ -37,7 +39,7 @@ class Corpus:
     def naive(self, query: str, size: int) -> list[float]:
         every = [chunk for own in self.chunks for chunk in own]
         windows = self.windows(size)
-        average = np.mean([len("".join(window)) for window in windows.values()])
+        average = float(np.mean([len("".join(window)) for window in windows.values()]))
         scores = [0.0] * len(every)
         for first, window in windows.items():
             text = "".join(window)
@@ -64,7 +66,8 @@ def bm25(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> PassageBM2
         corpus.ends,
         tmp_path_factory.mktemp("terms") / "passages.arrow",
     )
-    return PassageBM25(terms, corpus.offsets, corpus.starts, corpus.ends)
+    words = JoinedWords([(terms, none_deleted(len(corpus.starts)))])
+    return PassageBM25(words, corpus.offsets, corpus.starts, corpus.ends)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, MAX_STEPPED_SIZE, MAX_STEPPED_SIZE + 1, 20, 1_000])
@@ -92,4 +95,5 @@ def test_scores_do_not_depend_on_the_sizes_asked_for_before(bm25: PassageBM25) -
 def test_scores_of_an_empty_collection_are_empty(tmp_path: Path) -> None:
     none = np.empty(0, np.int64)
     terms = write_passage_terms([], np.zeros(1, np.int64), none, none, tmp_path / "passages.arrow")
-    assert len(PassageBM25(terms, np.zeros(1, np.int64), none, none).scores("stone", 2)) == 0
+    words = JoinedWords([(terms, none_deleted(0))])
+    assert len(PassageBM25(words, np.zeros(1, np.int64), none, none).scores("stone", 2)) == 0

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -20,8 +19,7 @@ from pipeline.index.position_files import (
 
 @pytest.fixture
 def documents(stones: ModuleType) -> pa.Table:
-    table = pa.Table.from_batches([stones.document_rows(stones.document_ids(30))])
-    return table.append_column("_rowid", pa.array(np.arange(30)[::-1] * 7, pa.uint64()))
+    return pa.Table.from_batches([stones.document_rows(stones.document_ids(30))])
 
 
 @pytest.fixture
@@ -39,7 +37,6 @@ def test_document_positions_equal_the_table_whatever_the_batches(
 ) -> None:
     written = write_document_positions(batches(documents, rows), tmp_path / "documents.arrow")
     assert written.column("doc_id").to_pylist() == documents.column("doc_id").to_pylist()
-    assert written.column("row_id").to_pylist() == documents.column("_rowid").to_pylist()
     num_chunks = documents.column("num_chunks").to_pylist()
     assert written.column("chunk_offset").to_pylist() == [sum(num_chunks[:i]) for i in range(30)]
 
@@ -59,7 +56,7 @@ def test_position_files_are_read_without_a_copy(tmp_path: Path, documents: pa.Ta
     write_document_positions(batches(documents, 7), tmp_path / "documents.arrow")
     before = pa.total_allocated_bytes()
     opened = open_positions(tmp_path / "documents.arrow", DOCUMENT_POSITIONS_SCHEMA)
-    view = opened.column("row_id").to_numpy(zero_copy_only=True)
+    view = opened.column("chunk_offset").to_numpy(zero_copy_only=True)
     assert len(view) == 30
     assert pa.total_allocated_bytes() == before
 

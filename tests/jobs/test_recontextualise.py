@@ -14,9 +14,10 @@ from pipeline import open_collection
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.errors import CollectionNotFoundError, FingerprintMismatchError
 from pipeline.index.generation import open_generation
-from pipeline.index.lance_index import LanceTables, vectors_of
+from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import verify_collection
+from pipeline.index.stored_rows import vectors_of
 
 TOPICS = {
     "stone": ["stone", "hill", "path", "mountain"],

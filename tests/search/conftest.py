@@ -133,6 +133,7 @@ def publish_stones(
         before = prepare_writer(layout)
         tables = LanceTables.open_or_create(layout, METADATA, VECTOR_DIM)
         tables.roll_back(None if before is None else before.lance_versions)
+        since = tables.compact()
         versions = tables.commit(
             generation=next_generation_number(layout),
             deleted_ids=[] if replaces is None else [[row["doc_id"] for row in replaces.rows]],
@@ -151,7 +152,7 @@ def publish_stones(
             documents_at_context=0,
             encode_tokens_per_second=1.0,
         )
-        publish_generation(layout, tables, versions, facts, config or IndexConfig())
+        publish_generation(layout, tables, versions, facts, config or IndexConfig(), since=since)
     return stones
 
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -17,12 +19,12 @@ from pipeline.search.candidates import (
 
 
 @pytest.fixture(scope="module")
-def generation(stones) -> Generation:
+def generation(stones: Any) -> Generation:
     return open_generation(stones.layout)
 
 
 @pytest.fixture
-def query(make_encoder) -> np.ndarray:
+def query(make_encoder: Any) -> np.ndarray:
     return make_encoder().encode_queries(["a query"])
 
 
@@ -35,13 +37,15 @@ def test_chunk_positions_are_all_chunks_of_the_documents(generation: Generation)
     assert len(chunk_positions(generation, documents[:0])) == 0
 
 
-def test_nominate_by_document_equals_brute_force(generation: Generation, stones, query: np.ndarray) -> None:
+def test_nominate_by_document_equals_brute_force(
+    generation: Generation, stones: Any, query: np.ndarray
+) -> None:
     expected = np.argsort(-(stones.document_vectors @ query[0]), kind="stable")[:7]
     assert nominate_by_document(generation, query, 7, None)[0].tolist() == expected.tolist()
 
 
 def test_nominate_by_chunk_widens_until_there_are_enough_documents(
-    generation: Generation, stones, query: np.ndarray
+    generation: Generation, stones: Any, query: np.ndarray
 ) -> None:
     best = [float((vectors @ query[0]).max()) for vectors in stones.chunk_vectors]
     expected = np.argsort(-np.array(best), kind="stable")
@@ -56,7 +60,7 @@ def test_nominate_by_chunk_stays_within_the_filter(generation: Generation, query
 
 
 def test_nominate_by_passage_bm25_takes_the_documents_of_the_best_passages(generation: Generation) -> None:
-    scores = np.zeros(generation.spans.num_rows, np.float32)
+    scores = np.zeros(generation.num_chunks, np.float32)
     first = generation.chunk_offsets.tolist()
     scores[[first[9], first[4], first[5] - 1, first[40], first[7]]] = 5.0, 4.0, 3.0, 2.0, 2.0
     assert nominate_by_passage_bm25(generation, scores, 10).tolist() == [9, 4, 7, 40]
@@ -65,7 +69,7 @@ def test_nominate_by_passage_bm25_takes_the_documents_of_the_best_passages(gener
 
 
 def test_best_of_documents_is_the_maximum_over_each_ones_chunks(generation: Generation) -> None:
-    scores = np.random.default_rng(0).random(generation.spans.num_rows, np.float32)
+    scores = np.random.default_rng(0).random(generation.num_chunks, np.float32)
     positions = np.array([0, 7, 8, 59])
     expected = [
         scores[generation.chunk_offsets[p] : generation.chunk_offsets[p + 1]].max() for p in positions
@@ -96,7 +100,7 @@ def test_merge_nominees_over_budget_keeps_the_least_number(
     assert merge_nominees(generation, [np.arange(10)], 4).tolist() == [0, 1, 2, 3]
 
 
-def test_score_documents_equals_brute_force(generation: Generation, stones, query: np.ndarray) -> None:
+def test_score_documents_equals_brute_force(generation: Generation, stones: Any, query: np.ndarray) -> None:
     positions = np.array([0, 1, 2, 30, 59])
     np.testing.assert_allclose(
         score_documents(generation, positions, query[0]),
@@ -107,7 +111,7 @@ def test_score_documents_equals_brute_force(generation: Generation, stones, quer
 
 @pytest.mark.parametrize("block", [1, 10, 10_000])
 def test_score_chunks_equals_brute_force_for_any_block(
-    generation: Generation, stones, query: np.ndarray, block: int, monkeypatch: pytest.MonkeyPatch
+    generation: Generation, stones: Any, query: np.ndarray, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidates, "BLOCK_CHUNKS", block)
     positions = np.array([0, 1, 7, 8, 58])
@@ -128,7 +132,12 @@ def test_score_chunks_of_no_documents_is_empty(generation: Generation, query: np
 @pytest.mark.parametrize("block", [1, 10, 10_000])
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_score_windows_equals_brute_force_for_any_block(
-    generation: Generation, stones, query: np.ndarray, size: int, block: int, monkeypatch: pytest.MonkeyPatch
+    generation: Generation,
+    stones: Any,
+    query: np.ndarray,
+    size: int,
+    block: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(candidates, "BLOCK_CHUNKS", block)
     monkeypatch.setattr(candidates, "BLOCK_WINDOWS", block)

@@ -1,4 +1,5 @@
 import datetime as dt
+from typing import Any
 
 import pytest
 
@@ -9,12 +10,13 @@ from pipeline.search.lexical import MAX_WORDS, allowed_documents, bm25_documents
 
 
 @pytest.fixture(scope="module")
-def generation(stones) -> Generation:
+def generation(stones: Any) -> Generation:
     return open_generation(stones.layout)
 
 
-def found_ids(generation: Generation, query: str, where=None, limit: int = 60) -> list[str]:
-    positions, scores = bm25_documents(generation, query, where, limit)
+def found_ids(generation: Generation, query: str, where: Any = None, limit: int = 60) -> list[str]:
+    allowed = None if where is None else allowed_documents(generation, where, None)
+    positions, scores = bm25_documents(generation, query, allowed, limit)
     assert sorted(scores, reverse=True) == scores.tolist()
     return [generation.doc_ids[position].as_py() for position in positions]
 
@@ -45,7 +47,7 @@ def test_bm25_operators_in_the_text_are_not_syntax(generation: Generation, query
     assert found_ids(generation, query) == ["doc-0-017"]
 
 
-def test_bm25_filter_comes_before_the_limit(generation: Generation, stones) -> None:
+def test_bm25_filter_comes_before_the_limit(generation: Generation, stones: Any) -> None:
     tree = {"type": "eq", "key": "cluster_id", "value": 3}
     where = compile_filter(tree, generation.document_schema)
     expected = {row["doc_id"] for row in stones.rows if row["cluster_id"] == 3}
@@ -78,7 +80,7 @@ def test_filter_within_its_deadline_answers(generation: Generation) -> None:
     assert len(allowed_documents(generation, where, dt.timedelta(seconds=60))) == 15
 
 
-def test_bm25_finds_words_of_titles(generation: Generation, stones) -> None:
+def test_bm25_finds_words_of_titles(generation: Generation, stones: Any) -> None:
     titled = {row["doc_id"] for row in stones.rows if row["title"] == "Title 17"}
     assert set(found_ids(generation, "17")) == titled
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from pipeline.errors import (
 )
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import compact_collection
+from pipeline.index.words import terms_of
 from pipeline.manifest import Manifest
 from pipeline.search.searcher import Searcher
 from pipeline.search_options import SearchOptions
@@ -56,6 +58,25 @@ def best_passage_bm25(searcher: Searcher, text: str) -> dict[str, float]:
     }
 
 
+def document_bm25(stones: Stones, text: str) -> dict[str, float]:
+    """Return the BM25 of title and text of every document, by its definition; chunks may cut words."""
+    bm25 = dict.fromkeys((row["doc_id"] for row in stones.rows), 0.0)
+    titles = {row["doc_id"]: terms_of(row["title"] or "") for row in stones.rows}
+    texts = {
+        row["doc_id"]: [term for start, end in spans for term in terms_of(row["text"][start:end])]
+        for row, spans in zip(stones.rows, stones.spans, strict=True)
+    }
+    for terms in (titles, texts):
+        average = float(np.mean([len(own) for own in terms.values()]))
+        for term in terms_of(text):
+            holders = sum(term in own for own in terms.values())
+            idf = math.log(1 + (len(terms) - holders + 0.5) / (holders + 0.5))
+            for doc_id, own in terms.items():
+                count = own.count(term)
+                bm25[doc_id] += idf * count * 2.2 / (count + 1.2 * (0.25 + 0.75 * len(own) / average))
+    return bm25
+
+
 def naive_ranking(
     stones: Stones,
     searcher: Searcher,
@@ -66,14 +87,8 @@ def naive_ranking(
     hybrid: bool,
     filtered: bool,
 ) -> list[tuple[str, float]]:
-    """Rank every document by its definition; only BM25's numbers are the index's."""
-    bm25: dict[str, float] = {}
-    for column in ("title", "text"):
-        found = searcher.generation.document_table.search(text, query_type="fts", fts_columns=column).select(
-            ["doc_id", "_score"]
-        )
-        for row in found.limit(1000).to_list():
-            bm25[row["doc_id"]] = bm25.get(row["doc_id"], 0.0) + row["_score"]
+    """Rank every document by its definition; only the passages' BM25 is the index's."""
+    bm25 = document_bm25(stones, text)
     pairs = best_passage_bm25(searcher, text)
     scored = []
     for row, document, chunks in zip(stones.rows, stones.document_vectors, stones.chunk_vectors, strict=True):

@@ -26,7 +26,7 @@ from jaxtyping import Float32, Int64
 from pipeline.cluster.arrow_file import read_arrow_file, write_arrow_file
 from pipeline.errors import CairnError, DamageError
 from pipeline.index.generation import Generation
-from pipeline.index.layout import DOCUMENTS_FAISS, cache_folder
+from pipeline.index.layout import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class MapFiles:
 
     def _path(self, generation: Generation, positions_N: Int64[np.ndarray, " N"], sample_size: int) -> Path:
         documents = hashlib.sha256(positions_N.astype("<i8").tobytes()).hexdigest()
-        vectors = generation.manifest.files[DOCUMENTS_FAISS].sha256
+        vectors = generation.vectors_sha256
         depends_on = [LAYOUT_VERSION, version("openTSNE"), vectors, documents, sample_size]
         name = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()
         return (self._folder or cache_folder() / "maps") / f"{name}.arrow"

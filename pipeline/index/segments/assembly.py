@@ -1,0 +1,246 @@
+"""The segments of a new generation: those of the one before, linked, and what has changed since.
+
+    deleted rows ─▶ new bits beside the files of older segments
+    new rows     ─▶ one segment
+    when due     ─▶ the newest segments merged into one
+
+All rows become one segment where that is as quick, where a codebook has to be trained, and where a file of
+the generation before is not there to be shared.
+"""
+
+# pyright: reportAttributeAccessIssue=false
+# pyarrow makes its compute functions at import time, where no type checker sees them.
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.config import IndexConfig
+from pipeline.durable import commit_point
+from pipeline.errors import DamageError, IntegrityError
+from pipeline.index import tiers
+from pipeline.index.faiss_build import Codebook
+from pipeline.index.layout import (
+    CHUNKS_FAISS,
+    DELETED_BITS,
+    DOCUMENTS_FAISS,
+    CollectionLayout,
+)
+from pipeline.index.segments.change import RowChange, rows_changed
+from pipeline.index.segments.codes import largest, needs_training, read_codebook
+from pipeline.index.segments.deleted import write_deleted
+from pipeline.index.segments.merge import merge_segments
+from pipeline.index.segments.segment import (
+    SHARED_FILES,
+    SegmentRows,
+    needed_files,
+    open_rows,
+    open_segment,
+    row_files,
+    segment_name,
+)
+from pipeline.index.segments.writer import SegmentWriter
+from pipeline.index.stored_rows import StoredRows
+from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
+from pipeline.manifest import FORMAT_VERSION, FileRecord, Manifest, SegmentRecord
+from pipeline.types import ProgressListener
+
+NO_LINKS: Final = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
+"""What the file system says where a file cannot have a second name."""
+
+
+NOT_HASHED: Final = FileRecord(size_bytes=0, sha256="")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kept:
+    """A segment of the generation before, with what is deleted of it now."""
+
+    record: SegmentRecord
+    rows: SegmentRows
+    is_changed: bool
+
+
+class Assembly:
+    """Puts the segments of generation ``number`` into ``folder``.
+
+    ``base`` is the generation served now, None where none is or none is to be shared.
+    """
+
+    def __init__(
+        self, layout: CollectionLayout, base: Manifest | None, number: int, folder: Path, config: IndexConfig
+    ) -> None:
+        self._layout, self._base = layout, base
+        self._number, self._folder, self._config = number, folder, config
+        self.shared: dict[str, FileRecord] = {}
+        """Files that are the generation's before, too, with their hashes."""
+
+    def build(
+        self, rows: StoredRows, since: Mapping[str, int] | None, progress: ProgressListener
+    ) -> tuple[SegmentRecord, ...]:
+        """Write or link every file of the segments; ``since`` are the versions that the commit began with.
+
+        None where rows are not comparable.
+        """
+        made = None
+        if self._base is not None and since is not None:
+            change = rows_changed(self._layout, since, rows.versions)
+            kept = None if change is None else self._keep(self._base, change)
+            if change is not None and kept is not None and self._is_worth_it(kept, change):
+                made = self._add(self._base, kept, change, rows, progress)
+        if made is None:
+            whole = SegmentWriter(self._folder, self._config, dict.fromkeys(TABLES), progress)
+            made = (whole.write("", rows),)
+            commit_point("segments-merged")
+        commit_point("segments-assembled")
+        return made
+
+    def share(self, base: Manifest, name: str) -> None:
+        """Give a file of the generation before a name in this one."""
+        source, target = self._layout.generation_folder(base.generation) / name, self._folder / name
+        try:
+            target.hardlink_to(source)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            shutil.copyfile(source, target)
+        else:
+            self.shared[name] = base.files[name]
+
+    def _keep(self, base: Manifest, change: RowChange) -> list[_Kept] | None:
+        """Return the segments that have rows left; None where a file of theirs cannot be shared."""
+        if base.format_version < FORMAT_VERSION:
+            return None
+        folder = self._layout.generation_folder(base.generation)
+        kept: list[_Kept] = []
+        begin = 0
+        for record in base.segments:
+            shared = (record.name + name for name in SHARED_FILES)
+            names = {*shared, *needed_files(record), *row_files(record, base.files)}
+            if not all(_has_size(folder / name, base.files.get(name)) for name in names):
+                return None
+            try:
+                rows = open_rows(folder, record)
+            except DamageError:
+                return None
+            end = begin + rows.deleted_documents.num_live
+            own = change.deleted[slice(*np.searchsorted(change.deleted, (begin, end)).tolist())] - begin
+            begin = end
+            if len(own):
+                rows = rows.without(own)
+            if rows.deleted_documents.num_live:
+                kept.append(_Kept(record=rows.described(record), rows=rows, is_changed=bool(len(own))))
+        return kept
+
+    def _is_worth_it(self, kept: Sequence[_Kept], change: RowChange) -> bool:
+        """Tell whether sharing segments is quicker than one whole, and their codebooks still do."""
+        records = [each.record for each in kept]
+        counts = {
+            DOCUMENTS: sum(record.live_documents for record in records) + change.num_added[DOCUMENTS],
+            CHUNKS: sum(record.live_chunks for record in records) + change.num_added[CHUNKS],
+        }
+        return (
+            bool(kept)
+            and counts[CHUNKS] > tiers.WHOLE_CHUNKS
+            and not any(needs_training(records, table, counts[table], self._config) for table in TABLES)
+        )
+
+    def _add(
+        self,
+        base: Manifest,
+        kept: Sequence[_Kept],
+        change: RowChange,
+        rows: StoredRows,
+        progress: ProgressListener,
+    ) -> tuple[SegmentRecord, ...]:
+        records = [each.record for each in kept]
+        codebooks = self._codebooks(base, records)
+        if change.num_added[DOCUMENTS]:
+            writer = SegmentWriter(self._folder, self._config, codebooks, progress)
+            records.append(writer.write(segment_name(self._number), replace(rows, fragments=change.added)))
+            _require_new(kept, open_rows(self._folder, records[-1]).documents.column("doc_id"))
+        _require_all(records, rows)
+        first = tiers.first_to_merge(
+            [record.live_chunks for record in records], [record.chunks for record in records]
+        )
+        for each in kept[:first]:
+            self._share_segment(base, each)
+        if first is not None:
+            self._merge(base, kept[first:], records, first, codebooks)
+        commit_point("segments-merged")
+        return tuple(records)
+
+    def _codebooks(self, base: Manifest, records: Sequence[SegmentRecord]) -> dict[str, Codebook | None]:
+        folder = self._layout.generation_folder(base.generation)
+        codebooks: dict[str, Codebook | None] = {}
+        for table, file in ((DOCUMENTS, DOCUMENTS_FAISS), (CHUNKS, CHUNKS_FAISS)):
+            owner = largest(records, table)
+            codebooks[table] = read_codebook(folder / (owner.name + file), owner.indexes[table])
+        return codebooks
+
+    def _share_segment(self, base: Manifest, kept: _Kept) -> None:
+        for name in row_files(kept.record, base.files):
+            self.share(base, name)
+        bits = kept.record.name + DELETED_BITS
+        if kept.is_changed:
+            write_deleted(self._folder / bits, kept.rows.deleted_documents)
+        elif bits in base.files:
+            self.share(base, bits)
+
+    def _merge(
+        self,
+        base: Manifest,
+        kept: Sequence[_Kept],
+        records: list[SegmentRecord],
+        first: int,
+        codebooks: Mapping[str, Codebook | None],
+    ) -> None:
+        """Put one segment in the place of those from ``first`` on, of which the newest may be new."""
+        folder = self._layout.generation_folder(base.generation)
+        segments = [open_segment(folder, each.record, base.files, each.rows) for each in kept]
+        written = {path.name: NOT_HASHED for path in self._folder.iterdir()}
+        segments += [open_segment(self._folder, record, written) for record in records[first + len(kept) :]]
+        merged = merge_segments(segments, segment_name(self._number, merged=True), self._folder, codebooks)
+        for record in records[first + len(kept) :]:
+            for name in row_files(record, written):
+                (self._folder / name).unlink()
+        records[first:] = [merged]
+
+
+def _require_new(kept: Sequence[_Kept], doc_ids: pa.Array) -> None:
+    for each in kept:
+        is_known = pc.is_in(each.rows.documents.column("doc_id"), value_set=doc_ids).to_numpy(False)
+        repeated = int((is_known & each.rows.deleted_documents.is_live()).sum())
+        if repeated:
+            raise IntegrityError(
+                f"table `documents` must hold each doc_id once, got {repeated} repeated; run the same "
+                "ingest again, nothing was published"
+            )
+
+
+def _require_all(records: Sequence[SegmentRecord], rows: StoredRows) -> None:
+    """Refuse tables that hold other rows than the segments."""
+    counts = {
+        DOCUMENTS: sum(record.live_documents for record in records),
+        CHUNKS: sum(record.live_chunks for record in records),
+    }
+    for table, count in counts.items():
+        stored = rows.tables.count_rows(table, rows.versions)
+        if stored != count:
+            raise IntegrityError(
+                f"table `{table}` must hold {count} rows, got {stored}; run the same ingest again, nothing "
+                "was published"
+            )
+
+
+def _has_size(path: Path, record: FileRecord | None) -> bool:
+    return record is not None and path.is_file() and path.stat().st_size == record.size_bytes

@@ -1,0 +1,157 @@
+"""One segment of a generation: the names of its files, and the segment opened.
+
+Files are believed here: whoever opens a generation has compared them with its manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int64
+
+from pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex, open_faiss_index
+from pipeline.index.layout import (
+    CHUNKS_ARROW,
+    CHUNKS_FAISS,
+    DELETED_BITS,
+    DOCUMENTS_ARROW,
+    DOCUMENTS_FAISS,
+    LENGTHS_ARROW,
+    PASSAGES_ARROW,
+    TITLES_ARROW,
+)
+from pipeline.index.passage_terms import open_passage_terms
+from pipeline.index.position_files import (
+    LENGTHS_SCHEMA,
+    chunk_offsets_of,
+    open_chunk_positions,
+    open_document_positions,
+    open_positions,
+)
+from pipeline.index.segments.deleted import DeletedRows, none_deleted, read_deleted
+from pipeline.index.tables import CHUNKS, DOCUMENTS
+from pipeline.manifest import FileRecord, SegmentRecord
+
+NEEDED_FILES: Final = (DOCUMENTS_ARROW, CHUNKS_ARROW, DOCUMENTS_FAISS, CHUNKS_FAISS)
+ROW_FILES: Final = (
+    *NEEDED_FILES,
+    PASSAGES_ARROW,
+    TITLES_ARROW,
+    LENGTHS_ARROW,
+    DOCUMENTS_FAISS + REFINE_SUFFIX,
+    CHUNKS_FAISS + REFINE_SUFFIX,
+)
+"""Files of a segment that never change, as many of them as it has."""
+SHARED_FILES: Final = (*NEEDED_FILES, PASSAGES_ARROW, TITLES_ARROW, LENGTHS_ARROW)
+"""Files without which a segment, of an earlier release, is made again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SegmentRows:
+    """The position files of a segment, mapped, and which of their rows are deleted."""
+
+    documents: pa.RecordBatch
+    chunks: pa.RecordBatch
+    deleted_documents: DeletedRows
+    deleted_chunks: DeletedRows
+
+    def without(self, live: Int64[np.ndarray, " D"]) -> SegmentRows:
+        """Return the same rows without further documents, by their number among those left."""
+        deleted = self.deleted_documents.with_live(live)
+        offsets = chunk_offsets_of(self.documents, self.chunks.num_rows)
+        return replace(self, deleted_documents=deleted, deleted_chunks=deleted.of_chunks(offsets))
+
+    def num_tokens(self) -> int:
+        """Count the tokens of the documents that are left."""
+        tokens = self.documents.column("num_tokens").to_numpy()
+        return int(tokens.sum(dtype=np.int64) - tokens[self.deleted_documents.rows].sum(dtype=np.int64))
+
+    def described(self, record: SegmentRecord) -> SegmentRecord:
+        """Return the record with these deleted rows."""
+        return replace(
+            record,
+            deleted_documents=len(self.deleted_documents.rows),
+            deleted_chunks=len(self.deleted_chunks.rows),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Segment:
+    """A segment opened.
+
+    ``words`` is None in a generation published before passages had a BM25, ``titles`` and ``lengths`` in one
+    whose documents LanceDB scores.
+    """
+
+    record: SegmentRecord
+    rows: SegmentRows
+    documents: FaissIndex
+    chunks: FaissIndex
+    words: pa.RecordBatch | None
+    titles: pa.RecordBatch | None
+    lengths: pa.RecordBatch | None
+
+
+def segment_name(generation: int, *, merged: bool = False) -> str:
+    """Return the name of the segment that a publication adds, or makes of several; that of all has none."""
+    return f"{generation:08d}-merged-" if merged else f"{generation:08d}-"
+
+
+def row_files(record: SegmentRecord, files: Mapping[str, FileRecord]) -> list[str]:
+    """Return the names of a segment's files in a generation, but for its deleted rows."""
+    return [name for each in ROW_FILES if (name := record.name + each) in files]
+
+
+def needed_files(record: SegmentRecord) -> list[str]:
+    """Return the names of the files that a segment cannot do without."""
+    deleted = [DELETED_BITS] if record.deleted_documents else []
+    return [record.name + name for name in (*NEEDED_FILES, *deleted)]
+
+
+def open_rows(folder: Path, record: SegmentRecord) -> SegmentRows:
+    """Map the position files of a segment."""
+    documents = open_document_positions(folder / (record.name + DOCUMENTS_ARROW))
+    chunks = open_chunk_positions(folder / (record.name + CHUNKS_ARROW))
+    if not record.deleted_documents:
+        deleted, deleted_chunks = none_deleted(documents.num_rows), none_deleted(chunks.num_rows)
+    else:
+        path = folder / (record.name + DELETED_BITS)
+        deleted = read_deleted(path, documents.num_rows, record.deleted_documents)
+        deleted_chunks = deleted.of_chunks(chunk_offsets_of(documents, chunks.num_rows))
+    return SegmentRows(
+        documents=documents, chunks=chunks, deleted_documents=deleted, deleted_chunks=deleted_chunks
+    )
+
+
+def open_segment(
+    folder: Path,
+    record: SegmentRecord,
+    files: Mapping[str, FileRecord],
+    rows: SegmentRows | None = None,
+) -> Segment:
+    """Map all files of a segment; ``rows`` are what is mapped already."""
+    rows = rows or open_rows(folder, record)
+
+    def terms(file: str) -> pa.RecordBatch | None:
+        name = record.name + file
+        return open_passage_terms(folder / name) if name in files else None
+
+    lengths = record.name + LENGTHS_ARROW
+    return Segment(
+        record=record,
+        rows=rows,
+        documents=open_faiss_index(
+            folder / (record.name + DOCUMENTS_FAISS), record.indexes[DOCUMENTS], rows.deleted_documents.rows
+        ),
+        chunks=open_faiss_index(
+            folder / (record.name + CHUNKS_FAISS), record.indexes[CHUNKS], rows.deleted_chunks.rows
+        ),
+        words=terms(PASSAGES_ARROW),
+        titles=terms(TITLES_ARROW),
+        lengths=open_positions(folder / lengths, LENGTHS_SCHEMA) if lengths in files else None,
+    )

@@ -1,0 +1,161 @@
+"""What one changed document costs, and what segments cost a search; synthetic vectors, no encoder."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.config import IndexConfig, IngestConfig
+from pipeline.index import tiers
+from pipeline.index.generation import open_generation
+from pipeline.index.lance_index import LanceTables
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
+from pipeline.search.candidates import nominate_by_chunk, nominate_by_document
+from pipeline.search.lexical import bm25_documents, bm25_passages
+from pipeline.types import chunks_schema, documents_schema
+
+pytestmark = pytest.mark.bench
+
+VECTOR_DIM = 384
+CHUNKS_A_DOCUMENT = 10
+WORDS_A_CHUNK = 20
+CHUNK_CHARACTERS = 6 * WORDS_A_CHUNK
+WORDS = np.array([f"{number:05d}" for number in range(30_000)])
+BATCH_DOCUMENTS = 2_000
+TOPICS_TV = np.random.default_rng(9).standard_normal((64, VECTOR_DIM)).astype(np.float32)
+
+
+def vectors_of(rng: np.random.Generator, topics: np.ndarray) -> np.ndarray:
+    vectors = TOPICS_TV[topics] + rng.standard_normal((len(topics), VECTOR_DIM)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def rows(first: int, end: int, version: int) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+    """Yield batches of both tables: documents of ten chunks, words by Zipf's law."""
+    for start in range(first, end, BATCH_DOCUMENTS):
+        count = min(BATCH_DOCUMENTS, end - start)
+        rng = np.random.default_rng([start, version])
+        drawn = np.minimum(rng.zipf(1.15, (count, CHUNKS_A_DOCUMENT * WORDS_A_CHUNK)), len(WORDS)) - 1
+        texts = [" ".join(WORDS[row]) + " " for row in drawn]
+        ids = [f"document-{number}" for number in range(start, start + count)]
+        topics = rng.integers(0, len(TOPICS_TV), count)
+        documents = {
+            "doc_id": ids,
+            "title": [text[:30] for text in texts],
+            "text": texts,
+            "content_sha256": ["0" * 64] * count,
+            "source_file": ["part.parquet"] * count,
+            "cluster_id": topics,
+            "num_tokens": [len(drawn[0])] * count,
+            "num_chunks": [CHUNKS_A_DOCUMENT] * count,
+            "vector": matrix(vectors_of(rng, topics)),
+        }
+        owners = np.repeat(np.arange(count), CHUNKS_A_DOCUMENT)
+        ordinals = np.tile(np.arange(CHUNKS_A_DOCUMENT), count)
+        chunks = {
+            "chunk_id": [f"{ids[owner]}#{ordinal}" for owner, ordinal in zip(owners, ordinals, strict=True)],
+            "doc_id": [ids[owner] for owner in owners],
+            "ordinal": ordinals,
+            "start_char": ordinals * CHUNK_CHARACTERS,
+            "end_char": (ordinals + 1) * CHUNK_CHARACTERS,
+            "vector": matrix(vectors_of(rng, topics[owners])),
+        }
+        yield (
+            batch(documents, documents_schema((), VECTOR_DIM)),
+            batch(chunks, chunks_schema(VECTOR_DIM)),
+        )
+
+
+def matrix(vectors: np.ndarray) -> pa.FixedSizeListArray:
+    return pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), VECTOR_DIM)
+
+
+def batch(columns: dict[str, Any], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
+
+
+def publish(
+    layout: CollectionLayout, first: int, end: int, version: int = 0, *, whole: bool = False
+) -> float:
+    """Write documents, replacing those that stand; return the seconds from the first commit to the last."""
+    with layout.writer_lock():
+        started = time.perf_counter()
+        before = prepare_writer(layout)
+        tables = LanceTables.open_or_create(layout, (), VECTOR_DIM)
+        tables.roll_back(None if before is None else before.lance_versions)
+        since = tables.compact()
+        ids = [f"document-{number}" for number in range(first, end)] if version else []
+        readers = [
+            pa.RecordBatchReader.from_batches(schema, map(itemgetter(side), rows(first, end, version)))
+            for side, schema in enumerate((documents_schema((), VECTOR_DIM), chunks_schema(VECTOR_DIM)))
+        ]
+        versions = tables.commit(
+            generation=next_generation_number(layout),
+            deleted_ids=[ids[start : start + 1_000] for start in range(0, len(ids), 1_000)],
+            documents=readers[0],
+            chunks=readers[1],
+            expected_documents=end - first,
+            expected_chunks=(end - first) * CHUNKS_A_DOCUMENT,
+        )
+        facts = GenerationFacts(
+            run_id="bench",
+            side_files={},
+            fingerprints={"encoder": "e" * 64, "context": "c" * 64, "clusters": "k" * 64},
+            settings=IngestConfig().to_dict(),
+            context_documents=0,
+            context_cluster_sizes=(),
+            documents_at_context=0,
+            encode_tokens_per_second=0.0,
+        )
+        publish_generation(layout, tables, versions, facts, IndexConfig(), since=None if whole else since)
+        return time.perf_counter() - started
+
+
+@pytest.mark.parametrize("num_chunks", [100_000, 2_000_000])
+def test_bench_publishing_one_changed_document(tmp_path: Path, num_chunks: int) -> None:
+    layout = CollectionLayout(tmp_path / "root", "bench")
+    first = publish(layout, 0, num_chunks // CHUNKS_A_DOCUMENT)
+    changed = [publish(layout, number, number + 1, version=1) for number in (5, 50, 500)]
+    whole = publish(layout, 7, 8, version=1, whole=True)
+    print(
+        f"\n{num_chunks:,} chunks: first {first:.1f} s, one changed document "
+        f"{' '.join(f'{seconds:.2f}' for seconds in changed)} s, made whole {whole:.1f} s"
+    )
+    shutil.rmtree(layout.folder)
+
+
+def test_bench_searching_twelve_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """200,000 chunks in one segment, and in twelve: a large one, and small ones of three sizes."""
+    sizes = [17_000, *[300] * 4, *[200] * 4, *[20] * 3]
+    bounds = np.cumsum([0, *sizes])
+    monkeypatch.setattr(tiers, "FACTOR", 100)
+    layouts = {name: CollectionLayout(tmp_path / name, "bench") for name in ("one", "twelve")}
+    publish(layouts["one"], 0, int(bounds[-1]))
+    for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        publish(layouts["twelve"], first, end)
+    generations = {name: open_generation(layout) for name, layout in layouts.items()}
+    assert [len(each.segments) for each in generations.values()] == [1, 12]
+    rng = np.random.default_rng(1)
+    queries = vectors_of(rng, rng.integers(0, len(TOPICS_TV), 300))
+    texts = [" ".join(WORDS[np.minimum(rng.zipf(1.3, 6), 3_000)]) for _ in queries]
+    seconds: dict[str, list[float]] = {name: [] for name in generations}
+    for query, text in zip(queries, texts, strict=True):
+        for name, generation in generations.items():
+            started = time.perf_counter()
+            nominate_by_document(generation, query[None], 50, None)
+            nominate_by_chunk(generation, query[None], 200, 50, None)
+            bm25_documents(generation, text, None, 50)
+            bm25_passages(generation, text, 2, None)
+            seconds[name].append(time.perf_counter() - started)
+    p50 = {name: 1e3 * float(np.median(each)) for name, each in seconds.items()}
+    one, twelve = p50["one"], p50["twelve"]
+    print(f"\none segment {one:.2f} ms, twelve {twelve:.2f} ms: {twelve / one:.2f} x")

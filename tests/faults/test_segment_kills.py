@@ -1,0 +1,128 @@
+"""A writer of segments killed anywhere, in a publication that adds one and in one that merges them."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.index import tiers
+from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.maintenance import repair_collection, verify_collection
+from pipeline.index.publish import COMMIT_POINTS
+from tests.index import stones
+
+pytestmark = pytest.mark.slow
+
+WORK = """
+sys.path.insert(0, {folder!r})
+import stones
+from pipeline.index import tiers
+from pipeline.index.layout import CollectionLayout
+tiers.WHOLE_CHUNKS = 0
+tiers.MAX_DELETED_SHARE = 0.8
+def work(root, factor):
+    tiers.FACTOR = int(factor)
+    tiers.tier_of = lambda rows: 0
+    stones.publish_change(CollectionLayout(Path(root), "stones"), "n")
+"""
+OLD = stones.document_ids(20)
+NEW = [*stones.document_ids(20), *stones.document_ids(10, "n")]
+FACTORS = {"added": 100, "merged": 2}
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
+
+
+@pytest.fixture(scope="module")
+def write(start_forks: Callable[[str], Callable[..., int]]) -> Callable[..., int]:
+    return start_forks(WORK.format(folder=str(Path(stones.__file__).parent)))
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("template")
+    stones.publish_documents(CollectionLayout(root, "stones"), OLD)
+    return root
+
+
+def ids(generation: Generation) -> list[str]:
+    return sorted(generation.doc_ids.to_pylist())
+
+
+@pytest.mark.parametrize("point", COMMIT_POINTS)
+@pytest.mark.parametrize("kind", FACTORS)
+def test_writer_of_segments_killed_at_a_commit_point_tears_nothing(
+    template: Path, tmp_path: Path, write: Callable[..., int], kind: str, point: str
+) -> None:
+    shutil.copytree(template, tmp_path / "root")
+    layout = CollectionLayout(tmp_path / "root", "stones")
+    assert write(point, str(layout.root), str(FACTORS[kind])) == -signal.SIGKILL
+    is_published = COMMIT_POINTS.index(point) >= COMMIT_POINTS.index("current-replaced")
+    assert ids(open_generation(layout)) == sorted(NEW if is_published else OLD)
+    assert write("no-point", str(layout.root), str(FACTORS[kind])) == 0
+    generation = open_generation(layout)
+    assert ids(generation) == sorted(NEW)
+    assert (len(generation.segments) > 1) == (kind == "added")
+    assert verify_collection(layout) == []
+
+
+@pytest.fixture
+def layout(template: Path, tmp_path: Path, write: Callable[..., int]) -> CollectionLayout:
+    """Two generations: a segment of twenty documents, and one more of eleven."""
+    shutil.copytree(template, tmp_path / "root")
+    assert write("no-point", str(tmp_path / "root"), "100") == 0
+    return CollectionLayout(tmp_path / "root", "stones")
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+@pytest.mark.parametrize("name", ["00000002-chunks.faiss", "00000002-passages.arrow", "deleted.bits"])
+def test_damaged_file_of_the_newest_segment_leaves_the_generation_before(
+    layout: CollectionLayout, name: str, damage: Callable[[Path], None]
+) -> None:
+    damage(layout.generation_folder(2) / name)
+    assert open_latest_intact_generation(layout).number == 1
+    assert [(problem.generation, problem.file) for problem in verify_collection(layout)] == [(2, name)]
+    repair_collection(layout)
+    assert ids(open_generation(layout)) == sorted(NEW)
+    assert verify_collection(layout) == []
+
+
+def test_damaged_file_that_two_generations_share_is_named_in_both_and_made_again(
+    layout: CollectionLayout,
+) -> None:
+    flip(layout.generation_folder(2) / "chunks.faiss")
+    found = [(problem.generation, problem.file) for problem in verify_collection(layout)]
+    assert found == [(2, "chunks.faiss"), (1, "chunks.faiss")]
+    repair_collection(layout)
+    assert ids(open_generation(layout)) == sorted(NEW)
+    assert verify_collection(layout) == []
+
+
+def test_reader_of_a_generation_two_merges_old_reads_on(
+    layout: CollectionLayout, write: Callable[..., int]
+) -> None:
+    held = open_generation(layout)
+    vectors = held.chunks.reconstruct(held.chunk_documents[:5])
+    for _ in range(2):
+        assert write("no-point", str(layout.root), "2") == 0
+    assert held.number not in layout.generation_numbers()
+    held.require_whole()
+    assert (held.chunks.reconstruct(held.chunk_documents[:5]) == vectors).all()
+    assert ids(held) == sorted(NEW)

@@ -1,0 +1,255 @@
+"""However rows are cut into segments, changed and merged, a search answers as one segment does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.config import IndexConfig
+from pipeline.index import tiers
+from pipeline.index.generation import Generation, open_generation
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.maintenance import compact_collection, verify_collection
+from pipeline.index.segments import codes
+from pipeline.index.segments.segment import SHARED_FILES
+from pipeline.index.status import collection_status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+IDS = [f"d{'x' * (i % 4)}{i}" for i in range(24)]
+QUERIES = ("stone", "w0x1", "w1x2 stone dx1", "title")
+FLAT = IndexConfig(index_kind="flat")
+
+
+@pytest.fixture
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the smallest collections have segments."""
+    monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
+    monkeypatch.setattr(tiers, "MAX_DELETED_SHARE", 0.8)
+
+
+steps = st.lists(
+    st.tuples(st.lists(st.sampled_from(IDS), unique=True, min_size=1, max_size=8), st.booleans()),
+    min_size=2,
+    max_size=10,
+)
+"""Publications: of documents that are written again or new, or that are deleted."""
+
+
+def publish(
+    layout: CollectionLayout, stones: ModuleType, work: Sequence[tuple[list[str], bool]]
+) -> list[str]:
+    """Publish each step, return the ids that are left in the order in which they were written."""
+    left: list[str] = []
+    for version, (ids, is_deletion) in enumerate(work):
+        if is_deletion:
+            gone = [doc_id for doc_id in ids if doc_id in left]
+            if gone and len(gone) < len(left):
+                stones.delete(layout, gone)
+                left = [doc_id for doc_id in left if doc_id not in gone]
+            continue
+        stones.publish_documents(layout, ids, replaced=ids, version=version % 3, config=FLAT)
+        left = [doc_id for doc_id in left if doc_id not in ids] + ids
+    return left
+
+
+def read(generation: Generation) -> dict[str, Any]:
+    """Return all that a search reads of a generation."""
+    rng = np.random.default_rng(0)
+    queries = rng.standard_normal((3, 16)).astype(np.float32)
+    positions = np.arange(generation.num_documents)
+    bm25 = generation.passage_bm25
+    of_documents = generation.document_bm25
+    assert bm25 is not None
+    assert of_documents is not None
+    every_other = positions[::2]
+    return {
+        "doc_ids": generation.doc_ids.to_pylist(),
+        "chunk_offsets": generation.chunk_offsets,
+        "cluster_ids": generation.cluster_ids,
+        "num_tokens": generation.num_tokens,
+        "chunk_documents": generation.chunk_documents,
+        "chunk_starts": generation.chunk_starts,
+        "chunk_ends": generation.chunk_ends,
+        "mean": generation.mean_chunk_vector,
+        "document_vectors": generation.documents.reconstruct(positions),
+        "chunk_vectors": generation.chunks.reconstruct(np.arange(generation.num_chunks)),
+        "found": [
+            answer
+            for index in (generation.documents, generation.chunks)
+            for top_k in (1, 7, 60)
+            for allowed in (None, every_other)
+            for answer in index.search(queries, top_k, allowed)
+        ],
+        "bm25": [
+            *(bm25.scores(query, size) for query in QUERIES for size in (1, 2, 20)),
+            *(of_documents.scores(query) for query in QUERIES),
+        ],
+        "texts": generation.fetch_documents(positions, ["text"]).column("text").to_pylist(),
+    }
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    if isinstance(expected, dict):
+        for key, value in expected.items():
+            assert_same(found[key], value)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, np.ndarray) and expected.dtype.kind == "f":
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    elif isinstance(expected, np.ndarray):
+        np.testing.assert_array_equal(found, expected)
+    else:
+        assert found == expected
+
+
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(work=steps)
+def test_any_publications_answer_as_one_segment_does(
+    small_segments: None, stones: ModuleType, tmp_path_factory: pytest.TempPathFactory, work: Any
+) -> None:
+    layout = CollectionLayout(tmp_path_factory.mktemp("root"), "stones")
+    left = publish(layout, stones, [(IDS[:6], False), *work])
+    generation = open_generation(layout)
+    split = read(generation)
+    assert split["doc_ids"] == left
+    assert verify_collection(layout) == []
+    compact_collection(layout)
+    whole = open_generation(layout)
+    assert len(whole.segments) == 1
+    assert_same(split, read(whole))
+
+
+def test_scores_of_bm25_are_equal_to_the_last_bit(
+    small_segments: None, stones: ModuleType, layout: CollectionLayout
+) -> None:
+    publish(layout, stones, [(IDS[:9], False), (IDS[5:14], False), (IDS[2:4], True), (IDS[14:20], False)])
+    split = open_generation(layout)
+    assert len(split.segments) == 3
+    compact_collection(layout)
+    before, after = read(split)["bm25"], read(open_generation(layout))["bm25"]
+    assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_files_of_merged_segments_are_those_of_rows_written_together(
+    small_segments: None, stones: ModuleType, layout: CollectionLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "FACTOR", 3)
+    publish(layout, stones, [(IDS[:4], False), (IDS[4:8], False), (IDS[1:3], True), (IDS[8:12], False)])
+    manifest = open_generation(layout).manifest
+    assert [record.name for record in manifest.segments] == ["00000004-merged-"]
+    compact_collection(layout)
+    whole = open_generation(layout).manifest
+    names = ("documents.faiss", "chunks.faiss", "documents.arrow", "chunks.arrow", "passages.arrow")
+    assert [manifest.files["00000004-merged-" + name] for name in names] == [
+        whole.files[name] for name in names
+    ]
+
+
+@pytest.mark.parametrize("kind", ["ivf_sq8", "ivf_rabitq"])
+def test_merged_inverted_files_hold_the_codes_of_their_segments(
+    small_segments: None,
+    stones: ModuleType,
+    layout: CollectionLayout,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Any,
+) -> None:
+    monkeypatch.setattr(codes, "EXACT_VECTORS", 20)
+    config = IndexConfig(index_kind=kind)
+    first, second, third = stones.document_ids(400), stones.document_ids(60, "n"), stones.document_ids(5, "m")
+    stones.publish_documents(layout, first, config=config)
+    stones.publish_documents(layout, second, config=config)
+    stones.publish_documents(layout, [*third, *first[:9]], replaced=first[:9], version=1, config=config)
+    split = open_generation(layout)
+    kinds = [segment.record.indexes["documents"]["kind"] for segment in split.segments]
+    assert kinds == [kind, kind, "flat"]
+    monkeypatch.setattr(tiers, "tier_of", lambda _: 0)
+    monkeypatch.setattr(tiers, "FACTOR", 4)
+    stones.publish_documents(layout, ["last"], config=config)
+    merged = open_generation(layout)
+    assert len(merged.segments) == 1
+    assert merged.segments[0].record.indexes["documents"]["kind"] == kind
+    queries = stones.unit_vectors("queries", 20)
+    # The merged one has a document more at its end.
+    for before, after in ((split.documents, merged.documents), (split.chunks, merged.chunks)):
+        positions = np.arange(before.num_vectors)
+        vectors, codes_of_it = before.reconstruct(positions), after.reconstruct(positions)
+        np.testing.assert_allclose(vectors, codes_of_it, atol=0.2)  # beyond the range of the codes
+        np.testing.assert_array_equal(vectors[:451], codes_of_it[:451])
+        found, expected = after.search(queries, 10)[1], before.search(queries, 10)[1]
+        same = np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(found, expected, strict=True)])
+        assert same > 0.9
+    assert verify_collection(layout) == []
+
+
+def test_publication_writes_what_changed_and_links_the_rest(
+    small_segments: None, stones: ModuleType, layout: CollectionLayout
+) -> None:
+    stones.publish_documents(layout, IDS[:10])
+    stones.publish_documents(layout, [IDS[3]], replaced=[IDS[3]], version=1)
+    first, second = (layout.generation_folder(number) for number in (1, 2))
+    for name in SHARED_FILES:
+        assert (first / name).samefile(second / name)
+        assert (second / f"00000002-{name}").is_file()
+    assert (second / "deleted.bits").read_bytes() == bytes([0b0000_1000, 0])
+    (record, added) = open_generation(layout).manifest.segments
+    assert (record.live_documents, record.deleted_documents, added.documents) == (9, 1, 1)
+
+
+def test_file_that_is_not_there_to_be_shared_lets_all_be_made_again(
+    small_segments: None, stones: ModuleType, layout: CollectionLayout
+) -> None:
+    stones.publish_documents(layout, IDS[:10])
+    (layout.generation_folder(1) / "passages.arrow").unlink()
+    stones.delete(layout, [IDS[3]])
+    assert [record.name for record in open_generation(layout).manifest.segments] == [""]
+    assert verify_collection(layout)[0].generation == 1
+
+
+def test_small_collection_stays_one_segment(stones: ModuleType, layout: CollectionLayout) -> None:
+    for count in (5, 10):
+        stones.publish_documents(layout, IDS[count - 5 : count])
+    assert [record.name for record in open_generation(layout).manifest.segments] == [""]
+
+
+def test_generation_of_earlier_files_is_read_as_one_segment(stones: ModuleType, tmp_path: Path) -> None:
+    import json
+
+    from pipeline.manifest import MANIFEST_NAME, Manifest
+
+    layout = CollectionLayout(tmp_path, "stones")
+    stones.publish_documents(layout, IDS[:5])
+    path = layout.generation_folder(1) / MANIFEST_NAME
+    raw = json.loads(path.read_bytes())
+    (segment,) = raw.pop("segments")
+    path.write_text(json.dumps({**raw, "indexes": segment["indexes"], "format_version": 2}))
+    (record,) = Manifest.read(path.parent).segments
+    assert (record.name, record.documents, record.deleted_documents) == ("", 5, 0)
+    assert record.indexes["chunks"]["kind"] == "flat"
+
+
+def test_status_tells_segments_and_counts_shared_files_once(
+    small_segments: None, stones: ModuleType, layout: CollectionLayout
+) -> None:
+    stones.publish_documents(layout, IDS[:10])
+    stones.delete(layout, [IDS[2]])
+    status = collection_status(layout)
+    chunks = sum(stones.num_chunks_of(doc_id) for doc_id in IDS[:10] if doc_id != IDS[2])
+    assert status["segments"] == [{"name": "", "documents": 9, "chunks": chunks, "deleted_documents": 1}]
+    named = sum(path.stat().st_size for path in layout.folder.rglob("*") if path.is_file())
+    shared = [path for path in layout.generation_folder(2).iterdir() if path.stat().st_nlink == 2]
+    assert status["disk_bytes"] == named - sum(path.stat().st_size for path in shared)
+    assert len(shared) == len(SHARED_FILES)
