@@ -148,7 +148,7 @@ class DiskFullError(TryAgainError):
 
 def is_panic(error: BaseException) -> bool:
     """Tell whether Rust code gave up, which it does on some damaged files; Python sees no Exception then."""
-    return type(error).__module__ == "pyo3_runtime"
+    return type(error).__module__ == "pyo3_runtime" or type(error).__name__ == "RustPanic"
 
 
 def extra_missing(

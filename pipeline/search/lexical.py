@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from lance import query as dataset_query
 
-from pipeline.errors import StorageError, TryAgainError
+from pipeline.errors import StorageError, TryAgainError, is_panic
 from pipeline.index.generation import Generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.tables import TEXT_INDEX_COLUMNS
@@ -49,6 +49,12 @@ def lance_errors(action: str, layout: CollectionLayout | None = None) -> Generat
             raise
         if "timeout" in str(error).lower():
             raise TryAgainError(f"{action} did not finish in time; try again, or ask for less") from error
+        raise StorageError(
+            f"{action} failed" + (f"; run `{layout.command('verify')}`" if layout else "")
+        ) from error
+    except BaseException as error:
+        if not is_panic(error):
+            raise
         raise StorageError(
             f"{action} failed" + (f"; run `{layout.command('verify')}`" if layout else "")
         ) from error

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from pipeline import collection
-from pipeline.errors import DamageError
+from pipeline.errors import DamageError, StorageError
 from pipeline.index.lance_errors import lance_errors
+from pipeline.search.lexical import lance_errors as searching
 
 Panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
 
@@ -41,6 +42,13 @@ def test_deep_cairn_toml_is_refused_in_one_sentence(call: Any, tmp_path: Path) -
     code, _, err = call("status")
     assert code == 2
     assert err == "error: cairn.toml must be nested less deeply; remove the deep table or list\n"
+
+
+@pytest.mark.parametrize("name", ["PanicException", "RustPanic"])
+def test_panic_of_lance_while_searching_is_a_storage_error(name: str) -> None:
+    panic = type(name, (BaseException,), {"__module__": "pyo3_runtime" if name[0] == "P" else "lancedb"})
+    with pytest.raises(StorageError, match=r"^the search failed$"), searching("the search"):
+        raise panic("secret")
 
 
 def test_panic_of_lance_is_a_damage_with_a_command() -> None:
