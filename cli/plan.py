@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     help="Where the drift asks for it, draw a new context and encode every document.",
 )
 @click.option("--force", is_flag=True, help="With --apply: do it whatever the drift is.")
+@click.option(
+    "--late",
+    is_flag=True,
+    help="With --apply: give token vectors to a collection without; encodes every document.",
+)
 @engine_options
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
@@ -41,6 +46,7 @@ def plan(
     *,
     is_applied: bool,
     force: bool,
+    late: bool,
     quiet: bool,
     as_json: bool,
     **_: Any,
@@ -48,16 +54,20 @@ def plan(
     """Show how far the corpus of collection NAME has drifted from the context its vectors stand in.
 
     With --apply, safe to run every week: nothing is done until the drift is large, searches go on, and a
-    killed run goes on when it is given again.
+    killed run goes on when it is given again. With --apply --late, a collection that was built before its
+    model had a token projection gets token vectors, once.
     """
-    from jobs.compatibility import stored_settings
+    from jobs.compatibility import require_projection, stored_settings
     from jobs.recontextualise import plan_recontextualisation, recontextualise
 
     engine = resolve_engine(given(ctx))
     planned = plan_recontextualisation(root, collection)
     report = None
-    if is_applied and planned.reads_context and (planned.is_due or force):
+    wants_tokens = late and not planned.has_token_vectors
+    if is_applied and (wants_tokens or (planned.reads_context and (planned.is_due or force))):
         config = resolve_ingest_config({}, stored_settings(root, collection))
+        if wants_tokens:
+            require_projection(config.encoder)
         with ProgressBars(quiet=quiet) as progress:
             report = recontextualise(root, collection, config, progress, engine)
     if as_json:

@@ -12,7 +12,7 @@ import click
 from cli.options import add_options, chosen
 from cli.settings import json_option, root_option
 from pipeline.search_options import PublicSearchKeywords, SearchOptions
-from pipeline.types import SearchResult
+from pipeline.types import Passage, SearchResult
 
 _WIDTH = 100
 _TERMINAL_DEFAULTS: Final[dict[str, Any]] = {"top_k": 5, "passages": 2}
@@ -67,6 +67,17 @@ def search(
     return 0
 
 
+def _found_by(passage: Passage) -> Iterator[str]:
+    """Name the passage's words that answered the query, strongest first, with the query's own."""
+    seen: set[str] = set()
+    for each in sorted(passage.highlights, key=lambda highlight: -highlight.weight):
+        word = passage.text[each.start_char - passage.start_char : each.end_char - passage.start_char]
+        others = [asked for asked in each.query_words if asked.casefold() != word.casefold()]
+        if word.casefold() not in seen:
+            seen.add(word.casefold())
+            yield f"{word} ({', '.join(others)})" if others else word
+
+
 def _lines(result: SearchResult, *, has_budget: bool) -> Iterator[str]:
     if not result.hits:
         yield "nothing matches, or no passage fits so few characters" if has_budget else "no document matches"
@@ -85,4 +96,6 @@ def _lines(result: SearchResult, *, has_budget: bool) -> Iterator[str]:
                 max_lines=4,
                 placeholder=" …",
             )
+            if passage.highlights:
+                yield f"     found by: {', '.join(_found_by(passage))}"
         yield ""

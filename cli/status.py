@@ -68,6 +68,12 @@ def _segments(segments: list[dict[str, Any]]) -> str:
     )
 
 
+def _token_vectors(found: dict[str, int] | None) -> str:
+    if found is None:
+        return "none: searches go without; `cairn plan NAME --apply --late` makes them where the model can"
+    return f"{found['dims']} dimensions of {found['bits']} bits, {size(found['bytes'])}"
+
+
 def _describe(report: dict[str, Any]) -> str:
     encoder, context, drift = report["encoder"], report["context"], report["context"]["drift"]
     cost = context["recontextualisation"]
@@ -90,6 +96,7 @@ def _describe(report: dict[str, Any]) -> str:
         ),
         *([("", chosen)] if (chosen := _beyond_the_defaults(encoder)) else []),
         *([("", report["encoder_note"])] if report["encoder_note"] else []),
+        ("token vectors", _token_vectors(report["token_vectors"])),
         ("clusters", thousands(len(report["cluster_sizes"]))),
         (
             "context",

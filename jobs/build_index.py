@@ -47,7 +47,9 @@ def build_index(
             return finish(run, staged)
         view = view_corpus(run, staged.shards)
         encoded = encode_shards(run, view, staged.shards, staged.characters)
-        committed = commit_shards(run, encoded, delete_vanished=vanished > 0)
+        committed = commit_shards(
+            run, encoded, has_tokens=view.token_projection is not None, delete_vanished=vanished > 0
+        )
         manifest = publish(run, view, encoded, committed)
         return finish(run, staged, manifest, encoded=encoded.documents, deleted=vanished)
 

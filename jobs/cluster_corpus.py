@@ -23,6 +23,7 @@ from pipeline.cluster.asymmetric_kmeans import train_clusters
 from pipeline.cluster.sampling import sample_rows
 from pipeline.config import IngestConfig
 from pipeline.errors import FingerprintMismatchError
+from pipeline.token_vectors.projection import save_token_projection
 from pipeline.types import IngestReport, ProgressListener, silent_progress
 
 SAMPLE_TEXT_CHARACTERS = 2_048
@@ -83,13 +84,16 @@ def _draw(run: Run, shards: Sequence[Path]) -> CorpusView:
     run.progress("context", 0, drawn, "documents")
     context = run.engine.draw_context(sample, assignments_N)
     run.progress("context", drawn, drawn, "documents")
-    # The context is written last: where it stands, both are whole.
+    # The context is written last: where it stands, all are whole.
     clusters.write(run.layout.pending_clusters_path)
     durable.commit_point("clusters-written")
+    projection = run.engine.load().token_projection
+    if projection is not None:
+        save_token_projection(run.layout.pending_folder, projection)
     context.write(run.layout.pending_context_path)
     durable.commit_point("context-written")
     known = dict(zip(sample.column("doc_id").to_pylist(), assignments_N.tolist(), strict=True))
-    return CorpusView(clusters=clusters, context=context, known_clusters=known)
+    return CorpusView(clusters=clusters, context=context, token_projection=projection, known_clusters=known)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ from typing import Any
 
 from jobs.corpus_view import read_view
 from jobs.engine import Engine
-from pipeline.config import IngestConfig
-from pipeline.errors import FingerprintMismatchError
+from pipeline.config import EncoderConfig, IngestConfig
+from pipeline.errors import ConfigError, FingerprintMismatchError
 from pipeline.index.generation import read_manifest
 from pipeline.index.layout import CollectionLayout
 from pipeline.manifest import Manifest
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
 from pipeline.model.folders.names import describe_model, model_folder
+from pipeline.token_vectors.projection import LATE_NAME
 
 SPEED_ONLY = frozenset({"precision", "backend", "batch_tokens"})
 """Encoder settings that change no vector beyond rounding: they may differ from run to run."""
@@ -96,6 +97,15 @@ def require_same_encoder(published: Manifest, encoder_fingerprint: str, config: 
         raise FingerprintMismatchError(
             f"collection {published.collection!r} must keep the model it was built with ({built_with}), "
             f"got other weights, tokenizer or context from {got}; restore them, or use a new collection"
+        )
+
+
+def require_projection(encoder: EncoderConfig) -> None:
+    """Raise :class:`ConfigError` for a model without a token projection."""
+    if encoder.layers is not None or not (model_folder(encoder.model) / LATE_NAME).is_file():
+        raise ConfigError(
+            f"token vectors need a model with {LATE_NAME}, got {describe_model(encoder.model)}, which brings "
+            "none for these settings; train one with `cairn train-late`, and put it into the model's folder"
         )
 
 

@@ -32,10 +32,11 @@ from pipeline.encode.documents import DocumentEncoder
 from pipeline.encode.encoder_fit import require_context_fit, require_fit
 from pipeline.encode.shard_tables import shard_tables
 from pipeline.encode.shards import as_parquet
-from pipeline.model.backbone_loader import load_backbone
+from pipeline.model.backbone_loader import load_backbone, token_projection_of
 from pipeline.model.context_encoder import ContextEncoder
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.static_embeddings import StaticEmbedder, StaticFit
+from pipeline.token_vectors.projection import TokenProjection
 from pipeline.types import TextEmbedder
 
 
@@ -45,6 +46,7 @@ class Stages:
 
     backbone: Backbone
     first_stage: ContextEncoder
+    token_projection: TokenProjection | None
 
 
 def load_stages(config: IngestConfig) -> Stages:
@@ -52,7 +54,11 @@ def load_stages(config: IngestConfig) -> Stages:
     backbone = load_backbone(config.encoder)
     require_fit(config.encoder, backbone)
     require_context_fit(config, backbone)
-    return Stages(backbone=backbone, first_stage=ContextEncoder.of(backbone, config.encoder, config.context))
+    return Stages(
+        backbone=backbone,
+        first_stage=ContextEncoder.of(backbone, config.encoder, config.context),
+        token_projection=token_projection_of(config.encoder, backbone),
+    )
 
 
 class EncoderWorker:
@@ -77,6 +83,7 @@ class EncoderWorker:
         return Loaded(
             package_version=version("cairn-retrieval"),
             first_stage_fingerprint=self._stages.first_stage.fingerprint,
+            token_projection=self._stages.token_projection,
             host=socket.gethostname(),
         )
 
@@ -101,7 +108,9 @@ class EncoderWorker:
 
     def begin(self, view: CorpusView) -> Begun:
         """Take the clusters and the context that documents are encoded with."""
-        self._encoder = DocumentEncoder(self._config.encoder, view.context, self._loaded().backbone)
+        self._encoder = DocumentEncoder(
+            self._config.encoder, view.context, self._loaded().backbone, view.token_projection
+        )
         self._view, self._assigner = view, None
         return Begun(
             encoder_fingerprint=self._encoder.fingerprint,

@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32
 
+from pipeline.token_vectors.projection import TokenProjection
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
@@ -19,6 +21,7 @@ class Loaded:
 
     package_version: str
     first_stage_fingerprint: str
+    token_projection: TokenProjection | None = field(default=None, compare=False)
     host: str = field(compare=False)
 
 

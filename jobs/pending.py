@@ -31,6 +31,7 @@ from pipeline.encode.shards import (
 )
 from pipeline.index.layout import CollectionLayout
 from pipeline.manifest import fingerprint
+from pipeline.types import TOKEN_FIELDS
 
 
 def work_key(config: IngestConfig, schema_fingerprint: str, base_generation: int | None) -> str:
@@ -97,8 +98,16 @@ class EncodedShards:
         """Stream one table's rows, both tables in the same document order."""
         batches = read_encoded(self._folder, table, stale=self._stale_chunks)
         return pa.RecordBatchReader.from_batches(
-            schema, (batch.select(schema.names).cast(schema) for batch in batches)
+            schema, (_with_columns(batch, schema).cast(schema) for batch in batches)
         )
+
+
+def _with_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Select a table's columns; token codes that were not made are null."""
+    absent = set(schema.names) - set(batch.schema.names)
+    for field in (field for field in TOKEN_FIELDS if field.name in absent):
+        batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))
+    return batch.select(schema.names)
 
 
 def _stale_chunks(folder: Path, number: int, ledger: Ledger) -> dict[str, int]:

@@ -52,7 +52,8 @@ class RecontextualisationPlan:
 
     ``is_due`` where the drift is large and the encoder reads the context. ``changed_clusters`` are ordered by
     how much their share of the corpus changed. ``encode_seconds`` is estimated from the speed of the last
-    encoding; it leaves out the drawing of clusters and context.
+    encoding; it leaves out the drawing of clusters and context. ``has_token_vectors`` says whether searches
+    judge by token vectors.
     """
 
     collection: str
@@ -67,6 +68,7 @@ class RecontextualisationPlan:
     encode_documents: int
     encode_tokens: int
     encode_seconds: float
+    has_token_vectors: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +108,7 @@ def plan_recontextualisation(root: str | Path, collection: str) -> Recontextuali
         encode_documents=status["documents"] if reads_context else 0,
         encode_tokens=status["tokens"] if reads_context else 0,
         encode_seconds=status["tokens"] / speed if reads_context and speed else 0.0,
+        has_token_vectors=status["token_vectors"] is not None,
     )
 
 
@@ -125,7 +128,9 @@ def recontextualise(
         shards, characters = _stage_stored(run)
         view = view_corpus(run, shards)
         encoded = encode_shards(run, view, shards, characters)
-        committed = commit_shards(run, encoded, replaces_all=True)
+        committed = commit_shards(
+            run, encoded, has_tokens=view.token_projection is not None, replaces_all=True
+        )
         manifest = publish(run, view, encoded, committed)
         run.ledger.close()
         pending.discard(run.layout)

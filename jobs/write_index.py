@@ -27,6 +27,7 @@ from pipeline.index.lance_index import LanceTables, Versions
 from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW
 from pipeline.index.publish import GenerationFacts, next_generation_number, publish_generation
 from pipeline.manifest import Manifest
+from pipeline.token_vectors.projection import LATE_NAME
 from pipeline.types import IngestReport, ProgressListener, silent_progress
 
 
@@ -67,19 +68,30 @@ def write_index(
             return finish(run, staged)
         view = view_corpus(run, ())
         encoded = encode_shards(run, view, (), 0)
-        committed = commit_shards(run, encoded, delete_vanished=vanished > 0)
+        committed = commit_shards(
+            run, encoded, has_tokens=view.token_projection is not None, delete_vanished=vanished > 0
+        )
         manifest = publish(run, view, encoded, committed)
         return finish(run, staged, manifest, deleted=vanished)
 
 
 def commit_shards(
-    run: Run, encoded: EncodedCorpus, *, delete_vanished: bool = False, replaces_all: bool = False
+    run: Run,
+    encoded: EncodedCorpus,
+    *,
+    has_tokens: bool,
+    delete_vanished: bool = False,
+    replaces_all: bool = False,
 ) -> Committed:
     """Delete replaced rows, and vanished or all rows on request; append all encoded shards to both tables."""
     tables = run.tables
     if tables is None:
-        tables = LanceTables.open_or_create(run.layout, run.metadata_fields, encoded.vector_dim)
+        tables = LanceTables.open_or_create(
+            run.layout, run.metadata_fields, encoded.vector_dim, has_tokens=has_tokens
+        )
         tables.roll_back(None)
+    if replaces_all and has_tokens:
+        tables.add_token_columns()
     shards = pending.EncodedShards(run.layout, run.ledger, encoded.first_shard)
     documents, chunks = shards.count()
     run.progress("commit", 0, documents, "documents")
@@ -111,11 +123,15 @@ def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Commi
     folder = view_folder(run.layout, base)
     facts = GenerationFacts(
         run_id=run.run_id,
-        side_files={name: folder / name for name in (CONTEXT_ARROW, CLUSTERS_ARROW)},
+        side_files={
+            name: folder / name
+            for name in (CONTEXT_ARROW, CLUSTERS_ARROW, *([LATE_NAME] if view.token_projection else []))
+        },
         fingerprints={
             "encoder": encoded.encoder_fingerprint,
             "context": view.context.fingerprint,
             "clusters": view.clusters.fingerprint,
+            **({"token_vectors": view.token_projection.fingerprint} if view.token_projection else {}),
         },
         settings=run.config.to_dict(),
         context_documents=len(view.context.doc_ids),

@@ -42,6 +42,7 @@ class PublicSearchKeywords(TypedDict, total=False):
     max_characters: int | None
     filters: Mapping[str, Any] | None
     hybrid: bool
+    late: bool
     weights: Mapping[str, float] | None
 
 
@@ -91,6 +92,14 @@ class SearchOptions:
     filters: Mapping[str, Any] | None = option(None, About("What documents must match."))
     hybrid: bool = option(
         True, About("Fuse the vectors' ranking with BM25.", default_text="hybrid", off_flag="--no-hybrid")
+    )
+    late: bool = option(
+        True,
+        About(
+            "Judge the best passages by their token vectors, where the collection has them.",
+            default_text="late",
+            off_flag="--no-late",
+        ),
     )
     weights: Mapping[str, float] | None = option(None, About("How much each part of the score counts."))
     restriction: Mapping[str, Any] | None = None

@@ -12,13 +12,13 @@ An "embedding" lives inside a model; a "vector" lives in an index and is L2-norm
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32, Float64, Int32, Int64
 
 Granularity = Literal["document", "chunk", "both"]
 
@@ -80,10 +80,11 @@ def documents_schema(metadata: Sequence[pa.Field], vector_dim: int) -> pa.Schema
     )
 
 
-def chunks_schema(vector_dim: int) -> pa.Schema:
+def chunks_schema(vector_dim: int, *, has_tokens: bool = False) -> pa.Schema:
     """Return the schema of the ``chunks`` table: one row a landmark, ordered by document then ordinal.
 
-    Spans are Python character offsets into the document's ``text``, contiguous, and cover it whole.
+    Spans are Python character offsets into the document's ``text``, contiguous, and cover it whole. With
+    tokens a row has their codes too; its document's title's stand in the first row of the document.
     """
     return pa.schema(
         [
@@ -93,8 +94,13 @@ def chunks_schema(vector_dim: int) -> pa.Schema:
             pa.field("start_char", pa.int64(), nullable=False),
             pa.field("end_char", pa.int64(), nullable=False),
             pa.field("vector", pa.list_(pa.float32(), vector_dim), nullable=False),
+            *(TOKEN_FIELDS if has_tokens else ()),
         ]
     )
+
+
+TOKEN_FIELDS = (pa.field("token_codes", pa.large_binary()), pa.field("title_codes", pa.large_binary()))
+"""What a collection with token vectors has in ``chunks``: null where the encoder made none."""
 
 
 @runtime_checkable
@@ -125,6 +131,51 @@ class QueryEncoder(Protocol):
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
         """Embed queries, L2-normalised, in the order given."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class QueryTokens:
+    """The tokens of one query: unit states of the last layer, ids, and the characters they stand for."""
+
+    states_TD: Float32[np.ndarray, "T D"]
+    ids_T: Int32[np.ndarray, " T"]
+    start_char: Int64[np.ndarray, " T"]
+    end_char: Int64[np.ndarray, " T"]
+
+
+@runtime_checkable
+class TokenQueryEncoder(QueryEncoder, Protocol):
+    """A query encoder that shows tokens, for late interaction."""
+
+    def encode_query_tokens(
+        self, texts: Sequence[str]
+    ) -> tuple[Float32[np.ndarray, "Q V"], list[QueryTokens]]:
+        """Embed queries, and return the states of their tokens from the same pass, too."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EncodedQueries:
+    """Queries as a search with late interaction takes them."""
+
+    vectors_QV: Float32[np.ndarray, "Q V"]
+    tokens: Sequence[QueryTokens]
+
+    def split(self) -> list[EncodedQueries]:
+        """Return each query by itself."""
+        return [
+            replace(self, vectors_QV=vector_V[None], tokens=[tokens])
+            for vector_V, tokens in zip(self.vectors_QV, self.tokens, strict=True)
+        ]
+
+    @classmethod
+    def joined(cls, parts: Sequence[EncodedQueries]) -> EncodedQueries:
+        """Return queries of one encoder together; there must be one."""
+        return replace(
+            parts[0],
+            vectors_QV=np.concatenate([part.vectors_QV for part in parts]),
+            tokens=[tokens for part in parts for tokens in part.tokens],
+        )
 
 
 @runtime_checkable
@@ -178,11 +229,25 @@ class TextEmbedder(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Highlight:
+    """A word of a passage, ``document.text[start_char:end_char]``, and the words of the query it answered.
+
+    ``weight`` is its share of the passage's MaxSim; ``query_words`` stand strongest first.
+    """
+
+    start_char: int
+    end_char: int
+    weight: float
+    query_words: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Passage:
     """A span of a document: ``text`` is ``document.text[start_char:end_char]``.
 
     ``scores`` holds parts of ``score``: ``chunk`` is the passage's own cosine, ``bm25`` its own BM25, where
-    it has one.
+    it has one, ``late`` its MaxSim. ``highlights`` are its words that answered the query, in order; there are
+    none where token vectors did not judge.
     """
 
     start_char: int
@@ -190,6 +255,7 @@ class Passage:
     text: str
     score: float
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
+    highlights: Sequence[Highlight] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,8 +263,8 @@ class Hit:
     """One document of an answer with its best passages, best first.
 
     ``scores`` holds the parts the final ``score`` was made of: ``document`` and ``chunk`` are cosines,
-    ``bm25`` is LanceDB's score, ``passage_bm25`` that of the best passage, ``rerank`` the score of a
-    reranker; absent parts were not asked for or not found.
+    ``bm25`` is LanceDB's score, ``passage_bm25`` that of the best passage, ``late`` the MaxSim of its best
+    window, ``rerank`` the score of a reranker; absent parts were not asked for or not found.
     """
 
     doc_id: str

@@ -20,6 +20,7 @@ from jaxtyping import install_import_hook
 
 pytest_plugins = [
     "tests.tiny_models",
+    "tests.late_models",
     "tests.cde_checkpoints",
     "tests.encode.sentence_transformers_folders",
     "tests.object_stores",

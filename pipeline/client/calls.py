@@ -20,7 +20,7 @@ from jaxtyping import Float32
 from pipeline.client.errors import BLANK_TYPE, NotFoundError, ServerFailedError
 from pipeline.client.records import CollectionDescription, CollectionSummary, SearchParameters
 from pipeline.errors import UsageError
-from pipeline.types import Document, Hit, Passage, SearchResult
+from pipeline.types import Document, Highlight, Hit, Passage, SearchResult
 
 MAX_QUERIES: Final = 32
 """Queries of one request."""
@@ -201,9 +201,15 @@ def is_unknown_document(error: NotFoundError) -> bool:
 
 
 def _hit(hit: Any) -> Hit:
-    return Hit(
-        **_known(Hit, hit, passages=tuple(Passage(**_known(Passage, passage)) for passage in hit["passages"]))
+    return Hit(**_known(Hit, hit, passages=tuple(_passage(passage) for passage in hit["passages"])))
+
+
+def _passage(passage: Any) -> Passage:
+    found = passage.get("highlights", [])  # an older server names none
+    highlights = tuple(
+        Highlight(**_known(Highlight, each, query_words=tuple(each["query_words"]))) for each in found
     )
+    return Passage(**_known(Passage, {"highlights": (), **passage}, highlights=highlights))
 
 
 def _known(kind: type, answer: Any, **replaced: Any) -> dict[str, Any]:

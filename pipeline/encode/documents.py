@@ -28,11 +28,12 @@ from pipeline.context.store import ContextSet
 from pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context
 from pipeline.encode.prefixes import Prefix, tokenize_after
 from pipeline.encode.sentences import rank_sentences
+from pipeline.encode.token_rows import TokenKeeper, TokenRows, keep_codes, keep_states
 from pipeline.errors import ModelError
 from pipeline.manifest import fingerprint
 from pipeline.model.attention_temperature import row_temperatures
 from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.document_encoder import embed_chunks
+from pipeline.model.document_encoder import OwnTokens, embed_chunks
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.landmark_mixer import mix_documents, mix_queries, mixer_of
 from pipeline.model.landmark_reader import LandmarkReader
@@ -48,6 +49,8 @@ from pipeline.model.landmarks import (
 from pipeline.model.latent_attention import latent_attention_of
 from pipeline.model.matryoshka import first_dims
 from pipeline.poolings import pooling_rule
+from pipeline.token_vectors.projection import TokenProjection
+from pipeline.types import QueryTokens
 
 ENCODER_FORMAT_VERSION = 1
 """Raised when the same settings begin to give other vectors."""
@@ -73,12 +76,17 @@ A fingerprint holds those that differ from their default, so that collections bu
 """
 
 
+_MakeKeeper = Callable[[Int64[np.ndarray, " M"]], TokenKeeper | None]
+"""From the numbers of chunks' own tokens to what keeps something of them, None to keep nothing."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedDocuments:
     """Vectors of N documents and their M chunks, in document order, L2-normalised.
 
     Document ``i`` owns chunks ``chunk_offsets[i]:chunk_offsets[i + 1]``. ``num_tokens`` counts a text's own
-    tokens. Spans are Python character offsets, contiguous from 0 to the text's length.
+    tokens. Spans are Python character offsets, contiguous from 0 to the text's length. With a token
+    projection ``chunk_tokens`` are the codes of each chunk's tokens, ``title_tokens`` those of each title.
     """
 
     document_vectors_NV: Float32[np.ndarray, "N V"]
@@ -87,17 +95,24 @@ class EncodedDocuments:
     start_char: Int64[np.ndarray, " M"]
     end_char: Int64[np.ndarray, " M"]
     chunk_vectors_MV: Float32[np.ndarray, "M V"]
+    chunk_tokens: TokenRows | None = None
+    title_tokens: TokenRows | None = None
 
 
 class DocumentEncoder:
     """The second stage with its settings; ``fingerprint`` names the space its vectors lie in."""
 
     def __init__(
-        self, config: EncoderConfig, context: ContextSet | None = None, backbone: Backbone | None = None
+        self,
+        config: EncoderConfig,
+        context: ContextSet | None = None,
+        backbone: Backbone | None = None,
+        token_projection: TokenProjection | None = None,
     ) -> None:
         self.config = config
         self.backbone = load_backbone(config) if backbone is None else backbone
         self.vector_dim = require_fit(config, self.backbone)
+        self.token_projection = token_projection
         self._document_prefix, self._query_prefix = prefixes_of(config, self.backbone)
         self._token_head = (
             latent_attention_of(self.backbone)
@@ -145,11 +160,15 @@ class DocumentEncoder:
         ``on_tokens`` hears how many of their tokens each batch has finished, each token once. ``titles``, one
         a text, None or "" where it has none, are read where :attr:`reads_titles`.
         """
-        temperature, by_length = self.config.temperature, self.config.temperature_by_length
-        encoded = self._encode(texts, self._document_prefix, temperature, by_length, on_tokens, "document")
+        encoded = self._encode(
+            texts, self._document_prefix, *self._temperatures, on_tokens, "document", self._code_keeper
+        )
+        title_ND = title_tokens = None
+        if titles is not None and (self._mixer is not None or self.token_projection is not None):
+            title_ND, title_tokens = self._encode_titles(titles)
+        encoded = replace(encoded, title_tokens=title_tokens)
         if self._mixer is None:
             return encoded
-        title_ND = None if titles is None else self._title_vectors(titles)
         mixed_MD = mix_documents(
             self._mixer, encoded.chunk_vectors_MV, encoded.chunk_offsets, title_ND, self._mixed_context_CD
         )
@@ -162,19 +181,53 @@ class DocumentEncoder:
 
         Returns the documents' vectors.
         """
+        return self._query_vectors(self._encode_queries(texts, None))
+
+    def encode_query_tokens(
+        self, texts: Sequence[str]
+    ) -> tuple[Float32[np.ndarray, "Q V"], list[QueryTokens]]:
+        """Encode queries, and return the states of their tokens from the same pass, too."""
+        encoded = self._encode_queries(texts, self._state_keeper)
+        states = encoded.chunk_tokens
+        assert states is not None, "states were asked for"
+        tokens = tokenize_after(self._query_prefix, self.backbone.tokenizer, texts)
+        bounds = zip(tokens.text_offsets[:-1].tolist(), tokens.text_offsets[1:].tolist(), strict=True)
+        return self._query_vectors(encoded), [
+            QueryTokens(
+                states_TD=states.rows[first:end],
+                ids_T=tokens.ids[first:end],
+                start_char=tokens.start_char[first:end],
+                end_char=tokens.end_char[first:end],
+            )
+            for first, end in bounds
+        ]
+
+    @property
+    def _temperatures(self) -> tuple[float, Sequence[tuple[int, float]]]:
+        return self.config.temperature, self.config.temperature_by_length
+
+    def _encode_queries(self, texts: Sequence[str], keeper: _MakeKeeper | None) -> EncodedDocuments:
         own = self.config.query_temperature
-        temperature, by_length = (
-            (self.config.temperature, self.config.temperature_by_length) if own is None else (own, ())
-        )
-        encoded = self._encode(texts, self._query_prefix, temperature, by_length, None, "query")
+        temperatures = self._temperatures if own is None else (own, ())
+        return self._encode(texts, self._query_prefix, *temperatures, None, "query", keeper)
+
+    def _query_vectors(self, encoded: EncodedDocuments) -> Float32[np.ndarray, "Q V"]:
         if self._mixer is None:
             return encoded.document_vectors_NV
         return first_dims(
             mix_queries(self._mixer, encoded.document_vectors_NV, self._mixed_context_CD), self.vector_dim
         )
 
-    def _title_vectors(self, titles: Sequence[str | None]) -> Float32[np.ndarray, "N D"]:
-        """Embed titles as texts of their own, each different one once.
+    def _code_keeper(self, num_M: Int64[np.ndarray, " M"]) -> TokenKeeper | None:
+        return None if self.token_projection is None else keep_codes(num_M, self.token_projection)
+
+    def _state_keeper(self, num_M: Int64[np.ndarray, " M"]) -> TokenKeeper | None:
+        return keep_states(num_M, self.backbone.model_dim)
+
+    def _encode_titles(
+        self, titles: Sequence[str | None]
+    ) -> tuple[Float32[np.ndarray, "N D"], TokenRows | None]:
+        """Embed titles as texts of their own, each different one once; return their tokens' codes, too.
 
         One that is missing or blank becomes zeros.
         """
@@ -182,19 +235,16 @@ class DocumentEncoder:
             title: index
             for index, title in enumerate(dict.fromkeys(title for title in titles if title and title.strip()))
         }
-        vectors_ND = np.zeros((len(titles), self.backbone.embedding_dim), np.float32)
-        if known:
-            encoded = self._encode(
-                list(known),
-                Prefix.of("", self.backbone.tokenizer),
-                self.config.temperature,
-                (),
-                None,
-                "title",
-            )
-            place_N = np.array([known.get(title or "", -1) for title in titles])
-            vectors_ND[place_N >= 0] = encoded.document_vectors_NV[place_N[place_N >= 0]]
-        return vectors_ND
+        no_prefix, temperature = Prefix.of("", self.backbone.tokenizer), self.config.temperature
+        encoded = self._encode(list(known), no_prefix, temperature, (), None, "title", self._code_keeper)
+        place_N = np.array([known.get(title or "", -1) for title in titles], np.int64)
+        vectors_ND = np.zeros((len(titles), encoded.document_vectors_NV.shape[1]), np.float32)
+        vectors_ND[place_N >= 0] = encoded.document_vectors_NV[place_N[place_N >= 0]]
+        if encoded.chunk_tokens is None:
+            return vectors_ND, None
+        # A long title is several chunks.
+        of_titles = replace(encoded.chunk_tokens, offsets=encoded.chunk_tokens.offsets[encoded.chunk_offsets])
+        return vectors_ND, of_titles.take(place_N)
 
     def _encode(
         self,
@@ -204,6 +254,7 @@ class DocumentEncoder:
         temperature_by_length: Sequence[tuple[int, float]],
         on_tokens: Callable[[int], None] | None,
         what: str,
+        make_keeper: _MakeKeeper | None,
     ) -> EncodedDocuments:
         """Encode texts through the transformer, without what a mixer does; a mixer needs all dimensions."""
         tokens = tokenize_after(prefix, self.backbone.tokenizer, texts)
@@ -222,6 +273,7 @@ class DocumentEncoder:
                 on_tokens(int(chunk_tokens[finished].sum()))
 
         rows = self._rows(tokens.ids, chunks, prefix)
+        keeper = None if make_keeper is None else make_keeper(chunk_tokens)
         embeddings_MD = embed_chunks(
             self.backbone,
             rows,
@@ -231,6 +283,7 @@ class DocumentEncoder:
             token_head=self._token_head,
             landmarks=self._landmarks,
             on_chunks=report,
+            own_tokens=None if keeper is None else OwnTokens(num_M=chunk_tokens, keep=keeper.keep),
         )
         chunk_vectors_MV = first_dims(
             embeddings_MD, self.vector_dim if self._mixer is None else self.backbone.embedding_dim
@@ -243,6 +296,7 @@ class DocumentEncoder:
             start_char=start_char,
             end_char=end_char,
             chunk_vectors_MV=chunk_vectors_MV,
+            chunk_tokens=None if keeper is None else keeper.finish(tokens.start_char, start_char),
         )
 
     def _rows(self, ids_T: Int32[np.ndarray, " T"], chunks: Chunks, prefix: Prefix) -> Rows:

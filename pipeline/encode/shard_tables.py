@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Int32, Int64
 
 from pipeline.ragged import places_in_groups
 from pipeline.types import chunks_schema, documents_schema
 
 if TYPE_CHECKING:
     from pipeline.encode.documents import EncodedDocuments
+    from pipeline.encode.token_rows import TokenRows
 
 ADDED_COLUMNS = ("cluster_id", "num_tokens", "num_chunks", "vector")
 """Columns of ``documents`` that a staged row has not."""
@@ -52,10 +53,29 @@ def shard_tables(
             pa.array(encoded.start_char),
             pa.array(encoded.end_char),
             _vector_array(encoded.chunk_vectors_MV),
+            *_token_columns(encoded, ordinals),
         ],
-        schema=chunks_schema(vector_dim),
+        schema=chunks_schema(vector_dim, has_tokens=encoded.chunk_tokens is not None),
     )
     return added, chunks
+
+
+def _token_columns(encoded: EncodedDocuments, ordinals: Int64[np.ndarray, " M"]) -> list[pa.Array]:
+    """Return the codes of chunks, and those of titles in each document's first row; nothing without any."""
+    if encoded.chunk_tokens is None:
+        return []
+    columns = [_codes_array(encoded.chunk_tokens)]
+    if encoded.title_tokens is None:
+        return [*columns, pa.nulls(len(ordinals), pa.large_binary())]
+    document_M = np.where(ordinals == 0, np.cumsum(ordinals == 0) - 1, -1)
+    return [*columns, _codes_array(encoded.title_tokens.take(document_M))]
+
+
+def _codes_array(tokens: TokenRows) -> pa.LargeBinaryArray:
+    rows = np.ascontiguousarray(tokens.rows)
+    offsets = (tokens.offsets * rows.shape[1]).astype(np.int64)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(rows)]
+    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
 
 def _vector_array(vectors_NV: Float32[np.ndarray, "N V"]) -> pa.FixedSizeListArray:

@@ -23,11 +23,12 @@ import pyarrow.parquet as pq
 
 from pipeline import durable
 from pipeline.errors import IntegrityError
+from pipeline.types import TOKEN_FIELDS
 
 EncodedTable = Literal["documents", "chunks"]
 EncodedFile = Literal["rows", "documents", "chunks"]
 
-SHARD_FORMAT: Final = 2
+SHARD_FORMAT: Final = 3
 """Raised when the files of a shard change, so that a run does not take over shards it cannot read."""
 READ_BATCH_ROWS: Final = 4_096
 _DOCUMENTS_NAME = re.compile(r"documents-(\d{6,})\.parquet")
@@ -41,7 +42,8 @@ def shard_path(folder: Path, file: EncodedFile, number: int) -> Path:
 def as_parquet(table: pa.Table) -> pa.Buffer:
     """Return one of a shard's tables as the bytes of its Parquet file."""
     # Vectors neither repeat nor compress; a dictionary over them would only cost time.
-    dictionaries: Any = [name for name in table.schema.names if name != "vector"]
+    raw = {"vector", *(field.name for field in TOKEN_FIELDS)}
+    dictionaries: Any = [name for name in table.schema.names if name not in raw]
     stream = pa.BufferOutputStream()
     pq.write_table(
         table, stream, compression="lz4", use_dictionary=dictionaries, row_group_size=READ_BATCH_ROWS

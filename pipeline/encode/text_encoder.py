@@ -32,6 +32,8 @@ from pipeline.model.folders.encoder_folder import beyond_stock_modules, save_enc
 from pipeline.model.folders.first_layers import first_layers
 from pipeline.model.folders.model_defaults import encoder_config
 from pipeline.model.folders.names import model_folder
+from pipeline.token_vectors.projection import LATE_NAME
+from pipeline.types import QueryTokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +78,13 @@ class TextEncoder:
         """
         require_queries(texts)
         return self._documents.encode_queries(texts)
+
+    def encode_query_tokens(
+        self, texts: Sequence[str]
+    ) -> tuple[Float32[np.ndarray, "Q V"], list[QueryTokens]]:
+        """Embed queries, and return the states of their tokens from the same pass, too."""
+        require_queries(texts)
+        return self._documents.encode_query_tokens(texts)
 
     def count_tokens(self, texts: Sequence[str]) -> int:
         """Count the texts' own tokens, without prefixes and special tokens."""
@@ -125,6 +134,7 @@ class TextEncoder:
             checkpoint,
             self._saved_as,
             copies_weights=checkpoint is read,
+            late_path=model_folder(self.config.model) / LATE_NAME,
         )
         return beyond_stock_modules(self._saved_as, checkpoint.config, checkpoint.tensors)
 

@@ -32,6 +32,7 @@ from pipeline.evaluate.piece_ranking import PieceRanker
 from pipeline.evaluate.ranking import NUM_CANDIDATES, Answer, SetRanker
 from pipeline.evaluate.retrieval_set import RetrievalSet
 from pipeline.evaluate.systems import System
+from pipeline.token_vectors.projection import TokenProjection
 from pipeline.types import ProgressListener, silent_progress
 
 EVIDENCE_MEASURES = tuple(f"evidence@{budget}" for budget in BUDGETS)
@@ -95,7 +96,9 @@ def run_bench(
     )
     for encoding in dict.fromkeys(system.encoding for system in systems):
         sharing = [system for system in systems if system.encoding == encoding]
-        encoded = _encode(judged, encoding, sharing, context_config or ContextConfig(), progress, cache)
+        encoded, projection = _encode(
+            judged, encoding, sharing, context_config or ContextConfig(), progress, cache
+        )
         chunk_bm25 = _chunk_bm25(judged, encoding, encoded, sharing, progress)
         needs_lexicon = any(system.needs_lexicon for system in sharing)
         lexicon = (
@@ -104,7 +107,7 @@ def run_bench(
             else None
         )
         if encoding.stride_tokens is None:
-            ranker = SetRanker(judged.doc_ids, encoded, document_bm25, chunk_bm25, lexicon)
+            ranker = SetRanker(judged.doc_ids, encoded, document_bm25, chunk_bm25, lexicon, projection)
         else:
             judge = partial(_max_sim, judged, encoding, encoded, progress)
             ranker = PieceRanker(judged.doc_ids, encoded, chunk_bm25, judge)
@@ -149,7 +152,7 @@ def _encode(
     context_config: ContextConfig,
     progress: ProgressListener,
     cache: Path | None,
-) -> EncodedSet:
+) -> tuple[EncodedSet, TokenProjection | None]:
     # The stage is named by the systems' common part, so that a bar says what it is busy with; BM25 lends the
     # chunks only.
     named = min(sharing, key=lambda system: system.ranking == "bm25").name
@@ -167,7 +170,7 @@ def _encode(
         )
         if path is not None:
             write_encoded(path, encoded)
-    return encoded
+    return encoded, encoder.token_projection
 
 
 def _chunk_bm25(
@@ -234,6 +237,8 @@ def _cost(system: System, encoded: EncodedSet, lexical_bytes: int) -> Cost:
     encodes = vectors > 0
     width = encoded.document_vectors_NV.shape[1]
     token_bytes = 2 * encoded.tokens * width if system.needs_max_sim else 0
+    if system.judges_tokens:
+        token_bytes = encoded.chunk_codes.nbytes + encoded.title_codes.nbytes
     return Cost(
         encode_seconds=encoded.encode_seconds if encodes else 0.0,
         tokens=encoded.tokens if encodes else 0,

@@ -22,7 +22,7 @@ from pipeline.evaluate.encodings import EncodedSet, Encoding
 from pipeline.evaluate.retrieval_set import RetrievalSet
 from pipeline.manifest import fingerprint
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def cache_file(folder: Path, judged: RetrievalSet, encoding: Encoding, encoder: DocumentEncoder) -> Path:
@@ -37,6 +37,7 @@ def cache_file(folder: Path, judged: RetrievalSet, encoding: Encoding, encoder: 
         has_titles=encoding.has_titles,
         max_document_tokens=encoding.max_document_tokens,
         **({} if encoding.stride_tokens is None else {"stride_tokens": encoding.stride_tokens}),
+        **({} if encoder.token_projection is None else {"late": encoder.token_projection.fingerprint}),
         texts=text_digest(judged.texts),
         titles=text_digest(judged.titles if encoding.has_titles or encoder.reads_titles else ()),
         queries=text_digest(judged.queries),

@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int32, Int64, UInt8
 
 from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.corpus.tokenization import tokenize
-from pipeline.encode.documents import DocumentEncoder
+from pipeline.encode.documents import DocumentEncoder, EncodedDocuments
 from pipeline.evaluate.contexts import corpus_context, random_context
 from pipeline.evaluate.retrieval_set import RetrievalSet
-from pipeline.model.backbone_loader import load_backbone
+from pipeline.model.backbone_loader import load_backbone, token_projection_of
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.landmarks import chunk_spans, split_into_chunks
 from pipeline.ragged import ranges
@@ -56,12 +56,29 @@ class Encoding:
         return self.has_titles or self.stride_tokens is not None
 
 
+def _no_codes() -> UInt8[np.ndarray, "0 0"]:
+    return np.zeros((0, 0), np.uint8)
+
+
+def _no_states() -> Float32[np.ndarray, "0 0"]:
+    return np.zeros((0, 0), np.float32)
+
+
+def _no_ids() -> Int32[np.ndarray, " 0"]:
+    return np.zeros(0, np.int32)
+
+
+def _no_offsets() -> Int64[np.ndarray, " 1"]:
+    return np.zeros(1, np.int64)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EncodedSet:
     """Vectors of N documents, their M chunks and Q queries, L2-normalised; spans are characters of the text.
 
-    ``encode_seconds`` is the encoder's time for the documents, context included; ``tokens`` are those it
-    read.
+    With a token projection there are codes of chunks, of titles in each document's first chunk, and states of
+    query tokens; without one they are empty. ``encode_seconds`` is the encoder's time for the documents,
+    context included; ``tokens`` are those it read.
     """
 
     document_vectors_NV: Float32[np.ndarray, "N V"]
@@ -73,6 +90,13 @@ class EncodedSet:
     tokens: int
     encode_seconds: float
     query_seconds: float
+    chunk_codes: UInt8[np.ndarray, "P bytes"] = field(default_factory=_no_codes)
+    chunk_code_offsets: Int64[np.ndarray, " P1"] = field(default_factory=_no_offsets)
+    title_codes: UInt8[np.ndarray, "S bytes"] = field(default_factory=_no_codes)
+    title_code_offsets: Int64[np.ndarray, " P1"] = field(default_factory=_no_offsets)
+    query_states: Float32[np.ndarray, "q D"] = field(default_factory=_no_states)
+    query_token_ids: Int32[np.ndarray, " q"] = field(default_factory=_no_ids)
+    query_token_offsets: Int64[np.ndarray, " K1"] = field(default_factory=_no_offsets)
 
     @property
     def chunk_document(self) -> Int64[np.ndarray, " M"]:
@@ -101,14 +125,25 @@ def build_encoder(
     backbone = backbone or load_backbone(config)
     started = time.monotonic()
     context = _context(judged, encoding.context, context_config, backbone, config)
-    return DocumentEncoder(config, context, backbone), time.monotonic() - started
+    projection = None if encoding.has_pieces else token_projection_of(config, backbone)
+    return DocumentEncoder(config, context, backbone, projection), time.monotonic() - started
 
 
 def encode_queries(encoder: DocumentEncoder, encoded: EncodedSet, queries: Sequence[str]) -> EncodedSet:
     """Return encoded documents with these queries."""
     started = time.monotonic()
-    queries_QV = encoder.encode_queries(queries)
-    return replace(encoded, query_vectors_QV=queries_QV, query_seconds=time.monotonic() - started)
+    if encoder.token_projection is None:
+        queries_QV = encoder.encode_queries(queries)
+        return replace(encoded, query_vectors_QV=queries_QV, query_seconds=time.monotonic() - started)
+    queries_QV, tokens = encoder.encode_query_tokens(queries)
+    return replace(
+        encoded,
+        query_vectors_QV=queries_QV,
+        query_seconds=time.monotonic() - started,
+        query_states=np.concatenate([each.states_TD for each in tokens]),
+        query_token_ids=np.concatenate([each.ids_T for each in tokens]),
+        query_token_offsets=np.cumsum([0, *(len(each.ids_T) for each in tokens)]),
+    )
 
 
 def encode_documents(
@@ -126,6 +161,7 @@ def encode_documents(
         if encoding.max_document_tokens is None
         else _heads(encoder.backbone, judged.texts, encoding.max_document_tokens)
     )
+    codes: dict[str, Any] = {}
     if encoding.has_pieces:
         document_NV, chunk_MV, offsets, start, end = _encode_pieces(
             encoder, encoding, judged.titles, texts, meter.add
@@ -134,6 +170,7 @@ def encode_documents(
         encoded = encoder.encode(texts, meter.add, titles=judged.titles)
         document_NV, chunk_MV = encoded.document_vectors_NV, encoded.chunk_vectors_MV
         offsets, start, end = encoded.chunk_offsets, encoded.start_char, encoded.end_char
+        codes = _codes(encoded)
     return EncodedSet(
         document_vectors_NV=document_NV,
         chunk_vectors_MV=chunk_MV,
@@ -144,7 +181,24 @@ def encode_documents(
         tokens=meter.tokens,
         encode_seconds=context_seconds + time.monotonic() - started,
         query_seconds=0.0,
+        **codes,
     )
+
+
+def _codes(encoded: EncodedDocuments) -> dict[str, Any]:
+    """Return the codes of an encoding with a token projection, nothing without."""
+    chunks, titles = encoded.chunk_tokens, encoded.title_tokens
+    if chunks is None or titles is None:
+        return {}
+    owner_M = np.full(int(encoded.chunk_offsets[-1]), -1)
+    owner_M[encoded.chunk_offsets[:-1]] = np.arange(len(encoded.chunk_offsets) - 1)
+    titles = titles.take(owner_M)
+    return {
+        "chunk_codes": chunks.rows,
+        "chunk_code_offsets": chunks.offsets,
+        "title_codes": titles.rows,
+        "title_code_offsets": titles.offsets,
+    }
 
 
 class _Meter:

@@ -19,7 +19,7 @@ from pipeline.encode.token_states import TokenStates, embed_tokens
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.term_weights import token_idf
 from pipeline.ragged import ranges
-from pipeline.search.max_sim import max_sim
+from pipeline.token_vectors.max_sim import max_sim
 from pipeline.types import ProgressListener
 
 BLOCK_PIECES: Final = 2_048

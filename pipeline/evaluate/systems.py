@@ -21,13 +21,18 @@ from typing import Any, Final, Literal, get_args
 from pipeline.config import WINDOW_TOKENS, EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.evaluate.encodings import ContextKind, Encoding
+from pipeline.model.backbone_loader import brings_projection
 from pipeline.poolings import PREFIX_POOLINGS, PUBLISHED_POOLINGS
 from pipeline.search.windows import default_window
 
 PieceRanking = Literal["dense", "piece-bm25", "piece-rrf", "convex", "whitened", "convex+maxsim"]
 
-Ranking = Literal["document", "chunk", "fused", "fused+bm25", "bm25", "rrf"] | PieceRanking
+LateRanking = Literal["late", "late+bm25"]
+
+Ranking = Literal["document", "chunk", "fused", "fused+bm25", "bm25", "rrf"] | LateRanking | PieceRanking
 """By document vector, by best chunk, by both; both with BM25 as a search fuses them; BM25 alone.
+
+``late`` and ``late+bm25`` are ``fused`` and ``fused+bm25`` judged by token vectors, as a search does.
 
 BM25 and chunks by reciprocal rank; overlapping pieces as :mod:`pipeline.evaluate.piece_ranking` says.
 """
@@ -86,7 +91,7 @@ class System:
     @property
     def reads_document_vectors(self) -> bool:
         """Say whether document vectors are compared with the query."""
-        return self.ranking in ("document", "fused", "fused+bm25")
+        return self.ranking == "document" or self.ranking.startswith(("fused", "late"))
 
     @property
     def reads_chunk_vectors(self) -> bool:
@@ -111,7 +116,12 @@ class System:
     @property
     def needs_lexicon(self) -> bool:
         """Whether words count as in a search: BM25 of title and text, and of windows of chunks."""
-        return self.ranking == "fused+bm25"
+        return self.ranking in ("fused+bm25", "late+bm25")
+
+    @property
+    def judges_tokens(self) -> bool:
+        """Whether token vectors judge the best windows, as in a search."""
+        return self.ranking in get_args(LateRanking)
 
 
 def varied(base: EncoderConfig, max_positions: int | None = None, **changes: Any) -> EncoderConfig:
@@ -218,14 +228,14 @@ def our_systems(
 def configured_systems(base: EncoderConfig) -> list[System]:
     """Return the ways to rank with the base configuration exactly as it is.
 
-    What an ingest with these settings gives.
+    What an ingest with these settings gives: with token vectors where the model brings a projection.
     """
     context: ContextKind = "corpus" if base.use_context else "none"
     window = default_window(base.landmark_interval)
     encoding = Encoding(encoder=replace(base, use_context=False), context=context)
     return [
         System(name=f"cairn/{ranking}", encoding=encoding, ranking=ranking, window_chunks=window)
-        for ranking in OUR_RANKINGS
+        for ranking in (*OUR_RANKINGS, *(get_args(LateRanking) if brings_projection(base) else ()))
     ]
 
 

@@ -26,7 +26,7 @@ from pipeline.index.document_bm25 import DocumentBM25
 from pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex
 from pipeline.index.held_files import HeldFiles
 from pipeline.index.lance_files import damaged_lance_files, read_lance_files
-from pipeline.index.layout import DELETED_BITS, DOCUMENTS_FAISS, LANCE_FILES, CollectionLayout
+from pipeline.index.layout import DELETED_BITS, DOCUMENTS_FAISS, LANCE_FILES, TOKENS_ARROW, CollectionLayout
 from pipeline.index.passage_bm25 import PassageBM25
 from pipeline.index.protocol import VectorIndex
 from pipeline.index.segments.deleted import DeletedRows
@@ -35,7 +35,9 @@ from pipeline.index.segments.joined_index import JoinedIndex
 from pipeline.index.segments.joined_words import JoinedWords
 from pipeline.index.segments.segment import Segment, SegmentRows, needed_files, open_segment
 from pipeline.index.tables import DOCUMENTS, TABLES, open_pinned_dataset, open_pinned_table
+from pipeline.index.token_file import TokenVectors, open_token_vectors
 from pipeline.manifest import Manifest
+from pipeline.token_vectors.projection import LATE_NAME
 
 if TYPE_CHECKING:
     import lancedb
@@ -51,8 +53,9 @@ class Generation(JoinedColumns):
     """What one search reads: two vector indexes, their columns, and the pinned table.
 
     Position p of ``documents`` is row p of ``doc_ids`` and ``cluster_ids``, and of a scan of the table; its
-    chunks are positions ``chunk_offsets[p]`` to ``chunk_offsets[p + 1]`` of ``chunks``. ``warning`` is a
-    sentence for the user when an older generation is served because the current one is damaged.
+    chunks are positions ``chunk_offsets[p]`` to ``chunk_offsets[p + 1]`` of ``chunks``. ``token_vectors``
+    is None where the collection has no token projection. ``warning`` is a sentence for the user when an older
+    generation is served because the current one is damaged.
     """
 
     layout: CollectionLayout
@@ -60,6 +63,7 @@ class Generation(JoinedColumns):
     segments: Sequence[Segment]
     documents: VectorIndex
     chunks: VectorIndex
+    token_vectors: TokenVectors | None
     dataset: lance.LanceDataset
     held_files: HeldFiles
     warning: str | None = None
@@ -340,6 +344,9 @@ def _open_files(layout: CollectionLayout, number: int, check_hashes: bool) -> Ge
         segments=segments,
         documents=_joined([(segment.documents, segment.rows.deleted_documents) for segment in segments]),
         chunks=_joined([(segment.chunks, segment.rows.deleted_chunks) for segment in segments]),
+        token_vectors=open_token_vectors(folder, folder / TOKENS_ARROW, manifest.chunks)
+        if {TOKENS_ARROW, LATE_NAME} <= set(manifest.files)
+        else None,
         dataset=open_pinned_dataset(layout, DOCUMENTS, manifest.lance_versions[DOCUMENTS]),
         held_files=HeldFiles(folder, manifest.files),
     )

@@ -30,7 +30,7 @@ from pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
 from pipeline.index.layout import CollectionLayout, generation_tag
 from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
 from pipeline.index.tiers import first_to_merge
-from pipeline.types import chunks_schema, documents_schema
+from pipeline.types import TOKEN_FIELDS, chunks_schema, documents_schema
 
 PRIMARY_KEYS = {DOCUMENTS: "doc_id", CHUNKS: "chunk_id"}
 
@@ -50,14 +50,14 @@ class LanceTables:
     """Both tables of a collection, open for one writer or pinned scans."""
 
     def __init__(
-        self, layout: CollectionLayout, metadata_fields: Sequence[pa.Field], vector_dim: int
+        self, layout: CollectionLayout, metadata_fields: Sequence[pa.Field], vector_dim: int, has_tokens: bool
     ) -> None:
         self.layout = layout
         self.metadata_fields = tuple(metadata_fields)
         self.vector_dim = vector_dim
         self.schemas = {
             DOCUMENTS: documents_schema(metadata_fields, vector_dim),
-            CHUNKS: chunks_schema(vector_dim),
+            CHUNKS: chunks_schema(vector_dim, has_tokens=has_tokens),
         }
         self._database = lancedb.connect(str(layout.lance_folder))
 
@@ -73,28 +73,40 @@ class LanceTables:
                 f"collection {layout.name!r} must have the tables {', '.join(TABLES)}, missing: "
                 f"{', '.join(missing)}"
             )
-        version = None if versions is None else versions[DOCUMENTS]
+        pinned = versions or {}
         with layout.naming_damage(), lance_errors("opening the tables", damaged=True):
-            schema = lance.dataset(str(layout.lance_folder / f"{DOCUMENTS}.lance"), version=version).schema
+            schema, chunks = (
+                lance.dataset(str(layout.lance_folder / f"{name}.lance"), version=pinned.get(name)).schema
+                for name in TABLES
+            )
         owned = set(documents_schema((), 1).names)
-        return cls(
-            layout,
-            [field.remove_metadata() for field in schema if field.name not in owned],
-            schema.field("vector").type.list_size,
-        )
+        metadata_fields = [field.remove_metadata() for field in schema if field.name not in owned]
+        return cls(layout, metadata_fields, schema.field("vector").type.list_size, _has_tokens(chunks))
+
+    @property
+    def has_tokens(self) -> bool:
+        """Say whether ``chunks`` has columns for the codes of tokens."""
+        return _has_tokens(self.schemas[CHUNKS])
 
     @classmethod
     def open_or_create(
-        cls, layout: CollectionLayout, metadata_fields: Sequence[pa.Field], vector_dim: int
+        cls,
+        layout: CollectionLayout,
+        metadata_fields: Sequence[pa.Field],
+        vector_dim: int,
+        *,
+        has_tokens: bool = False,
     ) -> LanceTables:
-        """Open the tables, made empty where there are none.
+        """Open the tables, made empty where there are none, with columns for tokens where told.
 
         Another schema raises :class:`SchemaError` before anything is written.
         """
-        tables = cls(layout, metadata_fields, vector_dim)
+        stored = cls.open(layout) if layout.exists() else None
+        has_tokens = has_tokens if stored is None else stored.has_tokens
+        tables = cls(layout, metadata_fields, vector_dim, has_tokens)
         existing = _table_names(tables._database)
-        if layout.exists():  # tables that were never published bind no one: roll_back(None) empties them
-            tables._check_schemas(cls.open(layout).schemas)
+        if stored is not None:  # tables that were never published bind no one: roll_back(None) empties them
+            tables._check_schemas(stored.schemas)
         with lance_errors("creating the tables"):
             for name in TABLES:
                 if name not in existing:
@@ -134,7 +146,18 @@ class LanceTables:
                 raise self.layout.damaged(
                     f"version {versions[name]} of table `{name}` cannot be opened"
                 ) from error
+        if versions is not None:  # a killed run may have added the columns for tokens
+            self.schemas[CHUNKS] = chunks_schema(
+                self.vector_dim, has_tokens=_has_tokens(self._dataset(CHUNKS).schema)
+            )
         commit_point("lance-rolled-back")
+
+    def add_token_columns(self) -> None:
+        """Give ``chunks`` its columns for tokens, null in all rows, where it has none."""
+        if not self.has_tokens:
+            with lance_errors("adding columns to table `chunks`"):
+                self._latest(CHUNKS).add_columns(list(TOKEN_FIELDS))
+            self.schemas[CHUNKS] = chunks_schema(self.vector_dim, has_tokens=True)
 
     @returning_freed_memory()
     def compact(self, *, force: bool = False) -> Versions:
@@ -341,6 +364,10 @@ class LanceTables:
         table = self._latest(name)
         for index in table.list_indices():
             table.drop_index(index.name)
+
+
+def _has_tokens(schema: pa.Schema) -> bool:
+    return all(field.name in schema.names for field in TOKEN_FIELDS)
 
 
 def _table_names(database: Any) -> list[str]:

@@ -65,6 +65,9 @@ LENGTHS_SCHEMA = pa.schema(
 """``lengths.arrow``: one row a document, its words as BM25 counts them."""
 
 
+_VARIABLE = (pa.large_string(), pa.large_binary())
+
+
 class ColumnSpool:
     """Columns growing in unnamed files beside ``path``; :meth:`finish` writes them as one record batch."""
 
@@ -73,7 +76,7 @@ class ColumnSpool:
         self._path = path
         self._files: dict[str, IO[bytes]] = {field.name: unnamed_file(path) for field in schema}
         self._string_bytes: dict[str, IO[bytes]] = {
-            field.name: unnamed_file(path) for field in schema if field.type == pa.large_string()
+            field.name: unnamed_file(path) for field in schema if field.type in _VARIABLE
         }
         self._string_ends = dict.fromkeys(self._string_bytes, 0)
         for stream in (self._files[name] for name in self._string_bytes):
@@ -81,7 +84,7 @@ class ColumnSpool:
         self.num_rows = 0
 
     def append(self, **columns: Any) -> None:
-        """Append equally long columns: numpy arrays, and Arrow arrays of strings."""
+        """Append equally long columns: numpy arrays, and Arrow arrays of strings or bytes."""
         for field in self._schema:
             column = columns[field.name]
             if field.name in self._string_bytes:
@@ -93,7 +96,7 @@ class ColumnSpool:
         self.num_rows += len(next(iter(columns.values())))
 
     def _append_strings(self, name: str, column: pa.Array) -> None:
-        strings = column.cast(pa.large_string())
+        strings = column.cast(self._schema.field(name).type)
         _, offsets, content = strings.buffers()
         ends = np.frombuffer(offsets, dtype=np.int64)[strings.offset : strings.offset + len(strings) + 1]
         if len(strings):

@@ -29,11 +29,12 @@ from pipeline.index.lance_files import (
     record_lance_files,
     write_lance_files,
 )
-from pipeline.index.lance_index import LanceTables
+from pipeline.index.lance_index import CHUNKS, LanceTables
 from pipeline.index.layout import (
     CLUSTERS_ARROW,
     CONTEXT_ARROW,
     LANCE_FILES,
+    TOKENS_ARROW,
     CollectionLayout,
     generation_tag,
 )
@@ -41,7 +42,9 @@ from pipeline.index.mend import mend_files, mend_lance
 from pipeline.index.segments.assembly import Assembly
 from pipeline.index.segments.segment import open_rows
 from pipeline.index.stored_rows import StoredRows
+from pipeline.index.token_file import TOKEN_FILE_COLUMNS, write_token_vectors
 from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
+from pipeline.token_vectors.projection import LATE_NAME
 from pipeline.types import ProgressListener, silent_progress
 
 COMMIT_POINTS = (
@@ -59,6 +62,7 @@ COMMIT_POINTS = (
     "segments-merged",
     "segments-assembled",
     "side-files-copied",
+    "token-vectors-written",
     "lance-files-recorded",
     "manifest-written",
     "generation-renamed",
@@ -67,15 +71,15 @@ COMMIT_POINTS = (
 )
 """Every step a crash can fall on, in order, from the first write to Lance to the last clean-up."""
 
-SIDE_FILES = (CONTEXT_ARROW, CLUSTERS_ARROW)
-"""What a generation carries unchanged from the stages before; a collection may have neither."""
+SIDE_FILES = (CONTEXT_ARROW, CLUSTERS_ARROW, LATE_NAME)
+"""What a generation carries unchanged from the stages before; a collection may have none of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationFacts:
     """What a manifest says that the tables do not: who published, with which model, context and settings.
 
-    ``side_files`` maps ``context.arrow`` and ``clusters.arrow`` to the files they are copied from. The other
+    ``side_files`` maps :data:`SIDE_FILES` to the files they are copied from. The other
     fields are the manifest's.
     """
 
@@ -93,9 +97,13 @@ class GenerationFacts:
     def of(cls, layout: CollectionLayout, manifest: Manifest, run_id: str) -> GenerationFacts:
         """Carry over what an existing generation says of itself, for a publication that encodes nothing."""
         folder = layout.generation_folder(manifest.generation)
+        # Without its projection a collection is served without token vectors.
+        lost = {name for name, _ in check_generation_files(layout, manifest, names=[LATE_NAME])}
         return cls(
             run_id=run_id,
-            side_files={name: folder / name for name in SIDE_FILES if name in manifest.files},
+            side_files={
+                name: folder / name for name in SIDE_FILES if name in manifest.files and name not in lost
+            },
             fingerprints=manifest.fingerprints,
             settings=manifest.settings,
             context_documents=manifest.context_documents,
@@ -106,12 +114,13 @@ class GenerationFacts:
         )
 
 
-def prepare_writer(layout: CollectionLayout) -> Manifest | None:
+def prepare_writer(layout: CollectionLayout, *, gives_up_projection: bool = False) -> Manifest | None:
     """Settle what a killed writer left; return the served generation's manifest, None before the first.
 
     Temporary and never-served generations are removed, and what ``mend`` can mend is mended. A first
     publication killed just before ``CURRENT`` was written is completed: its folder is whole and nothing else
-    is. Damage that a publication would carry over raises :class:`DamageError`.
+    is. Damage that a publication would carry over raises :class:`DamageError`. ``gives_up_projection`` lets a
+    damaged token projection pass, which a repair leaves out.
     """
     with storage_errors("clearing what an unfinished run left"):
         durable.clear_temporary(layout.generations_folder)
@@ -126,15 +135,16 @@ def prepare_writer(layout: CollectionLayout) -> Manifest | None:
         for number in layout.generation_numbers():
             if number > served:
                 durable.remove_folder(layout.generation_folder(number))
-        _mend(layout, manifest)
+        _mend(layout, manifest, {LATE_NAME} if gives_up_projection else set())
     return manifest
 
 
-def _mend(layout: CollectionLayout, manifest: Manifest) -> None:
+def _mend(layout: CollectionLayout, manifest: Manifest, given_up: set[str]) -> None:
     """Mend what costs no row; raise :class:`DamageError` for what a publication would carry over damaged."""
     left = [
         f"{name} of generation {manifest.generation} {problem}"
         for name, problem in _unmended(layout, manifest)
+        if name not in given_up
     ]
     if left:
         raise layout.damaged(left[0])
@@ -267,6 +277,9 @@ def _build(
         assert name in SIDE_FILES, name
         shutil.copyfile(source, folder / name)  # never linked: a second copy is what they are mended from
     commit_point("side-files-copied")
+    if LATE_NAME in facts.side_files and tables.has_tokens:
+        write_token_vectors(tables.scan(CHUNKS, TOKEN_FILE_COLUMNS, versions), folder / TOKENS_ARROW)
+    commit_point("token-vectors-written")
     write_lance_files(folder, record_lance_files(layout, versions, _known_lance_files(layout)))
     commit_point("lance-files-recorded")
     names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST_NAME)

@@ -141,7 +141,7 @@ def _serve_again(
     before = read_manifest(layout, number)
     lost = () if number == served else documents_changed_since(layout, before)
     if number == served and not any(problem.part == "current" for problem in problems):
-        prepare_writer(layout)
+        prepare_writer(layout, gives_up_projection=True)
         LanceTables.open(layout).roll_back(before.lance_versions)
     else:
         _return_to(layout, before)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.durable import storage_errors
-from pipeline.errors import CollectionNotFoundError
+from pipeline.errors import CollectionNotFoundError, DamageError, ModelError
 from pipeline.index.generation import read_manifest
-from pipeline.index.layout import CollectionLayout
+from pipeline.index.layout import TOKENS_ARROW, CollectionLayout
 from pipeline.index.segments.joined_columns import StoredColumns
 from pipeline.manifest import Manifest
+from pipeline.token_vectors.projection import LATE_NAME, load_token_projection
 
 
 def collection_status(layout: CollectionLayout) -> dict[str, Any]:
@@ -50,6 +51,7 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
         "encoder": dict(manifest.settings["encoder"]),
         "settings": dict(manifest.settings),
         "fingerprints": dict(manifest.fingerprints),
+        "token_vectors": _token_vectors(layout, manifest),
         "context": {
             "documents": manifest.context_documents,
             "fingerprint": manifest.fingerprints["context"],
@@ -59,6 +61,23 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
         "cluster_sizes": np.bincount(cluster_ids, minlength=len(manifest.context_cluster_sizes)).tolist(),
         "encode_tokens_per_second": manifest.encode_tokens_per_second,
         "sources": list(manifest.sources),
+    }
+
+
+def _token_vectors(layout: CollectionLayout, manifest: Manifest) -> dict[str, int] | None:
+    """Describe the token vectors, None for a collection without."""
+    if not {TOKENS_ARROW, LATE_NAME} <= set(manifest.files):
+        return None
+    with layout.naming_damage():
+        try:
+            projection = load_token_projection(layout.generation_folder(manifest.generation) / LATE_NAME)
+        except ModelError as error:
+            raise DamageError(f"{LATE_NAME} cannot be read") from error
+    return {
+        "dims": len(projection.rms_V),
+        "bits": projection.bits,
+        "pool_tokens": projection.pool_tokens,
+        "bytes": manifest.files[TOKENS_ARROW].size_bytes,
     }
 
 

@@ -23,12 +23,13 @@ from pipeline.model.families.cde import read_cde
 from pipeline.model.families.decoder import language_model
 from pipeline.model.families.readers import reader_of
 from pipeline.model.folders.cde_settings import is_cde
-from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
+from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint, weights_sha256_of
 from pipeline.model.folders.embedded_weights import MODEL_NAMES, require_official_weights
 from pipeline.model.folders.first_layers import first_layers
 from pipeline.model.folders.model_types import CAUSAL_TYPES
 from pipeline.model.folders.names import model_folder
 from pipeline.model.projection import read_projection
+from pipeline.token_vectors.projection import LATE_NAME, TokenProjection, read_token_projection
 
 MAX_SENTENCE_CHARACTERS: Final = 1_000
 """A longer sentence quotes a file's content and not a setting."""
@@ -109,6 +110,28 @@ def _require_embeddings(checkpoint: Checkpoint, engine: Transformer) -> None:
             f"tokenizer.json of the model must name no token beyond its {num_embeddings} embeddings, got the "
             f"id {last}; fetch the model again"
         )
+
+
+def token_projection_of(config: EncoderConfig, backbone: Backbone) -> TokenProjection | None:
+    """Return the token projection that a model's folder holds, None without one.
+
+    It was trained on the last layer: a model cut to fewer layers has none. Raises :class:`ModelError` for
+    one that is damaged or was trained for other weights.
+    """
+    if not brings_projection(config):
+        return None
+    folder = model_folder(config.model)
+    return read_token_projection(
+        folder,
+        model_dim=backbone.model_dim,
+        vocabulary_size=backbone.tokenizer.get_vocab_size(),
+        weights_sha256=weights_sha256_of(folder),
+    )
+
+
+def brings_projection(config: EncoderConfig) -> bool:
+    """Say whether a model's folder holds a token projection for all of its layers."""
+    return config.layers is None and (model_folder(config.model) / LATE_NAME).is_file()
 
 
 def _packed(engine: Transformer) -> Transformer:

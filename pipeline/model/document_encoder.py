@@ -9,6 +9,7 @@ Embeddings are float32 and not normalised.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -31,6 +32,29 @@ process megabytes.
 """
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnTokens:
+    """Who wants the last states of chunks' own tokens, of which chunk ``m`` has ``num_M[m]``.
+
+    ``keep`` hears the chunks of each batch and their states, one chunk after another.
+    """
+
+    num_M: Int64[np.ndarray, " M"]
+    keep: Callable[[Int64[np.ndarray, " m"], Float[torch.Tensor, "T D"]], None]
+
+    def take(
+        self,
+        hidden_BTD: Float[torch.Tensor, "B T D"],
+        row_m: Int64[np.ndarray, " m"],
+        start_m: Int64[np.ndarray, " m"],
+        chunk_m: Int64[np.ndarray, " m"],
+    ) -> None:
+        """Hand on the states of these chunks, whose own tokens begin at ``start_m`` of rows ``row_m``."""
+        places = ranges(row_m * hidden_BTD.shape[1] + start_m, self.num_M[chunk_m])
+        own_TD = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])[torch.from_numpy(places).to(hidden_BTD.device)]
+        self.keep(chunk_m, own_TD)
+
+
 def embed_chunks(
     backbone: Backbone,
     rows: Rows,
@@ -41,6 +65,7 @@ def embed_chunks(
     token_head: Callable[[torch.Tensor], torch.Tensor] | None = None,
     landmarks: LandmarkReader | None = None,
     on_chunks: Callable[[Int64[np.ndarray, " m"]], None] | None = None,
+    own_tokens: OwnTokens | None = None,
 ) -> Float32[np.ndarray, "M E"]:
     """Embed every chunk of a layout, in the layout's order.
 
@@ -48,7 +73,7 @@ def embed_chunks(
     ``temperature`` divides attention logits (TempScale), in all rows alike or in each row by its own; rows of
     one window share theirs. ``token_head`` rewrites hidden states, position by position, before they are
     pooled (latent attention). ``landmarks`` reads a layout with windows, and has its own context; it must be
-    made of the same backbone.
+    made of the same backbone. ``own_tokens`` takes the states of every chunk's own tokens.
     """
     assert (landmarks is None) == (rows.window_R is None), (
         "a layout with windows and a reader of landmarks belong together"
@@ -80,6 +105,8 @@ def embed_chunks(
                 torch.from_numpy(x).to(hidden_BTD.device)
                 for x in (row_M, rows.pooled_start[chunk_M], rows.pooled_end[chunk_M])
             )
+            if own_tokens is not None:
+                own_tokens.take(hidden_BTD, row_M, rows.own_start[chunk_M], chunk_M)
             if token_head is not None:
                 hidden_BTD = token_head(hidden_BTD)
             embeddings_ME[chunk_M] = backbone.project(pool_spans(hidden_BTD, *spans)).cpu().numpy()

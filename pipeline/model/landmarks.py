@@ -52,8 +52,9 @@ class Chunks:
 class Rows:
     """R rows of token ids laid end to end, and for each of M chunks the span of one row that is pooled.
 
-    ``window_R`` numbers the window of each row where rows see one another; rows of a window stand together.
-    None: each is read alone.
+    ``own_start`` is where the chunk's own tokens begin in that row, behind [CLS] and prefix. ``window_R``
+    numbers the window of each row where rows see one another; rows of a window stand together. None: each is
+    read alone.
     """
 
     ids: Int32[np.ndarray, " T"]
@@ -61,6 +62,7 @@ class Rows:
     pooled_row: Int64[np.ndarray, " M"]
     pooled_start: Int64[np.ndarray, " M"]
     pooled_end: Int64[np.ndarray, " M"]
+    own_start: Int64[np.ndarray, " M"]
     window_R: Int64[np.ndarray, " R"] | None = None
 
     @property
@@ -197,6 +199,7 @@ def chunk_rows(
         pooled_row=np.arange(len(row_lengths)),
         pooled_start=start,
         pooled_end=end,
+        own_start=np.full_like(row_lengths, head),
     )
 
 
@@ -259,6 +262,7 @@ def window_rows(
         pooled_row=window_M,
         pooled_start=pooled_start,
         pooled_end=pooled_end,
+        own_start=marked_offsets[:-1] + shift_M,
     )
 
 
@@ -304,6 +308,7 @@ def landmark_rows(
         pooled_row=np.arange(len(window_M)) + (first_row_W - first_W)[window_M],
         pooled_start=alone.pooled_start,
         pooled_end=alone.pooled_end,
+        own_start=alone.own_start,
         window_R=window_R,
     )
 

@@ -123,6 +123,36 @@ class Fusion:
         )
 
 
+LATE_WEIGHT: Final = 1.0
+"""What MaxSim weighs beside the dense part, which weighs 1, and BM25."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LateFusion:
+    """How one query's MaxSim, scaled to 0 … 1, meets its other scores.
+
+    ``dense`` scales cosines where BM25 has no say, None where the scores are fused already; ``weight`` is
+    what the scores weigh together. The best possible score is 1.
+    """
+
+    dense: Scale | None
+    weight: float
+
+    @classmethod
+    def of(cls, dense_N: Float[np.ndarray, " N"], fusion: Fusion | None, average_chunk: float) -> LateFusion:
+        """Return that of a query's documents, whose dense scores are ``dense_N`` where nothing is fused."""
+        if fusion is None:
+            return cls(dense=Scale.of(dense_N, floor=average_chunk), weight=1.0)
+        return cls(dense=None, weight=fusion.dense_weight + fusion.bm25_weight)
+
+    def apply(
+        self, scores_N: Float[np.ndarray, " N"], late_N: Float[np.ndarray, " N"]
+    ) -> Float64[np.ndarray, " N"]:
+        """Combine scores of documents or passages with their scaled MaxSim."""
+        own_N = scores_N if self.dense is None else self.dense.apply(scores_N)
+        return weighted_mean([own_N, late_N], [self.weight, LATE_WEIGHT])
+
+
 def document_scores(
     options: SearchOptions,
     cosines: Mapping[str, Float[np.ndarray, " N"]],

@@ -7,12 +7,14 @@ Nanoseconds, for which Python has no type, become microseconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.index.generation import Generation
+from pipeline.search.highlights import Explanation
 from pipeline.search.lexical import lance_errors
 from pipeline.search.passages import ChosenPassage
 from pipeline.search.prepared import PreparedSearch
@@ -20,30 +22,49 @@ from pipeline.search.ranking import Ranking
 from pipeline.types import RESERVED_COLUMNS, Hit, Passage
 
 
-def make_hits(search: PreparedSearch, rankings: Sequence[Ranking]) -> list[tuple[Hit, ...]]:
-    """Return the hits of each ranking, in its order; a document that several rankings return is read once."""
+def make_hits(
+    search: PreparedSearch,
+    rankings: Sequence[Ranking],
+    explanations: Sequence[Explanation | None] | None = None,
+) -> list[tuple[Hit, ...]]:
+    """Return the hits of each ranking, in its order; a document that several rankings return is read once.
+
+    Passages of a query with an explanation have highlights.
+    """
     metadata = [name for name in search.generation.document_schema.names if name not in RESERVED_COLUMNS]
     columns = ["doc_id", "title", *(["text"] if search.options.passages else []), *metadata]
     positions = np.concatenate([ranking.positions for ranking in rankings])
     rows = iter(read_rows(search.generation, positions, columns) if len(positions) else [])
     return [
         tuple(
-            _make_hit(search, ranking, rank, next(rows), metadata) for rank in range(len(ranking.positions))
+            _make_hit(search, ranking, rank, next(rows), metadata, explanation)
+            for rank in range(len(ranking.positions))
         )
-        for ranking in rankings
+        for ranking, explanation in zip(rankings, explanations or [None] * len(rankings), strict=True)
     ]
 
 
 def _make_hit(
-    search: PreparedSearch, ranking: Ranking, rank: int, row: dict[str, Any], metadata: Sequence[str]
+    search: PreparedSearch,
+    ranking: Ranking,
+    rank: int,
+    row: dict[str, Any],
+    metadata: Sequence[str],
+    explanation: Explanation | None,
 ) -> Hit:
+    passages = [_cut(search.generation, passage, row["text"]) for passage in ranking.passages[rank]]
+    if explanation is not None:
+        passages = [
+            replace(passage, highlights=explanation.highlights(chosen, passage.text))
+            for passage, chosen in zip(passages, ranking.passages[rank], strict=True)
+        ]
     return Hit(
         doc_id=row["doc_id"],
         title=row["title"],
         score=float(ranking.scores[rank]),
         scores=ranking.parts[rank],
         metadata={name: row[name] for name in metadata},
-        passages=tuple(_cut(search.generation, passage, row["text"]) for passage in ranking.passages[rank]),
+        passages=tuple(passages),
     )
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 
 from pipeline.search.candidates import (
     ScoredWindows,
@@ -39,7 +39,9 @@ from pipeline.search.candidates import (
     score_documents,
     score_windows,
 )
-from pipeline.search.fusion import COSINES_OF, Fusion, best_first, document_scores, passage_scores
+from pipeline.search.feedback import moved_query
+from pipeline.search.fusion import COSINES_OF, Fusion, LateFusion, best_first, document_scores, passage_scores
+from pipeline.search.late import JudgedWindows, LateQuery, judge_windows
 from pipeline.search.passages import ChosenPassage, best_of_each, best_within
 from pipeline.search.prepared import PreparedSearch, WordScores
 
@@ -62,14 +64,28 @@ class Ranking:
 NOTHING = Ranking(positions=np.empty(0, dtype=np.int64), scores=np.empty(0), parts=(), passages=())
 
 
-def rank_queries(search: PreparedSearch, query_vectors: Float32[np.ndarray, "Q V"]) -> list[Ranking]:
-    """Rank documents for each L2-normalised query vector, with BM25 in hybrid searches of known texts."""
+def rank_queries(
+    search: PreparedSearch,
+    query_vectors: Float32[np.ndarray, "Q V"],
+    late: Sequence[LateQuery | None] | None = None,
+) -> list[Ranking]:
+    """Rank documents for each L2-normalised query vector, with BM25 in hybrid searches of known texts.
+
+    A query with ``late`` is judged by token vectors too, moved towards what they find best, and judged again.
+    """
     if not search.num_allowed:
         return [NOTHING] * len(query_vectors)
     rankings: list[Ranking] = []
     for index, nominees in enumerate(_nominate(search, query_vectors)):
         words = search.read_words(index) if index else search.first_words
-        rankings.append(_rank(search, _score(search, query_vectors[index], words, nominees)))
+        vector_V, asked = query_vectors[index], None if late is None else late[index]
+        candidates = _score(search, vector_V, words, nominees)
+        if asked is not None:
+            first = _judge(search, candidates, asked)
+            moved_V = moved_query(search.generation, vector_V, first)
+            nominees = _nominate(search, moved_V[None])[0]
+            candidates = _with_late(search, _score(search, moved_V, words, nominees), asked)
+        rankings.append(_rank(search, candidates))
     return rankings
 
 
@@ -92,7 +108,10 @@ def _nominate(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Candidates:
-    """One query and its candidates with their scores; ``fusion`` is None where BM25 has no say."""
+    """One query and its candidates with their scores.
+
+    ``fusion`` is None where BM25 has no say. ``late`` is what token vectors said, and how it was fused.
+    """
 
     vector: Float32[np.ndarray, " V"]
     words: WordScores | None
@@ -100,6 +119,15 @@ class _Candidates:
     scores: Float64[np.ndarray, " N"]
     parts: Mapping[str, Float32[np.ndarray, " N"]]
     fusion: Fusion | None
+    average_chunk: float
+    late: _Late | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Late:
+    query: LateQuery
+    judged: JudgedWindows
+    fusion: LateFusion
 
 
 def _score(
@@ -123,15 +151,49 @@ def _score(
     if words is not None and words.passages is not None:
         own_passages = words.passages[chunk_positions(generation, positions)]
         parts["passage_bm25"] = best_of_documents(generation, own_passages, positions)
+    average_chunk = float(generation.mean_chunk_vector @ vector_V)
     scores, fusion = document_scores(
         options,
         parts,
         bm25_N=parts.get("bm25"),
         passage_bm25_N=parts.get("passage_bm25"),
-        average_chunk=float(generation.mean_chunk_vector @ vector_V) if words else 0.0,
+        average_chunk=average_chunk,
     )
     return _Candidates(
-        vector=vector_V, words=words, positions=positions, scores=scores, parts=parts, fusion=fusion
+        vector=vector_V,
+        words=words,
+        positions=positions,
+        scores=scores,
+        parts=parts,
+        fusion=fusion,
+        average_chunk=average_chunk,
+    )
+
+
+def _judge(search: PreparedSearch, candidates: _Candidates, query: LateQuery) -> JudgedWindows:
+    """Judge the best windows of all candidates."""
+    generation = search.generation
+    assert generation.token_vectors is not None, "a projected query needs token vectors"
+    every = np.arange(len(candidates.positions))
+    windows = _score_windows(search, candidates, every, search.ranking_window)
+    titles = generation.chunk_offsets[candidates.positions]
+    return judge_windows(
+        generation.token_vectors, query, windows.scores, windows.first, windows.end, titles[windows.owner]
+    )
+
+
+def _with_late(search: PreparedSearch, candidates: _Candidates, query: LateQuery) -> _Candidates:
+    """Add to every document's score the MaxSim of its best window, 0 where none was judged."""
+    judged = _judge(search, candidates, query)
+    fusion = LateFusion.of(candidates.scores, candidates.fusion, candidates.average_chunk)
+    document_J = search.generation.chunk_documents[judged.first_J]
+    max_sim_N = np.full(len(candidates.positions), judged.low, np.float32)
+    np.maximum.at(max_sim_N, np.searchsorted(candidates.positions, document_J), judged.max_sim_J)
+    return replace(
+        candidates,
+        scores=fusion.apply(candidates.scores, judged.scaled(max_sim_N)),
+        parts={**candidates.parts, "late": max_sim_N},
+        late=_Late(query=query, judged=judged, fusion=fusion),
     )
 
 
@@ -143,10 +205,10 @@ def _rank(search: PreparedSearch, candidates: _Candidates) -> Ranking:
         best = _best_first(search, candidates, _at_least_nth(candidates.scores, last))[options.offset : last]
         passages: Sequence[Sequence[ChosenPassage]] = [()] * len(best)
         if options.passages:
-            windows = _score_windows(search, candidates, best)
+            windows = _score_windows(search, candidates, best, search.window)
             passages = best_of_each(windows, len(best), search.window, options.passages)
     else:
-        windows = _score_windows(search, candidates, np.arange(len(candidates.positions)))
+        windows = _score_windows(search, candidates, np.arange(len(candidates.positions)), search.window)
         found = best_within(
             windows, generation.chunk_starts, generation.chunk_ends, options.max_characters, options.top_k
         )
@@ -185,20 +247,43 @@ def _parts_of(parts: Mapping[str, Float32[np.ndarray, " N"]], index: int) -> dic
 
 
 def _score_windows(
-    search: PreparedSearch, candidates: _Candidates, chosen: Int64[np.ndarray, " K"]
+    search: PreparedSearch, candidates: _Candidates, chosen: Int64[np.ndarray, " K"], size: int
 ) -> ScoredWindows:
-    """Score all windows of some candidates."""
-    windows = score_windows(search.generation, candidates.positions[chosen], candidates.vector, search.window)
-    parts, own, fusion = dict(windows.parts), windows.scores, candidates.fusion
+    """Score all windows of ``size`` chunks of some candidates."""
+    windows = score_windows(search.generation, candidates.positions[chosen], candidates.vector, size)
+    parts, own, fusion, words = dict(windows.parts), windows.scores, candidates.fusion, candidates.words
     if fusion is not None:
-        bm25 = candidates.words.windows if candidates.words else None
-        if search.window != search.ranking_window:
+        bm25 = None if words is None else words.passages if size == search.ranking_window else words.windows
+        if size != search.ranking_window:
             fusion = fusion.with_windows(bm25)
         if bm25 is not None:
             parts["bm25"] = bm25[windows.first]
         own = fusion.passages(parts["chunk"], parts.get("bm25"))
+    if candidates.late is not None:
+        firsts = search.generation.chunk_offsets[candidates.positions[chosen]]
+        scores = passage_scores(search.options, own, candidates.scores[chosen][windows.owner])
+        max_sim = _late_of_windows(search, candidates.late, windows, scores, firsts[windows.owner], size)
+        parts["late"] = max_sim
+        own = candidates.late.fusion.apply(own, candidates.late.judged.scaled(max_sim))
     scores = passage_scores(search.options, own, candidates.scores[chosen][windows.owner])
     return replace(windows, scores=scores, parts=parts)
+
+
+def _late_of_windows(
+    search: PreparedSearch,
+    late: _Late,
+    windows: ScoredWindows,
+    scores_W: Float[np.ndarray, " W"],
+    title_W: Int64[np.ndarray, " W"],
+    size: int,
+) -> Float32[np.ndarray, " W"]:
+    """Return MaxSim of windows: what was judged, or the best of another size judged now."""
+    if size == search.ranking_window:
+        return late.judged.spread(windows.first)
+    stored = search.generation.token_vectors
+    assert stored is not None, "a query was projected for a generation without token vectors"
+    judged = judge_windows(stored, late.query, scores_W, windows.first, windows.end, title_W)
+    return np.maximum(judged.spread(windows.first), np.float32(late.judged.low))
 
 
 def _spread(

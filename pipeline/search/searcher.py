@@ -22,7 +22,9 @@ from pipeline.index.generation import Generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.search.documents import count_documents, read_document
 from pipeline.search.filters import compile_filter, compile_restriction
+from pipeline.search.highlights import Explanation
 from pipeline.search.hits import make_hits
+from pipeline.search.late import LateQuery
 from pipeline.search.prepared import PreparedSearch
 from pipeline.search.queries import check_queries, unit_vectors
 from pipeline.search.ranking import rank_queries
@@ -30,12 +32,19 @@ from pipeline.search.rerank import reranked, widened
 from pipeline.search.served import LoadEncoder, ServedGeneration
 from pipeline.search.windows import window_size
 from pipeline.search_options import SearchKeywords, SearchOptions
-from pipeline.types import Document, QueryEncoder, Reranker, SearchResult
+from pipeline.types import (
+    Document,
+    EncodedQueries,
+    QueryEncoder,
+    Reranker,
+    SearchResult,
+    TokenQueryEncoder,
+)
 
 if TYPE_CHECKING:
     from lancedb.expr import Expr
 
-Vectors = Float[np.ndarray, "Q V"]
+Vectors = Float[np.ndarray, "Q V"] | EncodedQueries
 
 
 class Searcher:
@@ -90,7 +99,7 @@ class Searcher:
         vectors.set_running_or_notify_cancel()
         both = _beside(search.read, vectors, self._threads)
         try:
-            vectors.set_result(encoder.encode_queries(list(queries)))
+            vectors.set_result(encode_for_search(encoder, queries))
         except BaseException as error:
             vectors.set_exception(error)
             wait([both])
@@ -100,7 +109,7 @@ class Searcher:
 
     def search_vectors(
         self,
-        query_vectors: Vectors,
+        query_vectors: Float[np.ndarray, "Q V"],
         *,
         queries: Sequence[str] | None = None,
         **options: Unpack[SearchKeywords],
@@ -181,16 +190,39 @@ def _beside(
     return both
 
 
-def finish_search(search: PreparedSearch, query_vectors: Vectors) -> list[SearchResult]:
-    """Answer the queries, given a vector each."""
+def encode_for_search(encoder: QueryEncoder, queries: Sequence[str]) -> Vectors:
+    """Encode queries, with the states of their tokens where the encoder shows them."""
+    if not isinstance(encoder, TokenQueryEncoder):
+        return encoder.encode_queries(list(queries))
+    vectors_QV, tokens = encoder.encode_query_tokens(list(queries))
+    return EncodedQueries(vectors_QV=vectors_QV, tokens=tokens)
+
+
+def finish_search(search: PreparedSearch, encoded: Vectors) -> list[SearchResult]:
+    """Answer the queries, given a vector each; token vectors judge where their tokens are given."""
     generation = search.generation
     generation.require_whole()  # the encoder may have taken its time
-    vectors = unit_vectors(query_vectors, generation.manifest.vector_dim)
-    hits = make_hits(search, rank_queries(search, vectors))
+    vectors_QV = encoded.vectors_QV if isinstance(encoded, EncodedQueries) else encoded
+    explanations = _explanations(search, encoded) if isinstance(encoded, EncodedQueries) else None
+    late = None if explanations is None else [each and each.late for each in explanations]
+    vectors = unit_vectors(vectors_QV, generation.manifest.vector_dim)
+    hits = make_hits(search, rank_queries(search, vectors, late), explanations)
     texts = [""] * len(hits) if search.queries is None else search.queries
     return [
         SearchResult(query=text, generation=generation.number, hits=found)
         for text, found in zip(texts, hits, strict=True)
+    ]
+
+
+def _explanations(search: PreparedSearch, encoded: EncodedQueries) -> list[Explanation | None] | None:
+    """Return each query as token vectors judge it; None where they have no say."""
+    stored = search.generation.token_vectors
+    if stored is None or search.queries is None or not search.options.late:
+        return None
+    queries = [LateQuery.of(tokens, stored.projection) for tokens in encoded.tokens]
+    return [
+        None if late is None else Explanation.of(search.generation, text, tokens, late)
+        for text, tokens, late in zip(search.queries, encoded.tokens, queries, strict=True)
     ]
 
 

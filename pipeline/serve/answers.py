@@ -8,6 +8,7 @@ import datetime as dt
 import decimal
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from pydantic import JsonValue
@@ -21,7 +22,7 @@ from pipeline.serve.access import ServerState, reachable
 from pipeline.serve.collections import ServedCollection
 from pipeline.serve.keys import Grant
 from pipeline.serve.problems import INVALID_REQUEST, RERANKER_FAILED, ProblemError, contract, search_problem
-from pipeline.serve.schemas import HitReply, InvalidField, PassageReply
+from pipeline.serve.schemas import HighlightReply, HitReply, InvalidField, PassageReply
 from pipeline.types import Hit, Reranker, SearchResult
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ async def search(
         raise search_problem(error) from None
 
     async def attempt(opened: ServedCollection) -> list[SearchResult]:
-        vectors = opened.encoder.submit(queries)
+        vectors = opened.encoder.submit_search(queries)
         begun = opened.searcher.begin(queries, chosen, vectors, state.search_threads)
         search, query_vectors = await asyncio.wrap_future(begun)
         return await state.search_threads.run(lambda: finish_search(search, query_vectors))
@@ -129,6 +130,7 @@ def hit_reply(hit: Hit, *, include_text: bool) -> HitReply:
                 score=passage.score,
                 scores=dict(passage.scores),
                 text=passage.text if include_text else None,
+                highlights=[HighlightReply(**asdict(each)) for each in passage.highlights],
             )
             for passage in hit.passages
         ],

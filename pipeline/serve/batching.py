@@ -21,13 +21,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 from jaxtyping import Float32
 
+from pipeline.search.searcher import encode_for_search
 from pipeline.serve.problems import ENCODER_FAILED, INVALID_REQUEST, OVERLOADED, STOPPING, ProblemError
-from pipeline.types import QueryEncoder
+from pipeline.types import EncodedQueries, QueryEncoder
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,10 @@ MAX_REQUEST_BYTES: Final = 128 << 10
 """About 32,000 tokens, some 3 s on two cores: what one request may have encoded within its deadline."""
 STOP_SECONDS: Final = 5.0
 
-Kind = Literal["query", "document"]
+Kind = Literal["query", "document", "search"]
+"""A search takes a query with its tokens, where the encoder shows them: :class:`EncodedQueries`."""
+
+Vectors = np.ndarray | EncodedQueries
 
 
 class TextVectors(QueryEncoder, Protocol):
@@ -77,8 +81,8 @@ class _Job:
     texts: Sequence[str]
     sizes: Sequence[int]
     kind: Kind
-    future: Future[np.ndarray] = field(default_factory=Future[np.ndarray])
-    rows: list[np.ndarray] = field(default_factory=list[np.ndarray])
+    future: Future[Any] = field(default_factory=Future[Any])
+    rows: list[Vectors] = field(default_factory=list[Vectors])
     num_taken: int = 0
     is_over: bool = False
 
@@ -111,10 +115,17 @@ class EncoderQueue:
         return self._waiting_bytes
 
     async def encode(self, texts: Sequence[str], kind: Kind = "query") -> Float32[np.ndarray, "N V"]:
-        """Await what :meth:`submit` promises."""
+        """Let the texts wait for the next pass; return their vectors in their order.
+
+        A full queue, a failing encoder or a stop raises :class:`ProblemError`.
+        """
         return await asyncio.wrap_future(self.submit(texts, kind))
 
-    def submit(self, texts: Sequence[str], kind: Kind = "query") -> Future[np.ndarray]:
+    def submit_search(self, queries: Sequence[str]) -> Future[Vectors]:
+        """Let the queries of a search wait for the next pass; see :meth:`encode`."""
+        return self.submit(queries, "search")
+
+    def submit(self, texts: Sequence[str], kind: Kind = "query") -> Future[Any]:
         """Let the texts wait for the next pass; their vectors come in their order.
 
         Too much text, a full queue, a failing encoder or a stop raises :class:`ProblemError`. A cancelled
@@ -201,30 +212,35 @@ class EncoderQueue:
         vectors = self._vectors(texts, kind)
         if vectors is None and len(texts) > 1:
             found = [self._vectors([text], kind) for text in texts]
-            rows = [None if vector is None else vector[0] for vector in found]
+            rows = [None if vectors is None else _rows(vectors)[0] for vectors in found]
         else:
-            rows = [None] * len(texts) if vectors is None else list(vectors)
+            rows = [None] * len(texts) if vectors is None else _rows(vectors)
         self._observe(len(texts), time.perf_counter() - started_seconds)
         for (job, _), row in zip(taken, rows, strict=True):
             self._deliver(job, row)
 
-    def _vectors(self, texts: Sequence[str], kind: Kind) -> np.ndarray | None:
+    def _vectors(self, texts: Sequence[str], kind: Kind) -> Vectors | None:
         """Return a pass's vectors.
 
         None where the encoder failed, whatever it raised: one text must not end the thread.
         """
-        encode = self.encoder.encode_queries if kind == "query" else self.encoder.encode_documents
         try:
-            vectors = encode(list(texts))
+            encoded = self._encoded(list(texts), kind)
         except BaseException as error:  # noqa: BLE001 - a model may raise anything, a tokenizer's panic too
             log.error("serve.encoder_failed texts=%d error=%s", len(texts), type(error).__name__)  # noqa: TRY400 - its message may hold text
             return None
+        vectors = encoded.vectors_QV if isinstance(encoded, EncodedQueries) else encoded
         if vectors.shape != (len(texts), self.encoder.vector_dim) or not np.isfinite(vectors).all():
             log.error("serve.encoder_failed texts=%d error=vectors-not-finite", len(texts))
             return None
-        return vectors
+        return encoded
 
-    def _deliver(self, job: _Job, row: np.ndarray | None) -> None:
+    def _encoded(self, texts: list[str], kind: Kind) -> Vectors:
+        if kind == "search":
+            return encode_for_search(self.encoder, texts)
+        return self.encoder.encode_queries(texts) if kind == "query" else self.encoder.encode_documents(texts)
+
+    def _deliver(self, job: _Job, row: Vectors | None) -> None:
         if job.is_over:
             return
         if row is None:
@@ -234,9 +250,9 @@ class EncoderQueue:
             return
         job.rows.append(row)
         if len(job.rows) == len(job.texts):
-            self._finish(job, np.stack(job.rows))
+            self._finish(job, _joined(job.rows))
 
-    def _finish(self, job: _Job, outcome: np.ndarray | ProblemError) -> None:
+    def _finish(self, job: _Job, outcome: Vectors | ProblemError) -> None:
         job.is_over = True
         if not job.future.set_running_or_notify_cancel():
             return
@@ -244,6 +260,19 @@ class EncoderQueue:
             job.future.set_exception(outcome)
         else:
             job.future.set_result(outcome)
+
+
+def _rows(vectors: Vectors) -> Sequence[Vectors]:
+    """Return the vectors of each text."""
+    return list(vectors) if isinstance(vectors, np.ndarray) else vectors.split()
+
+
+def _joined(rows: Sequence[Vectors]) -> Vectors:
+    """Return the vectors of a request's texts, of which there is one each."""
+    parts = [row for row in rows if isinstance(row, EncodedQueries)]
+    if parts:
+        return EncodedQueries.joined(parts)
+    return np.stack([row for row in rows if isinstance(row, np.ndarray)])
 
 
 def _stopping() -> ProblemError:

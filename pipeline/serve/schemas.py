@@ -221,6 +221,15 @@ class SearchRequest(_WithOptions):
     ] = None
 
 
+class HighlightReply(Reply):
+    """A word of a passage with the words of the query it answered, and its share of the passage's MaxSim."""
+
+    start_char: int
+    end_char: int
+    weight: float
+    query_words: list[str]
+
+
 class PassageReply(Reply):
     """A span of the document.
 
@@ -232,6 +241,7 @@ class PassageReply(Reply):
     score: float
     scores: dict[str, float] = Field(description="Parts of the score: chunk is the passage's own cosine.")
     text: str | None = Field(default=None, description="null where include_text is false.")
+    highlights: list[HighlightReply] = []
 
 
 class HitReply(Reply):
@@ -240,10 +250,7 @@ class HitReply(Reply):
     doc_id: str
     title: str | None
     score: float
-    scores: dict[str, float] = Field(
-        description="What the score was made of: cosines, and BM25; a part is missing where it "
-        "was not asked for or not found."
-    )
+    scores: dict[str, float] = Field(description="Cosines, BM25, MaxSim; what was not found is missing.")
     metadata: dict[str, JsonValue]
     passages: list[PassageReply]
 
@@ -378,16 +385,14 @@ def answer_tokens(request: SearchRequest) -> int:
 def rerank_pairs(request: SearchRequest) -> int:
     """Return how many passages a request lets the cross-encoder judge at most."""
     num_queries = len(request.query) if isinstance(request.query, list) else 1
-    return (
-        num_queries * max(request.top_k, RERANK_DOCUMENTS) * max(request.passages, 1) if request.rerank else 0
-    )
+    pairs = num_queries * max(request.top_k, RERANK_DOCUMENTS) * max(request.passages, 1)
+    return pairs if request.rerank else 0
 
 
 def search_keywords(request: SearchRequest) -> SearchKeywords:
     """Return the keywords of the Python search that a request stands for."""
-    sent = {
-        name: getattr(request, name) for name, each in options_of(SearchOptions).items() if each.about.help
-    }
+    names = [name for name, each in options_of(SearchOptions).items() if each.about.help]
+    sent = {name: getattr(request, name) for name in names}
     plain = {
         name: value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
         for name, value in sent.items()

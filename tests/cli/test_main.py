@@ -28,7 +28,7 @@ def test_ingest_then_search_and_status_answer_in_json(
     answer = json.loads(out)
     assert (code, answer["generation"], answer["hits"][0]["doc_id"]) == (0, 1, "b")
     passage = answer["hits"][0]["passages"][0]
-    assert set(passage) == {"start_char", "end_char", "text", "score", "scores"}
+    assert set(passage) == {"start_char", "end_char", "text", "score", "scores", "highlights"}
     assert answer["hits"][0]["metadata"] == {"year": 2002}
     code, out, _ = call("status", "c", "--json")
     status = json.loads(out)

@@ -6,6 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.token_vectors.projection import LATE_NAME
+
 
 @pytest.fixture
 def drifted(call: Any, tiny_model_folder: Path, tmp_path: Path) -> list[str]:
@@ -71,3 +73,23 @@ def test_plan_of_an_encoder_that_reads_no_context_has_nothing_to_do(
 def test_plan_of_a_collection_that_is_not_there_is_one_sentence(call: Any) -> None:
     code, _, err = call("plan", "c")
     assert (code, err.count("\n"), "must exist under the root" in err) == (2, 1, True)
+
+
+def test_plan_late_gives_a_collection_token_vectors_once(
+    call: Any, tiny_late_folder: Path, tmp_path: Path
+) -> None:
+    projection = (tiny_late_folder / LATE_NAME).read_bytes()
+    (tiny_late_folder / LATE_NAME).unlink()
+    pq.write_table(pa.table({"id": ["a", "b"], "text": ["stone path", "a cat"]}), tmp_path / "corpus.parquet")
+    options = ["--collection", "c", "--model", str(tiny_late_folder), "--landmark-interval", "16", "--quiet"]
+    assert call("ingest", "corpus.parquet", *options)[0] == 0
+    assert "token vectors   none" in call("status", "c")[1]
+    code, _, error = call("plan", "c", "--apply", "--late", "--quiet")
+    assert (code, "token vectors need a model with cairn_late.safetensors" in error) == (2, True)
+
+    (tiny_late_folder / LATE_NAME).write_bytes(projection)
+    applied = json.loads(call("plan", "c", "--apply", "--late", "--quiet", "--json")[1])["applied"]
+    assert (applied["generation"], applied["encoded"]) == (2, 2)
+    assert "8 dimensions of 4 bits" in call("status", "c")[1]
+    again = json.loads(call("plan", "c", "--apply", "--late", "--quiet", "--json")[1])
+    assert (again["has_token_vectors"], again["applied"]) == (True, None)

@@ -5,16 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pipeline.config import EncoderConfig
 from pipeline.encode.token_states import embed_tokens
 from pipeline.evaluate import late_scores
 from pipeline.evaluate.late_scores import score_pieces
+from pipeline.evaluate.retrieval_set import RetrievalSet
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.term_weights import token_idf
-from pipeline.search.max_sim import max_sim
+from pipeline.token_vectors.max_sim import max_sim
 from pipeline.types import silent_progress
 
 
-def test_scores_of_any_block_size_are_max_sim_with_idf(judged, tiny_config, monkeypatch):
+def test_scores_of_any_block_size_are_max_sim_with_idf(
+    judged: RetrievalSet, tiny_config: EncoderConfig, monkeypatch: pytest.MonkeyPatch
+):
     encoder = replace(tiny_config, batch_tokens=64)
     backbone = load_backbone(encoder)
     asked = np.array([[0, 3], [2, 1], [1, 0]])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +18,9 @@ from pipeline.evaluate.lexical import LexicalHits, read_lexicon, search_bm25
 from pipeline.evaluate.ranking import NUM_CANDIDATES, Answer, SetRanker
 from pipeline.evaluate.retrieval_set import Judgements, RetrievalSet
 from pipeline.evaluate.systems import Ranking, System
+from pipeline.token_vectors.projection import LATE_NAME, load_token_projection
 from pipeline.types import silent_progress
+from tests.late_models import copy_with_projection
 
 ENCODING = Encoding(encoder=EncoderConfig())
 DOC_IDS = [f"doc{index:02d}" for index in range(12)]
@@ -53,7 +57,7 @@ def order(scores: dict[int, float]) -> list[int]:
     return sorted(scores, key=lambda index: (-scores[index], index))
 
 
-def read(encoded: EncodedSet, answer) -> list[int]:
+def read(encoded: EncodedSet, answer: Any) -> list[int]:
     """Return the chunks of an answer's passages of one chunk."""
     chunk_of = {
         key: index
@@ -70,7 +74,7 @@ def read(encoded: EncodedSet, answer) -> list[int]:
 ALL = np.ones(6, np.bool_)
 
 
-def test_document_ranking_is_by_the_document_vector(encoded, ranker):
+def test_document_ranking_is_by_the_document_vector(encoded: EncodedSet, ranker: SetRanker):
     for query, answer in enumerate(ranker.rank(system("document"), ALL)):
         document, _, chunk = cosines(encoded, query)
         passages = {m: (document[d] + chunk[m]) / 2 for m, d in enumerate(encoded.chunk_document.tolist())}
@@ -79,7 +83,7 @@ def test_document_ranking_is_by_the_document_vector(encoded, ranker):
         assert read(encoded, answer) == order(passages)
 
 
-def test_chunk_ranking_is_by_the_best_chunk(encoded, ranker):
+def test_chunk_ranking_is_by_the_best_chunk(encoded: EncodedSet, ranker: SetRanker):
     for query, answer in enumerate(ranker.rank(system("chunk"), ALL)):
         _, best, chunk = cosines(encoded, query)
 
@@ -87,7 +91,7 @@ def test_chunk_ranking_is_by_the_best_chunk(encoded, ranker):
         assert read(encoded, answer) == order(dict(enumerate(chunk)))
 
 
-def test_fused_ranking_is_by_the_mean_of_both(encoded, ranker):
+def test_fused_ranking_is_by_the_mean_of_both(encoded: EncodedSet, ranker: SetRanker):
     for query, answer in enumerate(ranker.rank(system("fused"), ALL)):
         document, best, chunk = cosines(encoded, query)
         scores = {n: document[n] / 4 + best[n] * 3 / 4 for n in range(12)}
@@ -98,7 +102,7 @@ def test_fused_ranking_is_by_the_mean_of_both(encoded, ranker):
         )
 
 
-def test_bm25_ranking_holds_what_bm25_found(encoded, ranker):
+def test_bm25_ranking_holds_what_bm25_found(encoded: EncodedSet, ranker: SetRanker):
     answers = ranker.rank(system("bm25"), ALL)
 
     assert [answer.documents.positions.tolist() for answer in answers] == [
@@ -108,7 +112,7 @@ def test_bm25_ranking_holds_what_bm25_found(encoded, ranker):
     assert read(encoded, answers[3]) == [6, 1]
 
 
-def test_rrf_ranking_adds_reciprocal_ranks(encoded, ranker):
+def test_rrf_ranking_adds_reciprocal_ranks(encoded: EncodedSet, ranker: SetRanker):
     for query, answer in enumerate(ranker.rank(system("rrf"), ALL)):
         _, best, chunk = cosines(encoded, query)
         scores = {n: 1 / (61 + rank) for rank, n in enumerate(order(dict(enumerate(best))))}
@@ -122,7 +126,7 @@ def test_rrf_ranking_adds_reciprocal_ranks(encoded, ranker):
         assert read(encoded, answer)[:5] == order(chunk_scores)[:5]
 
 
-def test_fused_bm25_without_a_hit_is_the_fused_ranking(encoded):
+def test_fused_bm25_without_a_hit_is_the_fused_ranking(encoded: EncodedSet):
     nothing = hits(*[[] for _ in range(6)])
     lexicon = read_lexicon(["..." * 60] * 12, encoded, ["stone"] * 6, nothing)
     ranker = SetRanker(DOC_IDS, encoded, nothing, None, lexicon)
@@ -134,13 +138,15 @@ def test_fused_bm25_without_a_hit_is_the_fused_ranking(encoded):
     assert [read(encoded, a) for a in with_bm25] == [read(encoded, a) for a in without]
 
 
-def test_passages_come_only_where_they_are_wanted(ranker):
+def test_passages_come_only_where_they_are_wanted(ranker: SetRanker):
     wanted = np.array([True, False, True, False, False, True])
 
     assert [answer.passages is not None for answer in ranker.rank(system("chunk"), wanted)] == wanted.tolist()
 
 
-def test_ranking_does_not_depend_on_how_many_queries_are_scored_at_once(encoded, ranker, monkeypatch):
+def test_ranking_does_not_depend_on_how_many_queries_are_scored_at_once(
+    encoded: EncodedSet, ranker: SetRanker, monkeypatch: pytest.MonkeyPatch
+):
     whole = ranker.rank(system("fused", 2), ALL)
     monkeypatch.setattr("pipeline.evaluate.ranking.BLOCK_QUERIES", 2)
 
@@ -149,7 +155,7 @@ def test_ranking_does_not_depend_on_how_many_queries_are_scored_at_once(encoded,
     ]
 
 
-def test_equal_scores_are_ranked_by_id(encoded):
+def test_equal_scores_are_ranked_by_id(encoded: EncodedSet):
     same = np.tile(np.eye(16, dtype=np.float32)[:1], (12, 1))  # products with it are exact
     tied = EncodedSet(
         document_vectors_NV=same,
@@ -184,10 +190,12 @@ WORDS = [
     "a",
 ]
 AS_SEARCHED = pytest.mark.parametrize(("ranking", "options"), [
-    ("document", {"granularity": "document", "hybrid": False}),
-    ("chunk", {"granularity": "chunk", "hybrid": False}),
-    ("fused", {"granularity": "both", "hybrid": False}),
-    ("fused+bm25", {"granularity": "both", "hybrid": True}),
+    ("document", {"granularity": "document", "hybrid": False, "late": False}),
+    ("chunk", {"granularity": "chunk", "hybrid": False, "late": False}),
+    ("fused", {"granularity": "both", "hybrid": False, "late": False}),
+    ("fused+bm25", {"granularity": "both", "hybrid": True, "late": False}),
+    ("late", {"granularity": "both", "hybrid": False}),
+    ("late+bm25", {"granularity": "both", "hybrid": True}),
 ])  # fmt: skip
 
 
@@ -209,6 +217,7 @@ class Twins:
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory, tiny_config: EncoderConfig) -> Twins:
     folder = tmp_path_factory.mktemp("twins")
+    config = replace(tiny_config, model=str(copy_with_projection(Path(tiny_config.model), folder / "model")))
     generator = np.random.default_rng(5)
     texts = [" ".join(generator.choice(WORDS, size)) for size in generator.integers(5, 200, 40)]
     queries = [" ".join(generator.choice(WORDS, 4)) for _ in range(5)]
@@ -216,7 +225,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory, tiny_config: EncoderConfig) 
     titles = [" ".join(generator.choice(WORDS, 2)) if index % 3 else "" for index in range(len(texts))]
     rows = pa.table({"id": ids, "text": texts, "title": [title or None for title in titles]})
     pq.write_table(rows, folder / "corpus.parquet")
-    build_index([str(folder / "corpus.parquet")], folder / "root", "c", IngestConfig(encoder=tiny_config))
+    build_index([str(folder / "corpus.parquet")], folder / "root", "c", IngestConfig(encoder=config))
     none = np.zeros(0, np.int64)
     judged = RetrievalSet(
         name="c",
@@ -227,15 +236,18 @@ def twins(tmp_path_factory: pytest.TempPathFactory, tiny_config: EncoderConfig) 
         queries=tuple(queries),
         judgements=Judgements(query_J=none, document_J=none, gain_J=none, start_J=none, end_J=none),
     )
-    encoding = Encoding(encoder=tiny_config)
+    encoding = Encoding(encoder=config)
     encoded = encode_set(judged, encoding, ContextConfig(), silent_progress)
+    projection = load_token_projection(Path(config.model) / LATE_NAME)
     bm25 = search_bm25(texts, queries, NUM_CANDIDATES, silent_progress, titles)
-    ranker = SetRanker(ids, encoded, None, None, read_lexicon(texts, encoded, queries, bm25))
+    ranker = SetRanker(ids, encoded, None, None, read_lexicon(texts, encoded, queries, bm25), projection)
     return Twins(open_collection("c", root=folder / "root"), ranker, encoding, ids, queries)
 
 
 @AS_SEARCHED
-def test_documents_are_ranked_as_a_search_of_the_collection_ranks_them(twins, ranking, options):
+def test_documents_are_ranked_as_a_search_of_the_collection_ranks_them(
+    twins: Twins, ranking: Ranking, options: dict[str, Any]
+):
     searched = twins.collection.search_batch(twins.queries, top_k=100, passages=0, **options)
 
     for answer, result in zip(twins.answers(ranking), searched, strict=True):
@@ -247,7 +259,9 @@ def test_documents_are_ranked_as_a_search_of_the_collection_ranks_them(twins, ra
 
 @AS_SEARCHED
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_passages_within_a_budget_are_those_a_search_answers_with(twins, ranking, options, budget):
+def test_passages_within_a_budget_are_those_a_search_answers_with(
+    twins: Twins, ranking: Ranking, options: dict[str, Any], budget: int
+):
     searched = twins.collection.search_batch(
         twins.queries,
         top_k=100,
@@ -257,6 +271,7 @@ def test_passages_within_a_budget_are_those_a_search_answers_with(twins, ranking
     )
 
     for answer, result in zip(twins.answers(ranking), searched, strict=True):
+        assert answer.passages is not None
         read: set[tuple[str, int]] = set()
         for document, start, end in zip(
             answer.passages.document_S, answer.passages.start_S, answer.passages.end_S, strict=True

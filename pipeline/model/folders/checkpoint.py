@@ -11,7 +11,7 @@ the backbone's business, and which settings follow from a folder that of ``model
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +34,7 @@ from pipeline.model.folders.sentence_transformers_folder import (
     read_sentence_transformers_folder,
     steps_fingerprint,
 )
+from pipeline.token_vectors.projection import LATE_NAME
 
 WEIGHTS_NAME: Final = "model.safetensors"
 WEIGHTS_INDEX_NAME: Final = "model.safetensors.index.json"
@@ -106,8 +107,7 @@ def read_checkpoint(folder: Path, extra_path: Path | None = None) -> Checkpoint:
     if lowercases := modules.lowercases and _normalized(tokenizer, "A") != "a":
         own: Any = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
-    hashes = {path.name: durable.sha256_of_file(path) for path in weights_paths}
-    weights_sha256 = hashes[WEIGHTS_NAME] if WEIGHTS_NAME in hashes else fingerprint(shards=hashes)
+    weights_sha256 = _sha256_of(weights_paths)
     tensors: dict[str, torch.Tensor] = {}
     for path in weights_paths:
         tensors |= _read_tensors(path)
@@ -142,6 +142,20 @@ def read_checkpoint(folder: Path, extra_path: Path | None = None) -> Checkpoint:
     )
 
 
+def weights_sha256_of(folder: Path) -> str:
+    """Return the hash of a model's transformer, as :class:`Checkpoint` has it, without reading tensors."""
+    base = base_of_folder(folder)
+    if base is not None:
+        return base.weights_sha256
+    modules = read_sentence_transformers_folder(folder) or SentenceTransformersFolder(transformer=folder)
+    return _sha256_of(_weights_paths(modules.transformer))
+
+
+def _sha256_of(weights_paths: Sequence[Path]) -> str:
+    hashes = {path.name: durable.sha256_of_file(path) for path in weights_paths}
+    return hashes[WEIGHTS_NAME] if WEIGHTS_NAME in hashes else fingerprint(shards=hashes)
+
+
 def _on_base(folder: Path, base: Base) -> Checkpoint:
     base_folder = model_folder(base.model)
     if base_of_folder(base_folder) is not None:
@@ -149,7 +163,8 @@ def _on_base(folder: Path, base: Base) -> Checkpoint:
             f"the base of the model in {folder} must be a whole model, got {base.model!r}, which has a "
             "base of its own"
         )
-    checkpoint = read_checkpoint(base_folder, _require(folder / EXTRA_NAME))
+    has_projection_alone = (folder / LATE_NAME).is_file() and not (folder / EXTRA_NAME).exists()
+    checkpoint = read_checkpoint(base_folder, None if has_projection_alone else _require(folder / EXTRA_NAME))
     if checkpoint.weights_sha256 != base.weights_sha256:
         raise ModelError(
             f"the model in {folder} was trained for {base.model!r} with weights {base.weights_sha256}, "

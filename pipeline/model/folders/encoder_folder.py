@@ -85,10 +85,12 @@ def save_encoder_folder(
     *,
     copies_weights: bool = False,
     replaces: bool = False,
+    late_path: Path | None = None,
 ) -> None:
     """Write a checkpoint with its settings; ``copies_weights`` copies the files it was read from.
 
     Tensors may be others than those read (trained ones); everything else comes from the checkpoint's folder.
+    ``late_path`` is a token projection, which goes along with the weights it was trained for.
     A place that is taken raises :class:`ConfigError`, unless the new folder ``replaces`` what stands there.
     """
     if not replaces and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -100,6 +102,8 @@ def save_encoder_folder(
         durable.replacing_folder(folder) as temporary,
     ):
         write_encoder_folder(temporary, checkpoint, settings, copies_weights=copies_weights)
+        if late_path is not None and copies_weights and late_path.is_file():
+            shutil.copyfile(late_path, temporary / late_path.name)
 
 
 def write_encoder_folder(

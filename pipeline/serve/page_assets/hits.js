@@ -1,12 +1,14 @@
 // The answer as a list: each document with what its score is made of, its metadata and its best passages.
 
 import { make, score } from "./dom.js";
+import { markedWords } from "./words.js";
 
 const PARTS = [
   ["document", "document", "Cosine of the query and the document's vector"],
   ["chunk", "passage", "Cosine of the query and the best passage's vector"],
   ["bm25", "BM25", "BM25 of the whole document: the longest bar is the best of this answer"],
   ["passage_bm25", "passage BM25", "BM25 of its best passage: the longest bar is the best of this answer"],
+  ["late", "words", "MaxSim: how well the words of the best passage, or of the title, answer those of the query"],
   ["rerank", "rerank", "The cross-encoder's score of the best passage, which ranks; bars reach from the least of this answer to the best"],
 ];
 
@@ -80,12 +82,19 @@ function passageList(hit, open) {
         make(
           "button",
           { class: "passage", type: "button", title: "Read it in its document", on: { click: () => open(hit, index) } },
-          make("q", { dir: "auto" }, passage.text.replace(/\s+/gu, " ").trim()),
+          make("q", { dir: "auto" }, ...passageWords(passage)),
           make("span", { class: "place" }, `${passage.start_char}–${passage.end_char} · ${score(passage.score)}`),
         ),
       ),
     ),
   );
+}
+
+const onOneLine = (text) => text.replace(/\s+/gu, " ");
+
+function passageWords({ text, start_char: start, end_char: end, highlights }) {
+  const [first, ...others] = markedWords(text, start, end, highlights ?? [], onOneLine);
+  return [typeof first === "string" ? first.trimStart() : first, ...others];
 }
 
 /** Move the focus among the hits' headings; returns false where there is none to move to. */

@@ -16,7 +16,7 @@ const PASSAGES = 3;
 const VIEWS = ["find", "map", "document", "health"];
 
 const [query, list, status, notice, main] = ["query", "hits", "status", "notice", "main"].map(byId);
-const [collections, hybrid, rerank, holds, dialog, keyValue] = ["collection", "hybrid", "rerank", "holds", "ask-key", "key-value"].map(byId);
+const [collections, hybrid, words, rerank, holds, dialog, keyValue] = ["collection", "hybrid", "words", "rerank", "holds", "ask-key", "key-value"].map(byId);
 const [welcome, unfilter, addFilter] = ["welcome", "unfilter", "add-filter"].map(byId);
 const [complaint, again] = notice.children;
 
@@ -60,7 +60,7 @@ function showNothing() {
 }
 
 async function send(signal) {
-  const body = { query: query.value, top_k: TOP_K, passages: PASSAGES, granularity: granularity(), hybrid: hybrid.checked, filters: filters.tree() };
+  const body = { query: query.value, top_k: TOP_K, passages: PASSAGES, granularity: granularity(), hybrid: hybrid.checked, late: words.checked, filters: filters.tree() };
   if (rerank.checked) {
     body.rerank = true;
     say("Reranking…");
@@ -288,6 +288,7 @@ function remember() {
   const state = new URLSearchParams({ collection: wanted.collection, q: query.value });
   if (granularity() !== "both") state.set("granularity", granularity());
   if (!hybrid.checked) state.set("bm25", "off");
+  if (!words.checked) state.set("words", "off");
   if (rerank.checked) state.set("rerank", "on");
   const tree = wanted.filters ?? JSON.stringify(filters.tree());
   if (tree !== "null") state.set("filters", tree);
@@ -299,6 +300,7 @@ function restore(hash, typed = "") {
   const state = new URLSearchParams(hash.slice(1));
   query.value = typed || (state.get("q") ?? query.value);
   hybrid.checked = state.get("bm25") !== "off";
+  words.checked = state.get("words") !== "off";
   rerank.checked = state.get("rerank") === "on";
   const choices = [...document.getElementsByName("granularity")];
   const chosen = choices.find((choice) => choice.value === state.get("granularity")) ?? choices.find((choice) => choice.value === "both");
@@ -384,7 +386,7 @@ function stepBack(target) {
 // ---- begin
 
 query.addEventListener("input", () => ask());
-for (const choice of [hybrid, rerank, byId("granularity")]) choice.addEventListener("change", askNow);
+for (const choice of [hybrid, words, rerank, byId("granularity")]) choice.addEventListener("change", askNow);
 addFilter.addEventListener("click", () => filters.add());
 unfilter.addEventListener("click", () => (filters.clear(), query.focus(), askNow()));
 again.addEventListener("click", () => (query.focus(), served === null ? loadCollections() : (lookInside(), askNow())));

@@ -4,22 +4,11 @@
 
 import { documentPath, get } from "./api.js";
 import { count, digits, make, score } from "./dom.js";
+import { markedWords, unitsOf } from "./words.js";
 
 const STRETCH = 200_000;
 const LEAD = 20_000;
 const LINES_ABOVE_PIXELS = 60;
-
-/** Return where in `text` each of the ascending code point offsets lies, in UTF-16 units. */
-export function unitsOf(text, offsets) {
-  const units = [];
-  let unit = 0;
-  let point = 0;
-  for (const offset of offsets) {
-    for (; point < offset && unit < text.length; point += 1) unit += text.codePointAt(unit) > 0xffff ? 2 : 1;
-    units.push(unit);
-  }
-  return units;
-}
 
 /** Cut a text at its passages' ends; `first` is the offset of its first character. Gives [{text, start, end, passages}] in order. */
 export function segmentsOf(text, first, last, passages) {
@@ -101,7 +90,7 @@ export class Reader {
       "div",
       { class: "text", role: "region", tabindex: "0", "aria-label": "Text" },
       ...segments.map(({ text: piece, start, end, passages }) =>
-        passages.length ? make("mark", { data: { start, end, passages: passages.join(" ") } }, piece) : piece,
+        passages.length ? make("mark", { data: { start, end, passages: passages.join(" ") } }, ...markedWords(piece, start, end, highlightsOf(hit, passages))) : piece,
       ),
     );
     this.element.replaceChildren(
@@ -152,6 +141,11 @@ export class Reader {
     first?.scrollIntoView({ block: "start" });
     return first !== undefined;
   }
+}
+
+/** The highlights of some of a hit's passages, in the order of the text. */
+function highlightsOf(hit, passages) {
+  return passages.flatMap((rank) => hit.passages[rank].highlights ?? []).sort((a, b) => a.start_char - b.start_char);
 }
 
 function facts({ metadata, num_tokens: tokens, num_characters: characters }) {

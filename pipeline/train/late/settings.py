@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.options import About, check_options, option
+from pipeline.token_vectors.codes import require_packable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +22,7 @@ class LateConfig:
     steps: int = option(800, About("Steps, one a batch.", low=1))
     dims: int = option(48, About("Dimensions of a token vector.", low=1))
     pool_tokens: int = option(1, About("Neighbouring tokens that become one vector.", low=1))
+    bits: int = option(2, About("Bits of a dimension in a collection: 2, 4 or 8."))
     batch_queries: int = option(24, About("Queries of a batch, neighbours in their source.", low=2))
     max_batches: int = option(500, About("Use at most so many batches.", low=2))
     mined_negatives: int = option(1, About("Hard negatives of each query beside its batch.", low=0))
@@ -43,3 +45,4 @@ class LateConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+        require_packable(self.dims, self.bits)

@@ -3,6 +3,8 @@
     pairs ─▶ without judged texts ─▶ batches of neighbours ─▶ token states, embedded once
       ─▶ steps ─▶ the best step on held-out batches ─▶ FOLDER/cairn_late.safetensors
 
+FOLDER names its base, so ``--model FOLDER`` takes it as a model.
+
 The projection begins at the principal directions of the states, the weights at the idf of their tokens in the
 documents. Weights of tokens that no query holds stay there. The log stands beside the folder as
 ``FOLDER.jsonl``.
@@ -13,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -23,15 +25,23 @@ import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from jaxtyping import Bool, Float32, Int64
 from torch import nn
 
+from pipeline import durable
 from pipeline.config import Backend, EncoderConfig, Precision
 from pipeline.encode.token_states import TokenStates
 from pipeline.errors import ConfigError, ModelError
-from pipeline.index.token_codes import pool_neighbours
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.folders.checkpoint import read_checkpoint
-from pipeline.model.folders.names import model_folder
+from pipeline.model.folders.model_defaults import (
+    CAIRN_SETTINGS_NAME,
+    Base,
+    base_of_folder,
+    encoder_config,
+    settings_of_a_folder,
+)
+from pipeline.model.folders.names import is_folder, model_folder
 from pipeline.model.term_weights import token_idf
-from pipeline.model.token_projection import TokenProjection, quantised_weights, save_token_projection
+from pipeline.token_vectors.codes import pool_neighbours
+from pipeline.token_vectors.projection import TokenProjection, quantised_weights, save_token_projection
 from pipeline.train.late.data import LateData, draw_batches, embed_pairs, num_held_out
 from pipeline.train.late.losses import LateBatch, late_loss, max_sims, pool_padded
 from pipeline.train.late.settings import LateConfig
@@ -99,6 +109,11 @@ def train_late(
     run.train(progress)
     sha256 = read_checkpoint(model_folder(base)).weights_sha256
     save_token_projection(folder, run.projection(sha256))
+    if base_of_folder(model_folder(base)) is None:
+        # The folder is a model of its own, for `--model`; beside a mixer the file goes into that folder.
+        named = Base(model=str(Path(base).absolute()) if is_folder(base) else base, weights_sha256=sha256)
+        content = {**settings_of_a_folder(encoder_config({"model": base})), "base": asdict(named)}
+        durable.write_json(folder / CAIRN_SETTINGS_NAME, content)
     return LateReport(
         folder=str(folder),
         pairs=len(pairs),
@@ -175,6 +190,7 @@ class LateRun:
             weight_step=step,
             rms_V=np.sqrt((pooled_PV**2).mean(0)),
             pool_tokens=self._config.pool_tokens,
+            bits=self._config.bits,
             base_sha256=base_sha256,
         )
 

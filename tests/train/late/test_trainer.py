@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline import load_encoder
 from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError
-from pipeline.model.backbone_loader import load_backbone
+from pipeline.model.backbone_loader import load_backbone, token_projection_of
 from pipeline.model.folders.checkpoint import read_checkpoint
-from pipeline.model.token_projection import TokenProjection, read_token_projection
+from pipeline.token_vectors.projection import TokenProjection, read_token_projection
 from pipeline.train.late.settings import LateConfig
 from pipeline.train.late.trainer import LateReport, train_late
 
@@ -81,7 +82,7 @@ def test_train_late_begins_at_principal_directions_and_idf(run: Any, tmp_path: P
     run(steps=1, peak_lr=1e-9, term_lr=1e-9, dims=32, hold_out=0.0)
     projection = read(tmp_path / "late", tiny_model_folder)
     states = torch.nn.functional.normalize(torch.randn(20, 32), dim=1)
-    projected = projection.project(states)
+    projected = torch.from_numpy(projection.project(states.numpy()))
 
     # All principal directions keep every cosine.
     torch.testing.assert_close(projected @ projected.T, states @ states.T, atol=2e-3, rtol=0)
@@ -114,3 +115,16 @@ def test_train_late_that_cannot_begin_leaves_no_log(run: Any, tmp_path: Path):
 
     assert not (tmp_path / "below").exists()
     assert run("below/late", steps=1).folder == str(tmp_path / "below/late")
+
+
+def test_train_late_leaves_a_folder_that_is_a_model(run: Any, tmp_path: Path, tiny_model_folder: Path):
+    run(steps=1)
+    encoder = load_encoder(tmp_path / "late", precision="fp32")
+    base = load_encoder(tiny_model_folder, precision="fp32")
+
+    np.testing.assert_array_equal(encoder.encode_documents(["the cat"]), base.encode_documents(["the cat"]))
+    config = EncoderConfig(model=str(tmp_path / "late"))
+    assert token_projection_of(config, load_backbone(config)) is not None
+    encoder.save(tmp_path / "saved")
+    saved = EncoderConfig(model=str(tmp_path / "saved"))
+    assert token_projection_of(saved, load_backbone(saved)) is not None

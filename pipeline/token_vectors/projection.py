@@ -3,8 +3,10 @@
     document token    normalise(h W)              query token    normalise(h W), weighing w[id]
 
 One file, ``cairn_late.safetensors``, beside the model it was trained for: the matrix W in float16, a weight a
-token id in 8 bits, root mean squares of the projected dimensions, from which a codec takes its steps, and how
-many neighbours it was trained to pool. Its metadata names the base with the hash of its weights.
+token id in 8 bits, root mean squares of the projected dimensions, from which a codec takes its steps, how
+many neighbours it was trained to pool, and the bits its dimensions are stored in. Its metadata names the base
+with the hash of its weights. A collection keeps a copy, so that its codes stay readable when the model's file
+changes.
 
     T tokens    D model dim    V vector dim    X vocabulary
 """
@@ -17,18 +19,17 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
-import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from jaxtyping import Float, Float32, Int, UInt8
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.numpy import save
 
 from pipeline import durable
 from pipeline.errors import ModelError
 from pipeline.manifest import fingerprint
+from pipeline.token_vectors.codes import TokenCodec, unit
 
 LATE_NAME: Final = "cairn_late.safetensors"
-LATE_FORMAT: Final = 1
+LATE_FORMAT: Final = 2
 METADATA_KEY: Final = "cairn_late"
 MAX_CODE: Final = 255
 
@@ -42,11 +43,17 @@ class TokenProjection:
     weight_step: float
     rms_V: Float32[np.ndarray, " V"]
     pool_tokens: int
+    bits: int
     base_sha256: str
 
     @property
+    def codec(self) -> TokenCodec:
+        """Return how its vectors become codes."""
+        return TokenCodec(rms_V=self.rms_V, bits=self.bits)
+
+    @property
     def fingerprint(self) -> str:
-        """Identify everything that moves a score."""
+        """Identify everything that moves a score or a code."""
         return fingerprint(
             kind="token projection",
             format=LATE_FORMAT,
@@ -54,12 +61,13 @@ class TokenProjection:
             weights=self.weight_codes_X.tobytes().hex(),
             weight_step=self.weight_step,
             pool_tokens=self.pool_tokens,
+            bits=self.bits,
+            rms=self.rms_V.tobytes().hex(),
         )
 
-    def project(self, states_TD: Float[torch.Tensor, "T D"]) -> Float32[torch.Tensor, "T V"]:
+    def project(self, states_TD: Float[np.ndarray, "T D"]) -> Float32[np.ndarray, "T V"]:
         """Return the unit vectors of token states."""
-        matrix_DV = torch.from_numpy(self.matrix_DV).to(states_TD.device)
-        return F.normalize(states_TD.float() @ matrix_DV, dim=1)
+        return unit(states_TD.astype(np.float32, copy=False) @ self.matrix_DV)
 
     def weights_of(self, ids_q: Int[np.ndarray, " q"]) -> Float32[np.ndarray, " q"]:
         """Return what each token of a query weighs."""
@@ -75,14 +83,15 @@ def quantised_weights(weight_X: Float[np.ndarray, " X"]) -> tuple[UInt8[np.ndarr
 def save_token_projection(folder: Path, projection: TokenProjection) -> None:
     """Write the file into a folder, whole or not at all."""
     tensors = {
-        "matrix": torch.from_numpy(projection.matrix_DV).half(),
-        "term_weights": torch.from_numpy(projection.weight_codes_X),
-        "rms": torch.from_numpy(projection.rms_V),
+        "matrix": projection.matrix_DV.astype(np.float16),
+        "term_weights": projection.weight_codes_X,
+        "rms": projection.rms_V,
     }
     settings = {
         "format": LATE_FORMAT,
         "term_weight_step": projection.weight_step,
         "pool_tokens": projection.pool_tokens,
+        "bits": projection.bits,
         "base_sha256": projection.base_sha256,
     }
     # One entry: safetensors writes several in any order.
@@ -99,13 +108,25 @@ def read_token_projection(
 
     One that is damaged, or was trained for another model, raises :class:`ModelError`.
     """
-    path = folder / LATE_NAME
-    if not path.is_file():
+    if not (folder / LATE_NAME).is_file():
         return None
+    projection = load_token_projection(folder / LATE_NAME)
+    found_dim, num_weights = len(projection.matrix_DV), len(projection.weight_codes_X)
+    if (found_dim, num_weights, projection.base_sha256) != (model_dim, vocabulary_size, weights_sha256):
+        raise ModelError(
+            f"{LATE_NAME} of the model must be trained for its weights, got one of {found_dim} dimensions "
+            f"and {num_weights} token ids for others; train one with `cairn train-late`"
+        )
+    return projection
+
+
+def load_token_projection(path: Path) -> TokenProjection:
+    """Read the file; one that is damaged or of another format raises :class:`ModelError`."""
     try:
         with safe_open(path, framework="np") as stored:
             settings = json.loads((stored.metadata() or {})[METADATA_KEY])
-            stored_format = settings["format"]
+            if settings["format"] != LATE_FORMAT:
+                raise _other_format(settings["format"])
             matrix_DV, codes_X, rms_V = (
                 stored.get_tensor(name) for name in ("matrix", "term_weights", "rms")
             )
@@ -115,21 +136,28 @@ def read_token_projection(
                 weight_step=float(settings["term_weight_step"]),
                 rms_V=rms_V,
                 pool_tokens=int(settings["pool_tokens"]),
+                bits=int(settings["bits"]),
                 base_sha256=settings["base_sha256"],
             )
+            is_whole = matrix_DV.shape[1:] == rms_V.shape and codes_X.ndim == 1
+            _ = projection.codec
+    except ModelError:
+        raise
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"{LATE_NAME} of the model must be a whole token projection, got a damaged file; train it again"
-        ) from error
-    if stored_format != LATE_FORMAT:
-        raise ModelError(
-            f"{LATE_NAME} of the model must have format {LATE_FORMAT}, got {stored_format}; update Cairn"
-        )
-    shape = (*projection.matrix_DV.shape, len(projection.rms_V), len(codes_X))
-    wanted = (model_dim, len(rms_V), len(rms_V), vocabulary_size)
-    if shape != wanted or projection.base_sha256 != weights_sha256:
-        raise ModelError(
-            f"{LATE_NAME} of the model must be trained for its weights, got one of {shape[0]} dimensions and "
-            f"{shape[3]} token ids for others; train one with `cairn train-late`"
-        )
+        raise _damaged() from error
+    if not is_whole:
+        raise _damaged()
     return projection
+
+
+def _damaged() -> ModelError:
+    return ModelError(
+        f"{LATE_NAME} of the model must be a whole token projection, got a damaged file; train it again"
+    )
+
+
+def _other_format(found: object) -> ModelError:
+    return ModelError(
+        f"{LATE_NAME} of the model must have format {LATE_FORMAT}, got {found}; train it again, or update "
+        "Cairn"
+    )

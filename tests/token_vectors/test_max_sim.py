@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.search.max_sim import best_matches, max_sim
+from pipeline.token_vectors.max_sim import best_matches, max_sim
 
 
 def tokens(rows: int, seed: int = 0, width: int = 8) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.index.token_codes import REACH, TokenCodec, pool_neighbours, unit
+from pipeline.token_vectors.codes import REACH, TokenCodec, pool_neighbours, unit
 
 
 def vectors(rows: int, dims: int = 16, seed: int = 0) -> np.ndarray:

@@ -15,12 +15,16 @@ even quantiser of a normal variable; ColBERTv2 and PLAID for the packing. Differ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
 from jaxtyping import Float, Float32, Int64, UInt8
 
 from pipeline.errors import ConfigError
+
+FAR: Final = 255
+"""Characters from one token to the next from which on their number is not kept."""
 
 REACH: Final = {2: 1.991, 4: 2.682, 8: 3.94}
 """Half the range of 2^bits even steps with the least squared error, in root mean squares."""
@@ -34,15 +38,7 @@ class TokenCodec:
     bits: int
 
     def __post_init__(self) -> None:
-        if self.bits not in REACH:
-            raise ConfigError(
-                f"bits of a token vector must be one of {', '.join(map(str, REACH))}, got {self.bits}"
-            )
-        if len(self.rms_V) % (8 // self.bits):
-            raise ConfigError(
-                f"dims of a token vector must fill whole bytes at {self.bits} bits, got {len(self.rms_V)}; "
-                f"choose a multiple of {8 // self.bits}"
-            )
+        require_packable(len(self.rms_V), self.bits)
 
     @property
     def vector_bytes(self) -> int:
@@ -66,11 +62,41 @@ class TokenCodec:
             codes_PV[:, place :: 8 // self.bits] = (codes >> shift) & (levels - 1)
         return unit((codes_PV + np.float32(0.5 - levels / 2)) * self._steps())
 
+    def cosines(
+        self, codes: UInt8[np.ndarray, "P bytes"], query_qV: Float32[np.ndarray, "q V"]
+    ) -> Float32[np.ndarray, "P q"]:
+        """Return the inner products of decoded vectors with a query's, without decoding them.
+
+        The steps go to the query, and a byte's levels are looked up.
+        """
+        levels_PV = _levels_of_bytes(self.bits)[codes].reshape(len(codes), len(self.rms_V))
+        steps_V = self._steps()
+        norms_P = np.sqrt((levels_PV * levels_PV) @ (steps_V * steps_V))
+        return levels_PV @ (query_qV * steps_V).T / norms_P[:, None]
+
     def _steps(self) -> Float32[np.ndarray, " V"]:
         return (2 * REACH[self.bits] / (1 << self.bits) * self.rms_V).astype(np.float32)
 
     def _shifts(self) -> range:
         return range(8 - self.bits, -1, -self.bits)
+
+
+@cache
+def _levels_of_bytes(bits: int) -> Float32[np.ndarray, "256 n"]:
+    """Return the middles of the steps that each byte stands for, in steps."""
+    codes = np.arange(256, dtype=np.int64)[:, None] >> np.arange(8 - bits, -1, -bits)
+    return ((codes & ((1 << bits) - 1)) + 0.5 - (1 << bits) / 2).astype(np.float32)
+
+
+def require_packable(dims: int, bits: int) -> None:
+    """Raise :class:`ConfigError` where vectors of so many dimensions and bits do not fill whole bytes."""
+    if bits not in REACH:
+        raise ConfigError(f"bits of a token vector must be one of {', '.join(map(str, REACH))}, got {bits}")
+    if dims % (8 // bits):
+        raise ConfigError(
+            f"dims of a token vector must fill whole bytes at {bits} bits, got {dims}; "
+            f"choose a multiple of {8 // bits}"
+        )
 
 
 def pool_neighbours(

@@ -1,0 +1,162 @@
+"""The best windows of a search judged by token vectors: late interaction.
+
+    fused ranking ─▶ 50 best windows ─▶ MaxSim, scaled to 0 … 1 among them ─▶ added with weight 1
+    query's token states ─▶ projected ─┘ weights of query tokens, trained
+
+A window takes, for each query token, the better of its own best match and its document's title's. Windows
+that are not judged gain nothing. Everything here works on arrays; the oracle of the fast path is
+``pipeline.token_vectors.max_sim`` on decoded vectors.
+
+    q query tokens    W windows    J judged windows    V vector dim
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float, Float32, Int64
+
+from pipeline.index.token_file import CodeColumn, TokenVectors
+from pipeline.ragged import ranges
+from pipeline.token_vectors.max_sim import normalised_weights
+from pipeline.token_vectors.projection import TokenProjection
+from pipeline.types import QueryTokens
+
+JUDGED_WINDOWS: Final = 50
+"""Best windows of the fused ranking that are judged."""
+ABSENT: Final = -2.0
+"""Below any cosine."""
+MAX_QUERY_TOKENS: Final = 128
+"""Tokens of a query that judge, those of most weight: the cost grows with them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LateQuery:
+    """A query's projected tokens with weights that sum to 1; ``places_q`` are their places in the query."""
+
+    vectors_qV: Float32[np.ndarray, "q V"]
+    weights_q: Float32[np.ndarray, " q"]
+    places_q: Int64[np.ndarray, " q"]
+
+    @classmethod
+    def of(cls, tokens: QueryTokens, projection: TokenProjection) -> LateQuery | None:
+        """Project a query's tokens; None where no token of it has a weight."""
+        weights = projection.weights_of(tokens.ids_T)
+        places = np.flatnonzero(weights > 0.0)
+        if len(places) > MAX_QUERY_TOKENS:
+            places = np.sort(places[np.argsort(-weights[places], kind="stable")[:MAX_QUERY_TOKENS]])
+        if not len(places):
+            return None
+        return cls(
+            vectors_qV=projection.project(tokens.states_TD[places]),
+            weights_q=normalised_weights(weights[places]),
+            places_q=places,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class JudgedWindows:
+    """Windows judged for one query: their first chunks, ascending, with MaxSim and its scale.
+
+    MaxSim of ``low`` becomes 0 and of ``high`` 1; where they are equal, all become 0.
+    """
+
+    first_J: Int64[np.ndarray, " J"]
+    end_J: Int64[np.ndarray, " J"]
+    max_sim_J: Float32[np.ndarray, " J"]
+    low: float
+    high: float
+
+    def scaled(self, max_sim: Float32[np.ndarray, " W"]) -> Float[np.ndarray, " W"]:
+        """Lay MaxSim on the scale of the judged windows."""
+        if self.high <= self.low:
+            return np.zeros(len(max_sim))
+        return np.clip((max_sim.astype(np.float64) - self.low) / (self.high - self.low), 0.0, 1.0)
+
+    def spread(self, first_W: Int64[np.ndarray, " W"]) -> Float32[np.ndarray, " W"]:
+        """Return MaxSim of windows by their first chunk; ``low`` for one that was not judged."""
+        place_W = np.minimum(np.searchsorted(self.first_J, first_W), len(self.first_J) - 1)
+        is_judged_W = self.first_J[place_W] == first_W
+        return np.where(is_judged_W, self.max_sim_J[place_W], np.float32(self.low)).astype(np.float32)
+
+    def best(self, count: int) -> Int64[np.ndarray, " n"]:
+        """Return the places of the windows with the highest MaxSim, best first, ties by place."""
+        return np.argsort(-self.max_sim_J, kind="stable")[:count]
+
+
+def judge_windows(
+    stored: TokenVectors,
+    query: LateQuery,
+    scores_W: Float[np.ndarray, " W"],
+    first_W: Int64[np.ndarray, " W"],
+    end_W: Int64[np.ndarray, " W"],
+    title_W: Int64[np.ndarray, " W"],
+) -> JudgedWindows:
+    """Judge the best of some windows, ties by place; ``title_W`` are the first chunks of their documents."""
+    judged = best_places(scores_W, JUDGED_WINDOWS)
+    judged = judged[np.argsort(first_W[judged], kind="stable")]
+    max_sim_J = window_max_sim(stored, query, first_W[judged], end_W[judged], title_W[judged])
+    return JudgedWindows(
+        first_J=first_W[judged],
+        end_J=end_W[judged],
+        max_sim_J=max_sim_J,
+        low=float(max_sim_J.min()),
+        high=float(max_sim_J.max()),
+    )
+
+
+def best_places(scores_W: Float[np.ndarray, " W"], count: int) -> Int64[np.ndarray, " n"]:
+    """Return the places of the best scores, best first, ties by place."""
+    few = np.arange(len(scores_W))
+    if len(few) > count:
+        few = np.flatnonzero(scores_W >= np.partition(scores_W, len(few) - count)[len(few) - count])
+    return few[np.argsort(-scores_W[few], kind="stable")[:count]]
+
+
+def window_max_sim(
+    stored: TokenVectors,
+    query: LateQuery,
+    first_W: Int64[np.ndarray, " W"],
+    end_W: Int64[np.ndarray, " W"],
+    title_W: Int64[np.ndarray, " W"],
+) -> Float32[np.ndarray, " W"]:
+    """Return MaxSim of windows of chunks, each with the title of the document that begins at ``title_W``.
+
+    A window without a token in text or title has 0.
+    """
+    best_Wq = _best_matches(stored, stored.chunks, query, first_W, end_W)
+    titles, place_W = np.unique(title_W, return_inverse=True)
+    title_Nq = _best_matches(stored, stored.titles, query, titles, titles + 1)
+    best_Wq = np.maximum(best_Wq, title_Nq[place_W])
+    return np.where(best_Wq == ABSENT, np.float32(0.0), best_Wq) @ query.weights_q
+
+
+def _best_matches(
+    stored: TokenVectors,
+    column: CodeColumn,
+    query: LateQuery,
+    first_W: Int64[np.ndarray, " W"],
+    end_W: Int64[np.ndarray, " W"],
+) -> Float32[np.ndarray, "W q"]:
+    """Return the highest cosine of each query token in windows of rows; ABSENT in one without tokens.
+
+    Rows of overlapping windows are decoded once.
+    """
+    rows = np.unique(ranges(first_W, end_W - first_W))
+    starts = column.offsets_M1[rows]
+    sizes = column.offsets_M1[rows + 1] - starts
+    best_Wq = np.full((len(first_W), len(query.vectors_qV)), ABSENT, np.float32)
+    if not sizes.any():
+        return best_Wq
+    score_Tq = stored.projection.codec.cosines(column.codes[ranges(starts, sizes)], query.vectors_qV)
+    local = np.concatenate([[0], np.cumsum(sizes)])
+    begin_W = local[np.searchsorted(rows, first_W)]
+    stop_W = begin_W + column.offsets_M1[end_W] - column.offsets_M1[first_W]
+    is_filled_W = stop_W > begin_W
+    # Every second stretch of reduceat lies between windows; a last row lets a window end with the tokens.
+    padded = np.concatenate([score_Tq, score_Tq[-1:]])
+    bounds = np.stack([begin_W[is_filled_W], stop_W[is_filled_W]], axis=1).ravel()
+    best_Wq[is_filled_W] = np.maximum.reduceat(padded, bounds, axis=0)[::2]
+    return best_Wq

@@ -1,0 +1,153 @@
+"""Windows judged by token vectors: the fast path against MaxSim of decoded vectors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeline.index.token_file import CodeColumn, TokenVectors
+from pipeline.search.feedback import WEIGHT, moved
+from pipeline.search.late import (
+    JUDGED_WINDOWS,
+    MAX_QUERY_TOKENS,
+    LateQuery,
+    best_places,
+    judge_windows,
+    window_max_sim,
+)
+from pipeline.token_vectors.max_sim import best_matches
+from pipeline.token_vectors.projection import TokenProjection
+from pipeline.types import QueryTokens
+
+MODEL_DIM, DIMS, VOCABULARY = 24, 16, 40
+
+
+def make_projection(bits: int = 2) -> TokenProjection:
+    generator = np.random.default_rng(0)
+    return TokenProjection(
+        matrix_DV=generator.standard_normal((MODEL_DIM, DIMS)).astype(np.float32),
+        weight_codes_X=generator.integers(1, 255, VOCABULARY).astype(np.uint8),
+        weight_step=0.1,
+        rms_V=np.full(DIMS, DIMS**-0.5, np.float32),
+        pool_tokens=1,
+        bits=bits,
+        base_sha256="a" * 64,
+    )
+
+
+def make_column(projection: TokenProjection, sizes: np.ndarray, seed: int) -> CodeColumn:
+    vectors = np.random.default_rng(seed).standard_normal((int(sizes.sum()), DIMS)) / DIMS**0.5
+    return CodeColumn(
+        codes=projection.codec.encode(vectors),
+        steps_T=np.zeros(len(vectors), np.uint8),
+        offsets_M1=np.concatenate([[0], np.cumsum(sizes)]),
+    )
+
+
+def make_stored(bits: int = 2) -> TokenVectors:
+    """Return 40 chunks of 0 to 9 tokens; the first of every four begins a document and may have a title."""
+    projection = make_projection(bits)
+    generator = np.random.default_rng(1)
+    titles = np.where(np.arange(40) % 8 == 0, 3, 0)
+    return TokenVectors(
+        projection=projection,
+        chunks=make_column(projection, generator.integers(0, 10, 40), 2),
+        titles=make_column(projection, titles, 3),
+    )
+
+
+def make_query(ids: list[int]) -> QueryTokens:
+    states = np.random.default_rng(4).standard_normal((len(ids), MODEL_DIM)).astype(np.float32)
+    places = np.arange(len(ids))
+    return QueryTokens(
+        states_TD=states, ids_T=np.array(ids, np.int32), start_char=places, end_char=places + 1
+    )
+
+
+def naive_max_sim(stored: TokenVectors, query: LateQuery, first: int, end: int, title: int) -> float:
+    decode = stored.projection.codec.decode
+    tokens = decode(stored.chunks.codes)[stored.chunks.offsets_M1[first] : stored.chunks.offsets_M1[end]]
+    heading = decode(stored.titles.codes)[
+        stored.titles.offsets_M1[title] : stored.titles.offsets_M1[title + 1]
+    ]
+    both = np.concatenate([tokens, heading])
+    best = best_matches(query.vectors_qV, both, np.array([0]), np.array([len(both)]))[0]
+    return float(best @ query.weights_q)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_window_max_sim_is_that_of_decoded_vectors(bits: int):
+    stored = make_stored(bits)
+    query = LateQuery.of(make_query([3, 1, 4, 1]), stored.projection)
+    assert query is not None
+    windows = [(first, min(first + size, 40), first // 4 * 4) for first in range(38) for size in (1, 2, 3)]
+    found = window_max_sim(stored, query, *(np.array(each) for each in zip(*windows, strict=True)))
+
+    expected = [naive_max_sim(stored, query, *window) for window in windows]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_window_without_a_token_scores_nothing():
+    projection = make_projection()
+    empty = make_column(projection, np.zeros(3, np.int64), 0)
+    query = LateQuery.of(make_query([1]), projection)
+    assert query is not None
+    stored = TokenVectors(projection=projection, chunks=empty, titles=empty)
+
+    found = window_max_sim(stored, query, np.array([0, 1]), np.array([2, 3]), np.array([0, 0]))
+    assert found.tolist() == [0.0, 0.0]
+
+
+def test_query_whose_tokens_weigh_nothing_is_not_judged():
+    weightless = replace(make_projection(), weight_codes_X=np.zeros(VOCABULARY, np.uint8))
+
+    assert LateQuery.of(make_query([1, 2]), weightless) is None
+    assert LateQuery.of(make_query([]), make_projection()) is None
+
+
+def test_long_query_is_judged_by_its_heaviest_tokens():
+    projection = make_projection()
+    query = LateQuery.of(make_query([place % VOCABULARY for place in range(500)]), projection)
+
+    assert query is not None
+    assert len(query.places_q) == MAX_QUERY_TOKENS
+    assert query.weights_q.sum() == pytest.approx(1.0, abs=1e-5)
+    lightest = np.sort(projection.weight_codes_X[np.arange(500) % VOCABULARY])[-MAX_QUERY_TOKENS]
+    assert projection.weight_codes_X[query.places_q % VOCABULARY].min() == lightest
+
+
+def test_judged_are_the_best_windows_and_others_gain_nothing():
+    stored = make_stored()
+    query = LateQuery.of(make_query([3, 1]), stored.projection)
+    assert query is not None
+    first = np.repeat(np.arange(36), 2)
+    end = first + np.tile([1, 2], 36)
+    scores = np.random.default_rng(5).random(len(first))
+    judged = judge_windows(stored, query, scores, first, end, first // 4 * 4)
+
+    assert len(judged.first_J) == JUDGED_WINDOWS
+    kept = np.argsort(-scores)[:JUDGED_WINDOWS]
+    assert sorted(judged.first_J) == sorted(first[kept])
+    assert judged.scaled(judged.max_sim_J).min() == 0.0
+    assert judged.scaled(judged.max_sim_J).max() == 1.0
+    assert judged.spread(np.array([37]))[0] == np.float32(judged.low)
+
+
+def test_best_places_ties_go_to_the_earlier():
+    assert best_places(np.array([1.0, 2.0, 2.0, 0.0, 2.0]), 2).tolist() == [1, 2]
+    assert best_places(np.array([0.5, 1.0]), 5).tolist() == [1, 0]
+
+
+def test_moved_query_is_the_unit_sum_with_the_mean_of_windows():
+    generator = np.random.default_rng(6)
+    query, windows = generator.standard_normal(8).astype(np.float32), generator.standard_normal((3, 8))
+    query /= np.linalg.norm(query)
+    mean = np.mean([window / np.linalg.norm(window) for window in windows], axis=0)
+
+    expected = query + WEIGHT * mean
+    np.testing.assert_allclose(
+        moved(query, windows.astype(np.float32)), expected / np.linalg.norm(expected), atol=1e-6
+    )
+    np.testing.assert_array_equal(moved(np.zeros(8, np.float32), np.zeros((3, 8), np.float32)), np.zeros(8))
