@@ -16,9 +16,10 @@ from lancedb.index import FTS
 
 from pipeline.durable import storage_errors
 from pipeline.evaluate.encodings import EncodedSet
-from pipeline.index.layout import PASSAGES_ARROW
+from pipeline.index.document_bm25 import DocumentBM25
+from pipeline.index.layout import PASSAGES_ARROW, TITLES_ARROW
 from pipeline.index.passage_bm25 import PassageBM25
-from pipeline.index.passage_terms import write_passage_terms
+from pipeline.index.passage_terms import num_words, write_passage_terms
 from pipeline.index.segments.deleted import none_deleted
 from pipeline.index.segments.joined_words import JoinedWords
 from pipeline.search.lexical import SCORE, bounded_words, lance_errors, match_any_word
@@ -49,12 +50,12 @@ def search_bm25(
 ) -> LexicalHits:
     """Return LanceDB's best ``limit`` texts of every query.
 
-    With ``titles``, title and text are scored together. A text without a word of the query is never among
-    them.
+    With ``titles``, title and text are scored together, as a search scores documents. A text without a word
+    of the query is never among them.
     """
-    columns = {"text": pa.array(texts, pa.large_string())}
     if titles is not None:
-        columns["title"] = pa.array([title or None for title in titles], pa.string())
+        return _search_documents(texts, titles, queries, limit, progress)
+    columns = {"text": pa.array(texts, pa.large_string())}
     positions: list[Int64[np.ndarray, " _"]] = []
     scores: list[Float32[np.ndarray, " _"]] = []
     with tempfile.TemporaryDirectory(prefix="cairn-bm25-") as folder, lance_errors("the BM25 search"):
@@ -77,6 +78,38 @@ def search_bm25(
             if number % PROGRESS_QUERIES == 0 or number == len(queries) - 1:
                 progress("bm25", number + 1, len(queries), "queries")
         index_bytes = _folder_bytes(Path(folder)) - stored
+    return LexicalHits(positions=positions, scores=scores, index_bytes=index_bytes)
+
+
+def _search_documents(
+    texts: Sequence[str],
+    titles: Sequence[str],
+    queries: Sequence[str],
+    limit: int,
+    progress: ProgressListener,
+) -> LexicalHits:
+    """Return the best documents of every query by title and text, ties by position."""
+    positions: list[Int64[np.ndarray, " _"]] = []
+    scores: list[Float32[np.ndarray, " _"]] = []
+    with tempfile.TemporaryDirectory(prefix="cairn-bm25-") as folder, storage_errors("counting words"):
+        each, none = np.arange(len(texts) + 1), none_deleted(len(texts))
+        files = [Path(folder) / name for name in (PASSAGES_ARROW, TITLES_ARROW)]
+        fields: list[pa.RecordBatch] = []
+        for path, column in zip(files, (texts, titles), strict=True):
+            ends = np.fromiter(map(len, column), np.int64, len(column))
+            fields.append(write_passage_terms([column], each, np.zeros_like(ends), ends, path))
+        text_words, title_words = (num_words(terms, len(texts)).astype(np.int32) for terms in fields)
+        text, title = (JoinedWords([(terms, none)]) for terms in fields)
+        bm25 = DocumentBM25(text, title, each[:-1], text_words, title_words)
+        for number, query in enumerate(queries):
+            scores_N = bm25.scores(bounded_words(query))
+            found = np.flatnonzero(scores_N > 0.0)
+            found = found[np.lexsort((found, -scores_N[found]))][:limit]
+            positions.append(found)
+            scores.append(scores_N[found])
+            if number % PROGRESS_QUERIES == 0 or number == len(queries) - 1:
+                progress("bm25", number + 1, len(queries), "queries")
+        index_bytes = sum(path.stat().st_size for path in files)
     return LexicalHits(positions=positions, scores=scores, index_bytes=index_bytes)
 
 
