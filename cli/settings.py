@@ -76,7 +76,9 @@ def settings_of_verb(command: click.Command, settings: Mapping[str, Any]) -> dic
         option = options.get(key)
         if option is not None:
             found[str(option.name)] = [value] if option.multiple and isinstance(value, str) else value
-        elif key not in _SHARED:
+        elif key in _SHARED:
+            found[key] = value  # for the verbs of a group, such as `cairn keys create`
+        else:
             named = sorted(name.replace("_", "-") for name in options)
             key = key.replace("_", "-")
             raise ConfigError(
