@@ -326,7 +326,8 @@ class LanceTables:
         if added:
             with lance_errors(f"reading back what was appended to table `{name}`"):
                 # Lance does not notice a file that was cut while it wrote it.
-                self._dataset(name).take([before + added - 1], columns=["doc_id"])
+                written = self._dataset(name).get_fragments()[-1]
+                written.take([written.count_rows() - 1], columns=["doc_id"])
         if added != expected:
             raise IntegrityError(
                 f"table `{name}` must grow by {expected} rows, got {added}; run the same command again, "
