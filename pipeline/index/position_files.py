@@ -10,6 +10,7 @@ and their spans are checked on the way, since every later answer depends on them
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,13 +75,19 @@ class ColumnSpool:
     def __init__(self, schema: pa.Schema, path: Path) -> None:
         self._schema = schema
         self._path = path
-        self._files: dict[str, IO[bytes]] = {field.name: unnamed_file(path) for field in schema}
-        self._string_bytes: dict[str, IO[bytes]] = {
-            field.name: unnamed_file(path) for field in schema if field.type in _VARIABLE
-        }
-        self._string_ends = dict.fromkeys(self._string_bytes, 0)
-        for stream in (self._files[name] for name in self._string_bytes):
-            stream.write(np.int64(0).tobytes())
+        with contextlib.ExitStack() as opened:  # all are closed, whatever fails
+            self._files: dict[str, IO[bytes]] = {
+                field.name: opened.enter_context(unnamed_file(path)) for field in schema
+            }
+            self._string_bytes: dict[str, IO[bytes]] = {
+                field.name: opened.enter_context(unnamed_file(path))
+                for field in schema
+                if field.type in _VARIABLE
+            }
+            self._string_ends = dict.fromkeys(self._string_bytes, 0)
+            for stream in (self._files[name] for name in self._string_bytes):
+                stream.write(np.int64(0).tobytes())
+            self._opened = opened.pop_all()
         self.num_rows = 0
 
     def append(self, **columns: Any) -> None:
@@ -121,8 +128,7 @@ class ColumnSpool:
 
     def close(self) -> None:
         """Drop the spooled columns."""
-        for stream in (*self._files.values(), *self._string_bytes.values()):
-            stream.close()
+        self._opened.close()
 
 
 def unnamed_file(path: Path) -> IO[bytes]:

@@ -3,11 +3,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import IO
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from pipeline.errors import IntegrityError
+from pipeline.index import position_files
 from pipeline.index.position_files import (
     CHUNK_POSITIONS_SCHEMA,
     DOCUMENT_POSITIONS_SCHEMA,
@@ -115,3 +118,19 @@ def test_open_positions_of_another_schema_is_refused(tmp_path: Path, documents: 
     write_document_positions(batches(documents, 7), tmp_path / "documents.arrow")
     with pytest.raises(IntegrityError, match="must hold one batch"):
         open_positions(tmp_path / "documents.arrow", CHUNK_POSITIONS_SCHEMA)
+
+
+def test_spool_on_a_full_disk_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files: list[IO[bytes]] = []
+
+    def full(_: Path) -> IO[bytes]:
+        files.append(Path("/dev/full").open("r+b"))  # noqa: SIM115 - the spool closes it
+        return files[-1]
+
+    monkeypatch.setattr(position_files, "unnamed_file", full)
+    spool = position_files.ColumnSpool(position_files.LENGTHS_SCHEMA, tmp_path / "lengths.arrow")
+    spool.append(text_words=np.ones(1), title_words=np.ones(1))
+    with pytest.raises(OSError, match="No space left"):
+        spool.close()
+    assert len(files) == 2
+    assert all(each.closed for each in files)
