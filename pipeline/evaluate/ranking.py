@@ -298,7 +298,7 @@ class _Judging:
         """Return a query's projected tokens, None where none weighs anything."""
         own = slice(*encoded.query_token_offsets[query : query + 2].tolist())
         ids = encoded.query_token_ids[own]
-        places = np.zeros(len(ids), np.int64)  # nobody asks where the tokens stand
+        places = np.zeros(len(ids), np.int64)  # where the tokens stand is not asked
         tokens = QueryTokens(
             states_TD=encoded.query_states[own], ids_T=ids, start_char=places, end_char=places
         )

@@ -1,6 +1,6 @@
 """One segment of a generation: the names of its files, and the segment opened.
 
-Files are believed here: whoever opens a generation has compared them with its manifest.
+Files are trusted here: they are compared with the manifest when their generation is opened.
 """
 
 from __future__ import annotations
