@@ -124,7 +124,7 @@ class SetRanker:
             scores_P = self._lexical_passage_scores(system, query, cosines)
         else:
             own_P = self._own_scores(query, cosines.passage_P, fusion, passages, system.window_chunks)
-            scores_P = passage_scores(AS_SEARCHED[system.ranking], own_P, scores_N[passages.document_P])
+            scores_P = self._passage_scores(system, own_P, passages, scores_N)
         return Answer(documents=ranked, passages=best_passages(scores_P, passages, max(BUDGETS)))
 
     def _document_scores(
@@ -185,6 +185,18 @@ class SetRanker:
         own_M = self._lexicon.passages(query, size)
         return fusion.with_windows(_any(own_M)).passages(cosine_P, own_M[passages.first_chunk_P])
 
+    @staticmethod
+    def _passage_scores(
+        system: System,
+        own_P: Float[np.ndarray, " P"],
+        passages: Passages,
+        scores_N: Float64[np.ndarray, " N"],
+    ) -> Float64[np.ndarray, " P"]:
+        """Score passages as a search does; a baseline's chunks know nothing of their neighbours."""
+        document_P = passages.document_P
+        owner_P = np.arange(len(own_P)) if system.is_baseline else document_P
+        return passage_scores(AS_SEARCHED[system.ranking], own_P, owner_P, scores_N[document_P])
+
     def _judging(self, system: System) -> _Judging:
         """Return what judges for a system: windows of the size that ranks, and token vectors."""
         assert self._projection is not None, "a system that judges by token vectors was given no projection"
@@ -202,7 +214,7 @@ class SetRanker:
         self, system: System, query: int, judging: _Judging, passages: Passages | None, depth: int
     ) -> Answer:
         """Answer as a search with token vectors does: judge, move the query, rank and judge again."""
-        encoded, windows, options = self._encoded, judging.windows, AS_SEARCHED[system.ranking]
+        encoded, windows = self._encoded, judging.windows
         late = judging.query(encoded, query)
         vector_V = encoded.query_vectors_QV[query]
         if late is None:
@@ -226,13 +238,13 @@ class SetRanker:
             return Answer(documents=ranked, passages=None)
         cosine_P = passages.vectors_PV @ vector_V
         own_P = self._own_scores(query, cosine_P, fusion, passages, system.window_chunks)
-        document_P = scores_N[passages.document_P]
         shown = judged
         if system.window_chunks != _ranking_window(system):
-            shown = self._judge(judging, late, passages, passage_scores(options, own_P, document_P))
+            scores_P = self._passage_scores(system, own_P, passages, scores_N)
+            shown = self._judge(judging, late, passages, scores_P)
         max_sim_P = np.maximum(shown.spread(passages.first_chunk_P), np.float32(judged.low))
         own_P = mixed.apply(own_P, judged.scaled(max_sim_P))
-        scores_P = passage_scores(options, own_P, document_P)
+        scores_P = self._passage_scores(system, own_P, passages, scores_N)
         return Answer(documents=ranked, passages=best_passages(scores_P, passages, max(BUDGETS)))
 
     def _judged_round(
@@ -249,7 +261,7 @@ class SetRanker:
         average_chunk = float(self._mean_chunk_V @ vector_V)
         scores_N, fusion = self._document_scores(system, query, cosines, average_chunk)
         own_P = self._own_scores(query, cosines.passage_P, fusion, windows, _ranking_window(system))
-        scores_P = passage_scores(AS_SEARCHED[system.ranking], own_P, scores_N[windows.document_P])
+        scores_P = self._passage_scores(system, own_P, windows, scores_N)
         judged = self._judge(judging, late, windows, scores_P)
         return _Round(scores_N=scores_N, fusion=fusion, average_chunk=average_chunk, judged=judged)
 

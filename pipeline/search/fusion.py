@@ -181,13 +181,41 @@ def document_scores(
     return fusion.documents(dense_N, bm25_N, passage_bm25_N), fusion
 
 
+NEIGHBOUR_WEIGHT: Final = 0.5
+"""What each of the two windows beside a window weighs in its score."""
+
+
 def passage_scores(
-    options: SearchOptions, own_W: Float[np.ndarray, " W"], document_W: Float64[np.ndarray, " W"]
+    options: SearchOptions,
+    own_W: Float[np.ndarray, " W"],
+    owner_W: Int64[np.ndarray, " W"],
+    document_W: Float64[np.ndarray, " W"],
 ) -> Float64[np.ndarray, " W"]:
-    """Score passages: half by themselves, half by their document; by themselves where chunks alone rank."""
+    """Score passages: half by themselves and their neighbours, half by their document.
+
+    Where chunks alone rank, a passage scores by itself. ``owner_W`` tells the windows of one document from
+    those of the next, ``document_W`` is their document's score.
+    """
     if options.granularity == "chunk":
         return np.asarray(own_W, dtype=np.float64)
-    return (own_W + document_W) / 2.0
+    return (with_neighbours(own_W, owner_W) + document_W) / 2.0
+
+
+def with_neighbours(
+    own_W: Float[np.ndarray, " W"], owner_W: Int64[np.ndarray, " W"]
+) -> Float64[np.ndarray, " W"]:
+    """Return the mean of each window and those beside it, which weigh :data:`NEIGHBOUR_WEIGHT`.
+
+    Windows stand in order, those of a document one after another; the first and the last of a document have
+    one neighbour, an only one none.
+    """
+    is_same = owner_W[1:] == owner_W[:-1]
+    sums_W = np.array(own_W, dtype=np.float64)
+    weights_W = np.ones(len(sums_W))
+    for here, beside in ((slice(1, None), slice(None, -1)), (slice(None, -1), slice(1, None))):
+        sums_W[here] += np.where(is_same, NEIGHBOUR_WEIGHT * own_W[beside], 0.0)
+        weights_W[here] += np.where(is_same, NEIGHBOUR_WEIGHT, 0.0)
+    return sums_W / weights_W
 
 
 def best_first(

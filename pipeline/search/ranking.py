@@ -7,9 +7,9 @@ score alone. Scores are cosines in dense answers; in hybrid ones the best possib
 
     document                                       passage
     ¼ cosine ┐                                     cosine ┐
-             ├─ dense ─┐                                  ├─ own ─┐
-    ¾ best chunk ┘     ├─ score  ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ BM25 ┘       ├─ ½ own + ½ its document's score
-    ½ BM25 ┐           │       └──────────────────────────────────┘
+             ├─ dense ─┐                                  ├─ own, and half of its neighbours' ─┐
+    ¾ best chunk ┘     ├─ score  ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ BM25 ┘              ½ of that, ½ its document's score
+    ½ BM25 ┐           │       └───────────────────────────────────────────────────────────────┘
            ├─ lexical ─┘
     ½ best passage's BM25 ┘
 
@@ -252,6 +252,7 @@ def _score_windows(
     """Score all windows of ``size`` chunks of some candidates."""
     windows = score_windows(search.generation, candidates.positions[chosen], candidates.vector, size)
     parts, own, fusion, words = dict(windows.parts), windows.scores, candidates.fusion, candidates.words
+    document_W = candidates.scores[chosen][windows.owner]
     if fusion is not None:
         bm25 = None if words is None else words.passages if size == search.ranking_window else words.windows
         if size != search.ranking_window:
@@ -261,11 +262,11 @@ def _score_windows(
         own = fusion.passages(parts["chunk"], parts.get("bm25"))
     if candidates.late is not None:
         firsts = search.generation.chunk_offsets[candidates.positions[chosen]]
-        scores = passage_scores(search.options, own, candidates.scores[chosen][windows.owner])
+        scores = passage_scores(search.options, own, windows.owner, document_W)
         max_sim = _late_of_windows(search, candidates.late, windows, scores, firsts[windows.owner], size)
         parts["late"] = max_sim
         own = candidates.late.fusion.apply(own, candidates.late.judged.scaled(max_sim))
-    scores = passage_scores(search.options, own, candidates.scores[chosen][windows.owner])
+    scores = passage_scores(search.options, own, windows.owner, document_W)
     return replace(windows, scores=scores, parts=parts)
 
 

@@ -18,6 +18,7 @@ from pipeline.evaluate.lexical import LexicalHits, read_lexicon, search_bm25
 from pipeline.evaluate.ranking import NUM_CANDIDATES, Answer, SetRanker
 from pipeline.evaluate.retrieval_set import Judgements, RetrievalSet
 from pipeline.evaluate.systems import Ranking, System
+from pipeline.search.fusion import with_neighbours
 from pipeline.token_vectors.projection import LATE_NAME, load_token_projection
 from pipeline.types import silent_progress
 from tests.late_models import copy_with_projection
@@ -77,7 +78,8 @@ ALL = np.ones(6, np.bool_)
 def test_document_ranking_is_by_the_document_vector(encoded: EncodedSet, ranker: SetRanker):
     for query, answer in enumerate(ranker.rank(system("document"), ALL)):
         document, _, chunk = cosines(encoded, query)
-        passages = {m: (document[d] + chunk[m]) / 2 for m, d in enumerate(encoded.chunk_document.tolist())}
+        near = with_neighbours(np.array(chunk), encoded.chunk_document)
+        passages = {m: (document[d] + near[m]) / 2 for m, d in enumerate(encoded.chunk_document.tolist())}
 
         assert answer.documents.positions.tolist() == order(dict(enumerate(document)))
         assert read(encoded, answer) == order(passages)
@@ -97,8 +99,18 @@ def test_fused_ranking_is_by_the_mean_of_both(encoded: EncodedSet, ranker: SetRa
         scores = {n: document[n] / 4 + best[n] * 3 / 4 for n in range(12)}
 
         assert answer.documents.positions.tolist() == order(scores)
+        near = with_neighbours(np.array(chunk), encoded.chunk_document)
         assert read(encoded, answer) == order(
-            {m: (scores[d] + chunk[m]) / 2 for m, d in enumerate(encoded.chunk_document.tolist())}
+            {m: (scores[d] + near[m]) / 2 for m, d in enumerate(encoded.chunk_document.tolist())}
+        )
+
+
+def test_chunks_of_a_baseline_know_nothing_of_their_neighbours(encoded: EncodedSet, ranker: SetRanker):
+    baseline = replace(system("document"), is_baseline=True)
+    for query, answer in enumerate(ranker.rank(baseline, ALL)):
+        document, _, chunk = cosines(encoded, query)
+        assert read(encoded, answer) == order(
+            {m: (document[d] + chunk[m]) / 2 for m, d in enumerate(encoded.chunk_document.tolist())}
         )
 
 

@@ -1,7 +1,18 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from pipeline.search.fusion import Fusion, Scale, best_first, document_scores, passage_scores, weighted_mean
+from pipeline.search.fusion import (
+    Fusion,
+    Scale,
+    best_first,
+    document_scores,
+    passage_scores,
+    weighted_mean,
+    with_neighbours,
+)
 from pipeline.search_options import SearchOptions
 from pipeline.types import Granularity
 
@@ -89,17 +100,47 @@ def test_fused_passages_without_bm25_are_their_cosines_on_the_scale_of_documents
     assert fusion.passages(np.array([0.1, 0.9]), None) == pytest.approx([0.0, 1.0])
 
 
+APART = np.array([0, 1])
+
+
 def test_passages_score_half_by_themselves_and_half_by_their_document() -> None:
     for granularity in ("document", "both"):
         options = SearchOptions(granularity=granularity)
-        scores = passage_scores(options, np.array([0.2, 0.4]), np.array([0.6, 0.0]))
+        scores = passage_scores(options, np.array([0.2, 0.4]), APART, np.array([0.6, 0.0]))
         assert scores == pytest.approx([0.4, 0.2])
 
 
 def test_passages_score_themselves_where_documents_do_not_count() -> None:
     options = SearchOptions(granularity="chunk")
-    scores = passage_scores(options, np.array([0.2, 0.4]), np.array([0.6, 0.0]))
+    scores = passage_scores(options, np.array([0.2, 0.4]), APART, np.array([0.6, 0.0]))
     assert scores.tolist() == [0.2, 0.4]
+
+
+def test_passages_count_half_of_the_passages_beside_them() -> None:
+    own = np.array([0.9, 0.3, 0.6, 0.8, 0.1, 0.5])
+    owner = np.array([0, 0, 0, 4, 5, 5])
+    expected = [
+        (0.9 + 0.15) / 1.5,
+        (0.3 + 0.45 + 0.3) / 2.0,
+        (0.6 + 0.15) / 1.5,
+        0.8,
+        (0.1 + 0.25) / 1.5,
+        (0.5 + 0.05) / 1.5,
+    ]
+    assert with_neighbours(own, owner) == pytest.approx(expected, abs=1e-12)
+
+
+@given(own=arrays(np.float64, st.integers(0, 40), elements=st.floats(-1, 1)), data=st.data())
+def test_passages_with_their_neighbours_stay_between_the_scores_of_their_document(
+    own: np.ndarray, data: st.DataObject
+) -> None:
+    owner = np.sort(data.draw(arrays(np.int64, len(own), elements=st.integers(0, 5))))
+    near = with_neighbours(own, owner)
+    for document in np.unique(owner):
+        inside = owner == document
+        assert near[inside].min() >= own[inside].min() - 1e-12
+        assert near[inside].max() <= own[inside].max() + 1e-12
+        assert near[inside] == pytest.approx(with_neighbours(own[inside], owner[inside]))
 
 
 @pytest.mark.parametrize("granularity", ["document", "chunk", "both"])

@@ -18,21 +18,37 @@ QUERY = "granite slate"
 EVERYTHING = 1_000
 
 
+def near(own: list[float]) -> list[float]:
+    """Return each window's score and half of those beside it, as a mean."""
+    scores: list[float] = []
+    for place, score in enumerate(own):
+        beside = [own[other] for other in (place - 1, place + 1) if 0 <= other < len(own)]
+        scores.append((score + sum(beside) / 2) / (1 + len(beside) / 2))
+    return scores
+
+
+def window_cosines(stones: Stones, index: int, vector: np.ndarray, size: int) -> list[float]:
+    """Return the cosine of every window of a document with a unit vector."""
+    vectors = stones.chunk_vectors[index]
+    sums = [vectors[start : start + size].sum(axis=0) for start in range(max(len(vectors) - size, 0) + 1)]
+    return [float(total @ vector / np.linalg.norm(total)) for total in sums]
+
+
 def naive_passages(
-    stones: Stones, index: int, vector: np.ndarray, size: int, limit: int
+    stones: Stones, index: int, vector: np.ndarray, size: int, limit: int, *, reads_neighbours: bool
 ) -> list[tuple[int, int, float]]:
     """Take the best windows of a document one by one, each time among those that touch no taken one.
 
-    (start, end, score).
+    (start, end, cosine).
     """
-    vectors, spans = stones.chunk_vectors[index], stones.spans[index]
-    scored = []
-    for start in range(max(len(vectors) - size, 0) + 1):
-        total = vectors[start : start + size].sum(axis=0)
-        end = min(start + size, len(vectors))
-        scored.append((float(total @ vector / np.linalg.norm(total)), spans[start][0], spans[end - 1][1]))
+    spans, own = stones.spans[index], window_cosines(stones, index, vector, size)
+    scored = [
+        (score, spans[start][0], spans[min(start + size, len(spans)) - 1][1])
+        for start, score in enumerate(own)
+    ]
+    ranks = dict(zip(scored, near(own) if reads_neighbours else own, strict=True))
     taken: list[tuple[int, int, float]] = []
-    for score, start_char, end_char in sorted(scored, key=lambda item: (-item[0], item[1])):
+    for score, start_char, end_char in sorted(scored, key=lambda item: (-ranks[item], item[1])):
         if len(taken) < limit and all(end_char <= other[0] or start_char >= other[1] for other in taken):
             taken.append((start_char, end_char, score))
     return taken
@@ -47,7 +63,9 @@ def test_passages_are_the_best_windows_that_do_not_overlap(
     for hit in searcher.search(
         QUERY, granularity=granularity, passages=3, chunk_tokens=64 * size, hybrid=False
     ).hits:
-        expected = naive_passages(stones, stones.index_of(hit.doc_id), vector, size, 3)
+        expected = naive_passages(
+            stones, stones.index_of(hit.doc_id), vector, size, 3, reads_neighbours=granularity != "chunk"
+        )
         assert [(p.start_char, p.end_char) for p in hit.passages] == [
             (start, end) for start, end, _ in expected
         ]
@@ -90,33 +108,45 @@ def test_first_passage_of_one_landmark_scores_what_the_chunk_part_says(searcher:
         assert hit.passages[0].score == hit.passages[0].scores["chunk"] == hit.scores["chunk"]
 
 
-def test_passages_score_half_by_themselves_and_half_by_their_document(searcher: Searcher) -> None:
+def test_passages_score_half_by_their_place_and_half_by_their_document(
+    stones: Stones, searcher: Searcher, encoder: StoneEncoder
+) -> None:
+    vector = encoder.encode_queries([QUERY])[0]
     for hit in searcher.search(QUERY, hybrid=False).hits:
+        index = stones.index_of(hit.doc_id)
+        places = near(window_cosines(stones, index, vector, 2))
+        starts = [start for start, _ in stones.spans[index]]
         assert [p.score for p in hit.passages] == pytest.approx(
-            [(p.scores["chunk"] + hit.score) / 2 for p in hit.passages]
+            [(places[starts.index(p.start_char)] + hit.score) / 2 for p in hit.passages], abs=1e-6
         )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_hybrid_passages_score_by_cosine_and_bm25_and_document(
-    searcher: Searcher, encoder: StoneEncoder, size: int
+    stones: Stones, searcher: Searcher, encoder: StoneEncoder, size: int
 ) -> None:
     generation = searcher.generation
     assert generation.passage_bm25 is not None
     scores = generation.passage_bm25.scores(QUERY, size)
     result = searcher.search(QUERY, chunk_tokens=64 * size, max_candidates=EVERYTHING, top_k=200)
     best_dense = max(hit.scores["document"] / 4 + hit.scores["chunk"] * 3 / 4 for hit in result.hits)
-    low = float(generation.mean_chunk_vector @ encoder.encode_queries([QUERY])[0])
+    vector = encoder.encode_queries([QUERY])[0]
+    low = float(generation.mean_chunk_vector @ vector)
     for hit in result.hits:
-        position = generation.doc_ids.to_pylist().index(hit.doc_id)
-        starts = generation.chunk_starts[
-            generation.chunk_offsets[position] : generation.chunk_offsets[position + 1]
-        ].tolist()
+        position, index = generation.doc_ids.to_pylist().index(hit.doc_id), stones.index_of(hit.doc_id)
+        cosines = window_cosines(stones, index, vector, size)
+        bm25 = scores[generation.chunk_offsets[position] :][: len(cosines)].tolist()
+        places = near(
+            [
+                ((cosine - low) / (best_dense - low) + words / scores.max()) / 2
+                for cosine, words in zip(cosines, bm25, strict=True)
+            ]
+        )
+        starts = [start for start, _ in stones.spans[index]]
         for passage in hit.passages:
-            bm25 = float(scores[generation.chunk_offsets[position] + starts.index(passage.start_char)])
-            own = ((passage.scores["chunk"] - low) / (best_dense - low) + bm25 / scores.max()) / 2
-            assert passage.score == pytest.approx((own + hit.score) / 2, abs=1e-5)
-            assert passage.scores.get("bm25", 0.0) == pytest.approx(bm25)
+            window = starts.index(passage.start_char)
+            assert passage.score == pytest.approx((places[window] + hit.score) / 2, abs=1e-5)
+            assert passage.scores.get("bm25", 0.0) == pytest.approx(bm25[window])
 
 
 def test_bm25_moves_the_passages_of_a_document(searcher: Searcher) -> None:
@@ -140,12 +170,12 @@ def naive_reading(
     scored = []
     for hit in result.hits:
         index = stones.index_of(hit.doc_id)
-        vectors, spans = stones.chunk_vectors[index], stones.spans[index]
-        for start in range(max(len(vectors) - 2, 0) + 1):
-            total = vectors[start : start + 2].sum(axis=0)
-            end = min(start + 2, len(vectors))
-            score = float(total @ vector / np.linalg.norm(total)) / 2 + hit.score / 2
-            scored.append((score, hit.doc_id, set(range(spans[start][0], spans[end - 1][1]))))
+        spans = stones.spans[index]
+        for start, place in enumerate(near(window_cosines(stones, index, vector, 2))):
+            end = min(start + 2, len(spans))
+            scored.append(
+                (place / 2 + hit.score / 2, hit.doc_id, set(range(spans[start][0], spans[end - 1][1])))
+            )
     read: dict[str, set[int]] = {}
     for _, doc_id, characters in sorted(scored, key=lambda item: -item[0]):
         if sum(map(len, read.values())) + len(characters - read.get(doc_id, set())) > max_characters:
