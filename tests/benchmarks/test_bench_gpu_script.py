@@ -14,6 +14,7 @@ def script():
     return runpy.run_path(str(Path(__file__).with_name("bench_gpu.py")), run_name="bench_gpu")
 
 
+@pytest.mark.slow
 def test_gpu_script_small_on_a_cpu_writes_its_report(script, tmp_path):
     script["main"](["--device", "cpu", "--small", "--output", str(tmp_path / "gpu.json")])
     report = json.loads((tmp_path / "gpu.json").read_text())

@@ -123,6 +123,7 @@ def limited_write(start_forks: Callable[[str], Callable[..., int]]) -> Callable[
     return start_forks(LIMITED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit_bytes", [0, 1_500, 2_600, 4_000])
 def test_files_that_may_not_grow_give_one_sentence_and_leave_the_old_generation(
     published: CollectionLayout, stones: ModuleType, limited_write: Callable[..., int], limit_bytes: int

@@ -20,6 +20,8 @@ from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import delete_documents, verify_collection
 from pipeline.index.publish import COMMIT_POINTS
 
+pytestmark = pytest.mark.slow
+
 STONES = Path(__file__).parents[1] / "index" / "stones.py"
 WORK = f"""
 sys.path.insert(0, {str(STONES.parent)!r})
@@ -95,7 +97,6 @@ def test_writer_killed_at_a_commit_point_leaves_one_whole_generation_and_a_rerun
     assert_converged(layout, stones, new)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("point", FIRST_POINTS)
 def test_first_writer_killed_at_a_commit_point_is_completed_by_a_rerun(
     first_killed: dict[str, CollectionLayout], stones: ModuleType, point: str
@@ -150,7 +151,6 @@ def test_concurrent_writers_are_one_at_a_time_and_the_others_busy(
     assert_converged(layout, stones, sorted(expected))
 
 
-@pytest.mark.slow
 def test_readers_during_publications_see_whole_generations_only(
     layout: CollectionLayout, stones: ModuleType
 ) -> None:

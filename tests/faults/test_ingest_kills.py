@@ -24,6 +24,8 @@ from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import verify_collection
 from pipeline.index.publish import COMMIT_POINTS
 
+pytestmark = pytest.mark.slow
+
 INGEST_POINTS = ("clusters-written", "context-written", "shard-chunks-written", "shard-written")
 WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
 
@@ -148,7 +150,6 @@ def test_rerun_after_a_kill_at_the_last_shard_encodes_nothing_again(
     assert (report.indexed, report.encoded) == (16, 0)
 
 
-@pytest.mark.slow
 def test_concurrent_ingests_of_one_collection_let_one_work_and_send_the_others_away(
     world: dict[str, Any], tmp_path: Path
 ) -> None:

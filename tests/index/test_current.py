@@ -1,7 +1,8 @@
-"""``CURRENT`` and the hashes it records: every flipped bit of it and of a manifest is noticed."""
+"""``CURRENT`` and the hashes it records: a flipped bit of it or of a manifest is noticed."""
 
 from __future__ import annotations
 
+from itertools import islice
 from types import ModuleType
 
 import pytest
@@ -14,6 +15,8 @@ from pipeline.index.maintenance import repair_collection, verify_collection
 from pipeline.manifest import MANIFEST_NAME
 from tests.damages import flipped_bits
 
+EVERY_NTH_BIT = 61
+"""Bits of a manifest left out between two that are flipped: SHA-256 knows none from the others."""
 HASHES = {7: "a" * 64, 6: "0" * 64}
 
 
@@ -57,11 +60,11 @@ def test_current_names_the_served_generation_and_the_one_before(changed: Collect
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_every_flipped_bit_of_a_manifest_is_noticed(changed: CollectionLayout, number: int) -> None:
+def test_flipped_bit_of_a_manifest_is_noticed(changed: CollectionLayout, number: int) -> None:
     path = changed.generation_folder(number) / MANIFEST_NAME
     whole = path.read_bytes()
     read_manifest(changed, number)
-    for flipped in flipped_bits(whole):
+    for flipped in islice(flipped_bits(whole), 0, None, EVERY_NTH_BIT):
         path.write_bytes(flipped)
         with pytest.raises(DamageError, match="SHA-256 in CURRENT"):
             read_manifest(changed, number)
