@@ -232,7 +232,7 @@ class SetRanker:
         mixed = LateFusion.of(scores_N[candidates], fusion, last.average_chunk)
         max_sim_N = np.full(len(scores_N), judged.low, np.float32)
         np.maximum.at(max_sim_N, encoded.chunk_document[judged.first_J], judged.max_sim_J)
-        scores_N[candidates] = mixed.apply(scores_N[candidates], judged.scaled(max_sim_N[candidates]))
+        scores_N[candidates] = mixed.documents(scores_N[candidates], judged.scaled(max_sim_N[candidates]))
         ranked = RankedDocuments.best(scores_N, self._id_rank_N, depth)
         if passages is None:
             return Answer(documents=ranked, passages=None)
@@ -243,7 +243,7 @@ class SetRanker:
             scores_P = self._passage_scores(system, own_P, passages, scores_N)
             shown = self._judge(judging, late, passages, scores_P)
         max_sim_P = np.maximum(shown.spread(passages.first_chunk_P), np.float32(judged.low))
-        own_P = mixed.apply(own_P, judged.scaled(max_sim_P))
+        own_P = mixed.passages(own_P, judged.scaled(max_sim_P))
         scores_P = self._passage_scores(system, own_P, passages, scores_N)
         return Answer(documents=ranked, passages=best_passages(scores_P, passages, max(BUDGETS)))
 

@@ -124,7 +124,7 @@ class Fusion:
 
 
 LATE_WEIGHT: Final = 1.0
-"""What MaxSim weighs beside the dense part, which weighs 1, and BM25."""
+"""What MaxSim weighs in a document's score, beside the dense part, which weighs 1, and BM25."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +132,7 @@ class LateFusion:
     """How one query's MaxSim, scaled to 0 … 1, meets its other scores.
 
     ``dense`` scales cosines where BM25 has no say, None where the scores are fused already; ``weight`` is
-    what the scores weigh together. The best possible score is 1.
+    what a document's scores weigh together. The best possible score is 1.
     """
 
     dense: Scale | None
@@ -145,12 +145,23 @@ class LateFusion:
             return cls(dense=Scale.of(dense_N, floor=average_chunk), weight=1.0)
         return cls(dense=None, weight=fusion.dense_weight + fusion.bm25_weight)
 
-    def apply(
+    def documents(
         self, scores_N: Float[np.ndarray, " N"], late_N: Float[np.ndarray, " N"]
     ) -> Float64[np.ndarray, " N"]:
-        """Combine scores of documents or passages with their scaled MaxSim."""
-        own_N = scores_N if self.dense is None else self.dense.apply(scores_N)
-        return weighted_mean([own_N, late_N], [self.weight, LATE_WEIGHT])
+        """Combine documents' scores with the scaled MaxSim of their best windows."""
+        return weighted_mean([self._own(scores_N), late_N], [self.weight, LATE_WEIGHT])
+
+    def passages(
+        self, scores_W: Float[np.ndarray, " W"], late_W: Float[np.ndarray, " W"]
+    ) -> Float64[np.ndarray, " W"]:
+        """Combine passages' scores with their scaled MaxSim: half and half.
+
+        In documents with BM25 it weighs a third: words count there that stand far apart.
+        """
+        return weighted_mean([self._own(scores_W), late_W], [1.0, 1.0])
+
+    def _own(self, scores_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+        return scores_N if self.dense is None else self.dense.apply(scores_N)
 
 
 def document_scores(

@@ -191,7 +191,7 @@ def _with_late(search: PreparedSearch, candidates: _Candidates, query: LateQuery
     np.maximum.at(max_sim_N, np.searchsorted(candidates.positions, document_J), judged.max_sim_J)
     return replace(
         candidates,
-        scores=fusion.apply(candidates.scores, judged.scaled(max_sim_N)),
+        scores=fusion.documents(candidates.scores, judged.scaled(max_sim_N)),
         parts={**candidates.parts, "late": max_sim_N},
         late=_Late(query=query, judged=judged, fusion=fusion),
     )
@@ -265,7 +265,7 @@ def _score_windows(
         scores = passage_scores(search.options, own, windows.owner, document_W)
         max_sim = _late_of_windows(search, candidates.late, windows, scores, firsts[windows.owner], size)
         parts["late"] = max_sim
-        own = candidates.late.fusion.apply(own, candidates.late.judged.scaled(max_sim))
+        own = candidates.late.fusion.passages(own, candidates.late.judged.scaled(max_sim))
     scores = passage_scores(search.options, own, windows.owner, document_W)
     return replace(windows, scores=scores, parts=parts)
 

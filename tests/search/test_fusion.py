@@ -6,6 +6,7 @@ from hypothesis.extra.numpy import arrays
 
 from pipeline.search.fusion import (
     Fusion,
+    LateFusion,
     Scale,
     best_first,
     document_scores,
@@ -158,3 +159,23 @@ def test_best_first_breaks_ties_by_doc_id_whatever_the_order() -> None:
         shuffled = np.random.default_rng(seed).permutation(4)
         best = best_first(scores[shuffled], [ids[i] for i in shuffled], 3)
         assert [ids[shuffled[i]] for i in best] == ["d", "a", "b"]
+
+
+def test_max_sim_is_a_third_of_a_documents_score_beside_bm25_and_half_of_a_passages() -> None:
+    dense = np.array([0.5, 0.9, 0.1])
+    scores, fusion = document_scores(
+        SearchOptions(), {"document": dense, "chunk": dense}, bm25_N=np.array([2.0, 1.0, 0.0])
+    )
+    late = LateFusion.of(scores, fusion, average_chunk=0.1)
+    max_sim = np.array([1.0, 0.0, 0.5])
+    assert late.documents(scores, max_sim) == pytest.approx((2 * scores + max_sim) / 3)
+    assert late.passages(scores, max_sim) == pytest.approx((scores + max_sim) / 2)
+
+
+def test_max_sim_is_half_of_every_score_without_bm25() -> None:
+    cosines = np.array([0.5, 0.9, 0.1])
+    late = LateFusion.of(cosines, None, average_chunk=0.1)
+    max_sim = np.array([1.0, 0.0, 0.5])
+    expected = (np.array([0.5, 1.0, 0.0]) + max_sim) / 2
+    assert late.documents(cosines, max_sim) == pytest.approx(expected)
+    assert late.passages(cosines, max_sim) == pytest.approx(expected)
