@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 
 from pipeline.index.token_file import CodeColumn, TokenVectors
 from pipeline.ragged import ranges
@@ -77,9 +77,15 @@ class JudgedWindows:
 
     def spread(self, first_W: Int64[np.ndarray, " W"]) -> Float32[np.ndarray, " W"]:
         """Return MaxSim of windows by their first chunk; ``low`` for one that was not judged."""
-        place_W = np.minimum(np.searchsorted(self.first_J, first_W), len(self.first_J) - 1)
-        is_judged_W = self.first_J[place_W] == first_W
+        place_W, is_judged_W = self.places(first_W)
         return np.where(is_judged_W, self.max_sim_J[place_W], np.float32(self.low)).astype(np.float32)
+
+    def places(
+        self, first_W: Int64[np.ndarray, " W"]
+    ) -> tuple[Int64[np.ndarray, " W"], Bool[np.ndarray, " W"]]:
+        """Return where windows stand among these by their first chunk, and whether they do at all."""
+        place_W = np.minimum(np.searchsorted(self.first_J, first_W), len(self.first_J) - 1)
+        return place_W, self.first_J[place_W] == first_W
 
     def best(self, count: int) -> Int64[np.ndarray, " n"]:
         """Return the places of the windows with the highest MaxSim, best first, ties by place."""
@@ -93,11 +99,22 @@ def judge_windows(
     first_W: Int64[np.ndarray, " W"],
     end_W: Int64[np.ndarray, " W"],
     title_W: Int64[np.ndarray, " W"],
+    known: JudgedWindows | None = None,
 ) -> JudgedWindows:
-    """Judge the best of some windows, ties by place; ``title_W`` are the first chunks of their documents."""
+    """Judge the best of some windows, ties by place; ``title_W`` are the first chunks of their documents.
+
+    What the same query found of ``known`` windows, of the same size, is not computed again.
+    """
     judged = best_places(scores_W, JUDGED_WINDOWS)
     judged = judged[np.argsort(first_W[judged], kind="stable")]
-    max_sim_J = window_max_sim(stored, query, first_W[judged], end_W[judged], title_W[judged])
+    max_sim_J = np.empty(len(judged), np.float32)
+    is_new_J = np.ones(len(judged), bool)
+    if known is not None:
+        place_J, is_known_J = known.places(first_W[judged])
+        max_sim_J[is_known_J] = known.max_sim_J[place_J[is_known_J]]
+        is_new_J = ~is_known_J
+    new = judged[is_new_J]
+    max_sim_J[is_new_J] = window_max_sim(stored, query, first_W[new], end_W[new], title_W[new])
     return JudgedWindows(
         first_J=first_W[judged],
         end_J=end_W[judged],

@@ -84,7 +84,7 @@ def rank_queries(
             first = _judge(search, candidates, asked)
             moved_V = moved_query(search.generation, vector_V, first)
             nominees = _nominate(search, moved_V[None])[0]
-            candidates = _with_late(search, _score(search, moved_V, words, nominees), asked)
+            candidates = _with_late(search, _score(search, moved_V, words, nominees), asked, first)
         rankings.append(_rank(search, candidates))
     return rankings
 
@@ -170,21 +170,31 @@ def _score(
     )
 
 
-def _judge(search: PreparedSearch, candidates: _Candidates, query: LateQuery) -> JudgedWindows:
-    """Judge the best windows of all candidates."""
+def _judge(
+    search: PreparedSearch, candidates: _Candidates, query: LateQuery, known: JudgedWindows | None = None
+) -> JudgedWindows:
+    """Judge the best windows of all candidates, but for those that are known."""
     generation = search.generation
     assert generation.token_vectors is not None, "a projected query needs token vectors"
     every = np.arange(len(candidates.positions))
     windows = _score_windows(search, candidates, every, search.ranking_window)
     titles = generation.chunk_offsets[candidates.positions]
     return judge_windows(
-        generation.token_vectors, query, windows.scores, windows.first, windows.end, titles[windows.owner]
+        generation.token_vectors,
+        query,
+        windows.scores,
+        windows.first,
+        windows.end,
+        titles[windows.owner],
+        known,
     )
 
 
-def _with_late(search: PreparedSearch, candidates: _Candidates, query: LateQuery) -> _Candidates:
+def _with_late(
+    search: PreparedSearch, candidates: _Candidates, query: LateQuery, known: JudgedWindows
+) -> _Candidates:
     """Add to every document's score the MaxSim of its best window, 0 where none was judged."""
-    judged = _judge(search, candidates, query)
+    judged = _judge(search, candidates, query, known)
     fusion = LateFusion.of(candidates.scores, candidates.fusion, candidates.average_chunk)
     document_J = search.generation.chunk_documents[judged.first_J]
     max_sim_N = np.full(len(candidates.positions), judged.low, np.float32)

@@ -135,6 +135,27 @@ def test_judged_are_the_best_windows_and_others_gain_nothing():
     assert judged.spread(np.array([37]))[0] == np.float32(judged.low)
 
 
+def test_windows_that_are_known_are_not_judged_again(monkeypatch: pytest.MonkeyPatch):
+    stored = make_stored()
+    query = LateQuery.of(make_query([3, 1, 4]), stored.projection)
+    assert query is not None
+    first = np.arange(8)
+    windows = (first, np.minimum(first + 2, 8), np.zeros(8, np.int64))
+    every = judge_windows(stored, query, np.linspace(1, 0, 8), *windows)
+    known = judge_windows(stored, query, np.linspace(1, 0, 8)[:5], *(each[:5] for each in windows))
+    asked: list[int] = []
+
+    def listening(stored: TokenVectors, query: LateQuery, first_W: np.ndarray, *rest: np.ndarray):
+        asked.extend(first_W.tolist())
+        return window_max_sim(stored, query, first_W, *rest)
+
+    monkeypatch.setattr("pipeline.search.late.window_max_sim", listening)
+    judged = judge_windows(stored, query, np.linspace(1, 0, 8), *windows, known)
+    assert asked == [5, 6, 7]
+    assert judged.max_sim_J == pytest.approx(every.max_sim_J, abs=1e-6)
+    assert (judged.low, judged.high) == pytest.approx((every.low, every.high), abs=1e-6)
+
+
 def test_best_places_ties_go_to_the_earlier():
     assert best_places(np.array([1.0, 2.0, 2.0, 0.0, 2.0]), 2).tolist() == [1, 2]
     assert best_places(np.array([0.5, 1.0]), 5).tolist() == [1, 0]
