@@ -5,7 +5,7 @@
 A span's weight is its share of the passage's MaxSim: what the query's tokens weigh, times their cosine. Words
 below :data:`LEAST_COSINE` or :data:`LEAST_SHARE` are left out, as is punctuation.
 
-    q query tokens    P pooled vectors of the passage
+    q query tokens    P tokens of a passage    C chunks of all passages, T their tokens
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float32, Int64, Shaped, UInt8
 
 from pipeline.index.generation import Generation
+from pipeline.index.token_file import TokenVectors
+from pipeline.ragged import ranges
 from pipeline.search.late import LateQuery
 from pipeline.search.passages import ChosenPassage
 from pipeline.token_vectors.codes import FAR
@@ -54,18 +56,44 @@ class Explanation:
             words_q=["" if span is None else text[span[0] : span[1]] for span in spans],
         )
 
-    def highlights(self, passage: ChosenPassage, text: str) -> tuple[Highlight, ...]:
-        """Return the highlights of a passage of this text, in characters of the document."""
+    def highlights(
+        self, passages: Sequence[ChosenPassage], texts: Sequence[str]
+    ) -> list[tuple[Highlight, ...]]:
+        """Return the highlights of passages with these texts, in characters of their documents."""
+        column, codec = self._stored.chunks, self._stored.projection.codec
+        chunk_C = ranges(
+            np.array([passage.first for passage in passages], np.int64),
+            np.array([passage.end - passage.first for passage in passages], np.int64),
+        )
+        size_C = column.offsets_M1[chunk_C + 1] - column.offsets_M1[chunk_C]
+        token_T = ranges(column.offsets_M1[chunk_C], size_C)
+        cosine_Tq = codec.cosines(column.codes[token_T], self.late.vectors_qV)
+        start_T = self._token_starts(column.steps_T[token_T], chunk_C, size_C)
+        ends = np.cumsum([0, *size_C])[np.cumsum([0, *(each.end - each.first for each in passages)])].tolist()
+        return [
+            self._highlights_of(cosine_Tq[start:end], start_T[start:end], passage, text)
+            for passage, text, start, end in zip(passages, texts, ends[:-1], ends[1:], strict=True)
+        ]
+
+    @property
+    def _stored(self) -> TokenVectors:
         stored = self.generation.token_vectors
         assert stored is not None, "a projected query needs token vectors"
-        own = slice(*stored.chunks.offsets_M1[[passage.first, passage.end]].tolist())
-        if own.start == own.stop:
+        return stored
+
+    def _highlights_of(
+        self,
+        cosine_Pq: Float32[np.ndarray, "P q"],
+        start_P: Int64[np.ndarray, " P"],
+        passage: ChosenPassage,
+        text: str,
+    ) -> tuple[Highlight, ...]:
+        if not len(cosine_Pq):
             return ()
-        cosine_Pq = stored.projection.codec.cosines(stored.chunks.codes[own], self.late.vectors_qV)
         place_q = cosine_Pq.argmax(axis=0)
         cosine_q = cosine_Pq[place_q, np.arange(len(place_q))]
         first_char = int(self.generation.chunk_starts[passage.first])
-        starts = self._token_starts(passage)[place_q] - first_char
+        starts = start_P[place_q] - first_char
         words = _words_of(text)
         found: dict[Span, dict[str, float]] = defaultdict(dict)
         weights_q = (cosine_q * self.late.weights_q).tolist()
@@ -77,17 +105,30 @@ class Explanation:
                 found[span][asked] = found[span].get(asked, 0.0) + weight
         return _strongest(found, first_char)
 
-    def _token_starts(self, passage: ChosenPassage) -> Int64[np.ndarray, " P"]:
-        """Return where each token begins in the document; before all characters where that is not kept."""
-        stored = self.generation.token_vectors
-        assert stored is not None, "a projected query needs token vectors"
-        starts: list[Int64[np.ndarray, " p"]] = []
-        for chunk in range(passage.first, passage.end):
-            own = slice(*stored.chunks.offsets_M1[chunk : chunk + 2].tolist())
-            steps = stored.chunks.steps_T[own].astype(np.int64)
-            start = self.generation.chunk_starts[chunk] + np.cumsum(steps)
-            starts.append(np.where(np.logical_or.accumulate(steps == FAR), -1, start))
-        return np.concatenate(starts)
+    def _token_starts(
+        self,
+        step_T: UInt8[np.ndarray, " T"],
+        chunk_C: Int64[np.ndarray, " C"],
+        size_C: Int64[np.ndarray, " C"],
+    ) -> Int64[np.ndarray, " T"]:
+        """Return where each token of some chunks begins in its document.
+
+        Before all characters where that is not kept: from the first step of a chunk that is too long.
+        """
+        first_C = np.cumsum(size_C) - size_C
+        far_T = _sums_of_each(step_T == FAR, first_C, size_C)
+        start_T = np.repeat(self.generation.chunk_starts[chunk_C], size_C) + _sums_of_each(
+            step_T, first_C, size_C
+        )
+        return np.where(far_T > 0, -1, start_T)
+
+
+def _sums_of_each(
+    step_T: Shaped[np.ndarray, " T"], first_C: Int64[np.ndarray, " C"], size_C: Int64[np.ndarray, " C"]
+) -> Int64[np.ndarray, " T"]:
+    """Return running sums that begin anew with every stretch."""
+    sums_T1 = np.concatenate([[0], np.cumsum(step_T, dtype=np.int64)])
+    return sums_T1[1:] - np.repeat(sums_T1[first_C], size_C)
 
 
 def _words_of(text: str) -> list[Span]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -36,35 +37,43 @@ def make_hits(
     positions = np.concatenate([ranking.positions for ranking in rankings])
     rows = iter(read_rows(search.generation, positions, columns) if len(positions) else [])
     return [
-        tuple(
-            _make_hit(search, ranking, rank, next(rows), metadata, explanation)
-            for rank in range(len(ranking.positions))
-        )
+        _hits_of(search.generation, ranking, [next(rows) for _ in ranking.positions], metadata, explanation)
         for ranking, explanation in zip(rankings, explanations or [None] * len(rankings), strict=True)
     ]
 
 
-def _make_hit(
-    search: PreparedSearch,
+def _hits_of(
+    generation: Generation,
     ranking: Ranking,
-    rank: int,
-    row: dict[str, Any],
+    rows: Sequence[dict[str, Any]],
     metadata: Sequence[str],
     explanation: Explanation | None,
-) -> Hit:
-    passages = [_cut(search.generation, passage, row["text"]) for passage in ranking.passages[rank]]
-    if explanation is not None:
+) -> tuple[Hit, ...]:
+    passages = [
+        _cut(generation, chosen, row["text"])
+        for chosen_of_document, row in zip(ranking.passages, rows, strict=True)
+        for chosen in chosen_of_document
+    ]
+    if explanation is not None and passages:
+        highlights = explanation.highlights(
+            list(chain.from_iterable(ranking.passages)), [passage.text for passage in passages]
+        )
         passages = [
-            replace(passage, highlights=explanation.highlights(chosen, passage.text))
-            for passage, chosen in zip(passages, ranking.passages[rank], strict=True)
+            replace(passage, highlights=own) for passage, own in zip(passages, highlights, strict=True)
         ]
-    return Hit(
-        doc_id=row["doc_id"],
-        title=row["title"],
-        score=float(ranking.scores[rank]),
-        scores=ranking.parts[rank],
-        metadata={name: row[name] for name in metadata},
-        passages=tuple(passages),
+    left = iter(passages)
+    return tuple(
+        Hit(
+            doc_id=row["doc_id"],
+            title=row["title"],
+            score=float(score),
+            scores=parts,
+            metadata={name: row[name] for name in metadata},
+            passages=tuple(islice(left, len(chosen))),
+        )
+        for row, score, parts, chosen in zip(
+            rows, ranking.scores, ranking.parts, ranking.passages, strict=True
+        )
     )
 
 
