@@ -67,6 +67,14 @@ install_import_hook(
 
 
 @pytest.fixture(scope="session", autouse=True)
+def nothing_is_kept_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give all tests a cache folder that goes with them."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("CAIRN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def nothing_waits_for_the_disk() -> Iterator[None]:
     """Flush nothing to the disk: hundreds of ingests would wait for it a third of their time.
 

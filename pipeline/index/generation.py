@@ -20,13 +20,19 @@ import pyarrow as pa
 from jaxtyping import Float32, Int64, UInt64
 from lance.query import FullTextQuery
 
-from pipeline.durable import sha256_of_file, storage_errors
+from pipeline.durable import storage_errors
 from pipeline.errors import DamageError, IntegrityError
 from pipeline.index.document_bm25 import DocumentBM25
 from pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex
 from pipeline.index.held_files import HeldFiles
 from pipeline.index.lance_files import damaged_lance_files, read_lance_files
-from pipeline.index.layout import DELETED_BITS, DOCUMENTS_FAISS, LANCE_FILES, TOKENS_ARROW, CollectionLayout
+from pipeline.index.layout import (
+    DELETED_BITS,
+    DOCUMENTS_FAISS,
+    LANCE_FILES,
+    TOKENS_ARROW,
+    CollectionLayout,
+)
 from pipeline.index.passage_bm25 import PassageBM25
 from pipeline.index.protocol import VectorIndex
 from pipeline.index.segments.deleted import DeletedRows
@@ -36,6 +42,7 @@ from pipeline.index.segments.joined_words import JoinedWords
 from pipeline.index.segments.segment import Segment, SegmentRows, needed_files, open_segment
 from pipeline.index.tables import DOCUMENTS, TABLES, open_pinned_dataset, open_pinned_table
 from pipeline.index.token_file import TokenVectors, open_token_vectors
+from pipeline.index.verified_files import VerifiedFiles
 from pipeline.manifest import Manifest
 from pipeline.token_vectors.projection import LATE_NAME
 
@@ -276,11 +283,13 @@ def check_generation_files(
     check_hashes: bool = True,
     *,
     names: Collection[str] | None = None,
+    verified: VerifiedFiles | None = None,
 ) -> list[tuple[str, str]]:
     """Return (file, what is wrong) for each file of a generation that does not match its manifest.
 
-    ``names`` are the files to look at, None is all.
+    ``names`` are the files to look at, None is all; what ``verified`` knows of is not hashed again.
     """
+    verified = verified or VerifiedFiles(None)
     folder = layout.generation_folder(manifest.generation)
     problems: list[tuple[str, str]] = []
     for name, record in manifest.files.items():
@@ -294,7 +303,7 @@ def check_generation_files(
                 problems.append((name, "is missing"))
             elif path.stat().st_size != record.size_bytes:
                 problems.append((name, f"must have {record.size_bytes} bytes, got {path.stat().st_size}"))
-            elif check_hashes and sha256_of_file(path) != record.sha256:
+            elif check_hashes and not verified.has_sha256(path, record.sha256):
                 problems.append((name, "does not match its SHA-256"))
     needed = {name for record in manifest.segments for name in needed_files(record)}
     missing = {LANCE_FILES, *needed} - set(manifest.files)
@@ -323,7 +332,9 @@ def _open(layout: CollectionLayout, number: int, check_hashes: bool) -> Generati
 def _open_files(layout: CollectionLayout, number: int, check_hashes: bool) -> Generation:
     manifest = read_manifest(layout, number)
     folder = layout.generation_folder(number)
-    for name, problem in check_generation_files(layout, manifest, check_hashes):
+    with VerifiedFiles.of_this_machine() as verified:
+        problems = check_generation_files(layout, manifest, check_hashes, verified=verified)
+    for name, problem in problems:
         raise DamageError(f"{name} of generation {number} {problem}")
     for name, problem in damaged_lance_files(layout, read_lance_files(folder), manifests_only=True):
         raise DamageError(f"{name} of generation {number} {problem}")

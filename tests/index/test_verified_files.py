@@ -1,0 +1,157 @@
+"""Large files are hashed once on a machine, and again as soon as anything about them is another."""
+
+from __future__ import annotations
+
+import os
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from pipeline.index import verified_files
+from pipeline.index.generation import open_generation
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.maintenance import verify_collection
+from pipeline.index.verified_files import SMALLEST, VerifiedFiles
+
+CONTENT = bytes(range(256)) * (SMALLEST // 256)
+HASH = sha256(CONTENT).hexdigest()
+OLD = time.time() - 60
+
+
+class Hashing:
+    """The files that were hashed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.paths: list[str] = []
+        hashing = verified_files.sha256_of_file
+
+        def listening(path: Path) -> str:
+            self.paths.append(path.name)
+            return hashing(path)
+
+        monkeypatch.setattr(verified_files, "sha256_of_file", listening)
+
+    def count(self, name: str = "vectors") -> int:
+        return self.paths.count(name)
+
+
+@pytest.fixture
+def hashing(monkeypatch: pytest.MonkeyPatch) -> Hashing:
+    return Hashing(monkeypatch)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "verified.sqlite"
+
+
+def write(path: Path, content: bytes = CONTENT, written: float = OLD) -> Path:
+    path.write_bytes(content)
+    os.utime(path, (written, written))
+    return path
+
+
+def is_right(path: Path, database: Path | None, wanted: str = HASH) -> bool:
+    with VerifiedFiles(database) as verified:
+        return verified.has_sha256(path, wanted)
+
+
+def test_file_is_hashed_once(tmp_path: Path, database: Path, hashing: Hashing) -> None:
+    path = write(tmp_path / "vectors")
+    assert is_right(path, database)
+    assert is_right(path, database)
+    os.link(path, tmp_path / "shared")
+    assert is_right(tmp_path / "shared", database)
+    assert hashing.paths == ["vectors"]
+
+
+@pytest.mark.parametrize("written", [OLD + 1, OLD])
+def test_file_that_was_written_to_or_replaced_is_hashed_again(
+    tmp_path: Path, database: Path, hashing: Hashing, written: float
+) -> None:
+    path = write(tmp_path / "vectors")
+    assert is_right(path, database)
+    flipped = bytearray(CONTENT)
+    flipped[SMALLEST // 2] ^= 1
+    if written == OLD:  # another file of the same time
+        write(tmp_path / "other", bytes(flipped)).replace(path)
+    else:
+        write(path, bytes(flipped), written)
+    assert not is_right(path, database)
+    assert not is_right(path, database)
+    assert hashing.count() == 3
+
+
+def test_file_of_another_length_is_hashed_again(tmp_path: Path, database: Path, hashing: Hashing) -> None:
+    path = write(tmp_path / "vectors", CONTENT + b"more")
+    assert is_right(path, database, sha256(CONTENT + b"more").hexdigest())
+    assert not is_right(write(path, CONTENT + b"mor"), database, sha256(CONTENT + b"more").hexdigest())
+    assert hashing.count() == 2
+
+
+def test_another_hash_is_not_taken_from_what_is_known(
+    tmp_path: Path, database: Path, hashing: Hashing
+) -> None:
+    path = write(tmp_path / "vectors")
+    assert is_right(path, database)
+    assert not is_right(path, database, "0" * 64)
+    assert is_right(path, database)
+    assert hashing.count() == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "written"), [(CONTENT, time.time() + 5), (CONTENT[1:], OLD)], ids=["young", "small"]
+)
+def test_young_and_small_files_are_hashed_each_time(
+    tmp_path: Path, database: Path, hashing: Hashing, content: bytes, written: float
+) -> None:
+    path = write(tmp_path / "vectors", content, written)
+    for _ in range(2):
+        assert is_right(path, database, sha256(content).hexdigest())
+    assert hashing.count() == 2
+
+
+def test_without_a_place_for_a_database_files_are_hashed(tmp_path: Path, hashing: Hashing) -> None:
+    path = write(tmp_path / "vectors")
+    (tmp_path / "no folder").write_bytes(b"")
+    for place in (None, tmp_path / "no folder" / "verified.sqlite"):
+        assert is_right(path, place)
+        assert not is_right(path, place, "0" * 64)
+    assert hashing.count() == 4
+
+
+def test_damaged_database_is_made_anew(tmp_path: Path, database: Path, hashing: Hashing) -> None:
+    path = write(tmp_path / "vectors")
+    database.parent.mkdir()
+    database.write_bytes(b"no database" * 1_000)
+    for _ in range(3):
+        assert is_right(path, database)
+    assert hashing.count() == 2  # without a database, into the new one, and known
+
+
+def test_old_entries_are_forgotten(
+    tmp_path: Path, database: Path, hashing: Hashing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verified_files, "KEPT_FILES", 4)
+    paths = [write(tmp_path / f"vectors{number}") for number in range(5)]
+    for path in [*paths, *paths[3:]]:
+        assert is_right(path, database)
+    assert hashing.count("vectors3") == hashing.count("vectors4") == 1
+    assert is_right(paths[0], database)
+    assert hashing.count("vectors0") == 2
+
+
+def test_second_opening_of_a_collection_hashes_no_large_file_and_verify_hashes_all(
+    published: CollectionLayout, hashing: Hashing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(verified_files, "SMALLEST", 1)
+    monkeypatch.setattr(verified_files, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
+    open_generation(published)
+    first = len(hashing.paths)
+    open_generation(published)
+    assert len(hashing.paths) == first > 5
+    assert verify_collection(published) == []
+    assert len(hashing.paths) >= 2 * first
