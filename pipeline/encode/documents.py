@@ -17,6 +17,7 @@ transformer's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ from pipeline.errors import ModelError
 from pipeline.manifest import fingerprint
 from pipeline.model.attention_temperature import row_temperatures
 from pipeline.model.backbone_loader import load_backbone
+from pipeline.model.batching import one_torch_thread
 from pipeline.model.document_encoder import OwnTokens, embed_chunks
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.landmark_mixer import mix_documents, mix_queries, mixer_of
@@ -75,6 +77,9 @@ ADDED_SETTINGS: Final[Mapping[str, str]] = {
 A fingerprint holds those that differ from their default, so that collections built before stay readable.
 """
 
+
+SMALL_CHARACTERS: Final = 1_000
+"""Queries of so many characters together are encoded on one thread."""
 
 _MakeKeeper = Callable[[Int64[np.ndarray, " M"]], TokenKeeper | None]
 """From the numbers of chunks' own tokens to what keeps something of them, None to keep nothing."""
@@ -209,7 +214,9 @@ class DocumentEncoder:
     def _encode_queries(self, texts: Sequence[str], keeper: _MakeKeeper | None) -> EncodedDocuments:
         own = self.config.query_temperature
         temperatures = self._temperatures if own is None else (own, ())
-        return self._encode(texts, self._query_prefix, *temperatures, None, "query", keeper)
+        is_small = sum(map(len, texts)) <= SMALL_CHARACTERS
+        with one_torch_thread() if is_small else nullcontext():
+            return self._encode(texts, self._query_prefix, *temperatures, None, "query", keeper)
 
     def _query_vectors(self, encoded: EncodedDocuments) -> Float32[np.ndarray, "Q V"]:
         if self._mixer is None:

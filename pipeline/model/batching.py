@@ -11,8 +11,9 @@ within the budget.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import numpy as np
@@ -98,6 +99,20 @@ def _batch(
     return order[
         : max(1, int(np.searchsorted(np.cumsum(sizes_R[order[:batch_tokens]]), batch_tokens, side="right")))
     ]
+
+
+@contextmanager
+def one_torch_thread() -> Generator[None]:
+    """Let this thread's tensor operations run on one thread during the block.
+
+    Threads that share a small product wait for each other at its end, spinning.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _run_side_by_side(
