@@ -11,8 +11,8 @@ from jobs.corpus_view import read_view
 from jobs.engine import Engine
 from pipeline.config import EncoderConfig, IngestConfig
 from pipeline.errors import ConfigError, FingerprintMismatchError
-from pipeline.index.generation import read_manifest
 from pipeline.index.layout import CollectionLayout
+from pipeline.index.stored_files import read_manifest
 from pipeline.manifest import Manifest
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
 from pipeline.model.folders.names import describe_model, model_folder

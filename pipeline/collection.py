@@ -21,7 +21,7 @@ from pipeline.context.drift import measure_drift
 from pipeline.context.store import ContextSet
 from pipeline.errors import CollectionNotFoundError, ConfigError, FingerprintMismatchError
 from pipeline.index.generation import Generation, open_latest_intact_generation
-from pipeline.index.layout import CollectionLayout, list_states
+from pipeline.index.layout import CONTEXT_ARROW, CollectionLayout, list_states
 from pipeline.index.status import collection_status
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
 from pipeline.model.folders.names import describe_model, model_folder
@@ -182,7 +182,7 @@ def load_query_encoder(generation: Generation) -> TextEncoder:
             f"{error}; where the model was moved, ingest again with `--model FOLDER`"
         ) from error
     with generation.layout.naming_damage():
-        context = ContextSet.read(generation.folder / "context.arrow") if config.use_context else None
+        context = ContextSet.read(generation.side_file(CONTEXT_ARROW)) if config.use_context else None
     encoder = TextEncoder(config, context)
     try:
         require_encoder(generation, encoder)

@@ -54,6 +54,17 @@ class FileRecord:
     size_bytes: int
     sha256: str
 
+    def problem(self, path: Path, *, check_hash: bool = True) -> str | None:
+        """Return what is wrong with the file at ``path``, None where it is as it must be."""
+        try:
+            size = path.stat().st_size if path.is_file() else None
+            if size is not None and size == self.size_bytes:
+                is_right = not check_hash or durable.sha256_of_file(path) == self.sha256
+                return None if is_right else "does not match its SHA-256"
+        except FileNotFoundError:
+            size = None
+        return "is missing" if size is None else f"must have {self.size_bytes} bytes, got {size}"
+
 
 def record_file(path: Path) -> FileRecord:
     """Measure a file as it lies on disk."""

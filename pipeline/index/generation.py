@@ -7,8 +7,9 @@ publishes beside it. Building one is ``publish``'s business.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,30 +21,26 @@ import pyarrow as pa
 from jaxtyping import Float32, Int64, UInt64
 from lance.query import FullTextQuery
 
-from pipeline.durable import storage_errors
-from pipeline.errors import DamageError, IntegrityError
+from pipeline.errors import CairnError, DamageError, IntegrityError
+from pipeline.index.copies import COPIES, find_lance_files, find_manifest, link_table, whole_copy
 from pipeline.index.document_bm25 import DocumentBM25
 from pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex
-from pipeline.index.held_files import HeldFiles
-from pipeline.index.lance_files import damaged_lance_files, read_lance_files
-from pipeline.index.layout import (
-    DELETED_BITS,
-    DOCUMENTS_FAISS,
-    LANCE_FILES,
-    TOKENS_ARROW,
-    CollectionLayout,
-)
+from pipeline.index.held_files import HeldFiles, WatchedFiles
+from pipeline.index.lance_errors import lance_errors
+from pipeline.index.lance_files import damaged_rows
+from pipeline.index.layout import DELETED_BITS, DOCUMENTS_FAISS, TOKENS_ARROW, CollectionLayout
 from pipeline.index.passage_bm25 import PassageBM25
 from pipeline.index.protocol import VectorIndex
 from pipeline.index.segments.deleted import DeletedRows
 from pipeline.index.segments.joined_columns import JoinedColumns, joined_column
 from pipeline.index.segments.joined_index import JoinedIndex
 from pipeline.index.segments.joined_words import JoinedWords
-from pipeline.index.segments.segment import Segment, SegmentRows, needed_files, open_segment
-from pipeline.index.tables import DOCUMENTS, TABLES, open_pinned_dataset, open_pinned_table
+from pipeline.index.segments.segment import Segment, SegmentRows, open_segment
+from pipeline.index.stored_files import check_generation_files, read_manifest
+from pipeline.index.tables import DOCUMENTS, open_pinned_dataset, open_pinned_table
 from pipeline.index.token_file import TokenVectors, open_token_vectors
 from pipeline.index.verified_files import VerifiedFiles
-from pipeline.manifest import Manifest
+from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest
 from pipeline.token_vectors.projection import LATE_NAME
 
 if TYPE_CHECKING:
@@ -61,7 +58,8 @@ class Generation(JoinedColumns):
 
     Position p of ``documents`` is row p of ``doc_ids`` and ``cluster_ids``, and of a scan of the table; its
     chunks are positions ``chunk_offsets[p]`` to ``chunk_offsets[p + 1]`` of ``chunks``. ``token_vectors``
-    is None where the collection has no token projection. ``warning`` is a sentence for the user when an older
+    is None where the collection has no token projection. ``copied`` are files of which the second copy is
+    read, since the first is damaged. ``warning`` is a sentence for the user when that is so, or when an older
     generation is served because the current one is damaged.
     """
 
@@ -71,8 +69,11 @@ class Generation(JoinedColumns):
     documents: VectorIndex
     chunks: VectorIndex
     token_vectors: TokenVectors | None
+    database: Path
     dataset: lance.LanceDataset
     held_files: HeldFiles
+    lance_files: WatchedFiles
+    copied: Sequence[str] = ()
     warning: str | None = None
 
     @property
@@ -82,8 +83,12 @@ class Generation(JoinedColumns):
 
     @property
     def folder(self) -> Path:
-        """Where the generation's files lie, ``context.arrow`` and ``clusters.arrow`` among them."""
+        """Where the generation's files lie."""
         return self.layout.generation_folder(self.number)
+
+    def side_file(self, name: str) -> Path:
+        """Return the path of ``context.arrow`` or another file that is there twice."""
+        return (self.folder / COPIES if name in self.copied else self.folder) / name
 
     def segment_rows(self) -> Sequence[SegmentRows]:
         """Return the rows of the segments, in their order."""
@@ -117,9 +122,14 @@ class Generation(JoinedColumns):
         """The pinned documents table as LanceDB has it, for filters.
 
         All else asks ``dataset``: a take or a full-text query there costs a third of one through the table,
-        which waits on a background thread.
+        which waits on a background thread. LanceDB opens the latest version first, which may be broken: then
+        the table is opened by links to this one.
         """
-        return open_pinned_table(self.layout, DOCUMENTS, self.manifest.lance_versions[DOCUMENTS])
+        version = self.manifest.lance_versions[DOCUMENTS]
+        with contextlib.suppress(CairnError), lance_errors("opening the table of documents"):
+            return open_pinned_table(self.database, DOCUMENTS, version)
+        linked = link_table(self.layout, self.number, DOCUMENTS, self.lance_files.records, self.held_files)
+        return open_pinned_table(linked, DOCUMENTS, version)
 
     @cached_property
     def row_ids(self) -> UInt64[np.ndarray, " N"]:
@@ -190,8 +200,8 @@ class Generation(JoinedColumns):
         return self._row_order[found]
 
     def require_whole(self) -> None:
-        """Raise :class:`DamageError` where a file was cut or written into since it was opened."""
-        found = self.held_files.damaged_file()
+        """Raise :class:`DamageError` where a file that is read was damaged since it was opened."""
+        found = self.held_files.damaged_file() or self.lance_files.changed_file()
         if found is not None:
             name, fault = found
             raise self.layout.damaged(f"{name} of generation {self.number} {fault}")
@@ -230,35 +240,43 @@ def sampled_chunks(count: int) -> Int64[np.ndarray, " S"]:
 
 
 def open_generation(
-    layout: CollectionLayout, number: int | None = None, check_hashes: bool = True
+    layout: CollectionLayout,
+    number: int | None = None,
+    check_hashes: bool = True,
+    *,
+    suspects: Collection[str] = (),
 ) -> Generation:
     """Open the served generation, or the one asked for; damage raises :class:`IntegrityError`, never a guess.
 
-    ``check_hashes`` = False trusts sizes alone: for files that this process has just hashed.
+    ``check_hashes`` = False trusts sizes alone: for files that this process has just hashed. Rows of Lance
+    are never hashed here, but for ``suspects``, files named by their path below ``lance/``.
     """
     layout.require_exists()
     layout.refresh()
     if number is not None:
-        return _open(layout, number, check_hashes)
+        return _open(layout, number, check_hashes, suspects)
     for attempt in range(OPEN_ATTEMPTS):
         served = layout.current_generation_number()
         assert served is not None, "require_exists found a generation"
         try:
-            found = _open(layout, served, check_hashes)
-            return found if layout.replica is None else replace(found, warning=layout.replica.complaint)
+            found = _open(layout, served, check_hashes, suspects)
+            complaint = None if layout.replica is None else layout.replica.complaint
+            return found if complaint is None else replace(found, warning=complaint)
         except IntegrityError:
             if attempt + 1 == OPEN_ATTEMPTS or layout.current_generation_number() == served:
                 raise
     raise AssertionError("the last attempt returns or raises")
 
 
-def open_latest_intact_generation(layout: CollectionLayout, check_hashes: bool = True) -> Generation:
+def open_latest_intact_generation(
+    layout: CollectionLayout, check_hashes: bool = True, *, suspects: Collection[str] = ()
+) -> Generation:
     """Open the served generation or, when it is damaged, the newest older one that is whole.
 
-    ``warning`` then says so.
+    ``warning`` then says so. The arguments are those of :func:`open_generation`.
     """
     try:
-        return open_generation(layout, check_hashes=check_hashes)
+        return open_generation(layout, check_hashes=check_hashes, suspects=suspects)
     except IntegrityError as error:
         damage = error
     try:
@@ -268,7 +286,7 @@ def open_latest_intact_generation(layout: CollectionLayout, check_hashes: bool =
     for number in reversed(layout.generation_numbers()):
         if served is None or number < served:
             try:
-                found = _open(layout, number, check_hashes)
+                found = _open(layout, number, check_hashes, suspects)
             except IntegrityError:
                 continue
             return replace(
@@ -277,90 +295,83 @@ def open_latest_intact_generation(layout: CollectionLayout, check_hashes: bool =
     raise damage
 
 
-def check_generation_files(
-    layout: CollectionLayout,
-    manifest: Manifest,
-    check_hashes: bool = True,
-    *,
-    names: Collection[str] | None = None,
-    verified: VerifiedFiles | None = None,
-) -> list[tuple[str, str]]:
-    """Return (file, what is wrong) for each file of a generation that does not match its manifest.
-
-    ``names`` are the files to look at, None is all; what ``verified`` knows of is not hashed again.
-    """
-    verified = verified or VerifiedFiles(None)
-    folder = layout.generation_folder(manifest.generation)
-    problems: list[tuple[str, str]] = []
-    for name, record in manifest.files.items():
-        if names is not None and name not in names:
-            continue
-        path = folder / name
-        with storage_errors(f"reading {name} of generation {manifest.generation}"):
-            if Path(name).name != name:
-                problems.append((name, "is not a name inside the folder"))
-            elif not path.is_file():
-                problems.append((name, "is missing"))
-            elif path.stat().st_size != record.size_bytes:
-                problems.append((name, f"must have {record.size_bytes} bytes, got {path.stat().st_size}"))
-            elif check_hashes and not verified.has_sha256(path, record.sha256):
-                problems.append((name, "does not match its SHA-256"))
-    needed = {name for record in manifest.segments for name in needed_files(record)}
-    missing = {LANCE_FILES, *needed} - set(manifest.files)
-    return problems + [(name, "is not in the manifest") for name in sorted(missing)]
-
-
-def read_manifest(layout: CollectionLayout, number: int) -> Manifest:
-    """Read a generation's manifest, checked against the hash in ``CURRENT``.
-
-    One that speaks of another number raises :class:`IntegrityError`.
-    """
+def _open(layout: CollectionLayout, number: int, check_hashes: bool, suspects: Collection[str]) -> Generation:
     with layout.naming_damage():
-        manifest = Manifest.read(layout.generation_folder(number), layout.manifest_sha256(number))
-    if manifest.generation != number or set(manifest.lance_versions) != set(TABLES):
-        raise layout.damaged(
-            f"the manifest of generation {number} must describe it and the tables {', '.join(TABLES)}"
-        )
-    return manifest
+        return _open_files(layout, number, check_hashes, suspects)
 
 
-def _open(layout: CollectionLayout, number: int, check_hashes: bool) -> Generation:
-    with layout.naming_damage():
-        return _open_files(layout, number, check_hashes)
-
-
-def _open_files(layout: CollectionLayout, number: int, check_hashes: bool) -> Generation:
+def _open_files(
+    layout: CollectionLayout, number: int, check_hashes: bool, suspects: Collection[str]
+) -> Generation:
     manifest = read_manifest(layout, number)
     folder = layout.generation_folder(number)
     with VerifiedFiles.of_this_machine() as verified:
-        problems = check_generation_files(layout, manifest, check_hashes, verified=verified)
-    for name, problem in problems:
-        raise DamageError(f"{name} of generation {number} {problem}")
-    for name, problem in damaged_lance_files(layout, read_lance_files(folder), manifests_only=True):
-        raise DamageError(f"{name} of generation {number} {problem}")
-    segments = [open_segment(folder, record, manifest.files) for record in manifest.segments]
-    rows = [segment.rows for segment in segments]
-    counts = {
-        "documents": sum(each.deleted_documents.num_live for each in rows),
-        "chunks": sum(each.deleted_chunks.num_live for each in rows),
+        damaged = check_generation_files(layout, manifest, check_hashes, verified=verified)
+    copied = _copied(layout, number, manifest.files, damaged)
+    rows = {
+        name: record
+        for name, record in find_lance_files(layout, manifest).items()
+        if name.startswith(f"{DOCUMENTS}.lance/")
     }
-    if counts != {"documents": manifest.documents, "chunks": manifest.chunks}:
-        raise DamageError(
-            f"generation {number} must hold {manifest.documents} documents and {manifest.chunks} chunks, "
-            f"got {counts}"
-        )
+    held = HeldFiles(folder, {name: record for name, record in manifest.files.items() if name not in copied})
+    rows_copied = _copied(layout, number, rows, damaged_rows(layout, rows, suspects))
+    database = link_table(layout, number, DOCUMENTS, rows, held) if rows_copied else layout.lance_folder
+    watched = WatchedFiles(database, rows)
+    segments = [open_segment(folder, record, manifest.files) for record in manifest.segments]
+    _require_counts(manifest, [segment.rows for segment in segments])
+    copied |= rows_copied
+    if find_manifest(layout, number)[1].parent != folder:
+        copied[MANIFEST_NAME] = "does not match its SHA-256"
+    late_folder = folder / COPIES if LATE_NAME in copied else folder
     return Generation(
         layout=layout,
         manifest=manifest,
         segments=segments,
         documents=_joined([(segment.documents, segment.rows.deleted_documents) for segment in segments]),
         chunks=_joined([(segment.chunks, segment.rows.deleted_chunks) for segment in segments]),
-        token_vectors=open_token_vectors(folder, folder / TOKENS_ARROW, manifest.chunks)
+        token_vectors=open_token_vectors(late_folder, folder / TOKENS_ARROW, manifest.chunks)
         if {TOKENS_ARROW, LATE_NAME} <= set(manifest.files)
         else None,
-        dataset=open_pinned_dataset(layout, DOCUMENTS, manifest.lance_versions[DOCUMENTS]),
-        held_files=HeldFiles(folder, manifest.files),
+        database=database,
+        dataset=open_pinned_dataset(database, DOCUMENTS, manifest.lance_versions[DOCUMENTS]),
+        held_files=held,
+        lance_files=watched,
+        copied=tuple(copied),
+        warning=_copies_warning(layout, number, copied),
     )
+
+
+def _copied(
+    layout: CollectionLayout,
+    number: int,
+    records: Mapping[str, FileRecord],
+    damaged: Iterable[tuple[str, str]],
+) -> dict[str, str]:
+    """Return what is wrong with each damaged file; one without a whole copy raises :class:`DamageError`."""
+    found = dict(damaged)
+    for name, problem in found.items():
+        if whole_copy(layout, number, name, records.get(name)) is None:
+            raise DamageError(f"{name} of generation {number} {problem}")
+    return found
+
+
+def _copies_warning(layout: CollectionLayout, number: int, copied: Mapping[str, str]) -> str | None:
+    for name, problem in copied.items():
+        damage = layout.damaged(f"{name} of generation {number} {problem}: its second copy is read")
+        return str(damage)
+    return None
+
+
+def _require_counts(manifest: Manifest, rows: Sequence[SegmentRows]) -> None:
+    counts = {
+        "documents": sum(each.deleted_documents.num_live for each in rows),
+        "chunks": sum(each.deleted_chunks.num_live for each in rows),
+    }
+    if counts != {"documents": manifest.documents, "chunks": manifest.chunks}:
+        raise DamageError(
+            f"generation {manifest.generation} must hold {manifest.documents} documents and "
+            f"{manifest.chunks} chunks, got {counts}"
+        )
 
 
 def _joined(parts: Sequence[tuple[FaissIndex, DeletedRows]]) -> VectorIndex:

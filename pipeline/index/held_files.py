@@ -1,4 +1,4 @@
-"""Mapped files of an opened generation, watched while they are read."""
+"""Files of an opened generation, watched while they are read: those that are mapped, and those of Lance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HeldFiles:
     """
 
     def __init__(self, folder: Path, records: Mapping[str, FileRecord]) -> None:
-        self._records = dict(records)
+        self._folder, self._records = folder, dict(records)
         self._descriptors: dict[str, int] = {}
         weakref.finalize(self, _close, self._descriptors)
         for name in records:
@@ -30,6 +30,22 @@ class HeldFiles:
             except OSError as error:
                 raise DamageError(f"{name} cannot be read") from error
         self._written_ns = {name: os.fstat(file).st_mtime_ns for name, file in self._descriptors.items()}
+        self._entries = _stamp(folder)
+
+    def moved_file(self) -> str | None:
+        """Return a file whose name is no longer that of the file held, None where all are in their place.
+
+        What is held stays whole. Costs a ``stat`` of the folder while nothing was put into it.
+        """
+        entries = _stamp(self._folder)
+        if entries == self._entries:
+            return None
+        for name, descriptor in self._descriptors.items():
+            found = _stamp(self._folder / name)
+            if found is None or found[0] != os.fstat(descriptor).st_ino:
+                return name
+        self._entries = entries
+        return None
 
     def damaged_file(self) -> tuple[str, str] | None:
         """Return a file that is no longer what it was and what is wrong with it, None where all are whole.
@@ -47,6 +63,52 @@ class HeldFiles:
                         return name, "was written into while it was open, and does not match its SHA-256"
                 self._written_ns[name] = found.st_mtime_ns
         return None
+
+
+class WatchedFiles:
+    """Files that are opened by their names for each read.
+
+    One that was removed, replaced or written into is hashed again. ``damaged`` are those that were found so.
+    """
+
+    def __init__(self, folder: Path, records: Mapping[str, FileRecord]) -> None:
+        self.records = dict(records)
+        self.damaged: set[str] = set()
+        self._folder = folder
+        self._stamps = {name: _stamp(folder / name) for name in records}
+
+    def changed_file(self) -> tuple[str, str] | None:
+        """Return a file that is no longer what it was and what is wrong with it, None where all are whole.
+
+        Costs a ``stat`` a file.
+        """
+        for name, stamp in self._stamps.items():
+            found = _stamp(self._folder / name)
+            if found != stamp:
+                problem = self._problem(name)
+                if problem is not None:
+                    return name, problem
+                self._stamps[name] = found
+        return None
+
+    def damaged_file(self) -> tuple[str, str] | None:
+        """Hash all files; return one that is damaged and what is wrong with it."""
+        problems = [(name, problem) for name in self.records if (problem := self._problem(name)) is not None]
+        return problems[0] if problems else None
+
+    def _problem(self, name: str) -> str | None:
+        problem = self.records[name].problem(self._folder / name)
+        if problem is not None:
+            self.damaged.add(name)
+        return problem
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _close(descriptors: dict[str, int]) -> None:

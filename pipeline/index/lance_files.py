@@ -7,7 +7,7 @@ hashes what is new. Recording also fsyncs, which Lance does not.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from pipeline.manifest import FileRecord, record_file
 KEPT_TYPES = frozenset({"manifest", "data file", "deletion file", "index file"})
 """Transaction files are only read while a commit races another; a writer of ours never does."""
 MANIFEST_SUFFIX = ".manifest"
+SMALL_FOLDERS = frozenset({"_versions", "_deletions"})
+"""Of a table: all that a version consists of, but for its rows and indexes."""
 
 LanceFiles = dict[str, FileRecord]
 """Path below ``lance/`` to what the file must be."""
@@ -81,20 +83,33 @@ def read_lance_files(folder: Path) -> LanceFiles:
 
 
 def damaged_lance_files(
-    layout: CollectionLayout, records: Mapping[str, FileRecord], *, manifests_only: bool = False
+    layout: CollectionLayout, records: Mapping[str, FileRecord], *, check_hashes: bool = True
 ) -> Iterator[tuple[str, str]]:
-    """Yield (path below ``lance/``, what is wrong) for each recorded file that is missing or changed.
-
-    ``manifests_only`` reads a few kilobytes instead of everything.
-    """
+    """Yield (path below ``lance/``, what is wrong) for each recorded file that is missing or changed."""
     for name, record in records.items():
-        if manifests_only and not name.endswith(MANIFEST_SUFFIX):
-            continue
-        path = layout.lance_folder / name
         with storage_errors(f"reading {name}"):
-            if not path.is_file():
-                yield name, "is missing"
-            elif path.stat().st_size != record.size_bytes:
-                yield name, f"must have {record.size_bytes} bytes, got {path.stat().st_size}"
-            elif record_file(path) != record:
-                yield name, "does not match its SHA-256"
+            problem = record.problem(layout.lance_folder / name, check_hash=check_hashes)
+        if problem is not None:
+            yield name, problem
+
+
+def damaged_rows(
+    layout: CollectionLayout, records: Mapping[str, FileRecord], suspects: Collection[str] = ()
+) -> Iterator[tuple[str, str]]:
+    """Yield the damaged files of a table that a reader can find: rows are measured, the rest is hashed.
+
+    ``suspects`` are hashed, too.
+    """
+    small = small_files(records)
+    for is_hashed in (False, True):
+        looked_at = {
+            name: record
+            for name, record in records.items()
+            if is_hashed == (name in small or name in suspects)
+        }
+        yield from damaged_lance_files(layout, looked_at, check_hashes=is_hashed)
+
+
+def small_files(records: Mapping[str, FileRecord]) -> LanceFiles:
+    """Return the records of version manifests and deletion files: they decide which rows there are."""
+    return {name: record for name, record in records.items() if name.split("/")[1] in SMALL_FOLDERS}

@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import DamageError
-from pipeline.index.generation import check_generation_files
-from pipeline.index.lance_files import damaged_lance_files, read_lance_files
+from pipeline.index.copies import find_lance_files
+from pipeline.index.lance_files import damaged_lance_files
 from pipeline.index.lance_index import LanceTables, id_batches
 from pipeline.index.layout import DOCUMENTS_ARROW, CollectionLayout
 from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
 from pipeline.index.repair import RepairReport, index_config_of, repair_collection
 from pipeline.index.status import stored_columns
+from pipeline.index.stored_files import check_generation_files
 from pipeline.index.verify import Problem, verify_collection
 from pipeline.manifest import Manifest
 from pipeline.types import ProgressListener, silent_progress
@@ -78,9 +79,8 @@ def delete_documents(
 
 def require_whole_rows(layout: CollectionLayout, manifest: Manifest) -> None:
     """Raise :class:`DamageError` where a file of Lance is damaged: rewriting its rows would hide that."""
-    folder = layout.generation_folder(manifest.generation)
     with layout.naming_damage():
-        for name, problem in damaged_lance_files(layout, read_lance_files(folder)):
+        for name, problem in damaged_lance_files(layout, find_lance_files(layout, manifest)):
             raise DamageError(f"{name} {problem}")
 
 

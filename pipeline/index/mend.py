@@ -19,11 +19,11 @@ import lance
 
 from pipeline.durable import replacing
 from pipeline.errors import IntegrityError, is_panic
-from pipeline.index.generation import check_generation_files, read_manifest
 from pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
 from pipeline.index.layout import CollectionLayout, generation_tag
+from pipeline.index.stored_files import check_generation_files, read_manifest
 from pipeline.index.tables import TABLES
-from pipeline.manifest import FileRecord, Manifest, record_file
+from pipeline.manifest import Manifest
 
 NEWEST_VERSION = 2**64 - 1
 """Lance names the manifest of version v by this minus v, in twenty digits: the newest is listed first."""
@@ -53,13 +53,9 @@ def _twin(layout: CollectionLayout, manifest: Manifest, name: str) -> Path | Non
     record = manifest.files.get(name)
     for number in reversed(layout.generation_numbers()):
         path = layout.generation_folder(number) / name
-        if record is not None and number != manifest.generation and _is(path, record):
+        if record is not None and number != manifest.generation and record.problem(path) is None:
             return path
     return None
-
-
-def _is(path: Path, record: FileRecord) -> bool:
-    return path.is_file() and path.stat().st_size == record.size_bytes and record_file(path) == record
 
 
 def mend_lance(

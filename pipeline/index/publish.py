@@ -9,6 +9,7 @@ repair, compaction and deletion all publish through :func:`publish_generation`.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,21 +20,18 @@ from typing import Any
 from pipeline import durable
 from pipeline.config import IndexConfig
 from pipeline.durable import commit_point, storage_errors
-from pipeline.errors import IntegrityError, StorageError
+from pipeline.errors import DamageError, IntegrityError, StorageError
 from pipeline.index.allocator import returning_freed_memory
+from pipeline.index.copies import SIDE_FILES, find_lance_files, mend_copied, write_copies
 from pipeline.index.current import KEPT_GENERATIONS, Current
-from pipeline.index.generation import check_generation_files, read_manifest
 from pipeline.index.lance_files import (
     damaged_lance_files,
-    read_lance_files,
     record_lance_files,
+    small_files,
     write_lance_files,
 )
 from pipeline.index.lance_index import CHUNKS, LanceTables
 from pipeline.index.layout import (
-    CLUSTERS_ARROW,
-    CONTEXT_ARROW,
-    LANCE_FILES,
     TOKENS_ARROW,
     CollectionLayout,
     generation_tag,
@@ -41,6 +39,7 @@ from pipeline.index.layout import (
 from pipeline.index.mend import mend_files, mend_lance
 from pipeline.index.segments.assembly import Assembly
 from pipeline.index.segments.segment import open_rows
+from pipeline.index.stored_files import check_generation_files, read_manifest
 from pipeline.index.stored_rows import StoredRows
 from pipeline.index.token_file import TOKEN_FILE_COLUMNS, write_token_vectors
 from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
@@ -65,14 +64,12 @@ COMMIT_POINTS = (
     "token-vectors-written",
     "lance-files-recorded",
     "manifest-written",
+    "copies-written",
     "generation-renamed",
     "current-replaced",
     "old-generations-pruned",
 )
 """Every step a crash can fall on, in order, from the first write to Lance to the last clean-up."""
-
-SIDE_FILES = (CONTEXT_ARROW, CLUSTERS_ARROW, LATE_NAME)
-"""What a generation carries unchanged from the stages before; a collection may have none of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,6 +138,9 @@ def prepare_writer(layout: CollectionLayout, *, gives_up_projection: bool = Fals
 
 def _mend(layout: CollectionLayout, manifest: Manifest, given_up: set[str]) -> None:
     """Mend what costs no row; raise :class:`DamageError` for what a publication would carry over damaged."""
+    for number in layout.generation_numbers():
+        with contextlib.suppress(IntegrityError):
+            mend_copied(layout, read_manifest(layout, number))
     left = [
         f"{name} of generation {manifest.generation} {problem}"
         for name, problem in _unmended(layout, manifest)
@@ -153,10 +153,11 @@ def _mend(layout: CollectionLayout, manifest: Manifest, given_up: set[str]) -> N
 
 def _unmended(layout: CollectionLayout, manifest: Manifest) -> list[tuple[str, str]]:
     _, left = mend_files(layout, manifest, SIDE_FILES)
-    folder = layout.generation_folder(manifest.generation)
-    if check_generation_files(layout, manifest, names=[LANCE_FILES]):
+    try:
+        records = find_lance_files(layout, manifest)
+    except DamageError:
         return left  # without hashes to compare: what is missing is found when it is read
-    return left + list(damaged_lance_files(layout, read_lance_files(folder), manifests_only=True))
+    return left + list(damaged_lance_files(layout, small_files(records)))
 
 
 @returning_freed_memory()
@@ -308,9 +309,11 @@ def _build(
         sources=tuple(facts.sources),
     )
     manifest.write(folder)
+    commit_point("manifest-written")
+    write_copies(layout, folder)
     durable.fsync_folder(folder)
     progress("index", 5, 5, "files")
-    commit_point("manifest-written")
+    commit_point("copies-written")
     return manifest
 
 
@@ -320,8 +323,6 @@ def _known_lance_files(layout: CollectionLayout) -> Mapping[str, FileRecord]:
     if served is None:
         return {}
     try:
-        if check_generation_files(layout, read_manifest(layout, served), names=[LANCE_FILES]):
-            return {}
-        return read_lance_files(layout.generation_folder(served))
+        return find_lance_files(layout, read_manifest(layout, served))
     except IntegrityError:
         return {}

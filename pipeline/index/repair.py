@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.config import IndexConfig
 from pipeline.durable import storage_errors, write_bytes
 from pipeline.errors import IntegrityError
-from pipeline.index.generation import read_manifest
+from pipeline.index.copies import mend_copied
 from pipeline.index.lance_index import LanceTables, id_batches
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.mend import mend_files, mend_lance
@@ -32,6 +32,7 @@ from pipeline.index.publish import (
     serve_generation,
 )
 from pipeline.index.salvage import Salvage, documents_changed_since, give_up, plan_salvage
+from pipeline.index.stored_files import read_manifest
 from pipeline.index.verify import Problem, read_current, store_problems, verify_generation
 from pipeline.manifest import Manifest
 from pipeline.types import ProgressListener, silent_progress
@@ -105,7 +106,7 @@ def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairRepor
                 else f"generation {number} is whole{NOTHING_TO_REPAIR}"
             )
             return RepairReport(generation=number, action=action, problems=tuple(found))
-        if all(problem.part == "derived" for problem in left[number]):
+        if all(problem.part in ("derived", "copies") for problem in left[number]):
             return _serve_again(layout, number, served, left[number], problems, progress)
     for number in sorted(standing, reverse=True):
         salvage = _plan_salvage(layout, number, left[number])
@@ -124,7 +125,10 @@ def _mend(layout: CollectionLayout, number: int) -> tuple[list[Problem], list[Pr
     if not found or any(problem.part == "manifest" for problem in found):
         return found, found
     with storage_errors(f"mending generation {number} of {layout.name!r}"):
-        mend_files(layout, read_manifest(layout, number))
+        manifest = read_manifest(layout, number)
+        mend_copied(layout, manifest)
+        mend_files(layout, manifest)
+        mend_copied(layout, manifest)  # a copy whose original has just been mended
         mend_lance(layout, layout.generation_numbers())
     return found, verify_generation(layout, number, check_rows=True)
 
@@ -186,7 +190,7 @@ def _rebuild(
 
 
 def _plan_salvage(layout: CollectionLayout, number: int, own: list[Problem]) -> Salvage | None:
-    if any(problem.part not in ("derived", "lance") for problem in own):
+    if any(problem.part not in ("derived", "copies", "lance") for problem in own):
         return None
     damaged = {problem.file for problem in own if problem.part == "lance"}
     return plan_salvage(layout, read_manifest(layout, number), damaged)

@@ -19,13 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import CairnError
-from pipeline.index.generation import check_generation_files, read_manifest
 from pipeline.index.lance_errors import lance_errors
 from pipeline.index.lance_files import MANIFEST_SUFFIX
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CHUNKS_ARROW, DELETED_BITS, DOCUMENTS_ARROW, CollectionLayout
 from pipeline.index.position_files import open_document_positions
 from pipeline.index.segments.joined_columns import StoredColumns
+from pipeline.index.stored_files import check_generation_files, read_manifest
 from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
 from pipeline.manifest import Manifest
 

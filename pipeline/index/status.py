@@ -9,9 +9,9 @@ import numpy as np
 
 from pipeline.durable import storage_errors
 from pipeline.errors import CollectionNotFoundError, DamageError, ModelError
-from pipeline.index.generation import read_manifest
 from pipeline.index.layout import TOKENS_ARROW, CollectionLayout
 from pipeline.index.segments.joined_columns import StoredColumns
+from pipeline.index.stored_files import read_manifest
 from pipeline.manifest import Manifest
 from pipeline.token_vectors.projection import LATE_NAME, load_token_projection
 

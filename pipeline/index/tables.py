@@ -6,11 +6,13 @@ than all else that a search without a filter loads.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import lance
 
-from pipeline.index.layout import CollectionLayout
+from pipeline.errors import DamageError
+from pipeline.index.lance_errors import LANCE_ERRORS
 
 if TYPE_CHECKING:
     import lancedb
@@ -20,18 +22,16 @@ TABLES: Final = (DOCUMENTS, CHUNKS)
 TEXT_INDEX_COLUMNS: Final = ("text", "title")
 
 
-def open_pinned_dataset(layout: CollectionLayout, name: str, version: int) -> lance.LanceDataset:
-    """Open a table as Lance has it, at a version; one that is gone raises :class:`IntegrityError`."""
+def open_pinned_dataset(database: Path, name: str, version: int) -> lance.LanceDataset:
+    """Open a table of a LanceDB folder as Lance has it, at a version; one that is gone raises DamageError."""
     try:
-        return lance.dataset(str(layout.lance_folder / f"{name}.lance"), version=version)
-    except (ValueError, RuntimeError, OSError) as error:
-        raise layout.damaged(f"version {version} of table `{name}` cannot be opened") from error
+        return lance.dataset(str(database / f"{name}.lance"), version=version)
+    except LANCE_ERRORS as error:
+        raise DamageError(f"version {version} of table `{name}` cannot be opened") from error
 
 
-def open_pinned_table(layout: CollectionLayout, name: str, version: int) -> lancedb.table.Table:
-    """Open a table as LanceDB has it, at a version; LanceDB's own errors pass."""
+def open_pinned_table(database: Path, name: str, version: int) -> lancedb.table.Table:
+    """Open a table as LanceDB has it, at a version; LanceDB's own errors pass, also of the latest version."""
     import lancedb  # as the module says
 
-    table = lancedb.connect(str(layout.lance_folder)).open_table(name)
-    table.checkout(version)
-    return table
+    return lancedb.connect(str(database)).open_table(name, version=version)

@@ -18,19 +18,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.errors import CairnError, IntegrityError
+from pipeline.errors import CairnError, DamageError, IntegrityError
+from pipeline.index.copies import COPIES, copied_files, find_lance_files
 from pipeline.index.current import Current
-from pipeline.index.generation import check_generation_files, open_generation, read_manifest
-from pipeline.index.lance_files import MANIFEST_SUFFIX, LanceFiles, damaged_lance_files, read_lance_files
+from pipeline.index.generation import open_generation
+from pipeline.index.lance_files import MANIFEST_SUFFIX, damaged_lance_files
 from pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, lance_errors
-from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW, LANCE_FILES, CollectionLayout, generation_tag
+from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW, CollectionLayout, generation_tag
+from pipeline.index.stored_files import check_generation_files, read_manifest
 from pipeline.manifest import MANIFEST_NAME, Manifest
 from pipeline.types import ProgressListener, silent_progress
 
-Part = Literal["current", "manifest", "derived", "side", "lance", "rows", "store"]
+Part = Literal["current", "manifest", "copies", "derived", "side", "lance", "rows", "store"]
 """What is damaged.
 
-``derived`` files can be made again from Lance; ``side`` files (context, clusters) and Lance cannot.
+``derived`` files can be made again from Lance; ``side`` files (context, clusters) and Lance cannot. Of the
+small files that are there twice, ``copies``, one is mended by the other.
 
 Files that the ``store`` lacks are written to it again from a copy that is whole.
 """
@@ -137,10 +140,8 @@ def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool
         )
         for name, problem in check_generation_files(layout, manifest)
     ]
-    is_list_whole = all(problem.file != LANCE_FILES for problem in problems)
-    problems += _lance_problems(
-        layout, manifest, read_lance_files(layout.generation_folder(number)) if is_list_whole else {}
-    )
+    problems += _copy_problems(layout, manifest)
+    problems += _lance_problems(layout, manifest)
     if check_rows and not problems:
         try:
             problems += [
@@ -152,9 +153,26 @@ def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool
     return problems
 
 
-def _lance_problems(layout: CollectionLayout, manifest: Manifest, records: LanceFiles) -> Iterator[Problem]:
+def _copy_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[Problem]:
+    """Look at second copies, and at the manifest, whose copy may have been read in its place."""
     number = manifest.generation
-    damaged = list(damaged_lance_files(layout, records))
+    for each in copied_files(layout, manifest):
+        files = {f"{COPIES}/{each.name}": each.copy}
+        if each.name == MANIFEST_NAME:
+            files[MANIFEST_NAME] = each.original
+        for name, path in files.items():
+            problem = each.record.problem(path)
+            if problem is not None:
+                sentence = f"{name} of generation {number} {problem}"
+                yield Problem(generation=number, part="copies", file=name, sentence=sentence)
+
+
+def _lance_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[Problem]:
+    number = manifest.generation
+    try:
+        damaged = list(damaged_lance_files(layout, find_lance_files(layout, manifest)))
+    except DamageError:
+        damaged = []  # what the list says is damaged, itself
     for name, problem in damaged:
         yield Problem(
             generation=number,

@@ -11,13 +11,13 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float
 
-from pipeline.errors import UsageError
+from pipeline.errors import IntegrityError, StorageError, UsageError
 from pipeline.index.generation import Generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.search.documents import count_documents, read_document
@@ -44,6 +44,7 @@ from pipeline.types import (
 if TYPE_CHECKING:
     from lancedb.expr import Expr
 
+_Answer = TypeVar("_Answer")
 Vectors = Float[np.ndarray, "Q V"] | EncodedQueries
 
 
@@ -75,9 +76,15 @@ class Searcher:
     def warnings(self) -> tuple[str, ...]:
         """What the user should know.
 
-        A sentence while an older generation than the published one is served, nothing when all is well.
+        A sentence while an older generation than the published one is served or files of this one are
+        damaged, nothing when all is well.
         """
         return () if self._served.warning is None else (self._served.warning,)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Tell whether an older generation answers than was published."""
+        return self._served.is_outdated
 
     @property
     def is_answering(self) -> bool:
@@ -93,8 +100,13 @@ class Searcher:
     ) -> list[SearchResult]:
         """Answer several queries in one pass of the encoder and one search of each vector index."""
         check_queries(queries)
+        chosen = options if reranker is None else widened(options)
+        results = self.reading(lambda: self._answer(queries, chosen))
+        return results if reranker is None else [reranked(result, reranker, options) for result in results]
+
+    def _answer(self, queries: Sequence[str], options: SearchOptions) -> list[SearchResult]:
         generation, encoder = self._served.take()
-        search = self._prepare(generation, queries, options if reranker is None else widened(options))
+        search = self._prepare(generation, queries, options)
         vectors = Future[Vectors]()
         vectors.set_running_or_notify_cancel()
         both = _beside(search.read, vectors, self._threads)
@@ -104,8 +116,29 @@ class Searcher:
             vectors.set_exception(error)
             wait([both])
             raise
-        results = finish_search(*both.result())
-        return results if reranker is None else [reranked(result, reranker, options) for result in results]
+        return finish_search(*both.result())
+
+    def reading(self, attempt: Callable[[], _Answer]) -> _Answer:
+        """Return what ``attempt`` reads; where it meets damage and another generation is whole, once more."""
+        before = self.last_generation
+        try:
+            return attempt()
+        except (IntegrityError, StorageError):
+            if not self.is_replaced(before):
+                raise
+            return attempt()
+
+    @property
+    def last_generation(self) -> Generation:
+        """The generation that answered last."""
+        return self._served.generation
+
+    def is_replaced(self, failed: Generation) -> bool:
+        """Look for damage after a read failed; tell whether another generation answers now.
+
+        Hashes the files of a damaged generation, which may take seconds.
+        """
+        return self._served.is_replaced(failed)
 
     def search_vectors(
         self,
@@ -126,7 +159,9 @@ class Searcher:
                     f"there must be one query text a vector, got {len(queries)} texts and "
                     f"{len(query_vectors)} vectors"
                 )
-        return finish_search(self._prepare(self.generation, queries, asked).read(), query_vectors)
+        return self.reading(
+            lambda: finish_search(self._prepare(self.generation, queries, asked).read(), query_vectors)
+        )
 
     def begin(
         self, queries: Sequence[str], options: SearchOptions, vectors: Future[Vectors], threads: Executor
@@ -140,11 +175,11 @@ class Searcher:
 
     def read_document(self, doc_id: str, *, restriction: Mapping[str, Any] | None = None) -> Document | None:
         """Return a document by its id; None where there is none, or none that matches ``restriction``."""
-        return read_document(self.generation, doc_id, restriction, self._timeout)
+        return self.reading(lambda: read_document(self.generation, doc_id, restriction, self._timeout))
 
     def count_documents(self, restriction: Mapping[str, Any] | None = None) -> int:
         """Count the documents that match ``restriction``."""
-        return count_documents(self.generation, restriction, self._timeout)
+        return self.reading(lambda: count_documents(self.generation, restriction, self._timeout))
 
     def _prepare(
         self, generation: Generation, queries: Sequence[str] | None, options: SearchOptions

@@ -1,14 +1,17 @@
 """The generation a searcher answers from: the newest that is whole.
 
 A new generation is opened when ``CURRENT`` changes; the old one stays if the new one is damaged. A generation
-that is damaged while it is served is replaced within the call that notices. A search takes one generation and
-keeps it until its answer is complete; an old generation is closed after the last search that uses it.
-Checking for a publication costs one ``stat``. A damaged generation is tried again at most every
-:data:`RETRY_SECONDS`. For a collection in an object store, a thread keeps this machine's copy up to date.
+that is damaged while it is served is replaced within the call that notices; what is known to be damaged is
+not read, though much of it may be whole. One whose mapped files were moved away is whole for who holds them,
+and answers on with a warning. A search takes one generation and keeps it until its answer is complete; an old
+generation is closed after the last search that uses it. Checking for a publication costs one ``stat``. A
+damaged generation is tried again at most every :data:`RETRY_SECONDS`. For a collection in an object store, a
+thread keeps this machine's copy up to date.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -40,15 +43,17 @@ class ServedGeneration:
         layout.require_exists()
         self._layout = layout
         self._load_encoder = (lambda _: encoder) if isinstance(encoder, QueryEncoder) else encoder
-        self._lock = threading.Lock()
+        self._lock, self._look_lock = threading.Lock(), threading.Lock()
+        self._look_at = 0.0
         self._stamp = self._read_stamp()
         generation = open_latest_intact_generation(layout)
         self._served = generation, self._load_encoder(generation)
         require_encoder(*self._served)
-        self._warning = generation.warning
-        self._retry_at = self._next_retry() if self._warning else None
+        self._describe(generation)
         self._refusal: FingerprintMismatchError | None = None
         self._damage: IntegrityError | None = None
+        self._suspects: frozenset[str] = frozenset()
+        """Files of Lance that were found damaged: hashed before a generation with one is served again."""
         if layout.replica is not None:
             threading.Thread(
                 target=_follow, args=[weakref.ref(self), layout], name="cairn-follow", daemon=True
@@ -56,13 +61,23 @@ class ServedGeneration:
 
     @property
     def warning(self) -> str | None:
-        """A sentence for the user while an older generation is served than was published."""
+        """A sentence for the user while not all files of the published generation are whole."""
         return self._warning
+
+    @property
+    def is_outdated(self) -> bool:
+        """Tell whether an older generation answers than was published."""
+        return self._is_outdated
 
     @property
     def damage(self) -> IntegrityError | None:
         """What keeps every call from being answered: the generation was damaged, and no other is whole."""
         return self._damage
+
+    @property
+    def generation(self) -> Generation:
+        """The generation that answered last, without a look at what has become of it."""
+        return self._served[0]
 
     def take(self) -> tuple[Generation, QueryEncoder]:
         """Return the generation to answer one call from, and its encoder; a newly published one is taken up.
@@ -79,12 +94,30 @@ class ServedGeneration:
                 self._lock.release()
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
-        served = self._served
-        try:
-            served[0].require_whole()
-        except IntegrityError as error:
-            return self._fall_back(served[0], error)
-        return served
+        served, damage = self._served, self._damage
+        if damage is None:
+            try:
+                served[0].require_whole()
+            except IntegrityError as error:
+                damage = error
+            else:
+                return served
+        return self._fall_back(served[0], damage)
+
+    def is_replaced(self, failed: Generation) -> bool:
+        """Look for damage after a read of a generation failed; tell whether another one answers now.
+
+        Hashes what the failed one reads of Lance, at most every :data:`RETRY_SECONDS`.
+        """
+        with self._look_lock:
+            if self._served[0] is failed and self._damage is None and time.monotonic() >= self._look_at:
+                self._look_at = self._next_retry()
+                found = failed.lance_files.damaged_file()
+                if found is not None:
+                    error = self._layout.damaged(f"{found[0]} of generation {failed.number} {found[1]}")
+                    with contextlib.suppress(IntegrityError):
+                        self._fall_back(failed, error)
+        return self._served[0] is not failed
 
     def _fall_back(self, damaged: Generation, error: IntegrityError) -> tuple[Generation, QueryEncoder]:
         """Serve the newest whole generation in the place of one that was damaged while it was served.
@@ -92,15 +125,15 @@ class ServedGeneration:
         Where there is none, ``error`` is raised, and files are looked at again every :data:`RETRY_SECONDS`.
         """
         with self._lock:
-            if self._served[0] is damaged and (self._retry_at is None or time.monotonic() >= self._retry_at):
-                self._retry_at = self._next_retry()
+            is_due = self._damage is None or self._retry_at is None or time.monotonic() >= self._retry_at
+            if self._served[0] is damaged and is_due:
+                self._suspects |= damaged.lance_files.damaged
                 try:
-                    opened = open_latest_intact_generation(self._layout)
+                    opened = open_latest_intact_generation(self._layout, suspects=self._suspects)
                 except (IntegrityError, StorageError):
-                    self._damage = error
+                    self._damage, self._retry_at = error, self._next_retry()
                     raise error from None
                 self._serve(opened)
-                self._retry_at = self._next_retry() if opened.warning else None
                 log.warning(
                     "search.fell_back collection=%s damaged=%d generation=%d",
                     self._layout.name,
@@ -113,16 +146,18 @@ class ServedGeneration:
         return served
 
     def _is_due(self) -> bool:
-        return self._read_stamp() != self._stamp or (
-            self._retry_at is not None and time.monotonic() >= self._retry_at
-        )
+        if self._retry_at is not None and time.monotonic() >= self._retry_at:
+            return True
+        is_moved = self._retry_at is None and self._served[0].held_files.moved_file() is not None
+        return is_moved or self._read_stamp() != self._stamp
 
     def _take_up(self) -> None:
         stamp = self._read_stamp()
         generation = self._served[0]
         try:
-            opened = open_generation(self._layout)
+            opened = open_generation(self._layout, suspects=self._suspects)
         except (IntegrityError, StorageError) as error:
+            self._is_outdated = self._is_behind(generation)
             self._warning = (
                 f"generation {generation.number} is still served, the published one is not: {error}"
             )
@@ -131,7 +166,7 @@ class ServedGeneration:
             log.warning("search.take_up_failed collection=%s served=%d", self._layout.name, generation.number)
             return
         self._serve(opened)
-        self._retry_at, self._stamp = None, stamp
+        self._stamp, self._suspects = stamp, frozenset()
         log.info("search.taken_up collection=%s generation=%d", self._layout.name, opened.number)
 
     def _serve(self, opened: Generation) -> None:
@@ -145,7 +180,24 @@ class ServedGeneration:
             self._refusal = error
         else:
             self._served, self._refusal = (opened, encoder), None
-        self._warning, self._damage = opened.warning, None
+        self._damage = None
+        self._describe(opened)
+
+    def _describe(self, opened: Generation) -> None:
+        """Note what the user should know of a generation, and when to look for a better one.
+
+        While second copies are read there is none, until a repair writes ``CURRENT`` again.
+        """
+        self._warning: str | None = opened.warning
+        self._is_outdated = self._is_behind(opened)
+        is_best = opened.warning is None or (bool(opened.copied) and not self._is_outdated)
+        self._retry_at = None if is_best else self._next_retry()
+
+    def _is_behind(self, generation: Generation) -> bool:
+        try:
+            return self._layout.current_generation_number() not in (None, generation.number)
+        except IntegrityError:  # what was published cannot be told
+            return False
 
     def _read_stamp(self) -> Stamp | None:
         try:

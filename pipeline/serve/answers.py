@@ -13,7 +13,13 @@ from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
-from pipeline.errors import CairnError, CollectionNotFoundError, FingerprintMismatchError
+from pipeline.errors import (
+    CairnError,
+    CollectionNotFoundError,
+    FingerprintMismatchError,
+    IntegrityError,
+    StorageError,
+)
 from pipeline.search.queries import check_queries
 from pipeline.search.rerank import reranked, widened
 from pipeline.search.searcher import finish_search
@@ -93,13 +99,19 @@ async def with_collection(
 ) -> _Reply:
     """Await ``attempt(collection)``; errors become problems.
 
-    Where another encoder has made the newest generation, the collection is opened and asked once more.
+    Where another encoder has made the newest generation, the collection is opened and asked once more; where
+    the generation is damaged and another one is whole, that one is asked.
     """
     try:
+        before = served.searcher.last_generation
         try:
             return await attempt(served)
         except FingerprintMismatchError:
             return await attempt(await state.collections.reopen(served))
+        except (IntegrityError, StorageError):
+            if not await state.search_threads.run(lambda: served.searcher.is_replaced(before)):
+                raise
+            return await attempt(served)
     except CollectionNotFoundError as error:
         state.collections.forget(served)
         raise search_problem(error) from None

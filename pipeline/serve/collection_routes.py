@@ -129,7 +129,7 @@ def _describe(served: ServedCollection, grant: Grant, *, reranks: bool) -> Colle
             Column(name=name, type=str(data_type))
             for name, data_type in filterable_columns(generation.document_schema).items()
         ],
-        is_outdated=bool(searcher.warnings),
+        is_outdated=searcher.is_outdated,
     )
 
 

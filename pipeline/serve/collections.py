@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipeline.errors import CairnError, ConfigError, FingerprintMismatchError, IntegrityError, StorageError
-from pipeline.index.generation import Generation, open_latest_intact_generation, read_manifest
+from pipeline.index.generation import Generation, open_latest_intact_generation
 from pipeline.index.layout import FIRST_INGEST, CollectionLayout, list_collections, list_states
+from pipeline.index.stored_files import read_manifest
 from pipeline.manifest import Manifest
 from pipeline.search.searcher import Searcher
 from pipeline.serve.batching import EncoderQueue, Observer, TextVectors, unobserved
@@ -167,9 +168,14 @@ class Collections:
                 reasons.append(f"collection {name!r} cannot be served: {found.problem.kind.title}")
             elif found is not None and not found.searcher.is_answering:
                 reasons.append(f"collection {name!r} cannot be served: {COLLECTION_DAMAGED.title}")
-            elif found is not None and found.searcher.warnings:
+            elif found is not None and found.searcher.is_outdated:
                 reasons.append(
                     f"collection {name!r} serves an older generation: the published one is damaged"
+                )
+            elif found is not None and found.searcher.warnings:
+                reasons.append(
+                    f"collection {name!r} answers, but not all of its files are whole or up to date: its "
+                    "keeper has to verify and repair it"
                 )
         return "; ".join(reasons) or None
 

@@ -186,7 +186,7 @@ def _health(
         uses_context=manifest.settings["encoder"]["use_context"],
         context_documents=manifest.context_documents if sees_all else None,
         drift=_drift(generation) if sees_all else None,
-        is_outdated=bool(served.searcher.warnings),
+        is_outdated=served.searcher.is_outdated,
         lengths=[LengthReply(**asdict(length)) for length in curve],
     )
 

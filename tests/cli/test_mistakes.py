@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.index.copies import COPIES
 from pipeline.index.layout import CollectionLayout
 
 
@@ -168,9 +170,9 @@ def test_advice_after_damage_is_a_command_that_mends_it(
     call("ingest", corpus, *ingest_options, "--quiet", *at_root)
     call("compact", "c", *at_root)
     folder = tmp_path / "my data" / "c"
-    (folder / "generations" / (folder / "CURRENT").read_text().split()[0] / damaged).write_bytes(
-        b"no such thing"
-    )
+    generation = folder / "generations" / (folder / "CURRENT").read_text().split()[0]
+    shutil.rmtree(generation / COPIES)
+    (generation / damaged).write_bytes(b"no such thing")
     code, _, err = call("status", "c", *at_root)
     assert code == 1
     advised = err.splitlines()[-1].partition("run `")[2].removesuffix("`")
@@ -183,7 +185,9 @@ def test_repair_of_what_cannot_be_mended_does_not_recommend_itself(
     call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
 ) -> None:
     call("ingest", corpus, *ingest_options, "--quiet")
-    (tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").unlink()
+    generation = tmp_path / "cairn-data" / "c" / "generations" / "00000001"
+    for path in (generation / "MANIFEST.json", generation / COPIES / "MANIFEST.json"):
+        path.unlink()
     code, _, err = call("repair", "c")
     assert code == 1
     assert "run `cairn repair" not in err

@@ -155,7 +155,12 @@ def require_sentence(layout: CollectionLayout, error: CairnError) -> None:
 
 
 def read(layout: CollectionLayout) -> None:
-    generation = open_latest_intact_generation(layout)
+    try:
+        generation = open_latest_intact_generation(layout)
+    except CairnError as error:
+        require_sentence(layout, error)
+        assert repair_collection(layout).lost, "no generation was whole, but nothing is lost"
+        return
     assert generation.num_documents == len(RIGHT[generation.number])
     assert generation.number == 2 or generation.warning is not None
     try:

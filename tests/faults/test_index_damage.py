@@ -1,4 +1,7 @@
-"""Fault matrix 11-14: flipped bits, truncated and missing files; what is refused, found and repaired."""
+"""Fault matrix 11-14: flipped bits, truncated and missing files; what is refused, found and repaired.
+
+The generations have no second copies here, as those of earlier releases: see ``test_copies``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from pipeline.errors import IntegrityError
+from pipeline.index.copies import COPIES
 from pipeline.index.generation import open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import (
@@ -53,6 +57,7 @@ def template(stones: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pa
     layout = CollectionLayout(root, "stones")
     stones.publish_documents(layout, stones.document_ids(20))
     stones.publish_change(layout, "n")
+    remove_copies(layout)
     return root
 
 
@@ -70,6 +75,11 @@ def old_ids(stones: ModuleType) -> list[str]:
 @pytest.fixture(scope="module")
 def new_ids(stones: ModuleType, template: Path) -> list[str]:
     return open_generation(CollectionLayout(template, "stones")).doc_ids.to_pylist()
+
+
+def remove_copies(layout: CollectionLayout) -> None:
+    for number in layout.generation_numbers():
+        shutil.rmtree(layout.generation_folder(number) / COPIES)
 
 
 def flip_bit(path: Path) -> None:
@@ -128,6 +138,7 @@ def test_repair_of_a_side_file_of_its_own_returns_to_the_last_whole_generation(
     layout = CollectionLayout(tmp_path, "stones")
     stones.publish_documents(layout, old_ids)
     stones.publish_documents(layout, ["new"], context=b"drawn again")
+    remove_copies(layout)
     flip_bit(layout.generation_folder(2) / name)
     report = repair_collection(layout)
     assert (report.generation, report.lost) == (1, ("new",))
@@ -276,6 +287,7 @@ def test_damaged_side_file_is_never_carried_into_the_next_generation(
 ) -> None:
     layout = CollectionLayout(tmp_path, "stones")
     stones.publish_documents(layout, old_ids)
+    remove_copies(layout)
     flip_bit(layout.generation_folder(1) / "context.arrow")
     with pytest.raises(
         IntegrityError, match=r"context.arrow of generation 1 does not match its SHA-256; run"

@@ -8,10 +8,12 @@ from types import ModuleType
 import pytest
 
 from pipeline.errors import DamageError
+from pipeline.index.copies import COPIES
 from pipeline.index.current import Current
-from pipeline.index.generation import open_generation, open_latest_intact_generation, read_manifest
+from pipeline.index.generation import open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import repair_collection, verify_collection
+from pipeline.index.stored_files import read_manifest
 from pipeline.manifest import MANIFEST_NAME
 from tests.damages import flipped_bits
 
@@ -64,6 +66,7 @@ def test_flipped_bit_of_a_manifest_is_noticed(changed: CollectionLayout, number:
     path = changed.generation_folder(number) / MANIFEST_NAME
     whole = path.read_bytes()
     read_manifest(changed, number)
+    (changed.generation_folder(number) / COPIES / MANIFEST_NAME).unlink()
     for flipped in islice(flipped_bits(whole), 0, None, EVERY_NTH_BIT):
         path.write_bytes(flipped)
         with pytest.raises(DamageError, match="SHA-256 in CURRENT"):

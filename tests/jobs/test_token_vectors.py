@@ -15,6 +15,7 @@ from jobs.recontextualise import recontextualise
 from pipeline import open_collection
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.encode.documents import DocumentEncoder
+from pipeline.index.copies import COPIES
 from pipeline.index.generation import Generation, open_generation
 from pipeline.index.layout import TOKENS_ARROW, CollectionLayout
 from pipeline.index.maintenance import (
@@ -145,7 +146,10 @@ def test_damaged_token_file_is_found_and_made_again(tmp_path: Path, tiny_late_fo
 def test_collection_whose_projection_is_lost_is_repaired_to_one_without_token_vectors(
     tmp_path: Path, tiny_late_folder: Path
 ):
-    (ingest(tmp_path, tiny_late_folder).folder / LATE_NAME).write_bytes(b"x")
+    folder = ingest(tmp_path, tiny_late_folder).folder
+    (folder / LATE_NAME).write_bytes(b"x")
+    assert open_generation(layout(tmp_path)).token_vectors is not None  # by the second copy
+    (folder / COPIES / LATE_NAME).write_bytes(b"x")
     repair_collection(layout(tmp_path))
 
     assert open_generation(layout(tmp_path)).token_vectors is None

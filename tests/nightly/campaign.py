@@ -52,6 +52,7 @@ def run_campaigns(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run episodes of the campaigns in turn until the time is up; return the summary."""
+    tried = commit()  # another one may be checked out before the end
     started, seed = time.monotonic(), first_seed
     tallies = {name: Tally() for name in campaigns}
     faults = list[dict[str, Any]]()
@@ -70,7 +71,7 @@ def run_campaigns(
                 )
         seed += 1
     return {
-        "commit": commit(),
+        "commit": tried,
         "first_seed": first_seed,
         "last_seed": seed - 1,
         "seconds": round(time.monotonic() - started),

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("name", ["operations", "publications", "hostile"])
+@pytest.mark.parametrize("name", ["operations", "publications", "hostile", "damage"])
 def test_episode_finds_no_fault(name: str) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "tests.nightly", "--campaign", name, "--seed", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,7 @@ def test_unchanged_current_is_not_opened_again(
 ) -> None:
     publish(layout, 5)
     searcher = Searcher(layout, encoder)
-    monkeypatch.setattr(served, "open_generation", lambda _: pytest.fail("opened again"))
+    monkeypatch.setattr(served, "open_generation", lambda *_, **__: pytest.fail("opened again"))
     searcher.search("slate")
     searcher.search("slate")
 
@@ -102,7 +103,7 @@ def test_damaged_generation_is_not_opened_at_every_call(
     publish(layout, 9, version=1, replaces=first)
     damage(layout, 2)
     searcher.search("slate")
-    monkeypatch.setattr(served, "open_generation", lambda _: pytest.fail("opened again"))
+    monkeypatch.setattr(served, "open_generation", lambda *_, **__: pytest.fail("opened again"))
     assert searcher.search("slate").generation == 1
 
 
@@ -160,7 +161,6 @@ def write_into(path: Path) -> None:
         "documents.arrow",
         "chunks.arrow",
         "passages.arrow",
-        "lance_files.json",
     ],
 )
 @pytest.mark.parametrize("harm", [lambda path: os.truncate(path, 10), write_into], ids=["cut", "flipped"])
@@ -195,7 +195,7 @@ def test_generation_damaged_with_no_other_is_looked_at_once_until_the_retry_is_d
     os.truncate(layout.generation_folder(1) / "chunks.faiss", 10)
     with pytest.raises(DamageError, match="it was cut while it was open"):
         searcher.search("slate")
-    monkeypatch.setattr(served, "open_latest_intact_generation", lambda _: pytest.fail("opened again"))
+    monkeypatch.setattr(served, "open_latest_intact_generation", lambda *_, **__: pytest.fail("opened again"))
     with pytest.raises(DamageError, match="it was cut while it was open"):
         searcher.search("slate")
 
@@ -305,10 +305,10 @@ def test_thread_waits_for_the_new_generation_only_where_the_old_one_went_away(
     is_opening, may_open = threading.Event(), threading.Event()
     open_generation = served.open_generation
 
-    def slowly(asked: CollectionLayout) -> Generation:
+    def slowly(asked: CollectionLayout, **named: Any) -> Generation:
         is_opening.set()
         assert may_open.wait(600)
-        return open_generation(asked)
+        return open_generation(asked, **named)
 
     monkeypatch.setattr(served, "open_generation", slowly)
     with ThreadPoolExecutor(2) as pool:

@@ -18,6 +18,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from pipeline.index.copies import COPIES
 from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
 from pipeline.index.maintenance import compact_collection, repair_collection
 from pipeline.search import served
@@ -107,7 +108,9 @@ def test_corrupt_collection(own_root: Path, serve: Callable[..., TestClient]) ->
 
 
 def test_collection_without_a_readable_manifest(own_root: Path, serve: Callable[..., TestClient]) -> None:
-    (CollectionLayout(own_root, "stones").generation_folder(1) / "MANIFEST.json").write_text("{")
+    folder = CollectionLayout(own_root, "stones").generation_folder(1)
+    for path in (folder / "MANIFEST.json", folder / COPIES / "MANIFEST.json"):
+        path.write_text("{")
     client = serve(ServeSettings(root=own_root))
     require_refused(client, own_root, "stones", 503, "collection-damaged")
     listed = {c["name"]: c["status"] for c in client.get("/v1/collections").json()["collections"]}
@@ -335,7 +338,7 @@ def test_collection_with_a_generation_before_answers_on_when_a_file_is_cut_and_a
     assert client.get("/readyz").json() == {"status": "ready"}
 
 
-def test_collection_whose_tables_are_gone_is_a_failing_storage_and_the_log_says_so(
+def test_collection_whose_tables_are_gone_is_damaged_and_the_log_says_so(
     own_root: Path,
     serve: Callable[..., TestClient],
     caplog: pytest.LogCaptureFixture,
@@ -349,11 +352,11 @@ def test_collection_whose_tables_are_gone_is_a_failing_storage_and_the_log_says_
         response = client.get(f"/v1/collections/stones{path}")
         assert (response.status_code, response.json()["type"]) == (
             503,
-            "urn:problem-type:cairn:storage-failed",
+            "urn:problem-type:cairn:collection-damaged",
         )
         assert str(own_root) not in response.text
-        assert "serve.read_failed collection=stones error=StorageError" in caplog.text
-    assert asked(client, "stones") == (503, "storage-failed")
+        assert "serve.read_failed collection=stones error=DamageError" in caplog.text
+    assert asked(client, "stones") == (503, "collection-damaged")
     assert asked(client, "pebbles") == (200, "")
 
 

@@ -40,7 +40,9 @@ def rows_changed(
     deleted = [np.empty(0, np.int64)]
     with lance_errors("comparing two versions of the tables", damaged=True):
         for table in (DOCUMENTS, CHUNKS):
-            old, new = (open_pinned_dataset(layout, table, each[table]) for each in (before, after))
+            old, new = (
+                open_pinned_dataset(layout.lance_folder, table, each[table]) for each in (before, after)
+            )
             left = {fragment.fragment_id: fragment for fragment in new.get_fragments()}
             first = 0
             for fragment in old.get_fragments():
