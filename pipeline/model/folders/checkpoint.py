@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, normalizers
 
@@ -40,6 +40,9 @@ WEIGHTS_NAME: Final = "model.safetensors"
 WEIGHTS_INDEX_NAME: Final = "model.safetensors.index.json"
 EXTRA_NAME: Final = "cairn_extra.safetensors"
 """Tensors of ours beside a stock model's: a latent attention, landmark gates, a landmark mixer."""
+
+_COPIED_BYTES: Final = 1 << 16
+"""Tensors smaller than this, such as norms and biases, are copied when weights are read."""
 
 _TOKEN_NAMES: Final = {
     "cls": (("cls_token", "bos_token"), ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>")),
@@ -193,13 +196,27 @@ def _weights_paths(folder: Path) -> list[Path]:
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read a file of weights so that matrices leave memory once they are packed and let go.
+
+    They are mapped together. What may stay as it lies in the file does not keep that mapping: embeddings
+    have mappings of their own, and small tensors are copied.
+    """
     try:
-        return load_file(path)
+        return {name: _apart(path, name, tensor) for name, tensor in load_file(path).items()}
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
             f"{path.name} of the model must be a whole safetensors file, got a damaged one ({error}); "
             "fetch the model again"
         ) from error
+
+
+def _apart(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.nbytes < _COPIED_BYTES:
+        return tensor.clone()
+    if "embed" not in name:
+        return tensor
+    with safe_open(path, "pt") as stored:
+        return stored.get_tensor(name)
 
 
 def _require(path: Path) -> Path:

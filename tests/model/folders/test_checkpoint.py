@@ -122,6 +122,19 @@ def test_read_pickled_weights_alone_are_refused(folder):
         read_checkpoint(folder)
 
 
+def test_read_matrices_share_no_memory_with_what_may_stay(folder):
+    torch.manual_seed(0)
+    written = {
+        "embeddings.word_embeddings.weight": torch.randn(200, 128),
+        "encoder.dense.weight": torch.randn(128, 128),
+        "encoder.norm.weight": torch.randn(128),
+    }
+    save_file(written, folder / "model.safetensors")
+    read = read_checkpoint(folder).tensors
+    assert all(torch.equal(read[name], tensor) for name, tensor in written.items())
+    assert len({tensor.untyped_storage().data_ptr() for tensor in read.values()}) == len(read)
+
+
 def _split_weights(folder):
     """Lay the weights out in two files and an index, as large models are published."""
     tensors = load_file(folder / "model.safetensors")
