@@ -48,6 +48,12 @@ WINDOW_OVERLAP_TOKENS: Final = 128
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 100.0
 """Far beyond what helps any model: below, logits leave what bf16 sums; above, attention is a plain mean."""
 
+MACHINE_SETTINGS: Final = frozenset({"model", "precision", "backend", "batch_tokens"})
+"""Encoder settings that say where a model lies and how it runs.
+
+No folder brings them, and no fingerprint has them. All others move vectors, and are in both.
+"""
+
 _FAISS_SEED: Final = About(low=-(2**31), high=2**31 - 1)
 """FAISS keeps the seed of a K-means in a C int."""
 
@@ -125,7 +131,7 @@ class ContextConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderConfig:
-    """The second stage. All options but ``precision``, ``backend`` and ``batch_tokens`` move vectors.
+    """The second stage. All options but :data:`MACHINE_SETTINGS` move vectors.
 
     ``landmark_interval`` counts a chunk's own tokens; its landmark comes on top and counts within the window.
     With ``landmarks`` = sentence it is the most a chunk of whole sentences may hold; it is the k of

@@ -16,15 +16,15 @@ transformer's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
-from pipeline.config import EncoderConfig
+from pipeline.config import MACHINE_SETTINGS, EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context
 from pipeline.encode.prefixes import Prefix, tokenize_after
@@ -60,22 +60,12 @@ ENCODER_FORMAT_VERSION = 1
 MIXING_VERSION = 1
 """Raised when the same mixer begins to give other vectors."""
 
-ADDED_SETTINGS: Final[Mapping[str, str]] = {
-    "landmarks": "landmarks",
-    "truncate_dim": "dims",
-    "num_layers": "layers",
-    "causal": "causal",
-    "query_prefix": "query_prefix",
-    "document_prefix": "document_prefix",
-    "pool_prefix": "pool_prefix",
-    "query_temperature": "query_temperature",
-    "temperature_by_length": "temperature_by_length",
-    "whole_text_tokens": "whole_text_tokens",
-}
-"""Settings added since the first release, by the name they are hashed under.
-
-A fingerprint holds those that differ from their default, so that collections built before stay readable.
-"""
+_ALWAYS_HASHED: Final = frozenset(
+    {"pooling", "attention", "landmark_interval", "window_tokens", "window_overlap_tokens", "temperature"}
+)
+"""The settings of the first release. Others are hashed where they differ from their default."""
+_HASHED_AS: Final = {"window_tokens": "max_window_tokens", "dims": "truncate_dim", "layers": "num_layers"}
+"""Names in fingerprints, where the setting was renamed since."""
 
 
 SMALL_CHARACTERS: Final = 1_000
@@ -136,14 +126,8 @@ class DocumentEncoder:
             kind="encoder",
             format=ENCODER_FORMAT_VERSION,
             weights=self.backbone.weights_fingerprint,
-            pooling=config.pooling,
-            attention=config.attention,
-            landmark_interval=config.landmark_interval,
-            max_window_tokens=config.window_tokens,
-            window_overlap_tokens=config.window_overlap_tokens,
-            temperature=float(config.temperature),
             context=context.fingerprint if config.use_context and context is not None else None,
-            **_added_settings(config),
+            **_hashed_settings(config),
             **({"landmark_gates": self._landmarks.fingerprint} if self._landmarks else {}),
             **({"landmark_mixer": MIXING_VERSION} if self._mixer else {}),
         )
@@ -357,11 +341,14 @@ def _document_vectors(
     return vectors_NV
 
 
-def _added_settings(config: EncoderConfig) -> dict[str, Any]:
-    """Return the settings of :data:`ADDED_SETTINGS` that differ from their default."""
-    default = EncoderConfig()
+def _hashed_settings(config: EncoderConfig) -> dict[str, Any]:
+    """Return the settings that move vectors; :attr:`DocumentEncoder.fingerprint` has the context's own."""
+    default = type(config)()
+    values = {item.name: getattr(config, item.name) for item in fields(config)}
     return {
-        hashed: getattr(config, name)
-        for hashed, name in ADDED_SETTINGS.items()
-        if getattr(config, name) != getattr(default, name)
+        _HASHED_AS.get(name, name): float(value) if name == "temperature" else value
+        for name, value in values.items()
+        if name not in MACHINE_SETTINGS
+        and name != "use_context"
+        and (name in _ALWAYS_HASHED or value != getattr(default, name))
     }

@@ -7,9 +7,24 @@ import dataclasses
 import numpy as np
 import pytest
 
+from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError
 from pipeline.manifest import fingerprint
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RollingEncoder(EncoderConfig):
+    roll_metres: int = 3
+
+
+def test_fingerprint_added_option_changes_it_where_it_is_not_the_default(config, backbone):
+    encoders = [
+        DocumentEncoder(RollingEncoder(**dataclasses.asdict(config), roll_metres=metres), None, backbone)
+        for metres in (3, 4)
+    ]
+    before = DocumentEncoder(config, None, backbone).fingerprint
+    assert [encoder.fingerprint == before for encoder in encoders] == [True, False]
 
 
 @pytest.mark.parametrize(

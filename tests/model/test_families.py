@@ -1,8 +1,7 @@
 """Every family and setting: batches against single rows, bf16 against fp32, and the guide's table of models.
 
 A family reads a ``model_type``, or CDE's checkpoints, which have no ``model_type``. ``make models`` writes
-the table again. A new family needs its published name in ``NAMES`` and a writer of tiny checkpoints in
-``family_folder``.
+the table again. A new family needs a writer of tiny checkpoints in ``family_folder``.
 """
 
 from __future__ import annotations
@@ -33,25 +32,11 @@ from pipeline.poolings import POOLINGS, Attention, Pooling
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "models.md"
 BEGIN, END = "<!-- models: begin, written by `make models` -->\n", "<!-- models: end -->\n"
-NAMES = {
-    "bert": "BERT",
-    "roberta": "RoBERTa",
-    "xlm-roberta": "XLM-RoBERTa",
-    "camembert": "CamemBERT",
-    "modernbert": "ModernBERT, mmBERT",
-    "nomic_bert": "NomicBERT",
-    "new": "gte-en-mlm, gte-multilingual",
-    "gte": "GTE",
-    "mistral": "Mistral",
-    "qwen2": "Qwen2",
-    "qwen3": "Qwen3",
-    "llama": "Llama",
-    "nvembed": "NV-Embed-v2",
-    "m3bert": "m³BERT",
+TITLES = {name: kind.title for name, kind in MODEL_TYPES.items()} | {
     "cde v1": "cde-small-v1",
     "cde v2": "cde-small-v2",
 }
-FAMILIES = [*MODEL_TYPES, "cde v1", "cde v2"]
+FAMILIES = list(TITLES)
 MODES = [(attention, pooling) for attention, poolings in POOLINGS.items() for pooling in poolings]
 EVERY_FAMILY = {
     ("chunk", "mean", "plain"),
@@ -309,7 +294,7 @@ def _table(family_folder: Callable[[str], Path]) -> str:
         f"| model | `model_type` | {' | '.join(columns)} |",
         f"| {' | '.join(['---'] * (len(columns) + 2))} |",
         *(
-            f"| {', '.join(NAMES[family] for family in families)} "
+            f"| {', '.join(TITLES[family] for family in families)} "
             f"| {', '.join(f'`{name}`' for name in families if name in MODEL_TYPES) or 'of its backbone'} "
             f"| {' | '.join(features.values())} |"
             for families, features in rows

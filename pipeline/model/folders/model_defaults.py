@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.config import DEFAULT_MODEL, EncoderConfig
+from pipeline.config import DEFAULT_MODEL, MACHINE_SETTINGS, EncoderConfig
 from pipeline.errors import ConfigError, ModelError
 from pipeline.manifest import rename_settings
 from pipeline.model.folders.cde_settings import cde_settings, is_cde
@@ -32,8 +32,6 @@ from pipeline.poolings import POOLING_RULES, PREFIX_POOLINGS
 
 CAIRN_SETTINGS_NAME: Final = "cairn_config.json"
 CAIRN_FORMAT: Final = 1
-NOT_SAVED: Final = frozenset({"model", "precision", "backend", "batch_tokens"})
-"""Settings of the machine a model runs on: no folder brings them."""
 
 _OF_SENTENCE_TRANSFORMERS: Final = {
     name: pooling for pooling, rule in POOLING_RULES.items() for name in rule.read_from
@@ -95,7 +93,7 @@ def _of_cairn(path: Path) -> dict[str, Any]:
     content = read_json(path)
     stored: Any = content.get("encoder")
     settings = rename_settings("encoder", stored) if isinstance(stored, dict) else None
-    known = {item.name for item in fields(EncoderConfig)} - NOT_SAVED
+    known = {item.name for item in fields(EncoderConfig)} - MACHINE_SETTINGS
     if content.get("format") != CAIRN_FORMAT or settings is None or not known.issuperset(settings):
         raise ModelError(
             f"{path.name} of the model must have format {CAIRN_FORMAT} and settings this release knows, "
@@ -139,7 +137,7 @@ def settings_of_a_folder(config: EncoderConfig) -> dict[str, Any]:
     """Return what ``cairn_config.json`` holds of these settings."""
     return {
         "format": CAIRN_FORMAT,
-        "encoder": {name: value for name, value in asdict(config).items() if name not in NOT_SAVED},
+        "encoder": {name: value for name, value in asdict(config).items() if name not in MACHINE_SETTINGS},
     }
 
 

@@ -17,37 +17,40 @@ from pipeline.errors import ModelError
 class ModelType:
     """What follows from ``model_type`` in a configuration.
 
-    ``reader`` is where its weights are read, as ``module:function``. ``positions``: training starts from
-    absolute ones only. ``can_be_causal``: published models keep a causal mask. ``in_transformers``: that
-    library reads it without remote code, so that a saved folder opens in Sentence-Transformers too.
+    ``title`` is what the documentation calls it. ``reader`` is where its weights are read, as
+    ``module:function``. ``positions``: training starts from absolute ones only. ``can_be_causal``: published
+    models keep a causal mask. ``in_transformers``: that library reads it without remote code, so that a saved
+    folder opens in Sentence-Transformers too.
     """
 
+    title: str
     reader: str
     positions: Literal["absolute", "rotary"] = "rotary"
     can_be_causal: bool = False
     in_transformers: bool = True
 
 
-_BERT: Final = ModelType(reader="pipeline.model.families.bert:read_bert", positions="absolute")
+_BERT: Final = "pipeline.model.families.bert:read_bert"
 _GTE: Final = "pipeline.model.families.gte:read_gte"
 _DECODER: Final = "pipeline.model.families.decoder:read_decoder"
-_CAUSAL_DECODER: Final = ModelType(reader=_DECODER, can_be_causal=True)
+_MODERN_BERT: Final = "pipeline.model.families.modernbert:read_modernbert"
+_NOMIC_BERT: Final = "pipeline.model.families.nomic_bert:read_nomic_bert"
 
 MODEL_TYPES: Final[Mapping[str, ModelType]] = {
-    "bert": _BERT,
-    "roberta": _BERT,
-    "xlm-roberta": _BERT,
-    "camembert": _BERT,
-    "modernbert": ModelType(reader="pipeline.model.families.modernbert:read_modernbert"),
-    "nomic_bert": ModelType(reader="pipeline.model.families.nomic_bert:read_nomic_bert"),
-    "new": ModelType(reader=_GTE, in_transformers=False),
-    "gte": ModelType(reader=_GTE),
-    "mistral": _CAUSAL_DECODER,
-    "qwen2": _CAUSAL_DECODER,
-    "qwen3": _CAUSAL_DECODER,
-    "llama": _CAUSAL_DECODER,
-    "nvembed": ModelType(reader=_DECODER),
-    "m3bert": ModelType(reader=_DECODER, in_transformers=False),
+    "bert": ModelType(title="BERT", reader=_BERT, positions="absolute"),
+    "roberta": ModelType(title="RoBERTa", reader=_BERT, positions="absolute"),
+    "xlm-roberta": ModelType(title="XLM-RoBERTa", reader=_BERT, positions="absolute"),
+    "camembert": ModelType(title="CamemBERT", reader=_BERT, positions="absolute"),
+    "modernbert": ModelType(title="ModernBERT, mmBERT", reader=_MODERN_BERT),
+    "nomic_bert": ModelType(title="NomicBERT", reader=_NOMIC_BERT),
+    "new": ModelType(title="gte-en-mlm, gte-multilingual", reader=_GTE, in_transformers=False),
+    "gte": ModelType(title="GTE", reader=_GTE),
+    "mistral": ModelType(title="Mistral", reader=_DECODER, can_be_causal=True),
+    "qwen2": ModelType(title="Qwen2", reader=_DECODER, can_be_causal=True),
+    "qwen3": ModelType(title="Qwen3", reader=_DECODER, can_be_causal=True),
+    "llama": ModelType(title="Llama", reader=_DECODER, can_be_causal=True),
+    "nvembed": ModelType(title="NV-Embed-v2", reader=_DECODER),
+    "m3bert": ModelType(title="m³BERT", reader=_DECODER, in_transformers=False),
 }
 
 CAUSAL_TYPES: Final = tuple(name for name, kind in MODEL_TYPES.items() if kind.can_be_causal)
