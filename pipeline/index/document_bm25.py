@@ -1,25 +1,17 @@
 """BM25 of documents: of the text, from the word counts of its chunks, and of the title; both are added.
 
-    BM25(document) = Σ idf(t) · f · (k1 + 1) / (f + k1 · (1 - b + b · length / average length))
-    idf(t)         = ln(1 + (N - n + ½) / (n + ½))
-
-    f: count of t in the field      n: documents that hold t, of N      k1 = 1.2, b = 0.75
-    Lengths are in words without stop words.
-
-Every document with a word of the query is scored, so that no score depends on how the collection was written.
-Source: as ``passage_bm25``.
+Lengths are in words without stop words. ``bm25`` has the formula.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
-from pipeline.index.passage_bm25 import K1, B
+from pipeline.index.bm25 import add_term, length_penalty, term_weight
 from pipeline.index.segments.joined_words import JoinedWords
 from pipeline.index.words import terms_of
 
@@ -40,8 +32,8 @@ class DocumentBM25:
     ) -> None:
         self._chunk_documents = chunk_documents
         self._fields: tuple[tuple[Callable[[str], _Counts], Float32[np.ndarray, " N"]], ...] = (
-            (lambda term: self._of_chunks(*text.postings(term)), _saturation(text_words)),
-            (title.postings, _saturation(title_words)),
+            (lambda term: self._of_chunks(*text.postings(term)), _penalty(text_words)),
+            (title.postings, _penalty(title_words)),
         )
         self._num_documents = len(text_words)
 
@@ -52,15 +44,12 @@ class DocumentBM25:
         """
         scores_N = np.zeros(self._num_documents, np.float32)
         for term, repeats in Counter(terms_of(query)).items():
-            for counts_of, saturation_N in self._fields:
+            for counts_of, penalty_N in self._fields:
                 documents, counts = counts_of(term)
                 if not len(documents):
                     continue
-                idf = math.log(1.0 + (self._num_documents - len(documents) + 0.5) / (len(documents) + 0.5))
-                found = counts.astype(np.float32)
-                scores_N[documents] += (
-                    np.float32(repeats * idf * (K1 + 1.0)) * found / (found + saturation_N[documents])
-                )
+                weight = term_weight(repeats, len(documents), self._num_documents)
+                add_term(scores_N, documents, counts, penalty_N, weight)
         return scores_N
 
     def _of_chunks(self, chunks: Int64[np.ndarray, " P"], counts: np.ndarray) -> _Counts:
@@ -75,7 +64,5 @@ class DocumentBM25:
 _Counts = tuple[Int64[np.ndarray, " D"], np.ndarray]
 
 
-def _saturation(num_words_N: Int32[np.ndarray, " N"]) -> Float32[np.ndarray, " N"]:
-    """Return k1 · (1 - b + b · length / average length)."""
-    average = max(float(num_words_N.mean()), 1.0) if len(num_words_N) else 1.0
-    return (K1 * (1.0 - B + B * num_words_N / average)).astype(np.float32)
+def _penalty(num_words_N: Int32[np.ndarray, " N"]) -> Float32[np.ndarray, " N"]:
+    return length_penalty(num_words_N, float(num_words_N.mean()) if len(num_words_N) else 1.0)

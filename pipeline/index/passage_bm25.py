@@ -1,30 +1,24 @@
 """BM25 of windows of neighbouring chunks, for every window, from the counts in ``passages.arrow``.
 
-    BM25(window) = Σ idf(t) · f · (k1 + 1) / (f + k1 · (1 - b + b · length / average length))
-    idf(t)       = ln(1 + (M - m + ½) / (m + ½))
+The formula is that of ``bm25``: a word is counted in all of the window, its idf is that of chunks, and
+lengths are in characters.
 
-    f: count of t in all of the window      m: chunks that hold t, of M      k1 = 1.2, b = 0.75
-    Lengths are in characters.
-
-A passage is a window whose length is chosen at query time. A full-text index scores the rows it holds, and
-the sum of its chunks' scores is not the score of a window, which flattens with a word's count in all of it;
-counts add up. Every window is scored from the words of the query alone, so no score depends on who else is a
-candidate, and no text is read. Source: Robertson & Zaragoza 2009, "The Probabilistic Relevance Framework:
-BM25 and Beyond".
+A passage is a window whose length is chosen at query time. A full-text index scores only the rows it holds.
+The sum of the chunks' scores is not the score of their window, because a score flattens with a word's count.
+Counts do add up, so windows are scored from the counts of their chunks. No text is read.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt8
 
+from pipeline.index.bm25 import add_term, length_penalty, term_weight
 from pipeline.index.segments.joined_words import JoinedWords
 from pipeline.index.words import terms_of
 
-K1, B = 1.2, 0.75
 MAX_STEPPED_SIZE = 16
 """Windows of more chunks are counted by sums over the whole collection.
 
@@ -47,7 +41,7 @@ class PassageBM25:
         self._words = words
         self._offsets, self._start_char, self._end_char = chunk_offsets, start_char, end_char
         self._first_M = np.repeat(chunk_offsets[:-1], np.diff(chunk_offsets))
-        self._saturation: dict[int, Float32[np.ndarray, " M"]] = {}
+        self._penalties: dict[int, Float32[np.ndarray, " M"]] = {}
 
     def scores(self, query: str, size: int) -> Float32[np.ndarray, " M"]:
         """Return BM25 of the window of ``size`` chunks that begins with each chunk.
@@ -55,21 +49,18 @@ class PassageBM25:
         It is 0 where no window begins or no word of the query stands. A document of fewer chunks is one
         window. A word that the query repeats counts each time.
         """
-        saturation_M = self._saturation_of(size)
+        penalty_M = self._penalty_of(size)
         scores_M = np.zeros(len(self._first_M), np.float32)
         counts_M = np.zeros(len(self._first_M), np.float32)
         for term, repeats in Counter(terms_of(query)).items():
             chunks, counts = self._words.postings(term)
             if not len(chunks):
                 continue
-            idf = math.log(1.0 + (len(scores_M) - len(chunks) + 0.5) / (len(chunks) + 0.5))
+            weight = term_weight(repeats, len(chunks), len(scores_M))
             for begins in self._count(chunks, counts, size, counts_M):
                 # A window met again has no count left and adds nothing; one that would leave its document has
                 # an endless length.
-                found = counts_M[begins]
-                scores_M[begins] += (
-                    np.float32(repeats * idf * (K1 + 1.0)) * found / (found + saturation_M[begins])
-                )
+                add_term(scores_M, begins, counts_M[begins], penalty_M, weight)
                 counts_M[begins] = 0.0
         return scores_M
 
@@ -99,20 +90,18 @@ class PassageBM25:
             touched.append(begins)
         return touched
 
-    def _saturation_of(self, size: int) -> Float32[np.ndarray, " M"]:
-        """Return k1 · (1 - b + b · length / average length) by first chunk; inf where no window begins."""
-        known = self._saturation.get(size)
+    def _penalty_of(self, size: int) -> Float32[np.ndarray, " M"]:
+        """Return the length penalty of windows by first chunk; inf where none begins."""
+        known = self._penalties.get(size)
         if known is not None:
             return known
         ends_M = np.repeat(self._offsets[1:], np.diff(self._offsets))
         begins_M = np.arange(len(ends_M))
         lengths_M = self._end_char[np.minimum(begins_M + size, ends_M) - 1] - self._start_char
         is_window_M = begins_M <= np.maximum(ends_M - size, self._first_M)
-        average = max(float(lengths_M[is_window_M].mean()), 1.0) if len(ends_M) else 1.0
-        saturation_M = np.where(is_window_M, K1 * (1.0 - B + B * lengths_M / average), np.inf).astype(
-            np.float32
-        )
-        for oldest in list(self._saturation)[: max(len(self._saturation) - KEPT_SIZES + 1, 0)]:
-            self._saturation.pop(oldest, None)
-        self._saturation[size] = saturation_M
-        return saturation_M
+        average = float(lengths_M[is_window_M].mean()) if len(ends_M) else 1.0
+        penalty_M = np.where(is_window_M, length_penalty(lengths_M, average), np.float32(np.inf))
+        for oldest in list(self._penalties)[: max(len(self._penalties) - KEPT_SIZES + 1, 0)]:
+            self._penalties.pop(oldest, None)
+        self._penalties[size] = penalty_M
+        return penalty_M

@@ -173,34 +173,35 @@ def chunk_offsets_of(documents: pa.RecordBatch, num_chunks: int) -> Int64[np.nda
     return np.append(documents.column("chunk_offset").to_numpy(zero_copy_only=True), np.int64(num_chunks))
 
 
+def append_documents(spool: ColumnSpool, rows: pa.RecordBatch, content: np.ndarray, first_chunk: int) -> int:
+    """Append documents whose chunks begin at ``first_chunk``; return where those of the next begin."""
+    num_chunks = rows.column("num_chunks").to_numpy().astype(np.int64)
+    ends = first_chunk + np.cumsum(num_chunks)
+    spool.append(
+        doc_id=rows.column("doc_id"),
+        chunk_offset=ends - num_chunks,
+        num_chunks=num_chunks,
+        cluster_id=rows.column("cluster_id").to_numpy(),
+        num_tokens=rows.column("num_tokens").to_numpy(),
+        content=content,
+    )
+    return first_chunk + int(num_chunks.sum())
+
+
 def write_document_positions(rows: Iterator[pa.RecordBatch], path: Path) -> pa.RecordBatch:
     """Write ``documents.arrow`` from a scan of its columns' sources, and of content_sha256."""
-    spool = ColumnSpool(DOCUMENT_POSITIONS_SCHEMA, path)
     id_hashes: list[np.ndarray] = []
-    try:
+    with contextlib.closing(ColumnSpool(DOCUMENT_POSITIONS_SCHEMA, path)) as spool:
         first_chunk = 0
         for batch in rows:
-            num_chunks = batch.column("num_chunks").to_numpy().astype(np.int64)
-            ends = first_chunk + np.cumsum(num_chunks)
-            spool.append(
-                doc_id=batch.column("doc_id"),
-                chunk_offset=ends - num_chunks,
-                num_chunks=num_chunks,
-                cluster_id=batch.column("cluster_id").to_numpy(),
-                num_tokens=batch.column("num_tokens").to_numpy(),
-                content=np.array(
-                    [int(sha256[:16], 16) for sha256 in batch.column("content_sha256").to_pylist()], np.uint64
-                ),
-            )
-            first_chunk += int(num_chunks.sum())
-            id_hashes.append(
-                np.fromiter(map(hash, batch.column("doc_id").to_pylist()), np.int64, batch.num_rows)
-            )
+            hashes = batch.column("content_sha256").to_pylist()
+            content = np.array([int(sha256[:16], 16) for sha256 in hashes], np.uint64)
+            first_chunk = append_documents(spool, batch, content, first_chunk)
+            ids = batch.column("doc_id").to_pylist()
+            id_hashes.append(np.fromiter(map(hash, ids), np.int64, len(ids)))
         documents = spool.finish()
         _require_unique(documents.column("doc_id"), id_hashes)
         return documents
-    finally:
-        spool.close()
 
 
 def _require_unique(doc_ids: pa.LargeStringArray, id_hashes: list[np.ndarray]) -> None:

@@ -38,6 +38,7 @@ from pipeline.index.position_files import (
     DOCUMENT_POSITIONS_SCHEMA,
     LENGTHS_SCHEMA,
     ColumnSpool,
+    append_documents,
     unnamed_file,
 )
 from pipeline.index.segments.codes import IndexPart, join_indexes
@@ -101,17 +102,7 @@ def _join_documents(parts: Sequence[SegmentRows], path: Path) -> None:
         for part in parts:
             for stored in _live_blocks(part.deleted_documents):
                 batch = part.documents.take(pa.array(stored))
-                num_chunks = batch.column("num_chunks").to_numpy().astype(np.int64)
-                ends = first_chunk + np.cumsum(num_chunks)
-                spool.append(
-                    doc_id=batch.column("doc_id"),
-                    chunk_offset=ends - num_chunks,
-                    num_chunks=num_chunks,
-                    cluster_id=batch.column("cluster_id").to_numpy(),
-                    num_tokens=batch.column("num_tokens").to_numpy(),
-                    content=batch.column("content").to_numpy(),
-                )
-                first_chunk += int(num_chunks.sum())
+                first_chunk = append_documents(spool, batch, batch.column("content").to_numpy(), first_chunk)
         spool.finish()
 
 
