@@ -4,9 +4,9 @@
                        the truth      FAISS and    CURRENT moves       opened,
                        (LanceDB)      Arrow files  last, atomically    immutable
 
-``layout`` knows the folders, ``protocol`` what a vector index answers, ``exact_index`` is the oracle of
-``faiss_index``; ``maintenance`` verifies, repairs, compacts and deletes, ``status`` reports; ``replica``
-keeps a copy of a collection in an object store.
+``layout`` knows the folders. ``protocol`` says what a vector index answers; ``exact_index`` is the oracle of
+``faiss_index``. ``segments`` holds the parts of a generation. ``verify``, ``repair``, ``status`` and
+``maintenance`` (compact, delete) look after a collection. ``replica`` keeps a copy of one in an object store.
 """
 
 from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation

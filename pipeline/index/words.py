@@ -1,8 +1,8 @@
-"""The words of a text as the BM25 of passages counts them, alike in documents and queries.
+"""The words of a text as BM25 counts them, alike in documents and queries.
 
 A word is a run of letters, their marks and digits in any script: lower case, without accents, reduced to its
 English stem (Snowball's Porter2), and left out where it is an English stop word. That is what LanceDB's
-full-text index does with its defaults, so that a document and its passages are found by the same words.
+full-text index does with its defaults, which scores documents in generations of earlier releases.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     query ─▶ encoder ─▶ documents index ─┐
                    └──▶ chunks index ────┤
-    query ─▶ BM25 of documents (LanceDB) ┼─▶ candidates ─▶ exact scores ─▶ fusion ─▶ windows ─▶ passages
+    query ─▶ BM25 of documents ──────────┼─▶ candidates ─▶ exact scores ─▶ fusion ─▶ windows ─▶ passages
           └▶ BM25 of passages ───────────┘
     filter ─▶ allowed positions ─▶ all four
 

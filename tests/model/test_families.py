@@ -301,7 +301,7 @@ def _table(family_folder: Callable[[str], Path]) -> str:
         ),
         "",
         (
-            "Under `--use-context` stands what embeds the context's documents, and whether their order "
+            "The column `--use-context` says what embeds the context's documents, and whether their order "
             "moves vectors."
         ),
         (

@@ -1,4 +1,4 @@
-"""``deleted.bits``: the documents of a segment that count no more, one bit a stored row.
+"""``deleted.bits``: which documents of a segment were replaced or deleted, one bit a stored row.
 
 Stored rows are those a segment's files hold; live rows are numbered without the deleted ones. Both ways cost
 a binary search in the deleted rows alone.
