@@ -67,18 +67,18 @@ def test_file_is_hashed_once(tmp_path: Path, database: Path, hashing: Hashing) -
     assert hashing.paths == ["vectors"]
 
 
-@pytest.mark.parametrize("written", [OLD + 1, OLD])
+@pytest.mark.parametrize("is_replaced", [False, True])
 def test_file_that_was_written_to_or_replaced_is_hashed_again(
-    tmp_path: Path, database: Path, hashing: Hashing, written: float
+    tmp_path: Path, database: Path, hashing: Hashing, is_replaced: bool
 ) -> None:
     path = write(tmp_path / "vectors")
     assert is_right(path, database)
     flipped = bytearray(CONTENT)
     flipped[SMALLEST // 2] ^= 1
-    if written == OLD:  # another file of the same time
+    if is_replaced:  # by another file of the same time
         write(tmp_path / "other", bytes(flipped)).replace(path)
     else:
-        write(path, bytes(flipped), written)
+        write(path, bytes(flipped), OLD + 1)
     assert not is_right(path, database)
     assert not is_right(path, database)
     assert hashing.count() == 3
