@@ -200,8 +200,13 @@ class Generation(JoinedColumns):
         return self._row_order[found]
 
     def require_whole(self) -> None:
-        """Raise :class:`DamageError` where a file that is read was damaged since it was opened."""
-        found = self.held_files.damaged_file() or self.lance_files.changed_file()
+        """Raise :class:`DamageError` where a file that is read was damaged since it was opened.
+
+        Files of tables go with a generation that is no longer kept: its reader keeps what it holds.
+        """
+        found = self.held_files.damaged_file()
+        if found is None and (changed := self.lance_files.changed_file()) and self.folder.exists():
+            found = changed
         if found is not None:
             name, fault = found
             raise self.layout.damaged(f"{name} of generation {self.number} {fault}")
