@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import random
 import sys
 from pathlib import Path
 
-from tests.nightly import damage, hostile, operations, publications
+from tests.nightly import damage, flips, hostile, operations, publications
 from tests.nightly.campaign import Tally, commit, run_campaigns, run_episode, write_summary
 
 CAMPAIGNS = {
@@ -16,6 +17,7 @@ CAMPAIGNS = {
     "publications": publications.episode,
     "hostile": hostile.episode,
     "damage": damage.episode,
+    "flips": flips.episode,
 }
 
 
@@ -34,6 +36,7 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--summary", type=Path, default=Path("nightly.json"))
     given = parser.parse_args()
+    logging.disable(logging.CRITICAL)  # of what is damaged, which is what is tried
     chosen = {given.campaign: CAMPAIGNS[given.campaign]} if given.campaign else CAMPAIGNS
     if given.seed is not None:
         if given.campaign is None:

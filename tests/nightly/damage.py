@@ -17,34 +17,35 @@ from pipeline.index.maintenance import repair_collection, verify_collection
 from tests.index import stones
 from tests.nightly import served
 from tests.nightly.campaign import Tally, require
-from tests.nightly.forks import forked
+from tests.nightly.forks import Worker
 
 OLD = stones.document_ids(20)
 CHANGED = [*stones.document_ids(10, "n"), "d0"]
 ALL = sorted({*OLD, *CHANGED})
 VERSIONS = (0, 1)
-DAMAGES = 6
+DAMAGES = 15
 QUERIES = 5
 TAKEN_UP_SECONDS = 30.0
 
 
 def episode(rng: random.Random, folder: Path, tally: Tally) -> None:
-    """Damage a served collection six times, repairing it each time."""
+    """Damage a served collection fifteen times, repairing it each time."""
     root = folder / "root"
-    _value(forked(_publish, root), "publishing")
-    with served.server(root) as (port, _):
-        lost = set[str]()
-        for _ in range(DAMAGES):
-            what = _damage(rng, root, tally)
-            wrong = [sentence for _ in range(QUERIES) if (sentence := _ask(rng, port, tally))]
-            problems = _value(forked(_problems, root), f"verify after {what}")
-            require(not wrong or bool(problems), f"{what}: {wrong[:1]}, and verify finds nothing")
-            lost |= set(_value(forked(_repair, root), f"repair after {what}"))
-            tally["repairs"] += 1
-            left = _value(forked(_problems, root), f"verify after {what} and its repair")
-            require(left == [], f"{what}: after the repair verify finds {left}")
-            _wait_until_right(port, set(ALL) - lost, what)
-        tally["lost_and_named"] += len(lost)
+    with Worker() as worker:
+        worker.run(_publish, root).value_of("publishing")
+        with served.server(root) as (port, _):
+            client, lost = served.Client(port), set[str]()
+            for _ in range(DAMAGES):
+                what = _damage(rng, root, tally)
+                wrong = [sentence for _ in range(QUERIES) if (sentence := _ask(rng, client, tally))]
+                problems = worker.run(_problems, root).value_of(f"verify after {what}")
+                require(not wrong or bool(problems), f"{what}: {wrong[:1]}, and verify finds nothing")
+                lost |= set(worker.run(_repair, root).value_of(f"repair after {what}"))
+                tally["repairs"] += 1
+                left = worker.run(_problems, root).value_of(f"verify after {what} and its repair")
+                require(left == [], f"{what}: after the repair verify finds {left}")
+                _wait_until_right(client, set(ALL) - lost, what)
+            tally["lost_and_named"] += len(lost)
 
 
 def _publish(root: Path) -> None:
@@ -84,12 +85,12 @@ def _damage(rng: random.Random, root: Path, tally: Tally) -> str:
     return f"{how} {path.relative_to(root)}"
 
 
-def _ask(rng: random.Random, port: int, tally: Tally) -> str | None:
+def _ask(rng: random.Random, client: served.Client, tally: Tally) -> str | None:
     """Ask once; return what was wrong with the text of an answer."""
     body: dict[str, Any] = {"query": f"stone {rng.choice(ALL)}", "top_k": 40, "include_text": True}
     if rng.random() < 0.4:
         body["filters"] = {"type": "gte", "key": "year", "value": 2000}
-    status, reply = served.ask(port, served.SEARCH, body)
+    status, reply = client.ask(served.SEARCH, body)
     tally["requests"] += 1
     tally[f"status {status} {served.kind_of(reply)}".rstrip()] += 1
     if status != 200:
@@ -104,13 +105,11 @@ def _ask(rng: random.Random, port: int, tally: Tally) -> str | None:
     return f"{wrong[:3]} are answered with other texts" if wrong else None
 
 
-def _wait_until_right(port: int, expected: set[str], what: str) -> None:
+def _wait_until_right(client: served.Client, expected: set[str], what: str) -> None:
     """Wait until the server answers with all that is left, by itself."""
     limit = time.monotonic() + TAKEN_UP_SECONDS
     while True:
-        status, reply = served.ask(
-            port, served.SEARCH, {"query": "stone d1", "top_k": 60, "include_text": True}
-        )
+        status, reply = client.ask(served.SEARCH, {"query": "stone d1", "top_k": 60, "include_text": True})
         found = {hit["doc_id"] for hit in reply["hits"]} if status == 200 else set[str]()
         if status == 200 and expected <= found:
             require(all(served.is_right(hit, VERSIONS) for hit in reply["hits"]), f"{what}: wrong texts")
@@ -121,10 +120,3 @@ def _wait_until_right(port: int, expected: set[str], what: str) -> None:
             f"without {sorted(expected - found)[:5]}",
         )
         time.sleep(0.1)
-
-
-def _value(outcome: Any, what: str) -> Any:
-    require(outcome.signal is None, f"{what} died of signal {outcome.signal}")
-    require(outcome.fault is None, f"{what} failed: {outcome.fault}")
-    require(outcome.refusal is None, f"{what} was refused: {outcome.refusal}")
-    return outcome.value

@@ -19,7 +19,8 @@ from tests.nightly import served
 from tests.nightly.campaign import Tally, require
 from tests.nightly.forks import forked
 
-REQUESTS = 400
+REQUESTS = 650
+SEARCHED_EVERY = 25
 SECONDS = 5.0
 MAX_RESIDENT_BYTES = 1_500 << 20
 PATHS = (
@@ -85,19 +86,21 @@ KEYS = (
 
 
 def episode(rng: random.Random, folder: Path, tally: Tally) -> None:
-    """Send four hundred requests to one server."""
+    """Send many such requests to one server, and a search now and then."""
     root = folder / "root"
     forked(_publish, root)
     with served.server(root) as (port, pid):
-        for _ in range(REQUESTS):
+        for number in range(REQUESTS):
+            if number % SEARCHED_EVERY == 0:
+                _require_answer(port)
+                tally["requests"] += 1
             request = rng.choice(_MAKERS)(rng)
             status = _send(port, request, is_cut=rng.random() < 0.1)
             tally["requests"] += 1
             tally[f"status {status}"] += 1
             is_allowed = status is None or status < 500 or status in (503, 504, 505)
             require(is_allowed, f"status {status} to {request[:300]!r}")
-        status, reply = served.ask(port, served.SEARCH, {"query": "stone d0", "top_k": 1})
-        require(status == 200, f"a search afterwards ends in {status} {reply}")
+        _require_answer(port)
         resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
         tally["peak_resident_mb"] = max(tally["peak_resident_mb"], resident >> 20)
         require(resident < MAX_RESIDENT_BYTES, f"the server holds {resident >> 20} MB")
@@ -105,6 +108,13 @@ def episode(rng: random.Random, folder: Path, tally: Tally) -> None:
 
 def _publish(root: Path) -> None:
     stones.publish_documents(CollectionLayout(root, "stones"), stones.document_ids(20))
+
+
+def _require_answer(port: int) -> None:
+    body = {"query": "d0/0", "top_k": 1, "hybrid": False, "granularity": "document"}
+    status, reply = served.ask(port, served.SEARCH, body)
+    found = [hit["doc_id"] for hit in reply.get("hits", [])]
+    require((status, found) == (200, ["d0"]), f"a search among them ends in {status} {found}")
 
 
 def _send(port: int, request: bytes, *, is_cut: bool) -> int | None:

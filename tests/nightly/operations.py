@@ -1,18 +1,17 @@
 """Random operations on one collection, beside an oracle that is a dictionary and shares no code with it.
 
-Every third operation or so is killed, at a commit point or at a random time. A reader must then see the state
-before or the state after it, whole, and the same operation again must end in the state after it.
+Writes go to one process, readings to another one that stays open, and now and then to a fresh reader. A write
+may be killed, at a commit point or at a random time, and so may the same write again. A reader must then see
+the state before or the state after it, whole, and the write once more must end in the state after it.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from pipeline.index.generation import open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import (
     compact_collection,
@@ -21,70 +20,116 @@ from pipeline.index.maintenance import (
     verify_collection,
 )
 from pipeline.index.publish import COMMIT_POINTS
-from pipeline.search.searcher import Searcher
 from tests.index import stones
+from tests.nightly import readings
 from tests.nightly.campaign import Tally, require
-from tests.nightly.forks import Outcome, forked
+from tests.nightly.forks import Outcome, Worker
+from tests.nightly.readings import State
 
-State = dict[str, int]
-"""The oracle: the version of each document."""
-
-OPERATIONS = 30
-KILLED_SHARE = 0.35
+OPERATIONS = 250
+WRITTEN_SHARE = 0.33
+KILLED_SHARE = 0.2
+KILLED_AGAIN_SHARE = 0.25
 MAX_KILL_SECONDS = 0.35
+MAX_DOCUMENTS = 60
 VERIFIED_EVERY = 5
+KINDS = ("write",) * 6 + ("sync", "sync", "rewrite", "delete", "delete", "compact", "repair", "damage")
 
 
 def episode(rng: random.Random, folder: Path, tally: Tally) -> None:
-    """Try thirty operations on an empty collection."""
+    """Try a few hundred operations on an empty collection."""
     state = State()
-    for number in range(OPERATIONS):
-        work, arguments, after = _operation(rng, state, number)
-        kill = _kill(rng) if state and rng.random() < KILLED_SHARE else None
-        tally["operations"] += 1
-        outcome = forked(work, folder, *arguments, kill=kill)
-        if outcome.was_killed:
-            tally["kills"] += 1
-            seen = _observed(folder, number, state)
-            require(seen in (state, after), f"a kill at {kill} left {_difference(seen, state, after)}")
-            outcome = Outcome() if seen == after != state else forked(work, folder, *arguments)
-        _require_done(outcome, f"operation {number}, {work.__name__}")
-        state = after
-        seen = _observed(folder, number, state)
+    with Worker() as writer, Worker() as reader:
+        for number in range(OPERATIONS):
+            tally["operations"] += 1
+            if state and rng.random() > WRITTEN_SHARE:
+                kind, arguments, expected = readings.draw(rng, state)
+                tally[kind.__name__] += 1
+                seen = reader.run(kind, folder, *arguments).value_of(f"{kind.__name__} {arguments}")
+                what = f"before operation {number}: {kind.__name__} {arguments} gives {seen}, not {expected}"
+                require(seen == expected, what)
+                continue
+            work, arguments, after = _operation(rng, state, number)
+            tally[work.__name__.strip("_")] += 1
+            _write_until_done(rng, (writer, reader), (work, folder, *arguments), (state, after), tally)
+            state = after
+            what = f"operation {number}, {work.__name__}"
+            seen = reader.run(readings.all_documents, folder).value_of(f"reading after {what}")
+            require(seen == state, f"after {what}: {_difference(seen, state, state)}")
+            if number % VERIFIED_EVERY == 0:
+                _require_whole(writer, folder, state, what)
+        _require_whole(writer, folder, state, "the last operation")
+
+
+def _write_until_done(
+    rng: random.Random,
+    workers: tuple[Worker, Worker],
+    work: tuple[Any, ...],
+    states: tuple[State, State],
+    tally: Tally,
+) -> None:
+    """Do some work; where it is killed, look at what it left, and do it again."""
+    writer, reader = workers
+    share = KILLED_SHARE if states[0] else 0.0
+    while True:
+        kill = _kill(rng) if rng.random() < share else None
+        outcome = writer.run(*work, kill=kill)
+        what = f"{work[0].__name__} {work[2:]}"
+        if not outcome.was_killed:
+            outcome.value_of(what)
+            return
+        tally["kills"] += 1
+        share = KILLED_AGAIN_SHARE
+        if work[0] is _damage:  # which of its two generations answers until the repair is not told
+            continue
+        seen = reader.run(readings.all_documents, work[1]).value_of(f"reading after a kill at {kill}")
         require(
-            seen == state, f"after operation {number}, {work.__name__}: {_difference(seen, state, state)}"
+            seen in states, f"{what}, a kill at {kill}, left {_difference(seen, states[0] | seen, states[1])}"
         )
-    _require_done(outcome := forked(_problems, folder), "verify")
-    require(outcome.value == [], f"verify finds {outcome.value}")
+        if seen == states[1] != states[0]:
+            return
 
 
 def _kill(rng: random.Random) -> str | float:
-    return rng.choice(COMMIT_POINTS) if rng.random() < 0.5 else rng.uniform(0.005, MAX_KILL_SECONDS)
+    return rng.choice(COMMIT_POINTS) if rng.random() < 0.5 else rng.uniform(0.002, MAX_KILL_SECONDS)
 
 
 def _operation(rng: random.Random, state: State, number: int) -> tuple[Any, tuple[Any, ...], State]:
     """Draw an operation: what to call, with what, and the state it must lead to."""
-    kind = "write" if not state else rng.choice(("write",) * 5 + ("delete", "delete", "compact", "repair"))
-    if kind == "write":
-        added = [
-            f"n{number}x{'y' * (place % 3)}{place}" for place in range(rng.randint(0 if state else 1, 12))
-        ]
-        changed = rng.sample(sorted(state), min(len(state), rng.randint(0, 6)))
-        ids = [*added, *changed] or [f"n{number}"]
-        return _write, (ids, number), state | dict.fromkeys(ids, number)
+    kind = rng.choice(KINDS) if state else "write"
+    if kind == "compact":
+        return _compact, (), dict(state)
+    if kind == "repair":
+        return _repair, (), dict(state)
+    if kind == "damage":
+        return _damage, (rng.randrange(2**32),), dict(state)
+    if kind == "rewrite":
+        return _rewrite, (sorted(state), number), dict.fromkeys(state, number)
+    most = max(len(state) - 1, 0)
+    num_gone = rng.randint(0, min(most, 5)) if len(state) < MAX_DOCUMENTS else most // 2
+    gone = rng.sample(sorted(state), num_gone) if kind != "write" else []
+    left = {doc_id: version for doc_id, version in state.items() if doc_id not in gone}
     if kind == "delete":
-        gone = rng.sample(sorted(state), min(len(state) - 1, rng.randint(0, 5)))
-        left = {doc_id: version for doc_id, version in state.items() if doc_id not in gone}
         return _delete, ([*gone, "never-there"],), left
-    return (_compact if kind == "compact" else _repair), (), dict(state)
+    added = [f"n{number}x{'y' * (place % 3)}{place}" for place in range(rng.randint(0 if state else 1, 8))]
+    changed = rng.sample(sorted(left), min(len(left), rng.randint(0, 6)))
+    ids = [*added, *changed] or [f"n{number}"]
+    return _write, (ids, gone, number), left | dict.fromkeys(ids, number)
 
 
 def _layout(folder: Path) -> CollectionLayout:
     return CollectionLayout(folder, "stones")
 
 
-def _write(folder: Path, doc_ids: list[str], version: int) -> None:
-    stones.publish_documents(_layout(folder), doc_ids, replaced=doc_ids, version=version)
+def _write(folder: Path, doc_ids: list[str], gone: list[str], version: int) -> None:
+    """Add, change and, as ``--sync`` does, delete documents by one publication."""
+    stones.publish_documents(_layout(folder), doc_ids, replaced=[*doc_ids, *gone], version=version)
+
+
+def _rewrite(folder: Path, doc_ids: list[str], version: int) -> None:
+    """Replace all documents and the context, as ``cairn plan --apply`` does."""
+    context = str(version).encode()
+    stones.publish_documents(_layout(folder), doc_ids, replaced=doc_ids, version=version, context=context)
 
 
 def _delete(folder: Path, doc_ids: list[str]) -> None:
@@ -100,64 +145,28 @@ def _repair(folder: Path) -> None:
     assert not report.lost
 
 
+def _damage(folder: Path, seed: int) -> None:
+    """Damage a file of the served generation, one that rows can be read without; then repair."""
+    layout, rng = _layout(folder), random.Random(seed)
+    served = layout.generation_folder(layout.generation_numbers()[-1])
+    path = rng.choice(sorted(path for path in served.iterdir() if path.is_file() and path.stat().st_size))
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content[: len(content) if rng.random() < 0.7 else len(content) // 2])
+    _repair(folder)
+
+
+def _require_whole(writer: Worker, folder: Path, state: Mapping[str, int], what: str) -> None:
+    """Hold what was written to ``verify`` and to a reader that opens it now."""
+    problems = writer.run(_problems, folder).value_of(f"verify after {what}")
+    require(problems == [], f"after {what} verify finds {problems}")
+    outcome: Outcome = writer.run(readings.all_documents_reopened, folder)
+    seen = outcome.value_of(f"opening after {what}")
+    require(seen == state, f"reopened after {what}: {_difference(seen, dict(state), dict(state))}")
+
+
 def _problems(folder: Path) -> list[str]:
     return [problem.sentence for problem in verify_collection(_layout(folder))]
-
-
-def _observed(folder: Path, number: int, state: State) -> State:
-    outcome = forked(_look, folder, sorted(state)[:: max(len(state) // 3, 1)])
-    _require_done(outcome, f"reading after operation {number}")
-    if number % VERIFIED_EVERY == 0:
-        problems = forked(_problems, folder)
-        _require_done(problems, f"verify after operation {number}")
-    return outcome.value
-
-
-def _look(folder: Path, asked: list[str]) -> State:
-    """Return what a fresh reader sees, having searched for some of it."""
-    generation = open_latest_intact_generation(_layout(folder))
-    rows = generation.fetch_documents(range(generation.num_documents), ["doc_id", "text", "year"]).to_pylist()
-    ids = [row["doc_id"] for row in rows]
-    assert len(ids) == len(set(ids)), "doubled documents"
-    assert ids == generation.doc_ids.to_pylist(), "positions of another generation"
-    seen = {row["doc_id"]: row["year"] - 2000 for row in rows}
-    for row in rows:
-        assert row["text"] == stones.text_of(row["doc_id"], seen[row["doc_id"]]), "torn document"
-    searcher = Searcher(_layout(folder), _NoEncoder())
-    for doc_id in asked:
-        if doc_id in seen:
-            vector = stones.unit_vectors(f"{doc_id}/{seen[doc_id]}", 1)
-            _require_found(searcher, vector, doc_id, seen)
-    return seen
-
-
-def _require_found(searcher: Searcher, vector: np.ndarray, doc_id: str, seen: State) -> None:
-    """Search by a document's own vector and words, once with a filter that it passes."""
-    for filters in (None, {"type": "eq", "key": "year", "value": 2000 + seen[doc_id]}):
-        (nearest,) = searcher.search_vectors(
-            vector, granularity="document", hybrid=False, top_k=10, filters=filters
-        )
-        assert nearest.hits[0].doc_id == doc_id, f"{doc_id} is not nearest to its own vector"
-        (result,) = searcher.search_vectors(vector, queries=[doc_id], top_k=100, filters=filters)
-        hits = [hit.doc_id for hit in result.hits]
-        assert doc_id in hits, f"{doc_id} is not found by its word"
-        assert len(hits) == len(set(hits)), "doubled hits"
-        assert set(hits) <= set(seen), "hits that are not there"
-        assert filters is None or {seen[hit] for hit in hits} == {seen[doc_id]}, "hits beside the filter"
-
-
-class _NoEncoder:
-    fingerprint = "e" * 64
-
-    def encode_queries(self, texts: Any) -> np.ndarray:
-        """Nothing here is encoded."""
-        raise AssertionError(texts)
-
-
-def _require_done(outcome: Outcome, what: str) -> None:
-    require(outcome.refusal is None, f"{what} was refused: {outcome.refusal}")
-    require(outcome.fault is None, f"{what} failed: {outcome.fault}")
-    require(outcome.signal is None, f"{what} died of signal {outcome.signal}")
 
 
 def _difference(seen: State, before: State, after: State) -> str:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.nightly import campaign, hostile, operations
+from tests.nightly import hostile, operations, readings
 from tests.nightly.campaign import FaultError, Tally, require, run_campaigns, run_episode
-from tests.nightly.forks import forked
+from tests.nightly.forks import Worker, forked
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("name", ["operations", "publications", "hostile", "damage"])
+@pytest.mark.parametrize("name", ["operations", "publications", "hostile", "damage", "flips"])
 def test_episode_finds_no_fault(name: str) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "tests.nightly", "--campaign", name, "--seed", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -49,9 +51,17 @@ def test_episode_of_a_seed_draws_the_same_again() -> None:
     assert drawn[0] == drawn[1]
 
 
+def nothing(folder: Path) -> dict[str, int]:
+    return {}
+
+
+def fail() -> None:
+    raise KeyError("x")
+
+
 def test_lost_document_is_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(operations, "OPERATIONS", 1)
-    monkeypatch.setattr(operations, "_observed", lambda *_: {})
+    monkeypatch.setattr(readings, "all_documents", nothing)
     with pytest.raises(FaultError, match="lost"):
         operations.episode(random.Random(0), tmp_path, Tally())
 
@@ -64,15 +74,21 @@ def test_server_error_is_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         def __exit__(self, *_: object) -> None: ...
 
     monkeypatch.setattr(hostile.served, "server", lambda _: Up())
+    monkeypatch.setattr(hostile, "_require_answer", lambda _: None)
     monkeypatch.setattr(hostile, "_send", lambda *_, **__: 500)
     with pytest.raises(FaultError, match="status 500"):
         hostile.episode(random.Random(0), tmp_path, Tally())
 
 
-def test_work_that_dies_or_fails_is_told_apart(tmp_path: Path) -> None:
-    def fail() -> None:
-        raise KeyError("x")
-
+def test_work_that_dies_or_fails_is_told_apart() -> None:
     assert forked(len, [1, 2]).value == 2
     assert forked(fail).fault == "KeyError: 'x'"
-    assert forked(campaign.time.sleep, 60, kill=0.05).was_killed
+    assert forked(time.sleep, 60, kill=0.05).was_killed
+
+
+def test_worker_that_was_killed_is_replaced_by_another() -> None:
+    with Worker() as worker:
+        first = worker.run(os.getpid).value
+        assert worker.run(os.getpid).value == first
+        assert worker.run(time.sleep, 60, kill=0.05).was_killed
+        assert worker.run(os.getpid).value not in (first, os.getpid())
