@@ -174,7 +174,9 @@ def load_query_encoder(generation: Generation) -> TextEncoder:
     from pipeline.encode.text_encoder import TextEncoder  # torch comes in here, and only here
 
     # A search encodes one short row, for which no other backend is worth its compilation or being installed.
-    config = replace(EncoderConfig(**generation.manifest.settings["encoder"]), backend="torch")
+    config = EncoderConfig(**generation.manifest.settings["encoder"])
+    precision = "auto" if config.precision == "int8" else config.precision
+    config = replace(config, backend="torch", precision=precision)
     try:
         model_folder(config.model)
     except ConfigError as error:

@@ -17,7 +17,7 @@ from pipeline.options import About, check_options, option
 from pipeline.poolings import POOLINGS, PREFIX_POOLINGS, Attention, Pooling
 
 Landmarks = Literal["fixed", "sentence"]
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16", "int8"]
 Backend = Literal["torch", "openvino"]
 IndexKind = Literal["auto", "flat", "ivf_sq8", "ivf_rabitq"]
 Surrogate = Literal["static", "encoder"]
@@ -215,7 +215,7 @@ class EncoderConfig:
             off_flag="--no-context",
         ),
     )
-    precision: Precision = option("auto", About("Arithmetic of the encoder."))
+    precision: Precision = option("auto", About("Arithmetic of the encoder; int8 needs --backend openvino."))
     backend: Backend = option("torch", About("What runs the encoder; openvino is an extra."))
     batch_tokens: int = option(1_024, About(low=1))
 
@@ -230,6 +230,11 @@ class EncoderConfig:
             self.backend == "torch" or self.attention != "landmark",
             f"backend {self.backend} must go with attention chunk or full, got landmark; choose backend "
             "torch",
+        )
+        _require(
+            self.precision != "int8" or self.backend == "openvino",
+            f"precision int8 must go with backend openvino, got {self.backend}; add --backend openvino, or "
+            "choose another precision",
         )
         self._settle_window()
         _require(

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.config import Precision, Surrogate, Tour
+from pipeline.config import Surrogate, Tour
 from pipeline.errors import ConfigError
 from pipeline.options import About, check_options, metadata_of, option
 
 TrainedPooling = Literal["mean", "lmk"]
 TrainedAttention = Literal["chunk", "landmark"]
 LoraMatrices = Literal["attention", "all"]
+TrainedPrecision = Literal["auto", "fp32", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +103,7 @@ class TrainConfig:
     dev_every: int = option(500, About("Steps between its scores.", low=1))
     checkpoint_every: int = option(50, About("Steps between checkpoints.", low=1))
     micro_batch_tokens: int = option(16_384, About("Tokens computed at a time: bounds memory.", low=1))
-    precision: Precision = option("auto", About("Arithmetic of products."))
+    precision: TrainedPrecision = option("auto", About("Arithmetic of products."))
     seed: int = option(0, About("Seed of everything drawn.", low=0))
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Compare both backends' tokens per second with sentence-transformers' default ``encode``.
+"""Compare tokens per second of both backends and of int8 with sentence-transformers' default ``encode``.
 
 All use the same model, process, thread count and passages. The printed speed of a plain bf16 product tells
 what kind of processor it was: where it is two to three times faster, so is the encoder, while
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config import Backend, EncoderConfig
+from pipeline.config import Backend, EncoderConfig, Precision
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.encode.text_encoder import TextEncoder
 from pipeline.model.engine.precision import has_native_bf16
@@ -32,8 +32,14 @@ SLICES = 10
 WHOLE_PASSAGE_TOKENS = 254
 """Each passage one chunk, as sentence-transformers pools it: the same vectors on both sides."""
 
-GOAL_BY_BACKEND: Final[dict[Backend, float]] = {"torch": 4.0, "openvino": 5.0}
-"""Times sentence-transformers' tokens a second."""
+GOALS: Final[dict[tuple[Backend, Precision], float]] = {
+    ("torch", "auto"): 4.0,
+    ("openvino", "auto"): 5.0,
+    ("openvino", "int8"): 6.4,
+}
+"""Times sentence-transformers' tokens a second. The last is 1.6 times the first."""
+
+LEAST_COSINE: Final[dict[Precision, float]] = {"auto": 0.999, "int8": 0.99}
 
 
 def test_bench_encode_against_sentence_transformers(sample_passages: Callable[[int], list[str]]) -> None:
@@ -42,8 +48,10 @@ def test_bench_encode_against_sentence_transformers(sample_passages: Callable[[i
     texts = sample_passages(PASSAGES)
     published = SentenceTransformer(str(embedded_folder()), device="cpu")
     encoders = {
-        backend: DocumentEncoder(EncoderConfig(landmark_interval=WHOLE_PASSAGE_TOKENS, backend=backend))
-        for backend in GOAL_BY_BACKEND
+        f"{backend} {precision}": DocumentEncoder(
+            EncoderConfig(landmark_interval=WHOLE_PASSAGE_TOKENS, backend=backend, precision=precision)
+        )
+        for backend, precision in GOALS
     }
     seconds: dict[str, list[float]] = {name: [] for name in ("sentence-transformers", *encoders)}
     processor_seconds = dict.fromkeys(seconds, 0.0)
@@ -56,14 +64,14 @@ def test_bench_encode_against_sentence_transformers(sample_passages: Callable[[i
         their_seconds, vectors = _timed(lambda part=part: published.encode(part))
         processor_seconds["sentence-transformers"] += time.process_time() - started
         seconds["sentence-transformers"].append(their_seconds)
-        for backend, encoder in encoders.items():
+        for name, encoder in encoders.items():
             started = time.process_time()
             our_seconds, encoded = _timed(lambda part=part, encoder=encoder: encoder.encode(part))
-            processor_seconds[backend] += time.process_time() - started
-            seconds[backend].append(our_seconds)
+            processor_seconds[name] += time.process_time() - started
+            seconds[name].append(our_seconds)
             is_whole = np.diff(encoded.chunk_offsets) == 1
-            least[backend] = min(
-                least[backend], float((encoded.document_vectors_NV * vectors).sum(axis=1)[is_whole].min())
+            least[name] = min(
+                least[name], float((encoded.document_vectors_NV * vectors).sum(axis=1)[is_whole].min())
             )
         tokens += int(encoded.num_tokens.sum())
     theirs = seconds["sentence-transformers"]
@@ -77,11 +85,11 @@ def test_bench_encode_against_sentence_transformers(sample_passages: Callable[[i
         "products"
     )
     print(f"sentence-transformers {tokens / sum(theirs):.0f} tokens/s")
-    for backend, goal in GOAL_BY_BACKEND.items():
-        slices = sorted(their / our for our, their in zip(seconds[backend], theirs, strict=True))
+    for name, goal in zip(encoders, GOALS.values(), strict=True):
+        slices = sorted(their / our for our, their in zip(seconds[name], theirs, strict=True))
         print(
-            f"{backend}: {tokens / sum(seconds[backend]):.0f} tokens/s, ratio = "
-            f"{sum(theirs) / sum(seconds[backend]):.2f}",
+            f"{name}: {tokens / sum(seconds[name]):.0f} tokens/s, ratio = "
+            f"{sum(theirs) / sum(seconds[name]):.2f}",
             end="  ",
         )
         print(
@@ -89,9 +97,10 @@ def test_bench_encode_against_sentence_transformers(sample_passages: Callable[[i
             f">= {goal})",
             end="  ",
         )
-        by_processor = processor_seconds["sentence-transformers"] / processor_seconds[backend]
-        print(f"by processor time {by_processor:.2f}  least cosine {least[backend]:.6f}")
-    assert min(least.values()) >= 0.999
+        by_processor = processor_seconds["sentence-transformers"] / processor_seconds[name]
+        print(f"by processor time {by_processor:.2f}  least cosine {least[name]:.6f}")
+    for name, (_, precision) in zip(encoders, GOALS, strict=True):
+        assert least[name] >= LEAST_COSINE[precision]
 
 
 def test_bench_one_query() -> None:

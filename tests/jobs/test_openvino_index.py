@@ -34,7 +34,7 @@ def test_collection_built_on_openvino_goes_on_with_torch_and_is_searched_without
         cluster=ClusterConfig(num_clusters=2),
         context=ContextConfig(context_documents=2, max_document_tokens=32),
     )
-    compiled = replace(config, encoder=replace(config.encoder, backend="openvino"))
+    compiled = replace(config, encoder=replace(config.encoder, backend="openvino", precision="int8"))
     build_index([write_corpus(tmp_path / "corpus.parquet", 3)], tmp_path, "c", compiled)
     source = write_corpus(tmp_path / "corpus.parquet", 4)
     monkeypatch.setitem(sys.modules, "openvino", None)

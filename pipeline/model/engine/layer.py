@@ -49,6 +49,11 @@ class PlainMlp:
     down: Linear
     activation: Activation
 
+    @property
+    def linears(self) -> tuple[Linear, Linear]:
+        """Return its projections."""
+        return self.up, self.down
+
     def packed(self) -> PlainMlp:
         """Return it with its projections laid out for this processor."""
         return replace(self, up=self.up.packed(), down=self.down.packed())
@@ -61,6 +66,11 @@ class GatedMlp:
     gate_up: Linear
     down: Linear
     activation: Activation
+
+    @property
+    def linears(self) -> tuple[Linear, Linear]:
+        """Return its projections."""
+        return self.gate_up, self.down
 
     def packed(self) -> GatedMlp:
         """Return it with its projections laid out for this processor."""

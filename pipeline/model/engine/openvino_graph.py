@@ -1,9 +1,10 @@
 """The engine's layers as an OpenVINO graph: one writer for every family, since a family is data.
 
 Sizes of a batch stay open, and so does all that depends on it: who sees whom comes in as a bias, positions as
-cosines and sines, τ as the scale of the logits. Weights are constants in float32; the format the graph
-computes in is chosen when it is compiled. Nothing is traced or exported. Local layers attend in blocks, at a
-cost linear in the length, as :mod:`pipeline.model.engine.block_local_attention` does.
+cosines and sines, τ as the scale of the logits. Weights are constants in float32, or in int8 with a scale for
+each row; the format the graph computes in is chosen when it is compiled. Nothing is traced or exported. Local
+layers attend in blocks, at a cost linear in the length, as
+:mod:`pipeline.model.engine.block_local_attention` does.
 
     x_BSD, scale, bias, cos, sin ─▶ layer ─▶ … ─▶ layer ─▶ states of all S vectors, before the final norm
 """
@@ -34,9 +35,14 @@ _ACTIVATE: Final[Mapping[Activation, Callable[[Any], Any]]] = {
 
 
 def build_graph(
-    layers: Sequence[Layer], shape: Shape, *, model_dim: int, rotary_dims: Mapping[bool, int]
+    layers: Sequence[Layer],
+    shape: Shape,
+    *,
+    model_dim: int,
+    rotary_dims: Mapping[bool, int],
+    is_int8: bool = False,
 ) -> Any:
-    """Return the graph of all layers.
+    """Return the graph of all layers; with ``is_int8`` their weights are rounded to int8.
 
     ``rotary_dims`` says for each kind of layer how much of a head is turned; it is empty without RoPE.
 
@@ -59,15 +65,17 @@ def build_graph(
             inputs[name] = _input(name, [-1, -1], np.int64)
     x = inputs["x"]
     for layer in layers:
-        x = run_layer(layer, x, GraphOperations(layer, inputs, shape), norm_first=shape.norm_first)
+        operations = GraphOperations(layer, inputs, shape, is_int8=is_int8)
+        x = run_layer(layer, x, operations, norm_first=shape.norm_first)
     return ov.Model([op.result(x)], list(inputs.values()), "layers")
 
 
 class GraphOperations:
     """Implements :class:`LayerOperations` for nodes ``B S D``; heads are three nodes."""
 
-    def __init__(self, layer: Layer, inputs: Mapping[str, Any], shape: Shape) -> None:
+    def __init__(self, layer: Layer, inputs: Mapping[str, Any], shape: Shape, *, is_int8: bool) -> None:
         self._is_local = layer.is_local
+        self._weights = _int8_constant if is_int8 else _constant
         self._kind = KINDS[layer.is_local]
         self._inputs = inputs
         self._shape = shape
@@ -84,7 +92,9 @@ class GraphOperations:
             self._shape.head_dim,
         )
         bounds = (np.cumsum([0, num_heads, num_kv, num_kv]) * head_dim).tolist()
-        query, key, value = (_heads(_project(_rows(qkv, *part), x), head_dim) for part in pairwise(bounds))
+        query, key, value = (
+            _heads(self._project(_rows(qkv, *part), x), head_dim) for part in pairwise(bounds)
+        )
         return query, key, value
 
     def norm_heads(
@@ -132,17 +142,21 @@ class GraphOperations:
 
     def inner(self, up: Linear, activation: Activation, x: Any) -> Any:
         """See :class:`LayerOperations`."""
-        return _ACTIVATE[activation](_project(up, x))
+        return _ACTIVATE[activation](self._project(up, x))
 
     def gated_inner(self, gate_up: Linear, activation: Activation, x: Any) -> Any:
         """See :class:`LayerOperations`."""
         inner = len(gate_up.weight) // 2
-        gate, up = (_project(_rows(gate_up, *part), x) for part in ((0, inner), (inner, 2 * inner)))
+        gate, up = (self._project(_rows(gate_up, *part), x) for part in ((0, inner), (inner, 2 * inner)))
         return op.multiply(_ACTIVATE[activation](gate), up)
 
     def add_projection(self, linear: Linear, x: Any, residual: Any) -> Any:
         """See :class:`LayerOperations`."""
-        return op.add(residual, _project(linear, x))
+        return op.add(residual, self._project(linear, x))
+
+    def _project(self, linear: Linear, x: Any) -> Any:
+        product = op.matmul(x, self._weights(linear.weight), False, True)
+        return product if linear.bias is None else op.add(product, _constant(linear.bias))
 
 
 def _take(x: Any, places: Any, num_heads: int, head_dim: int) -> Any:
@@ -178,11 +192,6 @@ def _rows(linear: Linear, start: int, end: int) -> Linear:
     )
 
 
-def _project(linear: Linear, x: Any) -> Any:
-    product = op.matmul(x, _constant(linear.weight), False, True)
-    return product if linear.bias is None else op.add(product, _constant(linear.bias))
-
-
 def _norm(norm: Norm, x: Any) -> Any:
     last, epsilon = _ints(-1), norm.epsilon
     if norm.kind == "rms":
@@ -202,6 +211,14 @@ def _input(name: str, shape: Sequence[int], dtype: type[np.generic] = np.float32
 
 def _constant(tensor: torch.Tensor) -> Any:
     return op.constant(np.ascontiguousarray(tensor.float().cpu().numpy()), np.float32)
+
+
+def _int8_constant(weight_ED: torch.Tensor) -> Any:
+    """Return a weight as int8 times a scale for each of its rows, the form the runtime multiplies in int8."""
+    weight_ED = weight_ED.float().cpu()
+    scale_E1 = weight_ED.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127
+    rounded = op.constant((weight_ED / scale_E1).round().to(torch.int8).numpy())
+    return op.multiply(op.convert(rounded, "f32"), _constant(scale_E1))
 
 
 def _ints(*numbers: int) -> Any:

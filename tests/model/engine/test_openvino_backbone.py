@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,10 +13,13 @@ from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine import precision
-from pipeline.model.engine.openvino_backbone import OpenVinoTransformer
+from pipeline.model.engine.layer import Layer, PlainMlp
+from pipeline.model.engine.openvino_backbone import OpenVinoTransformer, _group_size
 from pipeline.model.engine.rectangle import Rectangle
+from pipeline.model.engine.weights import Linear, Norm
 from pipeline.model.folders.embedded_weights import embedded_folder
 
+VNNI = precision._NATIVE_INT8_FLAGS
 LENGTHS = np.array([61, 40, 7, 1])
 """The longest is several blocks of a local layer long."""
 
@@ -111,12 +115,13 @@ def test_hidden_states_in_bf16_point_where_those_in_fp32_do(settings):
         assert float(cosine) >= 0.999
 
 
-@pytest.mark.parametrize(("precision", "least"), [("fp32", 1 - 1e-5), ("bf16", 0.999)])
+@pytest.mark.parametrize(("precision", "least"), [("fp32", 1 - 1e-5), ("bf16", 0.999), ("int8", 0.99)])
 def test_minilm_vectors_are_those_of_torch(precision, least):
     ours, theirs = (
         DocumentEncoder(EncoderConfig(precision=precision, backend=backend)).encode(TEXTS)
         for precision, backend in ((precision, "openvino"), ("fp32", "torch"))
     )
+    assert precision == "fp32" or not np.array_equal(ours.chunk_vectors_MV, theirs.chunk_vectors_MV)
     assert (ours.chunk_vectors_MV * theirs.chunk_vectors_MV).sum(axis=1).min() >= least
 
 
@@ -154,6 +159,58 @@ def test_results_stay_when_the_next_batch_is_encoded(tiny_model_folder):
     kept = first.clone()
     backbone.hidden_states(_ids(backbone, SHORT) + 1, SHORT)
     assert torch.equal(first, kept)
+
+
+@pytest.mark.skipif(not VNNI & precision._cpu_flags(), reason="the processor must have VNNI")
+def test_hidden_states_in_int8_point_where_those_in_fp32_do(settings):
+    ours, theirs = _load(settings, precision="int8"), _load(settings, backend="torch")
+    ids = _ids(theirs, LENGTHS)
+    rounded, exact = (backbone.hidden_states(ids, LENGTHS) for backbone in (ours, theirs))
+    for row, length in enumerate(LENGTHS.tolist()):
+        cosine = torch.cosine_similarity(
+            rounded[row, :length].mean(dim=0), exact[row, :length].mean(dim=0), dim=0
+        )
+        assert float(cosine) >= 0.99
+    assert _worst(rounded, exact, LENGTHS) > 1e-4
+
+
+@pytest.mark.skipif(not VNNI & precision._cpu_flags(), reason="the processor must have VNNI")
+def test_vectors_in_int8_do_not_depend_on_what_is_encoded_beside_them():
+    encoder = DocumentEncoder(EncoderConfig(precision="int8", backend="openvino"))
+    together = encoder.encode(TEXTS).chunk_vectors_MV
+    alone = np.concatenate([encoder.encode([text]).chunk_vectors_MV for text in TEXTS])
+    assert np.abs(together - alone).max() <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("hidden", "inner", "group"), [(384, 1536, 128), (768, 1152, 128), (1024, 2624, 64), (24, 96, 0)]
+)
+def test_group_of_int8_divides_all_products(hidden, inner, group):
+    def linear(width):
+        return Linear(weight=torch.zeros(1, width))
+
+    layer = Layer(
+        qkv=linear(hidden),
+        attention_output=linear(hidden),
+        attention_norm=None,
+        mlp=PlainMlp(up=linear(hidden), down=linear(inner), activation="gelu"),
+        mlp_norm=Norm(weight=torch.ones(hidden), epsilon=1e-12),
+    )
+    assert _group_size([layer]) == group
+
+
+def test_processor_without_vnni_goes_on_without_int8(tiny_model_folder, tmp_path, monkeypatch, caplog):
+    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx2\n")
+    monkeypatch.setattr(precision, "_CPU_INFO", tmp_path / "cpuinfo")
+    with caplog.at_level(logging.WARNING):
+        backbone = _load({"model": str(tiny_model_folder)}, precision="int8")
+    assert backbone.precision == torch.float32
+    assert "without VNNI" in caplog.text
+
+
+def test_int8_on_torch_is_refused():
+    with pytest.raises(ConfigError, match="int8 must go with backend openvino, got torch; add --backend"):
+        EncoderConfig(precision="int8")
 
 
 def test_processor_without_bf16_computes_in_fp32(tiny_model_folder, tmp_path, monkeypatch):
