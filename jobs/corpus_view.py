@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pipeline.cluster.store import Clusters
 from pipeline.context.store import ContextSet
-from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW, CollectionLayout
+from pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
+from pipeline.index.layout import CollectionLayout
 from pipeline.manifest import Manifest
 from pipeline.token_vectors.projection import LATE_NAME, TokenProjection, load_token_projection
 

@@ -23,8 +23,8 @@ from jobs.ingest import count_vanished, finish, open_ingest, stage_corpus
 from jobs.run import Run
 from pipeline.config import IngestConfig
 from pipeline.errors import ConfigError
+from pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
 from pipeline.index.lance_index import LanceTables, Versions
-from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW
 from pipeline.index.publish import GenerationFacts, next_generation_number, publish_generation
 from pipeline.manifest import Manifest
 from pipeline.token_vectors.projection import LATE_NAME

@@ -20,8 +20,9 @@ from pipeline.config import DEFAULT_ROOT, EncoderConfig
 from pipeline.context.drift import measure_drift
 from pipeline.context.store import ContextSet
 from pipeline.errors import CollectionNotFoundError, ConfigError, FingerprintMismatchError
+from pipeline.index.copied_names import CONTEXT_ARROW
 from pipeline.index.generation import Generation, open_latest_intact_generation
-from pipeline.index.layout import CONTEXT_ARROW, CollectionLayout, list_states
+from pipeline.index.layout import CollectionLayout, list_states
 from pipeline.index.status import collection_status
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
 from pipeline.model.folders.names import describe_model, model_folder

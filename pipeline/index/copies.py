@@ -16,19 +16,13 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from pipeline.durable import fsync_file, fsync_folder, replacing, storage_errors
 from pipeline.errors import DamageError, IntegrityError
-from pipeline.index.lance_files import SMALL_FOLDERS, read_lance_files, small_files
-from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW, LANCE_FILES, CollectionLayout
+from pipeline.index.copied_names import COPIED_FILES, COPIES, LANCE_FILES, SMALL_FOLDERS
+from pipeline.index.lance_files import read_lance_files, small_files
+from pipeline.index.layout import CollectionLayout
 from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
-from pipeline.token_vectors.projection import LATE_NAME
-
-COPIES: Final = "copies"
-SIDE_FILES: Final = (CONTEXT_ARROW, CLUSTERS_ARROW, LATE_NAME)
-"""What a generation carries unchanged from the stages before; a collection may have none of them."""
-COPIED_FILES: Final = (LANCE_FILES, *SIDE_FILES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

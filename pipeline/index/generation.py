@@ -22,7 +22,8 @@ from jaxtyping import Float32, Int64, UInt64
 from lance.query import FullTextQuery
 
 from pipeline.errors import CairnError, DamageError, IntegrityError
-from pipeline.index.copies import COPIES, find_lance_files, find_manifest, link_table, whole_copy
+from pipeline.index.copied_names import COPIES
+from pipeline.index.copies import find_lance_files, find_manifest, link_table, whole_copy
 from pipeline.index.document_bm25 import DocumentBM25
 from pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex
 from pipeline.index.held_files import HeldFiles, WatchedFiles
@@ -40,7 +41,7 @@ from pipeline.index.stored_files import check_generation_files, read_manifest
 from pipeline.index.tables import DOCUMENTS, open_pinned_dataset, open_pinned_table
 from pipeline.index.token_file import TokenVectors, open_token_vectors
 from pipeline.index.verified_files import VerifiedFiles
-from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest
+from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
 from pipeline.token_vectors.projection import LATE_NAME
 
 if TYPE_CHECKING:
@@ -318,15 +319,19 @@ def _open_files(
         for name, record in find_lance_files(layout, manifest).items()
         if name.startswith(f"{DOCUMENTS}.lance/")
     }
-    held = HeldFiles(folder, {name: record for name, record in manifest.files.items() if name not in copied})
+    files = {name: record for name, record in manifest.files.items() if name not in copied}
+    manifest_path = find_manifest(layout, number)[1]
+    if manifest_path.parent == folder:
+        files[MANIFEST_NAME] = record_file(manifest_path)
+    else:
+        copied[MANIFEST_NAME] = "does not match its SHA-256"
+    held = HeldFiles(folder, files)
     rows_copied = _copied(layout, number, rows, damaged_rows(layout, rows, suspects))
     database = link_table(layout, number, DOCUMENTS, rows, held) if rows_copied else layout.lance_folder
     watched = WatchedFiles(database, rows)
     segments = [open_segment(folder, record, manifest.files) for record in manifest.segments]
     _require_counts(manifest, [segment.rows for segment in segments])
     copied |= rows_copied
-    if find_manifest(layout, number)[1].parent != folder:
-        copied[MANIFEST_NAME] = "does not match its SHA-256"
     late_folder = folder / COPIES if LATE_NAME in copied else folder
     return Generation(
         layout=layout,

@@ -15,14 +15,13 @@ import lance
 
 from pipeline.durable import fsync_file, fsync_folder, storage_errors, write_json
 from pipeline.errors import DamageError
-from pipeline.index.layout import LANCE_FILES, CollectionLayout
+from pipeline.index.copied_names import LANCE_FILES, SMALL_FOLDERS
+from pipeline.index.layout import CollectionLayout
 from pipeline.manifest import FileRecord, record_file
 
 KEPT_TYPES = frozenset({"manifest", "data file", "deletion file", "index file"})
 """Transaction files are only read while a commit races another; a writer of ours never does."""
 MANIFEST_SUFFIX = ".manifest"
-SMALL_FOLDERS = frozenset({"_versions", "_deletions"})
-"""Of a table: all that a version consists of, but for its rows and indexes."""
 
 LanceFiles = dict[str, FileRecord]
 """Path below ``lance/`` to what the file must be."""

@@ -28,6 +28,7 @@ from pipeline.errors import (
     IntegrityError,
     TryAgainError,
 )
+from pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
 from pipeline.index.current import GENERATION_FOLDER, Current, generation_name
 from pipeline.index.object_folder import STORE_URI, ObjectFolder
 from pipeline.index.replica import Replica
@@ -45,9 +46,6 @@ TITLES_ARROW = "titles.arrow"
 LENGTHS_ARROW = "lengths.arrow"
 DELETED_BITS = "deleted.bits"
 TOKENS_ARROW = "token_vectors.arrow"
-CONTEXT_ARROW = "context.arrow"
-CLUSTERS_ARROW = "clusters.arrow"
-LANCE_FILES = "lance_files.json"
 
 FirstIngest = Literal["at work", "stopped"]
 FIRST_INGEST: dict[FirstIngest, str] = {

@@ -22,7 +22,8 @@ from pipeline.config import IndexConfig
 from pipeline.durable import commit_point, storage_errors
 from pipeline.errors import DamageError, IntegrityError, StorageError
 from pipeline.index.allocator import returning_freed_memory
-from pipeline.index.copies import SIDE_FILES, find_lance_files, mend_copied, write_copies
+from pipeline.index.copied_names import SIDE_FILES
+from pipeline.index.copies import find_lance_files, mend_copied, write_copies
 from pipeline.index.current import KEPT_GENERATIONS, Current
 from pipeline.index.lance_files import (
     damaged_lance_files,

@@ -31,6 +31,7 @@ from typing import Final
 from pipeline import durable
 from pipeline.durable import commit_point
 from pipeline.errors import CairnError, CollectionBusyError, DamageError, IntegrityError, TryAgainError
+from pipeline.index.copied_names import COPIES, LANCE_FILES, copied_name
 from pipeline.index.current import KEPT_GENERATIONS, Current
 from pipeline.index.lease import LEASE_KEY, Lease
 from pipeline.index.object_folder import ObjectFolder, StoredObject
@@ -38,7 +39,6 @@ from pipeline.index.remote_pointer import Pointer, RemoteGeneration
 from pipeline.manifest import MANIFEST_NAME, FileRecord, record_file
 
 CURRENT_KEY: Final = "CURRENT"
-LANCE_FILES_NAME: Final = "lance_files.json"
 REMOTE_NAME: Final = "REMOTE"
 """In the copy's folder: which ``CURRENT`` of the store the copy is of."""
 
@@ -190,7 +190,7 @@ class Replica:
             f"{generation.folder}/{name}": FileRecord(**record) for name, record in manifest["files"].items()
         }
         lance_files = self._small(
-            f"{generation.folder}/{LANCE_FILES_NAME}", records[f"{generation.folder}/{LANCE_FILES_NAME}"]
+            f"{generation.folder}/{LANCE_FILES}", records[f"{generation.folder}/{LANCE_FILES}"]
         )
         lance = {f"lance/{name}": FileRecord(**record) for name, record in json.loads(lance_files).items()}
         for path in (*records, *lance, *generation.tags):
@@ -291,6 +291,7 @@ class Replica:
             list(pool.map(lambda each: self._store.download(*each), downloads))
         for hint in self._folder.glob("lance/*.lance/_versions/latest_version_hint.json"):
             hint.unlink()  # of the versions that were here before
+        self._write_copies(records, temporary)
         commit_point("copy-files-pulled")
         durable.put_in_place(temporary, target)
         commit_point("copy-generation-renamed")
@@ -299,6 +300,16 @@ class Replica:
         self._note(pointer)
         commit_point("copy-current-replaced")
         self._prune(served.generation, previous)
+
+    def _write_copies(self, records: Records, folder: Path) -> None:
+        """Store the small files of a generation twice, as its publication does."""
+        for path in records:
+            name = copied_name(path)
+            if name is not None:
+                source = folder / name if path.startswith("generations/") else self._folder / path
+                target = folder / COPIES / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                durable.write_bytes(target, source.read_bytes())
 
     def _prune(self, number: int, previous: int | None) -> None:
         """Leave two generations, for searches that still hold the one before, and of Lance what they need."""
@@ -312,9 +323,7 @@ class Replica:
                 with contextlib.suppress(
                     OSError, ValueError, AttributeError
                 ):  # a damaged predecessor keeps nothing
-                    files |= {
-                        f"lance/{name}" for name in json.loads((folder / LANCE_FILES_NAME).read_bytes())
-                    }
+                    files |= {f"lance/{name}" for name in json.loads((folder / LANCE_FILES).read_bytes())}
         tags = {f"generation-{each}.json" for each in kept}
         for path in (self._folder / "lance").rglob("*"):
             name = path.relative_to(self._folder).as_posix()

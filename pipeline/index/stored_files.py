@@ -6,8 +6,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pipeline.durable import storage_errors
+from pipeline.index.copied_names import LANCE_FILES
 from pipeline.index.copies import find_manifest
-from pipeline.index.layout import LANCE_FILES, CollectionLayout
+from pipeline.index.layout import CollectionLayout
 from pipeline.index.segments.segment import needed_files
 from pipeline.index.tables import TABLES
 from pipeline.index.verified_files import VerifiedFiles

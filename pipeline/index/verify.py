@@ -19,12 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import CairnError, DamageError, IntegrityError
-from pipeline.index.copies import COPIES, copied_files, find_lance_files
+from pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW, COPIES
+from pipeline.index.copies import copied_files, find_lance_files
 from pipeline.index.current import Current
 from pipeline.index.generation import open_generation
 from pipeline.index.lance_files import MANIFEST_SUFFIX, damaged_lance_files
 from pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, lance_errors
-from pipeline.index.layout import CLUSTERS_ARROW, CONTEXT_ARROW, CollectionLayout, generation_tag
+from pipeline.index.layout import CollectionLayout, generation_tag
 from pipeline.index.stored_files import check_generation_files, read_manifest
 from pipeline.manifest import MANIFEST_NAME, Manifest
 from pipeline.types import ProgressListener, silent_progress

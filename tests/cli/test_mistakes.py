@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.index.copies import COPIES
+from pipeline.index.copied_names import COPIES
 from pipeline.index.layout import CollectionLayout
 
 

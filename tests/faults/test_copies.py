@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.index.copies import COPIES
+from pipeline.index.copied_names import COPIES
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import delete_documents, repair_collection, verify_collection

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from pipeline.errors import IntegrityError
-from pipeline.index.copies import COPIES
+from pipeline.index.copied_names import COPIES
 from pipeline.index.generation import open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import (

@@ -20,6 +20,7 @@ from pipeline.errors import (
     IntegrityError,
 )
 from pipeline.index import replica as replica_module
+from pipeline.index.copied_names import COPIES
 from pipeline.index.generation import open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout, list_collections
 from pipeline.index.maintenance import (
@@ -105,6 +106,30 @@ def test_second_pull_downloads_only_what_is_new(
     data = {path: inode for path, inode in before.items() if path.parent.name == "data"}
     assert len(data) == 2
     assert data.items() <= after.items()
+
+
+def names_below(folder: Path) -> set[Path]:
+    return {path.relative_to(folder) for path in folder.rglob("*")}
+
+
+def test_copy_that_was_pulled_has_the_small_files_twice_and_does_without_the_first(
+    machine: Machine, stones: ModuleType
+) -> None:
+    stones.publish_documents(machine("a"), stones.document_ids(20))
+    stones.publish_change(machine("a"), "n")
+    reader = machine("b")
+    expected = served(reader)
+    folder = reader.generation_folder(2)
+    assert names_below(folder / COPIES) == names_below(machine("a").generation_folder(2) / COPIES)
+    reader = machine("b")
+    assert verify_collection(reader) == []
+    for path in (*folder.glob("*.json"), *reader.lance_folder.glob("*.lance/_deletions/*")):
+        path.write_bytes(b"")
+    reader = machine("b")
+    assert served(reader) == expected
+    assert verify_collection(reader) != []
+    assert repair_collection(reader).lost == ()
+    assert verify_collection(reader) == []
 
 
 def test_writer_that_was_overtaken_publishes_nothing_and_its_next_run_goes_on_from_the_others(

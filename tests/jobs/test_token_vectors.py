@@ -15,7 +15,7 @@ from jobs.recontextualise import recontextualise
 from pipeline import open_collection
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.encode.documents import DocumentEncoder
-from pipeline.index.copies import COPIES
+from pipeline.index.copied_names import COPIES
 from pipeline.index.generation import Generation, open_generation
 from pipeline.index.layout import TOKENS_ARROW, CollectionLayout
 from pipeline.index.maintenance import (

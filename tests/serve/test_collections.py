@@ -18,7 +18,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from pipeline.index.copies import COPIES
+from pipeline.index.copied_names import COPIES
 from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
 from pipeline.index.maintenance import compact_collection, repair_collection
 from pipeline.search import served
@@ -316,6 +316,24 @@ def test_collection_alone_whose_file_is_cut_while_it_is_open_is_not_ready(
     os.truncate(CollectionLayout(own_root, "stones").generation_folder(1) / CHUNKS_FAISS, 10)
     assert asked(client, "stones") == (503, "collection-damaged")
     assert client.get("/readyz").status_code == 503
+
+
+@pytest.mark.parametrize("harm", [lambda path: path.unlink(), lambda path: os.truncate(path, 10)])
+def test_collection_whose_manifest_is_damaged_while_it_is_served_answers_and_is_degraded(
+    own_root: Path, serve: Callable[..., TestClient], harm: Callable[[Path], None]
+) -> None:
+    layout = CollectionLayout(own_root, "stones")
+    client = serve(ServeSettings(root=own_root, collections=("stones",)))
+    harm(layout.generation_folder(1) / "MANIFEST.json")
+    assert asked(client, "stones") == (200, "")
+    ready = client.get("/readyz").json()
+    assert (ready["status"], "collection 'stones' answers, but not all" in ready["reason"]) == (
+        "degraded",
+        True,
+    )
+    repair_collection(layout)
+    assert asked(client, "stones") == (200, "")
+    assert client.get("/readyz").json() == {"status": "ready"}
 
 
 def test_collection_with_a_generation_before_answers_on_when_a_file_is_cut_and_after_its_repair(
