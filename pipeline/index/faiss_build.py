@@ -12,10 +12,9 @@ thread.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from pipeline.config import IndexConfig
-from pipeline.index.faiss_index import REFINE_SUFFIX
+from pipeline.index.faiss_index import REFINE_SUFFIX, one_faiss_thread
 from pipeline.index.faiss_kinds import choose_kind, faiss_kind
 
 VectorStream = Callable[[], Iterator[np.ndarray]]
@@ -84,7 +83,8 @@ def build_faiss_index(
         return write_flat(vectors(), num_vectors, vector_dim, path, why)
     sample_NV, queries_QV, query_positions = _draw_samples(vectors, num_vectors, vector_dim, config.seed)
     exact = _ExactTop(queries_QV, query_positions)
-    with _one_blas_thread():
+    # Sums split over threads differ in the last bit, and so would the file.
+    with one_faiss_thread():
         index = _train_lists(kind.make_lists, sample_NV, num_vectors, config.seed)
         refine = _train_codes(sample_NV, vector_dim) if kind.is_refined else None
     description = {
@@ -182,17 +182,6 @@ def _train_codes(sample_NV: Float32[np.ndarray, "N V"], vector_dim: int) -> Any:
     refine = faiss.IndexScalarQuantizer(vector_dim, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT)
     refine.train(sample_NV)
     return refine
-
-
-@contextlib.contextmanager
-def _one_blas_thread() -> Generator[None]:
-    """Train on one thread: sums split over threads differ in the last bit, and so would the file."""
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
 
 
 def _header(index: Any, num_vectors: int, tail_bytes: int) -> bytes:
@@ -329,7 +318,7 @@ def _choose_nprobe(index: Any, exact: _ExactTop) -> dict[str, Any]:
     """
     num_queries, num_neighbours, vector_dim = exact.neighbours_QKV.shape
     max_nprobe = min(MAX_NPROBE, index.nlist)
-    with _one_blas_thread():
+    with one_faiss_thread():
         _, lists = index.quantizer.search(exact.neighbours_QKV.reshape(-1, vector_dim), 1)
         _, probed = index.quantizer.search(exact.queries_QV, max_nprobe)
     is_list = probed[:, None, :] == lists.reshape(num_queries, num_neighbours, 1)

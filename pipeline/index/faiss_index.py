@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,17 @@ def read_faiss_file(path: Path, flags: int) -> Any:
             return faiss.read_index(str(path), flags)
         except RuntimeError as error:
             raise DamageError(f"{path.name} cannot be read as a FAISS index") from error
+
+
+@contextlib.contextmanager
+def one_faiss_thread() -> Generator[None]:
+    """Let what this thread asks of FAISS run on one thread during the block."""
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
 
 
 class FaissIndex:

@@ -16,6 +16,7 @@ from jaxtyping import Float, Float32, Int64
 
 from pipeline.index.generation import Generation
 from pipeline.index.protocol import NO_POSITION
+from pipeline.products import inner_products
 from pipeline.ragged import ranges
 from pipeline.search.windows import window_scores, window_scores_of_documents
 
@@ -124,7 +125,7 @@ def score_documents(
     generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"]
 ) -> Float32[np.ndarray, " N"]:
     """Return the cosine of each document vector; ``positions`` ascend."""
-    return generation.documents.reconstruct(positions) @ vector_V
+    return inner_products(generation.documents.reconstruct(positions), vector_V)
 
 
 def score_chunks(
@@ -134,9 +135,8 @@ def score_chunks(
     firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
     scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
     for start, stop in _blocks(ends - firsts):
-        scores.append(
-            generation.chunks.reconstruct(chunk_positions(generation, positions[start:stop])) @ vector_V
-        )
+        vectors_MV = generation.chunks.reconstruct(chunk_positions(generation, positions[start:stop]))
+        scores.append(inner_products(vectors_MV, vector_V))
     return np.concatenate(scores)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import numpy as np
@@ -18,6 +19,7 @@ import pyarrow as pa
 from jaxtyping import Float
 
 from pipeline.errors import IntegrityError, StorageError, UsageError
+from pipeline.index.faiss_index import one_faiss_thread
 from pipeline.index.generation import Generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.search.documents import count_documents, read_document
@@ -241,7 +243,9 @@ def finish_search(search: PreparedSearch, encoded: Vectors) -> list[SearchResult
     explanations = _explanations(search, encoded) if isinstance(encoded, EncodedQueries) else None
     late = None if explanations is None else [each and each.late for each in explanations]
     vectors = unit_vectors(vectors_QV, generation.manifest.vector_dim)
-    hits = make_hits(search, rank_queries(search, vectors, late), explanations)
+    # Threads that share one query wait for each other, spinning.
+    with one_faiss_thread() if len(vectors) == 1 else nullcontext():
+        hits = make_hits(search, rank_queries(search, vectors, late), explanations)
     texts = [""] * len(hits) if search.queries is None else search.queries
     return [
         SearchResult(query=text, generation=generation.number, hits=found)

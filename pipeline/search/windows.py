@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int64
 
 from pipeline.errors import ConfigError
+from pipeline.products import inner_products
 from pipeline.ragged import ranges
 
 DEFAULT_CHUNK_TOKENS = 128
@@ -58,10 +59,10 @@ def window_scores(
     """
     size = min(size, len(vectors_MV))
     if size <= 1:
-        return vectors_MV @ query_V
+        return inner_products(vectors_MV, query_V)
     sums_WV = sliding_sums(vectors_MV, size)
     norms_W = np.sqrt(np.einsum("wv,wv->w", sums_WV, sums_WV))
-    return sums_WV @ query_V / np.maximum(norms_W, np.finfo(np.float32).tiny)
+    return inner_products(sums_WV, query_V) / np.maximum(norms_W, np.finfo(np.float32).tiny)
 
 
 def window_scores_of_documents(

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int64, UInt8
 
 from pipeline.errors import ConfigError
+from pipeline.products import inner_products
 
 FAR: Final = 255
 """Characters from one token to the next from which on their number is not kept."""
@@ -71,8 +72,8 @@ class TokenCodec:
         """
         levels_PV = _levels_of_bytes(self.bits)[codes].reshape(len(codes), len(self.rms_V))
         steps_V = self._steps()
-        norms_P = np.sqrt((levels_PV * levels_PV) @ (steps_V * steps_V))
-        return levels_PV @ (query_qV * steps_V).T / norms_P[:, None]
+        norms_P = np.sqrt(inner_products(levels_PV * levels_PV, steps_V * steps_V))
+        return inner_products(levels_PV, (query_qV * steps_V).T) / norms_P[:, None]
 
     def _steps(self) -> Float32[np.ndarray, " V"]:
         return (2 * REACH[self.bits] / (1 << self.bits) * self.rms_V).astype(np.float32)
