@@ -2,15 +2,17 @@
 
     00000007 9f86d081884c7d65…    the served generation
     00000006 60303ae22b998861…    the one before, which readers fall back to
+    1c8a3f70                      CRC-32 of the lines above: a flipped hash damages no manifest
 
-Earlier releases wrote only the name of the served generation. That is still read: a manifest without a
-recorded hash is not checked until the next publication records one.
+Files without the last line are read, too, as are those with the name of the served generation alone. A
+manifest without a recorded hash is not checked until the next publication records one.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -19,7 +21,7 @@ GENERATION_FOLDER: Final = re.compile(r"[0-9]{8}")
 KEPT_GENERATIONS: Final = 2
 """The served one and the one before it, for readers that still hold it and as the way back."""
 
-_RECORDED: Final = re.compile(rb"(?:[0-9]{8} [0-9a-f]{64}\n)+")
+_RECORDED: Final = re.compile(rb"((?:[0-9]{8} [0-9a-f]{64}\n)+)([0-9a-f]{8}\n)?")
 _NAME_ALONE: Final = re.compile(rb"[0-9]{8}\n")
 
 
@@ -39,9 +41,10 @@ class Current:
         """Read the content of ``CURRENT``; None where it is damaged."""
         if _NAME_ALONE.fullmatch(content):
             return cls({int(content): None})
-        if not _RECORDED.fullmatch(content):
+        found = _RECORDED.fullmatch(content)
+        if found is None or found[2] not in (None, _checksum(found[1])):
             return None
-        lines = content.decode("ascii").splitlines()
+        lines = found[1].decode("ascii").splitlines()
         numbers = [int(line[:8]) for line in lines]
         if any(newer <= older for newer, older in itertools.pairwise(numbers)):
             return None
@@ -52,7 +55,8 @@ class Current:
         lines = (
             f"{generation_name(number)} {sha256}\n" for number, sha256 in self.manifests.items() if sha256
         )
-        return "".join(lines).encode()
+        said = "".join(lines).encode()
+        return said + _checksum(said)
 
     @property
     def served(self) -> int:
@@ -63,3 +67,7 @@ class Current:
     def is_recorded(self) -> bool:
         """Tell whether the hashes of the manifests are recorded."""
         return None not in self.manifests.values()
+
+
+def _checksum(said: bytes) -> bytes:
+    return f"{zlib.crc32(said):08x}\n".encode()
