@@ -29,8 +29,9 @@ class ChunkPlaces:
     """Positions of M chunks within their rows.
 
     ``first_M`` is the first token that counts to the chunk, [CLS] included where the row is the chunk's alone
-    and no prefix is left out. ``mark_M`` is the landmark after its ``num_own_M`` own tokens. In a window
-    without marks it is the position after them, which belongs to the next chunk.
+    and no prefix is left out. ``mark_M`` is the landmark after its ``num_own_M`` own tokens, which may be 0.
+    In a window without marks it is the position after them: the next chunk's first, or the row's closing
+    landmark.
     """
 
     first_M: Int64[np.ndarray, " M"]
@@ -42,11 +43,12 @@ class ChunkPlaces:
 class PoolingRule:
     """What a pooling is.
 
-    ``span`` gives each chunk at least one position, also where it has no tokens of its own. ``attentions``: a
-    row that is a chunk has a first and a last token of its own, a window has them once for many chunks.
+    ``span`` gives each chunk at least one position, also where it has no tokens of its own. ``attentions``
+    are those it goes with: `cls` and `last` need a row of the chunk's own, so not `full`.
     ``window_mark`` is what stands after each chunk of a window, None for nothing.
     ``takes_prefix``: it is over many tokens and can take those of a prefix in. ``saved_as`` is its name in a
-    Sentence-Transformers folder, ``read_from`` are the names there that it stands for.
+    Sentence-Transformers folder, None where that library has no such pooling. ``read_from`` are the names
+    there that it stands for.
     """
 
     span: Callable[[ChunkPlaces], Spans]

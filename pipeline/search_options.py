@@ -64,8 +64,7 @@ class SearchOptions:
     ``max(50, 2 * top_k)``. With ``max_characters`` the answer holds the best passages of at most ``top_k``
     documents; neighbouring ones are joined. ``restriction`` is a second filter, set by the layer that answers
     for the caller: both must match, and nothing in ``filters`` can widen it. ``offset`` passes over the best
-    documents. It needs ``max_candidates``, which then decides the ranking alone, so that pages of one ranking
-    fit together whatever their size.
+    documents. It needs ``max_candidates``: all pages then rank the same candidates, whatever ``top_k`` is.
     """
 
     top_k: int = option(10, About("Documents to answer with.", low=1, high=MAX_TOP_K))

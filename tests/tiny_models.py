@@ -59,7 +59,7 @@ def make_tiny_model(folder: Path, model_type: str = "bert", seed: int = 0, size:
     folder.mkdir(parents=True, exist_ok=True)
     vocab_size = _write_tiny_tokenizer(folder)
     generator = torch.Generator().manual_seed(seed)
-    num_positions = size.positions + (0 if model_type == "bert" else 1)
+    num_positions = size.positions + {"bert": 0, "roberta": 1}[model_type]
     num_layers = size.layers or TINY_LAYERS
     config = {
         "model_type": model_type,

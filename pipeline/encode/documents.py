@@ -67,7 +67,6 @@ _ALWAYS_HASHED: Final = frozenset(
 _HASHED_AS: Final = {"window_tokens": "max_window_tokens", "dims": "truncate_dim", "layers": "num_layers"}
 """Names in fingerprints, where the setting was renamed since."""
 
-
 SMALL_CHARACTERS: Final = 1_000
 """Queries of so many characters together are encoded on one thread."""
 

@@ -46,7 +46,7 @@ class VerifiedFiles:
     """What is known of large files on this machine, kept in a database; to be closed.
 
     Without a path nothing is known, and every file is hashed. The database is opened at the first large file,
-    made if need be, and made anew where it is damaged.
+    made if need be, and made again where it is damaged.
     """
 
     def __init__(self, path: Path | None) -> None:

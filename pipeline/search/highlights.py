@@ -126,7 +126,7 @@ class Explanation:
 def _sums_of_each(
     step_T: Shaped[np.ndarray, " T"], first_C: Int64[np.ndarray, " C"], size_C: Int64[np.ndarray, " C"]
 ) -> Int64[np.ndarray, " T"]:
-    """Return running sums that begin anew with every stretch."""
+    """Return running sums that begin again with every stretch."""
     sums_T1 = np.concatenate([[0], np.cumsum(step_T, dtype=np.int64)])
     return sums_T1[1:] - np.repeat(sums_T1[first_C], size_C)
 

@@ -62,6 +62,7 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
 
     def pooled_span(state, start, stop):
         """The same for a chunk whose own tokens stand at ``start:stop`` of a window."""
+        assert config.pooling in ("mean", "latent", "lmk", "mean_at_k", "multi_cls"), "state its rule here"
         if config.pooling == "mean_at_k":
             return state[stop - 1] if stop > start else state[-1]
         return state[start : stop + 1].mean(0) if config.pooling in ("mean", "latent") else state[stop]

@@ -12,6 +12,7 @@ from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ModelError
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.backbone import Backbone
+from pipeline.model.folders.model_types import MODEL_TYPES
 
 TEXTS = ["the cat sat on the mat.", "old stone path " * 30, "a", "walking mountains, rivers; " * 12 + "end"]
 FAMILIES = ["tiny_model_folder", "modernbert_folder", "nomic_bert_folder"]
@@ -42,10 +43,7 @@ def _context():
 def test_load_unknown_family_names_the_known_ones(tiny_model_folder, tmp_path):
     folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
     (folder / "config.json").write_text(json.dumps({"model_type": "t5"}))
-    known = (
-        "bert, roberta, xlm-roberta, camembert, modernbert, nomic_bert, new, gte, mistral, qwen2, "
-        "qwen3, llama, nvembed, m3bert"
-    )
+    known = ", ".join(MODEL_TYPES)
     with pytest.raises(
         ModelError, match=rf"^model_type must be one of {known}, got 't5'; choose a model of these families$"
     ):

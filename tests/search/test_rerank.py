@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,16 @@ def answer(*documents: Sequence[str], size: int = 10) -> SearchResult:
         for place, texts in enumerate(documents)
     ]
     return SearchResult(query="q", generation=4, hits=hits)
+
+
+def test_every_option_is_kept_or_lifted_before_reranking() -> None:
+    kept = {"granularity", "chunk_tokens", "hybrid", "late", "weights", "filters", "restriction", "offset"}
+    lifted = {"top_k", "passages", "max_candidates", "max_characters"}
+    assert {item.name for item in fields(SearchOptions)} == kept | lifted, "does `widened` lift it?"
+    asked = SearchOptions(top_k=1, max_candidates=2, max_characters=9)
+    found = widened(asked), widened(SearchOptions(passages=0))
+    assert (found[0].top_k, found[0].max_candidates) == (RERANK_DOCUMENTS, RERANK_DOCUMENTS)
+    assert (found[0].max_characters, found[1].passages) == (None, 1)
 
 
 def shown(result: SearchResult) -> list[tuple[str, list[str]]]:

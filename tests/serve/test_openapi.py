@@ -21,14 +21,11 @@ def described(client: TestClient) -> dict[str, Any]:
 
 
 def test_description_is_the_one_on_file(described: dict[str, Any], request: pytest.FixtureRequest) -> None:
-    """After a change of the API.
-
-    Pytest tests/serve/test_openapi.py --rewrite-openapi, and read the difference.
-    """
     described["info"].pop("version")
     if request.config.getoption("--rewrite-openapi"):
         GOLDEN.write_text(json.dumps(described, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    assert described == json.loads(GOLDEN.read_text(encoding="utf-8"))
+    on_file = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert described == on_file, "run pytest tests/serve/test_openapi.py --rewrite-openapi, read the change"
 
 
 def test_every_schema_is_valid_and_every_reference_leads_somewhere(described: dict[str, Any]) -> None:

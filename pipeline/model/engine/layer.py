@@ -82,8 +82,8 @@ class Layer:
     """One layer of H heads of queries and G heads of keys and values, d wide.
 
     ``qkv`` holds the rows of the queries of all heads, then the keys, then the values: ``(H + 2 G) d`` in
-    all. With ``norm_first`` a norm stands before its part (None: the input is normed already), else after it
-    and its residual.
+    all. With ``norm_first`` a norm stands before its part, else after it and its residual. No attention norm:
+    the embedding norm has normed the first layer's input.
     """
 
     qkv: Linear
