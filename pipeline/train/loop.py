@@ -23,7 +23,9 @@ from jaxtyping import Int64
 from pipeline import durable
 from pipeline.config import BASE_MODEL, EncoderConfig
 from pipeline.errors import FingerprintMismatchError, IntegrityError, ModelError, SourceError
+from pipeline.manifest import fingerprint
 from pipeline.model.backbone_loader import load_backbone
+from pipeline.model.engine.backbone import Backbone
 from pipeline.model.engine.precision import resolve_precision
 from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from pipeline.model.folders.names import model_folder
@@ -42,7 +44,14 @@ from pipeline.train.processes import ALONE, Processes, first_before_others
 from pipeline.train.sequences import SequenceMaker
 from pipeline.train.settings import TrainConfig, require_within
 from pipeline.train.step import TrainingData
-from pipeline.train.surrogate import kept_vectors, pairs_fingerprint, vectors_key
+from pipeline.train.surrogate import (
+    PairVectors,
+    embed_pairs,
+    kept_vectors,
+    pairs_fingerprint,
+    vectors_key,
+)
+from pipeline.train.teacher import Teacher, fitted_positions, laid_onto
 from pipeline.train.trainer import SERVED_INTERVAL, Trainer, TrainReport
 from pipeline.types import ModelScorer, ProgressListener, silent_progress
 
@@ -80,20 +89,22 @@ def train(
     heldout = choose_heldout(pairs, config.heldout_pairs)
     require_batch(len(pairs) - len(heldout), config)
     dev_sets = None if scorer is None else scorer.fingerprint
-    made_of = {"base": checkpoint.fingerprint, "pairs": pairs_fingerprint(pairs), "dev sets": dev_sets}
+    teacher = None if config.teacher is None else Teacher.named(config.teacher)
+    made_of = {
+        "base": checkpoint.fingerprint,
+        "pairs": pairs_fingerprint(pairs),
+        "dev sets": dev_sets,
+        "teacher": None if teacher is None else teacher.encoder.fingerprint,
+    }
     with contextlib.nullcontext() if processes.rank else held_folder(folder):
         with first_before_others(processes):
             _claim_folder(folder, config, made_of, pairs.skipped)
-            data = _prepare(pairs, heldout, folder, config, base, checkpoint, progress)
-        teacher = (
-            LandmarkEncoder(checkpoint).to(device).requires_grad_(False)
-            if config.distillation_weight
-            else None
-        )
+            data = _prepare(pairs, heldout, folder, config, base, checkpoint, teacher, progress)
+        follows_base = config.distillation_weight > 0 and teacher is None
         trainer = Trainer(
             files=RunFolder(folder, checkpoint, _served_settings(config)),
             model=model.to(device),
-            teacher=teacher,
+            teacher=LandmarkEncoder(checkpoint).to(device).requires_grad_(False) if follows_base else None,
             data=data,
             heldout=heldout,
             pairs=pairs,
@@ -195,12 +206,17 @@ def _prepare(
     config: TrainConfig,
     base: str,
     checkpoint: Checkpoint,
+    teacher: Teacher | None,
     progress: ProgressListener,
 ) -> TrainingData:
     """Embed the pairs with the surrogate, whose vectors stay in the folder, and find hard negatives."""
     backbone = load_backbone(EncoderConfig(model=base))
     key = vectors_key(config.surrogate, checkpoint.fingerprint, pairs)
-    vectors = kept_vectors(folder / "surrogate.safetensors", key, pairs, backbone, config.surrogate, progress)
+
+    def embed() -> PairVectors:
+        return embed_pairs(pairs, backbone, config.surrogate, progress)
+
+    vectors = kept_vectors(folder / "surrogate.safetensors", key, embed)
     mined_Nk = np.zeros((len(pairs), 0), np.int64)
     if config.hard_negatives:
         progress("mining", 0, len(pairs), "pairs")
@@ -226,4 +242,22 @@ def _prepare(
         vectors=vectors,
         document_number_N=text_numbers(pairs.documents),
         hard_negatives_Nk=mined_Nk,
+        taught=None if teacher is None else _taught(pairs, folder, teacher, backbone, progress),
     )
+
+
+def _taught(
+    pairs: TrainingPairs, folder: Path, teacher: Teacher, backbone: Backbone, progress: ProgressListener
+) -> PairVectors:
+    """Embed the pairs with the teacher; its vectors stay in the run's folder."""
+
+    def embed() -> PairVectors:
+        fitted = pairs.take(fitted_positions(len(pairs)).tolist(), "not fitted")
+        return laid_onto(teacher.embed(pairs, progress), embed_pairs(fitted, backbone, "encoder", progress))
+
+    key = fingerprint(
+        teacher=teacher.encoder.fingerprint,
+        base=backbone.weights_fingerprint,
+        pairs=pairs_fingerprint(pairs),
+    )
+    return kept_vectors(folder / "teacher.safetensors", key, embed)

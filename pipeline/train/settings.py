@@ -32,9 +32,10 @@ class TrainConfig:
     last layer only. ``freeze_embeddings`` leaves the input tables as the base has them, so that what changed
     is small enough to be shipped by itself. ``lora_rank`` > 0 leaves all of the base as it is and learns
     updates of that rank (LoRA) to its layers' matrices, those of attention or all, times ``lora_alpha`` /
-    rank; None is twice the rank. ``evaluate_every`` and ``dev_every`` steps the held-out pairs and the dev
-    sets are scored. ``precision`` is that of the products, auto: bf16 where the device has it; weights, sums
-    and the optimiser are in float32. ``micro_batch_tokens`` bounds memory and moves nothing but rounding.
+    rank; None is twice the rank. With a ``teacher`` texts follow its vectors and scores, instead of chunks
+    those of the base. ``evaluate_every`` and ``dev_every`` steps the held-out pairs and the dev sets are
+    scored. ``precision`` is that of the products, auto: bf16 where the device has it; weights, sums and the
+    optimiser are in float32. ``micro_batch_tokens`` bounds memory and moves nothing but rounding.
     """
 
     steps: int = field(metadata=metadata_of(About("Optimiser steps, one a batch.", low=1)))
@@ -69,11 +70,13 @@ class TrainConfig:
     matryoshka_layers: tuple[int, ...] = option(
         (), About("Depths that must, ending with the last, as 3,6.", default_text="the last")
     )
-    distillation_weight: float = option(
-        0.5, About("Pull towards the base model's own chunk vectors; 0: none.", low=0)
+    teacher: str | None = option(
+        None,
+        About("Model whose vectors and scores are followed, by name or folder.", default_text="the base"),
     )
+    distillation_weight: float = option(0.5, About("Pull towards the teacher's vectors; 0: none.", low=0))
     distillation_temperature: float = option(
-        0.05, About("Temperature of its ranking of the other chunks.", above=0)
+        0.05, About("Temperature of its ranking of the others.", above=0)
     )
     surrogate: Surrogate = option("static", About("What clusters, filters and mines."))
     tour: Tour = option("greedy", About("How clusters are packed into batches."))
@@ -111,6 +114,10 @@ class TrainConfig:
         if not self.lora_rank and (self.lora_alpha is not None or self.lora_matrices != "all"):
             raise ConfigError(
                 "lora_rank must be at least 1 where lora_alpha or lora_matrices is given, got 0; give a rank"
+            )
+        if self.teacher is not None and not self.distillation_weight:
+            raise ConfigError(
+                "distillation_weight must be above 0 with a teacher, got 0; leave one of them out"
             )
         # Lists when read from JSON.
         for name in ("matryoshka_dims", "matryoshka_layers"):

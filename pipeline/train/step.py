@@ -2,7 +2,7 @@
 
     units ─▶ rows ─▶ M2 ─▶ chunk embeddings ─▶ text vectors at each width and layer ─▶ InfoNCE ─┐
     context ─▶ M1 ───┘ (nothing, or partly the null token)                                      ├─▶ loss
-                                       teacher's chunk embeddings ─▶ distillation ──────────────┘
+                    vectors of the base, or of another teacher ─▶ distillation ─────────────────┘
 
 Everything drawn at random is drawn from the seed and the number of the step, so that a step is the same after
 a kill, in micro-batches of any size and in any number of processes. Differs from CDE in this: the null token
@@ -35,20 +35,22 @@ from pipeline.train.settings import TrainConfig
 from pipeline.train.surrogate import PairVectors
 
 DISTILLED_TOGETHER = 512
-"""Chunks whose similarity matrix is one block of the distillation: 1 MiB, whatever the batch."""
+"""Vectors whose similarity matrix is one block of the distillation: 1 MiB, whatever the batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainingData:
     """What steps draw on: texts by position of their pair, surrogate vectors, mined negatives.
 
-    Equal documents share a number.
+    Equal documents share a number. ``taught`` are the vectors of a teacher other than the base, of the width
+    of the model's.
     """
 
     maker: SequenceMaker
     vectors: PairVectors
     document_number_N: Int64[np.ndarray, " N"]
     hard_negatives_Nk: Int64[np.ndarray, "N k"]
+    taught: PairVectors | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +162,8 @@ def batch_loss(
 ) -> Float32[torch.Tensor, ""]:
     """Return the loss of a batch's chunk embeddings.
 
-    InfoNCE over layers and widths, and the distillation of the last layer.
+    InfoNCE over layers and widths, and the distillation of the last layer: its chunks towards the base's, or
+    its texts towards another teacher's.
     """
     device, num_queries = embeddings_BE.device, len(batch.pair_Q)
     positive_Q = torch.from_numpy(batch.positive_Q).to(device)
@@ -188,16 +191,26 @@ def batch_loss(
         return torch.stack(losses).mean()
 
     loss = over_widths(loss_of_width, config.matryoshka_dims or (model_dim,))
-    if teacher_BD is None:
-        return loss
-    pieces = zip(layers[-1].split(DISTILLED_TOGETHER), teacher_BD.split(DISTILLED_TOGETHER), strict=True)
+    if teacher_BD is not None:
+        loss = loss + config.distillation_weight * _distillation(layers[-1], teacher_BD, config)
+    if data.taught is not None:
+        texts = mean_by_text(layers[-1], batch.text_B, num_queries + len(batch.pair_D))
+        taught = np.concatenate([data.taught.query_NV[batch.pair_Q], data.taught.document_NV[batch.pair_D]])
+        taught_ND = torch.from_numpy(taught).to(device)
+        loss = loss + config.distillation_weight * _distillation(texts, taught_ND, config)
+    return loss
+
+
+def _distillation(student_ND: torch.Tensor, teacher_ND: torch.Tensor, config: TrainConfig) -> torch.Tensor:
+    """Return the loss of distillation, block by block, whatever the batch."""
+    pieces = zip(student_ND.split(DISTILLED_TOGETHER), teacher_ND.split(DISTILLED_TOGETHER), strict=True)
     distilled = [
         len(student)
-        / len(teacher_BD)
+        / len(teacher_ND)
         * distillation_loss(student, teacher, temperature=config.distillation_temperature)
         for student, teacher in pieces
     ]
-    return loss + config.distillation_weight * torch.stack(distilled).sum()
+    return torch.stack(distilled).sum()
 
 
 def _autocast(model: LandmarkEncoder, config: TrainConfig) -> torch.autocast:

@@ -10,6 +10,7 @@ data once. Vectors are kept in the run's folder.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -57,41 +58,42 @@ def embed_pairs(
         embedder, _ = StaticEmbedder.fitted_to(backbone.token_embeddings, backbone.tokenizer, sample)
     else:
         embedder = ContextEncoder(backbone, min(MAX_TOKENS, backbone.max_positions))
-    distinct = list(dict.fromkeys([*pairs.documents, *pairs.queries]))
-    number = {text: place for place, text in enumerate(distinct)}
+    vectors = embed_texts(embedder.embed, [*pairs.documents, *pairs.queries], "surrogate", progress)
+    document_NV, query_NV = np.split(vectors, 2)
+    return PairVectors(document_NV=document_NV, query_NV=query_NV, fingerprint=embedder.fingerprint)
+
+
+def embed_texts(
+    embed: Callable[[Sequence[str]], Float32[np.ndarray, "t V"]],
+    texts: Sequence[str],
+    stage: str,
+    progress: ProgressListener,
+) -> Float32[np.ndarray, "T V"]:
+    """Embed texts at unit length, block by block; equal texts are embedded once."""
+    distinct = list(dict.fromkeys(texts))
     blocks: list[np.ndarray] = []
     for start in range(0, len(distinct), BLOCK_TEXTS):
-        blocks.append(_unit(embedder.embed(distinct[start : start + BLOCK_TEXTS])))
-        progress("surrogate", min(start + BLOCK_TEXTS, len(distinct)), len(distinct), "texts")
-    vectors = np.concatenate(blocks)
-    return PairVectors(
-        document_NV=vectors[[number[text] for text in pairs.documents]],
-        query_NV=vectors[[number[text] for text in pairs.queries]],
-        fingerprint=embedder.fingerprint,
-    )
+        blocks.append(unit(embed(distinct[start : start + BLOCK_TEXTS])))
+        progress(stage, min(start + BLOCK_TEXTS, len(distinct)), len(distinct), "texts")
+    number = {text: place for place, text in enumerate(distinct)}
+    return np.concatenate(blocks)[[number[text] for text in texts]]
 
 
-def _unit(vectors: Float32[np.ndarray, "N V"]) -> Float32[np.ndarray, "N V"]:
+def unit(vectors: Float32[np.ndarray, "N V"]) -> Float32[np.ndarray, "N V"]:
+    """Return the vectors at length one; zeros stay."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(norms > 0, norms, 1.0)
 
 
-def kept_vectors(
-    path: Path,
-    key: str,
-    pairs: TrainingPairs,
-    backbone: Backbone,
-    surrogate: Surrogate,
-    progress: ProgressListener,
-) -> PairVectors:
-    """Read the vectors a run has stored under this ``key``, or embed and store them."""
+def kept_vectors(path: Path, key: str, embed: Callable[[], PairVectors]) -> PairVectors:
+    """Read the vectors that a run has stored under this ``key``, or make and store them."""
     if path.is_file():
         stored = _read(path)
-        if stored.fingerprint == key and len(stored.document_NV) == len(pairs):
+        if stored.fingerprint == key:
             return stored
-    found = embed_pairs(pairs, backbone, surrogate, progress)
+    found = embed()
     stored = PairVectors(document_NV=found.document_NV, query_NV=found.query_NV, fingerprint=key)
-    with durable.storage_errors("writing the surrogate vectors"), durable.replacing(path) as temporary:
+    with durable.storage_errors("writing vectors of the pairs"), durable.replacing(path) as temporary:
         save_file(
             {"document": stored.document_NV, "query": stored.query_NV}, temporary, metadata={"key": key}
         )

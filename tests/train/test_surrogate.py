@@ -11,7 +11,7 @@ import torch
 from pipeline.config import EncoderConfig, Surrogate
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.train.pairs import TrainingPairs
-from pipeline.train.surrogate import embed_pairs, kept_vectors, pairs_fingerprint
+from pipeline.train.surrogate import PairVectors, embed_pairs, kept_vectors, pairs_fingerprint
 from pipeline.types import silent_progress
 
 CPU = torch.device("cpu")
@@ -40,11 +40,13 @@ def test_kept_vectors_are_made_once_for_a_key(
     def listen(stage: str, done: int, total: int | None, unit: str) -> None:
         calls.append(done)
 
-    arguments = (make_pairs(20), backbone, "static", listen)
-    first, again = (kept_vectors(tmp_path / "v.safetensors", "key", *arguments) for _ in range(2))
+    def embed() -> PairVectors:
+        return embed_pairs(make_pairs(20), backbone, "static", listen)
+
+    first, again = (kept_vectors(tmp_path / "v.safetensors", "key", embed) for _ in range(2))
     assert np.array_equal(first.document_NV, again.document_NV)
     assert len(calls) == 1
-    kept_vectors(tmp_path / "v.safetensors", "another key", *arguments)
+    kept_vectors(tmp_path / "v.safetensors", "another key", embed)
     assert len(calls) == 2
 
 
