@@ -9,7 +9,7 @@ import random
 import sys
 from pathlib import Path
 
-from tests.nightly import damage, flips, hostile, operations, publications
+from tests.nightly import damage, flips, hostile, operations, publications, stores
 from tests.nightly.campaign import Tally, commit, run_campaigns, run_episode, write_summary
 
 CAMPAIGNS = {
@@ -18,6 +18,8 @@ CAMPAIGNS = {
     "hostile": hostile.episode,
     "damage": damage.episode,
     "flips": flips.episode,
+    "store-kills": stores.kill_episode,
+    "store-flips": stores.flip_episode,
 }
 
 

@@ -120,16 +120,20 @@ def fork(work: Callable[..., Any], *arguments: Any) -> int:
 
 def _work_on(pipe: Connection, of_parent: Connection) -> None:
     of_parent.close()
-    parent = os.getppid()
+    parent, deadly = os.getppid(), list[str | float | None]()
+    durable.observe_commit_points(
+        lambda name: os.kill(os.getpid(), signal.SIGKILL) if name in deadly else None
+    )
     while os.getppid() == parent:
         if pipe.poll(1.0):
-            pipe.send(_outcome(*pipe.recv()))
+            work, arguments, kill = pipe.recv()
+            deadly[:] = [kill]
+            pipe.send(_outcome(work, arguments, kill))
 
 
 def _outcome(work: Callable[..., Any], arguments: tuple[Any, ...], kill: str | float | None) -> Outcome:
     if isinstance(kill, float):
         signal.setitimer(signal.ITIMER_REAL, kill)  # nothing handles the alarm, so it kills
-    durable.observe_commit_points(lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == kill else None)
     try:
         return Outcome(value=work(*arguments))
     except CairnError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import durable
 from tests.nightly import hostile, operations, readings
 from tests.nightly.campaign import FaultError, Tally, require, run_campaigns, run_episode
 from tests.nightly.forks import Worker, forked
@@ -19,7 +20,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("name", ["operations", "publications", "hostile", "damage", "flips"])
+@pytest.mark.parametrize(
+    "name", ["operations", "publications", "hostile", "damage", "flips", "store-kills", "store-flips"]
+)
 def test_episode_finds_no_fault(name: str) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "tests.nightly", "--campaign", name, "--seed", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -84,6 +87,17 @@ def test_work_that_dies_or_fails_is_told_apart() -> None:
     assert forked(len, [1, 2]).value == 2
     assert forked(fail).fault == "KeyError: 'x'"
     assert forked(time.sleep, 60, kill=0.05).was_killed
+
+
+def reach(point: str) -> None:
+    durable.commit_point(point)
+
+
+def test_worker_dies_at_the_commit_point_of_this_work_alone() -> None:
+    with Worker() as worker:
+        assert not worker.run(reach, "another", kill="tagged").was_killed
+        assert not worker.run(reach, "tagged").was_killed
+        assert worker.run(reach, "tagged", kill="tagged").was_killed
 
 
 def test_worker_that_was_killed_is_replaced_by_another() -> None:
