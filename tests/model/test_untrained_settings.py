@@ -25,6 +25,9 @@ def test_settings_that_a_model_brings_warn_of_nothing(model: str) -> None:
         ({"pooling": "lmk"}, "pooling lmk"),
         ({"attention": "full"}, "attention full"),
         ({"temperature": 0.95}, "temperature 0.95"),
+        ({"dims": 64}, "to 0.686 with dims 64"),
+        ({"dims": 32}, "dims 32: nDCG@10"),
+        ({"landmark_interval": 32}, "to 0.815 with landmark_interval 32"),
         ({"layers": 3, "use_context": True}, "layers 3, use_context true"),
     ],
     ids=str,
@@ -47,5 +50,7 @@ def test_sentence_gives_the_loss_at_the_chosen_value() -> None:
 
 def test_what_cost_nothing_and_a_model_that_is_not_there_warn_of_nothing(tmp_path: Path) -> None:
     assert untrained_settings_warning(EncoderConfig(dims=128)) is None
+    assert untrained_settings_warning(EncoderConfig(landmark_interval=48)) is None
+    assert untrained_settings_warning(encoder_config({"model": "cairn-minilm", "dims": 64})) is None
     assert untrained_settings_warning(EncoderConfig(attention="landmark")) is None  # measured: no loss
     assert untrained_settings_warning(EncoderConfig(model=str(tmp_path / "absent"), layers=4)) is None
