@@ -129,6 +129,7 @@ def test_local_ingest_never_imports_ray(ingest: list[str]):
     assert result.stdout.splitlines()[-1] == "0 False"
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.xdist_group("ray")
 def test_ray_of_our_own_is_started_with_a_token_and_gone_afterwards(ingest: list[str]):

@@ -124,7 +124,7 @@ def prefixes_of_prefixes(path: Path) -> None:
         (list_of_equal_strings, 101, {"oversized_field": 1}),
         (prefixes_of_prefixes, 500, {}),
         (dictionary_into_gigabytes, 0, {"damaged_rows": 2_800}),
-        (prefixes_into_gigabytes, 0, {"damaged_rows": 1_200}),
+        pytest.param(prefixes_into_gigabytes, 0, {"damaged_rows": 1_200}, marks=pytest.mark.slow),
     ],
 )
 def test_bomb_is_read_within_the_memory_budget(

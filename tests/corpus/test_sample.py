@@ -28,6 +28,9 @@ from pipeline.corpus.sample import (
 )
 from pipeline.errors import ConfigError, UsageError
 
+# The whole sample takes seconds to make, so that one worker makes it.
+pytestmark = pytest.mark.xdist_group("sample")
+
 LIBRARY = {
     "alpha.py": '''
         """Alpha is a module whose docstring is comfortably long enough."""

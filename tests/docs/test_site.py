@@ -46,7 +46,9 @@ def test_site_is_built_strictly(copy: Path) -> None:
     assert (copy / "site" / "guide" / "ingest.html").is_file()
 
 
-@pytest.mark.parametrize("link", ["nowhere.md", "guide/ingest.md#nowhere"])
+@pytest.mark.parametrize(
+    "link", ["nowhere.md", pytest.param("guide/ingest.md#nowhere", marks=pytest.mark.slow)]
+)
 def test_site_with_a_broken_link_is_not_built(link: str, copy: Path) -> None:
     page = copy / "docs" / "index.md"
     page.write_text(f"{page.read_text('utf-8')}\n[A page]({link})\n", "utf-8")

@@ -24,6 +24,10 @@ TEXTS = [
     "a",
     "x" * 90 + " cat",
 ]
+PREFIX = "old stone:"
+QUICK = [(False, "", 1), (False, PREFIX, 200), (True, "", 200)]
+SLOW = [(False, "", 200), (False, PREFIX, 1), (True, "", 1), (True, PREFIX, 1), (True, PREFIX, 200)]
+VARIANTS = [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)]
 MODES = [(attention, pooling) for attention in ("chunk", "full") for pooling in POOLINGS[attention]]
 
 
@@ -101,9 +105,7 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
     return np.stack([vector / np.linalg.norm(vector) for vector in vectors])
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 200], ids=["one by one", "padded"])
-@pytest.mark.parametrize("prefix", ["", "old stone:"], ids=["bare", "prefixed"])
-@pytest.mark.parametrize("use_context", [False, True], ids=["alone", "context"])
+@pytest.mark.parametrize(("use_context", "prefix", "batch_tokens"), VARIANTS)
 @pytest.mark.parametrize(("attention", "pooling"), MODES)
 def test_encode_batch_equals_naive_loop_over_texts(
     config, backbone, make_context, attention, pooling, use_context, prefix, batch_tokens

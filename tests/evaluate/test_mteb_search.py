@@ -18,6 +18,9 @@ from pipeline.evaluate.mteb_search import MtebModel
 from pipeline.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
 from pipeline.evaluate.systems import System, baseline_systems, our_systems
 
+# Importing mteb takes seconds, so that one worker does it.
+pytestmark = pytest.mark.xdist_group("mteb")
+
 CORPUS = [
     {"id": "mat", "text": "the cat sat on the mat. the mat marks the way.", "title": ""},
     {"id": "river", "text": "the river walks past the mountain. stones mark the river.", "title": ""},

@@ -320,6 +320,7 @@ def _code(values: tuple[str, ...]) -> str:
     return ", ".join(f"`{value}`" for value in values)
 
 
+@pytest.mark.slow
 def test_table_of_models_is_what_they_do_when_tried(family_folder, request):
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     written, _, after = rest.partition(END)

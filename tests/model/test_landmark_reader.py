@@ -142,6 +142,7 @@ def test_reader_batch_of_windows_equals_dense_reference(model, num_context, temp
     )
 
 
+@pytest.mark.slow
 def test_reader_document_of_8192_tokens_in_one_window_equals_dense_reference(model):
     lengths = [66] * 124 + [8]
     ids = _ids(model, sum(lengths))

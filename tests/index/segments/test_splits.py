@@ -113,7 +113,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 @settings(
-    max_examples=15,
+    max_examples=8,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -86,6 +86,7 @@ def test_ray_engine_builds_the_collection_that_the_local_engine_builds(
     assert fingerprints[0] == fingerprints[1]
 
 
+@pytest.mark.slow
 def test_interrupted_ray_ingest_goes_on_without_encoding_finished_shards_again(
     tmp_path: Path,
     config: IngestConfig,

@@ -156,10 +156,10 @@ def test_contrastive_loss_tile_of_nothing_is_refused():
 
 
 def test_contrastive_loss_memory_does_not_grow_with_the_batch_squared():
-    """16,384 x 16,384 logits are 1 GiB, and their gradient as much again; in tiles they need some MiB."""
+    """8,192 x 8,192 logits are 256 MiB, and their gradient as much again; in tiles they need some MiB."""
     program = (
         "import torch, resource; from pipeline.train.objectives.contrastive import contrastive_loss\n"
-        "torch.set_num_threads(1); x = torch.nn.functional.normalize(torch.randn(16_384, 8), "
+        "torch.set_num_threads(1); x = torch.nn.functional.normalize(torch.randn(8_192, 8), "
         "dim=1).requires_grad_()\n"
         "warm = contrastive_loss(x[:64], x[:64], torch.arange(64)).backward()\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
