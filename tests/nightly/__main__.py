@@ -9,7 +9,7 @@ import random
 import sys
 from pathlib import Path
 
-from tests.nightly import damage, flips, hostile, operations, publications, stores
+from tests.nightly import damage, flips, hostile, operations, publications, stores, suites
 from tests.nightly.campaign import Tally, commit, run_campaigns, run_episode, write_summary
 
 CAMPAIGNS = {
@@ -20,6 +20,8 @@ CAMPAIGNS = {
     "flips": flips.episode,
     "store-kills": stores.kill_episode,
     "store-flips": stores.flip_episode,
+    "rows": suites.row_episode,
+    "api": suites.api_episode,
 }
 
 
