@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pipeline.index import lease, replica
 from pipeline.index.generation import open_latest_intact_generation
+from pipeline.index.lance_errors import lance_errors
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import repair_collection, verify_collection
 from pipeline.index.object_folder import ObjectFolder
@@ -88,6 +89,7 @@ def flip_episode(rng: random.Random, folder: Path, tally: Tally) -> None:
                 worker.run(_read, fresh).value_of("pulling")
                 what = worker.run(_damage_copy, fresh, rng.randrange(2**32)).value_of("damaging a copy")
             else:
+                worker.run(_read, folder / "a").value_of("pulling")  # what the repair will write again from
                 what = worker.run(_damage_object, rng.randrange(2**32)).value_of("damaging an object")
             tally["flips"] += 1
             seen = worker.run(_read, fresh)
@@ -151,7 +153,9 @@ def _write(machine: Path, ids: list[str], version: int) -> None:
 
 def _read(machine: Path) -> State:
     generation = open_latest_intact_generation(_layout(machine))
-    rows = generation.fetch_documents(range(generation.num_documents), ["doc_id", "text", "year"]).to_pylist()
+    with lance_errors("reading"):
+        found = generation.fetch_documents(range(generation.num_documents), ["doc_id", "text", "year"])
+    rows = found.to_pylist()
     return {
         row["doc_id"]: row["year"] - 2000
         if row["text"] == stones.text_of(row["doc_id"], row["year"] - 2000)
