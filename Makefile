@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo evaluate test test-all lint types unit slow faults nightly bench models secrets reference docs format clean
+.PHONY: help install demo evaluate test test-all lint types unit slow faults nightly bench models audit secrets reference docs format clean
 
 help: ## Show what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -80,6 +80,11 @@ bench: $(DEV_STAMP) ## Measure speed and memory, ratios in one run (about ten mi
 
 models: $(DEV_STAMP) ## Write the table of docs/guide/models.md by trying every model
 	$(BIN)/python -m pytest -q -p no:xdist tests/model/test_families.py -k table_of_models --rewrite-models
+
+audit: ## Look the pinned packages up among PyPI's known vulnerabilities; needs PyPI itself, not a mirror
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/pip install --quiet pip-audit==2.10.1
+	$(VENV)-audit/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
 
 secrets: ## Write .env with fresh secrets for docker compose, unless there is one
 	@test -e .env || (umask 077 && $(PYTHON) -c "from secrets import token_hex, token_urlsafe; print(f'RAY_AUTH_TOKEN={token_hex(32)}\nAWS_ACCESS_KEY_ID=cairn\nAWS_SECRET_ACCESS_KEY={token_hex(32)}\nCAIRN_API_KEY=cairn_{token_hex(6)}_{token_urlsafe(32)}')" > .env)

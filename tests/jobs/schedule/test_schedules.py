@@ -135,6 +135,28 @@ def test_schedule_that_cannot_run_is_refused_in_one_sentence(changes: dict[str, 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["", "-rf", "/etc", "a/b", "x; touch y", "$(touch y)", "a\nb", "a" * 64])
+def test_schedule_with_an_injected_name_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="name must match"):
+        nightly(name=name)
+
+
+@pytest.mark.parametrize(
+    "verb", ["--help", "ingest; touch y", "/bin/sh", "../ingest", "$(ingest)", " ingest", "INGEST", "serve"]
+)
+def test_schedule_with_an_injected_command_is_refused(verb: str) -> None:
+    with pytest.raises(ConfigError, match="must run one of ingest, plan, submit"):
+        nightly(run=(verb, "articles/", "--collection", "c"))
+
+
+@pytest.mark.parametrize("key", ["env", "shell", "root", "../folder", "__class__"])
+def test_schedule_file_with_an_injected_key_is_refused(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "schedules.toml"
+    path.write_text(f'[nightly]\ncron = "30 2 * * *"\nrun = ["ingest", "a"]\n"{key}" = "x"\n')
+    with pytest.raises(ConfigError, match=r"must be a table of cron.*\(unknown: "):
+        ScheduleFile(path).read()
+
+
 @pytest.mark.parametrize(
     "content",
     [
