@@ -33,7 +33,15 @@ from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestC
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import verify_collection
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.xdist_group("ray")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.ray,
+    pytest.mark.xdist_group("ray"),
+    # Ray leaves the log of a killed worker open, and its collection falls into any test.
+    pytest.mark.filterwarnings(
+        "ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"
+    ),
+]
 MORE_FAULTS = pytest.mark.faults
 
 WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
