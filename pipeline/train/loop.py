@@ -216,7 +216,7 @@ def _prepare(
     def embed() -> PairVectors:
         return embed_pairs(pairs, backbone, config.surrogate, progress)
 
-    vectors = kept_vectors(folder / "surrogate.safetensors", key, embed)
+    vectors = kept_vectors(folder / "surrogate.safetensors", key, len(pairs), embed)
     mined_Nk = np.zeros((len(pairs), 0), np.int64)
     if config.hard_negatives:
         progress("mining", 0, len(pairs), "pairs")
@@ -260,4 +260,4 @@ def _taught(
         base=backbone.weights_fingerprint,
         pairs=pairs_fingerprint(pairs),
     )
-    return kept_vectors(folder / "teacher.safetensors", key, embed)
+    return kept_vectors(folder / "teacher.safetensors", key, len(pairs), embed)

@@ -28,6 +28,7 @@ from pipeline.manifest import fingerprint
 from pipeline.model.context_encoder import ContextEncoder
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.static_embeddings import StaticEmbedder
+from pipeline.token_vectors.codes import unit
 from pipeline.train.pairs import TrainingPairs
 from pipeline.types import ProgressListener
 
@@ -79,17 +80,11 @@ def embed_texts(
     return np.concatenate(blocks)[[number[text] for text in texts]]
 
 
-def unit(vectors: Float32[np.ndarray, "N V"]) -> Float32[np.ndarray, "N V"]:
-    """Return the vectors at length one; zeros stay."""
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(norms > 0, norms, 1.0)
-
-
-def kept_vectors(path: Path, key: str, embed: Callable[[], PairVectors]) -> PairVectors:
+def kept_vectors(path: Path, key: str, num_pairs: int, embed: Callable[[], PairVectors]) -> PairVectors:
     """Read the vectors that a run has stored under this ``key``, or make and store them."""
     if path.is_file():
         stored = _read(path)
-        if stored.fingerprint == key:
+        if stored.fingerprint == key and len(stored.document_NV) == num_pairs:
             return stored
     found = embed()
     stored = PairVectors(document_NV=found.document_NV, query_NV=found.query_NV, fingerprint=key)

@@ -23,8 +23,9 @@ from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.folders.model_defaults import encoder_config
+from pipeline.token_vectors.codes import unit
 from pipeline.train.pairs import TrainingPairs
-from pipeline.train.surrogate import MAX_TOKENS, PairVectors, embed_texts, unit
+from pipeline.train.surrogate import MAX_TOKENS, PairVectors, embed_texts
 from pipeline.types import ProgressListener
 
 FITTED_PAIRS = 8_192

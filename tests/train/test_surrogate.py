@@ -43,10 +43,10 @@ def test_kept_vectors_are_made_once_for_a_key(
     def embed() -> PairVectors:
         return embed_pairs(make_pairs(20), backbone, "static", listen)
 
-    first, again = (kept_vectors(tmp_path / "v.safetensors", "key", embed) for _ in range(2))
+    first, again = (kept_vectors(tmp_path / "v.safetensors", "key", 20, embed) for _ in range(2))
     assert np.array_equal(first.document_NV, again.document_NV)
     assert len(calls) == 1
-    kept_vectors(tmp_path / "v.safetensors", "another key", embed)
+    kept_vectors(tmp_path / "v.safetensors", "another key", 20, embed)
     assert len(calls) == 2
 
 

@@ -10,9 +10,10 @@ import pytest
 from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError, FingerprintMismatchError
+from pipeline.token_vectors.codes import unit
 from pipeline.train.pairs import TrainingPairs, read_pairs
 from pipeline.train.settings import TrainConfig
-from pipeline.train.surrogate import PairVectors, unit
+from pipeline.train.surrogate import PairVectors
 from pipeline.train.teacher import FITTED_PAIRS, Teacher, fitted_positions, laid_onto
 from pipeline.types import silent_progress
 from tests.tiny_models import Size, make_tiny_model

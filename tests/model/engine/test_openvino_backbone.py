@@ -19,7 +19,9 @@ from pipeline.model.engine.rectangle import Rectangle
 from pipeline.model.engine.weights import Linear, Norm
 from pipeline.model.folders.embedded_weights import embedded_folder
 
-VNNI = precision._NATIVE_INT8_FLAGS
+needs_vnni = pytest.mark.skipif(
+    not precision._NATIVE_INT8_FLAGS & precision._cpu_flags(), reason="the processor must have VNNI"
+)
 LENGTHS = np.array([61, 40, 7, 1])
 """The longest is several blocks of a local layer long."""
 
@@ -104,15 +106,19 @@ def test_hidden_states_under_context_and_temperature_equal_those_of_torch(settin
     assert _worst(ours.hidden_states(ids, LENGTHS, context, 0.6), sharp, LENGTHS) <= 1e-4
 
 
-def test_hidden_states_in_bf16_point_where_those_in_fp32_do(settings):
-    ours, theirs = _load(settings, precision="bf16"), _load(settings, backend="torch")
+@pytest.mark.parametrize(
+    ("rounding", "least"), [("bf16", 0.999), pytest.param("int8", 0.99, marks=needs_vnni)]
+)
+def test_rounded_hidden_states_point_where_those_in_fp32_do(settings, rounding, least):
+    ours, theirs = _load(settings, precision=rounding), _load(settings, backend="torch")
     ids = _ids(theirs, LENGTHS)
     rounded, exact = (backbone.hidden_states(ids, LENGTHS) for backbone in (ours, theirs))
     for row, length in enumerate(LENGTHS.tolist()):
         cosine = torch.cosine_similarity(
             rounded[row, :length].mean(dim=0), exact[row, :length].mean(dim=0), dim=0
         )
-        assert float(cosine) >= 0.999
+        assert float(cosine) >= least
+    assert _worst(rounded, exact, LENGTHS) > 1e-4
 
 
 @pytest.mark.parametrize(("precision", "least"), [("fp32", 1 - 1e-5), ("bf16", 0.999), ("int8", 0.99)])
@@ -161,20 +167,7 @@ def test_results_stay_when_the_next_batch_is_encoded(tiny_model_folder):
     assert torch.equal(first, kept)
 
 
-@pytest.mark.skipif(not VNNI & precision._cpu_flags(), reason="the processor must have VNNI")
-def test_hidden_states_in_int8_point_where_those_in_fp32_do(settings):
-    ours, theirs = _load(settings, precision="int8"), _load(settings, backend="torch")
-    ids = _ids(theirs, LENGTHS)
-    rounded, exact = (backbone.hidden_states(ids, LENGTHS) for backbone in (ours, theirs))
-    for row, length in enumerate(LENGTHS.tolist()):
-        cosine = torch.cosine_similarity(
-            rounded[row, :length].mean(dim=0), exact[row, :length].mean(dim=0), dim=0
-        )
-        assert float(cosine) >= 0.99
-    assert _worst(rounded, exact, LENGTHS) > 1e-4
-
-
-@pytest.mark.skipif(not VNNI & precision._cpu_flags(), reason="the processor must have VNNI")
+@needs_vnni
 def test_vectors_in_int8_do_not_depend_on_what_is_encoded_beside_them():
     encoder = DocumentEncoder(EncoderConfig(precision="int8", backend="openvino"))
     together = encoder.encode(TEXTS).chunk_vectors_MV
