@@ -147,7 +147,7 @@ def window_max_sim(
     titles, place_W = np.unique(title_W, return_inverse=True)
     title_Nq = _best_matches(stored, stored.titles, query, titles, titles + 1)
     best_Wq = np.maximum(best_Wq, title_Nq[place_W])
-    return np.where(best_Wq == ABSENT, np.float32(0.0), best_Wq) @ query.weights_q
+    return np.vecdot(np.where(best_Wq == ABSENT, np.float32(0.0), best_Wq), query.weights_q)
 
 
 def _best_matches(
