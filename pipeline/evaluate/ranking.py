@@ -205,8 +205,8 @@ class SetRanker:
             windows=window_passages(encoded, _ranking_window(system)),
             stored=TokenVectors(
                 projection=self._projection,
-                chunks=CodeColumn.of_rows(encoded.chunk_codes, encoded.chunk_code_offsets),
-                titles=CodeColumn.of_rows(encoded.title_codes, encoded.title_code_offsets),
+                chunks=CodeColumn(rows=encoded.chunk_codes, offsets_M1=encoded.chunk_code_offsets),
+                titles=CodeColumn(rows=encoded.title_codes, offsets_M1=encoded.title_code_offsets),
             ),
         )
 

@@ -29,17 +29,18 @@ from pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex
 from pipeline.index.held_files import HeldFiles, WatchedFiles
 from pipeline.index.lance_errors import lance_errors
 from pipeline.index.lance_files import damaged_rows
-from pipeline.index.layout import DELETED_BITS, DOCUMENTS_FAISS, TOKENS_ARROW, CollectionLayout
+from pipeline.index.layout import DELETED_BITS, DOCUMENTS_FAISS, CollectionLayout
 from pipeline.index.passage_bm25 import PassageBM25
 from pipeline.index.protocol import VectorIndex
 from pipeline.index.segments.deleted import DeletedRows
+from pipeline.index.segments.joined_codes import open_token_vectors
 from pipeline.index.segments.joined_columns import JoinedColumns, joined_column
 from pipeline.index.segments.joined_index import JoinedIndex
 from pipeline.index.segments.joined_words import JoinedWords
 from pipeline.index.segments.segment import Segment, SegmentRows, open_segment
 from pipeline.index.stored_files import check_generation_files, read_manifest
 from pipeline.index.tables import DOCUMENTS, open_pinned_dataset, open_pinned_table
-from pipeline.index.token_file import TokenVectors, open_token_vectors
+from pipeline.index.token_file import TokenVectors
 from pipeline.index.verified_files import VerifiedFiles
 from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
 from pipeline.token_vectors.projection import LATE_NAME
@@ -339,9 +340,7 @@ def _open_files(
         segments=segments,
         documents=_joined([(segment.documents, segment.rows.deleted_documents) for segment in segments]),
         chunks=_joined([(segment.chunks, segment.rows.deleted_chunks) for segment in segments]),
-        token_vectors=open_token_vectors(late_folder, folder / TOKENS_ARROW, manifest.chunks)
-        if {TOKENS_ARROW, LATE_NAME} <= set(manifest.files)
-        else None,
+        token_vectors=open_token_vectors(folder, manifest.files, segments, late_folder),
         database=database,
         dataset=open_pinned_dataset(database, DOCUMENTS, manifest.lance_versions[DOCUMENTS]),
         held_files=held,

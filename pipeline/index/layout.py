@@ -45,7 +45,9 @@ PASSAGES_ARROW = "passages.arrow"
 TITLES_ARROW = "titles.arrow"
 LENGTHS_ARROW = "lengths.arrow"
 DELETED_BITS = "deleted.bits"
-TOKENS_ARROW = "token_vectors.arrow"
+TOKENS_ARROW = "tokens.arrow"
+ALL_TOKENS_ARROW = "token_vectors.arrow"
+"""The token codes of all segments in one file, as earlier releases wrote them."""
 
 FirstIngest = Literal["at work", "stopped"]
 FIRST_INGEST: dict[FirstIngest, str] = {

@@ -31,9 +31,8 @@ from pipeline.index.lance_files import (
     small_files,
     write_lance_files,
 )
-from pipeline.index.lance_index import CHUNKS, LanceTables
+from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import (
-    TOKENS_ARROW,
     CollectionLayout,
     generation_tag,
 )
@@ -42,7 +41,6 @@ from pipeline.index.segments.assembly import Assembly
 from pipeline.index.segments.segment import open_rows
 from pipeline.index.stored_files import check_generation_files, read_manifest
 from pipeline.index.stored_rows import StoredRows
-from pipeline.index.token_file import TOKEN_FILE_COLUMNS, write_token_vectors
 from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
 from pipeline.token_vectors.projection import LATE_NAME
 from pipeline.types import ProgressListener, silent_progress
@@ -57,12 +55,12 @@ COMMIT_POINTS = (
     "tagged",
     "positions-written",
     "passages-written",
+    "token-vectors-written",
     "documents-index-written",
     "chunks-index-written",
     "segments-merged",
     "segments-assembled",
     "side-files-copied",
-    "token-vectors-written",
     "lance-files-recorded",
     "manifest-written",
     "copies-written",
@@ -273,15 +271,13 @@ def _build(
 ) -> Manifest:
     base = None if since is None or number == 1 else read_manifest(layout, number - 1)
     rows = StoredRows(tables=tables, versions=versions)
-    assembly = Assembly(layout, base, number, folder, config)
+    has_tokens = LATE_NAME in facts.side_files and tables.has_tokens
+    assembly = Assembly(layout, base, number, folder, config, has_tokens=has_tokens)
     segments = assembly.build(rows, since, progress)
     for name, source in facts.side_files.items():
         assert name in SIDE_FILES, name
         shutil.copyfile(source, folder / name)  # never linked: a second copy is what they are mended from
     commit_point("side-files-copied")
-    if LATE_NAME in facts.side_files and tables.has_tokens:
-        write_token_vectors(tables.scan(CHUNKS, TOKEN_FILE_COLUMNS, versions), folder / TOKENS_ARROW)
-    commit_point("token-vectors-written")
     write_lance_files(folder, record_lance_files(layout, versions, _known_lance_files(layout)))
     commit_point("lance-files-recorded")
     names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST_NAME)

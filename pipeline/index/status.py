@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.durable import storage_errors
 from pipeline.errors import CollectionNotFoundError, DamageError, ModelError
-from pipeline.index.layout import TOKENS_ARROW, CollectionLayout
+from pipeline.index.layout import ALL_TOKENS_ARROW, TOKENS_ARROW, CollectionLayout
 from pipeline.index.segments.joined_columns import StoredColumns
 from pipeline.index.stored_files import read_manifest
 from pipeline.manifest import Manifest
@@ -66,7 +66,9 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
 
 def _token_vectors(layout: CollectionLayout, manifest: Manifest) -> dict[str, int] | None:
     """Describe the token vectors, None for a collection without."""
-    if not {TOKENS_ARROW, LATE_NAME} <= set(manifest.files):
+    names = [segment.name + TOKENS_ARROW for segment in manifest.segments]
+    names = [name for name in [*names, ALL_TOKENS_ARROW] if name in manifest.files]
+    if LATE_NAME not in manifest.files or not names:
         return None
     with layout.naming_damage():
         try:
@@ -77,7 +79,7 @@ def _token_vectors(layout: CollectionLayout, manifest: Manifest) -> dict[str, in
         "dims": len(projection.rms_V),
         "bits": projection.bits,
         "pool_tokens": projection.pool_tokens,
-        "bytes": manifest.files[TOKENS_ARROW].size_bytes,
+        "bytes": sum(manifest.files[name].size_bytes for name in names),
     }
 
 

@@ -1,13 +1,13 @@
-"""``token_vectors.arrow``: the codes of every chunk's tokens, and of every title's, for late interaction.
+"""``tokens.arrow``: the codes of every chunk's tokens, and of every title's, for late interaction.
 
     row m    vectors of chunk m    vectors of its document's title, in the first row of a document
     vector   codes of dims · bits / 8 bytes, then one byte: characters since the token before began
 
 One record batch of two columns of bytes, whose offsets and data are mapped as they are. Rows stand in the
 order of ``chunks.arrow``, so the codes of a window of chunks are one stretch of bytes. The file is derived:
-each generation's is written from the ``chunks`` table. The projection that made the codes, and decodes them,
-lies beside it as ``cairn_late.safetensors``. Codes of two files of one projection are joined without being
-decoded.
+each segment's is written from the ``chunks`` table. The projection that made the codes, and decodes them,
+lies beside the segments as ``cairn_late.safetensors``. Codes of two files of one projection are joined
+without being decoded.
 
     M chunks    T tokens
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,7 @@ from jaxtyping import Int64, UInt8
 
 from pipeline.errors import DamageError, ModelError
 from pipeline.index.position_files import ColumnSpool, open_positions
+from pipeline.ragged import ranges
 from pipeline.token_vectors.projection import LATE_NAME, TokenProjection, load_token_projection
 
 TOKEN_FILE_SCHEMA = pa.schema(
@@ -36,35 +38,56 @@ TOKEN_FILE_COLUMNS = tuple(TOKEN_FILE_SCHEMA.names)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CodeColumn:
-    """Vectors of rows laid end to end, mapped; row ``m`` owns ``offsets_M1[m]:offsets_M1[m + 1]``.
+class TokenRows:
+    """The tokens of some chunks, laid end to end.
 
-    ``steps_T`` are the characters from one token to the next, the first counted from its chunk's start.
+    ``size_C`` are the tokens of each chunk. ``step_T`` are the characters from one token to the next, the
+    first counted from its chunk's start.
     """
 
     codes: UInt8[np.ndarray, "T bytes"]
-    steps_T: UInt8[np.ndarray, " T"]
-    offsets_M1: Int64[np.ndarray, " M1"]
+    step_T: UInt8[np.ndarray, " T"]
+    size_C: Int64[np.ndarray, " C"]
 
-    @classmethod
-    def of_rows(
-        cls, rows: UInt8[np.ndarray, "T row_bytes"], offsets_M1: Int64[np.ndarray, " M1"]
-    ) -> CodeColumn:
-        """View rows as an encoder makes them."""
-        return cls(codes=rows[:, :-1], steps_T=rows[:, -1], offsets_M1=offsets_M1)
+
+class TokenCodes(Protocol):
+    """Where the tokens of chunks, or of titles, are read."""
+
+    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> TokenRows:
+        """Return the tokens of some chunks, in the order asked."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CodeColumn:
+    """Rows of tokens in memory or mapped: chunk ``m`` owns ``offsets_M1[m] // unit`` to the next.
+
+    ``unit`` is the size of a token in the unit of the offsets: a mapped file counts bytes.
+    """
+
+    rows: UInt8[np.ndarray, "T row_bytes"]
+    offsets_M1: Int64[np.ndarray, " M1"]
+    unit: int = 1
 
     @classmethod
     def of(cls, column: pa.LargeBinaryArray, vector_bytes: int) -> CodeColumn:
-        """View a column; one whose rows are not whole vectors raises :class:`DamageError`."""
+        """View a column; one that does not hold whole vectors raises :class:`DamageError`."""
         row_bytes = vector_bytes + 1
         _, offsets, content = column.buffers()
         ends = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
         ends = ends if len(ends) else np.zeros(1, np.int64)
-        if np.any(ends % row_bytes):
-            raise DamageError(f"token vectors must have {row_bytes} bytes each, got others")
         num_bytes = int(ends[-1])
+        if num_bytes % row_bytes:
+            raise DamageError(f"token vectors must have {row_bytes} bytes each, got others")
         codes = np.frombuffer(content, np.uint8, num_bytes) if num_bytes else np.zeros(0, np.uint8)
-        return cls.of_rows(codes.reshape(-1, row_bytes), ends // row_bytes)
+        return cls(rows=codes.reshape(-1, row_bytes), offsets_M1=ends, unit=row_bytes)
+
+    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> TokenRows:
+        """Return the tokens of some chunks, in the order asked."""
+        start_C = self.offsets_M1[chunk_C] // self.unit
+        size_C = self.offsets_M1[chunk_C + 1] // self.unit - start_C
+        tokens = self.rows[ranges(start_C, size_C)]
+        return TokenRows(codes=tokens[:, :-1], step_T=tokens[:, -1], size_C=size_C)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -72,8 +95,8 @@ class TokenVectors:
     """The token vectors of a generation: codes of chunks and titles, and the projection that made them."""
 
     projection: TokenProjection
-    chunks: CodeColumn
-    titles: CodeColumn
+    chunks: TokenCodes
+    titles: TokenCodes
 
 
 def write_token_vectors(rows: Iterable[pa.RecordBatch], path: Path) -> pa.RecordBatch:
@@ -87,21 +110,20 @@ def write_token_vectors(rows: Iterable[pa.RecordBatch], path: Path) -> pa.Record
         spool.close()
 
 
-def open_token_vectors(folder: Path, path: Path, num_chunks: int) -> TokenVectors:
-    """Map the file at ``path`` with the projection in ``folder``; others raise :class:`DamageError`."""
+def open_token_file(path: Path, num_chunks: int) -> pa.RecordBatch:
+    """Map a file; one that holds another number of chunks raises :class:`DamageError`."""
     rows = open_positions(path, TOKEN_FILE_SCHEMA)
     if rows.num_rows != num_chunks:
         raise DamageError(f"{path.name} must hold {num_chunks} chunks, got {rows.num_rows}")
+    return rows
+
+
+def open_token_projection(folder: Path) -> TokenProjection:
+    """Load the projection of a generation; a broken one raises :class:`DamageError`."""
     try:
-        projection = load_token_projection(folder / LATE_NAME)
+        return load_token_projection(folder / LATE_NAME)
     except ModelError as error:
         raise DamageError(f"{LATE_NAME} cannot be read") from error
-    vector_bytes = projection.codec.vector_bytes
-    return TokenVectors(
-        projection=projection,
-        chunks=CodeColumn.of(rows.column("token_codes"), vector_bytes),
-        titles=CodeColumn.of(rows.column("title_codes"), vector_bytes),
-    )
 
 
 def _without_nulls(column: pa.Array) -> pa.Array:

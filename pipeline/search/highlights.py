@@ -60,16 +60,16 @@ class Explanation:
         self, passages: Sequence[ChosenPassage], texts: Sequence[str]
     ) -> list[tuple[Highlight, ...]]:
         """Return the highlights of passages with these texts, in characters of their documents."""
-        column, codec = self._stored.chunks, self._stored.projection.codec
         chunk_C = ranges(
             np.array([passage.first for passage in passages], np.int64),
             np.array([passage.end - passage.first for passage in passages], np.int64),
         )
-        size_C = column.offsets_M1[chunk_C + 1] - column.offsets_M1[chunk_C]
-        token_T = ranges(column.offsets_M1[chunk_C], size_C)
-        cosine_Tq = codec.cosines(column.codes[token_T], self.late.vectors_qV)
-        start_T = self._token_starts(column.steps_T[token_T], chunk_C, size_C)
-        ends = np.cumsum([0, *size_C])[np.cumsum([0, *(each.end - each.first for each in passages)])].tolist()
+        tokens = self._stored.chunks.read(chunk_C)
+        cosine_Tq = self._stored.projection.codec.cosines(tokens.codes, self.late.vectors_qV)
+        start_T = self._token_starts(tokens.step_T, chunk_C, tokens.size_C)
+        ends = np.cumsum([0, *tokens.size_C])[
+            np.cumsum([0, *(each.end - each.first for each in passages)])
+        ].tolist()
         return [
             self._highlights_of(cosine_Tq[start:end], start_T[start:end], passage, text)
             for passage, text, start, end in zip(passages, texts, ends[:-1], ends[1:], strict=True)

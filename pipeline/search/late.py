@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
 
-from pipeline.index.token_file import CodeColumn, TokenVectors
+from pipeline.index.token_file import TokenCodes, TokenVectors
 from pipeline.ragged import ranges
 from pipeline.token_vectors.max_sim import normalised_weights
 from pipeline.token_vectors.projection import TokenProjection
@@ -152,7 +152,7 @@ def window_max_sim(
 
 def _best_matches(
     stored: TokenVectors,
-    column: CodeColumn,
+    column: TokenCodes,
     query: LateQuery,
     first_W: Int64[np.ndarray, " W"],
     end_W: Int64[np.ndarray, " W"],
@@ -162,15 +162,14 @@ def _best_matches(
     Rows of overlapping windows are decoded once.
     """
     rows = np.unique(ranges(first_W, end_W - first_W))
-    starts = column.offsets_M1[rows]
-    sizes = column.offsets_M1[rows + 1] - starts
+    tokens = column.read(rows)
     best_Wq = np.full((len(first_W), len(query.vectors_qV)), ABSENT, np.float32)
-    if not sizes.any():
+    if not len(tokens.codes):
         return best_Wq
-    score_Tq = stored.projection.codec.cosines(column.codes[ranges(starts, sizes)], query.vectors_qV)
-    local = np.concatenate([[0], np.cumsum(sizes)])
+    score_Tq = stored.projection.codec.cosines(tokens.codes, query.vectors_qV)
+    local = np.concatenate([[0], np.cumsum(tokens.size_C)])
     begin_W = local[np.searchsorted(rows, first_W)]
-    stop_W = begin_W + column.offsets_M1[end_W] - column.offsets_M1[first_W]
+    stop_W = local[np.searchsorted(rows, end_W)]
     is_filled_W = stop_W > begin_W
     # Every second stretch of reduceat lies between windows; a last row lets a window end with the tokens.
     padded = np.concatenate([score_Tq, score_Tq[-1:]])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from operator import itemgetter
@@ -21,6 +23,7 @@ from pipeline.index.layout import CollectionLayout
 from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
 from pipeline.search.candidates import nominate_by_chunk, nominate_by_document
 from pipeline.search.lexical import bm25_documents, bm25_passages
+from pipeline.token_vectors.projection import LATE_NAME, TokenProjection, save_token_projection
 from pipeline.types import chunks_schema, documents_schema
 
 pytestmark = pytest.mark.bench
@@ -30,7 +33,18 @@ CHUNKS_A_DOCUMENT = 10
 WORDS_A_CHUNK = 20
 CHUNK_CHARACTERS = 6 * WORDS_A_CHUNK
 WORDS = np.array([f"{number:05d}" for number in range(30_000)])
+CODE_BYTES = 64 * 13
+"""Token codes of a chunk of 64 tokens, as the default model makes them; their content is random."""
 BATCH_DOCUMENTS = 2_000
+PROJECTION = TokenProjection(
+    matrix_DV=np.eye(VECTOR_DIM, 48, dtype=np.float32),
+    weight_codes_X=np.ones(10, np.uint8),
+    weight_step=1.0,
+    rms_V=np.full(48, 48**-0.5, np.float32),
+    pool_tokens=1,
+    bits=2,
+    base_sha256="a" * 64,
+)
 TOPICS_TV = np.random.default_rng(9).standard_normal((64, VECTOR_DIM)).astype(np.float32)
 
 
@@ -68,10 +82,12 @@ def rows(first: int, end: int, version: int) -> Iterator[tuple[pa.RecordBatch, p
             "start_char": ordinals * CHUNK_CHARACTERS,
             "end_char": (ordinals + 1) * CHUNK_CHARACTERS,
             "vector": matrix(vectors_of(rng, topics[owners])),
+            "token_codes": [rng.bytes(CODE_BYTES) for _ in owners],
+            "title_codes": [b""] * len(owners),
         }
         yield (
             batch(documents, documents_schema((), VECTOR_DIM)),
-            batch(chunks, chunks_schema(VECTOR_DIM)),
+            batch(chunks, chunks_schema(VECTOR_DIM, has_tokens=True)),
         )
 
 
@@ -90,13 +106,15 @@ def publish(
     with layout.writer_lock():
         started = time.perf_counter()
         before = prepare_writer(layout)
-        tables = LanceTables.open_or_create(layout, (), VECTOR_DIM)
+        tables = LanceTables.open_or_create(layout, (), VECTOR_DIM, has_tokens=True)
         tables.roll_back(None if before is None else before.lance_versions)
         since = tables.compact()
         ids = [f"document-{number}" for number in range(first, end)] if version else []
+        save_token_projection(layout.folder, PROJECTION)
+        schemas = (documents_schema((), VECTOR_DIM), chunks_schema(VECTOR_DIM, has_tokens=True))
         readers = [
             pa.RecordBatchReader.from_batches(schema, map(itemgetter(side), rows(first, end, version)))
-            for side, schema in enumerate((documents_schema((), VECTOR_DIM), chunks_schema(VECTOR_DIM)))
+            for side, schema in enumerate(schemas)
         ]
         versions = tables.commit(
             generation=next_generation_number(layout),
@@ -108,7 +126,7 @@ def publish(
         )
         facts = GenerationFacts(
             run_id="bench",
-            side_files={},
+            side_files={LATE_NAME: layout.folder / LATE_NAME},
             fingerprints={"encoder": "e" * 64, "context": "c" * 64, "clusters": "k" * 64},
             settings=IngestConfig().to_dict(),
             context_documents=0,
@@ -130,6 +148,30 @@ def test_bench_publishing_one_changed_document(tmp_path: Path, num_chunks: int) 
         f"\n{num_chunks:,} chunks: first {first:.1f} s, one changed document "
         f"{' '.join(f'{seconds:.2f}' for seconds in changed)} s, made whole {whole:.1f} s"
     )
+    shutil.rmtree(layout.folder)
+
+
+OPENED = """
+import sys, time
+from pathlib import Path
+from pipeline.index.generation import open_generation
+from pipeline.index.layout import CollectionLayout
+def resident():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))
+layout, before, started = CollectionLayout(Path(sys.argv[1]), "bench"), resident(), time.perf_counter()
+generation = open_generation(layout)
+seconds = time.perf_counter() - started
+print(f"opened in {seconds:.2f} s, {resident() - before} MiB beside {before} MiB of libraries")
+"""
+
+
+def test_bench_opening_five_million_chunks(tmp_path: Path) -> None:
+    layout = CollectionLayout(tmp_path / "root", "bench")
+    publish(layout, 0, 500_000)
+    publish(layout, 5, 6, version=1)
+    for _ in range(3):  # the first hashes what was written
+        subprocess.run([sys.executable, "-c", OPENED, str(tmp_path / "root")], check=True)
     shutil.rmtree(layout.folder)
 
 

@@ -16,10 +16,20 @@ from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import delete_documents
 from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
 from pipeline.manifest import Manifest
+from pipeline.token_vectors.projection import LATE_NAME, TokenProjection, save_token_projection
 from pipeline.types import chunks_schema, documents_schema
 
 VECTOR_DIM = 16
 METADATA = (pa.field("year", pa.int64()),)
+PROJECTION = TokenProjection(
+    matrix_DV=np.eye(VECTOR_DIM, 8, dtype=np.float32),
+    weight_codes_X=np.ones(10, np.uint8),
+    weight_step=1.0,
+    rms_V=np.full(8, 8**-0.5, np.float32),
+    pool_tokens=1,
+    bits=4,
+    base_sha256="a" * 64,
+)
 
 
 def text_of(doc_id: str, version: int = 0) -> str:
@@ -60,8 +70,10 @@ def document_rows(doc_ids: Sequence[str], version: int = 0, vector_dim: int = VE
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=documents_schema(METADATA, vector_dim))
 
 
-def chunk_rows(doc_ids: Sequence[str], version: int = 0, vector_dim: int = VECTOR_DIM) -> pa.RecordBatch:
-    """Return rows of the chunks table, covering each text whole."""
+def chunk_rows(
+    doc_ids: Sequence[str], version: int = 0, vector_dim: int = VECTOR_DIM, *, with_tokens: bool = False
+) -> pa.RecordBatch:
+    """Return rows of the chunks table, covering each text whole; token codes depend on chunk and version."""
     rows: list[tuple[str, str, int, int, int]] = []
     vectors = []
     for doc_id in doc_ids:
@@ -69,12 +81,25 @@ def chunk_rows(doc_ids: Sequence[str], version: int = 0, vector_dim: int = VECTO
         bounds = np.linspace(0, len(text_of(doc_id, version)), count + 1).astype(int)
         rows += [(f"{doc_id}#{i}", doc_id, i, int(bounds[i]), int(bounds[i + 1])) for i in range(count)]
         vectors.append(unit_vectors(f"{doc_id}/{version}/chunks", count, vector_dim))
-    schema = chunks_schema(vector_dim)
-    columns = [pa.array(column, schema.field(i).type) for i, column in enumerate(zip(*rows, strict=True))]
+    schema = chunks_schema(vector_dim, has_tokens=with_tokens)
+    columns = dict(zip(schema.names, (list(column) for column in zip(*rows, strict=True)), strict=False))
+    if with_tokens:
+        columns["token_codes"] = [token_rows(f"{row[0]}/{version}", row[2]) for row in rows]
+        columns["title_codes"] = [token_rows(row[1], 2) if row[2] == 0 else b"" for row in rows]
+    vector_column = pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(vectors).ravel()), vector_dim)
     return pa.RecordBatch.from_arrays(
-        [*columns, pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(vectors).ravel()), vector_dim)],
+        [
+            vector_column if field.name == "vector" else pa.array(columns[field.name], field.type)
+            for field in schema
+        ],
         schema=schema,
     )
+
+
+def token_rows(key: str, count: int) -> bytes:
+    """Return codes of some tokens, with the byte of their step, that depend on the key alone."""
+    row_bytes = PROJECTION.codec.vector_bytes + 1
+    return hashlib.shake_128(key.encode()).digest(count * row_bytes)
 
 
 def publish_documents(
@@ -85,19 +110,22 @@ def publish_documents(
     version: int = 0,
     config: IndexConfig | None = None,
     context: bytes = b"",
+    with_tokens: bool = False,
 ) -> Manifest:
     """Do what an ingest does after encoding.
 
     Settle, roll back, commit (``replaced`` ids are deleted first where they stand), publish. Another
-    ``context`` gives the generation side files of its own.
+    ``context`` gives the generation side files of its own. A collection is with token vectors from its first
+    publication on, or never.
     """
     with layout.writer_lock():
         before = prepare_writer(layout)
-        tables = LanceTables.open_or_create(layout, METADATA, VECTOR_DIM)
+        tables = LanceTables.open_or_create(layout, METADATA, VECTOR_DIM, has_tokens=with_tokens)
         tables.roll_back(None if before is None else before.lance_versions)
         standing = set(served_ids(layout))
         deleted = [doc_id for doc_id in replaced if doc_id in standing]
-        documents, chunks = document_rows(doc_ids, version), chunk_rows(doc_ids, version)
+        documents = document_rows(doc_ids, version)
+        chunks = chunk_rows(doc_ids, version, with_tokens=with_tokens)
         since = tables.compact()
         versions = tables.commit(
             generation=next_generation_number(layout),
@@ -112,6 +140,9 @@ def publish_documents(
             layout.pending_folder.mkdir(exist_ok=True)
             side_files[name] = layout.pending_folder / name
             side_files[name].write_bytes(name.encode() * 100 + context)
+        if with_tokens:
+            save_token_projection(layout.pending_folder, PROJECTION)
+            side_files[LATE_NAME] = layout.pending_folder / LATE_NAME
         facts = GenerationFacts(
             run_id="run",
             side_files=side_files,

@@ -65,15 +65,12 @@ def require_codes(generation: Generation, model: Path, rows: list[dict[str, Any]
         assert encoded.chunk_tokens is not None
         assert encoded.title_tokens is not None
         first, end = generation.chunk_offsets[position : position + 2]
-        bounds = stored.chunks.offsets_M1[[first, end]]
-        assert np.array_equal(
-            np.diff(stored.chunks.offsets_M1)[first:end], np.diff(encoded.chunk_tokens.offsets)
-        )
+        tokens = stored.chunks.read(np.arange(first, end))
+        assert np.array_equal(tokens.size_C, np.diff(encoded.chunk_tokens.offsets))
         near = stored.projection.codec.decode
-        found = near(stored.chunks.codes[bounds[0] : bounds[1]])
+        found = near(tokens.codes)
         assert np.abs(found - near(encoded.chunk_tokens.rows[:, :-1])).max() < 0.3, "one step of four bits"
-        titles = stored.titles.offsets_M1[first : first + 2]
-        assert len(stored.titles.codes[titles[0] : titles[1]]) == len(encoded.title_tokens.rows)
+        assert len(stored.titles.read(np.array([first])).codes) == len(encoded.title_tokens.rows)
 
 
 def test_ingest_with_a_projection_stores_the_codes_of_chunks_and_titles(

@@ -39,9 +39,9 @@ def make_projection(bits: int = 2) -> TokenProjection:
 
 def make_column(projection: TokenProjection, sizes: np.ndarray, seed: int) -> CodeColumn:
     vectors = np.random.default_rng(seed).standard_normal((int(sizes.sum()), DIMS)) / DIMS**0.5
+    codes = projection.codec.encode(vectors)
     return CodeColumn(
-        codes=projection.codec.encode(vectors),
-        steps_T=np.zeros(len(vectors), np.uint8),
+        rows=np.concatenate([codes, np.zeros((len(codes), 1), np.uint8)], axis=1),
         offsets_M1=np.concatenate([[0], np.cumsum(sizes)]),
     )
 
@@ -68,10 +68,8 @@ def make_query(ids: list[int]) -> QueryTokens:
 
 def naive_max_sim(stored: TokenVectors, query: LateQuery, first: int, end: int, title: int) -> float:
     decode = stored.projection.codec.decode
-    tokens = decode(stored.chunks.codes)[stored.chunks.offsets_M1[first] : stored.chunks.offsets_M1[end]]
-    heading = decode(stored.titles.codes)[
-        stored.titles.offsets_M1[title] : stored.titles.offsets_M1[title + 1]
-    ]
+    tokens = decode(stored.chunks.read(np.arange(first, end)).codes)
+    heading = decode(stored.titles.read(np.array([title])).codes)
     both = np.concatenate([tokens, heading])
     best = best_matches(query.vectors_qV, both, np.array([0]), np.array([len(both)]))[0]
     return float(best @ query.weights_q)

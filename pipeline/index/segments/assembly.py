@@ -33,6 +33,7 @@ from pipeline.index.layout import (
     CHUNKS_FAISS,
     DELETED_BITS,
     DOCUMENTS_FAISS,
+    TOKENS_ARROW,
     CollectionLayout,
 )
 from pipeline.index.segments.change import RowChange, rows_changed
@@ -73,14 +74,23 @@ class _Kept:
 class Assembly:
     """Puts the segments of generation ``number`` into ``folder``.
 
-    ``base`` is the generation served now, None where none is or none is to be shared.
+    ``base`` is the generation served now, None where none is or none is to be shared. ``has_tokens`` says
+    whether the new one has token vectors.
     """
 
     def __init__(
-        self, layout: CollectionLayout, base: Manifest | None, number: int, folder: Path, config: IndexConfig
+        self,
+        layout: CollectionLayout,
+        base: Manifest | None,
+        number: int,
+        folder: Path,
+        config: IndexConfig,
+        *,
+        has_tokens: bool,
     ) -> None:
         self._layout, self._base = layout, base
         self._number, self._folder, self._config = number, folder, config
+        self._has_tokens = has_tokens
         self.shared: dict[str, FileRecord] = {}
         """Files that are the generation's before, too, with their hashes."""
 
@@ -98,7 +108,7 @@ class Assembly:
             if change is not None and kept is not None and self._is_worth_it(kept, change):
                 made = self._add(self._base, kept, change, rows, progress)
         if made is None:
-            whole = SegmentWriter(self._folder, self._config, dict.fromkeys(TABLES), progress)
+            whole = self._writer(dict.fromkeys(TABLES), progress)
             made = (whole.write("", rows),)
             commit_point("segments-merged")
         commit_point("segments-assembled")
@@ -124,6 +134,8 @@ class Assembly:
         kept: list[_Kept] = []
         begin = 0
         for record in base.segments:
+            if (record.name + TOKENS_ARROW in base.files) != self._has_tokens:
+                return None
             shared = (record.name + name for name in SHARED_FILES)
             names = {*shared, *needed_files(record), *row_files(record, base.files)}
             if not all(_has_size(folder / name, base.files.get(name)) for name in names):
@@ -165,7 +177,7 @@ class Assembly:
         records = [each.record for each in kept]
         codebooks = self._codebooks(base, records)
         if change.num_added[DOCUMENTS]:
-            writer = SegmentWriter(self._folder, self._config, codebooks, progress)
+            writer = self._writer(codebooks, progress)
             records.append(writer.write(segment_name(self._number), replace(rows, fragments=change.added)))
             _require_new(kept, open_rows(self._folder, records[-1]).documents.column("doc_id"))
         _require_all(records, rows)
@@ -178,6 +190,9 @@ class Assembly:
             self._merge(base, kept[first:], records, first, codebooks)
         commit_point("segments-merged")
         return tuple(records)
+
+    def _writer(self, codebooks: Mapping[str, Codebook | None], progress: ProgressListener) -> SegmentWriter:
+        return SegmentWriter(self._folder, self._config, codebooks, progress, self._has_tokens)
 
     def _codebooks(self, base: Manifest, records: Sequence[SegmentRecord]) -> dict[str, Codebook | None]:
         folder = self._layout.generation_folder(base.generation)

@@ -31,6 +31,7 @@ from pipeline.index.layout import (
     LENGTHS_ARROW,
     PASSAGES_ARROW,
     TITLES_ARROW,
+    TOKENS_ARROW,
 )
 from pipeline.index.passage_terms import block_bounds, write_postings
 from pipeline.index.position_files import (
@@ -45,10 +46,13 @@ from pipeline.index.segments.codes import IndexPart, join_indexes
 from pipeline.index.segments.deleted import DeletedRows
 from pipeline.index.segments.segment import Segment, SegmentRows
 from pipeline.index.tables import CHUNKS, DOCUMENTS
+from pipeline.index.token_file import TOKEN_FILE_COLUMNS, TOKEN_FILE_SCHEMA
 from pipeline.manifest import SegmentRecord
 
 JOINED_ROWS: Final = 65_536
 """Rows of a position file held at once."""
+JOINED_CODES: Final = 4_096
+"""Chunks whose token codes are held at once, some 4 MB."""
 
 
 def merge_segments(
@@ -62,6 +66,7 @@ def merge_segments(
     _join_words(passages, folder / (name + PASSAGES_ARROW))
     _join_words(titles, folder / (name + TITLES_ARROW))
     _join_lengths(lengths, folder / (name + LENGTHS_ARROW))
+    _join_codes(segments, folder / (name + TOKENS_ARROW))
     indexes: dict[str, Mapping[str, Any]] = {}
     for table, file, parts in (
         (DOCUMENTS, DOCUMENTS_FAISS, [(each.documents, each.rows.deleted_documents) for each in segments]),
@@ -132,10 +137,23 @@ def _join_lengths(parts: _Parts, path: Path) -> None:
         spool.finish()
 
 
-def _live_blocks(deleted: DeletedRows) -> list[Int64[np.ndarray, " n"]]:
-    bounds = range(0, deleted.num_live, JOINED_ROWS)
+def _join_codes(segments: Sequence[Segment], path: Path) -> None:
+    """Join the token codes; nothing is written for a collection without."""
+    if any(segment.tokens is None for segment in segments):
+        return
+    with closing(ColumnSpool(TOKEN_FILE_SCHEMA, path)) as spool:
+        for segment in segments:
+            assert segment.tokens is not None, "as asked above"
+            for stored in _live_blocks(segment.rows.deleted_chunks, JOINED_CODES):
+                codes = segment.tokens.take(pa.array(stored))
+                spool.append(**{name: codes.column(name) for name in TOKEN_FILE_COLUMNS})
+        spool.finish()
+
+
+def _live_blocks(deleted: DeletedRows, block_rows: int = JOINED_ROWS) -> list[Int64[np.ndarray, " n"]]:
+    bounds = range(0, deleted.num_live, block_rows)
     return [
-        deleted.stored_of(np.arange(start, min(start + JOINED_ROWS, deleted.num_live))) for start in bounds
+        deleted.stored_of(np.arange(start, min(start + block_rows, deleted.num_live))) for start in bounds
     ]
 
 

@@ -24,6 +24,7 @@ from pipeline.index.layout import (
     LENGTHS_ARROW,
     PASSAGES_ARROW,
     TITLES_ARROW,
+    TOKENS_ARROW,
 )
 from pipeline.index.passage_terms import open_passage_terms
 from pipeline.index.position_files import (
@@ -35,6 +36,7 @@ from pipeline.index.position_files import (
 )
 from pipeline.index.segments.deleted import DeletedRows, none_deleted, read_deleted
 from pipeline.index.tables import CHUNKS, DOCUMENTS
+from pipeline.index.token_file import open_token_file
 from pipeline.manifest import FileRecord, SegmentRecord
 
 NEEDED_FILES: Final = (DOCUMENTS_ARROW, CHUNKS_ARROW, DOCUMENTS_FAISS, CHUNKS_FAISS)
@@ -43,6 +45,7 @@ ROW_FILES: Final = (
     PASSAGES_ARROW,
     TITLES_ARROW,
     LENGTHS_ARROW,
+    TOKENS_ARROW,
     DOCUMENTS_FAISS + REFINE_SUFFIX,
     CHUNKS_FAISS + REFINE_SUFFIX,
 )
@@ -85,7 +88,7 @@ class Segment:
     """A segment opened.
 
     ``words`` is None in a generation published before passages had a BM25, ``titles`` and ``lengths`` in one
-    whose documents LanceDB scores.
+    whose documents LanceDB scores, ``tokens`` in a collection without token vectors.
     """
 
     record: SegmentRecord
@@ -95,6 +98,7 @@ class Segment:
     words: pa.RecordBatch | None
     titles: pa.RecordBatch | None
     lengths: pa.RecordBatch | None
+    tokens: pa.RecordBatch | None
 
 
 def segment_name(generation: int, *, merged: bool = False) -> str:
@@ -141,7 +145,7 @@ def open_segment(
         name = record.name + file
         return open_passage_terms(folder / name) if name in files else None
 
-    lengths = record.name + LENGTHS_ARROW
+    lengths, tokens = record.name + LENGTHS_ARROW, record.name + TOKENS_ARROW
     return Segment(
         record=record,
         rows=rows,
@@ -154,4 +158,5 @@ def open_segment(
         words=terms(PASSAGES_ARROW),
         titles=terms(TITLES_ARROW),
         lengths=open_positions(folder / lengths, LENGTHS_SCHEMA) if lengths in files else None,
+        tokens=open_token_file(folder / tokens, record.chunks) if tokens in files else None,
     )

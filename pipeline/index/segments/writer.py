@@ -24,6 +24,7 @@ from pipeline.index.layout import (
     LENGTHS_ARROW,
     PASSAGES_ARROW,
     TITLES_ARROW,
+    TOKENS_ARROW,
 )
 from pipeline.index.passage_terms import num_words, write_passage_terms
 from pipeline.index.position_files import (
@@ -36,6 +37,7 @@ from pipeline.index.position_files import (
 from pipeline.index.segments.codes import write_index
 from pipeline.index.stored_rows import StoredRows
 from pipeline.index.tables import CHUNKS, DOCUMENTS
+from pipeline.index.token_file import TOKEN_FILE_COLUMNS, write_token_vectors
 from pipeline.manifest import SegmentRecord
 from pipeline.types import ProgressListener
 
@@ -45,12 +47,14 @@ class SegmentWriter:
     """Writes segments into the folder of a generation.
 
     ``codebooks`` are the collection's by table; None of a table lets a codebook be trained where one is due.
+    ``has_tokens`` says whether there are token vectors.
     """
 
     folder: Path
     config: IndexConfig
     codebooks: Mapping[str, Codebook | None]
     progress: ProgressListener
+    has_tokens: bool
 
     def write(self, name: str, rows: StoredRows) -> SegmentRecord:
         """Write the segment of some rows; files begin with ``name``."""
@@ -76,6 +80,9 @@ class SegmentWriter:
         titles = _write_titles(rows, documents.num_rows, self.folder / (name + TITLES_ARROW))
         _write_lengths(words, titles, offsets, self.folder / (name + LENGTHS_ARROW))
         commit_point("passages-written")
+        if self.has_tokens:
+            write_token_vectors(rows.scan(CHUNKS, TOKEN_FILE_COLUMNS), self.folder / (name + TOKENS_ARROW))
+        commit_point("token-vectors-written")
         counts = {DOCUMENTS: documents.num_rows, CHUNKS: chunks.num_rows}
         return SegmentRecord(
             name=name,

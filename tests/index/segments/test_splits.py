@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import IndexConfig
+from pipeline.durable import replacing
 from pipeline.index import tiers
 from pipeline.index.generation import Generation, open_generation
-from pipeline.index.layout import CollectionLayout
+from pipeline.index.lance_index import LanceTables
+from pipeline.index.layout import ALL_TOKENS_ARROW, TOKENS_ARROW, CollectionLayout
 from pipeline.index.maintenance import compact_collection, verify_collection
+from pipeline.index.publish import serve_generation
 from pipeline.index.segments import codes
 from pipeline.index.segments.segment import SHARED_FILES
 from pipeline.index.status import collection_status
+from pipeline.index.tables import CHUNKS
+from pipeline.index.token_file import TOKEN_FILE_COLUMNS, open_token_file, write_token_vectors
+from pipeline.manifest import Manifest, record_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +62,9 @@ def publish(
                 stones.delete(layout, gone)
                 left = [doc_id for doc_id in left if doc_id not in gone]
             continue
-        stones.publish_documents(layout, ids, replaced=ids, version=version % 3, config=FLAT)
+        stones.publish_documents(
+            layout, ids, replaced=ids, version=version % 3, config=FLAT, with_tokens=True
+        )
         left = [doc_id for doc_id in left if doc_id not in ids] + ids
     return left
 
@@ -69,7 +78,10 @@ def read(generation: Generation) -> dict[str, Any]:
     of_documents = generation.document_bm25
     assert bm25 is not None
     assert of_documents is not None
+    tokens = generation.token_vectors
+    assert tokens is not None
     every_other = positions[::2]
+    shuffled = rng.permutation(generation.num_chunks)
     return {
         "doc_ids": generation.doc_ids.to_pylist(),
         "chunk_offsets": generation.chunk_offsets,
@@ -91,6 +103,12 @@ def read(generation: Generation) -> dict[str, Any]:
         "bm25": [
             *(bm25.scores(query, size) for query in QUERIES for size in (1, 2, 20)),
             *(of_documents.scores(query) for query in QUERIES),
+        ],
+        "tokens": [
+            part
+            for column in (tokens.chunks, tokens.titles)
+            for asked in (shuffled, shuffled[:3], shuffled[:0])
+            for part in astuple(column.read(asked))
         ],
         "texts": generation.fetch_documents(positions, ["text"]).column("text").to_pylist(),
     }
@@ -239,6 +257,55 @@ def test_generation_of_earlier_files_is_read_as_one_segment(stones: ModuleType, 
     (record,) = Manifest.read(path.parent).segments
     assert (record.name, record.documents, record.deleted_documents) == ("", 5, 0)
     assert record.indexes["chunks"]["kind"] == "flat"
+
+
+def test_publication_writes_the_token_codes_of_what_changed(
+    small_segments: None, stones: ModuleType, layout: CollectionLayout
+) -> None:
+    publish(layout, stones, [(IDS[:9], False), (IDS[3:4], False)])
+    generation = open_generation(layout)
+    assert (generation.folder / TOKENS_ARROW).stat().st_nlink == 2
+    added = open_token_file(generation.folder / f"00000002-{TOKENS_ARROW}", stones.num_chunks_of(IDS[3]))
+    ids = [*IDS[:3], *IDS[4:9], IDS[3]]
+    keys = [
+        (f"{doc_id}#{ordinal}/{int(doc_id == IDS[3])}", ordinal)
+        for doc_id in ids
+        for ordinal in range(stones.num_chunks_of(doc_id))
+    ]
+    assert generation.token_vectors is not None
+    found = generation.token_vectors.chunks.read(np.arange(generation.num_chunks))
+    stored = np.column_stack([found.codes, found.step_T]).tobytes()
+    assert stored == b"".join(stones.token_rows(key, count) for key, count in keys)
+    assert stored.endswith(b"".join(added.column("token_codes").to_pylist()))
+
+
+def test_token_codes_of_a_generation_in_one_file_are_read_and_then_split(
+    small_segments: None, stones: ModuleType, layout: CollectionLayout
+) -> None:
+    publish(layout, stones, [(IDS[:9], False), (IDS[5:14], False), (IDS[2:4], True)])
+    expected = read(open_generation(layout))
+    folder = open_generation(layout).folder
+    manifest = Manifest.read(folder)
+    with replacing(folder / ALL_TOKENS_ARROW) as path:
+        write_token_vectors(
+            LanceTables.open(layout).scan(CHUNKS, TOKEN_FILE_COLUMNS, manifest.lance_versions), path
+        )
+    files = {name: record for name, record in manifest.files.items() if not name.endswith(TOKENS_ARROW)}
+    files[ALL_TOKENS_ARROW] = record_file(folder / ALL_TOKENS_ARROW)
+    replace(manifest, files=files).write(folder)
+    layout.current_path.unlink()
+    serve_generation(layout, manifest.generation)
+
+    generation = open_generation(layout)
+    assert generation.segments[1].tokens is None
+    assert_same(read(generation), expected)
+    assert collection_status(layout)["token_vectors"]["bytes"] == files[ALL_TOKENS_ARROW].size_bytes
+    stones.publish_documents(layout, IDS[20:22], config=FLAT, with_tokens=True)
+    generation = open_generation(layout)
+    assert ALL_TOKENS_ARROW not in generation.manifest.files
+    assert verify_collection(layout) == []
+    compact_collection(layout)
+    assert_same(read(generation), read(open_generation(layout)))
 
 
 def test_status_tells_segments_and_counts_shared_files_once(
