@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -33,7 +34,7 @@ from pipeline.index.generation import sampled_chunks
 from pipeline.index.token_file import CodeColumn, TokenVectors
 from pipeline.search.feedback import NUM_WINDOWS, moved
 from pipeline.search.fusion import Fusion, LateFusion, document_scores, passage_scores
-from pipeline.search.late import JudgedWindows, LateQuery, judge_windows
+from pipeline.search.late import JudgedWindows, LateQuery, judge_windows, window_max_sim
 from pipeline.search.windows import default_window
 from pipeline.search_options import SearchOptions
 from pipeline.token_vectors.projection import TokenProjection
@@ -183,7 +184,9 @@ class SetRanker:
             return cosine_P
         assert self._lexicon is not None, "a fusion is made with BM25"
         own_M = self._lexicon.passages(query, size)
-        return fusion.with_windows(_any(own_M)).passages(cosine_P, own_M[passages.first_chunk_P])
+        found_M = _any(own_M)
+        high = None if found_M is None else float(found_M.max())
+        return fusion.with_windows(high).passages(cosine_P, own_M[passages.first_chunk_P])
 
     @staticmethod
     def _passage_scores(
@@ -271,7 +274,8 @@ class SetRanker:
         few = np.flatnonzero(scores_P > -np.inf)
         titles = self._encoded.chunk_offsets[windows.document_P[few]]
         first, end = windows.first_chunk_P[few], windows.end_chunk_P[few]
-        return judge_windows(judging.stored, late, scores_P[few], first, end, titles)
+        max_sim = partial(window_max_sim, judging.stored, late)
+        return judge_windows(max_sim, scores_P[few], first, end, titles)
 
     def _cosines(self, vector_V: Float32[np.ndarray, " V"], windows: Passages) -> _Cosines:
         chunk_M = self._encoded.chunk_vectors_MV @ vector_V

@@ -13,11 +13,38 @@ and Beyond".
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float32, Int64, Shaped
 
 K1, B = 1.2, 0.75
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Totals:
+    """Texts of one kind: how many there are, how long they are together, how many hold each term asked for.
+
+    Totals of the parts of a corpus are added, so that each part scores its texts as the whole would.
+    """
+
+    texts: int
+    length: int
+    holding: Mapping[str, int]
+
+    @property
+    def average_length(self) -> float:
+        """Return the mean length, 1 of no texts."""
+        return self.length / self.texts if self.texts else 1.0
+
+    def __add__(self, other: Totals) -> Totals:
+        """Return the totals of two parts, asked for the same terms."""
+        return Totals(
+            texts=self.texts + other.texts,
+            length=self.length + other.length,
+            holding={term: count + other.holding[term] for term, count in self.holding.items()},
+        )
 
 
 def length_penalty(lengths_N: Shaped[np.ndarray, " N"], average: float) -> Float32[np.ndarray, " N"]:

@@ -6,12 +6,12 @@ Lengths are in words without stop words. ``bm25`` has the formula.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
-from pipeline.index.bm25 import add_term, length_penalty, term_weight
+from pipeline.index.bm25 import Totals, add_term, length_penalty, term_weight
 from pipeline.index.segments.joined_words import JoinedWords
 from pipeline.index.words import terms_of
 
@@ -31,25 +31,36 @@ class DocumentBM25:
         title_words: Int32[np.ndarray, " N"],
     ) -> None:
         self._chunk_documents = chunk_documents
-        self._fields: tuple[tuple[Callable[[str], _Counts], Float32[np.ndarray, " N"]], ...] = (
-            (lambda term: self._of_chunks(*text.postings(term)), _penalty(text_words)),
-            (title.postings, _penalty(title_words)),
+        self._fields = (
+            _Field(lambda term: self._of_chunks(*text.postings(term)), text_words),
+            _Field(title.postings, title_words),
         )
         self._num_documents = len(text_words)
 
-    def scores(self, query: str) -> Float32[np.ndarray, " N"]:
+    def totals(self, query: str) -> tuple[Totals, Totals]:
+        """Return the totals of texts and of titles for the terms of a query."""
+        terms = Counter(terms_of(query))
+        text, title = (field.totals(terms) for field in self._fields)
+        return text, title
+
+    def scores(self, query: str, totals: tuple[Totals, Totals] | None = None) -> Float32[np.ndarray, " N"]:
         """Return the BM25 of every document, 0 where no word of the query stands.
 
-        A word that the query repeats counts each time.
+        A word that the query repeats counts each time. ``totals`` are those of a corpus of which these
+        documents are a part.
         """
         scores_N = np.zeros(self._num_documents, np.float32)
+        of_fields = totals or (None, None)
         for term, repeats in Counter(terms_of(query)).items():
-            for counts_of, penalty_N in self._fields:
-                documents, counts = counts_of(term)
+            for field, known in zip(self._fields, of_fields, strict=True):
+                documents, counts = field.counts_of(term)
                 if not len(documents):
                     continue
-                weight = term_weight(repeats, len(documents), self._num_documents)
-                add_term(scores_N, documents, counts, penalty_N, weight)
+                num_holding = len(documents) if known is None else known.holding[term]
+                num_texts = self._num_documents if known is None else known.texts
+                average = field.average_length if known is None else known.average_length
+                weight = term_weight(repeats, num_holding, num_texts)
+                add_term(scores_N, documents, counts, field.penalty(average), weight)
         return scores_N
 
     def _of_chunks(self, chunks: Int64[np.ndarray, " P"], counts: np.ndarray) -> _Counts:
@@ -64,5 +75,27 @@ class DocumentBM25:
 _Counts = tuple[Int64[np.ndarray, " D"], np.ndarray]
 
 
-def _penalty(num_words_N: Int32[np.ndarray, " N"]) -> Float32[np.ndarray, " N"]:
-    return length_penalty(num_words_N, float(num_words_N.mean()) if len(num_words_N) else 1.0)
+class _Field:
+    """Texts or titles: which of them hold a term how often, and their lengths."""
+
+    def __init__(self, counts_of: Callable[[str], _Counts], num_words_N: Int32[np.ndarray, " N"]) -> None:
+        self.counts_of = counts_of
+        self._num_words_N = num_words_N
+        self._length = int(num_words_N.sum(dtype=np.int64))
+        self.average_length = self.totals(()).average_length
+        self._penalty = self.average_length, length_penalty(num_words_N, self.average_length)
+
+    def totals(self, terms: Iterable[str]) -> Totals:
+        return Totals(
+            texts=len(self._num_words_N),
+            length=self._length,
+            holding={term: len(self.counts_of(term)[0]) for term in terms},
+        )
+
+    def penalty(self, average: float) -> Float32[np.ndarray, " N"]:
+        """Return the length penalties; those of the last average are kept."""
+        known, penalty_N = self._penalty
+        if known != average:
+            penalty_N = length_penalty(self._num_words_N, average)
+            self._penalty = average, penalty_N
+        return penalty_N

@@ -338,8 +338,8 @@ def _open_files(
         layout=layout,
         manifest=manifest,
         segments=segments,
-        documents=_joined([(segment.documents, segment.rows.deleted_documents) for segment in segments]),
-        chunks=_joined([(segment.chunks, segment.rows.deleted_chunks) for segment in segments]),
+        documents=joined_index([(segment.documents, segment.rows.deleted_documents) for segment in segments]),
+        chunks=joined_index([(segment.chunks, segment.rows.deleted_chunks) for segment in segments]),
         token_vectors=open_token_vectors(folder, manifest.files, segments, late_folder),
         database=database,
         dataset=open_pinned_dataset(database, DOCUMENTS, manifest.lance_versions[DOCUMENTS]),
@@ -383,7 +383,7 @@ def _require_counts(manifest: Manifest, rows: Sequence[SegmentRows]) -> None:
         )
 
 
-def _joined(parts: Sequence[tuple[FaissIndex, DeletedRows]]) -> VectorIndex:
+def joined_index(parts: Sequence[tuple[FaissIndex, DeletedRows]]) -> VectorIndex:
     """Return the one index as it is where there is just one, whole."""
     index, deleted = parts[0]
     return JoinedIndex(parts) if len(parts) > 1 or len(deleted.rows) else index

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Bool, Float32, Int64, UInt8
 
-from pipeline.index.bm25 import add_term, length_penalty, term_weight
+from pipeline.index.bm25 import Totals, add_term, length_penalty, term_weight
 from pipeline.index.segments.joined_words import JoinedWords
 from pipeline.index.words import terms_of
 
@@ -41,22 +41,37 @@ class PassageBM25:
         self._words = words
         self._offsets, self._start_char, self._end_char = chunk_offsets, start_char, end_char
         self._first_M = np.repeat(chunk_offsets[:-1], np.diff(chunk_offsets))
-        self._penalties: dict[int, Float32[np.ndarray, " M"]] = {}
+        self._penalties: dict[tuple[int, float], Float32[np.ndarray, " M"]] = {}
+        self._lengths: dict[int, tuple[int, int]] = {}
 
-    def scores(self, query: str, size: int) -> Float32[np.ndarray, " M"]:
+    def totals(self, query: str, size: int) -> tuple[Totals, Totals]:
+        """Return the totals of windows of ``size`` chunks, and of chunks for the terms of a query."""
+        num_windows, characters = self._lengths_of(size)
+        holding = {term: len(self._words.postings(term)[0]) for term in Counter(terms_of(query))}
+        return (
+            Totals(texts=num_windows, length=characters, holding={}),
+            Totals(texts=len(self._first_M), length=0, holding=holding),
+        )
+
+    def scores(
+        self, query: str, size: int, totals: tuple[Totals, Totals] | None = None
+    ) -> Float32[np.ndarray, " M"]:
         """Return BM25 of the window of ``size`` chunks that begins with each chunk.
 
         It is 0 where no window begins or no word of the query stands. A document of fewer chunks is one
-        window. A word that the query repeats counts each time.
+        window. A word that the query repeats counts each time. ``totals`` are those of a corpus of which
+        these chunks are a part.
         """
-        penalty_M = self._penalty_of(size)
+        windows, holding = totals or self.totals("", size)
+        penalty_M = self._penalty_of(size, windows.average_length)
         scores_M = np.zeros(len(self._first_M), np.float32)
         counts_M = np.zeros(len(self._first_M), np.float32)
         for term, repeats in Counter(terms_of(query)).items():
             chunks, counts = self._words.postings(term)
             if not len(chunks):
                 continue
-            weight = term_weight(repeats, len(chunks), len(scores_M))
+            num_holding = len(chunks) if totals is None else holding.holding[term]
+            weight = term_weight(repeats, num_holding, holding.texts)
             for begins in self._count(chunks, counts, size, counts_M):
                 # A window met again has no count left and adds nothing; one that would leave its document has
                 # an endless length.
@@ -90,18 +105,29 @@ class PassageBM25:
             touched.append(begins)
         return touched
 
-    def _penalty_of(self, size: int) -> Float32[np.ndarray, " M"]:
+    def _lengths_of(self, size: int) -> tuple[int, int]:
+        """Return the number of windows and their characters together."""
+        known = self._lengths.get(size)
+        if known is None:
+            lengths_M, is_window_M = self._windows_of(size)
+            known = self._lengths[size] = int(is_window_M.sum()), int(lengths_M[is_window_M].sum())
+        return known
+
+    def _penalty_of(self, size: int, average: float) -> Float32[np.ndarray, " M"]:
         """Return the length penalty of windows by first chunk; inf where none begins."""
-        known = self._penalties.get(size)
+        known = self._penalties.get((size, average))
         if known is not None:
             return known
-        ends_M = np.repeat(self._offsets[1:], np.diff(self._offsets))
-        begins_M = np.arange(len(ends_M))
-        lengths_M = self._end_char[np.minimum(begins_M + size, ends_M) - 1] - self._start_char
-        is_window_M = begins_M <= np.maximum(ends_M - size, self._first_M)
-        average = float(lengths_M[is_window_M].mean()) if len(ends_M) else 1.0
+        lengths_M, is_window_M = self._windows_of(size)
         penalty_M = np.where(is_window_M, length_penalty(lengths_M, average), np.float32(np.inf))
         for oldest in list(self._penalties)[: max(len(self._penalties) - KEPT_SIZES + 1, 0)]:
             self._penalties.pop(oldest, None)
-        self._penalties[size] = penalty_M
+        self._penalties[size, average] = penalty_M
         return penalty_M
+
+    def _windows_of(self, size: int) -> tuple[Int64[np.ndarray, " M"], Bool[np.ndarray, " M"]]:
+        """Return the length of the window that begins with each chunk, and whether one does."""
+        ends_M = np.repeat(self._offsets[1:], np.diff(self._offsets))
+        begins_M = np.arange(len(ends_M))
+        lengths_M = self._end_char[np.minimum(begins_M + size, ends_M) - 1] - self._start_char
+        return lengths_M, begins_M <= np.maximum(ends_M - size, self._first_M)

@@ -8,7 +8,7 @@ Quantised indexes return approximate vectors, and the scores are exact for those
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,10 @@ from jaxtyping import Float, Float32, Int64
 
 from pipeline.index.generation import Generation
 from pipeline.index.protocol import NO_POSITION
+from pipeline.index.segments.joined_columns import JoinedColumns
 from pipeline.products import inner_products
 from pipeline.ragged import ranges
+from pipeline.search.late import best_places
 from pipeline.search.windows import window_scores, window_scores_of_documents
 
 MAX_CHUNK_HITS = 16_384
@@ -30,7 +32,7 @@ BLOCK_WINDOWS = 4_096
 """Windows of a long document formed at once: 6 MB of sums at 384 dimensions."""
 
 
-def chunk_positions(generation: Generation, documents: Int64[np.ndarray, " A"]) -> Int64[np.ndarray, " B"]:
+def chunk_positions(generation: JoinedColumns, documents: Int64[np.ndarray, " A"]) -> Int64[np.ndarray, " B"]:
     """Return the positions of all chunks of these documents, in their order."""
     firsts = generation.chunk_offsets[documents]
     counts = generation.chunk_offsets[documents + 1] - firsts
@@ -62,11 +64,25 @@ def nominate_by_chunk(
     """
     allowed_chunks = None if allowed is None else chunk_positions(generation, allowed)
     num_chunks = generation.chunks.num_vectors if allowed_chunks is None else len(allowed_chunks)
+
+    def search(num_hits: int) -> Int64[np.ndarray, "Q K"]:
+        return generation.chunks.search(vectors_QV, num_hits, allowed_chunks)[1]
+
+    return documents_of_best_chunks(generation, search, num_chunks, num_candidates, min_documents)
+
+
+def documents_of_best_chunks(
+    generation: JoinedColumns,
+    search: Callable[[int], Int64[np.ndarray, "Q K"]],
+    num_chunks: int,
+    num_candidates: int,
+    min_documents: int,
+) -> list[Int64[np.ndarray, " _"]]:
+    """Return what :func:`nominate_by_chunk` does; ``search`` gives so many of ``num_chunks`` chunks."""
     limit = min(num_chunks, MAX_CHUNK_HITS)
     num_hits = min(num_candidates, limit)
     while True:
-        _, positions_QK = generation.chunks.search(vectors_QV, num_hits, allowed_chunks)
-        found = [row[row != NO_POSITION] for row in positions_QK]
+        found = [row[row != NO_POSITION] for row in search(num_hits)]
         ranked = [documents_of_chunks(generation, chunks) for chunks in found]
         if num_hits >= limit or all(
             len(row) >= min_documents or len(hits) < num_hits for row, hits in zip(ranked, found, strict=True)
@@ -76,26 +92,26 @@ def nominate_by_chunk(
 
 
 def nominate_by_passage_bm25(
-    generation: Generation, scores_M: Float32[np.ndarray, " M"], num_candidates: int
+    generation: JoinedColumns, scores_M: Float32[np.ndarray, " M"], num_candidates: int
 ) -> Int64[np.ndarray, " _"]:
     """Return the documents of the passages with the best BM25, best first, each once.
 
-    ``scores_M`` is by first chunk, 0 for no word.
+    ``scores_M`` is by first chunk, 0 for no word; ties go to the lower position.
     """
     found = np.flatnonzero(scores_M > 0.0)  # three times as fast as on numbers
-    if len(found) > num_candidates:
-        found = found[np.argpartition(-scores_M[found], num_candidates)[:num_candidates]]
-    return documents_of_chunks(generation, found[np.lexsort((found, -scores_M[found]))])
+    return documents_of_chunks(generation, found[best_places(scores_M[found], num_candidates)])
 
 
-def documents_of_chunks(generation: Generation, chunks: Int64[np.ndarray, " A"]) -> Int64[np.ndarray, " B"]:
+def documents_of_chunks(
+    generation: JoinedColumns, chunks: Int64[np.ndarray, " A"]
+) -> Int64[np.ndarray, " B"]:
     """Return the documents of these chunks in the order in which they are met, each once."""
     documents = generation.chunk_documents[chunks]
     return documents[np.sort(np.unique(documents, return_index=True)[1])]
 
 
 def best_of_documents(
-    generation: Generation, scores_M: Float32[np.ndarray, " M"], positions: Int64[np.ndarray, " N"]
+    generation: JoinedColumns, scores_M: Float32[np.ndarray, " M"], positions: Int64[np.ndarray, " N"]
 ) -> Float32[np.ndarray, " N"]:
     """Return the best score of each document; ``scores_M`` holds those of their chunks, in order."""
     if not len(positions):
@@ -105,7 +121,7 @@ def best_of_documents(
 
 
 def merge_nominees(
-    generation: Generation, rankings: Sequence[Int64[np.ndarray, " _"]], min_documents: int
+    generation: JoinedColumns, rankings: Sequence[Int64[np.ndarray, " _"]], min_documents: int
 ) -> Int64[np.ndarray, " N"]:
     """Return the union of several rankings, ascending, cut where its chunks pass :data:`MAX_SCORED_CHUNKS`.
 
@@ -156,21 +172,15 @@ class ScoredWindows:
 
 
 def score_windows(
-    generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"], size: int
+    generation: JoinedColumns,
+    positions: Int64[np.ndarray, " N"],
+    size: int,
+    cosines: Float32[np.ndarray, " W"],
 ) -> ScoredWindows:
     """Return every window of ``size`` chunks of each document, scored by its cosine."""
-    firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
-    num_windows = np.maximum(ends - firsts - size, 0) + 1
-    owner = np.repeat(np.arange(len(positions)), num_windows)
-    first = ranges(firsts, num_windows)
-    scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
-    for start, stop in _blocks(ends - firsts):
-        if stop - start == 1:
-            scores += _score_long_document(generation, int(firsts[start]), int(ends[start]), vector_V, size)
-        else:
-            vectors_MV = generation.chunks.reconstruct(chunk_positions(generation, positions[start:stop]))
-            scores.append(window_scores_of_documents(vectors_MV, (ends - firsts)[start:stop], vector_V, size))
-    cosines = np.concatenate(scores)
+    ends = generation.chunk_offsets[positions + 1]
+    owner = np.repeat(np.arange(len(positions)), windows_of_documents(generation, positions, size))
+    first = window_firsts(generation, positions, size)
     return ScoredWindows(
         owner=owner,
         first=first,
@@ -178,6 +188,36 @@ def score_windows(
         scores=cosines,
         parts={"chunk": cosines},
     )
+
+
+def windows_of_documents(
+    generation: JoinedColumns, positions: Int64[np.ndarray, " N"], size: int
+) -> Int64[np.ndarray, " N"]:
+    """Count the windows of ``size`` chunks of each document."""
+    counts = generation.chunk_offsets[positions + 1] - generation.chunk_offsets[positions]
+    return np.maximum(counts - size, 0) + 1
+
+
+def window_firsts(
+    generation: JoinedColumns, positions: Int64[np.ndarray, " N"], size: int
+) -> Int64[np.ndarray, " W"]:
+    """Return the first chunk of every window of ``size`` chunks of each document."""
+    return ranges(generation.chunk_offsets[positions], windows_of_documents(generation, positions, size))
+
+
+def window_cosines(
+    generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"], size: int
+) -> Float32[np.ndarray, " W"]:
+    """Return the cosine of every window of ``size`` chunks of each document, one document after another."""
+    firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
+    scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
+    for start, stop in _blocks(ends - firsts):
+        if stop - start == 1:
+            scores += _score_long_document(generation, int(firsts[start]), int(ends[start]), vector_V, size)
+        else:
+            vectors_MV = generation.chunks.reconstruct(chunk_positions(generation, positions[start:stop]))
+            scores.append(window_scores_of_documents(vectors_MV, (ends - firsts)[start:stop], vector_V, size))
+    return np.concatenate(scores)
 
 
 def _score_long_document(

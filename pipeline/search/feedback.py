@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float32
 
-from pipeline.index.generation import Generation
 from pipeline.search.late import JudgedWindows
+from pipeline.search.reader import IndexReader
 
 WEIGHT: Final = 0.5
 """What the mean of the windows weighs beside the query."""
@@ -23,15 +23,11 @@ NUM_WINDOWS: Final = 3
 
 
 def moved_query(
-    generation: Generation, vector_V: Float32[np.ndarray, " V"], judged: JudgedWindows
+    reader: IndexReader, vector_V: Float32[np.ndarray, " V"], judged: JudgedWindows
 ) -> Float32[np.ndarray, " V"]:
     """Return a unit query vector moved towards the best of the judged windows."""
     best = judged.best(NUM_WINDOWS)
-    windows = [
-        generation.chunks.reconstruct(np.arange(first, end)).sum(axis=0)
-        for first, end in zip(judged.first_J[best].tolist(), judged.end_J[best].tolist(), strict=True)
-    ]
-    return moved(vector_V, np.stack(windows))
+    return moved(vector_V, reader.window_sums(judged.first_J[best], judged.end_J[best]))
 
 
 def moved(

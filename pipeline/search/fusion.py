@@ -104,12 +104,12 @@ class Fusion:
             [self.dense_weight, self.bm25_weight],
         )
 
-    def with_windows(self, bm25_M: Float[np.ndarray, " M"] | None) -> Fusion:
+    def with_windows(self, high: float | None) -> Fusion:
         """Return the fusion for passages of another size than those that rank documents.
 
-        ``bm25_M`` is the BM25 of all of them, None where no word was found in any.
+        ``high`` is the highest BM25 of all of them, None where no word was found in any.
         """
-        return replace(self, passage_bm25=None if bm25_M is None else Scale.of(bm25_M, floor=0.0))
+        return replace(self, passage_bm25=None if high is None else Scale(low=0.0, high=high))
 
     def passages(
         self, cosine_W: Float[np.ndarray, " W"], bm25_W: Float[np.ndarray, " W"] | None

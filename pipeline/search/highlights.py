@@ -21,10 +21,10 @@ import numpy as np
 from jaxtyping import Float32, Int64, Shaped, UInt8
 
 from pipeline.index.generation import Generation
-from pipeline.index.token_file import TokenVectors
 from pipeline.ragged import ranges
 from pipeline.search.late import LateQuery
 from pipeline.search.passages import ChosenPassage
+from pipeline.search.reader import IndexReader
 from pipeline.token_vectors.codes import FAR
 from pipeline.types import Highlight, QueryTokens
 
@@ -42,16 +42,20 @@ class Explanation:
     """One query whose passages are to be explained; ``words_q`` are the words of its tokens, "" for none."""
 
     generation: Generation
+    reader: IndexReader
     late: LateQuery
     words_q: Sequence[str]
 
     @classmethod
-    def of(cls, generation: Generation, text: str, tokens: QueryTokens, late: LateQuery) -> Explanation:
+    def of(
+        cls, generation: Generation, reader: IndexReader, text: str, tokens: QueryTokens, late: LateQuery
+    ) -> Explanation:
         """Read which word of a query each of its judging tokens belongs to."""
         words = _words_of(text)
         spans = [_word_at(words, int(tokens.start_char[place])) for place in late.places_q]
         return cls(
             generation=generation,
+            reader=reader,
             late=late,
             words_q=["" if span is None else text[span[0] : span[1]] for span in spans],
         )
@@ -64,22 +68,15 @@ class Explanation:
             np.array([passage.first for passage in passages], np.int64),
             np.array([passage.end - passage.first for passage in passages], np.int64),
         )
-        tokens = self._stored.chunks.read(chunk_C)
-        cosine_Tq = self._stored.projection.codec.cosines(tokens.codes, self.late.vectors_qV)
-        start_T = self._token_starts(tokens.step_T, chunk_C, tokens.size_C)
-        ends = np.cumsum([0, *tokens.size_C])[
-            np.cumsum([0, *(each.end - each.first for each in passages)])
-        ].tolist()
+        matches = self.reader.token_matches(chunk_C, self.late)
+        cosine_Tq = matches.cosine_Tq
+        start_T = self._token_starts(matches.step_T, chunk_C, matches.size_C)
+        bounds = np.cumsum([0, *(each.end - each.first for each in passages)])
+        ends = np.cumsum([0, *matches.size_C])[bounds].tolist()
         return [
             self._highlights_of(cosine_Tq[start:end], start_T[start:end], passage, text)
             for passage, text, start, end in zip(passages, texts, ends[:-1], ends[1:], strict=True)
         ]
-
-    @property
-    def _stored(self) -> TokenVectors:
-        stored = self.generation.token_vectors
-        assert stored is not None, "a projected query needs token vectors"
-        return stored
 
     def _highlights_of(
         self,

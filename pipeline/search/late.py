@@ -12,6 +12,7 @@ that are not judged gain nothing. Everything here works on arrays; the oracle of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,6 +29,10 @@ JUDGED_WINDOWS: Final = 50
 """Best windows of the fused ranking that are judged."""
 ABSENT: Final = -2.0
 """Below any cosine."""
+MaxSim = Callable[
+    [Int64[np.ndarray, " W"], Int64[np.ndarray, " W"], Int64[np.ndarray, " W"]], Float32[np.ndarray, " W"]
+]
+"""MaxSim of windows by their first chunk, the one behind their last, and the first of their document."""
 MAX_QUERY_TOKENS: Final = 128
 """Tokens of a query that judge, those of most weight: the cost grows with them."""
 
@@ -93,8 +98,7 @@ class JudgedWindows:
 
 
 def judge_windows(
-    stored: TokenVectors,
-    query: LateQuery,
+    max_sim: MaxSim,
     scores_W: Float[np.ndarray, " W"],
     first_W: Int64[np.ndarray, " W"],
     end_W: Int64[np.ndarray, " W"],
@@ -103,7 +107,8 @@ def judge_windows(
 ) -> JudgedWindows:
     """Judge the best of some windows, ties by place; ``title_W`` are the first chunks of their documents.
 
-    What the same query found of ``known`` windows, of the same size, is not computed again.
+    ``max_sim`` judges windows whose first chunks ascend, as :func:`window_max_sim` does for one query. What
+    the same query found of ``known`` windows, of the same size, is not computed again.
     """
     judged = best_places(scores_W, JUDGED_WINDOWS)
     judged = judged[np.argsort(first_W[judged], kind="stable")]
@@ -114,7 +119,8 @@ def judge_windows(
         max_sim_J[is_known_J] = known.max_sim_J[place_J[is_known_J]]
         is_new_J = ~is_known_J
     new = judged[is_new_J]
-    max_sim_J[is_new_J] = window_max_sim(stored, query, first_W[new], end_W[new], title_W[new])
+    if len(new):
+        max_sim_J[is_new_J] = max_sim(first_W[new], end_W[new], title_W[new])
     return JudgedWindows(
         first_J=first_W[judged],
         end_J=end_W[judged],

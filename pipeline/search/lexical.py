@@ -14,10 +14,11 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Int64
 from lance import query as dataset_query
 
 from pipeline.errors import StorageError, TryAgainError, is_panic
+from pipeline.index.bm25 import Totals
 from pipeline.index.generation import Generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.tables import TEXT_INDEX_COLUMNS
@@ -91,15 +92,17 @@ def bm25_documents(
     allowed: Int64[np.ndarray, " A"] | None,
     limit: int,
     where: Expr | None = None,
+    totals: tuple[Totals, Totals] | None = None,
 ) -> tuple[Int64[np.ndarray, " D"], Float32[np.ndarray, " D"]]:
     """Return the positions and scores of the ``allowed`` documents with the best BM25 of title and text.
 
     Best first, ties by position; empty where no word of the query stands in any. ``where`` is the filter that
-    allows them: LanceDB reads it in generations of earlier releases.
+    allows them: LanceDB reads it in generations of earlier releases. ``totals`` are those of a corpus that
+    the generation is a part of.
     """
     if generation.document_bm25 is None:
         return _full_text_documents(generation, query, where, limit)
-    scores = generation.document_bm25.scores(bounded_words(query))
+    scores = generation.document_bm25.scores(bounded_words(query), totals)
     found = np.flatnonzero(scores > 0.0) if allowed is None else allowed[scores[allowed] > 0.0]
     if len(found) > limit:
         least = np.partition(scores[found], -limit)[-limit]
@@ -133,7 +136,10 @@ def _full_text_documents(
 
 
 def bm25_passages(
-    generation: Generation, query: str, size: int, allowed: Int64[np.ndarray, " A"] | None
+    generation: Generation,
+    query: str,
+    size: int,
+    allowed: Int64[np.ndarray, " A"] | None,
 ) -> Float32[np.ndarray, " M"] | None:
     """Return BM25 of the window of ``size`` chunks that begins with each chunk.
 
@@ -144,10 +150,15 @@ def bm25_passages(
         return None
     scores = generation.passage_bm25.scores(bounded_words(query), size)
     if allowed is not None:
-        is_allowed = np.zeros(generation.num_documents, np.bool_)
-        is_allowed[allowed] = True
-        scores *= is_allowed[generation.chunk_documents]
+        scores *= is_in_documents(generation, allowed)
     return scores if scores.max(initial=0.0) > 0.0 else None
+
+
+def is_in_documents(generation: Generation, documents: Int64[np.ndarray, " A"]) -> Bool[np.ndarray, " M"]:
+    """Tell of each chunk whether it belongs to one of some documents."""
+    is_one = np.zeros(generation.num_documents, np.bool_)
+    is_one[documents] = True
+    return is_one[generation.chunk_documents]
 
 
 def allowed_documents(

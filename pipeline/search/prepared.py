@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Int64
 
 from pipeline.index.generation import Generation
-from pipeline.search.candidates import nominate_by_passage_bm25
-from pipeline.search.lexical import allowed_documents, bm25_documents, bm25_passages
+from pipeline.search.lexical import allowed_documents
+from pipeline.search.reader import IndexReader, WordsAsked, WordScores
 from pipeline.search_options import SearchOptions
 
 if TYPE_CHECKING:
@@ -27,24 +27,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WordScores:
-    """BM25 of one query.
-
-    ``documents`` are the best with their ``scores``; ``passages`` is by first chunk that of the
-    passages that rank, ``windows`` that of those that are shown, None where no word stands in any;
-    ``nominees`` are the documents to look at, best first, by either.
-    """
-
-    documents: Int64[np.ndarray, " A"]
-    scores: Float32[np.ndarray, " A"]
-    passages: Float32[np.ndarray, " M"] | None
-    windows: Float32[np.ndarray, " M"] | None
-    nominees: Sequence[Int64[np.ndarray, " _"]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedSearch:
-    """One call: its generation, its checked options and what they resolve to.
+    """One call: its generation and how it is read, its checked options and what they resolve to.
 
     ``queries`` is None where only vectors are known. ``window`` is the number of chunks in a passage,
     ``ranking_window`` that of the passages whose BM25 ranks documents, whatever size is asked for.
@@ -55,6 +39,7 @@ class PreparedSearch:
     """
 
     generation: Generation
+    reader: IndexReader
     options: SearchOptions
     queries: Sequence[str] | None
     where: Expr | None
@@ -79,21 +64,19 @@ class PreparedSearch:
 
     def read_words(self, index: int) -> WordScores | None:
         """Return the BM25 of a query; None where BM25 has no say, or there is no document to find."""
-        generation, options = self.generation, self.options
+        options = self.options
         if self.queries is None or not self.num_allowed:
             return None
         if not options.hybrid or options.weight("bm25") <= 0.0:
             return None
-        query = self.queries[index]
-        documents, scores = bm25_documents(
-            generation, query, self.allowed, options.num_candidates, self.where
-        )
-        nominees = [documents]
-        passages = windows = bm25_passages(generation, query, self.ranking_window, self.allowed)
-        if passages is not None:
-            nominees.append(nominate_by_passage_bm25(generation, passages, options.num_candidates))
-            if options.passages and self.window != self.ranking_window:
-                windows = bm25_passages(generation, query, self.window, self.allowed)
-        return WordScores(
-            documents=documents, scores=scores, passages=passages, windows=windows, nominees=nominees
+        is_shown = bool(options.passages) and self.window != self.ranking_window
+        return self.reader.read_words(
+            WordsAsked(
+                query=self.queries[index],
+                allowed=self.allowed,
+                where=self.where,
+                num_candidates=options.num_candidates,
+                size=self.ranking_window,
+                shown_size=self.window if is_shown else None,
+            )
         )

@@ -23,27 +23,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float, Float32, Float64, Int64
 
-from pipeline.search.candidates import (
-    ScoredWindows,
-    best_of_documents,
-    chunk_positions,
-    merge_nominees,
-    nominate_by_chunk,
-    nominate_by_document,
-    score_chunks,
-    score_documents,
-    score_windows,
-)
+from pipeline.search.candidates import ScoredWindows, merge_nominees, score_windows
 from pipeline.search.feedback import moved_query
 from pipeline.search.fusion import COSINES_OF, Fusion, LateFusion, best_first, document_scores, passage_scores
 from pipeline.search.late import JudgedWindows, LateQuery, judge_windows
 from pipeline.search.passages import ChosenPassage, best_of_each, best_within
-from pipeline.search.prepared import PreparedSearch, WordScores
+from pipeline.search.prepared import PreparedSearch
+from pipeline.search.reader import CandidateScores, NearestAsked, WordScores
 
 LEXICAL_PARTS = ("bm25", "passage_bm25")
 
@@ -79,12 +71,13 @@ def rank_queries(
     for index, nominees in enumerate(_nominate(search, query_vectors)):
         words = search.read_words(index) if index else search.first_words
         vector_V, asked = query_vectors[index], None if late is None else late[index]
-        candidates = _score(search, vector_V, words, nominees)
+        candidates = _score(search, vector_V, words, nominees, is_judged=asked is not None)
         if asked is not None:
             first = _judge(search, candidates, asked)
-            moved_V = moved_query(search.generation, vector_V, first)
+            moved_V = moved_query(search.reader, vector_V, first)
             nominees = _nominate(search, moved_V[None])[0]
-            candidates = _with_late(search, _score(search, moved_V, words, nominees), asked, first)
+            moved = _score(search, moved_V, words, nominees, is_judged=True)
+            candidates = _with_late(search, moved, asked, first)
         rankings.append(_rank(search, candidates))
     return rankings
 
@@ -93,17 +86,17 @@ def _nominate(
     search: PreparedSearch, query_vectors: Float32[np.ndarray, "Q V"]
 ) -> list[tuple[Int64[np.ndarray, " _"], ...]]:
     """Return the dense candidate lists of each query."""
-    generation, options, allowed = search.generation, search.options, search.allowed
-    lists: list[list[Int64[np.ndarray, " _"]]] = []
-    if "document" in COSINES_OF[options.granularity]:
-        num_documents = min(options.num_candidates, search.num_allowed)
-        lists.append(nominate_by_document(generation, query_vectors, num_documents, allowed))
-    if "chunk" in COSINES_OF[options.granularity]:
-        min_documents = min(options.min_documents, search.num_allowed)
-        lists.append(
-            nominate_by_chunk(generation, query_vectors, options.num_candidates, min_documents, allowed)
-        )
-    return list(zip(*lists, strict=True))
+    options, cosines = search.options, COSINES_OF[search.options.granularity]
+    num_documents = min(options.num_candidates, search.num_allowed)
+    return search.reader.nominate(
+        query_vectors,
+        NearestAsked(
+            num_documents=num_documents if "document" in cosines else None,
+            num_chunks=options.num_candidates if "chunk" in cosines else None,
+            min_documents=min(options.min_documents, search.num_allowed),
+            allowed=search.allowed,
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,9 +106,9 @@ class _Candidates:
     ``fusion`` is None where BM25 has no say. ``late`` is what token vectors said, and how it was fused.
     """
 
-    vector: Float32[np.ndarray, " V"]
     words: WordScores | None
     positions: Int64[np.ndarray, " N"]
+    stored: CandidateScores
     scores: Float64[np.ndarray, " N"]
     parts: Mapping[str, Float32[np.ndarray, " N"]]
     fusion: Fusion | None
@@ -135,23 +128,26 @@ def _score(
     vector_V: Float32[np.ndarray, " V"],
     words: WordScores | None,
     nominees: Sequence[Int64[np.ndarray, " _"]],
+    *,
+    is_judged: bool,
 ) -> _Candidates:
-    """Score every nominated document."""
+    """Score every nominated document; ``is_judged`` says that token vectors will judge their windows."""
     generation, options = search.generation, search.options
     by_words = words.nominees if words else ()
     positions = merge_nominees(generation, [*nominees, *by_words], options.min_documents)
+    cosines = COSINES_OF[options.granularity]
+    size = search.ranking_window if is_judged else None
+    stored = search.reader.score(positions, vector_V, words, parts=cosines, size=size)
     parts: dict[str, Float32[np.ndarray, " N"]] = {}
-    if "document" in COSINES_OF[options.granularity]:
-        parts["document"] = score_documents(generation, positions, vector_V)
-    if "chunk" in COSINES_OF[options.granularity]:
-        chunk_scores = score_chunks(generation, positions, vector_V)
-        parts["chunk"] = best_of_documents(generation, chunk_scores, positions)
+    if "document" in cosines:
+        parts["document"] = stored.documents()
+    if "chunk" in cosines:
+        parts["chunk"] = stored.chunks()
     if words is not None and len(words.documents):
         parts["bm25"] = _spread(positions, words.documents, words.scores)
-    if words is not None and words.passages is not None:
-        own_passages = words.passages[chunk_positions(generation, positions)]
-        parts["passage_bm25"] = best_of_documents(generation, own_passages, positions)
-    average_chunk = float(generation.mean_chunk_vector @ vector_V)
+    if words is not None and words.has_passages:
+        parts["passage_bm25"] = stored.passages()
+    average_chunk = float(search.reader.mean_chunk_vector() @ vector_V)
     scores, fusion = document_scores(
         options,
         parts,
@@ -160,9 +156,9 @@ def _score(
         average_chunk=average_chunk,
     )
     return _Candidates(
-        vector=vector_V,
         words=words,
         positions=positions,
+        stored=stored,
         scores=scores,
         parts=parts,
         fusion=fusion,
@@ -175,13 +171,11 @@ def _judge(
 ) -> JudgedWindows:
     """Judge the best windows of all candidates, but for those that are known."""
     generation = search.generation
-    assert generation.token_vectors is not None, "a projected query needs token vectors"
     every = np.arange(len(candidates.positions))
     windows = _score_windows(search, candidates, every, search.ranking_window)
     titles = generation.chunk_offsets[candidates.positions]
     return judge_windows(
-        generation.token_vectors,
-        query,
+        partial(search.reader.max_sim, query),
         windows.scores,
         windows.first,
         windows.end,
@@ -260,15 +254,15 @@ def _score_windows(
     search: PreparedSearch, candidates: _Candidates, chosen: Int64[np.ndarray, " K"], size: int
 ) -> ScoredWindows:
     """Score all windows of ``size`` chunks of some candidates."""
-    windows = score_windows(search.generation, candidates.positions[chosen], candidates.vector, size)
+    stored = candidates.stored.windows(chosen, size)
+    windows = score_windows(search.generation, candidates.positions[chosen], size, stored.cosine_W)
     parts, own, fusion, words = dict(windows.parts), windows.scores, candidates.fusion, candidates.words
     document_W = candidates.scores[chosen][windows.owner]
     if fusion is not None:
-        bm25 = None if words is None else words.passages if size == search.ranking_window else words.windows
         if size != search.ranking_window:
-            fusion = fusion.with_windows(bm25)
-        if bm25 is not None:
-            parts["bm25"] = bm25[windows.first]
+            fusion = fusion.with_windows(None if words is None else words.shown_high)
+        if stored.words_W is not None:
+            parts["bm25"] = stored.words_W
         own = fusion.passages(parts["chunk"], parts.get("bm25"))
     if candidates.late is not None:
         firsts = search.generation.chunk_offsets[candidates.positions[chosen]]
@@ -291,9 +285,8 @@ def _late_of_windows(
     """Return MaxSim of windows: what was judged, or the best of another size judged now."""
     if size == search.ranking_window:
         return late.judged.spread(windows.first)
-    stored = search.generation.token_vectors
-    assert stored is not None, "a query was projected for a generation without token vectors"
-    judged = judge_windows(stored, late.query, scores_W, windows.first, windows.end, title_W)
+    max_sim = partial(search.reader.max_sim, late.query)
+    judged = judge_windows(max_sim, scores_W, windows.first, windows.end, title_W)
     return np.maximum(judged.spread(windows.first), np.float32(late.judged.low))
 
 

@@ -30,8 +30,9 @@ from pipeline.search.late import LateQuery
 from pipeline.search.prepared import PreparedSearch
 from pipeline.search.queries import check_queries, unit_vectors
 from pipeline.search.ranking import rank_queries
+from pipeline.search.reader import LocalReader
 from pipeline.search.rerank import reranked, widened
-from pipeline.search.served import LoadEncoder, ServedGeneration
+from pipeline.search.served import LoadEncoder, MakeReader, Served, ServedGeneration
 from pipeline.search.windows import window_size
 from pipeline.search_options import SearchKeywords, SearchOptions
 from pipeline.types import (
@@ -59,20 +60,22 @@ class Searcher:
         encoder: QueryEncoder | LoadEncoder,
         *,
         timeout_seconds: float | None = None,
+        make_reader: MakeReader = LocalReader,
     ) -> None:
         """Open the newest intact generation.
 
         ``encoder`` may be a function that loads the encoder of a generation; it is called again when another
         encoder has made the newest one. ``timeout_seconds`` bounds reading a filter's documents.
+        ``make_reader`` says who reads the segments of a generation.
         """
         self._timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
-        self._served = ServedGeneration(layout, encoder)
+        self._served = ServedGeneration(layout, encoder, make_reader)
         self._threads = ThreadPoolExecutor(thread_name_prefix="cairn-words")  # they end with the searcher
 
     @property
     def generation(self) -> Generation:
         """The generation that the next search would answer from."""
-        return self._served.take()[0]
+        return self._served.take().generation
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -107,13 +110,13 @@ class Searcher:
         return results if reranker is None else [reranked(result, reranker, options) for result in results]
 
     def _answer(self, queries: Sequence[str], options: SearchOptions) -> list[SearchResult]:
-        generation, encoder = self._served.take()
-        search = self._prepare(generation, queries, options)
+        served = self._served.take()
+        search = self._prepare(served, queries, options)
         vectors = Future[Vectors]()
         vectors.set_running_or_notify_cancel()
         both = _beside(search.read, vectors, self._threads)
         try:
-            vectors.set_result(encode_for_search(encoder, queries))
+            vectors.set_result(encode_for_search(served.encoder, queries))
         except BaseException as error:
             vectors.set_exception(error)
             wait([both])
@@ -162,7 +165,7 @@ class Searcher:
                     f"{len(query_vectors)} vectors"
                 )
         return self.reading(
-            lambda: finish_search(self._prepare(self.generation, queries, asked).read(), query_vectors)
+            lambda: finish_search(self._prepare(self._served.take(), queries, asked).read(), query_vectors)
         )
 
     def begin(
@@ -173,7 +176,7 @@ class Searcher:
         The result is what :func:`finish_search` takes. Where reading fails, or the result is cancelled,
         ``vectors`` are cancelled.
         """
-        return _beside(lambda: self._prepare(self.generation, queries, options).read(), vectors, threads)
+        return _beside(lambda: self._prepare(self._served.take(), queries, options).read(), vectors, threads)
 
     def read_document(self, doc_id: str, *, restriction: Mapping[str, Any] | None = None) -> Document | None:
         """Return a document by its id; None where there is none, or none that matches ``restriction``."""
@@ -184,11 +187,13 @@ class Searcher:
         return self.reading(lambda: count_documents(self.generation, restriction, self._timeout))
 
     def _prepare(
-        self, generation: Generation, queries: Sequence[str] | None, options: SearchOptions
+        self, served: Served, queries: Sequence[str] | None, options: SearchOptions
     ) -> PreparedSearch:
         """Check options against a generation."""
+        generation = served.generation
         return PreparedSearch(
             generation=generation,
+            reader=served.reader,
             options=options,
             queries=queries,
             where=_both(options.filters, options.restriction, generation.document_schema),
@@ -260,7 +265,7 @@ def _explanations(search: PreparedSearch, encoded: EncodedQueries) -> list[Expla
         return None
     queries = [LateQuery.of(tokens, stored.projection) for tokens in encoded.tokens]
     return [
-        None if late is None else Explanation.of(search.generation, text, tokens, late)
+        None if late is None else Explanation.of(search.generation, search.reader, text, tokens, late)
         for text, tokens, late in zip(search.queries, encoded.tokens, queries, strict=True)
     ]
 

@@ -17,11 +17,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pipeline.errors import CairnError, FingerprintMismatchError, IntegrityError, StorageError
 from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.replica import REFRESH_SECONDS
+from pipeline.search.reader import IndexReader, LocalReader
 from pipeline.types import QueryEncoder
 
 log = logging.getLogger(__name__)
@@ -31,15 +33,32 @@ RETRY_SECONDS = 30.0
 
 Stamp = tuple[int, int, int]
 LoadEncoder = Callable[[Generation], QueryEncoder]
+MakeReader = Callable[[Generation], IndexReader]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """A generation with the encoder that made it and what reads its segments."""
+
+    generation: Generation
+    encoder: QueryEncoder
+    reader: IndexReader
 
 
 class ServedGeneration:
     """Hands out the newest intact generation, with the encoder that made it.
 
-    ``encoder`` is the one encoder there is, or loads that of a generation. Safe to ask from several threads.
+    ``encoder`` is the one encoder there is, or loads that of a generation; ``make_reader`` makes its reader,
+    and raises :class:`StorageError` where the generation before is to be served on. Safe to ask from several
+    threads.
     """
 
-    def __init__(self, layout: CollectionLayout, encoder: QueryEncoder | LoadEncoder) -> None:
+    def __init__(
+        self,
+        layout: CollectionLayout,
+        encoder: QueryEncoder | LoadEncoder,
+        make_reader: MakeReader = LocalReader,
+    ) -> None:
         layout.require_exists()
         self._layout = layout
         self._load_encoder = (lambda _: encoder) if isinstance(encoder, QueryEncoder) else encoder
@@ -47,8 +66,10 @@ class ServedGeneration:
         self._look_at = 0.0
         self._stamp = self._read_stamp()
         generation = open_latest_intact_generation(layout)
-        self._served = generation, self._load_encoder(generation)
-        require_encoder(*self._served)
+        self._make_reader = make_reader
+        loaded = self._load_encoder(generation)
+        require_encoder(generation, loaded)
+        self._served = Served(generation, loaded, make_reader(generation))
         self._describe(generation)
         self._refusal: FingerprintMismatchError | None = None
         self._damage: IntegrityError | None = None
@@ -77,16 +98,16 @@ class ServedGeneration:
     @property
     def generation(self) -> Generation:
         """The generation that answered last, without a look at what has become of it."""
-        return self._served[0]
+        return self._served.generation
 
-    def take(self) -> tuple[Generation, QueryEncoder]:
-        """Return the generation to answer one call from, and its encoder; a newly published one is taken up.
+    def take(self) -> Served:
+        """Return the generation to answer one call from; a newly published one is taken up.
 
         While one thread opens a new generation, the others go on with the old one, or wait where its tables
         went away with it. A new generation made by another encoder than there is raises
         :class:`FingerprintMismatchError`.
         """
-        if self._is_due() and self._lock.acquire(blocking=not self._served[0].folder.exists()):
+        if self._is_due() and self._lock.acquire(blocking=not self.generation.folder.exists()):
             try:
                 if self._is_due():
                     self._take_up()
@@ -97,12 +118,12 @@ class ServedGeneration:
         served, damage = self._served, self._damage
         if damage is None:
             try:
-                served[0].require_whole()
+                served.generation.require_whole()
             except IntegrityError as error:
                 damage = error
             else:
                 return served
-        return self._fall_back(served[0], damage)
+        return self._fall_back(served.generation, damage)
 
     def is_replaced(self, failed: Generation) -> bool:
         """Look for damage after a read of a generation failed; tell whether another one answers now.
@@ -110,30 +131,30 @@ class ServedGeneration:
         Hashes what the failed one reads of Lance, at most every :data:`RETRY_SECONDS`.
         """
         with self._look_lock:
-            if self._served[0] is failed and self._damage is None and time.monotonic() >= self._look_at:
+            if self.generation is failed and self._damage is None and time.monotonic() >= self._look_at:
                 self._look_at = self._next_retry()
                 found = failed.lance_files.damaged_file()
                 if found is not None:
                     error = self._layout.damaged(f"{found[0]} of generation {failed.number} {found[1]}")
                     with contextlib.suppress(IntegrityError):
                         self._fall_back(failed, error)
-        return self._served[0] is not failed
+        return self.generation is not failed
 
-    def _fall_back(self, damaged: Generation, error: IntegrityError) -> tuple[Generation, QueryEncoder]:
+    def _fall_back(self, damaged: Generation, error: IntegrityError) -> Served:
         """Serve the newest whole generation in the place of one that was damaged while it was served.
 
         Where there is none, ``error`` is raised, and files are looked at again every :data:`RETRY_SECONDS`.
         """
         with self._lock:
             is_due = self._damage is None or self._retry_at is None or time.monotonic() >= self._retry_at
-            if self._served[0] is damaged and is_due:
+            if self.generation is damaged and is_due:
                 self._suspects |= damaged.lance_files.damaged
                 try:
                     opened = open_latest_intact_generation(self._layout, suspects=self._suspects)
+                    self._serve(opened)
                 except (IntegrityError, StorageError):
                     self._damage, self._retry_at = error, self._next_retry()
                     raise error from None
-                self._serve(opened)
                 log.warning(
                     "search.fell_back collection=%s damaged=%d generation=%d",
                     self._layout.name,
@@ -141,21 +162,22 @@ class ServedGeneration:
                     opened.number,
                 )
         served = self._served
-        if served[0] is damaged:
+        if served.generation is damaged:
             raise error
         return served
 
     def _is_due(self) -> bool:
         if self._retry_at is not None and time.monotonic() >= self._retry_at:
             return True
-        is_moved = self._retry_at is None and self._served[0].held_files.moved_file() is not None
+        is_moved = self._retry_at is None and self.generation.held_files.moved_file() is not None
         return is_moved or self._read_stamp() != self._stamp
 
     def _take_up(self) -> None:
         stamp = self._read_stamp()
-        generation = self._served[0]
+        generation = self.generation
         try:
             opened = open_generation(self._layout, suspects=self._suspects)
+            self._serve(opened)
         except (IntegrityError, StorageError) as error:
             self._is_outdated = self._is_behind(generation)
             self._warning = (
@@ -165,13 +187,12 @@ class ServedGeneration:
             self._stamp = stamp
             log.warning("search.take_up_failed collection=%s served=%d", self._layout.name, generation.number)
             return
-        self._serve(opened)
         self._stamp, self._suspects = stamp, frozenset()
         log.info("search.taken_up collection=%s generation=%d", self._layout.name, opened.number)
 
     def _serve(self, opened: Generation) -> None:
         """Answer from a generation with its encoder; where that is not there, every call is refused."""
-        encoder = self._served[1]
+        encoder = self._served.encoder
         try:
             if encoder.fingerprint != opened.manifest.fingerprints["encoder"]:
                 encoder = self._load_encoder(opened)
@@ -179,7 +200,7 @@ class ServedGeneration:
         except FingerprintMismatchError as error:
             self._refusal = error
         else:
-            self._served, self._refusal = (opened, encoder), None
+            self._served, self._refusal = Served(opened, encoder, self._make_reader(opened)), None
         self._damage = None
         self._describe(opened)
 

@@ -15,6 +15,7 @@ from pipeline.search.candidates import (
     score_chunks,
     score_documents,
     score_windows,
+    window_cosines,
 )
 
 
@@ -142,7 +143,8 @@ def test_score_windows_equals_brute_force_for_any_block(
     monkeypatch.setattr(candidates, "BLOCK_CHUNKS", block)
     monkeypatch.setattr(candidates, "BLOCK_WINDOWS", block)
     positions = np.array([0, 1, 5, 6, 7, 30, 59])
-    found = score_windows(generation, positions, query[0], size)
+    cosines = window_cosines(generation, positions, query[0], size)
+    found = score_windows(generation, positions, size, cosines)
     expected = []
     for owner, position in enumerate(positions):
         vectors, offset = stones.chunk_vectors[position], int(generation.chunk_offsets[position])
@@ -160,4 +162,6 @@ def test_score_windows_equals_brute_force_for_any_block(
 
 
 def test_score_windows_of_no_documents_is_empty(generation: Generation, query: np.ndarray) -> None:
-    assert len(score_windows(generation, np.empty(0, np.int64), query[0], 2).scores) == 0
+    none = np.empty(0, np.int64)
+    cosines = window_cosines(generation, none, query[0], 2)
+    assert len(score_windows(generation, none, 2, cosines).scores) == 0

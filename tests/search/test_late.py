@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -123,7 +124,7 @@ def test_judged_are_the_best_windows_and_others_gain_nothing():
     first = np.repeat(np.arange(36), 2)
     end = first + np.tile([1, 2], 36)
     scores = np.random.default_rng(5).random(len(first))
-    judged = judge_windows(stored, query, scores, first, end, first // 4 * 4)
+    judged = judge_windows(partial(window_max_sim, stored, query), scores, first, end, first // 4 * 4)
 
     assert len(judged.first_J) == JUDGED_WINDOWS
     kept = np.argsort(-scores)[:JUDGED_WINDOWS]
@@ -133,22 +134,22 @@ def test_judged_are_the_best_windows_and_others_gain_nothing():
     assert judged.spread(np.array([37]))[0] == np.float32(judged.low)
 
 
-def test_windows_that_are_known_are_not_judged_again(monkeypatch: pytest.MonkeyPatch):
+def test_windows_that_are_known_are_not_judged_again():
     stored = make_stored()
     query = LateQuery.of(make_query([3, 1, 4]), stored.projection)
     assert query is not None
     first = np.arange(8)
     windows = (first, np.minimum(first + 2, 8), np.zeros(8, np.int64))
-    every = judge_windows(stored, query, np.linspace(1, 0, 8), *windows)
-    known = judge_windows(stored, query, np.linspace(1, 0, 8)[:5], *(each[:5] for each in windows))
+    max_sim = partial(window_max_sim, stored, query)
+    every = judge_windows(max_sim, np.linspace(1, 0, 8), *windows)
+    known = judge_windows(max_sim, np.linspace(1, 0, 8)[:5], *(each[:5] for each in windows))
     asked: list[int] = []
 
-    def listening(stored: TokenVectors, query: LateQuery, first_W: np.ndarray, *rest: np.ndarray):
+    def listening(first_W: np.ndarray, end_W: np.ndarray, title_W: np.ndarray) -> np.ndarray:
         asked.extend(first_W.tolist())
-        return window_max_sim(stored, query, first_W, *rest)
+        return max_sim(first_W, end_W, title_W)
 
-    monkeypatch.setattr("pipeline.search.late.window_max_sim", listening)
-    judged = judge_windows(stored, query, np.linspace(1, 0, 8), *windows, known)
+    judged = judge_windows(listening, np.linspace(1, 0, 8), *windows, known)
     assert asked == [5, 6, 7]
     assert judged.max_sim_J == pytest.approx(every.max_sim_J, abs=1e-6)
     assert (judged.low, judged.high) == pytest.approx((every.low, every.high), abs=1e-6)

@@ -1,0 +1,310 @@
+"""What a search reads of the segments of one generation: nominees, scores of candidates, matches of tokens.
+
+    LocalReader                      segments in this process
+    pipeline.search.shards           segments in several processes, each with a LocalReader of its part
+
+Positions are those of the generation. Both readers give the same numbers: scores depend on a row, the query
+and the totals of the corpus, never on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from jaxtyping import Float32, Int64, UInt8
+
+from pipeline.index.generation import Generation
+from pipeline.index.token_file import TokenVectors
+from pipeline.search.candidates import (
+    best_of_documents,
+    chunk_positions,
+    nominate_by_chunk,
+    nominate_by_document,
+    nominate_by_passage_bm25,
+    score_chunks,
+    score_documents,
+    window_cosines,
+    window_firsts,
+)
+from pipeline.search.late import LateQuery, window_max_sim
+from pipeline.search.lexical import bm25_documents, bm25_passages
+
+if TYPE_CHECKING:
+    from lancedb.expr import Expr
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WordsAsked:
+    """What is to be known of a query's words.
+
+    ``size`` is the number of chunks in the passages that rank, ``shown_size`` that of those that are shown,
+    None where they are the same. Only ``allowed`` documents count, ascending; ``where`` is the filter that
+    allows them.
+    """
+
+    query: str
+    allowed: Int64[np.ndarray, " A"] | None
+    where: Expr | None
+    num_candidates: int
+    size: int
+    shown_size: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WordScores:
+    """BM25 of one query, to be given back to the reader that made it.
+
+    ``documents`` are the best with their ``scores``; ``nominees`` are the documents to look at, best first,
+    by their own BM25 or that of a passage. ``shown_high`` is the highest BM25 of the passages that are shown.
+    None, and ``has_passages`` = False, where no word stands in any.
+    """
+
+    documents: Int64[np.ndarray, " A"]
+    scores: Float32[np.ndarray, " A"]
+    nominees: Sequence[Int64[np.ndarray, " _"]]
+    has_passages: bool
+    shown_high: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NearestAsked:
+    """Which documents vectors are to nominate: the best by each index, None for one that is not asked."""
+
+    num_documents: int | None
+    num_chunks: int | None
+    min_documents: int
+    allowed: Int64[np.ndarray, " A"] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TokenMatches:
+    """The cosines of the tokens of some chunks with a query's, chunk after chunk, and where they begin."""
+
+    size_C: Int64[np.ndarray, " C"]
+    cosine_Tq: Float32[np.ndarray, "T q"]
+    step_T: UInt8[np.ndarray, " T"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class WindowScores:
+    """Cosines of windows, and their BM25; None where no word of the query stands in any of the collection."""
+
+    cosine_W: Float32[np.ndarray, " W"]
+    words_W: Float32[np.ndarray, " W"] | None
+
+
+class CandidateScores(Protocol):
+    """Scores of one query's candidates, by their ascending positions."""
+
+    def documents(self) -> Float32[np.ndarray, " N"]:
+        """Return the cosine of each document vector."""
+        ...
+
+    def chunks(self) -> Float32[np.ndarray, " N"]:
+        """Return the cosine of each document's best chunk."""
+        ...
+
+    def passages(self) -> Float32[np.ndarray, " N"]:
+        """Return the BM25 of each document's best passage."""
+        ...
+
+    def windows(self, chosen: Int64[np.ndarray, " K"], size: int) -> WindowScores:
+        """Return the scores of every window of ``size`` chunks of some candidates, one after another."""
+        ...
+
+
+class IndexReader(Protocol):
+    """Reads one generation; safe to use from several threads."""
+
+    def read_words(self, asked: WordsAsked) -> WordScores:
+        """Return the BM25 of a query."""
+        ...
+
+    def nominate(
+        self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked
+    ) -> list[tuple[Int64[np.ndarray, " _"], ...]]:
+        """Return each query's documents by each index that was asked, best first."""
+        ...
+
+    def score(
+        self,
+        positions: Int64[np.ndarray, " N"],
+        vector_V: Float32[np.ndarray, " V"],
+        words: WordScores | None,
+        *,
+        parts: Sequence[str],
+        size: int | None,
+    ) -> CandidateScores:
+        """Score candidates by ``parts``, those of cosines; windows of ``size`` chunks are wanted of all."""
+        ...
+
+    def max_sim(
+        self,
+        query: LateQuery,
+        first_W: Int64[np.ndarray, " W"],
+        end_W: Int64[np.ndarray, " W"],
+        title_W: Int64[np.ndarray, " W"],
+    ) -> Float32[np.ndarray, " W"]:
+        """Return MaxSim of windows, as ``pipeline.search.late`` has it; ``first_W`` ascend."""
+        ...
+
+    def window_sums(
+        self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
+    ) -> Float32[np.ndarray, "n V"]:
+        """Return the sum of the chunk vectors of each window."""
+        ...
+
+    def token_matches(self, chunk_C: Int64[np.ndarray, " C"], query: LateQuery) -> TokenMatches:
+        """Return how the tokens of some chunks match a query's."""
+        ...
+
+    def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
+        """Return the vector of an average chunk."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalWords(WordScores):
+    """With the BM25 of the passages of ``size`` chunks, which rank, and of those shown, by first chunk."""
+
+    size: int
+    passages: Float32[np.ndarray, " M"] | None
+    windows: Float32[np.ndarray, " M"] | None
+
+
+class LocalReader:
+    """An :class:`IndexReader` of a generation that this process has opened."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    def read_words(self, asked: WordsAsked) -> LocalWords:
+        """See :class:`IndexReader`."""
+        generation, allowed = self._generation, asked.allowed
+        documents, scores = bm25_documents(
+            generation, asked.query, allowed, asked.num_candidates, where=asked.where
+        )
+        nominees = [documents]
+        passages = windows = bm25_passages(generation, asked.query, asked.size, allowed)
+        if passages is not None:
+            found = nominate_by_passage_bm25(generation, passages, asked.num_candidates)
+            nominees.append(found)
+            if asked.shown_size is not None:
+                windows = bm25_passages(generation, asked.query, asked.shown_size, allowed)
+        return LocalWords(
+            documents=documents,
+            scores=scores,
+            nominees=nominees,
+            has_passages=passages is not None,
+            shown_high=None if windows is None else float(windows.max()),
+            size=asked.size,
+            passages=passages,
+            windows=windows,
+        )
+
+    def nominate(
+        self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked
+    ) -> list[tuple[Int64[np.ndarray, " _"], ...]]:
+        """See :class:`IndexReader`."""
+        lists: list[list[Int64[np.ndarray, " _"]]] = []
+        if asked.num_documents is not None:
+            lists.append(
+                nominate_by_document(self._generation, vectors_QV, asked.num_documents, asked.allowed)
+            )
+        if asked.num_chunks is not None:
+            lists.append(
+                nominate_by_chunk(
+                    self._generation, vectors_QV, asked.num_chunks, asked.min_documents, asked.allowed
+                )
+            )
+        return list(zip(*lists, strict=True))
+
+    def score(
+        self,
+        positions: Int64[np.ndarray, " N"],
+        vector_V: Float32[np.ndarray, " V"],
+        words: WordScores | None,
+        *,
+        parts: Sequence[str],  # noqa: ARG002 - each is computed when it is asked for
+        size: int | None,  # noqa: ARG002
+    ) -> LocalScores:
+        """See :class:`IndexReader`."""
+        assert words is None or isinstance(words, LocalWords), "words are read and scored by one reader"
+        return LocalScores(self._generation, positions, vector_V, words)
+
+    def max_sim(
+        self,
+        query: LateQuery,
+        first_W: Int64[np.ndarray, " W"],
+        end_W: Int64[np.ndarray, " W"],
+        title_W: Int64[np.ndarray, " W"],
+    ) -> Float32[np.ndarray, " W"]:
+        """See :class:`IndexReader`."""
+        return window_max_sim(self._tokens, query, first_W, end_W, title_W)
+
+    def window_sums(
+        self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
+    ) -> Float32[np.ndarray, "n V"]:
+        """See :class:`IndexReader`."""
+        windows = zip(first_n.tolist(), end_n.tolist(), strict=True)
+        chunks = self._generation.chunks
+        sums = [chunks.reconstruct(np.arange(first, end)).sum(axis=0) for first, end in windows]
+        return np.stack(sums)
+
+    def token_matches(self, chunk_C: Int64[np.ndarray, " C"], query: LateQuery) -> TokenMatches:
+        """See :class:`IndexReader`."""
+        tokens = self._tokens.chunks.read(chunk_C)
+        return TokenMatches(
+            size_C=tokens.size_C,
+            cosine_Tq=self._tokens.projection.codec.cosines(tokens.codes, query.vectors_qV),
+            step_T=tokens.step_T,
+        )
+
+    def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
+        """See :class:`IndexReader`."""
+        return self._generation.mean_chunk_vector
+
+    @property
+    def _tokens(self) -> TokenVectors:
+        stored = self._generation.token_vectors
+        assert stored is not None, "a projected query needs token vectors"
+        return stored
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalScores:
+    """:class:`CandidateScores` computed when they are asked for."""
+
+    generation: Generation
+    positions: Int64[np.ndarray, " N"]
+    vector_V: Float32[np.ndarray, " V"]
+    words: LocalWords | None
+
+    def documents(self) -> Float32[np.ndarray, " N"]:
+        """See :class:`CandidateScores`."""
+        return score_documents(self.generation, self.positions, self.vector_V)
+
+    def chunks(self) -> Float32[np.ndarray, " N"]:
+        """See :class:`CandidateScores`."""
+        scores_M = score_chunks(self.generation, self.positions, self.vector_V)
+        return best_of_documents(self.generation, scores_M, self.positions)
+
+    def passages(self) -> Float32[np.ndarray, " N"]:
+        """See :class:`CandidateScores`."""
+        assert self.words is not None
+        assert self.words.passages is not None
+        own_M = self.words.passages[chunk_positions(self.generation, self.positions)]
+        return best_of_documents(self.generation, own_M, self.positions)
+
+    def windows(self, chosen: Int64[np.ndarray, " K"], size: int) -> WindowScores:
+        """See :class:`CandidateScores`."""
+        positions, words_W = self.positions[chosen], None
+        if self.words is not None:
+            found_M = self.words.passages if size == self.words.size else self.words.windows
+            words_W = None if found_M is None else found_M[window_firsts(self.generation, positions, size)]
+        return WindowScores(
+            cosine_W=window_cosines(self.generation, positions, self.vector_V, size), words_W=words_W
+        )

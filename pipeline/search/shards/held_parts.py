@@ -1,0 +1,81 @@
+"""The parts that one process holds: opened when they are first asked for, closed when nobody asks any more.
+
+Every question names its generation, so a search that began with one is answered from it to the end, whatever
+is published meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from pipeline.errors import StorageError
+from pipeline.index.generation import open_generation
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.part import part_of
+from pipeline.search.shards.messages import PartKey, content_of
+from pipeline.search.shards.shard_part import ShardPart
+
+METHODS: Final = frozenset(
+    {
+        "word_totals",
+        "best_words",
+        "nearest",
+        "score",
+        "windows",
+        "max_sim",
+        "window_sums",
+        "token_matches",
+        "chunk_vectors",
+    }
+)
+"""What may be asked."""
+UNUSED_SECONDS: Final = 60.0
+"""A part of another generation is closed so long after the last question: longer than any request takes."""
+
+
+class HeldParts:
+    """Answers questions about the collections under ``root``; safe to share between threads."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._parts: dict[PartKey, ShardPart] = {}
+        self._asked_at: dict[PartKey, float] = {}
+        self._opening = threading.Lock()
+
+    def answer(self, key: PartKey, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Answer a question, opening its part first where it is not held."""
+        if method not in METHODS:
+            raise AssertionError(f"a shard has no method {method!r}")
+        self._asked_at[key] = time.monotonic()
+        part = self._parts.get(key) or self._open(key)
+        part.part.require_whole()
+        return getattr(part, method)(*arguments)
+
+    def held(self) -> list[PartKey]:
+        """List the parts that are open."""
+        return sorted(self._parts)
+
+    def _open(self, key: PartKey) -> ShardPart:
+        with self._opening:
+            known = self._parts.get(key)
+            if known is not None:
+                return known
+            layout = CollectionLayout(self._root, key.collection)
+            generation = open_generation(layout, key.generation)
+            if content_of(generation) != key.content:
+                raise StorageError(
+                    f"generation {key.generation} of {key.collection!r} must be the same for every process "
+                    "of a search, got two; let all see one root folder"
+                )
+            part = self._parts[key] = ShardPart(part_of(generation, key.first, key.end))
+            self._close_unused(key)
+            return part
+
+    def _close_unused(self, opened: PartKey) -> None:
+        before = time.monotonic() - UNUSED_SECONDS
+        for key in list(self._parts):
+            if key.collection == opened.collection and self._asked_at[key] < before:
+                del self._parts[key], self._asked_at[key]

@@ -1,0 +1,42 @@
+"""Shards of a collection in this process, each with the parts that another process would hold."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.index.generation import Generation
+from pipeline.search.served import MakeReader
+from pipeline.search.shards.held_parts import HeldParts
+from pipeline.search.shards.messages import Question
+from pipeline.search.shards.sharded_reader import ShardedReader
+
+
+class Shards:
+    """So many shards; ``asked`` are the methods they were asked for."""
+
+    def __init__(self, root: Path, num_shards: int) -> None:
+        self.held = [HeldParts(root) for _ in range(num_shards)]
+        self.asked: list[str] = []
+
+    def ask(self, questions: Sequence[Question]) -> list[Any]:
+        self.asked += [question.method for question in questions]
+        return [
+            pickle.loads(
+                pickle.dumps(
+                    self.held[each.shard].answer(
+                        each.key, each.method, pickle.loads(pickle.dumps(each.arguments))
+                    )
+                )
+            )
+            for each in questions
+        ]
+
+    def reader(self, generation: Generation) -> ShardedReader:
+        return ShardedReader(generation, len(self.held), self.ask)
+
+
+def shards_of(root: Path, num_shards: int) -> MakeReader:
+    return Shards(root, num_shards).reader
