@@ -254,8 +254,12 @@ class LanceTables:
         batch_rows: int = SCAN_ROWS,
         *,
         fragments: Sequence[int] | None = None,
+        span: slice | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Stream columns of a pinned version in stored order, in bounded memory; None is all fragments."""
+        """Stream columns of a pinned version in stored order, in bounded memory.
+
+        ``fragments`` and ``span``, a slice of the rows that count, are None for all.
+        """
         with lance_errors(f"reading table `{table}`", damaged=True):
             dataset = self._dataset(table, versions[table])
             scanner = dataset.scanner(
@@ -264,6 +268,8 @@ class LanceTables:
                 fragments=None
                 if fragments is None
                 else [part for part in dataset.get_fragments() if part.fragment_id in fragments],
+                offset=None if span is None else span.start,
+                limit=None if span is None else span.stop - span.start,
                 scan_in_order=True,
                 batch_readahead=1,
                 fragment_readahead=1,

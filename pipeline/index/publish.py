@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -168,13 +168,15 @@ def publish_generation(
     config: IndexConfig,
     progress: ProgressListener = silent_progress,
     since: Mapping[str, int] | None = None,
+    damaged: Collection[str] | None = None,
 ) -> Manifest:
     """Build, publish and serve the generation that pins these table versions; return its manifest.
 
     ``since`` are the versions of the served generation's rows that the commit began with: what did not change
-    since then is shared with it. None makes every file again from the tables. The caller holds the lock, and
-    has called :func:`prepare_writer`. Tables whose order or spans do not fit raise :class:`IntegrityError`;
-    ``CURRENT`` then still names the old one.
+    since then is shared with it. None makes every file again from the tables. A repair names the ``damaged``
+    files of the served generation, whose rows are these: only their segments are made again. The caller
+    holds the lock, and has called :func:`prepare_writer`. Tables whose order or spans do not fit raise
+    :class:`IntegrityError`; ``CURRENT`` then still names the old one.
     """
     served = layout.current_generation_number()
     number = (served or 0) + 1
@@ -183,7 +185,9 @@ def publish_generation(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
-            manifest = _build(layout, tables, versions, facts, config, progress, number, folder, since)
+            manifest = _build(
+                layout, tables, versions, facts, config, progress, number, folder, since, damaged
+            )
         except BaseException:
             # A full disk must not stay full of a generation that no one will read.
             shutil.rmtree(folder, ignore_errors=True)
@@ -268,12 +272,16 @@ def _build(
     number: int,
     folder: Path,
     since: Mapping[str, int] | None,
+    damaged: Collection[str] | None,
 ) -> Manifest:
-    base = None if since is None or number == 1 else read_manifest(layout, number - 1)
+    is_whole = since is None and damaged is None
+    base = None if is_whole or number == 1 else read_manifest(layout, number - 1)
     rows = StoredRows(tables=tables, versions=versions)
     has_tokens = LATE_NAME in facts.side_files and tables.has_tokens
     assembly = Assembly(layout, base, number, folder, config, has_tokens=has_tokens)
-    segments = assembly.build(rows, since, progress)
+    segments = (
+        assembly.build(rows, since, progress) if damaged is None else assembly.repair(rows, damaged, progress)
+    )
     for name, source in facts.side_files.items():
         assert name in SIDE_FILES, name
         shutil.copyfile(source, folder / name)  # never linked: a second copy is what they are mended from

@@ -1,7 +1,7 @@
 """Bring a damaged collection back to something whole, losing as little as possible.
 
     files that another generation has, tags of Lance   ─▶ mended where they lie
-    only derived files damaged                         ─▶ made again from Lance, published as a new generation
+    only derived files damaged                         ─▶ their segments made again from Lance, and published
     files damaged in a store                           ─▶ written to it again from this machine's copy
     anything else                                      ─▶ CURRENT returns to the newest whole generation
     rows of Lance damaged, no generation whole         ─▶ published without the documents that lost rows
@@ -186,7 +186,15 @@ def _rebuild(
         versions = tables.versions()
         tables.tag(next_generation_number(layout), versions)
     facts = GenerationFacts.of(layout, manifest, REPAIR_RUN_ID)
-    return publish_generation(layout, tables, versions, facts, index_config_of(manifest.settings), progress)
+    return publish_generation(
+        layout,
+        tables,
+        versions,
+        facts,
+        index_config_of(manifest.settings),
+        progress,
+        damaged={problem.file for problem in own},
+    )
 
 
 def _plan_salvage(layout: CollectionLayout, number: int, own: list[Problem]) -> Salvage | None:

@@ -1,4 +1,4 @@
-"""Rows of both tables at pinned versions, streamed in stored order: all of them, or those of some fragments.
+"""Rows of both tables at pinned versions, streamed in stored order: all of them, or some.
 
 What files of a segment are made of. Memory does not grow with the rows.
 """
@@ -21,18 +21,20 @@ TEXT_ROWS = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredRows:
-    """The rows of ``fragments`` of each table, None for all."""
+    """The rows of ``fragments``, or the ``spans`` of rows, of each table, both None for all."""
 
     tables: LanceTables
     versions: Mapping[str, int]
     fragments: Mapping[str, Sequence[int]] | None = None
+    spans: Mapping[str, slice] | None = None
 
     def scan(
         self, table: str, columns: Sequence[str], batch_rows: int = SCAN_ROWS
     ) -> Iterator[pa.RecordBatch]:
         """Stream columns of a table."""
         fragments = None if self.fragments is None else self.fragments[table]
-        return self.tables.scan(table, columns, self.versions, batch_rows, fragments=fragments)
+        span = None if self.spans is None else self.spans[table]
+        return self.tables.scan(table, columns, self.versions, batch_rows, fragments=fragments, span=span)
 
     def vectors(self, table: str) -> Iterator[Float32[np.ndarray, "N V"]]:
         """Stream the vectors of a table."""

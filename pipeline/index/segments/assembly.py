@@ -3,6 +3,7 @@
     deleted rows ─▶ new bits beside the files of older segments
     new rows     ─▶ one segment
     when due     ─▶ the newest segments merged into one
+    damaged      ─▶ written again from its rows
 
 All rows become one segment where that is as quick, where a codebook has to be trained, and where a file of
 the generation before is not there to be shared.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -47,6 +48,7 @@ from pipeline.index.segments.segment import (
     open_rows,
     open_segment,
     row_files,
+    segment_files,
     segment_name,
 )
 from pipeline.index.segments.writer import SegmentWriter
@@ -114,6 +116,43 @@ class Assembly:
         commit_point("segments-assembled")
         return made
 
+    def repair(
+        self, rows: StoredRows, damaged: Collection[str], progress: ProgressListener
+    ) -> tuple[SegmentRecord, ...]:
+        """Link the segments of unchanged ``rows``, and write those again of which a file is ``damaged``.
+
+        Every segment is written again, as one, where that is as quick or one cannot be shared.
+        """
+        base = self._base
+        assert base is not None, "a repair has what it repairs"
+        broken = [record for record in base.segments if not segment_files(record).isdisjoint(damaged)]
+        whole = [record for record in base.segments if record not in broken]
+        stored = [self._shared_rows(base, record) for record in whole]
+        kept = {
+            record.name: _Kept(record=record, rows=own, is_changed=False)
+            for record, own in zip(whole, stored, strict=True)
+            if own is not None
+        }
+        if not kept or len(kept) < len(whole) or base.chunks <= tiers.WHOLE_CHUNKS:
+            return self.build(rows, None, progress)
+        codebooks = self._codebooks(base, whole)
+        records: list[SegmentRecord] = []
+        begins = dict.fromkeys(TABLES, 0)
+        for place, record in enumerate(base.segments):
+            counts = {DOCUMENTS: record.live_documents, CHUNKS: record.live_chunks}
+            spans = {table: slice(begins[table], begins[table] + counts[table]) for table in TABLES}
+            begins = {table: spans[table].stop for table in TABLES}
+            if record in broken:
+                name = segment_name(self._number, f"repaired-{place}")
+                records.append(self._writer(codebooks, progress).write(name, replace(rows, spans=spans)))
+            else:
+                self._share_segment(base, kept[record.name])
+                records.append(record)
+        _require_all(records, rows)
+        commit_point("segments-merged")
+        commit_point("segments-assembled")
+        return tuple(records)
+
     def share(self, base: Manifest, name: str) -> None:
         """Give a file of the generation before a name in this one."""
         source, target = self._layout.generation_folder(base.generation) / name, self._folder / name
@@ -128,21 +167,11 @@ class Assembly:
 
     def _keep(self, base: Manifest, change: RowChange) -> list[_Kept] | None:
         """Return the segments that have rows left; None where a file of theirs cannot be shared."""
-        if base.format_version < FORMAT_VERSION:
-            return None
-        folder = self._layout.generation_folder(base.generation)
         kept: list[_Kept] = []
         begin = 0
         for record in base.segments:
-            if (record.name + TOKENS_ARROW in base.files) != self._has_tokens:
-                return None
-            shared = (record.name + name for name in SHARED_FILES)
-            names = {*shared, *needed_files(record), *row_files(record, base.files)}
-            if not all(_has_size(folder / name, base.files.get(name)) for name in names):
-                return None
-            try:
-                rows = open_rows(folder, record)
-            except DamageError:
+            rows = self._shared_rows(base, record)
+            if rows is None:
                 return None
             end = begin + rows.deleted_documents.num_live
             own = change.deleted[slice(*np.searchsorted(change.deleted, (begin, end)).tolist())] - begin
@@ -152,6 +181,21 @@ class Assembly:
             if rows.deleted_documents.num_live:
                 kept.append(_Kept(record=rows.described(record), rows=rows, is_changed=bool(len(own))))
         return kept
+
+    def _shared_rows(self, base: Manifest, record: SegmentRecord) -> SegmentRows | None:
+        """Map the rows of a segment of the generation before; None where a file of it cannot be shared."""
+        has_tokens = record.name + TOKENS_ARROW in base.files
+        if base.format_version < FORMAT_VERSION or has_tokens != self._has_tokens:
+            return None
+        folder = self._layout.generation_folder(base.generation)
+        shared = (record.name + name for name in SHARED_FILES)
+        names = {*shared, *needed_files(record), *row_files(record, base.files)}
+        if not all(_has_size(folder / name, base.files.get(name)) for name in names):
+            return None
+        try:
+            return open_rows(folder, record)
+        except DamageError:
+            return None
 
     def _is_worth_it(self, kept: Sequence[_Kept], change: RowChange) -> bool:
         """Tell whether sharing segments is quicker than one whole, and their codebooks still do."""
@@ -224,7 +268,7 @@ class Assembly:
         segments = [open_segment(folder, each.record, base.files, each.rows) for each in kept]
         written = {path.name: NOT_HASHED for path in self._folder.iterdir()}
         segments += [open_segment(self._folder, record, written) for record in records[first + len(kept) :]]
-        merged = merge_segments(segments, segment_name(self._number, merged=True), self._folder, codebooks)
+        merged = merge_segments(segments, segment_name(self._number, "merged"), self._folder, codebooks)
         for record in records[first + len(kept) :]:
             for name in row_files(record, written):
                 (self._folder / name).unlink()

@@ -101,14 +101,19 @@ class Segment:
     tokens: pa.RecordBatch | None
 
 
-def segment_name(generation: int, *, merged: bool = False) -> str:
-    """Return the name of the segment that a publication adds, or makes of several; that of all has none."""
-    return f"{generation:08d}-merged-" if merged else f"{generation:08d}-"
+def segment_name(generation: int, kind: str = "") -> str:
+    """Return the name of a segment that a publication adds, or of its ``kind``; that of all rows has none."""
+    return f"{generation:08d}-{kind}-" if kind else f"{generation:08d}-"
 
 
 def row_files(record: SegmentRecord, files: Mapping[str, FileRecord]) -> list[str]:
     """Return the names of a segment's files in a generation, but for its deleted rows."""
     return [name for each in ROW_FILES if (name := record.name + each) in files]
+
+
+def segment_files(record: SegmentRecord) -> set[str]:
+    """Return the names that files of a segment may have."""
+    return {record.name + name for name in (*ROW_FILES, DELETED_BITS)}
 
 
 def needed_files(record: SegmentRecord) -> list[str]:

@@ -18,10 +18,10 @@ from pipeline.index import tiers
 from pipeline.index.generation import Generation, open_generation
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import ALL_TOKENS_ARROW, TOKENS_ARROW, CollectionLayout
-from pipeline.index.maintenance import compact_collection, verify_collection
+from pipeline.index.maintenance import compact_collection, repair_collection, verify_collection
 from pipeline.index.publish import serve_generation
 from pipeline.index.segments import codes
-from pipeline.index.segments.segment import SHARED_FILES
+from pipeline.index.segments.segment import SHARED_FILES, segment_files
 from pipeline.index.status import collection_status
 from pipeline.index.tables import CHUNKS
 from pipeline.index.token_file import TOKEN_FILE_COLUMNS, open_token_file, write_token_vectors
@@ -277,6 +277,33 @@ def test_publication_writes_the_token_codes_of_what_changed(
     stored = np.column_stack([found.codes, found.step_T]).tobytes()
     assert stored == b"".join(stones.token_rows(key, count) for key, count in keys)
     assert stored.endswith(b"".join(added.column("token_codes").to_pylist()))
+
+
+@pytest.mark.parametrize("damage", [["documents.faiss"], ["00000002-chunks.arrow"], ["*"]])
+def test_repair_writes_damaged_segments_alone(
+    small_segments: None, stones: ModuleType, layout: CollectionLayout, damage: list[str]
+) -> None:
+    publish(layout, stones, [(IDS[:9], False), (IDS[5:14], False), (IDS[2:4], True), (IDS[20:22], False)])
+    before = open_generation(layout)
+    expected = read(before)
+    broken = {
+        record.name: segment_files(record) & set(before.manifest.files)
+        for record in before.manifest.segments[:2]
+    }
+    wanted = [name for names in broken.values() for name in sorted(names)] if damage == ["*"] else damage
+    inodes = {path.stat().st_ino: path.name for path in before.folder.iterdir()}
+    for name in wanted:
+        (before.folder / name).write_bytes(b"x")  # in every generation that shares it
+    report = repair_collection(layout)
+    after = open_generation(layout)
+    assert report.lost == ()
+    assert verify_collection(layout) == []
+    assert_same(read(after), expected)
+    whole = [record for record in before.manifest.segments if segment_files(record).isdisjoint(wanted)]
+    shared = {inodes[path.stat().st_ino] for path in after.folder.iterdir() if path.stat().st_ino in inodes}
+    assert shared == {name for record in whole for name in segment_files(record) & set(before.manifest.files)}
+    stones.publish_documents(layout, IDS[22:], config=FLAT, with_tokens=True)
+    assert verify_collection(layout) == []
 
 
 def test_token_codes_of_a_generation_in_one_file_are_read_and_then_split(
