@@ -22,7 +22,7 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -144,7 +144,7 @@ class Replica:
         self._swap(content, pointer.token)
         commit_point("store-current-swapped")
         self._note(pointer)
-        with contextlib.suppress(TryAgainError):  # the next writer does it
+        with contextlib.suppress(TryAgainError, DamageError):  # the next writer does it
             self._sweep()
 
     def problems(self) -> dict[str, str]:
@@ -217,7 +217,10 @@ class Replica:
     def _upload(self, records: Records) -> None:
         files = {_key(record): (self._folder / path, record) for path, record in records.items()}
         stored = self._store.list("files")
-        kept = self._kept_keys(self._seen)
+        kept: set[str] = set()
+        for generation in self._kept_generations():
+            with contextlib.suppress(DamageError):  # one that no machine can pull: nothing of it is relied on
+                kept |= self._keys(generation)
         lease = self._store.read(LEASE_KEY)  # renewed a moment ago: the store's clock
 
         def is_there(key: str, record: FileRecord) -> bool:
@@ -231,13 +234,11 @@ class Replica:
         with durable.storage_errors(f"uploading to {self.uri}"), ThreadPoolExecutor(TRANSFERS) as pool:
             list(pool.map(lambda each: self._store.write(*each), missing))
 
-    def _kept_keys(self, found: StoredObject | None) -> set[str]:
-        pointer = Pointer.of(found.content, self.uri) if found else None
-        return {
-            _key(record)
-            for each in (pointer.generations if pointer else ())
-            for record in self._records(each).values()
-        }
+    def _kept_generations(self) -> Sequence[RemoteGeneration]:
+        return Pointer.of(self._seen.content, self.uri).generations if self._seen else ()
+
+    def _keys(self, generation: RemoteGeneration) -> set[str]:
+        return {_key(record) for record in self._records(generation).values()}
 
     def _swap(self, content: bytes, token: str) -> None:
         try:
@@ -257,7 +258,7 @@ class Replica:
     def _sweep(self) -> None:
         """Remove files of no generation that no reader counts on any more."""
         assert self._seen is not None
-        kept = self._kept_keys(self._seen)
+        kept = set().union(*map(self._keys, self._kept_generations()))
         oldest = self._seen.modified_at - timedelta(seconds=KEPT_SECONDS)
         self._store.delete(
             key

@@ -15,11 +15,13 @@ from pipeline.errors import (
     TryAgainError,
 )
 from pipeline.index.generation import open_generation
+from pipeline.index.lance_files import LANCE_FILES
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import (
     verify_collection,
 )
 from pipeline.index.object_folder import ObjectFolder
+from pipeline.manifest import MANIFEST_NAME, record_file
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore
@@ -47,6 +49,23 @@ def test_store_that_refuses_or_loses_replies_for_a_while_publishes_once(
     assert served(reader) == sorted([*stones.document_ids(5), *stones.document_ids(5, "n")])
     assert reader.current_generation_number() == 2
     assert verify_collection(reader) == []
+
+
+@pytest.mark.parametrize("name", [MANIFEST_NAME, LANCE_FILES])
+def test_older_generation_damaged_in_the_store_does_not_stop_a_publication(
+    machine: Machine, stones: ModuleType, name: str
+) -> None:
+    writer = machine("a")
+    for prefix in ("d", "n"):
+        stones.publish_documents(writer, stones.document_ids(3, prefix))
+    key = f"files/{record_file(writer.generation_folder(1) / name).sha256}"
+    store = ObjectFolder(f"{ROOT}/stones")
+    store.write(key, b"x")
+    stones.publish_documents(machine("b"), stones.document_ids(3, "o"))
+    assert served(machine("c")) == sorted(
+        stones.document_ids(3) + stones.document_ids(3, "n") + stones.document_ids(3, "o")
+    )
+    assert verify_collection(machine("c")) == []
 
 
 @pytest.fixture

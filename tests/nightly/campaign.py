@@ -6,6 +6,7 @@ raises :class:`FaultError` where the collection or the server did what it must n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import subprocess
@@ -13,10 +14,16 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from pipeline.index import tiers
+
+WHOLE_SHARE = 0.25
+"""Share of episodes in which small collections are one segment, as with the settings of a release."""
 Tally = Counter[str]
 Episode = Callable[[random.Random, Path, Tally], None]
 
@@ -33,7 +40,7 @@ def require(condition: bool, sentence: str) -> None:
 
 def run_episode(name: str, episode: Episode, seed: int, tally: Tally) -> str | None:
     """Run one episode; return the sentence of its fault."""
-    with tempfile.TemporaryDirectory(prefix="cairn-nightly-") as folder:
+    with tempfile.TemporaryDirectory(prefix="cairn-nightly-") as folder, _segments(seed, tally):
         try:
             episode(random.Random(f"{name} {seed}"), Path(folder), tally)
         except FaultError as fault:
@@ -42,6 +49,24 @@ def run_episode(name: str, episode: Episode, seed: int, tally: Tally) -> str | N
             place = traceback.extract_tb(error.__traceback__)[-1]
             return f"{type(error).__name__} at {place.name}:{place.lineno}: {error}"[:2_000]
     return None
+
+
+@contextlib.contextmanager
+def _segments(seed: int, tally: Tally) -> Generator[None]:
+    """Let the smallest collections of most episodes have segments, merged sooner or later.
+
+    Otherwise collections as small as these would be one segment, made whole by each publication.
+    """
+    rng = random.Random(f"segments {seed}")
+    if rng.random() < WHOLE_SHARE:
+        yield
+        return
+    tally["with_segments"] += 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiers, "WHOLE_CHUNKS", 0)
+        patch.setattr(tiers, "FACTOR", rng.choice((2, 3, 8)))
+        patch.setattr(tiers, "MAX_DELETED_SHARE", rng.choice((0.3, 0.8)))
+        yield
 
 
 def run_campaigns(
