@@ -115,6 +115,7 @@ def _summary(report: IngestReport) -> str:
         ("  quarantined", thousands(report.quarantined)),
         *((f"    {reason}", thousands(count)) for reason, count in sorted(report.quarantine_reasons.items())),
         ("deleted", thousands(report.deleted)),
+        ("files", f"{thousands(report.files)}  ({thousands(report.unread_files)} unchanged and not read)"),
         ("chunks", thousands(report.chunks)),
         ("tokens", thousands(report.tokens)),
         ("generation", str(report.generation)),

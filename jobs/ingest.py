@@ -5,6 +5,7 @@ The steps between, clusters and context, encoding, commit and publication, are t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -16,11 +17,12 @@ from jobs.engine import EngineConfig
 from jobs.job_file import IngestJobName
 from jobs.run import Run, StageWatch, new_run_id, open_engine
 from pipeline.config import IngestConfig
-from pipeline.corpus.ledger import Ledger
 from pipeline.corpus.parquet import Scan, scan_sources
 from pipeline.corpus.quarantine import QuarantineWriter
+from pipeline.corpus.read_files import record_run
+from pipeline.corpus.source_record import create_record, holds_for
 from pipeline.corpus.staging import Staged, stage_changes
-from pipeline.errors import SourceError
+from pipeline.errors import CairnError, SourceError
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.publish import prepare_writer
@@ -28,6 +30,8 @@ from pipeline.manifest import Manifest
 from pipeline.model.folders.names import model_folder
 from pipeline.model.untrained_settings import untrained_settings_warning
 from pipeline.types import IngestReport, ProgressListener
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +60,7 @@ def open_ingest(
     watch = StageWatch(progress)
     layout = CollectionLayout(Path(root), collection)
     model_folder(config.encoder.model)
-    scan = scan_sources(sources, config.corpus)
+    scan = scan_sources(sources, config.corpus, None if config.reread else layout.sources_path)
     with closing(open_engine(engine, config)) as opened:
         if not layout.exists():
             opened.load()
@@ -70,9 +74,8 @@ def open_ingest(
                 tables = LanceTables.open_or_create(layout, scan.metadata_fields, base.vector_dim)
                 tables.roll_back(base.lance_versions)
             key = pending.work_key(config, scan.schema_fingerprint, base and base.generation)
-            with pending.open_ledger(layout, key) as ledger:
-                if base and tables:
-                    load_published(ledger, tables, base.lance_versions)
+            prepare_record(layout.sources_path, layout, base, tables, renew=config.reread)
+            with pending.open_ledger(layout, key, layout.sources_path) as ledger:
                 yield IngestRun(
                     run_id=new_run_id(),
                     layout=layout,
@@ -89,12 +92,26 @@ def open_ingest(
                 )
 
 
-def load_published(ledger: Ledger, tables: LanceTables, versions: Mapping[str, int]) -> None:
-    """Tell the ledger which documents are published, and with what content."""
-    ledger.load_published(
-        (batch.column("doc_id").to_pylist(), batch.column("content_sha256").to_pylist())
-        for batch in tables.published_hashes(versions)
-    )
+def prepare_record(
+    record: Path,
+    layout: CollectionLayout,
+    base: Manifest | None,
+    tables: LanceTables | None,
+    *,
+    renew: bool,
+) -> None:
+    """Leave a record as it is where it holds for the served generation, else make it from the tables.
+
+    With ``renew`` it is made again in any case; none of its files is known then.
+    """
+    if base is None or tables is None:
+        create_record(record, "", ())
+    elif renew or not holds_for(record, layout.hash_of_manifest(base.generation)):
+        hashes = (
+            (batch.column("doc_id").to_pylist(), batch.column("content_sha256").to_pylist())
+            for batch in tables.published_hashes(base.lance_versions)
+        )
+        create_record(record, layout.hash_of_manifest(base.generation), hashes)
 
 
 def stage_corpus(run: IngestRun) -> Staged:
@@ -129,10 +146,12 @@ def finish(
     Pending work is kept where it is still to be published. A run whose rows were all quarantined, of a
     collection without a generation, raises :class:`SourceError`.
     """
+    served = manifest or run.base
+    if served and (manifest or not staged.indexed):
+        _record_files(run, served, has_deleted=deleted > 0)
     run.ledger.close()
     if manifest or not staged.indexed:
         pending.discard(run.layout)
-    served = manifest or run.base
     if served is None and not staged.indexed:
         raise SourceError(
             f"every row was quarantined ({describe_reasons(staged.quarantine_reasons)}) and nothing was "
@@ -148,6 +167,8 @@ def finish(
         encoded=encoded,
         generation=served.generation if served else 0,
         seconds=run.progress.seconds,
+        files=len(run.scan.files) + len(run.scan.damaged_files),
+        unread_files=len(staged.passed_over),
         chunks=served.chunks if served else 0,
         tokens=served.tokens if served else 0,
         quarantine_reasons=staged.quarantine_reasons,
@@ -161,6 +182,14 @@ def finish(
         report={**asdict(report), "warnings": list(report.warnings)},
     )
     return report
+
+
+def _record_files(run: IngestRun, served: Manifest, *, has_deleted: bool) -> None:
+    """Record what was read; where that fails, the ingest stands and the next one reads every file."""
+    try:
+        record_run(run.ledger, run.layout.hash_of_manifest(served.generation), has_deleted=has_deleted)
+    except CairnError as error:
+        log.warning("sources.not_recorded collection=%s error=%s", run.layout.name, error)
 
 
 def _warnings(run: IngestRun, staged: Staged) -> tuple[str, ...]:

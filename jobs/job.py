@@ -44,7 +44,7 @@ def ingest_job(line: IngestLine) -> RunJob:
 
     def run(job: IngestJob, progress: ProgressListener) -> Mapping[str, Any]:
         stored = stored_settings(job.root, job.collection)
-        config = resolve_ingest_config({**job.stages, "sync": job.sync}, stored)
+        config = resolve_ingest_config({**job.stages, "sync": job.sync, "reread": job.reread}, stored)
         report = line(job.sources, job.root, job.collection, config, progress, job.engine)
         return {**asdict(report), "warnings": list(report.warnings)}
 

@@ -48,6 +48,7 @@ class IngestJob:
     collection: str
     root: str = DEFAULT_ROOT
     sync: bool = False
+    reread: bool = False
     engine: EngineConfig = field(default_factory=EngineConfig)
     stages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     cpus: float = 0
@@ -110,7 +111,7 @@ def read_job(path: Path) -> IngestJob | TrainJob:
     values = _checked(
         path,
         content,
-        {"sources": list, "collection": str, "root": str, "sync": bool},
+        {"sources": list, "collection": str, "root": str, "sync": bool, "reread": bool},
         required=("sources", "collection"),
     )
     return IngestJob(job=name, engine=_engine(path, engine), stages=stages, **values, **resources)

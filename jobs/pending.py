@@ -49,14 +49,17 @@ def work_key(config: IngestConfig, schema_fingerprint: str, base_generation: int
 
 
 @contextmanager
-def open_ledger(layout: CollectionLayout, key: str) -> Generator[Ledger]:
-    """Keep what earlier runs left for ``key``, else start empty; yield a ledger of the documents kept."""
+def open_ledger(layout: CollectionLayout, key: str, record: Path | None = None) -> Generator[Ledger]:
+    """Keep what earlier runs left for ``key``, else start empty; yield a ledger of the documents kept.
+
+    ``record`` says what is published; without one nothing is.
+    """
     if _read_key(layout) != key:
         discard(layout)
         with durable.storage_errors(f"preparing {layout.pending_folder.name}/ of collection {layout.name!r}"):
             layout.encoded_folder.mkdir(parents=True)
             durable.write_json(layout.pending_path, {"key": key})
-    with Ledger(layout.ledger_path) as ledger:
+    with Ledger(layout.ledger_path, record) as ledger:
         for number in finished_shards(layout.encoded_folder):
             hashes = read_document_hashes(layout.encoded_folder, number)
             ledger.load_encoded(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -26,13 +26,14 @@ from jobs.compatibility import (
     require_same_settings,
     stored_manifest,
 )
-from jobs.ingest import load_published
+from jobs.ingest import prepare_record
 from jobs.local_engine import LocalEngine
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet
 from pipeline.corpus.ledger import Ledger
 from pipeline.corpus.parquet import Scan, read_checked, scan_sources
-from pipeline.corpus.staging import plan_changes
+from pipeline.corpus.source_record import copy_record
+from pipeline.corpus.staging import Staged, plan_changes
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.manifest import Manifest
@@ -55,25 +56,20 @@ def plan_index(
 ) -> dict[str, Any]:
     """Return the counts that ``build_index`` would report, and estimates of tokens and seconds."""
     layout = CollectionLayout(Path(root), collection)
-    scan = scan_sources(sources, config.corpus)
+    scan = scan_sources(sources, config.corpus, None if config.reread else layout.sources_path)
     published = stored_manifest(layout)
     require_same_settings(published, config)
     if published and may_have_another_model(published, config):
         require_same_model(layout, published, config, LocalEngine(config))
     with (
         tempfile.TemporaryDirectory(prefix="cairn-plan-") as folder,
-        Ledger(Path(folder) / "ledger.sqlite") as ledger,
+        Ledger(
+            Path(folder) / "ledger.sqlite", _copied_record(Path(folder), layout, scan, published, config)
+        ) as ledger,
     ):
-        if published:
-            tables = LanceTables.open_or_create(layout, scan.metadata_fields, published.vector_dim)
-            load_published(ledger, tables, published.lance_versions)
         planned = plan_changes(scan, config.corpus, ledger, progress=progress)
         deleted = sum(map(len, ledger.vanished_ids())) if config.sync and planned.is_complete else 0
-    estimate = (
-        _estimate(scan, config, planned.indexed, planned.characters, published)
-        if planned.characters
-        else _Estimate()
-    )
+    estimate = _estimate(scan, config, planned, published) if planned.characters else _Estimate()
     untrained = untrained_settings_warning(config.encoder)
     return {
         "rows": planned.rows,
@@ -84,11 +80,28 @@ def plan_index(
         "quarantined": planned.quarantined,
         "quarantine_reasons": planned.quarantine_reasons,
         "deleted": deleted,
+        "files": len(scan.files) + len(scan.damaged_files),
+        "unread_files": len(planned.passed_over),
         "estimated_tokens": estimate.tokens,
         "estimated_context_seconds": estimate.context_seconds,
         "estimated_encode_seconds": estimate.encode_seconds,
         "warnings": [untrained] if untrained else [],
     }
+
+
+def _copied_record(
+    folder: Path, layout: CollectionLayout, scan: Scan, published: Manifest | None, config: IngestConfig
+) -> Path:
+    """Return a copy of the record of what is published, or one made from the tables.
+
+    An ingest may go on meanwhile and change its own.
+    """
+    record = folder / layout.sources_path.name
+    if published and not config.reread:
+        copy_record(layout.sources_path, record)
+    tables = published and LanceTables.open_or_create(layout, scan.metadata_fields, published.vector_dim)
+    prepare_record(record, layout, published, tables, renew=config.reread)
+    return record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,19 +116,17 @@ class _Estimate:
     context_seconds: float = 0.0
 
 
-def _estimate(
-    scan: Scan, config: IngestConfig, documents: int, characters: int, published: Manifest | None
-) -> _Estimate:
+def _estimate(scan: Scan, config: IngestConfig, planned: Staged, published: Manifest | None) -> _Estimate:
     from jobs.encoder_worker import load_stages  # imports torch
     from pipeline.encode.documents import DocumentEncoder
 
-    texts = _first_texts(scan, config)
+    texts = _first_texts(scan, config, planned.passed_over)
     sample = _within(texts, SAMPLE_CHARACTERS // (CONTEXT_SHARE if config.encoder.use_context else 1))
     stages = load_stages(config)
     encoder = DocumentEncoder(replace(config.encoder, use_context=False), backbone=stages.backbone)
     tokens = int(encoder.encode(sample).num_tokens.sum())  # warms up, too
     tokens_a_character = tokens / max(1, sum(map(len, sample)))
-    total = round(characters * tokens_a_character)
+    total = round(planned.characters * tokens_a_character)
     if published and published.encode_tokens_per_second:
         return _Estimate(tokens=total, encode_seconds=total / published.encode_tokens_per_second)
     started = time.monotonic()
@@ -127,10 +138,10 @@ def _estimate(
         np.minimum([len(text) for text in some], characters_read) for some in (texts, sample)
     )
     document_seconds = embed_seconds * texts_read.mean() / max(1, sample_read.sum())
-    num_context = num_embedded = min(config.context.context_documents, documents)
+    num_context = num_embedded = min(config.context.context_documents, planned.indexed)
     if config.cluster.surrogate == "encoder":
         num_embedded += 2 * min(
-            config.cluster.max_sample_documents, documents
+            config.cluster.max_sample_documents, planned.indexed
         )  # as documents, and as their queries
     if config.encoder.use_context:
         # Only the shape of a context costs time: the sample's embeddings, repeated, stand in for those to be
@@ -146,9 +157,11 @@ def _estimate(
     )
 
 
-def _first_texts(scan: Scan, config: IngestConfig) -> list[str]:
+def _first_texts(scan: Scan, config: IngestConfig, passed_over: Collection[int]) -> list[str]:
     rows = (
-        text for batch in read_checked(scan, config.corpus) for text in batch.rows.column("text").to_pylist()
+        text
+        for batch in read_checked(scan, config.corpus, passed_over)
+        for text in batch.rows.column("text").to_pylist()
     )
     return [text[:SAMPLE_CHARACTERS] for text in islice(rows, SAMPLE_DOCUMENTS)]
 

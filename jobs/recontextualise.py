@@ -26,6 +26,7 @@ from jobs.run import Run, StageWatch, new_run_id, open_engine
 from jobs.write_index import commit_shards, publish
 from pipeline.config import IngestConfig
 from pipeline.context.drift import measure_drift
+from pipeline.corpus.source_record import carry_over
 from pipeline.corpus.staging import stage_stored
 from pipeline.index.lance_index import DOCUMENTS, LanceTables
 from pipeline.index.layout import CollectionLayout
@@ -131,7 +132,10 @@ def recontextualise(
         committed = commit_shards(
             run, encoded, has_tokens=view.token_projection is not None, replaces_all=True
         )
+        before = run.layout.current_generation_number()
+        before_sha256 = run.layout.hash_of_manifest(before) if before else ""
         manifest = publish(run, view, encoded, committed)
+        carry_over(run.layout.sources_path, before_sha256, run.layout.hash_of_manifest(manifest.generation))
         run.ledger.close()
         pending.discard(run.layout)
         report = RecontextualisationReport(

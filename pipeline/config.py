@@ -362,6 +362,9 @@ class IngestConfig:
     sync: bool = option(
         False, About("Delete documents that the sources no longer hold.", variable="CAIRN_SYNC")
     )
+    reread: bool = option(
+        False, About("Read every source file again, also those that have not changed since the last ingest.")
+    )
     shard_characters: int = option(1 << 18, About(low=1))
 
     def __post_init__(self) -> None:

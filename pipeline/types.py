@@ -305,7 +305,8 @@ class IngestReport:
     """What one ingest did; ``rows == indexed + unchanged + quarantined`` always holds.
 
     ``encoded`` counts the documents that passed through the encoder in this run; after a resumed run it is
-    smaller than ``indexed``.
+    smaller than ``indexed``. ``unread_files`` of the ``files`` had not changed and were not read; their rows
+    are counted as if they had been.
     """
 
     collection: str
@@ -317,6 +318,8 @@ class IngestReport:
     encoded: int
     generation: int
     seconds: float
+    files: int = 0
+    unread_files: int = 0
     chunks: int = 0
     tokens: int = 0
     quarantine_reasons: Mapping[str, int] = field(default_factory=dict[str, int])

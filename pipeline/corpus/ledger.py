@@ -1,30 +1,41 @@
 """One exact table of ids and content digests: what is published, encoded, and seen by this run.
 
-Stage 1, the memory of incremental ingest, in SQLite because it must outgrow memory. The file is scratch: each
-run fills it from the start, so it has no journal, is never synced, and an older one is deleted on opening. It
+Stage 1, the memory of incremental ingest, in SQLite because it must outgrow memory. What is published stands
+in the record (``source_record``), which is attached and looked up by the ids that a run meets. The table of
+the run itself is scratch: it has no journal, is never synced, and an older one is deleted on opening. It
 holds no text. It decides nothing about what is stored; the committer acts on the lists it gives.
 
-    published  digest in the served generation
     encoded    digest of what a killed run left encoded in pending
     shard      the last encoded shard that holds it
-    state      how this run met the id: not yet, with the published content, with the encoded content,
-               with other content, or only in a quarantined row
+    state      how this run met the id: not yet, only in a quarantined row, with the published content, new,
+               changed, or new or changed with the encoded content
+    digest     the content it was met with
+    file       the file it was met in
+    owner      the file that the record has for it
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import sqlite3
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Int8
 
 from pipeline import durable
-from pipeline.errors import StorageError
+from pipeline.corpus.source_record import (
+    BUSY_SECONDS,
+    CACHE_KIB,
+    LIST_ROWS,
+    create_tables,
+    digest_of,
+    sqlite_errors,
+)
+from pipeline.errors import TryAgainError
 
 NEW, CHANGED, UNCHANGED, DUPLICATE, ENCODED = range(5)
 """Codes of :meth:`Ledger.classify`.
@@ -32,73 +43,106 @@ NEW, CHANGED, UNCHANGED, DUPLICATE, ENCODED = range(5)
 ENCODED is new or changed content whose vectors already lie in pending.
 """
 
-LIST_ROWS = 1_000
-CACHE_KIB = 65_536
-DIGEST_HEX_DIGITS = 32
-"""Half of a SHA-256 is kept.
+NO_FILE: Final = 0
+"""The number of a file that is not told from others."""
+UNSEEN, PRESENT, SEEN_UNCHANGED, SEEN_NEW, SEEN_CHANGED, SEEN_ENCODED, SEEN_ENCODED_CHANGED = range(7)
+"""States of an id. From SEEN_UNCHANGED on a good row has been met."""
+_STATES: Final = {UNCHANGED: SEEN_UNCHANGED, NEW: SEEN_NEW, CHANGED: SEEN_CHANGED}
 
-128 bits tell two versions of a document apart, and the table stays in the cache twice as long.
+_SCRATCH: Final = f"""
+    CREATE TABLE main.documents (
+        doc_id TEXT PRIMARY KEY, encoded BLOB, shard INTEGER,
+        state INTEGER NOT NULL DEFAULT {UNSEEN}, digest BLOB, file INTEGER, owner INTEGER
+    ) WITHOUT ROWID;
+    CREATE TABLE main.unread (number INTEGER PRIMARY KEY);
+    CREATE TABLE main.read_files (
+        number INTEGER PRIMARY KEY, path TEXT, identity TEXT, key TEXT, num_rows INTEGER, schema TEXT, is_kept
+    );
+    CREATE TABLE main.rejected (file INTEGER, row_index INTEGER, doc_id TEXT, reason TEXT, detail TEXT);
+    CREATE TABLE main.schemas (sha256 TEXT PRIMARY KEY, arrow BLOB) WITHOUT ROWID;
+    CREATE TEMP VIEW met AS SELECT * FROM main.documents WHERE state >= {SEEN_UNCHANGED};
+    CREATE TEMP VIEW vanished AS
+        SELECT published.doc_id AS doc_id
+        FROM (
+            SELECT {NO_FILE} AS number
+            UNION SELECT number FROM record.files WHERE number NOT IN (SELECT number FROM main.unread)
+        ) AS files
+        CROSS JOIN record.documents AS published ON published.file = files.number
+        LEFT JOIN main.documents AS seen ON seen.doc_id = published.doc_id
+        WHERE coalesce(seen.state, {UNSEEN}) = {UNSEEN};
+"""  # noqa: S608 (constants of this file)
+"""``unread`` and ``read_files`` are the files of this run by their number in the record.
+
+What was published from an unread file has not vanished.
 """
-
-_UNSEEN, _SEEN_PUBLISHED, _SEEN_ENCODED, _SEEN_OTHER, _PRESENT = range(5)
-_STATES = {NEW: _SEEN_OTHER, CHANGED: _SEEN_OTHER, UNCHANGED: _SEEN_PUBLISHED, ENCODED: _SEEN_ENCODED}
-_UPSERT = (
-    "INSERT INTO documents (doc_id, {0}) VALUES (?, ?) ON CONFLICT (doc_id) DO UPDATE SET {0} = excluded.{0}"
-)
-_UPSERT_ENCODED = (
-    "INSERT INTO documents (doc_id, encoded, shard) VALUES (?, ?, ?) "
+_UPSERT_ENCODED: Final = (
+    "INSERT INTO main.documents (doc_id, encoded, shard) VALUES (?, ?, ?) "
     "ON CONFLICT (doc_id) DO UPDATE SET encoded = excluded.encoded, shard = excluded.shard"
 )
-_MARK_PRESENT = f"UPDATE documents SET state = {_PRESENT} WHERE doc_id = ? AND state = {_UNSEEN}"  # noqa: S608 (constants of this file)
+_UPSERT_SEEN: Final = (
+    "INSERT INTO main.documents (doc_id, state, digest, file, owner) VALUES (?, ?, ?, ?, ?) "
+    "ON CONFLICT (doc_id) DO UPDATE SET state = excluded.state, digest = excluded.digest, "
+    "file = excluded.file, owner = excluded.owner"
+)
+_MARK_PRESENT: Final = (
+    "INSERT INTO main.documents (doc_id, state, owner) "  # noqa: S608 (constants of this file)
+    f"SELECT doc_id, {PRESENT}, file FROM record.documents WHERE doc_id = ? "
+    f"ON CONFLICT (doc_id) DO UPDATE SET state = {PRESENT}, owner = excluded.owner WHERE state = {UNSEEN}"
+)
 
 
 class Ledger:
     """Ids with the digests of their published, encoded and seen content.
 
-    Load first, then classify; the lists are complete once every row of the corpus has been classified.
+    ``record`` is the record of the served generation; without one nothing is published. Load first, then
+    classify; the lists are complete once every row of the corpus has been classified.
+
+    The rows that are classified are those of ``file``, a number of the record. ``unread`` are the files that
+    were passed over so far, ``to_pass`` those that are to be. A row whose id stands in one of ``unread`` is a
+    duplicate. One whose id stands in one of ``to_pass`` comes first: that file has to be read, and is taken
+    out. ``has_lost`` says whether a row of ``file`` was a duplicate of another file's.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, record: Path | None = None) -> None:
+        self.file = NO_FILE
+        self.unread: set[int] = set()
+        self.to_pass: set[int] = set()
+        self.has_lost = False
+        self._record = record
         with durable.storage_errors("creating the ledger"):
             path.parent.mkdir(parents=True, exist_ok=True)
             for stale in (path, path.with_name(f"{path.name}-journal"), path.with_name(f"{path.name}-wal")):
                 stale.unlink(missing_ok=True)
-        with _sqlite_errors():
-            self._connection = sqlite3.connect(path, isolation_level=None)
+        with self.errors():
+            self.connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
             for pragma in (
-                "journal_mode = OFF",
-                "synchronous = OFF",
-                "locking_mode = EXCLUSIVE",
+                "main.journal_mode = OFF",
+                "main.synchronous = OFF",
+                "main.locking_mode = EXCLUSIVE",
+                f"main.cache_size = -{CACHE_KIB}",
                 "temp_store = MEMORY",
-                f"cache_size = -{CACHE_KIB}",
             ):
-                self._connection.execute(f"PRAGMA {pragma}")
-            columns = (
-                "doc_id TEXT PRIMARY KEY, published BLOB, encoded BLOB, shard INTEGER, state "
-                "INTEGER NOT NULL DEFAULT 0"
-            )
-            self._connection.execute(f"CREATE TABLE documents ({columns}) WITHOUT ROWID")
-            self._connection.execute("BEGIN")
-        self._has_published = False
-
-    def load_published(self, batches: Iterable[tuple[Sequence[str], Sequence[str]]]) -> None:
-        """Record (doc_ids, content_sha256) of the served generation."""
-        for doc_ids, shas in batches:
-            self._has_published |= bool(doc_ids)
-            with _sqlite_errors():
-                self._connection.executemany(
-                    _UPSERT.format("published"), zip(doc_ids, map(_digest, shas), strict=True)
-                )
+                self.connection.execute(f"PRAGMA {pragma}")
+            self.connection.execute("ATTACH ? AS record", (":memory:" if record is None else str(record),))
+            if record is None:
+                create_tables(self.connection, "record")
+            self.connection.execute("PRAGMA record.synchronous = FULL")
+            self.connection.execute(f"PRAGMA record.cache_size = -{CACHE_KIB}")
+            self.connection.executescript(_SCRATCH)
+            self.connection.execute("BEGIN")
+            (self._has_published,) = self.connection.execute(
+                "SELECT EXISTS (SELECT 1 FROM record.documents)"
+            ).fetchone()
 
     def load_encoded(self, shard: int, doc_ids: Sequence[str], shas: Sequence[str]) -> None:
         """Record what an interrupted run left encoded in a shard of pending.
 
         Ascending, a later shard supersedes.
         """
-        with _sqlite_errors():
-            self._connection.executemany(
+        with self.errors():
+            self.connection.executemany(
                 _UPSERT_ENCODED,
-                ((doc_id, _digest(sha), shard) for doc_id, sha in zip(doc_ids, shas, strict=True)),
+                ((doc_id, digest_of(sha), shard) for doc_id, sha in zip(doc_ids, shas, strict=True)),
             )
 
     def classify(self, doc_ids: Sequence[str], shas: Sequence[str]) -> Int8[np.ndarray, " N"]:
@@ -107,25 +151,28 @@ class Ledger:
         The first row of an id wins, later ones are DUPLICATE.
         """
         codes = np.empty(len(doc_ids), np.int8)
-        met: dict[str, int] = {}
-        with _sqlite_errors():
-            known = self._known(doc_ids)
+        met: dict[str, tuple[str, int, bytes, int, int]] = {}
+        with self.errors():
+            published, seen = self._published(doc_ids), self._seen(doc_ids)
             for row, (doc_id, sha) in enumerate(zip(doc_ids, shas, strict=True)):
-                published, encoded, state = known.get(doc_id, (None, None, _UNSEEN))
-                if doc_id in met or state not in (_UNSEEN, _PRESENT):
+                before, owner = published.get(doc_id, (None, NO_FILE))
+                encoded, state, winner = seen.get(doc_id, (None, UNSEEN, NO_FILE))
+                if state >= SEEN_UNCHANGED or owner in self.unread or doc_id in met:
                     codes[row] = DUPLICATE
+                    self.has_lost |= doc_id not in met and (owner in self.unread or winner != self.file)
                     continue
-                digest = _digest(sha)
-                if published == digest:
+                self.to_pass.discard(owner)
+                digest = digest_of(sha)
+                if before == digest:
                     code = UNCHANGED
                 elif encoded == digest:
                     code = ENCODED
                 else:
-                    code = NEW if published is None else CHANGED
+                    code = NEW if before is None else CHANGED
                 codes[row] = code
-                met[doc_id] = _STATES[code]
+                met[doc_id] = (doc_id, _state(code, before is None), digest, self.file, owner)
             # In id order the B-tree is walked, not jumped in.
-            self._connection.executemany(_UPSERT.format("state"), sorted(met.items()))
+            self.connection.executemany(_UPSERT_SEEN, sorted(met.values()))
         return codes
 
     def mark_present(self, doc_ids: Sequence[str]) -> None:
@@ -135,53 +182,73 @@ class Ledger:
         """
         if not self._has_published:
             return  # nothing can vanish, and a file may hold millions of bad rows
-        with _sqlite_errors():
-            self._connection.executemany(_MARK_PRESENT, ((doc_id,) for doc_id in doc_ids))
+        with self.errors():
+            self.connection.executemany(_MARK_PRESENT, ((doc_id,) for doc_id in doc_ids))
 
-    def _known(self, doc_ids: Sequence[str]) -> dict[str, tuple[bytes | None, bytes | None, int]]:
-        found: dict[str, tuple[bytes | None, bytes | None, int]] = {}
+    def _published(self, doc_ids: Sequence[str]) -> dict[str, tuple[bytes, int]]:
+        if not self._has_published:
+            return {}
+        query = "SELECT doc_id, published, file FROM record.documents WHERE doc_id IN"
+        return {doc_id: (digest, file) for doc_id, digest, file in self._rows(query, doc_ids)}
+
+    def _seen(self, doc_ids: Sequence[str]) -> dict[str, tuple[bytes | None, int, int]]:
+        query = "SELECT doc_id, encoded, state, file FROM main.documents WHERE doc_id IN"
+        return {doc_id: (encoded, state, file) for doc_id, encoded, state, file in self._rows(query, doc_ids)}
+
+    def _rows(self, query: str, doc_ids: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         for start in range(0, len(doc_ids), LIST_ROWS):
             part = doc_ids[start : start + LIST_ROWS]
-            marks = ",".join("?" * len(part))
-            query = f"SELECT doc_id, published, encoded, state FROM documents WHERE doc_id IN ({marks})"  # noqa: S608 (question marks only)
-            found.update(
-                (doc_id, (published, encoded, state))
-                for doc_id, published, encoded, state in self._connection.execute(query, part)
-            )
-        return found
+            yield from self.connection.execute(f"{query} ({','.join('?' * len(part))})", part)
 
     def replaced_ids(self) -> Iterator[list[str]]:
         """Yield published ids whose content changed, ordered.
 
         Their published rows must go when the new ones come.
         """
-        return self._list(f"published IS NOT NULL AND state IN ({_SEEN_ENCODED}, {_SEEN_OTHER})")
+        states = f"({SEEN_CHANGED}, {SEEN_ENCODED_CHANGED})"
+        return self._list(f"SELECT doc_id FROM main.documents WHERE state IN {states} ORDER BY doc_id")  # noqa: S608 (constants of this file)
 
     def vanished_ids(self) -> Iterator[list[str]]:
         """Yield published ids that the source no longer holds, ordered.
 
-        True only of a corpus that was read whole.
+        True only of a corpus of which every file was read whole, now or before.
         """
-        return self._list(f"published IS NOT NULL AND state = {_UNSEEN}")
+        return self._list("SELECT doc_id FROM vanished ORDER BY doc_id")
 
     def current_in_shard(self, shard: int) -> Iterator[list[str]]:
         """Yield the ids whose rows in an encoded shard are to be committed.
 
         Met with that content, held by no later shard.
         """
-        return self._list(f"shard = {shard:d} AND state = {_SEEN_ENCODED}")
+        return self._list(
+            "SELECT doc_id FROM main.documents "  # noqa: S608 (numbers only)
+            f"WHERE shard = {shard:d} AND state >= {SEEN_ENCODED} ORDER BY doc_id"
+        )
 
-    def _list(self, condition: str) -> Iterator[list[str]]:
-        with _sqlite_errors():
-            cursor = self._connection.execute(
-                f"SELECT doc_id FROM documents WHERE {condition} ORDER BY doc_id"  # noqa: S608 (constants of this file)
-            )
+    def _list(self, query: str) -> Iterator[list[str]]:
+        with self.errors():
+            cursor = self.connection.execute(query)
             while rows := cursor.fetchmany(LIST_ROWS):
                 yield [doc_id for (doc_id,) in rows]
 
+    @contextlib.contextmanager
+    def errors(self) -> Generator[None]:
+        """Report what SQLite raises in the block; a damaged record is removed, so that it is made again."""
+        try:
+            with sqlite_errors():
+                yield
+        except sqlite3.DatabaseError as error:
+            if self._record is None or type(error) is not sqlite3.DatabaseError:
+                raise
+            self._record.unlink(missing_ok=True)
+            raise TryAgainError(
+                f"{self._record.name} is damaged ({error}) and was removed; run the same command again, it "
+                "reads every file"
+            ) from error
+
     def close(self) -> None:
         """Let go of the file; it is scratch and may be deleted."""
-        self._connection.close()
+        self.connection.close()
 
     def __enter__(self) -> Ledger:
         return self
@@ -192,18 +259,7 @@ class Ledger:
         self.close()
 
 
-def _digest(sha: str) -> bytes:
-    return bytes.fromhex(sha[:DIGEST_HEX_DIGITS])
-
-
-@contextlib.contextmanager
-def _sqlite_errors() -> Generator[None]:
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        # SQLite reports a full disk as text, not as an errno.
-        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-            durable.raise_storage_error(
-                OSError(errno.ENOSPC, "No space left on device"), "writing the ledger"
-            )
-        raise StorageError(f"writing the ledger failed: {error}; run the same command again") from error
+def _state(code: int, is_new: bool) -> int:
+    if code == ENCODED:
+        return SEEN_ENCODED if is_new else SEEN_ENCODED_CHANGED
+    return _STATES[code]

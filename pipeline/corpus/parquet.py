@@ -8,8 +8,9 @@ footer's count, and the row groups behind it are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +26,10 @@ from pipeline.corpus.decode import (
     open_parquet,
     refusal,
 )
+from pipeline.corpus.file_identity import file_identities
 from pipeline.corpus.quarantine import REJECTED_SCHEMA
 from pipeline.corpus.schema import ColumnMapping, CorpusSchema, agree_on_schema
+from pipeline.corpus.source_record import Footer, recorded_footers
 from pipeline.corpus.sources import SourceFile, resolve_sources
 from pipeline.errors import SourceError, TryAgainError
 from pipeline.manifest import fingerprint
@@ -40,11 +43,13 @@ class Scan:
     """A corpus whose footers have been read.
 
     ``num_rows`` is the total of the readable files' footers; ``damaged_files`` come on top, one quarantined
-    row each.
+    row each. ``identities`` are those of :mod:`pipeline.corpus.file_identity`, taken before the footers.
     """
 
     files: tuple[SourceFile, ...]
     file_rows: tuple[int, ...]
+    schemas: tuple[pa.Schema, ...]
+    identities: tuple[str | None, ...]
     schema: CorpusSchema
     damaged_files: tuple[tuple[SourceFile, str], ...]
 
@@ -74,55 +79,55 @@ class Scan:
         return fingerprint(metadata=[[field.name, str(field.type)] for field in self.metadata_fields])
 
 
-def scan_sources(sources: Sequence[str], config: CorpusConfig) -> Scan:
+def scan_sources(sources: Sequence[str], config: CorpusConfig, record: Path | None = None) -> Scan:
     """Read every footer and agree on one schema; no row is decoded.
 
-    Raises :class:`SourceError` when there is nothing to read and :class:`SchemaError` when the columns are
-    not what the settings say.
+    The footers of files that are as they were when they were recorded come from the ``record``. Raises
+    :class:`SourceError` when there is nothing to read and :class:`SchemaError` when the columns are not what
+    the settings say.
     """
-    readable: list[tuple[SourceFile, pa.Schema]] = []
-    file_rows: list[int] = []
-    damaged: list[tuple[SourceFile, str]] = []
-    for file in resolve_sources(sources):
-        if file.fault is not None:
-            damaged.append((file, file.fault))
-            continue
+    found = resolve_sources(sources)
+    damaged = [(file, file.fault) for file in found if file.fault is not None]
+    files = [file for file in found if file.fault is None]
+    identities = dict(zip((file.address for file in files), file_identities(files), strict=True))
+    recorded = {} if record is None else recorded_footers(record, identities)
+    footers: list[tuple[SourceFile, Footer]] = []
+    for file in files:
         try:
-            schema, num_rows = _read_footer(file)
+            footers.append((file, recorded.get(file.address) or _read_footer(file)))
         except DECODE_ERRORS as error:
             file.require_reachable(error)
             damaged.append((file, _damage(error)))
-        else:
-            readable.append((file, schema))
-            file_rows.append(num_rows)
-    if not readable:
+    if not footers:
         others = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
         raise SourceError(
             f"{damaged[0][0].name}{others} is not a Parquet file that can be read: {damaged[0][1]}; "
             "check the path or write the file again"
         )
-    schema = agree_on_schema(readable, config)
-    if not sum(file_rows):
+    schema = agree_on_schema([(file, footer.schema) for file, footer in footers], config)
+    if not any(footer.num_rows for _, footer in footers):
         raise SourceError(
-            f"a corpus must have at least one row, got none in {readable[0][0].name}"
-            + (f" and {len(readable) - 1} more" if len(readable) > 1 else "")
+            f"a corpus must have at least one row, got none in {footers[0][0].name}"
+            + (f" and {len(footers) - 1} more" if len(footers) > 1 else "")
         )
     return Scan(
-        files=tuple(file for file, _ in readable),
-        file_rows=tuple(file_rows),
+        files=tuple(file for file, _ in footers),
+        file_rows=tuple(footer.num_rows for _, footer in footers),
+        schemas=tuple(footer.schema for _, footer in footers),
+        identities=tuple(identities[file.address] for file, _ in footers),
         schema=schema,
         damaged_files=tuple(damaged),
     )
 
 
-def _read_footer(file: SourceFile) -> tuple[pa.Schema, int]:
+def _read_footer(file: SourceFile) -> Footer:
     with file.open() as stream, open_parquet(stream) as parquet:
         metadata, schema = parquet.metadata, parquet.schema_arrow
         groups = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         if min(groups, default=0) < 0 or sum(groups) != metadata.num_rows:
             raise ValueError(f"the footer counts {metadata.num_rows} rows, its row groups {sum(groups)}")
         _check_names(schema)
-        return schema, metadata.num_rows
+        return Footer(schema=schema, num_rows=metadata.num_rows)
 
 
 def _check_names(schema: pa.Schema) -> None:
@@ -145,18 +150,29 @@ def _damage(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
-def read_checked(scan: Scan, config: CorpusConfig) -> Iterator[CheckedBatch]:
+def read_checked(
+    scan: Scan, config: CorpusConfig, passed_over: Collection[int] = ()
+) -> Iterator[CheckedBatch]:
     """Yield every row of the corpus once, in file order, then row order.
 
-    Batches have at most ``batch_rows`` rows and about ``batch_bytes`` bytes.
+    Batches have at most ``batch_rows`` rows and about ``batch_bytes`` bytes. Files whose places are
+    ``passed_over`` are left out.
     """
+    yield from read_damaged_files(scan)
+    for place in range(len(scan.files)):
+        if place not in passed_over:
+            yield from read_file(scan, place, config)
+
+
+def read_damaged_files(scan: Scan) -> Iterator[CheckedBatch]:
+    """Yield one rejected row for each file that cannot be read."""
     for file, reason in scan.damaged_files:
         yield _rejected(scan, file, [None], quarantine.DAMAGED_FILE, reason)
-    for file, num_rows in zip(scan.files, scan.file_rows, strict=True):
-        yield from _read_file(scan, file, num_rows, config)
 
 
-def _read_file(scan: Scan, file: SourceFile, num_rows: int, config: CorpusConfig) -> Iterator[CheckedBatch]:
+def read_file(scan: Scan, place: int, config: CorpusConfig) -> Iterator[CheckedBatch]:
+    """Yield every row of the file at a place of ``scan.files``, as :func:`read_checked` does."""
+    file, num_rows = scan.files[place], scan.file_rows[place]
     checker = _checker(scan, file, config)
     done = 0
     for item in _damage_reported(file, _decoded(file, num_rows, [*checker.sources.values()], config)):

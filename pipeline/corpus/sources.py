@@ -47,6 +47,11 @@ class SourceFile:
     partitions: tuple[tuple[str, str | None], ...] = ()
     fault: str | None = None
 
+    @property
+    def address(self) -> str:
+        """The path with its file system: what tells two files apart, however the user named them."""
+        return f"{self.filesystem.type_name}:{self.path}"
+
     def open(self) -> pa.NativeFile:
         """Open for random access; the caller closes it."""
         return self.filesystem.open_input_file(self.path)

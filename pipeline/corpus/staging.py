@@ -25,7 +25,7 @@ from pipeline import durable
 from pipeline.config import CorpusConfig
 from pipeline.corpus.checks import CheckedBatch
 from pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
-from pipeline.corpus.parquet import Scan, read_checked
+from pipeline.corpus.parquet import Scan, read_damaged_files, read_file
 from pipeline.corpus.quarantine import (
     DAMAGED_FILE,
     DAMAGED_ROWS,
@@ -34,6 +34,7 @@ from pipeline.corpus.quarantine import (
     QuarantineWriter,
     reason_counts,
 )
+from pipeline.corpus.read_files import ReadFiles
 from pipeline.types import ProgressListener, silent_progress, staged_schema
 
 pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
@@ -50,7 +51,8 @@ class Staged:
 
     ``rows`` counts every row of the readable files, and each damaged file as one. ``is_complete`` is false
     when a file or a part of one could not be read: then a document that was not met may still exist, and none
-    may be deleted for it. ``characters`` counts staged texts.
+    may be deleted for it. ``characters`` counts staged texts. ``passed_over`` are the places in the scan of
+    files that were not read, as nothing has changed in them; their rows are counted as if they had been.
     """
 
     shards: tuple[Path, ...]
@@ -63,6 +65,7 @@ class Staged:
     characters: int
     quarantine_reasons: dict[str, int]
     is_complete: bool
+    passed_over: tuple[int, ...]
 
     def __post_init__(self) -> None:
         assert self.rows == self.indexed + self.unchanged + self.quarantined
@@ -92,7 +95,7 @@ def stage_changes(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     with _ShardWriter(folder, staged_schema(scan.metadata_fields), shard_characters) as shards:
-        return _pass_through(scan, config, ledger, shards, quarantine, progress)
+        return _Pass(scan, config, ledger, shards, quarantine, progress).run()
 
 
 def plan_changes(
@@ -103,7 +106,7 @@ def plan_changes(
     progress: ProgressListener = silent_progress,
 ) -> Staged:
     """Count what :func:`stage_changes` would do, writing no shard."""
-    return _pass_through(scan, config, ledger, None, quarantine, progress)
+    return _Pass(scan, config, ledger, None, quarantine, progress).run()
 
 
 def stage_stored(
@@ -137,52 +140,92 @@ def stage_stored(
         return shards.finish(), characters
 
 
-def _pass_through(
-    scan: Scan,
-    config: CorpusConfig,
-    ledger: Ledger,
-    shards: _ShardWriter | None,
-    quarantine: QuarantineWriter | None,
-    progress: ProgressListener,
-) -> Staged:
-    codes: Counter[int] = Counter()
-    reasons: Counter[str] = Counter()
-    rows = characters = 0
-    total = scan.num_rows + len(scan.damaged_files)
-    next_report = 0.0
-    for batch in read_checked(scan, config):
-        batch_codes = ledger.classify(
+class _Pass:
+    """One pass of a corpus through checks and ledger, file by file, with what it counts."""
+
+    def __init__(
+        self,
+        scan: Scan,
+        config: CorpusConfig,
+        ledger: Ledger,
+        shards: _ShardWriter | None,
+        quarantine: QuarantineWriter | None,
+        progress: ProgressListener,
+    ) -> None:
+        self._scan = scan
+        self._config = config
+        self._ledger = ledger
+        self._shards = shards
+        self._quarantine = quarantine
+        self._progress = progress
+        self._files = ReadFiles(ledger, scan, config)
+        self._codes: Counter[int] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._rows = self._characters = 0
+        self._next_report_seconds = 0.0
+
+    def run(self) -> Staged:
+        for batch in read_damaged_files(self._scan):
+            self._take(batch)
+        for place, num_rows in enumerate(self._scan.file_rows):
+            if self._files.passes_over(place):
+                self._codes[UNCHANGED] += num_rows
+                for rejected in self._files.rejected(place):
+                    self._reject(rejected)
+                    self._codes[UNCHANGED] -= rejected.num_rows
+                self._count(num_rows)
+                continue
+            for batch in read_file(self._scan, place, self._config):
+                for rejected in self._take(batch):
+                    self._files.reject(rejected)
+            self._files.end(place)
+        self._report()
+        codes, reasons = self._codes, self._reasons
+        return Staged(
+            shards=() if self._shards is None else self._shards.finish(),
+            rows=self._rows,
+            new=codes[NEW],
+            changed=codes[CHANGED],
+            unchanged=codes[UNCHANGED],
+            already_encoded=codes[ENCODED],
+            quarantined=reasons.total(),
+            characters=self._characters,
+            quarantine_reasons=dict(sorted(reasons.items())),
+            is_complete=not (reasons[DAMAGED_FILE] or reasons[DAMAGED_ROWS]),
+            passed_over=tuple(self._files.passed_over),
+        )
+
+    def _take(self, batch: CheckedBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Stage what has to be encoded of a batch; return its quarantined rows."""
+        codes = self._ledger.classify(
             batch.rows.column("doc_id").to_pylist(), batch.rows.column("content_sha256").to_pylist()
         )
-        ledger.mark_present(batch.rejected.column("doc_id").drop_null().to_pylist())
-        duplicates = _duplicates(batch, batch_codes)
-        for rejected in (batch.rejected, duplicates):
-            reasons.update(reason_counts(rejected))
-            if quarantine is not None:
-                quarantine.write(rejected)
-        codes.update(batch_codes.tolist())
-        is_staged = (batch_codes == NEW) | (batch_codes == CHANGED)
+        duplicates = _duplicates(batch, codes)
+        self._reject(batch.rejected)
+        self._reject(duplicates)
+        self._codes.update(codes.tolist())
+        is_staged = (codes == NEW) | (codes == CHANGED)
         staged = batch.rows if is_staged.all() else batch.rows.filter(pa.array(is_staged))
-        characters += int(pc.sum(pc.utf8_length(staged.column("text"))).as_py() or 0)
-        if shards is not None:
-            shards.write(staged)
-        rows += batch.num_rows
-        if time.monotonic() >= next_report:
-            progress("corpus", rows, total, "rows")
-            next_report = time.monotonic() + PROGRESS_SECONDS
-    progress("corpus", rows, total, "rows")
-    return Staged(
-        shards=() if shards is None else shards.finish(),
-        rows=rows,
-        new=codes[NEW],
-        changed=codes[CHANGED],
-        unchanged=codes[UNCHANGED],
-        already_encoded=codes[ENCODED],
-        quarantined=reasons.total(),
-        characters=characters,
-        quarantine_reasons=dict(sorted(reasons.items())),
-        is_complete=not (reasons[DAMAGED_FILE] or reasons[DAMAGED_ROWS]),
-    )
+        self._characters += int(pc.sum(pc.utf8_length(staged.column("text"))).as_py() or 0)
+        if self._shards is not None:
+            self._shards.write(staged)
+        self._count(batch.num_rows)
+        return batch.rejected, duplicates
+
+    def _reject(self, rejected: pa.RecordBatch) -> None:
+        self._ledger.mark_present(rejected.column("doc_id").drop_null().to_pylist())
+        self._reasons.update(reason_counts(rejected))
+        if self._quarantine is not None:
+            self._quarantine.write(rejected)
+
+    def _count(self, num_rows: int) -> None:
+        self._rows += num_rows
+        if time.monotonic() >= self._next_report_seconds:
+            self._report()
+            self._next_report_seconds = time.monotonic() + PROGRESS_SECONDS
+
+    def _report(self) -> None:
+        self._progress("corpus", self._rows, self._scan.num_rows + len(self._scan.damaged_files), "rows")
 
 
 def _duplicates(batch: CheckedBatch, codes: Int8[np.ndarray, " N"]) -> pa.RecordBatch:

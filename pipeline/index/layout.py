@@ -1,6 +1,6 @@
 """Where everything of a collection lies on disk, and who may write to it.
 
-    <root>/<name>/  lance/ generations/<n>/ CURRENT .lock quarantine/ runs/ pending/
+    <root>/<name>/  lance/ generations/<n>/ CURRENT .lock quarantine/ runs/ pending/ sources.sqlite
 
 Knows names and the lock, no file's content but ``CURRENT``. A collection exists for readers once a generation
 stands in it. Under an ``s3://`` root these are the paths of this machine's copy; see ``replica``.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.config import DEFAULT_ROOT
-from pipeline.durable import exclusive_lock, is_locked, storage_errors
+from pipeline.durable import exclusive_lock, is_locked, sha256_of_file, storage_errors
 from pipeline.errors import (
     CollectionBusyError,
     CollectionNotFoundError,
@@ -32,6 +32,7 @@ from pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
 from pipeline.index.current import GENERATION_FOLDER, Current, generation_name
 from pipeline.index.object_folder import STORE_URI, ObjectFolder
 from pipeline.index.replica import Replica
+from pipeline.manifest import MANIFEST_NAME
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +164,11 @@ class CollectionLayout:
     def runs_folder(self) -> Path:
         """One JSON report a run."""
         return self.folder / "runs"
+
+    @property
+    def sources_path(self) -> Path:
+        """The record of the files that were ingested on this machine."""
+        return self.folder / "sources.sqlite"
 
     @property
     def pending_folder(self) -> Path:
@@ -305,6 +311,10 @@ class CollectionLayout:
         except DamageError:
             return None
         return None if found is None else found.manifests.get(number)
+
+    def hash_of_manifest(self, number: int) -> str:
+        """Return the hash of a generation's manifest, taken from the file where ``CURRENT`` has none."""
+        return self.manifest_sha256(number) or sha256_of_file(self.generation_folder(number) / MANIFEST_NAME)
 
     def command(self, verb: str) -> str:
         """Return the command line of a verb on this collection, for advice that works as it stands."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.corpus.source_record import carry_over
 from pipeline.errors import DamageError
 from pipeline.index.copies import find_lance_files
 from pipeline.index.lance_files import damaged_lance_files
@@ -54,7 +55,10 @@ def compact_collection(layout: CollectionLayout, progress: ProgressListener = si
     with layout.writer_lock():
         manifest = _served(layout)
         require_whole_rows(layout, manifest)
-        return _republish(layout, manifest, (), progress, run_id="compact", compact=True)
+        before_sha256 = layout.hash_of_manifest(manifest.generation)
+        compacted = _republish(layout, manifest, (), progress, run_id="compact", compact=True)
+        carry_over(layout.sources_path, before_sha256, layout.hash_of_manifest(compacted.generation))
+        return compacted
 
 
 def delete_documents(

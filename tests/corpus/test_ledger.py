@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.corpus import ledger as ledger_module
 from pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
+from pipeline.corpus.source_record import create_record, sqlite_errors
 from pipeline.errors import DiskFullError, StorageError
 
 
@@ -22,9 +22,11 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
         yield opened
 
 
-def load(ledger: Ledger, published: dict[str, str], encoded: dict[str, str]) -> None:
-    ledger.load_published([([*published], [sha(content) for content in published.values()])])
-    ledger.load_encoded(0, [*encoded], [sha(content) for content in encoded.values()])
+def ledger_of(folder: Path, published: dict[str, str]) -> Ledger:
+    """Open a ledger of what is published."""
+    record = folder / "sources.sqlite"
+    create_record(record, "", [([*published], [sha(content) for content in published.values()])])
+    return Ledger(folder / "ledger.sqlite", record)
 
 
 def classify(ledger: Ledger, rows: list[tuple[str, str]]) -> list[int]:
@@ -79,8 +81,8 @@ def test_ledger_agrees_with_dictionaries(
     rows: list[tuple[str, str]],
     batch: int,
 ) -> None:
-    with Ledger(tmp_path_factory.getbasetemp() / "oracle.sqlite") as ledger:
-        load(ledger, published, encoded)
+    with ledger_of(tmp_path_factory.getbasetemp(), published) as ledger:
+        ledger.load_encoded(0, [*encoded], [sha(content) for content in encoded.values()])
         codes = [
             code
             for start in range(0, len(rows), batch)
@@ -109,39 +111,39 @@ def test_first_row_of_an_id_wins_within_and_across_batches(ledger: Ledger) -> No
     assert classify(ledger, [("b", "1"), ("c", "1")]) == [DUPLICATE, NEW]
 
 
-def test_quarantined_id_has_not_vanished(ledger: Ledger) -> None:
-    load(ledger, {"a": "1", "b": "1"}, {})
-    ledger.mark_present(["a", "never published"])
-    assert flat(ledger.vanished_ids()) == ["b"]
-    assert flat(ledger.replaced_ids()) == []
+def test_quarantined_id_has_not_vanished(tmp_path: Path) -> None:
+    with ledger_of(tmp_path, {"a": "1", "b": "1"}) as ledger:
+        ledger.mark_present(["a", "never published"])
+        assert flat(ledger.vanished_ids()) == ["b"]
+        assert flat(ledger.replaced_ids()) == []
 
 
-def test_quarantined_id_may_still_come_in_a_good_row(ledger: Ledger) -> None:
-    load(ledger, {"a": "1"}, {})
-    ledger.mark_present(["a"])
-    assert classify(ledger, [("a", "2")]) == [CHANGED]
+def test_quarantined_id_may_still_come_in_a_good_row(tmp_path: Path) -> None:
+    with ledger_of(tmp_path, {"a": "1"}) as ledger:
+        ledger.mark_present(["a"])
+        assert classify(ledger, [("a", "2")]) == [CHANGED]
 
 
-def test_good_row_before_a_quarantined_one_keeps_its_place(ledger: Ledger) -> None:
-    load(ledger, {"a": "1"}, {})
-    classify(ledger, [("a", "2")])
-    ledger.mark_present(["a"])
-    assert flat(ledger.replaced_ids()) == ["a"]
-    assert classify(ledger, [("a", "2")]) == [DUPLICATE]
+def test_good_row_before_a_quarantined_one_keeps_its_place(tmp_path: Path) -> None:
+    with ledger_of(tmp_path, {"a": "1"}) as ledger:
+        classify(ledger, [("a", "2")])
+        ledger.mark_present(["a"])
+        assert flat(ledger.replaced_ids()) == ["a"]
+        assert classify(ledger, [("a", "2")]) == [DUPLICATE]
 
 
-def test_lists_come_in_batches_of_a_thousand_at_most(ledger: Ledger) -> None:
+def test_lists_come_in_batches_of_a_thousand_at_most(tmp_path: Path) -> None:
     names = [f"{i:05d}" for i in range(2_500)]
-    ledger.load_published([(names, [sha("1")] * len(names))])
-    batches = list(ledger.vanished_ids())
+    with ledger_of(tmp_path, dict.fromkeys(names, "1")) as ledger:
+        batches = list(ledger.vanished_ids())
     assert [len(batch) for batch in batches] == [1_000, 1_000, 500]
     assert flat(iter(batches)) == names
 
 
-def test_batch_larger_than_one_query_is_classified_whole(ledger: Ledger) -> None:
+def test_batch_larger_than_one_query_is_classified_whole(tmp_path: Path) -> None:
     names = [f"{i:05d}" for i in range(2_500)]
-    ledger.load_published([(names, [sha("1")] * len(names))])
-    assert ledger.classify(names, [sha("1")] * len(names)).tolist() == [UNCHANGED] * len(names)
+    with ledger_of(tmp_path, dict.fromkeys(names, "1")) as ledger:
+        assert ledger.classify(names, [sha("1")] * len(names)).tolist() == [UNCHANGED] * len(names)
 
 
 def test_opening_forgets_an_older_ledger_even_a_torn_one(tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def test_ids_that_sql_could_misread_are_only_ids(ledger: Ledger) -> None:
 def test_full_disk_is_reported_as_try_again() -> None:
     error = sqlite3.OperationalError("database or disk is full")
     error.sqlite_errorcode = sqlite3.SQLITE_FULL
-    with pytest.raises(DiskFullError, match="writing the ledger"), ledger_module._sqlite_errors():
+    with pytest.raises(DiskFullError, match="writing the ledger"), sqlite_errors():
         raise error
 
 
@@ -172,8 +174,7 @@ def test_ledger_that_cannot_be_created_is_a_storage_error(tmp_path: Path) -> Non
 
 def test_ledger_closed_while_a_list_is_half_read_leaves_no_error(tmp_path: Path) -> None:
     """A commit that fails does that; pytest turns what a collected generator raises into a failure."""
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        ledger.load_published([(["a"], ["0" * 64])])
+    with ledger_of(tmp_path, {"a": "1"}) as ledger:
         half_read = ledger.vanished_ids()
         assert next(half_read) == ["a"]
     del half_read

@@ -13,6 +13,7 @@ from pipeline.config import CorpusConfig
 from pipeline.corpus.ledger import Ledger
 from pipeline.corpus.parquet import scan_sources
 from pipeline.corpus.quarantine import QuarantineWriter
+from pipeline.corpus.source_record import create_record
 from pipeline.corpus.staging import Staged, plan_changes, stage_changes
 from pipeline.types import staged_schema
 
@@ -36,12 +37,11 @@ class Run:
     ) -> None:
         scan = scan_sources([str(source)], config)
         self.progress: list[tuple[str, int, int | None, str]] = []
+        create_record(folder / "sources.sqlite", "", [([*(published or {})], [*(published or {}).values()])])
         with (
-            Ledger(folder / "ledger.sqlite") as ledger,
+            Ledger(folder / "ledger.sqlite", folder / "sources.sqlite") as ledger,
             QuarantineWriter(folder / "quarantine.parquet") as quarantine,
         ):
-            if published:
-                ledger.load_published([([*published], [*published.values()])])
             if encoded:
                 ledger.load_encoded(0, [*encoded], [*encoded.values()])
             self.staged: Staged = stage_changes(

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import CorpusConfig
+from pipeline.corpus.file_identity import file_identities
 from pipeline.corpus.parquet import read_checked, scan_sources
 from pipeline.corpus.sources import resolve_sources
 from pipeline.errors import SourceError, TryAgainError
@@ -108,3 +109,21 @@ def test_source_that_is_not_in_a_bucket_is_one_sentence(
     with pytest.raises(SourceError, match=words) as caught:
         resolve_sources([source])
     assert "\n" not in str(caught.value)
+
+
+def test_identity_of_an_object_changes_with_its_content_alone(articles: ObjectStore) -> None:
+    def identities() -> list[str | None]:
+        return file_identities(resolve_sources(["s3://cairn/articles"]))
+
+    before = identities()
+    assert None not in before
+    articles.put("articles/year=2020/a.parquet", parquet(0))
+    assert identities() == before
+    articles.put("articles/year=2020/a.parquet", parquet(1))
+    assert [now == then for now, then in zip(identities(), before, strict=True)] == [False, True]
+
+
+def test_object_of_a_store_that_does_not_answer_has_no_identity(articles: ObjectStore) -> None:
+    files = resolve_sources(["s3://cairn/articles"])
+    articles.fault("HEAD", "a.parquet", "forbid", times=10)
+    assert [identity is None for identity in file_identities(files)] == [True, False]

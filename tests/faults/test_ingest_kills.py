@@ -27,6 +27,7 @@ from pipeline.index.publish import COMMIT_POINTS
 pytestmark = pytest.mark.slow
 
 INGEST_POINTS = ("clusters-written", "context-written", "shard-chunks-written", "shard-written")
+LAST_POINT = "sources-recorded"
 WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
 
 # Ingest a corpus into a root with a model.
@@ -104,7 +105,12 @@ def killed_ingest(world: dict[str, Any], root: Path, point: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "point", [*INGEST_POINTS[2:], *(point for point in COMMIT_POINTS if not point.endswith("-rolled-back"))]
+    "point",
+    [
+        *INGEST_POINTS[2:],
+        *(point for point in COMMIT_POINTS if not point.endswith("-rolled-back")),
+        LAST_POINT,
+    ],
 )
 def test_update_killed_at_a_commit_point_shows_old_or_new_and_a_rerun_converges(
     world: dict[str, Any], tmp_path: Path, point: str

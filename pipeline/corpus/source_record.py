@@ -1,0 +1,210 @@
+"""What a collection was made from: which files were read, and which document stands in which of them.
+
+A SQLite database beside the generations, of this machine alone. It holds for one generation, which it names
+by the hash of its manifest. Whatever publishes another one, here or elsewhere, makes it worthless, and so
+does a kill between a publication and the transaction that follows it. Then it is made again from the tables,
+and no file counts as read.
+
+    state      its format, and the manifest it holds for
+    documents  id, digest of the published content, and the file that holds it, 0 where none is known
+    files      path, identity, what its rows were read by, how many they are, schema
+    rejected   the quarantined rows of these files
+
+Each good row of such a file is a published document. Files that were damaged, or of which a row lost to one
+of another file, are not kept and so read each time. A transaction costs what changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import sqlite3
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from pipeline import durable
+from pipeline.errors import StorageError
+
+RECORD_FORMAT: Final = "1"
+DIGEST_HEX_DIGITS: Final = 32
+"""Half of a SHA-256 is kept.
+
+128 bits tell two versions of a document apart, and the table stays in the cache twice as long.
+"""
+LIST_ROWS: Final = 1_000
+CACHE_KIB: Final = 65_536
+BUSY_SECONDS: Final = 30.0
+"""How long a transaction waits for a dry run that copies the record."""
+
+_TABLES: Final = """
+    CREATE TABLE {0}.state (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE {0}.documents (
+        doc_id TEXT PRIMARY KEY, published BLOB NOT NULL, file INTEGER NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE {0}.files (
+        number INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, identity TEXT NOT NULL, key TEXT NOT NULL,
+        num_rows INTEGER NOT NULL, schema TEXT NOT NULL
+    );
+    CREATE TABLE {0}.rejected (
+        file INTEGER NOT NULL, row_index INTEGER NOT NULL, doc_id TEXT, reason TEXT NOT NULL,
+        detail TEXT NOT NULL, PRIMARY KEY (file, row_index)
+    ) WITHOUT ROWID;
+    CREATE TABLE {0}.schemas (sha256 TEXT PRIMARY KEY, arrow BLOB NOT NULL) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Footer:
+    """What a file says of itself: its columns, and how many rows it has."""
+
+    schema: pa.Schema
+    num_rows: int
+
+
+def digest_of(sha: str) -> bytes:
+    """Return what is kept of a content hash."""
+    return bytes.fromhex(sha[:DIGEST_HEX_DIGITS])
+
+
+def create_tables(connection: sqlite3.Connection, database: str) -> None:
+    """Make the tables of an empty record in an attached database."""
+    connection.executescript(_TABLES.format(database))
+
+
+def create_record(
+    path: Path, manifest_sha256: str, hashes: Iterable[tuple[Sequence[str], Sequence[str]]]
+) -> None:
+    """Write the record of a generation of which no file is known, from its ids and content hashes."""
+    with durable.storage_errors("recording what is published"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
+        with durable.replacing(path) as temporary, sqlite_errors():
+            temporary.unlink(missing_ok=True)
+            with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
+                connection.execute("PRAGMA journal_mode = OFF")
+                connection.execute("PRAGMA synchronous = OFF")  # the whole file is flushed at the end
+                connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+                create_tables(connection, "main")
+                connection.execute("BEGIN")
+                state = (("format", RECORD_FORMAT), ("manifest", manifest_sha256))
+                connection.executemany("INSERT INTO state VALUES (?, ?)", state)
+                for doc_ids, shas in hashes:
+                    connection.executemany(
+                        "INSERT INTO documents VALUES (?, ?, 0)",
+                        zip(doc_ids, map(digest_of, shas), strict=True),
+                    )
+                connection.execute("COMMIT")
+
+
+def holds_for(path: Path, manifest_sha256: str) -> bool:
+    """Say whether a record is of the generation with this manifest; false of one that cannot be read."""
+    try:
+        with _opened(path) as connection:
+            return dict(connection.execute("SELECT name, value FROM state")) == {
+                "format": RECORD_FORMAT,
+                "manifest": manifest_sha256,
+            }
+    except sqlite3.Error:
+        return False
+
+
+def carry_over(path: Path, before_sha256: str, after_sha256: str) -> None:
+    """Let a record hold for a generation that has the same documents with the same content."""
+    if not path.exists():
+        return
+    # Nothing is lost but time where this fails: the next ingest makes the record again.
+    with contextlib.suppress(sqlite3.Error), _opened(path) as connection, connection:
+        connection.execute(
+            "UPDATE state SET value = ? WHERE name = 'manifest' AND value = ?", (after_sha256, before_sha256)
+        )
+
+
+def copy_record(path: Path, target: Path) -> None:
+    """Copy a record as it is between two transactions; nothing is written where that fails."""
+    try:
+        with _opened(path) as source, contextlib.closing(sqlite3.connect(target)) as copy:
+            source.backup(copy)
+    except sqlite3.Error:
+        target.unlink(missing_ok=True)
+
+
+def recorded_footers(path: Path, identities: Mapping[str, str | None]) -> dict[str, Footer]:
+    """Return the footers of files, by path, that have the identity they had when they were read.
+
+    Footers hold for a file, whatever generation the record is of. A record that cannot be read gives none.
+    """
+    found: dict[str, Footer] = {}
+    schemas: dict[str, pa.Schema] = {}
+    try:
+        with _opened(path) as connection:
+            for file in recorded_files(connection, "main", [*identities]).values():
+                if file.identity != identities[file.path]:
+                    continue
+                if file.schema not in schemas:
+                    asked = "SELECT arrow FROM schemas WHERE sha256 = ?"
+                    (arrow,) = connection.execute(asked, (file.schema,)).fetchone()
+                    if hashlib.sha256(arrow).hexdigest() != file.schema:
+                        return {}
+                    schemas[file.schema] = pa.ipc.read_schema(pa.py_buffer(arrow))
+                found[file.path] = Footer(schema=schemas[file.schema], num_rows=file.num_rows)
+    except (sqlite3.Error, TypeError):
+        return {}
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedFile:
+    """A file as it was when it was read; ``key`` names what its rows were read by."""
+
+    number: int
+    path: str
+    identity: str
+    key: str
+    num_rows: int
+    schema: str
+
+
+def recorded_files(
+    connection: sqlite3.Connection, database: str, paths: Sequence[str]
+) -> dict[str, RecordedFile]:
+    """Return what is known of files, by path."""
+    found: dict[str, RecordedFile] = {}
+    for start in range(0, len(paths), LIST_ROWS):
+        part = paths[start : start + LIST_ROWS]
+        marks = ",".join("?" * len(part))
+        query = (
+            "SELECT number, path, identity, key, num_rows, schema "  # noqa: S608 (question marks only)
+            f"FROM {database}.files WHERE path IN ({marks})"
+        )
+        for number, path, identity, key, num_rows, schema in connection.execute(query, part):
+            found[path] = RecordedFile(
+                number=number, path=path, identity=identity, key=key, num_rows=num_rows, schema=schema
+            )
+    return found
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Generator[sqlite3.Connection]:
+    """Open a record that stands; none is made."""
+    uri = f"{path.resolve().as_uri()}?mode=rw"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
+        yield connection
+
+
+@contextlib.contextmanager
+def sqlite_errors() -> Generator[None]:
+    """Report what SQLite raises as a :class:`StorageError`, a full disk as :class:`DiskFullError`."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        # SQLite reports a full disk as text, not as an errno.
+        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            durable.raise_storage_error(
+                OSError(errno.ENOSPC, "No space left on device"), "writing the ledger"
+            )
+        raise StorageError(f"writing the ledger failed: {error}; run the same command again") from error

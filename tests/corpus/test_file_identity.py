@@ -1,0 +1,69 @@
+"""What tells two states of a file apart on file systems that are neither local nor of Arrow."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+from pipeline.corpus.file_identity import SETTLED_SECONDS, file_identities
+from pipeline.corpus.sources import SourceFile, resolve_sources
+
+
+class Told(fsspec.AbstractFileSystem):
+    """A file system that says of each file what it was given."""
+
+    def __init__(self, **told: Any) -> None:
+        super().__init__()
+        self.told = told
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        return {"name": path, "size": 7, "type": "file", **self.told}
+
+
+def identity(**told: Any) -> str | None:
+    filesystem = PyFileSystem(FSSpecHandler(Told(**told, skip_instance_cache=True)))
+    return file_identities([SourceFile(filesystem=filesystem, path="a", name="a")])[0]
+
+
+def test_file_with_a_tag_is_told_by_it() -> None:
+    assert identity(ETag="one", mtime=1.0) == identity(etag="one", mtime=2.0)
+    assert identity(ETag="one") != identity(ETag="two")
+
+
+@pytest.mark.parametrize("written", [1.0, datetime(2020, 1, 1, tzinfo=UTC)], ids=["seconds", "datetime"])
+def test_file_without_a_tag_is_told_by_its_time(written: Any) -> None:
+    assert identity(mtime=written) not in (None, identity(mtime=2.0))
+
+
+def test_file_written_a_moment_ago_without_a_tag_has_no_identity() -> None:
+    assert identity(mtime=time.time()) is None
+
+
+def test_file_of_which_nothing_is_told_has_no_identity() -> None:
+    assert identity() is None
+
+
+def test_local_file_has_an_identity_once_it_is_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"1")
+    os.utime(tmp_path / "a.parquet", (1, 1))  # the time of the last change of its status is now
+    files = resolve_sources([str(tmp_path)])
+    assert file_identities(files) == [None]
+    later = time.time() + SETTLED_SECONDS
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert file_identities(files) != [None]
+
+
+def test_file_that_is_gone_has_no_identity(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"1")
+    files = resolve_sources([str(tmp_path)])
+    (tmp_path / "a.parquet").unlink()
+    assert file_identities(files) == [None]

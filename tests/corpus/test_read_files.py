@@ -1,0 +1,371 @@
+"""Files that are not read again, beside runs that read every file each time."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import asdict
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.config import CorpusConfig
+from pipeline.corpus import file_identity, read_files
+from pipeline.corpus.ledger import Ledger
+from pipeline.corpus.parquet import scan_sources
+from pipeline.corpus.quarantine import QuarantineWriter
+from pipeline.corpus.read_files import record_run
+from pipeline.corpus.source_record import create_record, holds_for
+from pipeline.corpus.sources import SourceFile
+from pipeline.corpus.staging import stage_changes
+from pipeline.errors import SourceError
+
+CONFIG = CorpusConfig()
+Row = tuple[str | None, str | None]
+
+
+class Published:
+    """Stage 1 and a committer that is a dictionary: what a collection would hold."""
+
+    def __init__(self, folder: Path, *, reread: bool = False) -> None:
+        self.folder = folder
+        self.reread = reread
+        self.documents: dict[str, str] = {}
+        self.generation = 0
+        self.passed_over: list[str] = []
+
+    @property
+    def manifest_sha256(self) -> str:
+        return sha256(f"{self.generation}".encode()).hexdigest()
+
+    def ingest(
+        self, *sources: Path, sync: bool = False, killed: str = "", config: CorpusConfig = CONFIG
+    ) -> dict[str, Any]:
+        """Run once, or up to a kill before the publication or before the record; say what was done."""
+        record = self.folder / "sources.sqlite"
+        if self.reread or not holds_for(record, self.manifest_sha256):
+            create_record(record, self.manifest_sha256, [([*self.documents], [*self.documents.values()])])
+        scan = scan_sources([str(source) for source in sources], config, None if self.reread else record)
+        quarantine = self.folder / "quarantine.parquet"
+        quarantine.unlink(missing_ok=True)
+        with Ledger(self.folder / "ledger.sqlite", record) as ledger:
+            with QuarantineWriter(quarantine) as writer:
+                staged = stage_changes(scan, config, ledger, self.folder / "staged", 1_000, writer)
+            rows = list(chain.from_iterable(pq.read_table(path).to_pylist() for path in staged.shards))
+            is_synced = sync and staged.is_complete
+            gone = {
+                "replaced": list(chain.from_iterable(ledger.replaced_ids())),
+                "vanished": list(chain.from_iterable(ledger.vanished_ids())),
+            }
+            if killed != "early":
+                deleted = gone["vanished"] if is_synced else []
+                if rows or deleted:
+                    self.generation += 1
+                for doc_id in (*gone["replaced"], *deleted):
+                    del self.documents[doc_id]
+                self.documents |= {row["doc_id"]: row["content_sha256"] for row in rows}
+                if not killed:
+                    record_run(ledger, self.manifest_sha256, has_deleted=bool(deleted))
+        self.passed_over = [Path(scan.files[place].path).name for place in staged.passed_over]
+        refused = pq.read_table(quarantine).to_pylist() if quarantine.exists() else []
+        return {
+            **{
+                name: value for name, value in asdict(staged).items() if name not in ("shards", "passed_over")
+            },
+            **gone,
+            "staged_rows": rows,
+            "refused": sorted(refused, key=repr),
+            "documents": dict(self.documents),
+        }
+
+
+@pytest.fixture(autouse=True)
+def trust_fresh_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_identity, "SETTLED_SECONDS", 0.0)
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Published:
+    (tmp_path / "work").mkdir()
+    return Published(tmp_path / "work")
+
+
+_times = iter(range(1, 10**9))
+
+
+def write(path: Path, rows: list[Row], **columns: Any) -> Path:
+    """Write a file, a second later than the one before."""
+    path.parent.mkdir(exist_ok=True)
+    ids, texts = [row[0] for row in rows], [row[1] for row in rows]
+    pq.write_table(
+        pa.table({"id": pa.array(ids, pa.string()), "text": pa.array(texts, pa.string()), **columns}), path
+    )
+    touch(path)
+    return path
+
+
+def touch(path: Path) -> None:
+    seconds = 1_000_000 + next(_times)
+    os.utime(path, (seconds, seconds))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Three files of two documents."""
+    for name in "abc":
+        write(tmp_path / "corpus" / f"{name}.parquet", [(f"{name}{number}", "text") for number in (1, 2)])
+    return tmp_path / "corpus"
+
+
+def test_unchanged_files_are_not_opened_again(
+    published: Published, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published.ingest(corpus)
+    write(corpus / "b.parquet", [("b1", "text"), ("b2", "new text")])
+    opened = list[str]()
+    whole = SourceFile.open
+    monkeypatch.setattr(SourceFile, "open", lambda file: opened.append(file.name[-9:]) or whole(file))
+    done = published.ingest(corpus)
+    assert {*opened} == {"b.parquet"}
+    assert published.passed_over == ["a.parquet", "c.parquet"]
+    assert (done["rows"], done["unchanged"], done["changed"]) == (6, 5, 1)
+
+
+def test_file_that_was_only_touched_is_read_once(published: Published, corpus: Path) -> None:
+    published.ingest(corpus)
+    touch(corpus / "a.parquet")
+    for passed_over in (["b.parquet", "c.parquet"], ["a.parquet", "b.parquet", "c.parquet"]):
+        published.ingest(corpus)
+        assert published.passed_over == passed_over
+
+
+def test_file_with_the_size_and_the_time_of_before_is_read(published: Published, corpus: Path) -> None:
+    path = corpus / "a.parquet"
+    published.ingest(corpus)
+    before = path.stat()
+    write(path, [("a1", "tent"), ("a2", "tent")])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert published.ingest(corpus)["changed"] == 2
+
+
+def test_file_written_a_moment_ago_is_read_again(
+    published: Published, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_identity, "SETTLED_SECONDS", 60.0)
+    published.ingest(corpus)
+    published.ingest(corpus)
+    assert published.passed_over == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config": CorpusConfig(max_id_characters=9)},
+        {"config": CorpusConfig(metadata_columns=())},
+        {"config": CorpusConfig(title_column="text")},
+    ],
+    ids=["limit", "metadata", "title"],
+)
+def test_other_settings_read_every_file(published: Published, corpus: Path, change: dict[str, Any]) -> None:
+    for name in "abc":
+        write(corpus / f"{name}.parquet", [(name, "text")], year=[1])
+    published.ingest(corpus)
+    published.ingest(corpus, **change)
+    assert published.passed_over == []
+
+
+def test_other_release_reads_every_file(
+    published: Published, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published.ingest(corpus)
+    monkeypatch.setattr(read_files, "version", lambda _: "another")
+    published.ingest(corpus)
+    assert published.passed_over == []
+
+
+def test_file_below_another_partition_is_read(published: Published, tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    path = write(folder / "year=2020" / "a.parquet", [("a", "text")])
+    published.ingest(folder)
+    assert published.ingest(path.parent)["changed"] == 1
+
+
+def test_file_of_another_generation_is_read(published: Published, corpus: Path) -> None:
+    published.ingest(corpus)
+    published.generation += 1
+    del published.documents["a1"]
+    assert published.ingest(corpus)["new"] == 1
+
+
+def test_sync_keeps_documents_of_files_that_are_not_read(published: Published, corpus: Path) -> None:
+    published.ingest(corpus)
+    write(corpus / "b.parquet", [("b1", "text")])
+    (corpus / "c.parquet").unlink()
+    done = published.ingest(corpus, sync=True)
+    assert published.passed_over == ["a.parquet"]
+    assert done["vanished"] == ["b2", "c1", "c2"]
+    assert sorted(done["documents"]) == ["a1", "a2", "b1"]
+
+
+def test_sync_deletes_what_an_earlier_run_left_when_no_file_is_read(
+    published: Published, corpus: Path
+) -> None:
+    published.ingest(corpus)
+    write(corpus / "b.parquet", [("b1", "text")])
+    published.ingest(corpus)
+    assert published.ingest(corpus, sync=True)["vanished"] == ["b2"]
+    assert published.passed_over == ["a.parquet", "b.parquet", "c.parquet"]
+
+
+def test_document_that_stands_in_a_later_file_is_taken_from_the_first_that_has_it(
+    published: Published, corpus: Path
+) -> None:
+    published.ingest(corpus)
+    write(corpus / "b.parquet", [("b1", "text"), ("c1", "of b")])
+    done = published.ingest(corpus)
+    assert published.passed_over == ["a.parquet"]
+    assert (done["changed"], done["quarantine_reasons"]) == (1, {"duplicate_id": 1})
+    write(corpus / "b.parquet", [("b1", "text")])
+    assert published.ingest(corpus)["changed"] == 1
+
+
+def test_row_whose_document_stands_in_an_earlier_file_is_refused_each_time(
+    published: Published, corpus: Path
+) -> None:
+    published.ingest(corpus)
+    write(corpus / "b.parquet", [("b1", "text"), ("a1", "of b")])
+    for _ in range(2):
+        done = published.ingest(corpus)
+        assert published.passed_over == ["a.parquet", "c.parquet"]
+        assert done["refused"][0]["source_file"].endswith("b.parquet")
+
+
+def test_quarantined_rows_of_files_that_are_not_read_are_reported_again(
+    published: Published, corpus: Path
+) -> None:
+    write(corpus / "a.parquet", [("a1", "text"), ("a1", "twice"), ("a3", ""), (None, "text")])
+    first = published.ingest(corpus)
+    second = published.ingest(corpus)
+    assert published.passed_over == ["a.parquet", "b.parquet", "c.parquet"]
+    assert second["quarantine_reasons"] == {"duplicate_id": 1, "empty_text": 1, "null_id": 1}
+    assert second["refused"] == first["refused"]
+
+
+def test_file_with_too_many_quarantined_rows_is_read_each_time(
+    published: Published, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_files, "MAX_REJECTED", 1)
+    write(corpus / "a.parquet", [("a1", ""), ("a2", "")])
+    write(corpus / "b.parquet", [("b1", "")])
+    published.ingest(corpus)
+    published.ingest(corpus)
+    assert published.passed_over == ["b.parquet", "c.parquet"]
+
+
+def test_damaged_file_is_read_each_time_and_keeps_sync_from_deleting(
+    published: Published, corpus: Path
+) -> None:
+    published.ingest(corpus)
+    path = corpus / "b.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    for _ in range(2):
+        assert not published.ingest(corpus, sync=True)["is_complete"]
+        assert published.passed_over == ["a.parquet", "c.parquet"]
+
+
+def test_file_with_damaged_rows_is_read_each_time(published: Published, corpus: Path) -> None:
+    path = corpus / "b.parquet"
+    table = pa.table({"id": [f"b{number}" for number in range(9)], "text": ["some text"] * 9})
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    pq.write_table(table, path, write_page_checksum=True, **plain)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"some text")] ^= 1
+    path.write_bytes(content)
+    for _ in range(2):
+        assert published.ingest(corpus)["quarantine_reasons"] == {"damaged_rows": 9}
+        assert "b.parquet" not in published.passed_over
+
+
+def test_sources_ingested_in_turn_are_each_known(published: Published, corpus: Path) -> None:
+    for _ in range(2):
+        for name in "ab":
+            published.ingest(corpus / f"{name}.parquet")
+    assert published.passed_over == ["b.parquet"]
+    write(corpus / "b.parquet", [("a1", "of b")])
+    published.ingest(corpus / "b.parquet")
+    assert published.ingest(corpus / "a.parquet")["changed"] == 1
+
+
+def test_record_does_not_grow_with_runs(published: Published, corpus: Path) -> None:
+    published.ingest(corpus)
+    size = (published.folder / "sources.sqlite").stat().st_size
+    for number in range(20):
+        write(corpus / "b.parquet", [("b1", f"text {number}"), ("b3", "")])
+        published.ingest(corpus, sync=True)
+    assert (published.folder / "sources.sqlite").stat().st_size <= size + 8_192
+
+
+EDITS = ("write",) * 6 + ("remove", "touch", "cut", "rename", "delete")
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))]
+)
+def test_runs_that_leave_files_unread_do_what_runs_that_read_all_do(tmp_path: Path, seed: int) -> None:
+    """Edits of files, deletions, kills, damage and other sources between runs, at random."""
+    rng = random.Random(seed)
+    both = [Published(tmp_path / "unread"), Published(tmp_path / "reread", reread=True)]
+    corpus = tmp_path / "corpus"
+    for each in (*(published.folder for published in both), corpus):
+        each.mkdir()
+    write(corpus / "z.parquet", [("z", "text")])
+    num_unread = 0
+    for _ in range(30):
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            _edit(rng, corpus, both)
+        name, is_sync = rng.choice((*"abc", *[None] * 7)), rng.random() < 0.4
+        killed = rng.choice(("early", "late", *[""] * 6))
+        source = corpus if name is None else corpus / f"{name}.parquet"
+        unread, reread = (_outcome(published, source, is_sync, killed) for published in both)
+        assert unread == reread
+        num_unread += len(both[0].passed_over)
+    assert num_unread > 20
+
+
+def _edit(rng: random.Random, corpus: Path, both: list[Published]) -> None:
+    kind, path = rng.choice(EDITS), corpus / f"{rng.choice('abcd')}.parquet"
+    if kind == "delete":
+        doc_id = rng.choice("pqrstuvw")
+        for published in both:
+            published.generation += 1
+            published.documents.pop(doc_id, None)
+    elif kind == "write":
+        ids = rng.sample("pqrstuvw", rng.choice((1, 2, 2, 3)))
+        rows: list[Row] = [(doc_id, rng.choice(("1", "2", "3", "4", ""))) for doc_id in ids]
+        write(path, rows + rng.choice(([], [], [(None, "text")], rows[:1])))
+    elif not path.exists():
+        return
+    elif kind == "remove":
+        path.unlink()
+    elif kind == "touch":
+        touch(path)
+    elif kind == "cut":
+        path.write_bytes(path.read_bytes()[:-9])
+        touch(path)
+    else:
+        path.rename(corpus / f"{rng.choice('abcd')}.parquet")
+
+
+def _outcome(published: Published, source: Path, is_sync: bool, killed: str) -> Any:
+    try:
+        return published.ingest(source, sync=is_sync, killed=killed)
+    except SourceError as error:
+        published.passed_over = []
+        return str(error)
