@@ -13,7 +13,14 @@ from collections.abc import Sequence
 import click
 from typing_extensions import override
 
-from cli.settings import check_tables, load_default_map, settings_of_verb, warn_of_variables
+from cli.settings import (
+    check_tables,
+    load_default_map,
+    name_variables,
+    settings_of_verb,
+    variable_prefix,
+    warn_of_variables,
+)
 from jobs import unforeseen
 from pipeline.errors import CairnError, is_panic
 
@@ -57,7 +64,9 @@ class _LazyGroup(click.Group):
         if cmd_name not in _VERBS:
             return None
         name = cmd_name.replace("-", "_")
-        return getattr(importlib.import_module(f"cli.{_FILES.get(name, name)}"), name)
+        command = getattr(importlib.import_module(f"cli.{_FILES.get(name, name)}"), name)
+        name_variables(command, variable_prefix(cmd_name))
+        return command
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -67,11 +76,7 @@ class _LazyGroup(click.Group):
 
 @click.group(
     cls=_LazyGroup,
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
-        "auto_envvar_prefix": "CAIRN",
-    },
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(package_name="cairn-retrieval", prog_name="cairn")
 @click.pass_context

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,8 @@ from pipeline.options import did_you_mean
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _SHARED = ("root", "collection")
+_SET_ELSEWHERE = frozenset({"CAIRN_CACHE"})
+"""Variables of other parts of Cairn that are spelt like an option's."""
 _EVERYWHERE = ("ingest", "search", "serve", "keys", "status", "plan", "verify", "repair", "compact", "delete")
 
 
@@ -66,11 +69,7 @@ def settings_of_verb(command: click.Command, settings: Mapping[str, Any]) -> dic
 
     A key that the verb does not have is refused: a misspelt setting must not be ignored in silence.
     """
-    options = {
-        _parameter_name(each.opts[0].removeprefix("--")): each
-        for each in command.params
-        if isinstance(each, click.Option)
-    }
+    options = {_key_of(each): each for each in _options(command)}
     found: dict[str, Any] = {}
     for key, value in settings.items():
         option = options.get(key)
@@ -94,23 +93,62 @@ def check_tables(settings: Mapping[str, Any], verbs: Collection[str]) -> None:
         raise ConfigError(f"cairn.toml: [{unknown[0]}] is no verb{did_you_mean(unknown[0], verbs)}")
 
 
+def name_variables(command: click.Command, prefix: str) -> None:
+    """Give each option of a verb, and of the verbs below it, its one variable: ``CAIRN_<VERB>_<FLAG>``.
+
+    An option that names a variable of its own keeps it, and is set by no other.
+    """
+    for option in _options(command):
+        option.envvar = option.envvar or _variable(prefix, option)
+    for name, verb in command.commands.items() if isinstance(command, click.Group) else ():
+        name_variables(verb, f"{prefix}_{_parameter_name(name).upper()}")
+
+
+def variables_of(command: click.Command, prefix: str) -> dict[str, str]:
+    """Return the variables that an option could be expected to have, each with the one that sets it."""
+    found: dict[str, str] = {}
+    for option in _options(command):
+        guesses = {_variable(prefix, option), _variable("CAIRN", option)} - _SET_ELSEWHERE
+        found |= dict.fromkeys((*guesses, str(option.envvar)), str(option.envvar))
+    for name, verb in command.commands.items() if isinstance(command, click.Group) else ():
+        found |= variables_of(verb, f"{prefix}_{_parameter_name(name).upper()}")
+    return found
+
+
 def warn_of_variables(command: click.Command, environment: Mapping[str, str], verbs: Collection[str]) -> None:
-    """Name variables such as ``CAIRN_SEARCH_TOPK`` that look like options of the verb and are none."""
-    if isinstance(command, click.Group):
-        return
-    prefix = _variable(str(command.name)) + "_"
-    longer = tuple(_variable(verb) + "_" for verb in verbs if _variable(verb).startswith(prefix))
-    known = {prefix + str(option.name).upper() for option in command.params if option.envvar is None}
+    """Name variables such as ``CAIRN_SEARCH_TOPK`` that look like options of the verb and set none."""
+    prefix = variable_prefix(str(command.name))
+    longer = tuple(
+        f"{variable_prefix(verb)}_" for verb in verbs if variable_prefix(verb).startswith(f"{prefix}_")
+    )
+    variables = variables_of(command, prefix)
     for name in sorted(environment):
-        if name.startswith(prefix) and name not in known and not (longer and name.startswith(longer)):
-            click.echo(
-                f"warning: {name} sets no option of `cairn {command.name}` and is ignored; see its --help",
-                err=True,
-            )
+        is_of_verb = name.startswith(prefix + "_") and not (longer and name.startswith(longer))
+        if variables.get(name) == name or not (is_of_verb or name in variables):
+            continue
+        meant = get_close_matches(name, variables, n=1)
+        hint = f"did you mean {variables[meant[0]]}?" if meant else "see its --help"
+        click.echo(
+            f"warning: {name} sets no option of `cairn {command.name}` and is ignored; {hint}", err=True
+        )
 
 
-def _variable(verb: str) -> str:
-    return f"CAIRN_{verb.replace('-', '_').upper()}"
+def variable_prefix(verb: str) -> str:
+    """Return how the variables of a verb begin."""
+    return f"CAIRN_{_parameter_name(verb).upper()}"
+
+
+def _variable(prefix: str, option: click.Option) -> str:
+    return f"{prefix}_{_key_of(option).upper()}"
+
+
+def _options(command: click.Command) -> Iterator[click.Option]:
+    return (each for each in command.params if isinstance(each, click.Option))
+
+
+def _key_of(option: click.Option) -> str:
+    """Return an option's flag as a name, ``top_k`` of ``--top-k``."""
+    return _parameter_name(option.opts[0].removeprefix("--"))
 
 
 def root_option(function: _Function) -> _Function:

@@ -70,23 +70,15 @@ class CorpusConfig:
     ``metadata_columns`` = None keeps every other column whose type can be stored.
     """
 
-    id_column: str = option("id", About("Column with the document id.", variable="CAIRN_ID_COLUMN"))
-    text_column: str = option("text", About("Column with the text.", variable="CAIRN_TEXT_COLUMN"))
+    id_column: str = option("id", About("Column with the document id."))
+    text_column: str = option("text", About("Column with the text."))
     title_column: str | None = option(
         None,
-        About(
-            "Column with the title.",
-            default_text="title, where there is one",
-            variable="CAIRN_TITLE_COLUMN",
-        ),
+        About("Column with the title.", default_text="title, where there is one"),
     )
     query_column: str | None = option(
         None,
-        About(
-            "Column with a typical query, for clustering.",
-            default_text="query, if any",
-            variable="CAIRN_QUERY_COLUMN",
-        ),
+        About("Column with a typical query, for clustering.", default_text="query, if any"),
     )
     metadata_columns: tuple[str, ...] | None = option(
         None, About("Columns to keep for filters; repeat.", default_text="every other column")
@@ -359,9 +351,7 @@ class IngestConfig:
     context: ContextConfig = field(default_factory=ContextConfig)
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     index: IndexConfig = field(default_factory=IndexConfig)
-    sync: bool = option(
-        False, About("Delete documents that the sources no longer hold.", variable="CAIRN_SYNC")
-    )
+    sync: bool = option(False, About("Delete documents that the sources no longer hold."))
     reread: bool = option(
         False, About("Read every source file again, also those that have not changed since the last ingest.")
     )

@@ -14,7 +14,7 @@ from pydantic import create_model
 
 from cli.options import add_options, chosen
 from cli.reference import command_reference
-from cli.settings import settings_of_verb
+from cli.settings import name_variables, settings_of_verb
 from pipeline.client import calls
 from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError
@@ -39,12 +39,13 @@ BOTH = pytest.mark.parametrize("kind", [RollingEncoder, RollingSearch])
 
 
 def command_of(kind: type) -> click.Command:
-    @click.command(name="verb", context_settings={"auto_envvar_prefix": "CAIRN_VERB"})
+    @click.command(name="verb")
     @add_options(kind, but=("filters", "weights"))
     @click.pass_context
     def verb(ctx: click.Context, **_: Any) -> None:
         click.echo(json.dumps(chosen(ctx, kind)))
 
+    name_variables(verb, "CAIRN_VERB")
     return verb
 
 

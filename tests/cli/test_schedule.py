@@ -19,7 +19,7 @@ SECONDS = 600.0
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Any:
+def call(quiet_folder: None, capsys: pytest.CaptureFixture[str]) -> Any:
     def invoke(*arguments: str) -> tuple[int, str, str]:
         code = run(cairn, ["schedule", *arguments], "cairn")
         captured = capsys.readouterr()

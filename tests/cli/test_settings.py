@@ -2,7 +2,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
+import pyarrow.parquet as pq
 import pytest
+
+from cli.main import _VERBS, cairn
+from cli.settings import variable_prefix, warn_of_variables
+
+
+def contexts_of(verb: str) -> list[click.Context]:
+    """Return the context of a verb as it stands on the command line, and those of the verbs below it."""
+    root = click.Context(cairn, info_name="cairn", **cairn.context_settings)
+    command = cairn.get_command(root, verb)
+    assert command is not None
+    own = click.Context(command, info_name=verb, parent=root)
+    below = command.commands if isinstance(command, click.Group) else {}
+    return [own, *(click.Context(each, info_name=name, parent=own) for name, each in below.items())]
 
 
 def test_settings_come_from_flag_then_environment_then_file(
@@ -84,6 +99,70 @@ def test_variable_of_a_verb_with_a_longer_name_is_not_taken_for_a_mistake(
 ) -> None:
     monkeypatch.setenv("CAIRN_TRAIN_MIXER_STEPS", "1")
     assert "warning" not in call("train", "pairs.parquet")[2]
+
+
+@pytest.mark.parametrize("verb", _VERBS)
+def test_variable_is_named_in_a_warning_or_sets_an_option_and_never_both(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contexts = contexts_of(verb)
+    options = [
+        (context, each)
+        for context in contexts
+        for each in context.command.get_params(context)
+        if isinstance(each, click.Option)
+    ]
+    spelt = {name for _, each in options for name in (str(each.name), each.opts[0].removeprefix("--"))}
+    prefixes = {context.command_path.replace(" ", "_") for context in contexts}
+    names = {f"{prefix}_{name}".replace("-", "_").upper() for prefix in prefixes for name in spelt}
+    assert names
+    for name in names:
+        monkeypatch.setenv(name, "1")
+        is_read = any(each.value_from_envvar(context) is not None for context, each in options)
+        warn_of_variables(contexts[0].command, {name: "1"}, _VERBS)
+        warned = capsys.readouterr().err
+        assert (name in warned) != is_read, name
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("verb", _VERBS)
+def test_every_option_of_a_verb_is_set_by_one_variable(verb: str) -> None:
+    own = {"CAIRN_ROOT", "CAIRN_COLLECTION", "CAIRN_MODEL", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"}
+    for context in contexts_of(verb):
+        for each in context.command.params:
+            if isinstance(each, click.Option) and each.envvar not in own:
+                flag = each.opts[0].removeprefix("--").replace("-", "_").upper()
+                path = context.command_path.removeprefix("cairn ").replace(" ", "-")
+                assert each.envvar == f"{variable_prefix(path)}_{flag}"
+
+
+def test_variable_that_deletes_documents_says_nothing_and_does_it(
+    call: Any, corpus: str, ingest_options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    pq.write_table(pq.read_table(corpus).slice(0, 2), corpus)
+    monkeypatch.setenv("CAIRN_INGEST_SYNC", "1")
+    monkeypatch.setenv("CAIRN_INGEST_JSON", "1")
+    code, out, err = call("ingest", corpus, *ingest_options, "--quiet")
+    assert (code, json.loads(out)["deleted"], err) == (0, 1, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "right"), [("CAIRN_INGEST_MODEL", "CAIRN_MODEL"), ("CAIRN_SYNC", "CAIRN_INGEST_SYNC")]
+)
+def test_variable_of_an_option_that_has_another_is_ignored_with_the_right_one(
+    name: str, right: str, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
+    _, _, err = call("ingest", "corpus.parquet")
+    assert f"warning: {name} sets no option of `cairn ingest` and is ignored; did you mean {right}?\n" in err
+
+
+def test_variable_of_another_part_is_not_taken_for_a_mistake(
+    call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAIRN_CACHE", "elsewhere")
+    assert "CAIRN_CACHE" not in call("evaluate", "no-such-folder")[2]
 
 
 def test_any_option_has_a_variable_of_its_verb(
