@@ -122,7 +122,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two generations, made once; each test damages a copy."""
     root = tmp_path_factory.mktemp("template")
     layout = CollectionLayout(root, "stones")
-    stones.publish_documents(layout, OLD)
+    stones.publish_documents(layout, OLD, with_tokens=True)
     stones.publish_change(layout, "n")
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(layout.pending_folder)

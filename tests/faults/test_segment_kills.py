@@ -48,7 +48,7 @@ def write(start_forks: Callable[[str], Callable[..., int]]) -> Callable[..., int
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("template")
-    stones.publish_documents(CollectionLayout(root, "stones"), OLD)
+    stones.publish_documents(CollectionLayout(root, "stones"), OLD, with_tokens=True)
     return root
 
 
@@ -92,7 +92,9 @@ def cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
-@pytest.mark.parametrize("name", ["00000002-chunks.faiss", "00000002-passages.arrow", "deleted.bits"])
+@pytest.mark.parametrize(
+    "name", ["00000002-chunks.faiss", "00000002-passages.arrow", "00000002-tokens.arrow", "deleted.bits"]
+)
 def test_damaged_file_of_the_newest_segment_leaves_the_generation_before(
     layout: CollectionLayout, name: str, damage: Callable[[Path], None]
 ) -> None:

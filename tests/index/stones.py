@@ -115,8 +115,8 @@ def publish_documents(
     """Do what an ingest does after encoding.
 
     Settle, roll back, commit (``replaced`` ids are deleted first where they stand), publish. Another
-    ``context`` gives the generation side files of its own. A collection is with token vectors from its first
-    publication on, or never.
+    ``context`` gives the generation side files of its own. Token vectors come
+    from the first publication on, or never.
     """
     with layout.writer_lock():
         before = prepare_writer(layout)
@@ -125,7 +125,7 @@ def publish_documents(
         standing = set(served_ids(layout))
         deleted = [doc_id for doc_id in replaced if doc_id in standing]
         documents = document_rows(doc_ids, version)
-        chunks = chunk_rows(doc_ids, version, with_tokens=with_tokens)
+        chunks = chunk_rows(doc_ids, version, with_tokens=tables.has_tokens)
         since = tables.compact()
         versions = tables.commit(
             generation=next_generation_number(layout),
@@ -140,7 +140,7 @@ def publish_documents(
             layout.pending_folder.mkdir(exist_ok=True)
             side_files[name] = layout.pending_folder / name
             side_files[name].write_bytes(name.encode() * 100 + context)
-        if with_tokens:
+        if tables.has_tokens:
             save_token_projection(layout.pending_folder, PROJECTION)
             side_files[LATE_NAME] = layout.pending_folder / LATE_NAME
         facts = GenerationFacts(

@@ -50,7 +50,7 @@ def episode(rng: random.Random, folder: Path, tally: Tally) -> None:
 
 def _publish(root: Path) -> None:
     layout = CollectionLayout(root, "stones")
-    stones.publish_documents(layout, OLD)
+    stones.publish_documents(layout, OLD, with_tokens=True)
     stones.publish_change(layout, "n")
 
 

@@ -78,7 +78,7 @@ def _layout(root: Path) -> CollectionLayout:
 
 
 def _publish(root: Path) -> None:
-    stones.publish_documents(_layout(root), OLD)
+    stones.publish_documents(_layout(root), OLD, with_tokens=True)
     stones.publish_change(_layout(root), "n")
 
 

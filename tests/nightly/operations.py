@@ -123,13 +123,17 @@ def _layout(folder: Path) -> CollectionLayout:
 
 def _write(folder: Path, doc_ids: list[str], gone: list[str], version: int) -> None:
     """Add, change and, as ``--sync`` does, delete documents by one publication."""
-    stones.publish_documents(_layout(folder), doc_ids, replaced=[*doc_ids, *gone], version=version)
+    stones.publish_documents(
+        _layout(folder), doc_ids, replaced=[*doc_ids, *gone], version=version, with_tokens=True
+    )
 
 
 def _rewrite(folder: Path, doc_ids: list[str], version: int) -> None:
     """Replace all documents and the context, as ``cairn plan --apply`` does."""
     context = str(version).encode()
-    stones.publish_documents(_layout(folder), doc_ids, replaced=doc_ids, version=version, context=context)
+    stones.publish_documents(
+        _layout(folder), doc_ids, replaced=doc_ids, version=version, context=context, with_tokens=True
+    )
 
 
 def _delete(folder: Path, doc_ids: list[str]) -> None:

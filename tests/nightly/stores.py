@@ -148,7 +148,7 @@ def _layout(machine: Path) -> CollectionLayout:
 
 
 def _write(machine: Path, ids: list[str], version: int) -> None:
-    stones.publish_documents(_layout(machine), ids, replaced=ids, version=version)
+    stones.publish_documents(_layout(machine), ids, replaced=ids, version=version, with_tokens=True)
 
 
 def _read(machine: Path) -> State:
