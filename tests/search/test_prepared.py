@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.search import prepared as preparing
+from pipeline.search import reader as reading
 from pipeline.search.prepared import PreparedSearch
 from pipeline.search.searcher import Searcher
 from pipeline.search_options import SearchOptions
@@ -17,7 +17,7 @@ ONE_YEAR = {"type": "eq", "key": "year", "value": 1992}
 
 
 def prepared(searcher: Searcher, queries: list[str] | None = [QUERY], **options: Any) -> PreparedSearch:  # noqa: B006 - never changed
-    return searcher._prepare(searcher.generation, queries, SearchOptions(**options))
+    return searcher._prepare(searcher._served.take(), queries, SearchOptions(**options))
 
 
 def test_words_are_read_as_they_rank_and_as_they_are_shown(searcher: Searcher) -> None:
@@ -44,7 +44,7 @@ def test_words_are_scored_once_where_one_size_of_passages_is_enough(
 def test_no_word_is_read_where_bm25_has_no_say(
     searcher: Searcher, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(preparing, "bm25_documents", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(reading, "bm25_documents", lambda *_: pytest.fail("asked"))
     assert prepared(searcher, **options).read().first_words is None
     assert prepared(searcher, None).read().first_words is None
 
@@ -61,7 +61,7 @@ def test_filter_is_read_once_and_holds_for_words(searcher: Searcher, stones: Any
 def test_filter_that_lets_nothing_through_leaves_no_word_to_read(
     searcher: Searcher, monkeypatch: pytest.MonkeyPatch, hybrid: bool
 ) -> None:
-    monkeypatch.setattr(preparing, "bm25_documents", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(reading, "bm25_documents", lambda *_: pytest.fail("asked"))
     ahead = prepared(searcher, hybrid=hybrid, filters=ONE_YEAR | {"value": 1}).read()
     assert (ahead.allowed.tolist(), ahead.first_words) == ([], None)
 
