@@ -15,7 +15,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY pipeline pipeline
 COPY cli cli
 COPY jobs jobs
-RUN pip install --constraint constraints.txt '.[cpu,schedule,serve,store]'
+RUN pip install --constraint constraints.txt '.[cpu,schedule,serve-ray,store]'
 
 FROM python:3.11.14-slim-bookworm
 RUN groupadd --gid 10001 cairn \

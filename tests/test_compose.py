@@ -63,8 +63,9 @@ def test_compose_file_with_a_slip_is_refused(right: str, wrong: str) -> None:
 
 
 def test_compose_file_has_every_part() -> None:
-    assert set(SERVICES) == {"head", "worker", "worker-gpu", "scheduler", "search", "store", "corpus"}
-    assert {name for name, service in SERVICES.items() if "profiles" in service} == {"worker-gpu", "corpus"}
+    always = {"head", "worker", "scheduler", "search", "store"}
+    assert set(SERVICES) == always | {"worker-gpu", "search-shards", "corpus"}
+    assert {name for name, service in SERVICES.items() if "profiles" not in service} == always
     assert all(
         needed in SERVICES for service in SERVICES.values() for needed in service.get("depends_on", {})
     )
@@ -91,9 +92,13 @@ def test_workers_can_be_scaled() -> None:
 
 def test_only_the_search_api_is_published_and_to_this_machine_alone() -> None:
     assert {name: service["ports"] for name, service in SERVICES.items() if "ports" in service} == {
-        "search": ["127.0.0.1:8400:8400"]
+        "search": ["127.0.0.1:8400:8400"],
+        "search-shards": ["127.0.0.1:8401:8400"],
     }
-    assert {name for name, service in SERVICES.items() if service["networks"] != ["inside"]} == {"search"}
+    assert {name for name, service in SERVICES.items() if service["networks"] != ["inside"]} == {
+        "search",
+        "search-shards",
+    }
     assert yaml.safe_load(TEXT)["networks"]["inside"] == {"internal": True}
 
 
@@ -154,7 +159,7 @@ def test_image_is_made_of_what_is_there_and_runs_unprivileged() -> None:
     sources = [word for words in copied for word in words if not word.startswith(("--", "/opt"))]
     assert sources
     assert [source for source in sources if not (ROOT / source).exists()] == []
-    extras = re.search(r"'\.\[([a-z,]+)\]'", text)
+    extras = re.search(r"'\.\[([a-z,-]+)\]'", text)
     assert extras is not None
     assert set(extras[1].split(",")) <= set(project["optional-dependencies"])
     assert (
@@ -377,4 +382,9 @@ def test_services_run_by_their_own_commands_ingest_at_their_time_and_answer(depl
     assert (status, found.get("generation"), len(found.get("hits", ()))) == (200, 1, 3), found
     codes = deployment.stop()
     assert set(codes) == {"head", "worker", "scheduler", "search"}
+    deployment.processes.clear()
+    deployment.start("search-shards")
+    deployment.wait_until_healthy("search-shards")
+    deployment.wait_until(is_answered, "search-shards")
+    assert answers[-1] == (200, found), "shards answer as one process does"
     assert codes["scheduler"] == 0

@@ -32,6 +32,7 @@ COMES_WITH = {
     "pydantic-core": "fastapi",
     "requests": "ray",
     "starlette": "fastapi",
+    "watchfiles": "ray",
 }
 """Distributions that are part of a requirement's interface: Ray raises gRPC's errors, for one."""
 

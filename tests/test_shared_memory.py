@@ -15,4 +15,5 @@ def test_ray_services_have_shared_memory_of_their_own() -> None:
         "head",
         "worker",
         "worker-gpu",
+        "search-shards",
     }

@@ -220,6 +220,16 @@ def window_cosines(
     return np.concatenate(scores)
 
 
+def window_sums(
+    generation: Generation, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
+) -> Float32[np.ndarray, "n V"]:
+    """Return the sum of the chunk vectors of each of a few windows."""
+    windows = zip(first_n.tolist(), end_n.tolist(), strict=True)
+    return np.stack(
+        [generation.chunks.reconstruct(np.arange(first, end)).sum(axis=0) for first, end in windows]
+    )
+
+
 def _score_long_document(
     generation: Generation, first: int, end: int, vector_V: Float32[np.ndarray, " V"], size: int
 ) -> Iterator[Float32[np.ndarray, " _"]]:

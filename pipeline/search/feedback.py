@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from pipeline.search.late import JudgedWindows
-from pipeline.search.reader import IndexReader
+from pipeline.search.reader import CandidateScores
 
 WEIGHT: Final = 0.5
 """What the mean of the windows weighs beside the query."""
@@ -23,11 +23,11 @@ NUM_WINDOWS: Final = 3
 
 
 def moved_query(
-    reader: IndexReader, vector_V: Float32[np.ndarray, " V"], judged: JudgedWindows
+    candidates: CandidateScores, vector_V: Float32[np.ndarray, " V"], judged: JudgedWindows
 ) -> Float32[np.ndarray, " V"]:
     """Return a unit query vector moved towards the best of the judged windows."""
     best = judged.best(NUM_WINDOWS)
-    return moved(vector_V, reader.window_sums(judged.first_J[best], judged.end_J[best]))
+    return moved(vector_V, candidates.window_sums(judged.first_J[best], judged.end_J[best]))
 
 
 def moved(

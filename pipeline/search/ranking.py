@@ -74,7 +74,7 @@ def rank_queries(
         candidates = _score(search, vector_V, words, nominees, is_judged=asked is not None)
         if asked is not None:
             first = _judge(search, candidates, asked)
-            moved_V = moved_query(search.reader, vector_V, first)
+            moved_V = moved_query(candidates.stored, vector_V, first)
             nominees = _nominate(search, moved_V[None])[0]
             moved = _score(search, moved_V, words, nominees, is_judged=True)
             candidates = _with_late(search, moved, asked, first)
@@ -175,7 +175,7 @@ def _judge(
     windows = _score_windows(search, candidates, every, search.ranking_window)
     titles = generation.chunk_offsets[candidates.positions]
     return judge_windows(
-        partial(search.reader.max_sim, query),
+        partial(candidates.stored.max_sim, query),
         windows.scores,
         windows.first,
         windows.end,
@@ -267,7 +267,7 @@ def _score_windows(
     if candidates.late is not None:
         firsts = search.generation.chunk_offsets[candidates.positions[chosen]]
         scores = passage_scores(search.options, own, windows.owner, document_W)
-        max_sim = _late_of_windows(search, candidates.late, windows, scores, firsts[windows.owner], size)
+        max_sim = _late_of_windows(search, candidates, windows, scores, firsts[windows.owner], size)
         parts["late"] = max_sim
         own = candidates.late.fusion.passages(own, candidates.late.judged.scaled(max_sim))
     scores = passage_scores(search.options, own, windows.owner, document_W)
@@ -276,16 +276,18 @@ def _score_windows(
 
 def _late_of_windows(
     search: PreparedSearch,
-    late: _Late,
+    candidates: _Candidates,
     windows: ScoredWindows,
     scores_W: Float[np.ndarray, " W"],
     title_W: Int64[np.ndarray, " W"],
     size: int,
 ) -> Float32[np.ndarray, " W"]:
     """Return MaxSim of windows: what was judged, or the best of another size judged now."""
+    late = candidates.late
+    assert late is not None, "only judged candidates have windows that were judged"
     if size == search.ranking_window:
         return late.judged.spread(windows.first)
-    max_sim = partial(search.reader.max_sim, late.query)
+    max_sim = partial(candidates.stored.max_sim, late.query)
     judged = judge_windows(max_sim, scores_W, windows.first, windows.end, title_W)
     return np.maximum(judged.spread(windows.first), np.float32(late.judged.low))
 

@@ -28,6 +28,7 @@ from pipeline.search.candidates import (
     score_documents,
     window_cosines,
     window_firsts,
+    window_sums,
 )
 from pipeline.search.late import LateQuery, window_max_sim
 from pipeline.search.lexical import bm25_documents, bm25_passages
@@ -115,6 +116,22 @@ class CandidateScores(Protocol):
         """Return the scores of every window of ``size`` chunks of some candidates, one after another."""
         ...
 
+    def max_sim(
+        self,
+        query: LateQuery,
+        first_W: Int64[np.ndarray, " W"],
+        end_W: Int64[np.ndarray, " W"],
+        title_W: Int64[np.ndarray, " W"],
+    ) -> Float32[np.ndarray, " W"]:
+        """Return MaxSim of windows of candidates, as ``pipeline.search.late`` has it; ``first_W`` ascend."""
+        ...
+
+    def window_sums(
+        self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
+    ) -> Float32[np.ndarray, "n V"]:
+        """Return the sum of the chunk vectors of each of some windows that MaxSim is known of."""
+        ...
+
 
 class IndexReader(Protocol):
     """Reads one generation; safe to use from several threads."""
@@ -139,22 +156,6 @@ class IndexReader(Protocol):
         size: int | None,
     ) -> CandidateScores:
         """Score candidates by ``parts``, those of cosines; windows of ``size`` chunks are wanted of all."""
-        ...
-
-    def max_sim(
-        self,
-        query: LateQuery,
-        first_W: Int64[np.ndarray, " W"],
-        end_W: Int64[np.ndarray, " W"],
-        title_W: Int64[np.ndarray, " W"],
-    ) -> Float32[np.ndarray, " W"]:
-        """Return MaxSim of windows, as ``pipeline.search.late`` has it; ``first_W`` ascend."""
-        ...
-
-    def window_sums(
-        self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
-    ) -> Float32[np.ndarray, "n V"]:
-        """Return the sum of the chunk vectors of each window."""
         ...
 
     def token_matches(self, chunk_C: Int64[np.ndarray, " C"], query: LateQuery) -> TokenMatches:
@@ -235,43 +236,19 @@ class LocalReader:
         assert words is None or isinstance(words, LocalWords), "words are read and scored by one reader"
         return LocalScores(self._generation, positions, vector_V, words)
 
-    def max_sim(
-        self,
-        query: LateQuery,
-        first_W: Int64[np.ndarray, " W"],
-        end_W: Int64[np.ndarray, " W"],
-        title_W: Int64[np.ndarray, " W"],
-    ) -> Float32[np.ndarray, " W"]:
-        """See :class:`IndexReader`."""
-        return window_max_sim(self._tokens, query, first_W, end_W, title_W)
-
-    def window_sums(
-        self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
-    ) -> Float32[np.ndarray, "n V"]:
-        """See :class:`IndexReader`."""
-        windows = zip(first_n.tolist(), end_n.tolist(), strict=True)
-        chunks = self._generation.chunks
-        sums = [chunks.reconstruct(np.arange(first, end)).sum(axis=0) for first, end in windows]
-        return np.stack(sums)
-
     def token_matches(self, chunk_C: Int64[np.ndarray, " C"], query: LateQuery) -> TokenMatches:
         """See :class:`IndexReader`."""
-        tokens = self._tokens.chunks.read(chunk_C)
+        stored = _tokens(self._generation)
+        tokens = stored.chunks.read(chunk_C)
         return TokenMatches(
             size_C=tokens.size_C,
-            cosine_Tq=self._tokens.projection.codec.cosines(tokens.codes, query.vectors_qV),
+            cosine_Tq=stored.projection.codec.cosines(tokens.codes, query.vectors_qV),
             step_T=tokens.step_T,
         )
 
     def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
         """See :class:`IndexReader`."""
         return self._generation.mean_chunk_vector
-
-    @property
-    def _tokens(self) -> TokenVectors:
-        stored = self._generation.token_vectors
-        assert stored is not None, "a projected query needs token vectors"
-        return stored
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -308,3 +285,25 @@ class LocalScores:
         return WindowScores(
             cosine_W=window_cosines(self.generation, positions, self.vector_V, size), words_W=words_W
         )
+
+    def max_sim(
+        self,
+        query: LateQuery,
+        first_W: Int64[np.ndarray, " W"],
+        end_W: Int64[np.ndarray, " W"],
+        title_W: Int64[np.ndarray, " W"],
+    ) -> Float32[np.ndarray, " W"]:
+        """See :class:`CandidateScores`."""
+        return window_max_sim(_tokens(self.generation), query, first_W, end_W, title_W)
+
+    def window_sums(
+        self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
+    ) -> Float32[np.ndarray, "n V"]:
+        """See :class:`CandidateScores`."""
+        return window_sums(self.generation, first_n, end_n)
+
+
+def _tokens(generation: Generation) -> TokenVectors:
+    stored = generation.token_vectors
+    assert stored is not None, "a projected query needs token vectors"
+    return stored

@@ -126,10 +126,12 @@ class ServedGeneration:
         return self._fall_back(served.generation, damage)
 
     def is_replaced(self, failed: Generation) -> bool:
-        """Look for damage after a read of a generation failed; tell whether another one answers now.
+        """Look for a publication or damage after a read failed; tell whether another generation answers now.
 
         Hashes what the failed one reads of Lance, at most every :data:`RETRY_SECONDS`.
         """
+        with contextlib.suppress(CairnError):
+            self.take()
         with self._look_lock:
             if self.generation is failed and self._damage is None and time.monotonic() >= self._look_at:
                 self._look_at = self._next_retry()

@@ -22,6 +22,8 @@ from starlette.responses import Response
 from threadpoolctl import threadpool_limits
 
 from pipeline.collection import load_query_encoder
+from pipeline.search.reader import LocalReader
+from pipeline.search.served import MakeReader
 from pipeline.serve import (
     collection_routes,
     health_routes,
@@ -66,17 +68,23 @@ def create_app(
     load_encoder: LoadEncoder = load_query_encoder,
     reranker: Reranker | None = None,
     on_encoder_thread: Callable[[], None] | None = None,
+    make_reader: MakeReader = LocalReader,
 ) -> FastAPI:
     """Return the application; collections are opened when it starts up.
 
     ``on_encoder_thread`` runs first on every model's thread. The first search thread limits BLAS to one
-    thread in all of the process, unless another thread has set a limit.
+    thread in all of the process, unless another thread has set a limit. ``make_reader`` says who reads the
+    segments of a generation.
     """
     metrics = Metrics()
     keys = KeyFile(settings.keys_path)
     keyring = Keyring(keys, is_required=not settings.is_loopback)
     collections = Collections(
-        settings, load_encoder, on_start=on_encoder_thread, observe=metrics.observe_pass
+        settings,
+        load_encoder,
+        on_start=on_encoder_thread,
+        observe=metrics.observe_pass,
+        make_reader=make_reader,
     )
     # A search thread is one processor's work: threads of FAISS and BLAS would spin beside it, waiting for
     # more, where others could work.

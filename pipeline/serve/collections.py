@@ -20,7 +20,9 @@ from pipeline.index.generation import Generation, open_latest_intact_generation
 from pipeline.index.layout import FIRST_INGEST, CollectionLayout, list_collections, list_states
 from pipeline.index.stored_files import read_manifest
 from pipeline.manifest import Manifest
+from pipeline.search.reader import LocalReader
 from pipeline.search.searcher import Searcher
+from pipeline.search.served import MakeReader
 from pipeline.serve.batching import EncoderQueue, Observer, TextVectors, unobserved
 from pipeline.serve.problems import (
     COLLECTION_BUILDING,
@@ -69,8 +71,10 @@ class Collections:
         *,
         on_start: Callable[[], None] | None = None,
         observe: Observer = unobserved,
+        make_reader: MakeReader = LocalReader,
     ) -> None:
         self._settings = settings
+        self._make_reader = make_reader
         self._load_encoder = load_encoder
         self._on_start = on_start
         self._observe = observe
@@ -260,9 +264,13 @@ class Collections:
         generation = open_latest_intact_generation(layout, check_hashes=False)
         queue = self._queue_for(generation)
         try:
-            opened = ServedCollection(
-                name, Searcher(layout, queue.encoder, timeout_seconds=TABLE_TIMEOUT_SECONDS), queue
+            searcher = Searcher(
+                layout,
+                queue.encoder,
+                timeout_seconds=TABLE_TIMEOUT_SECONDS,
+                make_reader=self._make_reader,
             )
+            opened = ServedCollection(name, searcher, queue)
         except FingerprintMismatchError:
             if open_latest_intact_generation(layout, check_hashes=False).number == generation.number:
                 raise

@@ -14,6 +14,8 @@ from fastapi import FastAPI
 
 from pipeline.encode.cross_encoder import CrossEncoderReranker
 from pipeline.errors import ConfigError, StorageError
+from pipeline.search.reader import LocalReader
+from pipeline.search.served import MakeReader
 from pipeline.serve.app import create_app
 from pipeline.serve.connections import PunctualProtocol, max_connections
 from pipeline.serve.keys import KeyFile
@@ -28,16 +30,24 @@ KEEP_ALIVE_SECONDS: Final = 30
 def run_server(settings: ServeSettings, on_listening: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; ``on_listening`` hears the address once it is bound."""
     require_key(settings)
-    num_threads = settings.encoder_threads or min(torch.get_num_threads(), num_processors())
-    reranker = None if settings.rerank_model is None else CrossEncoderReranker(settings.rerank_model)
-    app = create_app(
-        settings, reranker=reranker, on_encoder_thread=partial(torch.set_num_threads, num_threads)
-    )
+    app = app_of(settings)
     listener = bind(settings)
     with listener:
         host, port = listener.getsockname()[:2]
         on_listening(f"http://{f'[{host}]' if ':' in host else host}:{port}")
         server_of(app, settings).run(sockets=[listener])
+
+
+def app_of(settings: ServeSettings, make_reader: MakeReader = LocalReader) -> FastAPI:
+    """Return the application with the reranker and the threads that the settings ask for."""
+    num_threads = settings.encoder_threads or min(torch.get_num_threads(), num_processors())
+    reranker = None if settings.rerank_model is None else CrossEncoderReranker(settings.rerank_model)
+    return create_app(
+        settings,
+        reranker=reranker,
+        on_encoder_thread=partial(torch.set_num_threads, num_threads),
+        make_reader=make_reader,
+    )
 
 
 def server_of(app: FastAPI, settings: ServeSettings) -> uvicorn.Server:
@@ -46,6 +56,7 @@ def server_of(app: FastAPI, settings: ServeSettings) -> uvicorn.Server:
         uvicorn.Config(
             app,
             http=PunctualProtocol,
+            loop="asyncio",  # whatever is installed beside it
             lifespan="on",
             ws="none",
             log_config=None,

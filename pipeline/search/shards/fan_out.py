@@ -31,18 +31,24 @@ def document_bounds(
     return np.unique(np.searchsorted(chunk_offsets, wanted))
 
 
+def part_keys(generation: Generation, num_shards: int) -> list[PartKey]:
+    """Return which part of a generation each shard has."""
+    content = content_of(generation)
+    bounds = document_bounds(generation.chunk_offsets, num_shards).tolist()
+    return [
+        PartKey(generation.layout.name, generation.number, content, first, end)
+        for first, end in pairwise(bounds)
+    ]
+
+
 class FanOut:
     """Asks the shards of one generation, each for the positions it has."""
 
     def __init__(self, generation: Generation, num_shards: int, ask: Ask) -> None:
         self._ask = ask
-        self.bounds = document_bounds(generation.chunk_offsets, num_shards)
+        self._keys = part_keys(generation, num_shards)
+        self.bounds = np.array([0, *(key.end for key in self._keys)], np.int64)
         self.chunk_bounds = generation.chunk_offsets[self.bounds]
-        content = content_of(generation)
-        self._keys = [
-            PartKey(generation.layout.name, generation.number, content, first, end)
-            for first, end in pairwise(self.bounds.tolist())
-        ]
 
     def each(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Ask some shards at once, each with its own arguments; return their answers."""

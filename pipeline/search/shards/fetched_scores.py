@@ -11,9 +11,11 @@ from jaxtyping import Float32, Int64
 from pipeline.index.generation import Generation
 from pipeline.ragged import ranges
 from pipeline.search.candidates import windows_of_documents
+from pipeline.search.feedback import NUM_WINDOWS
+from pipeline.search.late import LateQuery
 from pipeline.search.reader import WindowScores, WordScores
 from pipeline.search.shards.fan_out import FanOut, Places, gathered
-from pipeline.search.shards.messages import PartScores, Words
+from pipeline.search.shards.messages import PartMatches, PartScores, Words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +47,7 @@ class FetchedScores:
     ) -> None:
         self._generation, self._shards = generation, shards
         self._positions, self._vector_V, self._words, self._size = positions, vector_V, words, size
+        self._sums: dict[tuple[int, int], Float32[np.ndarray, " V"]] = {}
         has_words = words is not None and words.has_passages
         asked = (words.words, words.size) if words is not None and has_words else (None, 0)
         found: list[tuple[Places, PartScores]] = shards.of_documents(
@@ -84,6 +87,36 @@ class FetchedScores:
             cosine_W=known.cosine_W[places_W],
             words_W=None if known.words_W is None else known.words_W[places_W],
         )
+
+    def max_sim(
+        self,
+        query: LateQuery,
+        first_W: Int64[np.ndarray, " W"],
+        end_W: Int64[np.ndarray, " W"],
+        title_W: Int64[np.ndarray, " W"],
+    ) -> Float32[np.ndarray, " W"]:
+        """See :class:`~pipeline.search.reader.CandidateScores`; the vectors of the best come with it."""
+        found: list[tuple[Places, PartMatches]] = self._shards.of_chunks(
+            "max_sim",
+            first_W,
+            lambda places, first: (
+                query,
+                *(each[places] - first for each in (first_W, end_W, title_W)),
+                NUM_WINDOWS,
+            ),
+        )
+        for places, matches in found:
+            windows = first_W[places][matches.best_n], end_W[places][matches.best_n]
+            self._sums.update(
+                zip(zip(*(each.tolist() for each in windows), strict=True), matches.sums_nV, strict=True)
+            )
+        return gathered(np.ones_like(first_W), [(places, matches.max_sim_W) for places, matches in found])
+
+    def window_sums(
+        self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
+    ) -> Float32[np.ndarray, "n V"]:
+        """See :class:`~pipeline.search.reader.CandidateScores`."""
+        return np.stack([self._sums[window] for window in zip(first_n.tolist(), end_n.tolist(), strict=True)])
 
     def _fetch_windows(self, positions: Int64[np.ndarray, " K"], size: int) -> WindowScores:
         words, asked = self._words, (None, 0)

@@ -26,7 +26,6 @@ METHODS: Final = frozenset(
         "score",
         "windows",
         "max_sim",
-        "window_sums",
         "token_matches",
         "chunk_vectors",
     }

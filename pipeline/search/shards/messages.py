@@ -101,3 +101,12 @@ class PartScores:
     chunk_N: Float32[np.ndarray, " N"] | None
     passage_N: Float32[np.ndarray, " N"] | None
     windows: WindowScores | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PartMatches:
+    """MaxSim of windows, and of the ``best_n`` of them the sums of their chunk vectors."""
+
+    max_sim_W: Float32[np.ndarray, " W"]
+    best_n: Int64[np.ndarray, " n"]
+    sums_nV: Float32[np.ndarray, "n V"]

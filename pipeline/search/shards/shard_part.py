@@ -19,11 +19,12 @@ from pipeline.search.candidates import (
     score_documents,
     window_cosines,
     window_firsts,
+    window_sums,
 )
-from pipeline.search.late import LateQuery, best_places
+from pipeline.search.late import LateQuery, best_places, window_max_sim
 from pipeline.search.lexical import bm25_documents, bounded_words, is_in_documents
 from pipeline.search.reader import LocalReader, TokenMatches, WindowScores
-from pipeline.search.shards.messages import BestWords, Nearest, PartScores, Words, WordTotals
+from pipeline.search.shards.messages import BestWords, Nearest, PartMatches, PartScores, Words, WordTotals
 
 KEPT_SCORES: Final = 8
 """BM25 of all passages for the last queries, 4 bytes a chunk each: candidates are looked up in it."""
@@ -136,15 +137,18 @@ class ShardPart:
         first_W: Int64[np.ndarray, " W"],
         end_W: Int64[np.ndarray, " W"],
         title_W: Int64[np.ndarray, " W"],
-    ) -> Float32[np.ndarray, " W"]:
-        """Return MaxSim of windows."""
-        return self._reader.max_sim(query, first_W, end_W, title_W)
-
-    def window_sums(
-        self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
-    ) -> Float32[np.ndarray, "n V"]:
-        """Return the sum of the chunk vectors of each window."""
-        return self._reader.window_sums(first_n, end_n)
+        num_best: int,
+    ) -> PartMatches:
+        """Return MaxSim of windows, and the sums of the vectors of the best."""
+        stored = self.part.token_vectors
+        assert stored is not None, "a projected query needs token vectors"
+        max_sim_W = window_max_sim(stored, query, first_W, end_W, title_W)
+        best_n = np.argsort(-max_sim_W, kind="stable")[:num_best]
+        return PartMatches(
+            max_sim_W=max_sim_W,
+            best_n=best_n,
+            sums_nV=window_sums(self.part, first_W[best_n], end_W[best_n]),
+        )
 
     def token_matches(self, chunk_C: Int64[np.ndarray, " C"], query: LateQuery) -> TokenMatches:
         """Return how the tokens of some chunks match a query's."""

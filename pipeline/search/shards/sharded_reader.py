@@ -38,7 +38,10 @@ class ShardedReader:
         self._generation = generation
         self._shards = FanOut(generation, num_shards, ask)
         sampled = sampled_chunks(generation.num_chunks)
-        self._mean_V = self._of_chunks("chunk_vectors", sampled).mean(axis=0)
+        found = self._shards.of_chunks(
+            "chunk_vectors", sampled, lambda places, first: (sampled[places] - first,)
+        )
+        self._mean_V = gathered(np.ones_like(sampled), found).mean(axis=0)
 
     def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
         """See :class:`~pipeline.search.reader.IndexReader`."""
@@ -124,27 +127,6 @@ class ShardedReader:
             self._generation, self._shards, positions, vector_V, words, parts=parts, size=size
         )
 
-    def max_sim(
-        self,
-        query: LateQuery,
-        first_W: Int64[np.ndarray, " W"],
-        end_W: Int64[np.ndarray, " W"],
-        title_W: Int64[np.ndarray, " W"],
-    ) -> Float32[np.ndarray, " W"]:
-        """See :class:`~pipeline.search.reader.IndexReader`."""
-        found = self._shards.of_chunks(
-            "max_sim",
-            first_W,
-            lambda places, first: (query, *(each[places] - first for each in (first_W, end_W, title_W))),
-        )
-        return gathered(np.ones_like(first_W), found)
-
-    def window_sums(
-        self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
-    ) -> Float32[np.ndarray, "n V"]:
-        """See :class:`~pipeline.search.reader.IndexReader`."""
-        return self._of_chunks("window_sums", first_n, end_n)
-
     def token_matches(self, chunk_C: Int64[np.ndarray, " C"], query: LateQuery) -> TokenMatches:
         """See :class:`~pipeline.search.reader.IndexReader`."""
         found: list[tuple[Int64[np.ndarray, " _"], TokenMatches]] = self._shards.of_chunks(
@@ -156,17 +138,6 @@ class ShardedReader:
             cosine_Tq=gathered(size_C, [(places, each.cosine_Tq) for places, each in found]),
             step_T=gathered(size_C, [(places, each.step_T) for places, each in found]),
         )
-
-    def _of_chunks(
-        self, method: str, chunks: Int64[np.ndarray, " C"], *others: Int64[np.ndarray, " C"]
-    ) -> Float32[np.ndarray, "C V"]:
-        """Ask for a row of each of some chunks; arguments are chunks."""
-        found = self._shards.of_chunks(
-            method,
-            chunks,
-            lambda places, first: tuple(each[places] - first for each in (chunks, *others)),
-        )
-        return gathered(np.ones_like(chunks), found)
 
     def _num_chunks(self, documents: Int64[np.ndarray, " A"] | None) -> int:
         if documents is None:

@@ -197,4 +197,4 @@ def test_token_vectors_of_shards_judge_as_those_of_one_process(late_collection: 
         sharded = Searcher(layout, load_query_encoder, make_reader=shards.reader)
         assert len(sharded.generation.segments) == 2
         assert [sharded.search(query, **each) for query, each in asked] == expected
-        assert {"max_sim", "window_sums", "token_matches"} <= set(shards.asked)
+        assert {"max_sim", "token_matches"} <= set(shards.asked)

@@ -1,0 +1,31 @@
+"""One process that holds shards: the parts of collections that it is asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import faiss
+from threadpoolctl import threadpool_limits
+
+from pipeline.search.shards.held_parts import HeldParts
+from pipeline.search.shards.messages import PartKey
+
+
+class ShardActor:
+    """Answers what :class:`~jobs.ray_serve.shard_calls.ShardCalls` asks, several questions at a time."""
+
+    def __init__(self, root: str) -> None:
+        # One question is one processor's work, as a search is in a server without shards.
+        threadpool_limits(limits=1)
+        self._held = HeldParts(Path(root))
+
+    def answer(self, key: PartKey, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Answer a question about a part."""
+        faiss.omp_set_num_threads(1)
+        return self._held.answer(key, method, arguments)
+
+    def held(self) -> tuple[int, list[PartKey]]:
+        """Return the process and the parts it holds."""
+        return os.getpid(), self._held.held()

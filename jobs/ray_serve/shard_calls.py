@@ -1,0 +1,178 @@
+"""Questions to the shards of a cluster: each goes to one replica of its shard, and to the next if that fails.
+
+    question ─▶ replica 0 ──▶ answer
+                  │ dead, damaged, or silent for LATE_SECONDS
+                  └─▶ replica 1 ──▶ answer
+
+Shards are plain actors and no deployments of Serve, since a call through a deployment's handle takes several
+times as long, and a search asks up to nine times. Ray starts a dead actor again, on another machine where its
+own is gone; it opens its part when it is asked for it. A question changes nothing, so it may be asked twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from jobs.ray_serve.shard_actor import ShardActor
+from pipeline.errors import CairnError, StorageError, TryAgainError
+from pipeline.index.generation import Generation
+from pipeline.manifest import fingerprint
+from pipeline.search.reader import IndexReader, LocalReader
+from pipeline.search.shards.fan_out import part_keys
+from pipeline.search.shards.messages import Question
+from pipeline.search.shards.sharded_reader import ShardedReader
+
+log = logging.getLogger(__name__)
+
+NAMESPACE: Final = "cairn-shards"
+QUESTIONS_AT_A_TIME: Final = 8
+"""Threads of a shard."""
+LATE_SECONDS: Final = 2.0
+"""A replica that is silent for so long is passed over, and the next one is asked."""
+OPEN_SECONDS: Final = 60.0
+"""How long a new generation waits for all replicas to open it; then one of each shard is enough."""
+PAUSE_SECONDS: Final = 0.1
+"""Between two rounds in which every replica of a shard failed."""
+REST_SECONDS: Final = 2.0
+"""How long a replica that failed is asked last."""
+
+Place = tuple[int, int]
+"""A shard and one of its replicas."""
+
+
+class ShardCalls:
+    """Asks the shards of the collections under one root; safe to share between threads.
+
+    ``ray`` is the connected module. The actors outlive the process that starts them, and others that ask for
+    the same root find them: :func:`stop_shards` ends them.
+    """
+
+    def __init__(self, ray: Any, root: Path, *, shards: int, replicas: int, answer_seconds: float) -> None:
+        self._ray = ray
+        self._root = root
+        self._num_shards, self._num_replicas = shards, replicas
+        self._answer_seconds = answer_seconds
+        self._prefix = fingerprint(root=str(root), version=version("cairn-retrieval"))[:12]
+        places = itertools.product(range(shards), range(replicas))
+        self._actors = {place: self._start(place) for place in places}
+        self._turn = itertools.count()
+        self._failed_at: dict[Place, float] = {}
+
+    def reader(self, generation: Generation) -> IndexReader:
+        """Open a generation on the shards, and return what reads it there.
+
+        Raises :class:`StorageError` where a shard has no replica that opens it.
+        """
+        if not generation.num_documents:
+            return LocalReader(generation)
+        keys = part_keys(generation, self._num_shards)
+        nothing = np.empty(0, np.int64)
+        opened = [
+            self._actors[shard, replica].answer.remote(key, "chunk_vectors", (nothing,))
+            for shard, key in enumerate(keys)
+            for replica in range(self._num_replicas)
+        ]
+        self._ray.wait(opened, num_returns=len(opened), timeout=OPEN_SECONDS)
+        try:
+            return ShardedReader(generation, self._num_shards, self.ask)
+        except TryAgainError as error:
+            raise StorageError(
+                f"generation {generation.number} of {generation.layout.name!r} must be open on every shard, "
+                f"got one without it: {error}"
+            ) from error
+
+    def ask(self, questions: Sequence[Question]) -> list[Any]:
+        """Ask all questions at once, each again where a replica fails; return the answers in their order.
+
+        Raises :class:`TryAgainError` where no replica of a shard answers in time.
+        """
+        asked = [(question, self._order(question.shard)) for question in questions]
+        under_way = [self._send(question, order[0]) for question, order in asked]
+        try:
+            return self._ray.get(under_way, timeout=LATE_SECONDS)
+        except self._ray.exceptions.RayError:  # of one of them; each is looked at by itself
+            return [
+                self._settle(question, order, reference)
+                for (question, order), reference in zip(asked, under_way, strict=True)
+            ]
+
+    def _settle(self, question: Question, order: list[Place], reference: Any) -> Any:
+        end = time.monotonic() + self._answer_seconds
+        while True:
+            failures: list[Exception] = []
+            for place in order:
+                try:
+                    return self._ray.get(
+                        self._send(question, place) if reference is None else reference, timeout=LATE_SECONDS
+                    )
+                except self._ray.exceptions.RayError as error:
+                    failures.append(self._failed(question, place, error))
+                reference = None
+            causes = [failure for failure in failures if isinstance(failure, CairnError)]
+            if len(causes) == len(failures):  # every replica lives, and says why it has no answer
+                raise causes[-1]
+            if time.monotonic() > end:
+                raise TryAgainError(
+                    f"shard {question.shard} must answer within {self._answer_seconds:g} seconds, got no "
+                    f"answer of {self._num_replicas} replica(s); try again"
+                )
+            time.sleep(PAUSE_SECONDS)
+
+    def _failed(self, question: Question, place: Place, error: Any) -> Exception:
+        """Note that a replica failed, and start one that is gone for good again; return why it failed."""
+        self._failed_at[place] = time.monotonic()
+        exceptions = self._ray.exceptions
+        cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
+        log.warning(
+            "serve.shard_failed shard=%d replica=%d method=%s error=%s",
+            *place,
+            question.method,
+            type(cause).__name__,
+        )
+        if isinstance(error, exceptions.ActorDiedError):
+            self._actors[place] = self._start(place)
+        return cause
+
+    def _order(self, shard: int) -> list[Place]:
+        """Return the replicas of a shard in the order to ask them: by turns, those that failed last."""
+        first, rested = next(self._turn), time.monotonic() - REST_SECONDS
+        places = [(shard, (first + step) % self._num_replicas) for step in range(self._num_replicas)]
+        return sorted(places, key=lambda place: self._failed_at.get(place, rested) > rested)
+
+    def _send(self, question: Question, place: Place) -> Any:
+        return self._actors[place].answer.remote(question.key, question.method, question.arguments)
+
+    def _start(self, place: Place) -> Any:
+        """Return the actor of a replica, started where there is none."""
+        shard, replica = place
+        make = self._ray.remote(
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=QUESTIONS_AT_A_TIME,
+            scheduling_strategy="SPREAD",  # what one machine takes with it when it dies should be little
+        )(ShardActor)
+        return make.options(
+            name=f"{self._prefix}-{shard}-{replica}",
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            lifetime="detached",
+        ).remote(str(self._root))
+
+
+def stop_shards(ray: Any) -> None:
+    """End all shards of a cluster."""
+    for each in ray.util.list_named_actors(all_namespaces=True):
+        if each["namespace"] == NAMESPACE:
+            try:
+                ray.kill(ray.get_actor(each["name"], namespace=NAMESPACE))
+            except ValueError:  # it ended meanwhile
+                continue
