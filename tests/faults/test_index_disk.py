@@ -15,10 +15,11 @@ from types import ModuleType
 import pytest
 
 from pipeline.errors import CairnError, DiskFullError, StorageError
-from pipeline.index import publish
+from pipeline.index import publish, tiers
+from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import verify_collection
-from pipeline.index.segments import writer
+from pipeline.index.segments import merge, writer
 
 STONES = Path(__file__).parents[1] / "index" / "stones.py"
 
@@ -28,9 +29,12 @@ import resource
 sys.path.insert(0, {str(STONES.parent)!r})
 import stones
 from pipeline.errors import CairnError
+from pipeline.index import tiers
 from pipeline.index.layout import CollectionLayout
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-def work(root, limit_bytes, said):
+def work(root, limit_bytes, said, is_merge):
+    if is_merge:
+        tiers.WHOLE_CHUNKS, tiers.FACTOR, tiers.tier_of = 0, 2, lambda rows: 0
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit_bytes), resource.RLIM_INFINITY))
     try:
         stones.publish_change(CollectionLayout(Path(root), "stones"), "n")
@@ -97,6 +101,25 @@ def test_full_disk_while_building_leaves_the_old_generation(
     assert_unchanged_and_converges(published, stones)
 
 
+@pytest.mark.parametrize("step", ["append_documents", "write_postings", "join_indexes"])
+def test_full_disk_in_a_merge_leaves_the_old_generation(
+    published: CollectionLayout, stones: ModuleType, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
+    monkeypatch.setattr(tiers, "FACTOR", 2)
+    monkeypatch.setattr(tiers, "tier_of", lambda _: 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(merge, step, fail)
+        with pytest.raises(DiskFullError, match="no space left while publishing generation 2"):
+            stones.publish_change(published, "n")
+    assert list(published.generations_folder.glob(".*.tmp")) == []
+    assert_unchanged_and_converges(published, stones)
+    assert len(open_generation(published).segments) == 1
+
+
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_failing_rename_leaves_the_old_generation(
     published: CollectionLayout, stones: ModuleType, monkeypatch: pytest.MonkeyPatch, call: int
@@ -125,11 +148,16 @@ def limited_write(start_forks: Callable[[str], Callable[..., int]]) -> Callable[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit_bytes", [0, 1_500, 2_600, 4_000])
+@pytest.mark.parametrize("is_merge", ["", "merge"])
 def test_files_that_may_not_grow_give_one_sentence_and_leave_the_old_generation(
-    published: CollectionLayout, stones: ModuleType, limited_write: Callable[..., int], limit_bytes: int
+    published: CollectionLayout,
+    stones: ModuleType,
+    limited_write: Callable[..., int],
+    limit_bytes: int,
+    is_merge: str,
 ) -> None:
     note = published.root / "said"
-    assert limited_write("no-point", str(published.root), str(limit_bytes), str(note)) == 1
+    assert limited_write("no-point", str(published.root), str(limit_bytes), str(note), is_merge) == 1
     said = note.read_text()
     assert "File too large" in said or "inside LanceDB" in said  # Lance hides the system's error
     assert str(published.root) not in said

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import repair_collection, verify_collection
 from pipeline.index.publish import COMMIT_POINTS
 from tests.index import stones
+from tests.nightly import readings
 
 pytestmark = pytest.mark.slow
 
@@ -32,6 +36,7 @@ def work(root, factor):
 """
 OLD = stones.document_ids(20)
 NEW = [*stones.document_ids(20), *stones.document_ids(10, "n")]
+MERGE_KILLS, KILLS_A_MERGE = 100, 10
 FACTORS = {"added": 100, "merged": 2}
 
 
@@ -71,6 +76,42 @@ def test_writer_of_segments_killed_at_a_commit_point_tears_nothing(
     assert ids(generation) == sorted(NEW)
     assert (len(generation.segments) > 1) == (kind == "added")
     assert verify_collection(layout) == []
+
+
+def search_until(stop: threading.Event, root: Path, answers: list[readings.State | str]) -> None:
+    while not stop.is_set():
+        readings.by_word(root, OLD[3], {"type": "gte", "key": "year", "value": 2000})
+        answers.append(readings.nearest(root, OLD[3], 0))
+        answers.append(readings.all_documents(root))
+
+
+def test_merges_killed_at_random_times_under_searches_tear_nothing(
+    template: Path, tmp_path: Path, write: Callable[..., int]
+) -> None:
+    rng, kills, runs, answers = random.Random(0), 0, 0, list[readings.State | str]()
+    changed = {doc_id: int(doc_id not in OLD[1:]) for doc_id in NEW}
+    seconds = 0.0
+    while kills < MERGE_KILLS:
+        runs += 1
+        layout = CollectionLayout(tmp_path / str(runs), "stones")
+        shutil.copytree(template, layout.root)
+        stop = threading.Event()
+        searches = threading.Thread(target=search_until, args=(stop, layout.root, answers))
+        searches.start()
+        for _ in range(KILLS_A_MERGE if seconds else 0):
+            kills += write(rng.uniform(0.01, seconds), str(layout.root), "2") == -signal.SIGALRM
+            assert ids(open_generation(layout)) in (sorted(OLD), sorted(NEW))
+        begun = time.monotonic()
+        assert write("no-point", str(layout.root), "2") == 0
+        seconds = time.monotonic() - begun
+        stop.set()
+        searches.join()
+        assert len(open_generation(layout).segments) == 1, "merged"
+        assert verify_collection(layout) == []
+        assert readings.all_documents(layout.root) == changed
+        assert list(layout.generations_folder.glob(".*")) == []
+    assert answers
+    assert [each for each in answers if each not in (dict.fromkeys(OLD, 0), changed, OLD[3])] == []
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ import random
 import sys
 from pathlib import Path
 
-from tests.nightly import damage, flips, hostile, operations, publications, stores, suites
+from tests.nightly import damage, flips, hostile, ingests, operations, publications, stores, suites
 from tests.nightly.campaign import Tally, commit, run_campaigns, run_episode, write_summary
 
 CAMPAIGNS = {
     "operations": operations.episode,
+    "ingests": ingests.episode,
     "publications": publications.episode,
     "hostile": hostile.episode,
     "damage": damage.episode,
