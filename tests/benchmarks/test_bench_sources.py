@@ -108,9 +108,9 @@ def test_bench_nightly_ingest_of_a_thousand_files(
     publish_rest(CollectionLayout(root, "c"), source, config)
     time.sleep(SETTLED_SECONDS)
 
-    def ingest(what: str) -> IngestReport:
+    def ingest(what: str, **settings: bool) -> IngestReport:
         started = time.process_time()
-        report = build_index([str(source)], root, "c", config)
+        report = build_index([str(source)], root, "c", replace(config, **settings))
         seconds = " ".join(f"{stage} {each:.2f}" for stage, each in report.stage_seconds.items())
         processor = time.process_time() - started
         print(
@@ -126,5 +126,6 @@ def test_bench_nightly_ingest_of_a_thousand_files(
         write_file(source, FILES // 2, rows, version)
         time.sleep(SETTLED_SECONDS)
         assert ingest("one file changed").indexed == 1
+    assert ingest("all read again", reread=True).unread_files == 0
     size = CollectionLayout(root, "c").sources_path.stat().st_size
     print(f"record: {size / num_documents:.0f} bytes a document")

@@ -142,3 +142,19 @@ def test_sample_for_another_kind_of_storage_is_refused_before_it_is_made(
 ) -> None:
     monkeypatch.delattr("pipeline.corpus.sample.write_sample")
     assert on("here", "sample", "gs://bucket/corpus", "--max-documents", "5")[0] == 2
+
+
+def test_unread_files_are_known_to_the_machine_that_published_last(
+    on: Any, object_store: ObjectStore
+) -> None:
+    ingest = ("ingest", "s3://cairn/articles", "--collection", "notes", "--json", "--quiet")
+    content = io.BytesIO()
+    pq.write_table(pa.table({"id": ["d"], "text": ["a path through the wood"]}), content)
+    object_store.put("articles/other.parquet", content.getvalue())
+    assert [on("one", *ingest)[1]["unread_files"] for _ in range(2)] == [0, 2]
+    put_corpus(object_store, {**TEXTS, "b": "the mill stands by the river"})
+    assert on("two", *ingest)[1]["unread_files"] == 0
+    code, report = on("one", *ingest)
+    assert (code, report["unread_files"], report["unchanged"], report["quarantined"]) == (3, 0, 3, 1)
+    code, report = on("one", *ingest)
+    assert (code, report["unread_files"], report["unchanged"], report["quarantined"]) == (3, 2, 3, 1)
