@@ -25,12 +25,19 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) --editable '.[cpu]'
-	$(BIN)/python -c 'import jobs.build_index, pipeline.collection, pipeline.encode.text_encoder'
+	$(WARM)
 	touch $(STAMP)
 
-$(DEV_STAMP): $(STAMP)
+# pip fetches and unpacks one package after another, so that three of them share the pinned ones. The last call
+# checks that they fit together, and installs what no pin names: the libraries of a CUDA build.
+$(DEV_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	grep -v '^#' constraints.txt | xargs -P 3 -n 80 $(PIP) --no-deps
 	$(PIP) --editable '.[cpu,dev]'
-	touch $(DEV_STAMP)
+	$(WARM)
+	touch $(STAMP) $(DEV_STAMP)
+
+WARM = $(BIN)/python -c 'import jobs.build_index, pipeline.collection, pipeline.encode.text_encoder'
 
 demo: $(STAMP) ## Install Cairn alone, make a sample corpus, ingest it and search it (two to three minutes)
 	@$(BIN)/cairn sample cairn-sample --kind topic --kind function
@@ -50,7 +57,8 @@ else
 	$(BIN)/cairn evaluate cairn-sample --known-items 300 --max-documents 2000 --cache cairn-evaluation
 endif
 
-test: lint types unit ## Lint, type-check and test (up to ten minutes with the installation)
+test: lint ## Lint, type-check and test (up to ten minutes with the installation)
+	@$(MAKE) --no-print-directory --jobs 2 types unit
 
 test-all: test slow ## The same, then the tests marked slow
 
