@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 # Before torch, FAISS, tokenizers or Ray are imported: they read these once.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -16,6 +18,7 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 import jaxtyping
 import pytest
+from beartype import beartype
 from jaxtyping import install_import_hook
 
 pytest_plugins = [
@@ -43,17 +46,51 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def check_outermost(
-    *, typechecker: Any, check: Callable[..., Any] = jaxtyping.jaxtyped
-) -> Callable[[Any], Any]:
-    """Stand in for ``jaxtyping.jaxtyped`` and leave functions inside functions unchecked.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without Python's garbage collector, and exempt from it what exists afterwards.
 
-    They would be wrapped at every call, which is more than half of the time a tiny model takes for a text.
+    It would look through a million objects of imported libraries again and again.
     """
-    return lambda item: item if "<locals>" in item.__qualname__ else check(item, typechecker=typechecker)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
-jaxtyping.jaxtyped = check_outermost
+def has_array(hint: Any) -> bool:
+    """Return whether an annotation is that of an array with a shape, or contains one."""
+    if isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray):
+        return True
+    parts = hint if isinstance(hint, list) else get_args(hint)
+    return any(map(has_array, parts))
+
+
+def checked(*, typechecker: Any, check: Callable[..., Any] = jaxtyping.jaxtyped) -> Callable[[Any], Any]:
+    """Stand in for ``jaxtyping.jaxtyped``, whose wrapper takes longer than most functions of a tiny model.
+
+    beartype alone checks functions whose annotations name no shape. Functions inside functions stay
+    unchecked, because they would be wrapped at every call.
+    """
+
+    def wrap(item: Any) -> Any:
+        if "<locals>" in item.__qualname__:
+            return item
+        if inspect.isfunction(item):
+            try:
+                hints = get_type_hints(item, include_extras=True)
+            except NameError:  # names a class that is defined below it
+                hints = None
+            if hints is not None and not any(map(has_array, hints.values())):
+                return beartype(item)
+        return check(item, typechecker=typechecker)
+
+    return wrap
+
+
+jaxtyping.jaxtyped = checked
 install_import_hook(
     [
         "pipeline.evaluate",
