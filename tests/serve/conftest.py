@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,12 +114,9 @@ def own_root(served_root: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(served_root, tmp_path / "root"))
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[..., TestClient]]:
-    """Return a starter of servers.
-
-    ``serve(settings)`` or ``serve(app)`` gives a client once its collections were tried.
-    """
+@contextmanager
+def starter() -> Iterator[Callable[..., TestClient]]:
+    """Give a starter of servers that run until the block ends."""
     with ExitStack() as stack:
 
         def start(target: ServeSettings | FastAPI, *, base_url: str = SERVER, **options: Any) -> TestClient:
@@ -135,6 +132,23 @@ def serve() -> Iterator[Callable[..., TestClient]]:
 
 
 @pytest.fixture
-def client(served_root: Path, serve: Callable[..., TestClient]) -> TestClient:
-    """A client of a server over both collections, without keys."""
+def serve() -> Iterator[Callable[..., TestClient]]:
+    """Return a starter of servers.
+
+    ``serve(settings)`` or ``serve(app)`` gives a client once its collections were tried.
+    """
+    with starter() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def client(served_root: Path) -> Iterator[TestClient]:
+    """A client of a server over both collections, without keys, shared by the tests of a module."""
+    with starter() as start:
+        yield start(ServeSettings(root=served_root))
+
+
+@pytest.fixture
+def own_client(served_root: Path, serve: Callable[..., TestClient]) -> TestClient:
+    """A client of such a server of the test's own, for what its state or settings change."""
     return serve(ServeSettings(root=served_root))

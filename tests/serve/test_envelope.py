@@ -233,13 +233,15 @@ def test_unforeseen_error_is_a_problem_without_its_message(
     assert "secretword" not in caplog.text + response.text
 
 
-def test_log_has_routes_and_no_text_id_or_key(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_has_routes_and_no_text_id_or_key(
+    own_client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
-    client.headers["Authorization"] = "Bearer cairn_secretword"
-    client.post(SEARCH, json={"query": SECRET})
-    client.post(SEARCH, json={"query": SECRET, "top_k": "secretword"})
-    client.get("/v1/collections/stones/documents/secretword")
-    client.get("/v1/collections/secretword")
+    own_client.headers["Authorization"] = "Bearer cairn_secretword"
+    own_client.post(SEARCH, json={"query": SECRET})
+    own_client.post(SEARCH, json={"query": SECRET, "top_k": "secretword"})
+    own_client.get("/v1/collections/stones/documents/secretword")
+    own_client.get("/v1/collections/secretword")
     ours = [record for record in caplog.records if record.name.startswith("pipeline")]
     assert any("route=/v1/collections/{name}/search status=200" in record.getMessage() for record in ours)
     assert [record.getMessage() for record in ours if "secretword" in record.getMessage()] == []
@@ -257,21 +259,21 @@ def test_every_response_carries_the_security_headers(client: TestClient, path: s
     assert "server" not in headers
 
 
-def test_route_may_bring_headers_of_its_own(client: TestClient) -> None:
+def test_route_may_bring_headers_of_its_own(own_client: TestClient) -> None:
     from starlette.responses import PlainTextResponse
 
-    client.app.add_api_route(
+    own_client.app.add_api_route(
         "/own", lambda: PlainTextResponse("x", headers={"Content-Security-Policy": "default-src 'self'"})
     )
-    assert client.get("/own").headers.get_list("Content-Security-Policy") == ["default-src 'self'"]
+    assert own_client.get("/own").headers.get_list("Content-Security-Policy") == ["default-src 'self'"]
 
 
-def test_metrics_count_by_route_and_never_by_what_was_sent(client: TestClient) -> None:
-    client.post(SEARCH, json={"query": SECRET})
-    client.get("/v1/collections/secretword")
-    client.get("/secretword")
-    client.request("BREW", "/healthz")
-    text = client.get("/metrics").text
+def test_metrics_count_by_route_and_never_by_what_was_sent(own_client: TestClient) -> None:
+    own_client.post(SEARCH, json={"query": SECRET})
+    own_client.get("/v1/collections/secretword")
+    own_client.get("/secretword")
+    own_client.request("BREW", "/healthz")
+    text = own_client.get("/metrics").text
     assert (
         'cairn_http_requests_total{method="POST",route="/v1/collections/{name}/search",status="200"} 1.0'
         in text

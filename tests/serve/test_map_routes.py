@@ -51,10 +51,10 @@ def test_map_has_every_document_once(
     assert (reply["generation"], sum(cluster["documents"] for cluster in reply["clusters"])) == (1, 20)
 
 
-def test_map_that_is_being_drawn_says_so(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_map_that_is_being_drawn_says_so(own_client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.serve.map_routes.MAP_WAIT_SECONDS", 0.0)
     for path in ("map", "map/places?doc_id=a"):
-        reply = client.get(f"/v1/collections/pebbles/{path}").json()
+        reply = own_client.get(f"/v1/collections/pebbles/{path}").json()
         assert (reply["status"], reply["documents"], reply["points"]) == ("drawing", 4, None)
         if path == "map":
             monkeypatch.setattr("pipeline.serve.maps.map_cache.GenerationCache.get", never_ready)
@@ -75,15 +75,15 @@ def test_documents_stand_where_the_map_has_them(client: TestClient) -> None:
 
 
 def test_document_that_is_not_on_the_map_is_placed(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
+    own_client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.serve.maps.corpus_map.MAX_DOCUMENTS", 10)
-    shown = drawn(client, "map")
+    shown = drawn(own_client, "map")
     assert (len(shown["points"]["doc_id"]), shown["documents"]) == (10, 20)
     missing = next(
         f"stones/basalt/{n}" for n in (1, 11) if f"stones/basalt/{n}" not in shown["points"]["doc_id"]
     )
-    placed = drawn(client, "map/places", doc_id=missing)["points"]
+    placed = drawn(own_client, "map/places", doc_id=missing)["points"]
     assert placed["doc_id"] == [missing]
     assert -1 <= placed["x"][0] <= 1
 
