@@ -125,17 +125,15 @@ class Reference:
         width = DIM // HEADS
         query, key, value = (x @ qkv.T).view(len(x), 3, HEADS, width).unbind(1)
         query, key = (
-            [self.turn(heads[i], place, theta) for i, place in enumerate(positions)] for heads in (query, key)
+            torch.stack([self.turn(heads[i], place, theta) for i, place in enumerate(positions)])
+            for heads in (query, key)
         )
         out = torch.zeros(len(x), HEADS, width)
         for i in range(len(x)):
-            seen = [j for j in range(len(x)) if radius is None or abs(i - j) <= radius]
+            seen = slice(None) if radius is None else slice(max(i - radius, 0), i + radius + 1)
             for head in range(HEADS):
-                scores = (
-                    torch.stack([query[i][head] @ key[j][head] for j in seen]) / width**0.5 / self.temperature
-                )
-                weights = scores.softmax(0)
-                out[i, head] = sum(weight * value[j, head] for weight, j in zip(weights, seen, strict=True))
+                scores = key[seen, head] @ query[i, head] / width**0.5 / self.temperature
+                out[i, head] = scores.softmax(0) @ value[seen, head]
         return out.reshape(len(x), DIM)
 
     @staticmethod
