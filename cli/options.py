@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from typing_extensions import override
 
 from pipeline.errors import ConfigError
-from pipeline.options import Option, check_value, options_of
+from pipeline.options import Option, check_value, options_of, shown
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -35,11 +35,11 @@ class TemperatureSteps(click.ParamType):
         """Return the pairs; their order and limits are the configuration's business."""
         steps = [step.split(":") for step in value.split(",")] if isinstance(value, str) else value
         try:
-            return tuple((int(length), float(temperature)) for length, temperature in steps)
-        except (TypeError, ValueError):
+            return tuple((_whole(length), float(temperature)) for length, temperature in steps)
+        except (TypeError, ValueError, OverflowError):
             raise ConfigError(
                 "temperature_by_length must be pairs of a number of tokens and a temperature, got "
-                f"{value!r}; write 128:0.95,512:0.9"
+                f"{shown(value)}; write 128:0.95,512:0.9"
             ) from None
 
 
@@ -54,11 +54,20 @@ class Numbers(click.ParamType):
     ) -> tuple[int, ...]:
         """Return the numbers; their limits are the configuration's business."""
         try:
-            return tuple(int(part) for part in (value.split(",") if isinstance(value, str) else value))
+            return tuple(_whole(part) for part in (value.split(",") if isinstance(value, str) else value))
         except (TypeError, ValueError):
             self.fail(
-                f"{value!r} must be whole numbers with commas between them, as in 32,64,128", param, ctx
+                f"{shown(value)} must be whole numbers with commas between them, as in 32,64,128", param, ctx
             )
+
+
+def _whole(part: Any) -> int:
+    """Return a whole number, read where it is a text; another number is not rounded."""
+    if isinstance(part, str):
+        return int(part)
+    if isinstance(part, bool) or not isinstance(part, int):
+        raise TypeError
+    return part
 
 
 _TYPES: Final[Mapping[Any, Any]] = {
@@ -110,8 +119,8 @@ def click_option(each: Option, default: Any = None) -> Callable[[_Function], _Fu
         settings |= {"type": kind, "default": default, "multiple": is_list, "metavar": about.metavar}
         if default is not None:
             settings["callback"] = _checked(each, default)
-    shown = each.default_text if default is None else None  # click shows the command's own
-    help_text = about.help if shown is None else f"{about.help}  [default: {shown}]"
+    text = each.default_text if default is None else None  # click shows the command's own
+    help_text = about.help if text is None else f"{about.help}  [default: {text}]"
     return click.option(flag, each.name, help=help_text, **settings)
 
 

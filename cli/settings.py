@@ -17,13 +17,13 @@ import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
 from pipeline.config import DEFAULT_ROOT, EncoderConfig
 from pipeline.errors import ConfigError
-from pipeline.options import did_you_mean
+from pipeline.options import About, Option, check_value, did_you_mean
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -33,13 +33,17 @@ _SET_ELSEWHERE = frozenset({"CAIRN_CACHE"})
 _EVERYWHERE = ("ingest", "search", "serve", "keys", "status", "plan", "verify", "repair", "compact", "delete")
 
 
+def settings_file() -> Path:
+    """Return where the file of settings is looked for."""
+    return Path(os.environ.get("CAIRN_CONFIG") or "cairn.toml")
+
+
 def load_default_map() -> dict[str, Any]:
     """Read ``cairn.toml`` into click's default map; a missing file is an empty one."""
-    named = os.environ.get("CAIRN_CONFIG")
-    path = Path(named or "cairn.toml")
+    path = settings_file()
     if not path.is_file():
-        if named:
-            raise ConfigError(f"CAIRN_CONFIG must name a file, got {named!r}")
+        if os.environ.get("CAIRN_CONFIG"):
+            raise ConfigError(f"CAIRN_CONFIG must name a file, got {str(path)!r}")
         return {}
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -53,6 +57,8 @@ def load_default_map() -> dict[str, Any]:
         raise ConfigError(
             f"{path} has no setting {unknown[0]!r} before the first table; there are {', '.join(_SHARED)}"
         )
+    for name, value in shared.items():
+        _check(f"{path}: {name}", str, value)
     verbs = {key: value for key, value in content.items() if isinstance(value, dict)}
     return {
         verb: {**shared, **{_parameter_name(key): value for key, value in verbs.get(verb, {}).items()}}
@@ -67,30 +73,59 @@ def _parameter_name(option: str) -> str:
 def settings_of_verb(command: click.Command, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a verb's settings of ``cairn.toml`` by parameter, a list where one may be given again.
 
-    A key that the verb does not have is refused: a misspelt setting must not be ignored in silence.
+    A key that the verb does not have is refused, and so is a value of another type than the option's: a
+    setting must not be ignored or changed in silence.
     """
     options = {_key_of(each): each for each in _options(command)}
     found: dict[str, Any] = {}
     for key, value in settings.items():
-        option = options.get(key)
+        option, shown_key = options.get(key), key.replace("_", "-")
         if option is not None:
-            found[str(option.name)] = [value] if option.multiple and isinstance(value, str) else value
+            value = [value] if option.multiple and isinstance(value, str) else value
+            _check(f"{settings_file()}: [{command.name}] {shown_key}", _kind_of(option), value)
+            found[str(option.name)] = value
         elif key in _SHARED:
             found[key] = value  # for the verbs of a group, such as `cairn keys create`
         else:
-            named = sorted(name.replace("_", "-") for name in options)
-            key = key.replace("_", "-")
+            turned_off = {
+                off.removeprefix("--"): on for on, each in options.items() for off in each.secondary_opts
+            }
             raise ConfigError(
-                f"cairn.toml: [{command.name}] has no setting {key!r}{did_you_mean(key, named)}"
+                f"{settings_file()}: [{command.name}] has no setting {shown_key!r}"
+                + (
+                    f"; write {turned_off[shown_key].replace('_', '-')} = false"
+                    if shown_key in turned_off
+                    else did_you_mean(shown_key, sorted(name.replace("_", "-") for name in options))
+                )
             )
     return found
+
+
+def _kind_of(option: click.Option) -> Any:
+    """Return the type of an option's value in the file, None where the option's own type reads it."""
+    if option.is_flag:
+        return bool
+    if isinstance(option.type, click.Choice):
+        return Literal[tuple(option.type.choices)]
+    if isinstance(option.type, click.types.StringParamType | click.Path):
+        return tuple[str, ...] if option.multiple or option.nargs > 1 else str
+    if isinstance(option.type, click.types.IntParamType):
+        return int
+    return float if isinstance(option.type, click.types.FloatParamType) else None
+
+
+def _check(what: str, kind: Any, value: Any) -> None:
+    """Refuse a value of another type than ``kind``; ``what`` begins the sentence."""
+    if kind is not None:
+        wanted = Option(name=what, kind=kind, is_optional=False, default=None, about=About())
+        check_value(wanted, value, None)
 
 
 def check_tables(settings: Mapping[str, Any], verbs: Collection[str]) -> None:
     """Refuse tables of ``cairn.toml`` that no verb reads."""
     unknown = sorted(set(settings) - set(verbs))
     if unknown:
-        raise ConfigError(f"cairn.toml: [{unknown[0]}] is no verb{did_you_mean(unknown[0], verbs)}")
+        raise ConfigError(f"{settings_file()}: [{unknown[0]}] is no verb{did_you_mean(unknown[0], verbs)}")
 
 
 def name_variables(command: click.Command, prefix: str) -> None:

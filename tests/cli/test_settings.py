@@ -9,6 +9,8 @@ import pytest
 from cli.main import _VERBS, cairn
 from cli.settings import variable_prefix, warn_of_variables
 
+REQUIRED = {"ingest": ("--collection", "c"), "train": ("--output", "run")}
+
 
 def contexts_of(verb: str) -> list[click.Context]:
     """Return the context of a verb as it stands on the command line, and those of the verbs below it."""
@@ -78,6 +80,66 @@ def test_refused_value_comes_with_the_default_of_its_verb(call: Any) -> None:
         2,
         "error: top_k must be a whole number from 1 to 200, got 0 (default: 5)\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("top-k = inf", "top-k must be a whole number, got inf"),
+        ("top-k = 2.7", "top-k must be a whole number, got 2.7"),
+        ("top-k = true", "top-k must be a whole number, got True"),
+        ("top-k = '3'", "top-k must be a whole number, got '3'"),
+        ("top-k = [1]", "top-k must be a whole number, got [1]"),
+        ("top-k = {}", "top-k must be a whole number, got a value of type dict"),
+        ("hybrid = 1", "hybrid must be true or false, got 1"),
+        ("hybrid = []", "hybrid must be true or false, got []"),
+        ("hybrid = 2026-01-01", "hybrid must be true or false, got a value of type date"),
+        ("no-hybrid = true", "has no setting 'no-hybrid'; write hybrid = false"),
+        ("granularity = 3", "granularity must be one of document, chunk, both, got 3"),
+        ("filter = [1]", "filter must be a list, each text, got [1]"),
+        ("rerank = 1", "rerank must be text, got 1"),
+    ],
+)
+def test_value_of_another_type_in_the_file_is_refused_with_table_and_key(
+    line: str, sentence: str, call: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "cairn.toml").write_text(f"[search]\n{line}\n")
+    assert call("search", "stone", "--collection", "c")[::2] == (
+        2,
+        f"error: cairn.toml: [search] {sentence}\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("verb", "line"),
+    [
+        ("ingest", "sync = 1"),
+        ("ingest", "layers = true"),
+        ("ingest", "temperature-by-length = [[8.5, 0.9]]"),
+        pytest.param("ingest", f"temperature-by-length = [[8, 1{'0' * 400}]]", id="huge temperature"),
+        ("ingest", "workers = inf"),
+        ("serve", "port = 1e3"),
+        ("serve", "deadline = [1]"),
+        ("train", "matryoshka-dims = [32.5]"),
+        ("train", "dev-queries = 1.5"),
+        ("evaluate", "compare = 'one'"),
+    ],
+)
+def test_wrong_value_in_the_file_is_a_usage_error_of_every_verb(
+    verb: str, line: str, call: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "cairn.toml").write_text(f"[{verb}]\n{line}\n")
+    code, _, err = call(verb, "source", *REQUIRED.get(verb, ()))
+    assert (code, line.split()[0].replace("-", "_") in err.replace("-", "_"), "unforeseen" in err) == (
+        2,
+        True,
+        False,
+    )
+
+
+def test_root_of_another_type_in_the_file_is_refused(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "cairn.toml").write_text("root = 3\n")
+    assert call("status")[::2] == (2, "error: cairn.toml: root must be text, got 3\n")
 
 
 def test_misspelt_table_in_the_file_is_refused(call: Any, tmp_path: Path) -> None:
