@@ -11,7 +11,7 @@ from typing_extensions import override
 from cli.options import add_options
 from jobs.engine import EngineConfig, EngineName
 from pipeline.errors import ConfigError
-from pipeline.options import options_of
+from pipeline.options import options_of, shown
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -30,7 +30,7 @@ class WorkerRange(click.ParamType):
         try:
             return int(least), int(most or least)
         except ValueError:
-            raise ConfigError(f"workers must be a positive number, or two as in 2:8, got {value!r}") from None
+            raise ConfigError(f"workers must be a number, or two as in 2:8, got {shown(value)}") from None
 
 
 def job_server_option(function: _Function) -> _Function:

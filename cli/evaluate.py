@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.evaluation_tables import advice_lines, compared_cells, length_table, measure_table, set_lines
-from cli.options import add_options, chosen
+from cli.options import COUNT, SEED, add_options, chosen
 from cli.settings import json_option, warn_of_window
 from cli.terminal import ProgressBars, table
 from pipeline.config import ContextConfig, EncoderConfig
@@ -43,22 +43,20 @@ if TYPE_CHECKING:
 @add_options(EncoderConfig, ContextConfig)
 @click.option(
     "--known-items",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="For a corpus without queries: so many first sentences find their texts.",
 )
 @click.option(
     "--max-queries",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="Draw at most so many queries of each set.  [default: all]",
 )
 @click.option(
     "--max-documents",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="Draw at most so many documents, judged ones first.  [default: all]",
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, help="Of everything drawn: samples, contexts, tests."
-)
+@click.option("--seed", type=SEED, default=0, help="Of everything drawn: samples, contexts, tests.")
 @click.option(
     "--runs", type=click.Path(path_type=Path), help="Write a TREC run file of every system under this folder."
 )

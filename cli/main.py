@@ -5,8 +5,10 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 done with quarantined rows, 75 try agai
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +25,7 @@ from cli.settings import (
 )
 from jobs import unforeseen
 from pipeline.errors import CairnError, is_panic
+from pipeline.options import shown
 
 _VERBS = {
     "ingest": "Index a Parquet corpus, or what changed in it since the last time.",
@@ -50,6 +53,9 @@ _FILES = {"mcp": "mcp_stdio"}
 """Where a verb's own name is a package's."""
 _INTERRUPTED = 130
 _FAILED = 1
+_USAGE = 2
+_LONG_WORD = re.compile(r"\S{200,}")
+"""A value that click repeats in its sentence."""
 
 
 class _LazyGroup(click.Group):
@@ -101,6 +107,7 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
     except KeyboardInterrupt:
         return _interrupted()
     except click.ClickException as error:
+        vars(error)["message"] = _LONG_WORD.sub(lambda word: f"{word[0][:80]}…", error.message)
         error.show()
         return error.exit_code
     except CairnError as error:
@@ -115,6 +122,11 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001 - no verb ends in a traceback
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            click.echo(
+                f"error: a path must have names of at most 255 bytes, got {shown(error.filename)}", err=True
+            )
+            return _USAGE
         return _unforeseen(error, name, arguments)
     except BaseException as error:
         if not is_panic(error):

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from typing_extensions import override
 
 from pipeline.errors import ConfigError
-from pipeline.options import Option, check_value, options_of, shown
+from pipeline.options import MAX_NUMBER, MAX_SEED, Option, check_value, options_of, shown
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -70,6 +70,10 @@ def _whole(part: Any) -> int:
     return part
 
 
+COUNT: Final = click.IntRange(1, MAX_NUMBER)
+SEED: Final = click.IntRange(0, MAX_SEED)
+"""Of options that no dataclass has."""
+
 _TYPES: Final[Mapping[Any, Any]] = {
     str: str,
     int: int,
@@ -79,6 +83,15 @@ _TYPES: Final[Mapping[Any, Any]] = {
     tuple[int, ...]: Numbers(),
     tuple[tuple[int, float], ...]: TemperatureSteps(),
 }
+
+
+class FieldOption(click.Option):
+    """An option made of the field of a dataclass."""
+
+    def __init__(self, *args: Any, field: Option, **kwargs: Any) -> None:
+        """Keep the field beside what click knows."""
+        super().__init__(*args, **kwargs)
+        self.field = field
 
 
 def add_options(
@@ -121,7 +134,7 @@ def click_option(each: Option, default: Any = None) -> Callable[[_Function], _Fu
             settings["callback"] = _checked(each, default)
     text = each.default_text if default is None else None  # click shows the command's own
     help_text = about.help if text is None else f"{about.help}  [default: {text}]"
-    return click.option(flag, each.name, help=help_text, **settings)
+    return click.option(flag, each.name, cls=FieldOption, field=each, help=help_text, **settings)
 
 
 def _checked(each: Option, default: Any) -> Callable[[click.Context, click.Parameter, Any], Any]:

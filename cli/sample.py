@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 import click
 
+from cli.options import COUNT
 from cli.settings import json_option
 from cli.terminal import ProgressBars, table, thousands
 from pipeline.config import SampleKind
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
     type=click.Choice(get_args(SampleKind)),
     help="Write only documents of this kind; repeat.  [default: all]",
 )
-@click.option(
-    "--max-documents", type=click.IntRange(min=1), help="Write at most this many documents.  [default: all]"
-)
+@click.option("--max-documents", type=COUNT, help="Write at most this many documents.  [default: all]")
 @json_option
 def sample(*, folder: str, kinds: tuple[SampleKind, ...], max_documents: int | None, as_json: bool) -> int:
     """Write a Parquet corpus into FOLDER, or s3://BUCKET/FOLDER.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.options import COUNT
 from cli.settings import json_option
 from cli.terminal import duration, table, thousands
 from pipeline.errors import ConfigError
@@ -137,7 +138,7 @@ def remove(file: ScheduleFile, *, name: str) -> int:
 
 
 @schedule.command()
-@click.option("--parallel", type=click.IntRange(min=1), default=4, help="Commands that may run at a time.")
+@click.option("--parallel", type=COUNT, default=4, help="Commands that may run at a time.")
 @click.pass_obj
 def run(file: ScheduleFile, *, parallel: int) -> int:
     """Run every schedule of the file at its times, until SIGTERM or Ctrl-C; edits of the file are taken up.
@@ -167,7 +168,7 @@ def run(file: ScheduleFile, *, parallel: int) -> int:
 
 @schedule.command()
 @click.argument("name", required=False)
-@click.option("--last", type=click.IntRange(min=1), default=20, help="Runs to show, the newest.")
+@click.option("--last", type=COUNT, default=20, help="Runs to show, the newest.")
 @json_option
 @click.pass_obj
 def history(file: ScheduleFile, *, name: str | None, last: int, as_json: bool) -> int:

@@ -15,19 +15,28 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import click
 
+from cli.options import FieldOption, Numbers
 from pipeline.config import DEFAULT_ROOT, EncoderConfig
 from pipeline.errors import ConfigError
-from pipeline.options import About, Option, check_value, did_you_mean
+from pipeline.options import MAX_NUMBER, About, Option, check_value, did_you_mean
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _SHARED = ("root", "collection")
+_KINDS: Final[Mapping[type, type]] = {
+    click.types.StringParamType: str,
+    click.Path: str,
+    click.types.IntParamType: int,
+    click.IntRange: int,
+}
+"""Type of a value in the file by its option's; others read it themselves."""
 _SET_ELSEWHERE = frozenset({"CAIRN_CACHE"})
 """Variables of other parts of Cairn that are spelt like an option's."""
 _EVERYWHERE = ("ingest", "search", "serve", "keys", "status", "plan", "verify", "repair", "compact", "delete")
@@ -58,7 +67,7 @@ def load_default_map() -> dict[str, Any]:
             f"{path} has no setting {unknown[0]!r} before the first table; there are {', '.join(_SHARED)}"
         )
     for name, value in shared.items():
-        _check(f"{path}: {name}", str, value)
+        _check(f"{path}: {name}", click.Option([f"--{name}"]), value)
     verbs = {key: value for key, value in content.items() if isinstance(value, dict)}
     return {
         verb: {**shared, **{_parameter_name(key): value for key, value in verbs.get(verb, {}).items()}}
@@ -82,7 +91,7 @@ def settings_of_verb(command: click.Command, settings: Mapping[str, Any]) -> dic
         option, shown_key = options.get(key), key.replace("_", "-")
         if option is not None:
             value = [value] if option.multiple and isinstance(value, str) else value
-            _check(f"{settings_file()}: [{command.name}] {shown_key}", _kind_of(option), value)
+            _check(f"{settings_file()}: [{command.name}] {shown_key}", option, value)
             found[str(option.name)] = value
         elif key in _SHARED:
             found[key] = value  # for the verbs of a group, such as `cairn keys create`
@@ -101,24 +110,27 @@ def settings_of_verb(command: click.Command, settings: Mapping[str, Any]) -> dic
     return found
 
 
-def _kind_of(option: click.Option) -> Any:
-    """Return the type of an option's value in the file, None where the option's own type reads it."""
+def _check(what: str, option: click.Option, value: Any) -> None:
+    """Refuse a value that the option must not have; ``what`` begins the sentence."""
+    own = option.field if isinstance(option, FieldOption) and option.field.is_checked else None
+    field = own or _as_field(option)
+    if field.is_checked and not isinstance(option.type, Numbers):
+        check_value(replace(field, name=what, is_optional=False), value, None)
+
+
+def _as_field(option: click.Option) -> Option:
+    """Return an option that is the command's alone as the field of a dataclass."""
+    kind: Any = _KINDS.get(type(option.type), object)
+    about = About()
     if option.is_flag:
-        return bool
-    if isinstance(option.type, click.Choice):
-        return Literal[tuple(option.type.choices)]
-    if isinstance(option.type, click.types.StringParamType | click.Path):
-        return tuple[str, ...] if option.multiple or option.nargs > 1 else str
-    if isinstance(option.type, click.types.IntParamType):
-        return int
-    return float if isinstance(option.type, click.types.FloatParamType) else None
-
-
-def _check(what: str, kind: Any, value: Any) -> None:
-    """Refuse a value of another type than ``kind``; ``what`` begins the sentence."""
-    if kind is not None:
-        wanted = Option(name=what, kind=kind, is_optional=False, default=None, about=About())
-        check_value(wanted, value, None)
+        kind = bool
+    elif isinstance(option.type, click.Choice):
+        kind = Literal[tuple(option.type.choices)]
+    elif isinstance(option.type, click.IntRange):
+        about = About(low=option.type.min, high=option.type.max or MAX_NUMBER)
+    elif kind is str and (option.multiple or option.nargs > 1):
+        kind = tuple[str, ...]
+    return Option(name="", kind=kind, is_optional=False, default=None, about=about)
 
 
 def check_tables(settings: Mapping[str, Any], verbs: Collection[str]) -> None:

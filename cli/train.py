@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import add_options, chosen, given
+from cli.options import COUNT, add_options, chosen, given
 from cli.settings import json_option
 from cli.terminal import ProgressBars, duration, table, thousands
 from pipeline.config import BASE_MODEL
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--dev-queries",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=300,
     help="Draw at most so many queries of each dev set.",
 )
 @click.option(
     "--dev-documents",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=2000,
     help="Draw at most so many documents, judged ones first.",
 )

@@ -13,6 +13,7 @@ from cli.frozen_base import frozen_base, frozen_base_options, report_rows
 from cli.options import add_options, chosen
 from cli.settings import json_option
 from cli.terminal import ProgressBars, table
+from pipeline.options import MAX_NUMBER
 from pipeline.train.mixer.settings import MixerConfig
 
 
@@ -20,7 +21,7 @@ from pipeline.train.mixer.settings import MixerConfig
 @frozen_base_options(trained="mixer", output="model", kept="vectors")
 @click.option(
     "--whole-text-tokens",
-    type=int,
+    type=click.IntRange(0, MAX_NUMBER),
     default=0,
     help="Texts of at most so many tokens the model will keep whole.",
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from pipeline.errors import ConfigError
 from pipeline.options import About, check_options, option
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the command line reads EngineConfig for its help, and must 
     from pipeline.context.store import ContextSet
 
 EngineName = Literal["local", "ray"]
+_WORKERS: Final = About(low=1, high=10_000)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,20 +46,20 @@ class EngineConfig:
             variable="RAY_ADDRESS",
         ),
     )
-    min_workers: int = 1
-    max_workers: int | None = None
-    worker_cpus: int = option(1, About("CPUs of a worker, one thread each.", low=1))
-    worker_gpus: float = option(0.0, About("GPUs of a worker.", low=0))
+    min_workers: int = option(1, _WORKERS)
+    max_workers: int | None = option(None, _WORKERS)
+    worker_cpus: int = option(1, About("CPUs of a worker, one thread each.", low=1, high=1_024))
+    worker_gpus: float = option(0.0, About("GPUs of a worker.", low=0, high=1_024))
     shard_deadline: float | None = option(
         None, About("Seconds until a shard goes to another worker.", above=0, default_text="learnt")
     )
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.min_workers < 1 or (self.max_workers is not None and self.max_workers < self.min_workers):
+        if self.max_workers is not None and self.max_workers < self.min_workers:
             raise ConfigError(
-                "workers must be a positive number, or two as in 2:8, got "
-                f"{self.min_workers}:{self.max_workers}; give the smaller first"
+                f"min_workers must be at most max_workers, got {self.min_workers}:{self.max_workers}; give "
+                "the smaller first"
             )
 
 

@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from typing import Any, Final, Literal
 
 from pipeline.errors import ConfigError
-from pipeline.options import About, check_options, option
+from pipeline.options import MAX_SEED, About, check_options, option
 from pipeline.poolings import POOLINGS, PREFIX_POOLINGS, Attention, Pooling
 
 Landmarks = Literal["fixed", "sentence"]
@@ -54,8 +54,7 @@ MACHINE_SETTINGS: Final = frozenset({"model", "precision", "backend", "batch_tok
 No folder brings them, and no fingerprint has them. All others move vectors, and are in both.
 """
 
-_FAISS_SEED: Final = About(low=-(2**31), high=2**31 - 1)
-"""FAISS keeps the seed of a K-means in a C int."""
+_SEED: Final = About(low=-MAX_SEED - 1, high=MAX_SEED)
 
 
 def _require(condition: bool, sentence: str) -> None:
@@ -97,13 +96,13 @@ class ClusterConfig:
     """Asymmetric K-means over a sample of documents and their queries."""
 
     num_clusters: int | None = option(
-        None, About("Clusters of the corpus.", low=1, default_text="from its size")
+        None, About("Clusters of the corpus.", low=1, high=65_536, default_text="from its size")
     )
     max_sample_documents: int = option(32_768, About(low=1))
     num_iterations: int = option(20, About(low=1))
     num_redos: int = option(1, About(low=1))
     surrogate: Surrogate = option("static", About("What clustering embeds with."))
-    seed: int = option(0, _FAISS_SEED)
+    seed: int = option(0, _SEED)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -113,9 +112,9 @@ class ClusterConfig:
 class ContextConfig:
     """The J documents the first stage embeds once (CDE §4.2)."""
 
-    context_documents: int = option(512, About("Documents in the stored context.", low=1))
+    context_documents: int = option(512, About("Documents in the stored context.", low=1, high=65_536))
     max_document_tokens: int = option(256, About(low=1))
-    seed: int = 0
+    seed: int = option(0, _SEED)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -148,13 +147,19 @@ class EncoderConfig:
         "chunk", About("What a token sees: its chunk, window, or chunk and landmarks.")
     )
     window_tokens: int = option(
-        0, About("Tokens of a window, at most, for full and landmark.", default_text="512; landmark: 8192")
+        0,
+        About(
+            "Tokens of a window, at most, for full and landmark.", low=0, default_text="512; landmark: 8192"
+        ),
     )
     window_overlap_tokens: int = WINDOW_OVERLAP_TOKENS
     landmarks: Landmarks = option("fixed", About("Where chunks end: at words, or sentences."))
     landmark_interval: int = option(64, About("Tokens of a chunk between two landmarks, at most.", low=8))
     whole_text_tokens: int = option(
-        0, About("A text of at most so many tokens is one chunk.", default_text="as the model says, else 0")
+        0,
+        About(
+            "A text of at most so many tokens is one chunk.", low=0, default_text="as the model says, else 0"
+        ),
     )
     temperature: float = option(
         1.0,
@@ -251,11 +256,6 @@ class EncoderConfig:
     def _settle_window(self) -> None:
         """Take the attention's own window where none is chosen, and check what has to fit in it."""
         default_window = WINDOW_TOKENS[self.attention]
-        _require(
-            self.window_tokens >= 0,
-            f"window_tokens must be positive, got {self.window_tokens}; leave it out to take "
-            f"{default_window}",
-        )
         if self.window_tokens == 0:
             object.__setattr__(self, "window_tokens", default_window)
         if self.window_overlap_tokens == WINDOW_OVERLAP_TOKENS:
@@ -336,7 +336,7 @@ class IndexConfig:
     index_kind: IndexKind = option("auto", About("FAISS index.", default_text="auto, by size"))
     flat_max_vectors: int = 20_000
     rabitq_min_vectors: int = 5_000_000
-    seed: int = option(0, _FAISS_SEED)
+    seed: int = option(0, _SEED)
 
     def __post_init__(self) -> None:
         check_options(self)

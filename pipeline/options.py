@@ -26,20 +26,26 @@ _Value = TypeVar("_Value")
 _METADATA_KEY: Final = "option"
 _MAX_SHOWN_CHARACTERS: Final = 80
 
+MAX_NUMBER: Final = 10**9
+"""Of an option that names no bound of its own: more would overflow somewhere, at the latest in a C int."""
+MAX_SEED: Final = 2**31 - 1
+"""FAISS keeps the seed of a K-means in a C int."""
+
 
 @dataclass(frozen=True, slots=True)
 class About:
     """What is said of an option beyond its name, type and default.
 
     ``low`` and ``high`` are inclusive bounds, ``above`` is an exclusive one. ``default_text`` says what holds
-    where nothing is chosen, if that is not the default itself. ``flag`` replaces the field's name on the
+    where nothing is chosen, if that is not the default itself. ``is_infinity_allowed`` takes inf beyond the
+    bounds. ``flag`` replaces the field's name on the
     command line, ``off_flag`` turns a flag off, ``variable`` replaces ``CAIRN_<VERB>_<NAME>``.
     """
 
     help: str = ""
     _: KW_ONLY
     low: float | None = None
-    high: float | None = None
+    high: float = MAX_NUMBER
     above: float | None = None
     is_infinity_allowed: bool = False
     default_text: str | None = None
@@ -78,6 +84,16 @@ class Option:
     def flag(self) -> str:
         """Return the option's flag on the command line."""
         return self.about.flag or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def high(self) -> float | None:
+        """Return the largest number, None where it is no number."""
+        return self.about.high if self.kind in (int, float) else None
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether :func:`check_options` checks it: numbers, text, truth, choices and lists of them."""
+        return bool(self.choices) or self.kind in _CHECKED or self.item_kind in _CHECKED
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -167,7 +183,9 @@ def check_value(each: Option, value: Any, default_text: str | None) -> None:
     """Refuse a value that an option must not have; the sentence names the default that holds there."""
     if not each.accepts(value):
         default = "" if default_text is None else f" (default: {default_text})"
-        raise ConfigError(f"{each.name} must be {each.contract}, got {shown(value)}{default}")
+        is_beyond = each.high == MAX_NUMBER and isinstance(value, int | float) and value > MAX_NUMBER
+        contract = f"at most {_number(MAX_NUMBER)}" if is_beyond else each.contract
+        raise ConfigError(f"{each.name} must be {contract}, got {shown(value)}{default}")
 
 
 def check_names(what: str, names: Iterable[str], kind: type) -> None:
@@ -187,11 +205,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 @cache
 def _checked_options(kind: type) -> tuple[tuple[str, Option], ...]:
-    return tuple(
-        (name, each)
-        for name, each in options_of(kind).items()
-        if each.choices or each.kind in _CHECKED or each.item_kind in _CHECKED
-    )
+    return tuple((name, each) for name, each in options_of(kind).items() if each.is_checked)
 
 
 def _is_a(kind: Any, value: Any) -> bool:
@@ -199,26 +213,24 @@ def _is_a(kind: Any, value: Any) -> bool:
 
 
 def _is_within(limits: About, value: float) -> bool:
+    if limits.is_infinity_allowed and value == math.inf:
+        return True
     return (
         (limits.low is None or value >= limits.low)
-        and (limits.high is None or value <= limits.high)
+        and value <= limits.high
         and (limits.above is None or value > limits.above)
         and value == value  # false for NaN alone
-        and (limits.is_infinity_allowed or abs(value) != math.inf)
+        and value != -math.inf
     )
 
 
 def _bounds_in_words(limits: About) -> str:
-    if limits.low is not None and limits.high is not None:
-        return f" from {_number(limits.low)} to {_number(limits.high)}"
-    least = (
-        f" of at least {_number(limits.low)}"
-        if limits.low is not None
-        else f" above {_number(limits.above)}"
-        if limits.above is not None
-        else ""
-    )
-    return least + (f" and at most {_number(limits.high)}" if limits.high is not None else "")
+    most = f"{_number(limits.high)}{', or inf' if limits.is_infinity_allowed else ''}"
+    is_named = limits.high != MAX_NUMBER
+    if limits.low is not None:
+        return f" from {_number(limits.low)} to {most}" if is_named else f" of at least {_number(limits.low)}"
+    least = "" if limits.above is None else f" above {_number(limits.above)}"
+    return f"{least} and at most {most}" if is_named else least
 
 
 def _number(value: float) -> str:
@@ -233,4 +245,6 @@ def shown(value: Any) -> str:
         return repr(value)
     if isinstance(value, list | tuple) and len(repr(value)) <= _MAX_SHOWN_CHARACTERS:
         return repr(value)
+    if isinstance(value, int):
+        return "a number of more than 18 digits"
     return f"a value of type {type(value).__name__}"

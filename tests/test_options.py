@@ -15,12 +15,24 @@ from pydantic import create_model
 from cli.options import add_options, chosen
 from cli.reference import command_reference
 from cli.settings import name_variables, settings_of_verb
+from jobs.engine import EngineConfig
 from pipeline.client import calls
-from pipeline.config import EncoderConfig
+from pipeline.config import (
+    ClusterConfig,
+    ContextConfig,
+    CorpusConfig,
+    EncoderConfig,
+    IndexConfig,
+    IngestConfig,
+)
 from pipeline.errors import ConfigError
-from pipeline.options import About, option
+from pipeline.options import About, check_value, option, options_of
 from pipeline.search_options import SearchOptions
 from pipeline.serve.schemas import Request, option_fields
+from pipeline.serve.settings import ServeSettings
+from pipeline.train.late.settings import LateConfig
+from pipeline.train.mixer.settings import MixerConfig
+from pipeline.train.settings import TrainConfig
 
 ABOUT = About("How far a stone may roll.", low=1, high=9)
 
@@ -106,6 +118,25 @@ def test_added_search_option_is_sent_by_the_client() -> None:
     parameters: Any = {"roll_metres": 4}
     body = calls.search_call("stones", "which rolls", parameters).body
     assert json.loads(body or b"") == {"query": "which rolls", "roll_metres": 4}
+
+
+NUMBERS = {
+    f"{kind.__name__}.{name}": each
+    for kind in (
+        CorpusConfig, ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig, EngineConfig,
+        SearchOptions, ServeSettings, TrainConfig, MixerConfig, LateConfig,
+    )
+    for name, each in options_of(kind).items()
+    if each.kind in (int, float)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_number_of_any_option_is_bounded_above(name: str) -> None:
+    each = NUMBERS[name]
+    assert not any(each.accepts(each.kind(value)) for value in (10**300, 1e300))
+    with pytest.raises(ConfigError, match=r"must be .*, got a number of more than 18 digits"):
+        check_value(each, 10**5000, None)
 
 
 @BOTH

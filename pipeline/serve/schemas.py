@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, cr
 from pydantic_core import PydanticCustomError
 
 from pipeline.index.layout import COLLECTION_NAME
-from pipeline.options import About, Option, options_of
+from pipeline.options import Option, options_of
 from pipeline.search.filters import MAX_LIST_VALUES, MAX_NODES, MAX_STRING_BYTES
 from pipeline.search.rerank import RERANK_DOCUMENTS
 from pipeline.search.windows import DEFAULT_CHUNK_TOKENS
@@ -151,7 +151,7 @@ _STRUCTURED: Final[Mapping[str, Any]] = {"filters": Filter, "weights": Weights}
 def option_fields(kind: type) -> dict[str, Any]:
     """Return a field of a request for each option of a dataclass that has a help text."""
     return {
-        name: (Annotated[_schema_type(each), _limits(each.about)], each.default)
+        name: (Annotated[_schema_type(each), _limits(each)], each.default)
         for name, each in options_of(kind).items()
         if each.about.help
     }
@@ -162,8 +162,8 @@ def _schema_type(each: Option) -> Any:
     return kind | None if each.is_optional else kind
 
 
-def _limits(about: About) -> Any:
-    return Field(ge=about.low, le=about.high, gt=about.above, description=about.help)
+def _limits(each: Option) -> Any:
+    return Field(ge=each.about.low, le=each.high, gt=each.about.above, description=each.about.help)
 
 
 class _Asked(Request):

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pipeline.config import Surrogate, Tour
 from pipeline.errors import ConfigError
-from pipeline.options import About, check_options, metadata_of, option
+from pipeline.options import MAX_SEED, About, check_options, metadata_of, option
 
 TrainedPooling = Literal["mean", "lmk"]
 TrainedAttention = Literal["chunk", "landmark"]
@@ -53,7 +53,7 @@ class TrainConfig:
     )
     title_share: float = option(0.5, About("Share of sequences that begin with their title.", low=0, high=1))
     hard_negatives: int = option(
-        0, About("Mined negatives a query, below a share of the positive's score.", low=0)
+        0, About("Mined negatives a query, below a share of the positive's score.", low=0, high=1_000)
     )
     hard_negative_share: float = option(0.95, About("That share of the positive's score.", above=0, high=1))
     temperature: float = option(0.02, About("Temperature of the loss.", above=0))
@@ -61,6 +61,8 @@ class TrainConfig:
         0.0,
         About(
             "Leave out what the surrogate scores this far above the positive; inf: nothing.",
+            low=-2,
+            high=2,
             is_infinity_allowed=True,
         ),
     )
@@ -80,12 +82,12 @@ class TrainConfig:
     )
     surrogate: Surrogate = option("static", About("What clusters, filters and mines."))
     tour: Tour = option("greedy", About("How clusters are packed into batches."))
-    peak_lr: float = option(2e-5, About("Learning rate after the warm-up.", above=0))
-    gate_lr: float = option(1e-2, About("The same for gates.", low=0))
+    peak_lr: float = option(2e-5, About("Learning rate after the warm-up.", above=0, high=1))
+    gate_lr: float = option(1e-2, About("The same for gates.", low=0, high=1))
     warmup_share: float = option(
         0.1, About("Share of the steps that warm up; the rest decays to 0.", low=0, high=1)
     )
-    weight_decay: float = option(0.01, About("Decay of matrices.", low=0))
+    weight_decay: float = option(0.01, About("Decay of matrices.", low=0, high=1))
     max_gradient_norm: float = option(1.0, About("Longer gradients are cut to it.", above=0))
     initial_gate: float = option(
         -1.0, About("Where gates start that the base does not have.", low=-20, high=5)
@@ -94,7 +96,12 @@ class TrainConfig:
         False, About("Train the layers alone; what changed is then 21 MB in bf16.")
     )
     lora_rank: int = option(
-        0, About("Learn updates of this rank (LoRA) and leave the base as it is; 0: train it whole.", low=0)
+        0,
+        About(
+            "Learn updates of this rank (LoRA) and leave the base as it is; 0: train it whole.",
+            low=0,
+            high=1_000,
+        ),
     )
     lora_alpha: float | None = option(
         None,
@@ -107,7 +114,7 @@ class TrainConfig:
     checkpoint_every: int = option(50, About("Steps between checkpoints.", low=1))
     micro_batch_tokens: int = option(16_384, About("Tokens computed at a time: bounds memory.", low=1))
     precision: TrainedPrecision = option("auto", About("Arithmetic of products."))
-    seed: int = option(0, About("Seed of everything drawn.", low=0))
+    seed: int = option(0, About("Seed of everything drawn.", low=0, high=MAX_SEED))
 
     def __post_init__(self) -> None:
         check_options(self)

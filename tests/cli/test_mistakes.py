@@ -13,6 +13,9 @@ import pytest
 from pipeline.index.copied_names import COPIES
 from pipeline.index.layout import CollectionLayout
 
+HUGE = f"1{'0' * 400}"
+LONG = "a" * 401
+
 
 def one_line(error: str) -> bool:
     return error.startswith("error: ") and error.count("\n") == 1 and "Traceback" not in error
@@ -49,7 +52,7 @@ def one_line(error: str) -> bool:
         ),
         (
             ("ingest", "corpus.parquet", "--collection", "c", "--window-tokens", "-5"),
-            "error: window_tokens must be positive, got -5",
+            "error: window_tokens must be a whole number of at least 0, got -5",
         ),
         (
             ("ingest", "corpus.parquet", "--collection", "c", "--query-temperature", "-1"),
@@ -77,6 +80,14 @@ def one_line(error: str) -> bool:
         ),
         (("ingest", "corpus.parquet", "--collection", "c", "--root", "notes.txt"), "must be a folder"),
         (("search", "x", "--collection", "c", "--root", "notes.txt"), "must be a folder"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--num-clusters", "65537"), "from 1 to 65,536"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--context-documents", HUGE), "from 1 to 65,536"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--workers", "10001"), "from 1 to 10,000"),
+        (("train", "x", "--output", "run", "--steps", HUGE), "steps must be at most 1,000,000,000, got a nu"),
+        (("train", "x", "--output", "run", "--steps", "2", "--hard-negatives", HUGE), "from 0 to 1,000"),
+        (("train", "x", "--output", "run", "--steps", "2", "--peak-lr", "1e300"), "at most 1, got 1e+300"),
+        (("train", "x", "--output", "run", "--steps", "2", "--dev", LONG), "names of at most 255 bytes"),
+        (("status", "--root", LONG), "a path must have names of at most 255 bytes, got '/"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(
@@ -91,6 +102,11 @@ def test_bad_input_is_one_sentence_and_exit_2(
     assert one_line(err), err
     assert words in err
     assert not (tmp_path / "cairn-data" / "c" / "CURRENT").exists()
+
+
+def test_value_that_is_far_too_long_is_cut_in_its_sentence(call: Any) -> None:
+    code, _, err = call("search", "x", "--collection", "c", "--top-k", LONG)
+    assert (code, len(err.splitlines()[-1]) < 200) == (2, True)
 
 
 @pytest.mark.parametrize(

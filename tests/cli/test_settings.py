@@ -85,12 +85,12 @@ def test_refused_value_comes_with_the_default_of_its_verb(call: Any) -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("top-k = inf", "top-k must be a whole number, got inf"),
-        ("top-k = 2.7", "top-k must be a whole number, got 2.7"),
-        ("top-k = true", "top-k must be a whole number, got True"),
-        ("top-k = '3'", "top-k must be a whole number, got '3'"),
-        ("top-k = [1]", "top-k must be a whole number, got [1]"),
-        ("top-k = {}", "top-k must be a whole number, got a value of type dict"),
+        ("top-k = inf", "top-k must be a whole number from 1 to 200, got inf"),
+        ("top-k = 2.7", "top-k must be a whole number from 1 to 200, got 2.7"),
+        ("top-k = true", "top-k must be a whole number from 1 to 200, got True"),
+        ("top-k = '3'", "top-k must be a whole number from 1 to 200, got '3'"),
+        ("top-k = [1]", "top-k must be a whole number from 1 to 200, got [1]"),
+        ("top-k = {}", "top-k must be a whole number from 1 to 200, got a value of type dict"),
         ("hybrid = 1", "hybrid must be true or false, got 1"),
         ("hybrid = []", "hybrid must be true or false, got []"),
         ("hybrid = 2026-01-01", "hybrid must be true or false, got a value of type date"),

@@ -144,7 +144,7 @@ def test_setting_of_another_type_is_one_sentence(folder: Path, write_job: Any, r
     config = write_job("build_index")
     Path(config).write_text(Path(config).read_text().replace("num_clusters = 3", "num_clusters = 'many'"))
     sentence = (
-        "error: num_clusters must be a whole number of at least 1, got 'many' (default: from its size)\n"
+        "error: num_clusters must be a whole number from 1 to 65,536, got 'many' (default: from its size)\n"
     )
     assert run("build_index", config) == (2, {}, sentence)
 

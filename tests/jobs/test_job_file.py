@@ -89,10 +89,10 @@ def test_job_of_a_training_holds_what_the_file_says(tmp_path: Path):
         (f"{INGEST}[encoder]\nsize = 1", r"\[encoder\] must not have 'size'; there are model, pooling"),
         (f"{INGEST}[engine]\nname = 'dask'", "name must be one of local, ray, got 'dask'"),
         ((f"{INGEST}[engine]\nmin_workers = "
-"'two'"), r"job.toml: \[engine\] min_workers must be a whole number, got 'two'"),
-        (f"{INGEST}[engine]\nmax_workers = 2.5", r"\[engine\] max_workers must be a whole number, got 2.5"),
+"'two'"), r"job.toml: \[engine\] min_workers must be a whole number from 1 to 10,000, got 'two'"),
+        (f"{INGEST}[engine]\nmax_workers = 2.5", "max_workers must be .* from 1 to 10,000, got 2.5"),
         (f"{INGEST}[engine]\naddress = 1", r"\[engine\] address must be text, got 1"),
-        (f"{INGEST}[engine]\nworker_gpus = true", r"\[engine\] worker_gpus must be .* 0, got True"),
+        (f"{INGEST}[engine]\nworker_gpus = true", r"\[engine\] worker_gpus must be .* 0 to 1,024, got True"),
         (f"{INGEST}[resources]\ncpus = 'two'", r"\[resources\] cpus must be a number, got 'two'"),
         ('job = "train_encoder"\nsources = ["a"]', "output must be given"),
         ('job = "train_encoder"\noutput = "a"\ntrain = 1', "train must be a table, got 1"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.options import About, check_options, option
+from pipeline.options import MAX_SEED, About, check_options, option
 from pipeline.token_vectors.codes import require_packable
 
 
@@ -20,12 +20,14 @@ class LateConfig:
     """
 
     steps: int = option(800, About("Steps, one a batch.", low=1))
-    dims: int = option(48, About("Dimensions of a token vector.", low=1))
+    dims: int = option(48, About("Dimensions of a token vector.", low=1, high=4_096))
     pool_tokens: int = option(1, About("Neighbouring tokens that become one vector.", low=1))
     bits: int = option(2, About("Bits of a dimension in a collection: 2, 4 or 8."))
     batch_queries: int = option(24, About("Queries of a batch, neighbours in their source.", low=2))
     max_batches: int = option(500, About("Use at most so many batches.", low=2))
-    mined_negatives: int = option(1, About("Hard negatives of each query beside its batch.", low=0))
+    mined_negatives: int = option(
+        1, About("Hard negatives of each query beside its batch.", low=0, high=1_000)
+    )
     query_tokens: int = option(48, About("Read so many tokens of a query.", low=1))
     document_tokens: int = option(128, About("Read so many tokens of a document.", low=1))
     row_tokens: int = option(
@@ -36,12 +38,12 @@ class LateConfig:
     )
     temperature: float = option(0.02, About("Temperature of the contrast.", above=0))
     distillation_temperature: float = option(0.02, About("Temperature of the rankings compared.", above=0))
-    peak_lr: float = option(1e-3, About("Learning rate of the projection.", above=0))
-    term_lr: float = option(1e-2, About("Learning rate of the query tokens' weights.", above=0))
+    peak_lr: float = option(1e-3, About("Learning rate of the projection.", above=0, high=1))
+    term_lr: float = option(1e-2, About("Learning rate of the query tokens' weights.", above=0, high=1))
     warmup_steps: int = option(40, About("Steps of the warm-up.", low=0))
     hold_out: float = option(0.05, About("Share of the batches that finds the best step.", low=0, high=0.5))
     evaluate_every: int = option(100, About("Steps between held-out scores.", low=1))
-    seed: int = option(0, About("Seed of everything drawn.", low=0))
+    seed: int = option(0, About("Seed of everything drawn.", low=0, high=MAX_SEED))
 
     def __post_init__(self) -> None:
         check_options(self)

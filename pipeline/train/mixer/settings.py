@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.errors import ConfigError
-from pipeline.options import About, check_options, option
+from pipeline.options import MAX_SEED, About, check_options, option
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,8 +26,8 @@ class MixerConfig:
     """
 
     steps: int = option(1_000, About("Steps of the mixing, one a batch.", low=1))
-    num_heads: int = option(2, About("Heads of each attention.", low=1))
-    head_dim: int = option(32, About("Dimensions of a head.", low=1))
+    num_heads: int = option(2, About("Heads of each attention.", low=1, high=64))
+    head_dim: int = option(32, About("Dimensions of a head.", low=1, high=1_024))
     batch_queries: int = option(96, About("Queries of a batch, about.", low=2))
     grouped_share: float = option(
         0.6, About("Share of batches with long sequences of neighbours.", low=0, high=1)
@@ -38,14 +38,14 @@ class MixerConfig:
     temperature: float = option(0.03, About("Temperature of the loss.", above=0))
     distillation_weight: float = option(1.0, About("Pull towards the base model's own ranking.", low=0))
     distillation_temperature: float = option(0.05, About("Temperature of that ranking.", above=0))
-    peak_lr: float = option(2e-3, About("Learning rate after the warm-up.", above=0))
-    weight_decay: float = option(0.05, About("Decay of matrices.", low=0))
+    peak_lr: float = option(2e-3, About("Learning rate after the warm-up.", above=0, high=1))
+    weight_decay: float = option(0.05, About("Decay of matrices.", low=0, high=1))
     warmup_steps: int = option(100, About("Steps of the warm-up.", low=0))
     max_gradient_norm: float = option(1.0, About("Longer gradients are cut to it.", above=0))
     rotation_steps: int = option(
         300, About("Steps of the rotation, after the mixing; 0: principal directions.", low=0)
     )
-    rotation_lr: float = option(1e-3, About("Learning rate of the rotation.", above=0))
+    rotation_lr: float = option(1e-3, About("Learning rate of the rotation.", above=0, high=1))
     rotation_dims: tuple[int, ...] = option(
         (), About("First dimensions that must rank like all.", default_text="a third and a sixth")
     )
@@ -56,7 +56,7 @@ class MixerConfig:
     min_pairs: int = option(48, About("Leave smaller sources out.", low=1))
     hold_out: float = option(0.02, About("Share of each source that finds the best step.", low=0, high=0.5))
     evaluate_every: int = option(200, About("Steps between held-out scores.", low=1))
-    seed: int = option(0, About("Seed of everything drawn.", low=0))
+    seed: int = option(0, About("Seed of everything drawn.", low=0, high=MAX_SEED))
 
     def __post_init__(self) -> None:
         check_options(self)
