@@ -5,8 +5,9 @@
                   └─▶ replica 1 ──▶ answer
 
 Shards are plain actors and no deployments of Serve, since a call through a deployment's handle takes several
-times as long, and a search asks up to nine times. Ray starts a dead actor again, on another machine where its
-own is gone; it opens its part when it is asked for it. A question changes nothing, so it may be asked twice.
+times as long, and a search asks up to nine times. Ray starts a dead actor again; one whose machine is gone
+is started on another one here. An actor opens its part when it is asked for it. A question changes nothing,
+so it may be asked twice.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class ShardCalls:
             question.method,
             type(cause).__name__,
         )
-        if isinstance(error, exceptions.ActorDiedError):
+        if isinstance(error, (exceptions.ActorDiedError, exceptions.ActorUnschedulableError)):
             self._actors[place] = self._start(place)
         return cause
 
@@ -151,14 +152,22 @@ class ShardCalls:
         return self._actors[place].answer.remote(question.key, question.method, question.arguments)
 
     def _start(self, place: Place) -> Any:
-        """Return the actor of a replica, started where there is none."""
+        """Return the actor of a replica, started where there is none.
+
+        Replicas of a shard start on different machines while there are enough. Ray's own strategies for
+        this, "SPREAD" and a soft affinity, are not kept for actors that ask for no processor.
+        """
         shard, replica = place
+        machines = computing_machines(self._ray)
+        machine = machines[(shard + replica) % len(machines)]
         make = self._ray.remote(
             num_cpus=0,
             max_restarts=-1,
             max_task_retries=0,
             max_concurrency=QUESTIONS_AT_A_TIME,
-            scheduling_strategy="SPREAD",  # what one machine takes with it when it dies should be little
+            scheduling_strategy=self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+                machine, soft=False
+            ),
         )(ShardActor)
         return make.options(
             name=f"{self._prefix}-{shard}-{replica}",
@@ -166,6 +175,13 @@ class ShardCalls:
             get_if_exists=True,
             lifetime="detached",
         ).remote(str(self._root))
+
+
+def computing_machines(ray: Any) -> list[str]:
+    """Return the ids of living machines with processors for tasks, in a fixed order; all where none has."""
+    living = [node for node in ray.nodes() if node["Alive"]]
+    computing = [node for node in living if node["Resources"].get("CPU")]
+    return sorted(node["NodeID"] for node in computing or living)
 
 
 def stop_shards(ray: Any) -> None:

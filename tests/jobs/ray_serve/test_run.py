@@ -2,101 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
-import subprocess
-import sys
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from starlette.testclient import TestClient
 
-from jobs.build_index import build_index
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from pipeline.serve.app import create_app
-from pipeline.serve.settings import ServeSettings
+from tests.jobs.ray_serve.served_shards import (
+    REPLICAS,
+    REQUESTS,
+    SHARDS,
+    START_SECONDS,
+    Searches,
+    Served,
+    expected,
+    ingest,
+    serve_shards,
+)
 from tests.late_models import copy_with_projection
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.xdist_group("ray")]
-
-START_SECONDS = 300
-WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
-SHARDS, REPLICAS = 2, 2
-REQUESTS: tuple[dict[str, Any], ...] = (
-    {"query": "the old stone path"},
-    {"query": "a river by the hill", "filters": {"type": "gte", "key": "year", "value": 2003}},
-    {"query": "cat on the mat", "granularity": "chunk", "hybrid": False, "top_k": 30},
-    {"query": ["mountain walk", "old mark"], "chunk_tokens": 16, "passages": 2},
-    {"query": "walk the way", "max_characters": 300},
-)
-
-
-def ingest(root: Path, model: Path, numbers: range) -> None:
-    rows = [
-        {
-            "id": f"d{number:03d}",
-            "title": WORDS[number % 11] if number % 3 else None,
-            "text": " ".join(np.random.default_rng(number).choice(WORDS, size=20 + number % 90)),
-            "year": 2000 + number % 7,
-        }
-        for number in numbers
-    ]
-    path = root.parent / "corpus.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    config = IngestConfig(
-        encoder=EncoderConfig(model=str(model), landmark_interval=16, use_context=False),
-        cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(context_documents=2, max_document_tokens=16),
-    )
-    build_index([str(path)], root, "stones", config)
-
-
-@dataclass(frozen=True)
-class Served:
-    """A server of shards on a Ray of its own."""
-
-    root: Path
-    model: Path
-    address: str
-    process: subprocess.Popen[bytes]
-
-    def ask(self, request: dict[str, Any]) -> tuple[int, Any]:
-        asked = urllib.request.Request(
-            f"{self.address}/v1/collections/stones/search",
-            json.dumps(request).encode(),
-            {"Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(asked, timeout=START_SECONDS) as response:
-                return response.status, json.load(response)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read()
-
-    def shards(self) -> set[int]:
-        """Return the processes of living shards."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return {child.pid for child in children if child.name().startswith("ray::ShardActo")}
-
-    def await_shards(self, without: set[int]) -> None:
-        """Wait until there is a process for every replica, none of them one of some."""
-        end = time.monotonic() + START_SECONDS
-        while len(self.shards() - without) < SHARDS * REPLICAS:
-            assert time.monotonic() < end, self.shards()
-            time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
@@ -104,67 +31,8 @@ def served(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
     folder = tmp_path_factory.mktemp("served")
     model, root = copy_with_projection(tiny_model_folder, folder / "model"), folder / "root"
     ingest(root, model, range(60))
-    repository = str(Path(__file__).parents[3])
-    command = [sys.executable, "-m", "cli.main", "serve", "--engine", "ray", "--root", str(root)]
-    flags = ["--shards", str(SHARDS), "--shard-replicas", str(REPLICAS), "--port", "0"]
-    said = folder / "log"
-    with said.open("wb") as log:
-        process = subprocess.Popen(
-            [*command, *flags, "--deadline-seconds", "120"],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": repository, "PYTHONWARNINGS": "ignore"},
-            stderr=log,
-        )
-    try:
-        end = time.monotonic() + START_SECONDS
-        while not (found := re.search(r"serving .* at (http://\S+)", said.read_text("utf-8"))):
-            assert process.poll() is None, said.read_text("utf-8")
-            assert time.monotonic() < end, said.read_text("utf-8")
-            time.sleep(0.2)
-        yield Served(root, model, found[1], process)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(START_SECONDS) == 0
-    finally:
-        process.kill()
-        process.wait()
-
-
-def expected(root: Path) -> list[Any]:
-    """Return the answers of a server in this process."""
-    with TestClient(create_app(ServeSettings(root=root)), base_url="http://localhost") as client:
-        answers = [client.post("/v1/collections/stones/search", json=request) for request in REQUESTS]
-    assert [answer.status_code for answer in answers] == [200] * len(REQUESTS)
-    return [answer.json() for answer in answers]
-
-
-@dataclass
-class Searches:
-    """Searches one after another on a thread of their own, until told to stop."""
-
-    served: Served
-    answers: list[tuple[int, int, Any]] = field(default_factory=list[tuple[int, int, Any]])
-    stopped: threading.Event = field(default_factory=threading.Event)
-
-    def __enter__(self) -> Searches:
-        self.thread = threading.Thread(target=self._search)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stopped.set()
-        self.thread.join()
-
-    def _search(self) -> None:
-        while not self.stopped.is_set():
-            number = len(self.answers) % len(REQUESTS)
-            self.answers.append((number, *self.served.ask(REQUESTS[number])))
-
-    def await_answers(self, count: int) -> None:
-        """Wait for so many further answers."""
-        wanted, end = len(self.answers) + count, time.monotonic() + START_SECONDS
-        while len(self.answers) < wanted:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+    with serve_shards(folder, root, model) as served:
+        yield served
 
 
 def test_answers_of_shards_are_those_of_one_process(served: Served) -> None:
@@ -194,6 +62,17 @@ def test_all_shards_killed_at_once_answer_again(served: Served) -> None:
         os.kill(pid, signal.SIGKILL)
     assert served.ask(REQUESTS[0]) == (200, expected(served.root)[0])
     served.await_shards(without=killed)
+
+
+def test_frozen_shard_costs_no_answer(served: Served) -> None:
+    wanted = expected(served.root)
+    frozen = min(served.shards())
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        answers = [served.ask(request) for request in REQUESTS]
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    assert answers == [(200, each) for each in wanted]
 
 
 def test_a_new_generation_is_taken_up_between_answers(served: Served) -> None:

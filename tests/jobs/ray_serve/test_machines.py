@@ -1,0 +1,58 @@
+"""`cairn serve --engine ray` on a cluster of three machines, of which one is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.jobs.ray_serve.served_shards import (
+    REPLICAS,
+    REQUESTS,
+    SHARDS,
+    START_SECONDS,
+    Searches,
+    expected,
+    ingest,
+    serve_shards,
+    shard_processes,
+)
+from tests.late_models import copy_with_projection
+from tests.ray_machines import RayCluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.xdist_group("ray")]
+
+
+def has_ingress(machine: int) -> bool:
+    children = psutil.Process(machine).children(recursive=True)
+    return any(child.name().startswith("ray::ServeRepli") for child in children)
+
+
+def test_lost_machine_costs_no_answer(
+    ray_cluster: RayCluster, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    model, root = copy_with_projection(tiny_model_folder, tmp_path / "model"), tmp_path / "root"
+    ingest(root, model, range(60))
+    wanted = expected(root)
+    with serve_shards(tmp_path, root, model, "--address", ray_cluster.address) as served:
+        assert [served.ask(request) for request in REQUESTS] == [(200, each) for each in wanted]
+        assert [len(shard_processes(machine)) for machine in ray_cluster.machines()] == [SHARDS, SHARDS]
+        lost = next(machine for machine in ray_cluster.machines() if not has_ingress(machine))
+        with Searches(served) as searches:
+            searches.await_answers(5)
+            for pid in ray_cluster.processes(lost):
+                os.kill(pid, signal.SIGKILL)
+            searches.await_answers(2 * len(REQUESTS))
+            [left] = ray_cluster.machines()
+            end = time.monotonic() + START_SECONDS
+            while len(shard_processes(left)) < SHARDS * REPLICAS:
+                assert time.monotonic() < end
+                time.sleep(0.2)
+            searches.await_answers(len(REQUESTS))
+    assert [(status, body) for _, status, body in searches.answers] == [
+        (200, wanted[number]) for number, _, _ in searches.answers
+    ]
