@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import shlex
 from collections.abc import Generator, Iterable
@@ -30,6 +29,7 @@ from pipeline.errors import (
 )
 from pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
 from pipeline.index.current import GENERATION_FOLDER, Current, generation_name
+from pipeline.index.machine_cache import cache_folder
 from pipeline.index.object_folder import STORE_URI, ObjectFolder
 from pipeline.index.replica import Replica
 from pipeline.manifest import MANIFEST_NAME
@@ -82,18 +82,6 @@ def resolve_root(root: Path | str) -> Path:
     if uri is None:
         return Path(root).resolve()
     return cache_folder() / "s3" / uri.removeprefix("s3://")
-
-
-def cache_folder() -> Path:
-    """Return the folder of what this machine can make or fetch again.
-
-    RuntimeError where nothing says where the home is.
-    """
-    cache = (
-        os.environ.get("CAIRN_CACHE")
-        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cairn"
-    )
-    return Path(cache).resolve()
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from pipeline.index.current import KEPT_GENERATIONS, Current
 from pipeline.index.lease import LEASE_KEY, Lease
 from pipeline.index.object_folder import ObjectFolder, StoredObject
 from pipeline.index.remote_pointer import Pointer, RemoteGeneration
+from pipeline.index.verified_files import VerifiedFiles
 from pipeline.manifest import MANIFEST_NAME, FileRecord, record_file
 
 CURRENT_KEY: Final = "CURRENT"
@@ -196,12 +197,8 @@ class Replica:
         for path in (*records, *lance, *generation.tags):
             if Path(path).is_absolute() or ".." in Path(path).parts:
                 raise DamageError(f"a file of {self.uri} must lie in its collection, got {path!r}")
-        return {
-            f"{generation.folder}/{MANIFEST_NAME}": generation.manifest,
-            **records,
-            **lance,
-            **generation.tags,
-        }
+        manifests = {f"{generation.folder}/{MANIFEST_NAME}": generation.manifest}
+        return {**manifests, **records, **lance, **generation.tags}
 
     def _small(self, path: str, record: FileRecord) -> bytes:
         local = self._folder / path
@@ -275,19 +272,16 @@ class Replica:
         temporary.mkdir(parents=True)
         trusted = self._copied_records()
         downloads: list[tuple[str, Path, FileRecord]] = []
-        for path, record in records.items():
-            local = self._folder / path
-            if local.parent == target:
-                local = temporary / local.name
-                if _holds(target / local.name, record):
-                    local.hardlink_to(target / local.name)
-                    continue
-            elif (
-                trusted.get(path) == record and local.is_file() and local.stat().st_size == record.size_bytes
-            ):
-                continue
-            if not _holds(local, record):
-                downloads.append((_key(record), local, record))
+        with VerifiedFiles.of_this_machine() as verified:
+            for path, record in records.items():
+                local = self._folder / path
+                if local.parent == target:
+                    local = temporary / local.name
+                    is_there = self._link(local, record, target, verified)
+                else:
+                    is_there = trusted.get(path) == record and _has_size(local, record)
+                if not (is_there or _holds(local, record)):
+                    downloads.append((_key(record), local, record))
         with ThreadPoolExecutor(TRANSFERS) as pool:
             list(pool.map(lambda each: self._store.download(*each), downloads))
         for hint in self._folder.glob("lance/*.lance/_versions/latest_version_hint.json"):
@@ -301,6 +295,15 @@ class Replica:
         self._note(pointer)
         commit_point("copy-current-replaced")
         self._prune(served.generation, previous)
+
+    def _link(self, local: Path, record: FileRecord, target: Path, verified: VerifiedFiles) -> bool:
+        """Take a file from the generation's folder or from the one before, if it is whole there."""
+        before = self._folder / f"generations/{self._copied_number() or 0:08d}"
+        for path in (target / local.name, before / local.name):
+            if _has_size(path, record) and verified.has_sha256(path, record.sha256):
+                local.hardlink_to(path)
+                return True
+        return False
 
     def _write_copies(self, records: Records, folder: Path) -> None:
         """Store the small files of a generation twice, as its publication does."""
@@ -321,9 +324,7 @@ class Replica:
             if folder.name.isdigit() and int(folder.name) not in kept:
                 durable.remove_folder(folder)
             elif folder.name.isdigit():
-                with contextlib.suppress(
-                    OSError, ValueError, AttributeError
-                ):  # a damaged predecessor keeps nothing
+                with contextlib.suppress(OSError, ValueError, AttributeError):  # a damaged one keeps nothing
                     files |= {f"lance/{name}" for name in json.loads((folder / LANCE_FILES).read_bytes())}
         tags = {f"generation-{each}.json" for each in kept}
         for path in (self._folder / "lance").rglob("*"):
@@ -386,5 +387,9 @@ def _key(record: FileRecord) -> str:
     return f"files/{record.sha256}"
 
 
+def _has_size(path: Path, record: FileRecord) -> bool:
+    return path.is_file() and path.stat().st_size == record.size_bytes
+
+
 def _holds(path: Path, record: FileRecord) -> bool:
-    return path.is_file() and path.stat().st_size == record.size_bytes and record_file(path) == record
+    return _has_size(path, record) and record_file(path) == record

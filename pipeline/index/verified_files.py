@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from pipeline.durable import sha256_of_file
-from pipeline.index.layout import cache_folder
+from pipeline.index.machine_cache import cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from pipeline.errors import (
     IntegrityError,
 )
 from pipeline.index import replica as replica_module
+from pipeline.index import tiers
 from pipeline.index.copied_names import COPIES
 from pipeline.index.generation import open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout, list_collections
@@ -106,6 +107,47 @@ def test_second_pull_downloads_only_what_is_new(
     data = {path: inode for path, inode in before.items() if path.parent.name == "data"}
     assert len(data) == 2
     assert data.items() <= after.items()
+
+
+def test_publication_of_a_segment_moves_what_is_new_once_and_nothing_else(
+    machine: Machine, stones: ModuleType, bucket: ObjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
+    stones.publish_documents(machine("a"), stones.document_ids(400), with_tokens=True)
+    reader = machine("b")
+    open_generation(reader)
+    before = bucket.list("files")
+    moved: dict[str, list[str]] = {"write": [], "download": []}
+    for name, keys in moved.items():
+        whole = getattr(ObjectFolder, name)
+
+        def counted(folder: ObjectFolder, key: str, *more: Any, whole: Any = whole, keys: Any = keys) -> Any:
+            if key.startswith("files/"):
+                keys.append(key)
+            return whole(folder, key, *more)
+
+        monkeypatch.setattr(ObjectFolder, name, counted)
+    stones.publish_documents(machine("a"), stones.document_ids(1, "new"))
+    assert len(open_generation(reader).segments) == 2
+    new = {key: size for key, (size, _) in bucket.list("files").items() if key not in before}
+    assert sorted(moved["write"]) == sorted(new)
+    assert sorted(moved["download"]) == sorted(new)
+    assert sum(new.values()) < sum(size for size, _ in before.values()) / 4
+
+
+def test_damaged_file_of_an_older_segment_is_downloaded_again_with_the_next_generation(
+    machine: Machine, stones: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
+    stones.publish_documents(machine("a"), stones.document_ids(20))
+    reader = machine("b")
+    open_generation(reader)
+    path = reader.generation_folder(1) / "chunks.faiss"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    stones.publish_documents(machine("a"), stones.document_ids(1, "new"))
+    assert len(open_generation(reader).segments) == 2
+    assert (reader.generation_folder(2) / "chunks.faiss").read_bytes() == content
 
 
 def names_below(folder: Path) -> set[Path]:

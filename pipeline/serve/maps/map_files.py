@@ -26,7 +26,7 @@ from jaxtyping import Float32, Int64
 from pipeline.cluster.arrow_file import read_arrow_file, write_arrow_file
 from pipeline.errors import CairnError, DamageError
 from pipeline.index.generation import Generation
-from pipeline.index.layout import cache_folder
+from pipeline.index.machine_cache import cache_folder
 
 log = logging.getLogger(__name__)
 
