@@ -11,7 +11,7 @@ import click
 
 from cli.evaluation_tables import advice_lines, compared_cells, length_table, measure_table, set_lines
 from cli.options import COUNT, SEED, add_options, chosen
-from cli.settings import json_option, warn_of_window
+from cli.settings import json_option
 from cli.terminal import ProgressBars, table
 from pipeline.config import ContextConfig, EncoderConfig
 
@@ -106,6 +106,7 @@ def evaluate(
     FOLDER needs only Parquet files with id and text.
     """
     from pipeline.evaluate.known_items import known_item_set
+    from pipeline.evaluate.measures import require_measures
     from pipeline.evaluate.retrieval_set import read_retrieval_set, require_distinct_names, sample_set
     from pipeline.model.folders.model_defaults import encoder_config
 
@@ -124,6 +125,7 @@ def evaluate(
         return _report_lengths(
             sets, encoder_config(chosen(ctx, EncoderConfig)), seed, quiet=quiet, as_json=as_json
         )
+    require_measures()
     systems = _systems(chosen(ctx, EncoderConfig), baseline_model, patterns, ablate=ablate)
     _require_known(against, systems)
     context = ContextConfig(**{**chosen(ctx, ContextConfig), "seed": seed})
@@ -139,10 +141,12 @@ def _systems(
     """Choose the systems, and say which were left out."""
     from pipeline.evaluate.selection import baseline_config, choose_systems
     from pipeline.model.folders.model_defaults import encoder_config
+    from pipeline.model.untrained_settings import window_warning
 
     base = encoder_config(settings)
-    if not ablate:  # the whole table has windows, too
-        warn_of_window(settings, base)
+    window = None if ablate else window_warning(base)  # the whole table has windows, too
+    if window is not None:
+        click.echo(f"warning: {window}", err=True)
     selection = choose_systems(
         base, baseline_config(settings, baseline_model), patterns, is_whole_table=ablate
     )

@@ -11,7 +11,7 @@ import click
 
 from cli.engine import engine_options, resolve_engine
 from cli.options import add_options, chosen, given
-from cli.settings import json_option, root_option, warn_of_window
+from cli.settings import json_option, root_option
 from cli.terminal import ProgressBars, duration, table, thousands
 from jobs.ingest_settings import STAGES, resolve_ingest_config
 from pipeline.config import (
@@ -68,7 +68,6 @@ def ingest(
 
     engine = resolve_engine(given(ctx))
     config = resolve_ingest_config(_chosen(ctx), stored_settings(root, collection))
-    warn_of_window(given(ctx), config.encoder)
     if dry_run:
         with ProgressBars(quiet=quiet) as progress:
             plan = plan_index(sources, root, collection, config, progress)

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, TypeVar
 import click
 
 from cli.options import FieldOption, Numbers
-from pipeline.config import DEFAULT_ROOT, EncoderConfig
+from pipeline.config import DEFAULT_ROOT
 from pipeline.errors import ConfigError
 from pipeline.options import MAX_NUMBER, About, Option, check_value, did_you_mean
 
@@ -217,14 +217,3 @@ def collection_argument(function: _Function) -> _Function:
 def json_option(function: _Function) -> _Function:
     """Add ``--json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")(function)
-
-
-def warn_of_window(chosen: Mapping[str, Any], encoder: EncoderConfig) -> None:
-    """Warn that a chosen window has no effect where every chunk is a row."""
-    if "window_tokens" in chosen and encoder.attention == "chunk":
-        click.echo(
-            "warning: --window-tokens moves nothing with attention chunk, whose rows are chunks; leave "
-            "it out, or choose --attention full "
-            "or landmark",
-            err=True,
-        )

@@ -28,7 +28,7 @@ from pipeline.index.layout import CollectionLayout
 from pipeline.index.publish import prepare_writer
 from pipeline.manifest import Manifest
 from pipeline.model.folders.names import model_folder
-from pipeline.model.untrained_settings import untrained_settings_warning
+from pipeline.model.untrained_settings import settings_warnings
 from pipeline.types import IngestReport, ProgressListener
 
 log = logging.getLogger(__name__)
@@ -193,8 +193,7 @@ def _record_files(run: IngestRun, served: Manifest, *, has_deleted: bool) -> Non
 
 
 def _warnings(run: IngestRun, staged: Staged) -> tuple[str, ...]:
-    untrained = untrained_settings_warning(run.config.encoder)
-    warnings = (*run.scan.warnings, *([untrained] if untrained else []))
+    warnings = (*run.scan.warnings, *settings_warnings(run.config.encoder))
     if run.config.sync and not staged.is_complete:
         kept = "--sync deleted nothing: documents of a damaged source file cannot be told from vanished ones"
         return (*warnings, kept)

@@ -37,7 +37,7 @@ from pipeline.corpus.staging import Staged, plan_changes
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.manifest import Manifest
-from pipeline.model.untrained_settings import untrained_settings_warning
+from pipeline.model.untrained_settings import settings_warnings
 from pipeline.types import ProgressListener, silent_progress
 
 SAMPLE_DOCUMENTS = 256
@@ -70,7 +70,6 @@ def plan_index(
         planned = plan_changes(scan, config.corpus, ledger, progress=progress)
         deleted = sum(map(len, ledger.vanished_ids())) if config.sync and planned.is_complete else 0
     estimate = _estimate(scan, config, planned, published) if planned.characters else _Estimate()
-    untrained = untrained_settings_warning(config.encoder)
     return {
         "rows": planned.rows,
         "indexed": planned.indexed,
@@ -85,7 +84,7 @@ def plan_index(
         "estimated_tokens": estimate.tokens,
         "estimated_context_seconds": estimate.context_seconds,
         "estimated_encode_seconds": estimate.encode_seconds,
-        "warnings": [untrained] if untrained else [],
+        "warnings": list(settings_warnings(config.encoder)),
     }
 
 

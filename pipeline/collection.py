@@ -26,7 +26,7 @@ from pipeline.index.layout import CollectionLayout, list_states
 from pipeline.index.status import collection_status
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
 from pipeline.model.folders.names import describe_model, model_folder
-from pipeline.model.untrained_settings import untrained_settings_warning
+from pipeline.model.untrained_settings import settings_warnings
 from pipeline.options import check_names, shown
 from pipeline.search.filters import parse_filter
 from pipeline.search.searcher import Searcher
@@ -137,8 +137,8 @@ class Collection:
         status = collection_status(self.layout)
         generation = open_latest_intact_generation(self.layout, check_hashes=False)
         manifest = generation.manifest
-        untrained = untrained_settings_warning(EncoderConfig(**manifest.settings["encoder"]))
-        status["warnings"] = [warning for warning in (generation.warning, untrained) if warning]
+        own = [generation.warning] if generation.warning else []
+        status["warnings"] = [*own, *settings_warnings(EncoderConfig(**manifest.settings["encoder"]))]
         drift = measure_drift(
             manifest.context_cluster_sizes, status["cluster_sizes"], manifest.documents_at_context
         )

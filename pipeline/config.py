@@ -149,7 +149,9 @@ class EncoderConfig:
     window_tokens: int = option(
         0,
         About(
-            "Tokens of a window, at most, for full and landmark.", low=0, default_text="512; landmark: 8192"
+            "Tokens of a window, at most, for full and landmark; 0: the default.",
+            low=0,
+            default_text="512; landmark: 8192",
         ),
     )
     window_overlap_tokens: int = WINDOW_OVERLAP_TOKENS

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.config import EncoderConfig
+from pipeline.config import WINDOW_TOKENS, EncoderConfig
 from pipeline.errors import CairnError
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
 from pipeline.model.folders.model_defaults import base_of_folder, encoder_config
@@ -25,8 +25,8 @@ TRAINED_AT_EVERY_DEPTH: Final = frozenset({"m3bert"})
 class MeasuredLoss:
     """A setting, the value it was measured at, and nDCG@10 without it and with it.
 
-    ``is_any_value``: other values of the setting are warned of too, with this one's figures;
-    ``is_any_smaller``: smaller values are.
+    ``is_any_value``: other values of the setting are warned of too, ``is_any_smaller``: smaller values are;
+    figures are this value's alone.
     """
 
     setting: str
@@ -74,22 +74,50 @@ def untrained_settings_warning(config: EncoderConfig) -> str | None:
         knows_depths = _knows_depths(config.model)
     except CairnError:  # the model cannot be read: whatever loads it says so
         return None
-    met: dict[str, str] = {}
+    met: dict[str, str | None] = {}
     for loss in MEASURED_LOSSES:
         name = loss.setting
         if getattr(config, name) == getattr(trained, name) or (name == "layers" and knows_depths):
             continue
         if name == "dims" and config.model not in MODEL_NAMES:  # others may have been trained for few
             continue
-        if loss.is_met_by(config) and name not in met:
-            met[name] = f"{loss.before:.3f} to {loss.after:.3f} with {name} {_shown(loss.value)}"
+        if loss.is_met_by(config) and met.get(name) is None:
+            is_measured = getattr(config, name) == loss.value
+            met[name] = (
+                f"{loss.before:.3f} to {loss.after:.3f} with {name} {_shown(loss.value)}"
+                if is_measured
+                else None
+            )
     if not met:
         return None
     chosen = ", ".join(f"{name} {_shown(getattr(config, name))}" for name in met)
-    return (
-        f"{config.model} was not trained for {chosen}: nDCG@10 of all-MiniLM-L6-v2 on 300 queries of SQuAD "
-        f"fell from {', '.join(met.values())}; compare with `cairn evaluate`, or leave it out"
+    measured = ", ".join(figures for figures in met.values() if figures)
+    loss_sentence = (
+        f"nDCG@10 of all-MiniLM-L6-v2 on 300 queries of SQuAD fell from {measured}"
+        if measured
+        else "what it costs was not measured"
     )
+    return (
+        f"{config.model} was not trained for {chosen}: {loss_sentence}; compare with `cairn evaluate`, or "
+        "leave it out"
+    )
+
+
+def window_warning(config: EncoderConfig) -> str | None:
+    """Return a sentence on a window that has no effect, None where it has one or none was chosen."""
+    default = WINDOW_TOKENS["chunk"]
+    is_needed = config.longest_chunk_tokens + 2 > default  # [CLS] and the landmark
+    if config.attention != "chunk" or config.window_tokens == default or is_needed:
+        return None
+    return (
+        "window_tokens has no effect with attention chunk, whose rows are chunks; leave it out, or choose "
+        "attention full or landmark"
+    )
+
+
+def settings_warnings(config: EncoderConfig) -> tuple[str, ...]:
+    """Return a sentence on each thing to know about the settings of an encoder."""
+    return tuple(each for each in (untrained_settings_warning(config), window_warning(config)) if each)
 
 
 def _knows_depths(model: str) -> bool:

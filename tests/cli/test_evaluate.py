@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +242,27 @@ def test_window_with_chunk_attention_warns_unless_the_whole_table_has_windows(ca
         _, _, err = call(
             folder, "--window-tokens", "256", "--systems", "cairn/*none/*chunk*/chunk", *options, "--json"
         )
-        assert ("warning: --window-tokens moves nothing with attention chunk" in err) == warns
+        assert ("warning: window_tokens has no effect with attention chunk" in err) == warns
+
+
+def test_missing_package_is_said_before_anything_is_encoded(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "texts").mkdir()
+    text = "a cairn of old stones marks the way. " + "the path follows the river. " * 10
+    pq.write_table(pa.table({"id": ["a"], "text": [text]}), tmp_path / "texts" / "texts.parquet")
+    monkeypatch.setitem(sys.modules, "ir_measures", None)
+    code, _, err = call(
+        str(tmp_path / "texts"),
+        "--known-items",
+        "1",
+        "--cache",
+        str(tmp_path / "kept"),
+        "--systems",
+        "cairn/*",
+    )
+    assert (code, err.startswith("error: evaluating must have the package ir_measures")) == (2, True)
+    assert not (tmp_path / "kept").exists()
 
 
 def test_window_of_another_length_is_named_in_the_advice(call: Any, folder: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config import EncoderConfig
 from pipeline.model.folders.model_defaults import encoder_config
-from pipeline.model.untrained_settings import MEASURED_LOSSES, untrained_settings_warning
+from pipeline.model.untrained_settings import MEASURED_LOSSES, settings_warnings, untrained_settings_warning
 
 
 @pytest.mark.parametrize("model", ["cairn-minilm", "all-MiniLM-L6-v2"])
@@ -24,11 +24,9 @@ def test_settings_that_a_model_brings_warn_of_nothing(model: str) -> None:
         ({"use_context": True}, "use_context true"),
         ({"pooling": "lmk"}, "pooling lmk"),
         ({"attention": "full"}, "attention full"),
-        ({"temperature": 0.95}, "temperature 0.95"),
         ({"dims": 64}, "to 0.686 with dims 64"),
-        ({"dims": 32}, "dims 32: nDCG@10"),
         ({"landmark_interval": 32}, "to 0.815 with landmark_interval 32"),
-        ({"layers": 3, "use_context": True}, "layers 3, use_context true"),
+        ({"layers": 3, "use_context": True}, "layers 3, use_context true: nDCG@10 "),
     ],
     ids=str,
 )
@@ -40,6 +38,21 @@ def test_setting_the_base_was_not_trained_for_is_named_with_its_measured_loss(
     assert words in warning
     assert "of SQuAD fell from 0.8" in warning
     assert "\n" not in warning
+    assert "with layers 4" not in warning or changes["layers"] == 4
+
+
+@pytest.mark.parametrize("changes", [{"temperature": 0.95}, {"dims": 32}, {"layers": 3}], ids=str)
+def test_value_that_was_not_measured_is_named_without_figures(changes: dict[str, Any]) -> None:
+    warning = str(untrained_settings_warning(EncoderConfig(**changes)))
+    assert "what it costs was not measured; compare with" in warning
+    assert "nDCG" not in warning
+
+
+def test_window_without_effect_is_said_and_one_that_a_chunk_needs_is_not() -> None:
+    (warning,) = settings_warnings(EncoderConfig(window_tokens=256))
+    assert warning.startswith("window_tokens has no effect with attention chunk")
+    assert settings_warnings(EncoderConfig(window_tokens=1024, landmark_interval=600)) == ()
+    assert settings_warnings(EncoderConfig(attention="landmark", window_tokens=256)) == ()
 
 
 def test_sentence_gives_the_loss_at_the_chosen_value() -> None:
