@@ -91,7 +91,6 @@ Query = Annotated[
     str,
     Field(
         min_length=1,
-        max_length=MAX_QUERY_BYTES,
         json_schema_extra={"pattern": r"\S"},
         examples=["how do I reset a password"],
     ),
@@ -168,7 +167,7 @@ def _limits(each: Option) -> Any:
 
 class _Asked(Request):
     query: Query | Annotated[list[Query], Field(min_length=1, max_length=MAX_QUERIES)] = Field(
-        description="One query, or a list of them."
+        description=f"One query, or a list of them, each of at most {MAX_QUERY_BYTES:,} bytes in UTF-8."
     )
 
 
