@@ -175,7 +175,7 @@ def test_point_3_query_has_at_most_eight_kilobytes(
 ) -> None:
     assert refused({"query": query}) == "invalid-request"
     assert client.post(SEARCH, json={"query": "é" * 4_096, "top_k": 1}).status_code == 200
-    if len(query) > 2:
+    if query.strip():
         (field,) = client.post(SEARCH, json={"query": query}).json()["errors"]
         assert field["detail"] == "Text should have at most 8192 bytes in UTF-8"
 
