@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +45,11 @@ PAUSE_SECONDS: Final = 0.1
 REST_SECONDS: Final = 2.0
 """How long a replica that failed is asked last."""
 
+HEAD: Final = "node:__internal_head__"
+"""The resource by which Ray marks the head."""
+MACHINES_SECONDS: Final = 300.0
+"""How long a start waits for other machines: on Kubernetes their images are pulled first."""
+
 Place = tuple[int, int]
 """A shard and one of its replicas."""
 
@@ -62,6 +67,7 @@ class ShardCalls:
         self._num_shards, self._num_replicas = shards, replicas
         self._answer_seconds = answer_seconds
         self._prefix = fingerprint(root=str(root), version=version("cairn-retrieval"))[:12]
+        await_machines(ray, replicas)
         places = itertools.product(range(shards), range(replicas))
         self._actors = {place: self._start(place) for place in places}
         self._turn = itertools.count()
@@ -177,11 +183,24 @@ class ShardCalls:
         ).remote(str(self._root))
 
 
+def await_machines(ray: Any, wanted: int) -> None:
+    """Wait for so many machines with processors, where the head has none and others are to come."""
+    end = time.monotonic() + MACHINES_SECONDS
+    while time.monotonic() < end:
+        computing = [node["Resources"] for node in ray.nodes() if node["Alive"] and _has_processors(node)]
+        if len(computing) >= wanted or any(HEAD in resources for resources in computing):
+            return
+        time.sleep(PAUSE_SECONDS)
+
+
 def computing_machines(ray: Any) -> list[str]:
     """Return the ids of living machines with processors for tasks, in a fixed order; all where none has."""
     living = [node for node in ray.nodes() if node["Alive"]]
-    computing = [node for node in living if node["Resources"].get("CPU")]
-    return sorted(node["NodeID"] for node in computing or living)
+    return sorted(node["NodeID"] for node in [*filter(_has_processors, living)] or living)
+
+
+def _has_processors(node: Mapping[str, Any]) -> bool:
+    return node["Resources"].get("CPU", 0) > 0
 
 
 def stop_shards(ray: Any) -> None:

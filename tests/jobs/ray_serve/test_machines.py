@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
+from jobs.ray_cluster.runtime import RayConnection
+from jobs.ray_serve.shard_calls import await_machines, computing_machines
 from tests.jobs.ray_serve.served_shards import (
     REPLICAS,
     REQUESTS,
@@ -56,3 +60,20 @@ def test_lost_machine_costs_no_answer(
     assert [(status, body) for _, status, body in searches.answers] == [
         (200, wanted[number]) for number, _, _ in searches.answers
     ]
+
+
+def test_shards_wait_for_machines_that_are_to_come(ray_cluster: RayCluster) -> None:
+    with closing(RayConnection(ray_cluster.address)) as connection, ThreadPoolExecutor(1) as thread:
+        await_machines(connection.ray, 2)
+        for pid in ray_cluster.processes(ray_cluster.machines()[0]):
+            os.kill(pid, signal.SIGKILL)
+        end = time.monotonic() + START_SECONDS
+        while len(computing_machines(connection.ray)) > 1:
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        waiting = thread.submit(await_machines, connection.ray, 2)
+        with pytest.raises(TimeoutError):
+            waiting.result(1.0)
+        ray_cluster.restore()
+        waiting.result(START_SECONDS)
+        assert len(computing_machines(connection.ray)) == 2
