@@ -1,9 +1,8 @@
-"""Run a Ray cluster on this machine while stdin is open, for the fixtures ``ray_cluster`` and ``ray_head``.
+"""Run a Ray cluster of three machines on this one while stdin is open, for the fixture ``ray_cluster``.
 
-Without an argument it has three machines. The head computes nothing, so that a test can kill any machine that
-computes. With `--dashboard` it has one machine and the dashboard, which takes jobs. The program prints the
-addresses and the pid of every raylet as JSON. Each line on stdin adds a machine, and the JSON is printed
-again.
+The head computes nothing, so that a test can kill any machine that computes. It has the dashboard, which
+takes jobs. The program prints the addresses and the pid of every raylet as JSON. Each line on stdin adds a
+machine, and the JSON is printed again.
 """
 
 import json
@@ -15,14 +14,18 @@ from pathlib import Path
 from ray.cluster_utils import Cluster
 
 
-def settings() -> dict[str, int]:
-    """Return a node's settings; its agent, which takes jobs, must not want the port of another cluster's."""
+def settings() -> dict[str, object]:
+    """Return a node's settings; its agent, which takes jobs, must not want the port of another cluster's.
+
+    No process hands the logs of workers to drivers: Cairn asks for none.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return {
             "num_gpus": 0,
             "object_store_memory": 80 << 20,
             "dashboard_agent_listen_port": free.getsockname()[1],
+            "include_log_monitor": False,
         }
 
 
@@ -33,18 +36,22 @@ def main() -> None:
         "health_check_failure_threshold": 3,
         "health_check_initial_delay_ms": 0,
     }
-    has_dashboard = "--dashboard" in sys.argv
-    head: dict[str, object] = (
-        {"num_cpus": 2, "dashboard_port": 0} if has_dashboard else {"num_cpus": 0, "_system_config": health}
-    )
     # Where several Rays run, a job takes for its own the one that a file in its cluster's folder names. In
     # Ray's usual folder that is the last one that started, and a cluster of this kind writes the file nowhere
     # else.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        head |= {"include_dashboard": has_dashboard, "temp_dir": folder}
-        cluster = Cluster(initialize_head=True, head_node_args={**settings(), **head})
+        head = {
+            **settings(),
+            "num_cpus": 0,
+            "include_dashboard": True,
+            "dashboard_port": 0,
+            "no_monitor": True,  # of the autoscaler
+            "temp_dir": folder,
+            "_system_config": health,
+        }
+        cluster = Cluster(initialize_head=True, head_node_args=head)
         (Path(folder) / "ray_current_cluster").write_text(cluster.address, "utf-8")
-        for _ in range(0 if has_dashboard else 2):
+        for _ in range(2):
             cluster.add_node(num_cpus=1, **settings())
         say(cluster)
         for _ in sys.stdin:

@@ -13,16 +13,13 @@ import pytest
 
 
 class RayCluster:
-    """Machines on this one, in processes that can be killed.
-
-    A head that computes nothing and two others, or one with a dashboard.
-    """
+    """Machines on this one, in processes that can be killed: a head that computes nothing and two others."""
 
     STARTS = 3
     """Ray gives a machine 30 seconds to start, which a busy one may exceed."""
 
-    def __init__(self, *options: str) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("ray_cluster.py")), *options]
+    def __init__(self) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("ray_cluster.py"))]
         # What a job calls `python` is the cluster's.
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         for left in reversed(range(self.STARTS)):
@@ -104,11 +101,3 @@ def ray_cluster(started_ray_cluster: RayCluster) -> RayCluster:
     """Return a whole cluster."""
     started_ray_cluster.restore()
     return started_ray_cluster
-
-
-@pytest.fixture(scope="session")
-def ray_head() -> Iterator[RayCluster]:
-    """Start one machine that takes jobs."""
-    cluster = RayCluster("--dashboard")
-    yield cluster
-    cluster.close()

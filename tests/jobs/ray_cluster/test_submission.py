@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster that takes them: one machine with a dashboard and a token."""
+"""Jobs on a Ray cluster that takes them: a head with a dashboard and a token."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ def test_address_of_something_else_is_one_sentence():
 class TestOnACluster:
     pytestmark = on_a_cluster
 
-    def test_ray_itself_is_silent_about_what_it_does(self, ray_head: Any):
-        JobServer(ray_head.dashboard)
+    def test_ray_itself_is_silent_about_what_it_does(self, ray_cluster: Any):
+        JobServer(ray_cluster.dashboard)
         levels = [handler.level for handler in logging.getLogger("ray").handlers]
         assert levels
         assert min(levels) >= logging.ERROR
 
-    def test_jobs_without_the_token_answer_401(self, ray_head: Any):
-        url = f"{ray_head.dashboard}/api/jobs/"
+    def test_jobs_without_the_token_answer_401(self, ray_cluster: Any):
+        url = f"{ray_cluster.dashboard}/api/jobs/"
         assert [status_of(url, token) for token in (None, "b" * 64, os.environ["RAY_AUTH_TOKEN"])] == [
             401,
             403,
@@ -113,9 +113,9 @@ class TestOnACluster:
         ]
 
     def test_job_is_submitted_once_and_goes_on_without_who_followed_it(
-        self, ray_head: Any, config: Path, tmp_path: Path, stored: Callable[..., Any]
+        self, ray_cluster: Any, config: Path, tmp_path: Path, stored: Callable[..., Any]
     ):
-        server = JobServer(ray_head.dashboard)
+        server = JobServer(ray_cluster.dashboard)
         first = server.submit(config, key="tonight")
         again = server.submit(config, key="tonight")
         assert (again.submission_id, first.is_new, again.is_new) == (first.submission_id, True, False)
@@ -139,10 +139,10 @@ class TestOnACluster:
 
     @pytest.mark.slow
     def test_job_that_fails_ends_with_its_exit_code_and_may_be_submitted_again(
-        self, ray_head: Any, config: Path
+        self, ray_cluster: Any, config: Path
     ):
         config.write_text(config.read_text().replace("corpus.parquet", "absent.parquet"))
-        server = JobServer(ray_head.dashboard)
+        server = JobServer(ray_cluster.dashboard)
         log: list[str] = []
         first = server.submit(config)
         outcome = server.follow(first.submission_id, log.append)
@@ -154,7 +154,7 @@ class TestOnACluster:
 
     @pytest.mark.slow
     def test_job_whose_process_is_killed_says_so_and_the_next_run_finishes_the_work(
-        self, ray_head: Any, config: Path, tmp_path: Path, stored: Callable[..., Any]
+        self, ray_cluster: Any, config: Path, tmp_path: Path, stored: Callable[..., Any]
     ):
         def kill(_: str) -> None:
             for process in psutil.process_iter(["cmdline"]):
@@ -162,7 +162,7 @@ class TestOnACluster:
                 if "jobs.build_index" in words and str(tmp_path) in words:
                     process.kill()
 
-        server = JobServer(ray_head.dashboard)
+        server = JobServer(ray_cluster.dashboard)
         killed = server.submit(config)
         assert server.follow(killed.submission_id, kill).exit_code == 137
         again = server.submit(config)
@@ -172,15 +172,19 @@ class TestOnACluster:
 
     @pytest.mark.slow
     def test_job_that_ray_gives_another_clusters_address_is_one_sentence(
-        self, ray_head: Any, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self,
+        ray_cluster: Any,
+        config: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
     ):
-        monkeypatch.setenv("RAY_ADDRESS", ray_head.address)
+        monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
         arguments = ["--config", str(config), "--cluster", "0" * 56]
         assert main("build_index", ingest_job(build_index), arguments) == 1
         error = capsys.readouterr().err
         assert (
             "must run on the cluster it was submitted to, got another one's address "
-            f"'{ray_head.address}' from Ray" in error
+            f"'{ray_cluster.address}' from Ray" in error
         )
         assert not Path("root").exists()
 
