@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, cast
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
@@ -129,7 +129,8 @@ def lay_out(
         callbacks_every_iters=STEPS_AT_A_TIME,
         random_state=SEED,
     )
-    return _within_unit_square(np.asarray(tsne.fit(vectors_SV.astype(np.float64))))
+    # To infer what `fit` returns, pyright would read SciPy: most of the time it needs for this file.
+    return _within_unit_square(np.asarray(cast(Any, tsne).fit(vectors_SV.astype(np.float64))))
 
 
 def place(
