@@ -3,18 +3,22 @@
     load ─▶ embed_sample, draw_context    once for a collection, by one worker
     load ─▶ begin ─▶ encode, encode, …    by every worker
 
-A worker loads the model once, is given Parquet bytes and returns Parquet bytes: it knows no collection, no
-folder and no Ray. So it shares no disk with the driver, and a worker that was believed dead cannot damage
-anything when it wakes.
+A worker loads the model once, is given Parquet bytes and returns Parquet bytes. So it needs no disk in common
+with the driver. Where it sees the driver's folder, it leaves the files there under names of its own, and
+returns those: what crosses the network is a tenth. The driver alone gives them the names that count, so a
+worker that was believed dead cannot damage anything when it wakes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +27,7 @@ from jaxtyping import Float32, Int32
 
 from jobs.corpus_view import CorpusView
 from jobs.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
+from pipeline import durable
 from pipeline.cluster.assignment import ClusterAssigner
 from pipeline.cluster.queries import query_side
 from pipeline.cluster.store import Clusters
@@ -74,6 +79,7 @@ class EncoderWorker:
         self._encoder: DocumentEncoder | None = None
         self._view: CorpusView | None = None
         self._assigner: ClusterAssigner | None = None
+        self._folder: Path | None = None
 
     def load(self) -> Loaded:
         """Load the model and check that the settings fit it."""
@@ -118,6 +124,10 @@ class EncoderWorker:
             host=socket.gethostname(),
         )
 
+    def share(self, folder: Path, mark: str) -> None:
+        """Leave encoded shards in ``folder`` from here on, if it holds the file that the driver left."""
+        self._folder = folder if (folder / mark).is_file() else None
+
     def encode(self, staged: bytes, on_tokens: Callable[[int], None] | None = None) -> EncodedShard:
         """Encode the bytes of a staged shard; ``on_tokens`` receives the number of tokens of each batch."""
         assert self._encoder is not None, "begin comes first"
@@ -127,12 +137,22 @@ class EncoderWorker:
         assignments_N = self._assign(doc_ids, titles, texts, queries)
         documents, chunks = shard_tables(doc_ids, encoded, assignments_N)
         return EncodedShard(
-            documents=as_parquet(documents),
-            chunks=as_parquet(chunks),
+            documents=self._handed_over(documents),
+            chunks=self._handed_over(chunks),
             num_documents=len(texts),
             num_characters=sum(map(len, texts)),
             num_tokens=int(encoded.num_tokens.sum()),
         )
+
+    def _handed_over(self, table: pa.Table) -> pa.Buffer | Path:
+        """Return a table's Parquet file: in the shared folder, or as bytes where it cannot be written."""
+        content = as_parquet(table)
+        if self._folder is not None:
+            path = self._folder / f"{uuid.uuid4().hex}.parquet"
+            with contextlib.suppress(OSError):
+                durable.write_bytes(path, content)
+                return path
+        return content
 
     def _assign(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -46,10 +47,10 @@ class EmbeddedSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedShard:
-    """One staged shard, encoded: the bytes of its two Parquet files."""
+    """One staged shard, encoded: its two Parquet files, as bytes or in the folder shared with the driver."""
 
-    documents: pa.Buffer
-    chunks: pa.Buffer
+    documents: pa.Buffer | Path
+    chunks: pa.Buffer | Path
     num_documents: int
     num_characters: int
     num_tokens: int

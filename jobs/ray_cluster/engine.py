@@ -1,12 +1,15 @@
 """The Ray engine: the local engine's worker, many times, on the machines of a cluster.
 
-The driver is the process that ingests: it stages, hands each staged shard to a worker as bytes, writes what
-comes back and alone commits. So workers need the package, the model and a connection, but no disk in common
-with the driver. Clusters and context of a first ingest come from one worker's model; the driver loads none.
+The driver is the process that ingests: it stages, hands each staged shard to a worker as bytes, and alone
+commits what comes back: bytes, or files where the worker sees the driver's folder. So workers need the
+package, the model and a connection, but no disk in common with the driver. Clusters and context of a first
+ingest come from one worker's model; the driver loads none.
 """
 
 from __future__ import annotations
 
+import shutil
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from jobs.engine import EngineConfig
 from jobs.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
 from jobs.ray_cluster.pool import WorkerPool
 from jobs.ray_cluster.runtime import RayConnection
+from pipeline import durable
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet
 
@@ -61,6 +65,8 @@ class RayEngine:
     ) -> Iterator[tuple[int, EncodedShard]]:
         """See :class:`jobs.engine.Engine`; tokens are heard of shard by shard."""
         sizes = [shard.stat().st_size for shard in shards]
+        if shards:
+            self._at_work().step("share", *_shared_folder(shards[0].parent))
         for number, encoded in self._at_work().map(
             "encode", lambda number: (shards[number].read_bytes(),), sizes
         ):
@@ -91,6 +97,16 @@ class RayEngine:
             )
             self._loaded = self._pool.step("load")
         return self._pool
+
+
+def _shared_folder(staged: Path) -> tuple[Path, str]:
+    """Make a folder beside the staged shards for workers that see it; return it with a file to know it by."""
+    folder, mark = staged.with_name("handed-over").absolute(), uuid.uuid4().hex
+    with durable.storage_errors("preparing the folder that workers may share"):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        (folder / mark).touch()
+    return folder, mark
 
 
 def _room(engine: EngineConfig, resources: dict[str, Any]) -> int:

@@ -52,19 +52,30 @@ def as_parquet(table: pa.Table) -> pa.Buffer:
 
 
 def write_encoded_shard(
-    folder: Path, number: int, staged: Path, documents: pa.Buffer, chunks: pa.Buffer
+    folder: Path, number: int, staged: Path, documents: pa.Buffer | Path, chunks: pa.Buffer | Path
 ) -> None:
-    """Move a staged shard beside its two tables, durably; after a crash it is finished or does not exist."""
+    """Put a staged shard beside its two tables, durably; after a crash it is finished or does not exist.
+
+    Tables that are files already lie on the disk of ``folder``, durably, and are moved.
+    """
     with durable.storage_errors(f"writing encoded shard {number}"):
         folder.mkdir(parents=True, exist_ok=True)
         # What a deleted file left: until the end no shard of this number is finished.
         shard_path(folder, "documents", number).unlink(missing_ok=True)
         durable.fsync_file(staged)
         staged.replace(shard_path(folder, "rows", number))
-        durable.write_bytes(shard_path(folder, "chunks", number), chunks)
+        _put(chunks, shard_path(folder, "chunks", number))
         durable.commit_point("shard-chunks-written")
-        durable.write_bytes(shard_path(folder, "documents", number), documents)
+        _put(documents, shard_path(folder, "documents", number))
     durable.commit_point("shard-written")
+
+
+def _put(content: pa.Buffer | Path, path: Path) -> None:
+    if isinstance(content, Path):
+        content.replace(path)
+        durable.fsync_folder(path.parent)
+    else:
+        durable.write_bytes(path, content)
 
 
 def finished_shards(folder: Path) -> list[int]:

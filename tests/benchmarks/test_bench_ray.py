@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -28,6 +29,7 @@ from jobs.engine import EngineConfig
 from jobs.ray_cluster.engine import RayEngine
 from jobs.ray_cluster.pool import WorkerPool
 from jobs.ray_cluster.runtime import RayConnection
+from pipeline import durable
 from pipeline.cluster.store import Clusters
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.context.store import ContextSet
@@ -121,7 +123,7 @@ def test_bench_two_workers_against_two_bare_encoders(
 
         ask_ray(tmp_path / "warm")
         assert engine._pool is not None
-        while sum(worker.steps_passed == 2 for worker in engine._pool._workers) < WORKERS:
+        while sum(worker.steps_passed >= 2 for worker in engine._pool._workers) < WORKERS:
             ask_ray(tmp_path / "warm")
         ask_bare()
         for turn in range(TURNS):
@@ -153,15 +155,23 @@ STAGED_BYTES, ENCODED_BYTES = 256 << 10, 2 << 20
 
 
 class Sleeper:
-    """A stage that waits, as one on an accelerator of its own does, and sends back what a shard weighs."""
+    """A stage that waits, as one on an accelerator of its own does, and hands over what a shard weighs.
 
-    def work(self, staged: bytes, seconds: float) -> tuple[bytes, bytes]:
+    It does so as bytes, or as files in a ``folder`` shared with the driver.
+    """
+
+    def work(self, staged: bytes, seconds: float, folder: Path | None) -> tuple[Any, Any]:
         time.sleep(seconds)
-        return bytes(ENCODED_BYTES // 8), bytes(ENCODED_BYTES)
+        handed = bytes(ENCODED_BYTES // 8), bytes(ENCODED_BYTES)
+        if folder is None:
+            return handed
+        paths = tuple(folder / uuid.uuid4().hex for _ in handed)
+        for path, content in zip(paths, handed, strict=True):
+            durable.write_bytes(path, content)
+        return paths
 
 
 def test_bench_throughput_against_machines(started_ray_cluster: Any, tmp_path: Path) -> None:
-    staged = bytes(STAGED_BYTES)
     with closing(RayConnection(started_ray_cluster.address)) as connection:
         connection.ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         print()
@@ -177,16 +187,18 @@ def test_bench_throughput_against_machines(started_ray_cluster: Any, tmp_path: P
                 deadline_seconds=None,
             )
             with closing(pool):
-                _finish(pool, tmp_path / "warm", staged, nodes, 0.0)  # one for each: all have started
-                processor, started = time.process_time(), time.perf_counter()
-                count = nodes * CALLS_A_WORKER
-                _finish(pool, tmp_path / f"encoded-{nodes}", staged, count, CALL_SECONDS)
-                seconds, processor = time.perf_counter() - started, time.process_time() - processor
-            print(
-                f"{nodes:3d} machines: {count / seconds:6.2f} shards/s, "
-                f"{count * CALL_SECONDS / seconds / nodes:.3f} of linear; "
-                f"{1e3 * processor / count:.1f} ms of the driver's processor a shard"
-            )
+                _finish(pool, tmp_path / "warm", nodes, 0.0, None)  # one for each: all have started
+                for shared in (None, tmp_path):
+                    processor, started = time.process_time(), time.perf_counter()
+                    count = nodes * CALLS_A_WORKER
+                    folder = tmp_path / f"encoded-{nodes}-{shared is None}"
+                    _finish(pool, folder, count, CALL_SECONDS, shared)
+                    seconds, processor = time.perf_counter() - started, time.process_time() - processor
+                    print(
+                        f"{nodes:3d} machines, {'bytes' if shared is None else 'files'}: "
+                        f"{count / seconds:6.2f} shards/s, {count * CALL_SECONDS / seconds / nodes:.3f} of "
+                        f"linear; {1e3 * processor / count:.1f} ms of the driver's processor a shard"
+                    )
 
 
 DOCUMENTS = 3_000
@@ -241,11 +253,14 @@ def test_bench_drivers_memory_at_ten_times_the_corpus(
     )
 
 
-def _finish(pool: WorkerPool, folder: Path, staged: bytes, count: int, seconds: float) -> None:
-    for number, (documents, chunks) in pool.map("work", lambda _: (staged, seconds), [STAGED_BYTES] * count):
+def _finish(pool: WorkerPool, folder: Path, count: int, seconds: float, shared: Path | None) -> None:
+    arguments = (bytes(STAGED_BYTES), seconds, shared)
+    for number, (documents, chunks) in pool.map("work", lambda _: arguments, [STAGED_BYTES] * count):
         moved = folder.with_suffix(".staged")
-        moved.write_bytes(staged)
-        write_encoded_shard(folder, number, moved, pa.py_buffer(documents), pa.py_buffer(chunks))
+        moved.write_bytes(arguments[0])
+        if shared is None:
+            documents, chunks = map(pa.py_buffer, (documents, chunks))
+        write_encoded_shard(folder, number, moved, documents, chunks)
 
 
 def _stage(path: Path, texts: list[str]) -> Path:

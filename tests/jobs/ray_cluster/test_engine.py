@@ -12,10 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs import encode_corpus
 from jobs.build_index import build_index
 from jobs.engine import EngineConfig
+from jobs.ray_cluster import engine as ray_engine
 from pipeline import durable
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from pipeline.encode.shards import write_encoded_shard
 from pipeline.errors import ConfigError
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
@@ -68,13 +71,27 @@ def test_ray_engine_builds_the_collection_that_the_local_engine_builds(
     engine: EngineConfig,
     stored: Callable[..., Any],
     require_same: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A first ingest, most of whose documents are not in the sample, and one that adds to it."""
-    reports = {}
-    for name, chosen in (("local", EngineConfig()), ("ray", engine)):
-        for numbers in (range(60), range(40, 80)):
-            source = corpus(tmp_path / "a.parquet", numbers)
-            reports[name, numbers.start] = build_index([source], tmp_path, name, config, engine=chosen)
+    """A first ingest, most of whose documents are not in the sample, and one that adds to it.
+
+    Its workers see the driver's folder, those of the second do not.
+    """
+    reports, handed_over = {}, {0: set[bool](), 40: set[bool]()}
+
+    def write(folder: Path, number: int, staged: Path, documents: Any, chunks: Any) -> None:
+        handed_over[start] |= {isinstance(documents, Path), isinstance(chunks, Path)}
+        write_encoded_shard(folder, number, staged, documents, chunks)
+
+    for start, end in ((0, 60), (40, 80)):
+        source = corpus(tmp_path / "a.parquet", range(start, end))
+        reports["local", start] = build_index([source], tmp_path, "local", config)
+        with monkeypatch.context() as patch:
+            patch.setattr(encode_corpus, "write_encoded_shard", write)
+            if start:
+                patch.setattr(ray_engine, "_shared_folder", lambda _: (tmp_path / "elsewhere", "mark"))
+            reports["ray", start] = build_index([source], tmp_path, "ray", config, engine=engine)
+    assert handed_over == {0: {True}, 40: {False}}
     for start in (0, 40):
         assert _counts(reports["ray", start]) == _counts(reports["local", start])
     require_same(stored(tmp_path, "ray"), stored(tmp_path, "local"))
