@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.evaluation_tables import advice_lines, compared_cells, length_table, measure_table, set_lines
-from cli.options import COUNT, SEED, add_options, chosen
+from cli.options import COUNT, SEED, NamedPath, add_options, chosen
 from cli.settings import json_option
 from cli.terminal import ProgressBars, table
 from pipeline.config import ContextConfig, EncoderConfig
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FOLDER...")
+@click.argument("folders", nargs=-1, required=True, type=NamedPath(path_type=Path), metavar="FOLDER...")
 @click.option(
     "--ablate",
     is_flag=True,
@@ -58,17 +58,17 @@ if TYPE_CHECKING:
 )
 @click.option("--seed", type=SEED, default=0, help="Of everything drawn: samples, contexts, tests.")
 @click.option(
-    "--runs", type=click.Path(path_type=Path), help="Write a TREC run file of every system under this folder."
+    "--runs", type=NamedPath(path_type=Path), help="Write a TREC run file of every system under this folder."
 )
 @click.option(
     "--cache",
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     help="Keep encoded sets in this folder; a killed run goes on with them.",
 )
 @click.option(
     "--compare",
     nargs=2,
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     metavar="RUN RUN",
     help="Only compare two TREC run files on one set.",
 )

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, TypeVar, cast, get_args
 
 import click
 
+from cli.options import NamedPath
 from cli.terminal import duration, thousands
 from pipeline.config import BASE_MODEL, Backend, Precision
 
@@ -29,7 +30,7 @@ def frozen_base_options(*, trained: str, output: str, kept: str) -> Callable[[_F
 
     ``trained``, ``output`` and ``kept`` name what is trained, what the folder holds and what the cache keeps.
     """
-    path, folder = click.Path(path_type=Path), click.Path(path_type=Path, file_okay=False)
+    path, folder = NamedPath(path_type=Path), NamedPath(path_type=Path, file_okay=False)
     made = (
         click.argument("files", nargs=-1, required=True, metavar="PAIRS...", type=path),
         click.option("--output", required=True, type=folder, help=f"Folder of the {output}, new or empty."),

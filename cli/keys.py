@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from cli.options import NamedPath
 from cli.settings import json_option, root_option
 from cli.terminal import table
 from pipeline.errors import ConfigError
@@ -32,7 +33,7 @@ def keys(ctx: click.Context) -> None:
 def _place_options(function: _Function) -> _Function:
     named = click.option(
         "--keys-file",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=NamedPath(path_type=Path, dir_okay=False),
         help="File of API keys.  [default: ROOT/keys.json]",
     )
     return root_option(named(function))

@@ -20,6 +20,17 @@ from pipeline.options import MAX_NUMBER, MAX_SEED, Option, check_value, options_
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+class NamedPath(click.Path):
+    """A path that is not empty: an empty one would be the working folder."""
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if value == "":
+            self.fail("a path must name a file or a folder, got ''; leave the option out", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class TemperatureSteps(click.ParamType):
     """``128:0.95,512:0.9`` or, in ``cairn.toml``, ``[[128, 0.95], [512, 0.9]]``.
 
@@ -78,7 +89,7 @@ _TYPES: Final[Mapping[Any, Any]] = {
     str: str,
     int: int,
     float: float,
-    Path: click.Path(path_type=Path, dir_okay=False),
+    Path: NamedPath(path_type=Path, dir_okay=False),
     tuple[str, ...]: str,
     tuple[int, ...]: Numbers(),
     tuple[tuple[int, float], ...]: TemperatureSteps(),

@@ -18,6 +18,7 @@ from typing import Any, Final
 import click
 
 from cli.main import cairn
+from cli.options import NamedPath
 
 _INTRODUCTION: Final = (
     "# {title}\n\n{subject} Written by `make reference`: change the program, not this page.\n"
@@ -203,7 +204,7 @@ def _cell(text: str) -> str:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", type=NamedPath(file_okay=False, path_type=Path))
 def write(folder: Path) -> None:
     """Write the reference pages into FOLDER."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import COUNT
+from cli.options import COUNT, NamedPath
 from cli.settings import json_option
 from cli.terminal import duration, table, thousands
 from pipeline.errors import ConfigError
@@ -33,7 +33,7 @@ _SHOWN_COUNTS = ("rows", "indexed", "unchanged", "quarantined", "deleted", "enco
 @click.option(
     "--file",
     default=DEFAULT_FILE,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NamedPath(path_type=Path, dir_okay=False),
     help="The TOML file of all schedules.",
 )
 @click.pass_context

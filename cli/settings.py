@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import click
 
-from cli.options import FieldOption, Numbers
+from cli.options import FieldOption, NamedPath, Numbers
 from pipeline.config import DEFAULT_ROOT
 from pipeline.errors import ConfigError
 from pipeline.options import MAX_NUMBER, About, Option, check_value, did_you_mean
@@ -32,7 +32,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _SHARED = ("root", "collection")
 _KINDS: Final[Mapping[type, type]] = {
     click.types.StringParamType: str,
-    click.Path: str,
+    NamedPath: str,
     click.types.IntParamType: int,
     click.IntRange: int,
 }

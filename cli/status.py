@@ -68,9 +68,10 @@ def _segments(segments: list[dict[str, Any]]) -> str:
     )
 
 
-def _token_vectors(found: dict[str, int] | None) -> str:
+def _token_vectors(found: dict[str, int] | None, collection: str) -> str:
     if found is None:
-        return "none: searches go without; `cairn plan NAME --apply --late` makes them where the model can"
+        command = f"cairn plan {collection} --apply --late"
+        return f"none: searches go without; `{command}` makes them where the model can"
     return f"{found['dims']} dimensions of {found['bits']} bits, {size(found['bytes'])}"
 
 
@@ -96,7 +97,7 @@ def _describe(report: dict[str, Any]) -> str:
         ),
         *([("", chosen)] if (chosen := _beyond_the_defaults(encoder)) else []),
         *([("", report["encoder_note"])] if report["encoder_note"] else []),
-        ("token vectors", _token_vectors(report["token_vectors"])),
+        ("token vectors", _token_vectors(report["token_vectors"], report["collection"])),
         ("clusters", thousands(len(report["cluster_sizes"]))),
         (
             "context",

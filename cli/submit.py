@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from cli.engine import job_server_option
+from cli.options import NamedPath
 
 _INTERRUPTED = 130
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("config", type=NamedPath(path_type=Path, dir_okay=False))
 @job_server_option
 @click.option(
     "--key",

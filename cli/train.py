@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import COUNT, add_options, chosen, given
+from cli.options import COUNT, NamedPath, add_options, chosen, given
 from cli.settings import json_option
 from cli.terminal import ProgressBars, duration, table, thousands
 from pipeline.config import BASE_MODEL
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("sources", nargs=-1, metavar="[SOURCE...]", type=click.Path(path_type=Path))
+@click.argument("sources", nargs=-1, metavar="[SOURCE...]", type=NamedPath(path_type=Path))
 @click.option(
     "--documents",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     help="Parquet of long documents to make pairs of; repeat.",
 )
 @click.option(
-    "--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the run."
+    "--output", required=True, type=NamedPath(path_type=Path, file_okay=False), help="Folder of the run."
 )
 @click.option("--base", default=BASE_MODEL, help="Model to start from: a BERT-like one, by name or folder.")
 @click.option(
     "--judged",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     help="Evaluation set to keep out of the data; repeat.",
 )
 @click.option(
     "--dev",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     help="Judged set that says which step is the best; repeat.",
 )
 @click.option(

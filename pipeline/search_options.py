@@ -82,15 +82,15 @@ class SearchOptions:
     max_characters: int | None = option(
         None,
         About(
-            "A reader's budget: instead of `passages` a document, the best passages of all, so many "
-            "characters together.",
+            "Answer with the best passages of all documents, at most so many characters together, instead "
+            "of `passages` of each document.",
             low=1,
             high=MAX_CHARACTERS,
         ),
     )
     filters: Mapping[str, Any] | None = option(None, About("What documents must match."))
     hybrid: bool = option(
-        True, About("Fuse the vectors' ranking with BM25.", default_text="hybrid", off_flag="--no-hybrid")
+        True, About("Rank by BM25 as well as by vectors.", default_text="hybrid", off_flag="--no-hybrid")
     )
     late: bool = option(
         True,

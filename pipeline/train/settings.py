@@ -52,15 +52,15 @@ class TrainConfig:
         0.005, About("Share of context vectors that give way to the null token.", low=0, high=1)
     )
     title_share: float = option(0.5, About("Share of sequences that begin with their title.", low=0, high=1))
-    hard_negatives: int = option(
-        0, About("Mined negatives a query, below a share of the positive's score.", low=0, high=1_000)
+    hard_negatives: int = option(0, About("Mined negatives of each query; 0: none.", low=0, high=1_000))
+    hard_negative_share: float = option(
+        0.95, About("Mine negatives that score below this share of the positive.", above=0, high=1)
     )
-    hard_negative_share: float = option(0.95, About("That share of the positive's score.", above=0, high=1))
     temperature: float = option(0.02, About("Temperature of the loss.", above=0))
     margin: float = option(
         0.0,
         About(
-            "Leave out what the surrogate scores this far above the positive; inf: nothing.",
+            "Leave out negatives that the surrogate scores at least this far above the positive; inf: none.",
             low=-2,
             high=2,
             is_infinity_allowed=True,
@@ -109,8 +109,8 @@ class TrainConfig:
     )
     lora_matrices: LoraMatrices = option("all", About("Matrices of a layer that get one."))
     heldout_pairs: int = option(256, About("Pairs kept out to find the best step.", low=0))
-    evaluate_every: int = option(50, About("Steps between their scores.", low=1))
-    dev_every: int = option(500, About("Steps between its scores.", low=1))
+    evaluate_every: int = option(50, About("Steps between scores of the held-out pairs.", low=1))
+    dev_every: int = option(500, About("Steps between scores of the dev sets.", low=1))
     checkpoint_every: int = option(50, About("Steps between checkpoints.", low=1))
     micro_batch_tokens: int = option(16_384, About("Tokens computed at a time: bounds memory.", low=1))
     precision: TrainedPrecision = option("auto", About("Arithmetic of products."))

@@ -81,6 +81,7 @@ def test_ingest_with_every_encoder_option_is_searchable(
             'landmarks "sentence"',
             "dims 16",
             "layers 1",
+            "`cairn plan c --apply --late`",
             "temperature 0.9",
             "query temperature 0.8",
             'query prefix "walk: "',

@@ -228,3 +228,14 @@ def test_collection_whose_first_ingest_was_stopped_is_listed_and_said_to_be_unfi
     for verb in (("status", "coming"), ("search", "granite", "--collection", "coming")):
         code, _, error = call(*verb)
         assert (code, error.count("\n"), "run `cairn ingest` again" in error) == (2, 1, True)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("keys", "list", "--keys-file="), ("serve", "--keys-file="), ("evaluate", "x", "--cache=")]
+)
+def test_empty_path_is_refused_with_its_option(call: Any, arguments: tuple[str, ...]) -> None:
+    code, _, err = call(*arguments)
+    assert (code, f"'{arguments[-1].removesuffix('=')}': a path must name a file or a folder" in err) == (
+        2,
+        True,
+    )
