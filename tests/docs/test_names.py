@@ -86,7 +86,7 @@ def default_of(option: click.Option) -> str | None:
     context = click.Context(cairn)
     context.show_default = True
     _, text = option.get_help_record(context) or ("", "")
-    shown = re.search(r"\[default: ([^\]]*?)(; x[<>]=[^\]]*)?\]", text)
+    shown = re.search(r"\[default: ([^\]]*?)(; [\d.]*[x<>=][x<>=\d.]*)?\]", text)
     return shown[1] if shown else None
 
 
