@@ -68,11 +68,18 @@ def search(
 
 
 def _found_by(passage: Passage) -> Iterator[str]:
-    """Name the passage's words that answered the query, strongest first, with the query's own."""
-    seen: set[str] = set()
+    """Name the passage's words that answered the query, strongest first, with the query's own.
+
+    Words such as `of` and `is` are left out on both sides.
+    """
+    from pipeline.index.words import STOP_WORDS
+
+    seen: set[str] = set(STOP_WORDS)
     for each in sorted(passage.highlights, key=lambda highlight: -highlight.weight):
         word = passage.text[each.start_char - passage.start_char : each.end_char - passage.start_char]
-        others = [asked for asked in each.query_words if asked.casefold() != word.casefold()]
+        others = [
+            asked for asked in each.query_words if asked.casefold() not in {word.casefold(), *STOP_WORDS}
+        ]
         if word.casefold() not in seen:
             seen.add(word.casefold())
             yield f"{word} ({', '.join(others)})" if others else word
@@ -96,6 +103,6 @@ def _lines(result: SearchResult, *, has_budget: bool) -> Iterator[str]:
                 max_lines=4,
                 placeholder=" …",
             )
-            if passage.highlights:
-                yield f"     found by: {', '.join(_found_by(passage))}"
+            if words := ", ".join(_found_by(passage)):
+                yield f"     found by: {words}"
         yield ""

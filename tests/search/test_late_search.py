@@ -11,11 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli.main import cairn, run
+from cli.search import _found_by
 from jobs.build_index import build_index
 from pipeline import Collection, open_collection
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.index.generation import open_generation
 from pipeline.search.searcher import Searcher
+from pipeline.types import Highlight, Passage
 
 TOPICS = ("old stone path over the mountain", "a river walks to the sea", "the cat sat on the mat", "mark")
 QUERY = "the old stone path"
@@ -150,6 +152,16 @@ def test_highlights_are_absent_without_token_vectors(collection: Collection):
     hits = collection.search(QUERY, late=False).hits
 
     assert all(passage.highlights == () for hit in hits for passage in hit.passages)
+
+
+def test_command_line_names_no_stop_words() -> None:
+    spans = [(0, 2, 0.5, ("happens",)), (7, 12, 0.3, ("is", "rock")), (3, 6, 0.2, ("stone",))]
+    highlights = tuple(
+        Highlight(start_char=start, end_char=end, weight=weight, query_words=words)
+        for start, end, weight, words in spans
+    )
+    passage = Passage(start_char=0, end_char=12, text="of old stone", score=1.0, highlights=highlights)
+    assert list(_found_by(passage)) == ["stone (rock)", "old (stone)"]
 
 
 def test_command_line_names_the_words_a_passage_was_found_by(
