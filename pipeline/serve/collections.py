@@ -20,6 +20,7 @@ from pipeline.index.generation import Generation, open_latest_intact_generation
 from pipeline.index.layout import FIRST_INGEST, CollectionLayout, list_collections, list_states
 from pipeline.index.stored_files import read_manifest
 from pipeline.manifest import Manifest
+from pipeline.model.folders.checkpoint import weights_in_memory
 from pipeline.search.reader import LocalReader
 from pipeline.search.searcher import Searcher
 from pipeline.search.served import MakeReader
@@ -296,7 +297,8 @@ class Collections:
         fingerprint = generation.manifest.fingerprints["encoder"]
         queue = self._encoders.get(fingerprint)
         if queue is None:
-            encoder = self._load_encoder(generation)
+            with weights_in_memory():
+                encoder = self._load_encoder(generation)
             queue = self._encoders.get(encoder.fingerprint) or EncoderQueue(
                 encoder, on_start=self._on_start, observe=self._observe
             )

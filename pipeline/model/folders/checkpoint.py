@@ -10,8 +10,10 @@ the backbone's business, and which settings follow from a folder that of ``model
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -43,6 +45,8 @@ EXTRA_NAME: Final = "cairn_extra.safetensors"
 
 _COPIED_BYTES: Final = 1 << 16
 """Tensors smaller than this, such as norms and biases, are copied when weights are read."""
+
+_COPIES_KEPT: Final = ContextVar("copies_kept", default=False)
 
 _TOKEN_NAMES: Final = {
     "cls": (("cls_token", "bos_token"), ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>")),
@@ -195,11 +199,25 @@ def _weights_paths(folder: Path) -> list[Path]:
     return [_require(folder / name) for name in sorted(names)]
 
 
+@contextlib.contextmanager
+def weights_in_memory() -> Generator[None]:
+    """Copy what stays as it lies in the files of models that are read in the block: embeddings, a mixer.
+
+    A server lives long. A mapped file that is cut would end it, and one that is written into change its
+    answers.
+    """
+    token = _COPIES_KEPT.set(True)
+    try:
+        yield
+    finally:
+        _COPIES_KEPT.reset(token)
+
+
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Read a file of weights so that matrices leave memory once they are packed and let go.
 
     They are mapped together. What may stay as it lies in the file does not keep that mapping: embeddings
-    have mappings of their own, and small tensors are copied.
+    have mappings of their own, or are copied in :func:`weights_in_memory`, and small tensors are copied.
     """
     try:
         return {name: _apart(path, name, tensor) for name, tensor in load_file(path).items()}
@@ -212,6 +230,8 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 def _apart(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.nbytes < _COPIED_BYTES:
+        return tensor.clone()
+    if _COPIES_KEPT.get() and ("embed" in name or path.name == EXTRA_NAME):
         return tensor.clone()
     if "embed" not in name:
         return tensor

@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.folders.checkpoint import read_checkpoint
+from pipeline.model.folders.checkpoint import _read_tensors, read_checkpoint, weights_in_memory
 
 
 @pytest.fixture
@@ -241,3 +241,16 @@ def test_load_weights_below_a_prefix_are_found(folder):
 def test_load_name_that_is_no_folder_says_how_to_get_it(model):
     with pytest.raises(ConfigError, match="hf download"):
         load_backbone(EncoderConfig(model=model))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "cairn_extra.safetensors"])
+def test_weights_in_memory_do_not_change_with_their_file(tmp_path, name):
+    path = tmp_path / name
+    save_file({"embeddings": torch.ones(200, 200)}, path)
+    mapped = _read_tensors(path)["embeddings"]
+    with weights_in_memory():
+        copied = _read_tensors(path)["embeddings"]
+    with path.open("r+b") as file:
+        file.seek(-4 * 40_000, 2)
+        file.write(bytes(4 * 40_000))
+    assert (copied.sum(), mapped.sum()) == (40_000, 0)
