@@ -50,25 +50,33 @@ def commit_point(name: str) -> None:
         observer(name)
 
 
-def raise_storage_error(error: OSError, action: str) -> NoReturn:
+def raise_storage_error(error: OSError, action: str, below: Path | None = None) -> NoReturn:
     """Turn an operating-system error into the sentence a user can act on.
 
-    ``action`` reads like "writing the FAISS files".
+    ``action`` reads like "writing the FAISS files". A file below the folder ``below`` is named by
+    its path in it.
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         raise DiskFullError(
             f"no space left while {action}; free some and run the same command again, finished work is kept"
         ) from error
-    raise StorageError(f"{action} failed: {error.strerror or error}") from error
+    sentence = f"{action} failed: {error.strerror or error}"
+    path = error.filename2 or error.filename
+    if below is not None and path is not None and Path(os.fsdecode(path)).is_relative_to(below):
+        sentence += f": {Path(os.fsdecode(path)).relative_to(below)}"
+    raise StorageError(sentence) from error
 
 
 @contextlib.contextmanager
-def storage_errors(action: str) -> Generator[None]:
-    """Report any ``OSError`` of the block as a :class:`StorageError` or :class:`DiskFullError`."""
+def storage_errors(action: str, below: Path | None = None) -> Generator[None]:
+    """Report any ``OSError`` of the block as a :class:`StorageError` or :class:`DiskFullError`.
+
+    The arguments are those of :func:`raise_storage_error`.
+    """
     try:
         yield
     except OSError as error:
-        raise_storage_error(error, action)
+        raise_storage_error(error, action, below)
     except SafetensorError as error:
         # Its writer hides the operating system's error in a sentence.
         number = re.search(r"os error (\d+)", str(error))
@@ -147,23 +155,51 @@ def put_in_place(new: Path, path: Path) -> None:
     fsync_folder(path.parent)
 
 
-def remove_folder(path: Path) -> None:
-    """Remove a folder: first rename it to a temporary name, so that no reader finds half of it.
+def remove_entry(path: Path) -> None:
+    """Remove what stands at a path, of whatever kind, or nothing; what a link leads to stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
-    Killed in between, this leaves ``.name.removed.tmp``, which :func:`clear_temporary` removes.
+
+def clear_way(path: Path) -> None:
+    """Let a file be written where something else stands: a folder of its name, or a file for its folder.
+
+    Makes the folders it is to lie in. A link in place of one of these stays: it may lead to a disk that is
+    not mounted.
+    """
+    make_folder(path.parent)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, also where a file stands in the way."""
+    standing = next(entry for entry in (path, *path.parents) if os.path.lexists(entry))
+    if not (standing.is_dir() or standing.is_symlink()):
+        standing.unlink()
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder, or what stands in its place.
+
+    It is first renamed to a temporary name, so that no reader finds half of it. Killed in between, this
+    leaves ``.name.removed.tmp``, which :func:`clear_temporary` removes.
     """
     aside = path.with_name(f".{path.name}.removed.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
+    remove_entry(aside)
     path.rename(aside)
     fsync_folder(path.parent)
     commit_point("folder.set-aside")
-    shutil.rmtree(aside)
+    remove_entry(aside)
 
 
 def clear_temporary(folder: Path) -> None:
     """Remove what killed writers left in a folder under temporary names; the caller holds its lock."""
     for leftover in folder.glob(".*.tmp"):
-        shutil.rmtree(leftover)
+        remove_entry(leftover)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -177,6 +213,16 @@ def _exchange(one: Path, other: Path) -> bool:
     if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
         return False
     raise OSError(number, os.strerror(number), str(other))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file without waiting for a writer where a FIFO stands in its place."""
+    with open(path, "rb", opener=_open_at_once) as stream:
+        return stream.read() or b""
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def write_bytes(path: Path, content: Buffer) -> None:

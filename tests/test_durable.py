@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from pipeline import durable
 from pipeline.errors import DiskFullError, StorageError, TryAgainError
+from tests.entries import KINDS, put
 
 
 @pytest.fixture
@@ -184,3 +185,63 @@ def test_remove_folder_killed_in_the_middle_leaves_nothing_under_its_name_and_is
     assert not folder.exists()
     durable.clear_temporary(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_leftover_of_any_kind_is_cleared_away(tmp_path: Path, kind: str) -> None:
+    put(tmp_path / ".x.tmp", kind)
+    durable.clear_temporary(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("leftover", KINDS)
+def test_remove_folder_removes_what_stands_in_its_place(tmp_path: Path, kind: str, leftover: str) -> None:
+    put(tmp_path / "00000001", kind)
+    put(tmp_path / ".00000001.removed.tmp", leftover)
+    durable.remove_folder(tmp_path / "00000001")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_removed_link_leads_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").touch()
+    (tmp_path / "link").symlink_to("elsewhere")
+    durable.remove_folder(tmp_path / "link")
+    assert [entry.name for entry in tmp_path.rglob("*")] == ["elsewhere", "file"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_file_is_written_where_something_else_stood(tmp_path: Path, kind: str) -> None:
+    put(tmp_path / "x", kind)
+    durable.clear_way(tmp_path / "x")
+    durable.write_bytes(tmp_path / "x", b"whole")
+    assert (tmp_path / "x").read_bytes() == b"whole"
+
+
+def test_file_in_the_way_of_folders_is_removed_and_a_link_is_left(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    durable.clear_way(tmp_path / "a" / "b" / "x")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "disk").symlink_to("nowhere")
+    with pytest.raises(FileExistsError):
+        durable.clear_way(tmp_path / "disk" / "x")
+    assert (tmp_path / "disk").is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["folder", "link to itself", "FIFO"])
+def test_read_bytes_of_another_kind_is_refused_or_empty_at_once(tmp_path: Path, kind: str) -> None:
+    put(tmp_path / "x", kind)
+    if kind == "FIFO":
+        assert durable.read_bytes(tmp_path / "x") == b""
+    else:
+        with pytest.raises(OSError, match=r"Is a directory|Too many levels"):
+            durable.read_bytes(tmp_path / "x")
+
+
+def test_storage_error_names_the_file_below_a_folder(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StorageError, match=r"^mending failed: Is a directory: a/b$"),
+        durable.storage_errors("mending", tmp_path),
+    ):
+        raise IsADirectoryError(21, "Is a directory", str(tmp_path / "a" / "b"))

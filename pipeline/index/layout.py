@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.config import DEFAULT_ROOT
-from pipeline.durable import exclusive_lock, is_locked, sha256_of_file, storage_errors
+from pipeline.durable import exclusive_lock, is_locked, read_bytes, sha256_of_file, storage_errors
 from pipeline.errors import (
     CollectionBusyError,
     CollectionNotFoundError,
@@ -276,11 +276,14 @@ class CollectionLayout:
         Generations without a readable ``CURRENT`` raise :class:`DamageError`.
         """
         try:
-            content = self.current_path.read_bytes()
+            content = read_bytes(self.current_path)
         except FileNotFoundError:
             if self.generation_numbers():
                 raise self.damaged(f"collection {self.name!r} has generations but no CURRENT") from None
             return None
+        except OSError as error:
+            fault = f"CURRENT of collection {self.name!r} cannot be read: {error.strerror}"
+            raise self.damaged(fault) from error
         found = Current.of(content)
         if found is None:
             shown = content[:40].decode("ascii", errors="replace")

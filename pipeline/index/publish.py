@@ -10,6 +10,7 @@ repair, compaction and deletion all publish through :func:`publish_generation`.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -193,7 +194,7 @@ def publish_generation(
             shutil.rmtree(folder, ignore_errors=True)
             raise
         final = layout.generation_folder(number)
-        if final.exists():
+        if os.path.lexists(final):
             durable.remove_folder(final)
         folder.rename(final)
         durable.fsync_folder(layout.generations_folder)
@@ -240,7 +241,9 @@ def serve_generation(layout: CollectionLayout, number: int) -> None:
     """
     if layout.replica is not None:
         layout.replica.push(number)
-    durable.write_bytes(layout.current_path, _current_with(layout, number).to_bytes())
+    current = _current_with(layout, number)
+    durable.clear_way(layout.current_path)
+    durable.write_bytes(layout.current_path, current.to_bytes())
 
 
 def _current_with(layout: CollectionLayout, served: int) -> Current:

@@ -20,7 +20,6 @@ import contextlib
 import hashlib
 import json
 import secrets
-import shutil
 import time
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -268,7 +267,7 @@ class Replica:
         records = self._records(served)
         target = self._folder / served.folder
         temporary = target.with_name(f".{target.name}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
+        durable.remove_entry(temporary)
         temporary.mkdir(parents=True)
         trusted = self._copied_records()
         downloads: list[tuple[str, Path, FileRecord]] = []
@@ -288,9 +287,12 @@ class Replica:
             hint.unlink()  # of the versions that were here before
         self._write_copies(records, temporary)
         commit_point("copy-files-pulled")
+        if not target.is_dir():
+            durable.remove_entry(target)
         durable.put_in_place(temporary, target)
         commit_point("copy-generation-renamed")
         previous = self._copied_number()
+        durable.clear_way(self._folder / CURRENT_KEY)
         durable.write_bytes(self._folder / CURRENT_KEY, self._current_of(served).to_bytes())
         self._note(pointer)
         commit_point("copy-current-replaced")

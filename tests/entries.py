@@ -1,0 +1,25 @@
+"""Entries of another kind than a program expects, put where it looks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+KINDS = ("file", "folder", "dangling link", "link to itself", "FIFO")
+
+
+def put(path: Path, kind: str) -> None:
+    """Put an entry of a kind in the place of whatever stands at ``path``."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if kind == "folder":
+        path.mkdir()
+        (path / "inside").touch()
+    elif kind == "file":
+        path.touch()
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    else:
+        path.symlink_to({"dangling link": "nowhere", "link to itself": path.name}[kind])
