@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import hashlib
 import os
+import signal
+import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Final
 
 from pipeline.errors import DamageError
 from pipeline.manifest import FileRecord
+
+RELEASE_SECONDS: Final = 10.0
+"""How long searches that were under way may read a file that another program wants to write into."""
+
+
+class _Leases:
+    """Whether files are leased when they are opened, and how often the kernel has asked for one back."""
+
+    is_on = False
+    asked_back = 0
+
+
+def lease_held_files() -> None:
+    """Lease files of generations that are opened from here on; to be called in the main thread.
+
+    A program that is about to cut or write into a leased file waits until it is released, for 45 seconds at
+    most, and SIGIO tells the holder (``fcntl(2)``, F_SETLEASE). Files of other users and those of file
+    systems without leases are held without one.
+    """
+
+    def count(_number: int, _frame: Any) -> None:
+        _Leases.asked_back += 1
+
+    signal.signal(signal.SIGIO, count)
+    _Leases.is_on = True
 
 
 class HeldFiles:
     """Mapped files, held open to notice when one is cut or written into.
 
-    Reading a mapped part that was cut off would end the process. A file that was removed stays whole for its
-    holder. A file that is missing when it is to be held raises :class:`DamageError`, as mapping it does, so
-    that a reader that lost its generation starts over.
+    Reading a mapped part that was cut off would end the process: a lease, see :func:`lease_held_files`, lets
+    searches under way end first. A file that was removed stays whole for its holder. One that is missing when
+    it is to be held, or open for writing elsewhere, raises :class:`DamageError`, as mapping a missing one
+    does, so that a reader that lost its generation starts over.
     """
 
     def __init__(self, folder: Path, records: Mapping[str, FileRecord]) -> None:
@@ -29,6 +61,10 @@ class HeldFiles:
                 self._descriptors[name] = os.open(folder / name, os.O_RDONLY)
             except OSError as error:
                 raise DamageError(f"{name} cannot be read") from error
+        self._asked_back, self._wanted = _Leases.asked_back, ""
+        self._leased = {
+            name: file for name, file in self._descriptors.items() if _Leases.is_on and _lease(name, file)
+        }
         self._written_ns = {name: os.fstat(file).st_mtime_ns for name, file in self._descriptors.items()}
         self._entries = _stamp(folder)
 
@@ -52,6 +88,11 @@ class HeldFiles:
 
         Costs a ``stat`` a file; one that was written into since is hashed again.
         """
+        if self._asked_back != _Leases.asked_back:
+            self._asked_back = _Leases.asked_back
+            self._look_at_leases()
+        if self._wanted:
+            return self._wanted, "is about to be written into by another program"
         for name, descriptor in self._descriptors.items():
             found, size = os.fstat(descriptor), self._records[name].size_bytes
             if found.st_size < size:
@@ -63,6 +104,14 @@ class HeldFiles:
                         return name, "was written into while it was open, and does not match its SHA-256"
                 self._written_ns[name] = found.st_mtime_ns
         return None
+
+    def _look_at_leases(self) -> None:
+        wanted = [name for name, file in self._leased.items() if not _is_leased(file)]
+        if wanted and not self._wanted:
+            self._wanted = wanted[0]
+            release = threading.Timer(RELEASE_SECONDS, _release, [self._descriptors])
+            release.daemon = True
+            release.start()
 
 
 class WatchedFiles:
@@ -112,6 +161,27 @@ def _stamp(path: Path | str) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
+def _lease(name: str, descriptor: int) -> bool:
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            raise DamageError(f"{name} is open for writing in another program") from error
+        return False
+    return True
+
+
+def _is_leased(descriptor: int) -> bool:
+    """Return whether a lease holds: one that the kernel asks back counts as gone."""
+    return fcntl.fcntl(descriptor, fcntl.F_GETLEASE) == fcntl.F_RDLCK
+
+
+def _release(descriptors: dict[str, int]) -> None:
+    for descriptor in list(descriptors.values()):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
 def _close(descriptors: dict[str, int]) -> None:
-    for descriptor in descriptors.values():
-        os.close(descriptor)
+    while descriptors:
+        os.close(descriptors.popitem()[1])

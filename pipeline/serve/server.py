@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from pipeline.encode.cross_encoder import CrossEncoderReranker
 from pipeline.errors import ConfigError, StorageError
+from pipeline.index.held_files import lease_held_files
 from pipeline.search.reader import LocalReader
 from pipeline.search.served import MakeReader
 from pipeline.serve.app import create_app
@@ -30,6 +31,7 @@ KEEP_ALIVE_SECONDS: Final = 30
 def run_server(settings: ServeSettings, on_listening: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; ``on_listening`` hears the address once it is bound."""
     require_key(settings)
+    lease_held_files()
     app = app_of(settings)
     listener = bind(settings)
     with listener:
