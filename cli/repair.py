@@ -8,6 +8,7 @@ import click
 
 from cli.settings import collection_argument
 from cli.terminal import ProgressBars
+from pipeline.errors import CairnError
 
 
 @click.command(context_settings={"show_default": True})
@@ -15,10 +16,17 @@ from cli.terminal import ProgressBars
 def repair(*, collection: str, root: str) -> int:
     """Rebuild damaged files of collection NAME from its tables, or return to its last intact generation."""
     from pipeline.index.layout import CollectionLayout
+    from pipeline.index.losses import losses_path
     from pipeline.index.maintenance import repair_collection
 
-    with ProgressBars() as progress:
-        outcome = repair_collection(CollectionLayout(Path(root), collection), progress)
+    layout = CollectionLayout(Path(root), collection)
+    try:
+        with ProgressBars() as progress:
+            outcome = repair_collection(layout, progress)
+    except CairnError:
+        if losses_path(layout).is_file():
+            click.echo(f"documents that this repair gives up are named in {losses_path(layout)}", err=True)
+        raise
     click.echo(outcome.action)
     for doc_id in outcome.lost:
         click.echo(f"lost, or older than before: {doc_id}")

@@ -75,7 +75,7 @@ def mend_lance(
         folder = layout.lance_folder / f"{table}.lance"
         kept = {generation_tag(number): versions[table] for number, versions in pinned.items()}
         for version, path in stored_versions(folder):
-            if version not in kept.values() and (drop_unpinned or not _opens(folder, version)):
+            if version not in kept.values() and (drop_unpinned or not opens(folder, version)):
                 path.unlink()
                 mended.append(f"{table}.lance/_versions/{path.name}")
         mended += [f"{table}.lance/_refs/tags/{tag}.json" for tag in _mend_tags(folder, kept)]
@@ -90,7 +90,8 @@ def stored_versions(folder: Path) -> Iterator[tuple[int, Path]]:
             yield (NEWEST_VERSION - number if len(path.stem) == len(str(NEWEST_VERSION)) else number), path
 
 
-def _opens(folder: Path, version: int) -> bool:
+def opens(folder: Path, version: int) -> bool:
+    """Tell whether Lance opens a version of the table in ``folder``."""
     try:
         lance.dataset(str(folder), version=version)
     except LANCE_ERRORS:
@@ -104,7 +105,7 @@ def _opens(folder: Path, version: int) -> bool:
 
 def _mend_tags(folder: Path, kept: Mapping[str, int]) -> list[str]:
     """Write the tags that do not pin their version; return them."""
-    opened = [version for version in kept.values() if _opens(folder, version)]
+    opened = [version for version in kept.values() if opens(folder, version)]
     if not opened:
         return []
     # Never through the latest version, which may be broken.

@@ -10,6 +10,7 @@ repair, compaction and deletion all publish through :func:`publish_generation`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -45,6 +46,8 @@ from pipeline.index.stored_rows import StoredRows
 from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
 from pipeline.token_vectors.projection import LATE_NAME
 from pipeline.types import ProgressListener, silent_progress
+
+log = logging.getLogger(__name__)
 
 COMMIT_POINTS = (
     "lance-rolled-back",
@@ -201,7 +204,10 @@ def publish_generation(
         commit_point("generation-renamed")
         serve_generation(layout, number)
         commit_point("current-replaced")
-        prune_generations(layout, tables)
+        try:
+            prune_generations(layout, tables)
+        except (OSError, StorageError) as error:  # the publication stands, the next one cleans up again
+            log.warning("publish.not_cleaned_up collection=%s error=%s", layout.name, error)
         commit_point("old-generations-pruned")
     return manifest
 

@@ -2,26 +2,30 @@
 
     files that another generation has, tags of Lance   ─▶ mended where they lie
     only derived files damaged                         ─▶ their segments made again from Lance, and published
+    folder or manifest of the newest generation lost   ─▶ derived again from the rows that Lance's tags pin
     files damaged in a store                           ─▶ written to it again from this machine's copy
     anything else                                      ─▶ CURRENT returns to the newest whole generation
     rows of Lance damaged, no generation whole         ─▶ published without the documents that lost rows
     nothing of that possible                           ─▶ refused: the rows must be ingested again
 
-Damage is found by ``verify``. Documents that are lost, or are older than before, are named one by one.
+Damage is found by ``verify``. Documents that are lost, or are older than before, are named one by one, and
+recorded before they are given up: see ``losses``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config import IndexConfig
-from pipeline.durable import storage_errors, write_bytes
-from pipeline.errors import IntegrityError
+from pipeline.durable import clear_temporary, remove_folder, storage_errors, write_bytes
+from pipeline.errors import IntegrityError, StorageError
 from pipeline.index.copies import mend_copied
 from pipeline.index.lance_index import LanceTables, id_batches
 from pipeline.index.layout import CollectionLayout
+from pipeline.index.losses import Losses, losses_path, losses_since, newest_tagged, read_losses, record_losses
 from pipeline.index.mend import mend_files, mend_lance
 from pipeline.index.publish import (
     GenerationFacts,
@@ -31,7 +35,8 @@ from pipeline.index.publish import (
     remove_generations,
     serve_generation,
 )
-from pipeline.index.salvage import Salvage, documents_changed_since, give_up, plan_salvage
+from pipeline.index.rederive import find_whole_rows
+from pipeline.index.salvage import Salvage, give_up, plan_salvage
 from pipeline.index.stored_files import read_manifest
 from pipeline.index.verify import Problem, read_current, store_problems, verify_generation
 from pipeline.manifest import Manifest
@@ -67,15 +72,36 @@ def repair_collection(layout: CollectionLayout, progress: ProgressListener = sil
     layout.require_exists()
     with layout.writer_lock():
         report = _restore(layout, _repair(layout, progress))
-        dropped = _drop_damaged_predecessors(layout, report.generation)
-        if not dropped:
-            return report
-        removed = ", ".join(
-            str(number) for number in sorted({problem.generation or 0 for problem in dropped})
-        )
-        done = report.action.removesuffix(NOTHING_TO_REPAIR)
-        action = f"{done}; generation {removed}, which was damaged, is removed"
-        return replace(report, action=action, problems=(*report.problems, *dropped))
+        dropped, caveat = _drop_damaged_predecessors(layout, report.generation)
+        if dropped:
+            numbers = sorted({problem.generation or 0 for problem in dropped})
+            removed = f"generation {', '.join(map(str, numbers))}, which was damaged, is removed"
+            report = _adding(report, f"; {removed}{caveat}", dropped)
+        report = _naming_earlier_losses(layout, report)
+        with storage_errors("ending the repair"):
+            losses_path(layout).unlink(missing_ok=True)
+        return report
+
+
+def _adding(report: RepairReport, said: str, problems: Sequence[Problem] = ()) -> RepairReport:
+    action = report.action.removesuffix(NOTHING_TO_REPAIR) + said
+    return replace(report, action=action, problems=(*report.problems, *problems))
+
+
+def _naming_earlier_losses(layout: CollectionLayout, report: RepairReport) -> RepairReport:
+    """Report what a repair that did not end gave up, unless the generation it began with is served still."""
+    recorded = read_losses(layout)
+    if recorded is None:
+        return report
+    sha256 = recorded.manifest_sha256
+    if sha256 is not None and sha256 == layout.manifest_sha256(report.generation):
+        return report
+    unnamed = set(recorded.doc_ids) - set(report.lost)
+    if unnamed:
+        said = f"; {len(unnamed)} document(s) were lost by a repair that did not end"
+        report = replace(_adding(report, said), lost=tuple(sorted({*report.lost, *unnamed})))
+    caveat = recorded.caveat
+    return report if caveat in report.action else _adding(report, caveat)
 
 
 def _restore(layout: CollectionLayout, report: RepairReport) -> RepairReport:
@@ -90,7 +116,7 @@ def _restore(layout: CollectionLayout, report: RepairReport) -> RepairReport:
 
 def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairReport:
     current, problems = read_current(layout)
-    served = None if current is None else current.served
+    served = _named_generation(layout) if current is None else current.served
     standing = [number for number in layout.generation_numbers() if served is None or number <= served]
     left: dict[int, list[Problem]] = {}
     for number in sorted(standing, reverse=True):
@@ -107,16 +133,78 @@ def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairRepor
             )
             return RepairReport(generation=number, action=action, problems=tuple(found))
         if all(problem.part in ("derived", "copies") for problem in left[number]):
+            if served is not None and number < served and _has_lost_manifest(left.get(served)):
+                derived = _derive_again(layout, served, read_manifest(layout, number), problems, progress)
+                if derived is not None:
+                    return derived
             return _serve_again(layout, number, served, left[number], problems, progress)
     for number in sorted(standing, reverse=True):
         salvage = _plan_salvage(layout, number, left[number])
         if salvage is not None:
-            return _publish_rest(layout, read_manifest(layout, number), salvage, problems, progress)
+            return _publish_rest(layout, read_manifest(layout, number), served, salvage, problems, progress)
     raise IntegrityError(
         f"collection {layout.name!r} has no generation that is whole: "
         f"{'; '.join(problem.sentence for problem in problems[:3])}; "
         "move its folder away and ingest the sources again"
     )
+
+
+def _named_generation(layout: CollectionLayout) -> int | None:
+    """Return the generation that ``CURRENT`` names, which may not stand; None where it says nothing."""
+    try:
+        return layout.current_generation_number()
+    except IntegrityError:
+        return None
+
+
+def _has_lost_manifest(left: list[Problem] | None) -> bool:
+    return left is None or any(problem.part == "manifest" for problem in left)
+
+
+def _derive_again(
+    layout: CollectionLayout,
+    number: int,
+    before: Manifest,
+    problems: list[Problem],
+    progress: ProgressListener,
+) -> RepairReport | None:
+    """Publish the rows of a generation whose manifest is lost; None where Lance does not hold them whole.
+
+    ``before`` is the newest generation whose rows are whole. Until the publication ``CURRENT`` stays.
+    """
+    pinned = find_whole_rows(layout, number, before)
+    if pinned is None:
+        return None
+    try:
+        LanceTables.open(layout, pinned).roll_back(pinned)
+        tables = LanceTables.open(layout)
+        versions = tables.versions()
+        tables.tag(number + 1, versions)
+        facts = GenerationFacts.of(layout, before, REPAIR_RUN_ID)
+        with storage_errors(f"deriving generation {number} of {layout.name!r} again"):
+            clear_temporary(layout.generations_folder)
+            if os.path.lexists(layout.generation_folder(number)):
+                remove_folder(layout.generation_folder(number))
+        config = index_config_of(before.settings)
+        manifest = publish_generation(layout, tables, versions, facts, config, progress)
+    except IntegrityError:
+        return None
+    action = (
+        f"generation {number}, of which Lance holds every row, was derived again and published as "
+        f"generation {manifest.generation}"
+    )
+    return RepairReport(generation=manifest.generation, action=action, problems=tuple(problems))
+
+
+def _losses(
+    layout: CollectionLayout, before: Manifest, served: int | None, given_up: Sequence[str] = ()
+) -> Losses:
+    """Return and record what is lost by serving an older generation, and without ``given_up``."""
+    newest = served or max(*layout.generation_numbers(), newest_tagged(layout, before))
+    losses = losses_since(layout, newest, before)
+    losses = replace(losses, doc_ids=tuple(sorted({*losses.doc_ids, *given_up})))
+    record_losses(layout, losses)
+    return losses
 
 
 def _mend(layout: CollectionLayout, number: int) -> tuple[list[Problem], list[Problem]]:
@@ -143,7 +231,7 @@ def _serve_again(
 ) -> RepairReport:
     """Serve a generation whose rows are whole: undo in Lance what came after it, make derived files again."""
     before = read_manifest(layout, number)
-    lost = () if number == served else documents_changed_since(layout, before)
+    losses = _losses(layout, before, served)
     if number == served and not any(problem.part == "current" for problem in problems):
         prepare_writer(layout, gives_up_projection=True)
         LanceTables.open(layout).roll_back(before.lance_versions)
@@ -152,6 +240,7 @@ def _serve_again(
     manifest = _rebuild(layout, before, own, progress) if own else before
     if number != served:
         action = f"the collection returned to generation {number}, published {before.created_at}"
+        action += losses.caveat
     elif own:
         action = (
             f"files of generation {number} were made again from its rows and published as "
@@ -160,7 +249,7 @@ def _serve_again(
     else:
         action = f"CURRENT names generation {number} again"
     return RepairReport(
-        generation=manifest.generation, action=action, problems=tuple(problems), lost=tuple(lost)
+        generation=manifest.generation, action=action, problems=tuple(problems), lost=losses.doc_ids
     )
 
 
@@ -207,12 +296,13 @@ def _plan_salvage(layout: CollectionLayout, number: int, own: list[Problem]) -> 
 def _publish_rest(
     layout: CollectionLayout,
     before: Manifest,
+    served: int | None,
     salvage: Salvage,
     problems: list[Problem],
     progress: ProgressListener,
 ) -> RepairReport:
     """Publish a generation again without the documents whose rows are damaged."""
-    lost = sorted({*salvage.lost, *documents_changed_since(layout, before)})
+    losses = _losses(layout, before, served, salvage.lost)
     _return_to(layout, before)
     tables = LanceTables.open(layout)
     give_up(layout, tables, salvage)
@@ -222,24 +312,31 @@ def _publish_rest(
     manifest = publish_generation(layout, tables, versions, facts, index_config_of(before.settings), progress)
     action = (
         f"generation {before.generation} was published again as generation {manifest.generation}, without "
-        f"the {len(ids)} document(s) whose rows are damaged"
+        f"the {len(ids)} document(s) whose rows are damaged{losses.caveat}"
     )
     return RepairReport(
-        generation=manifest.generation, action=action, problems=tuple(problems), lost=tuple(lost)
+        generation=manifest.generation, action=action, problems=tuple(problems), lost=losses.doc_ids
     )
 
 
-def _drop_damaged_predecessors(layout: CollectionLayout, served: int) -> list[Problem]:
-    """Remove older generations that could not be served any more; they would only be found damaged again."""
+def _drop_damaged_predecessors(layout: CollectionLayout, served: int) -> tuple[list[Problem], str]:
+    """Remove older generations that could not be served any more; they would only be found damaged again.
+
+    Returns their problems, and what to add to the report where Lance cannot be cleaned up after them.
+    """
     found = {
         number: verify_generation(layout, number, check_rows=False)
         for number in layout.generation_numbers()
         if number < served
     }
     damaged = [number for number, problems in found.items() if problems]
+    caveat = ""
     if damaged:
-        with storage_errors(f"removing damaged generations of {layout.name!r}"):
-            remove_generations(layout, damaged)
-            mend_lance(layout, layout.generation_numbers(), drop_unpinned=True)
-        LanceTables.open(layout).keep_only(layout.generation_numbers())
-    return [problem for problems in found.values() for problem in problems]
+        try:
+            with storage_errors(f"removing damaged generations of {layout.name!r}"):
+                remove_generations(layout, damaged)
+                mend_lance(layout, layout.generation_numbers(), drop_unpinned=True)
+            LanceTables.open(layout).keep_only(layout.generation_numbers())
+        except (StorageError, IntegrityError) as error:  # the repair is done, the next writer cleans up again
+            caveat = f", but {error}"
+    return [problem for problems in found.values() for problem in problems], caveat

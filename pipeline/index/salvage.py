@@ -5,9 +5,6 @@ documents with a row in one, in either table, are lost. Position files say which
 reading a damaged file.
 """
 
-# pyright: reportAttributeAccessIssue=false
-# pyarrow makes its compute functions at import time, where no type checker sees them.
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
@@ -16,16 +13,13 @@ from dataclasses import dataclass
 import lance
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from pipeline.errors import CairnError
 from pipeline.index.lance_errors import lance_errors
 from pipeline.index.lance_files import MANIFEST_SUFFIX
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CHUNKS_ARROW, DELETED_BITS, DOCUMENTS_ARROW, CollectionLayout
-from pipeline.index.position_files import open_document_positions
 from pipeline.index.segments.joined_columns import StoredColumns
-from pipeline.index.stored_files import check_generation_files, read_manifest
+from pipeline.index.stored_files import check_generation_files
 from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
 from pipeline.manifest import Manifest
 
@@ -96,49 +90,3 @@ def give_up(layout: CollectionLayout, tables: LanceTables, salvage: Salvage) -> 
             )
             with lance_errors(f"dropping damaged rows of table `{table}`"):
                 lance.LanceDataset.commit(uri, operation, read_version=lance.dataset(uri).version)
-
-
-def documents_changed_since(layout: CollectionLayout, manifest: Manifest) -> tuple[str, ...]:
-    """Return the ids that the newest generation holds and this one does not, or not in the same version.
-
-    Empty where this is the newest, or the newest cannot be read.
-    """
-    newest = max(layout.generation_numbers(), default=manifest.generation)
-    if newest == manifest.generation:
-        return ()
-    numbers = (newest, manifest.generation)
-    try:
-        after, before = (_content_hashes(layout, number) for number in numbers)
-    except CairnError:  # the damage is there
-        try:
-            after, before = (_stored_contents(layout, number) for number in numbers)
-        except CairnError:
-            return ()
-    joined = after.join(before, "doc_id", join_type="left outer", right_suffix="_before")
-    is_same = pc.fill_null(pc.equal(joined.column("version"), joined.column("version_before")), False)
-    return tuple(sorted(joined.filter(pc.invert(is_same)).column("doc_id").to_pylist()))
-
-
-def _content_hashes(layout: CollectionLayout, number: int) -> pa.Table:
-    versions = read_manifest(layout, number).lance_versions
-    batches = LanceTables.open(layout, versions).published_hashes(versions)
-    return pa.Table.from_batches(list(batches)).rename_columns(["doc_id", "version"])
-
-
-def _stored_contents(layout: CollectionLayout, number: int) -> pa.Table:
-    """Read from the position files what the manifest and Lance would tell if they were whole."""
-    folder = layout.generation_folder(number)
-    parts = [pa.table({"doc_id": pa.array([], pa.string()), "version": pa.array([], pa.uint64())})]
-    for path in sorted(folder.glob(f"*{DOCUMENTS_ARROW}")):
-        documents = open_document_positions(path)
-        name = "content" if "content" in documents.schema.names else "row_id"
-        table = pa.table(
-            {"doc_id": documents.column("doc_id").cast(pa.string()), "version": documents.column(name)}
-        )
-        bits = path.with_name(path.name.removesuffix(DOCUMENTS_ARROW) + DELETED_BITS)
-        if bits.exists():
-            deleted = np.unpackbits(np.frombuffer(bits.read_bytes(), np.uint8), bitorder="little")
-            if len(deleted) >= table.num_rows:
-                table = table.filter(pa.array(deleted[: table.num_rows] == 0))
-        parts.append(table)
-    return pa.concat_tables(parts)

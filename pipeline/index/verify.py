@@ -26,17 +26,19 @@ from pipeline.index.generation import open_generation
 from pipeline.index.lance_files import MANIFEST_SUFFIX, damaged_lance_files
 from pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, lance_errors
 from pipeline.index.layout import CollectionLayout, generation_tag
+from pipeline.index.losses import LOSSES_NAME, read_losses
 from pipeline.index.stored_files import check_generation_files, read_manifest
 from pipeline.manifest import MANIFEST_NAME, Manifest
 from pipeline.types import ProgressListener, silent_progress
 
-Part = Literal["current", "manifest", "copies", "derived", "side", "lance", "rows", "store"]
+Part = Literal["current", "manifest", "copies", "derived", "side", "lance", "rows", "store", "losses"]
 """What is damaged.
 
 ``derived`` files can be made again from Lance; ``side`` files (context, clusters) and Lance cannot. Of the
 small files that are there twice, ``copies``, one is mended by the other.
 
-Files that the ``store`` lacks are written to it again from a copy that is whole.
+Files that the ``store`` lacks are written to it again from a copy that is whole. ``losses`` are
+documents that a repair gave up before it was stopped, and has named to no one.
 """
 
 
@@ -69,7 +71,7 @@ def verify_collection(
         progress("verify", done, len(numbers), "generations")
         problems += verify_generation(layout, number, check_rows=number == served)
     progress("verify", len(numbers), len(numbers), "generations")
-    return problems + store_problems(layout, served)
+    return problems + store_problems(layout, served) + _loss_problems(layout)
 
 
 def read_current(layout: CollectionLayout) -> tuple[Current | None, list[Problem]]:
@@ -103,6 +105,14 @@ def kept_generations(layout: CollectionLayout, current: Current | None) -> list[
     if current.is_recorded:
         return [number for number in standing if number in current.manifests]
     return [number for number in standing if number <= current.served]
+
+
+def _loss_problems(layout: CollectionLayout) -> list[Problem]:
+    losses = read_losses(layout)
+    if losses is None:
+        return []
+    sentence = f"a repair that did not end gave up {len(losses.doc_ids)} document(s){losses.caveat}"
+    return [Problem(generation=None, part="losses", file=LOSSES_NAME, sentence=sentence)]
 
 
 def store_problems(layout: CollectionLayout, served: int | None) -> list[Problem]:
