@@ -31,12 +31,12 @@ KEEP_ALIVE_SECONDS: Final = 30
 def run_server(settings: ServeSettings, on_listening: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; ``on_listening`` hears the address once it is bound."""
     require_key(settings)
-    lease_held_files()
     app = app_of(settings)
     listener = bind(settings)
     with listener:
         host, port = listener.getsockname()[:2]
         on_listening(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        lease_held_files()
         server_of(app, settings).run(sockets=[listener])
 
 
