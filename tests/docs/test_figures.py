@@ -29,7 +29,7 @@ STATED = {
         f"from {INDEX.rabitq_min_vectors:,} on",
     ],
     "guide/search.md": [
-        f"| a query | {options.MAX_QUERY_BYTES >> 10} KB |",
+        f"| a query | {options.MAX_QUERY_BYTES:,} bytes in UTF-8 |",
         f"1 to {options.MAX_TOP_K} |",
         f"0 to {options.MAX_PASSAGES} |",
     ],
