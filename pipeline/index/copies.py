@@ -10,6 +10,7 @@ made again from Lance; rows of Lance have no second copy. Generations of earlier
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import weakref
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.durable import fsync_file, fsync_folder, replacing, storage_errors
+from pipeline.durable import clear_way, fsync_file, fsync_folder, replacing, storage_errors
 from pipeline.errors import DamageError, IntegrityError
 from pipeline.index.copied_names import COPIED_FILES, COPIES, LANCE_FILES, SMALL_FOLDERS
 from pipeline.index.lance_files import read_lance_files, small_files
@@ -40,7 +41,7 @@ class CopiedFile:
         if (original is None) == (copy is None):
             return None
         source, target = (self.copy, self.original) if copy is None else (self.original, self.copy)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        clear_way(target)
         with replacing(target) as temporary:
             shutil.copyfile(source, temporary)
         return self.name if copy is None else f"{COPIES}/{self.name}"
@@ -103,7 +104,7 @@ def copied_files(layout: CollectionLayout, manifest: Manifest) -> Iterator[Copie
     Those of Lance are left out while neither list of them is whole.
     """
     folder = layout.generation_folder(manifest.generation)
-    if not (folder / COPIES).is_dir():
+    if not os.path.lexists(folder / COPIES):
         return
     records = {MANIFEST_NAME: record_file(find_manifest(layout, manifest.generation)[1])}
     records |= {name: manifest.files[name] for name in COPIED_FILES if name in manifest.files}
@@ -120,7 +121,7 @@ def copied_files(layout: CollectionLayout, manifest: Manifest) -> Iterator[Copie
 
 def mend_copied(layout: CollectionLayout, manifest: Manifest) -> list[str]:
     """Mend originals by their copies and copies by their originals; return the files mended."""
-    with storage_errors(f"mending generation {manifest.generation} of {layout.name!r}"):
+    with storage_errors(f"mending generation {manifest.generation} of {layout.name!r}", layout.folder):
         mended = [each.mend() for each in copied_files(layout, manifest)]
     return [name for name in mended if name is not None]
 

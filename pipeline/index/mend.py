@@ -17,7 +17,7 @@ from pathlib import Path
 
 import lance
 
-from pipeline.durable import replacing
+from pipeline.durable import clear_way, make_folder, remove_entry, replacing
 from pipeline.errors import IntegrityError, is_panic
 from pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
 from pipeline.index.layout import CollectionLayout, generation_tag
@@ -43,7 +43,9 @@ def mend_files(
         if twin is None:
             left.append((name, problem))
             continue
-        with replacing(layout.generation_folder(manifest.generation) / name) as temporary:
+        damaged = layout.generation_folder(manifest.generation) / name
+        clear_way(damaged)
+        with replacing(damaged) as temporary:
             shutil.copyfile(twin, temporary)
         mended.append(name)
     return mended, left
@@ -76,7 +78,7 @@ def mend_lance(
         kept = {generation_tag(number): versions[table] for number, versions in pinned.items()}
         for version, path in stored_versions(folder):
             if version not in kept.values() and (drop_unpinned or not opens(folder, version)):
-                path.unlink()
+                remove_entry(path)
                 mended.append(f"{table}.lance/_versions/{path.name}")
         mended += [f"{table}.lance/_refs/tags/{tag}.json" for tag in _mend_tags(folder, kept)]
     return mended
@@ -108,13 +110,18 @@ def _mend_tags(folder: Path, kept: Mapping[str, int]) -> list[str]:
     opened = [version for version in kept.values() if opens(folder, version)]
     if not opened:
         return []
+    stored_tags = folder / "_refs" / "tags"
+    make_folder(stored_tags)
+    for path in stored_tags.iterdir():
+        if not path.is_file():  # a link to nothing would be written through
+            remove_entry(path)
     # Never through the latest version, which may be broken.
     tags = lance.dataset(str(folder), version=opened[0]).tags
     try:
         stored = {tag: content["version"] for tag, content in tags.list().items()}
     except LANCE_ERRORS:
         stored = {}
-        for path in (folder / "_refs" / "tags").iterdir():
+        for path in stored_tags.iterdir():
             path.unlink()
     wrong = [tag for tag, version in kept.items() if version in opened and stored.get(tag) != version]
     with lance_errors(f"tagging table `{folder.stem}`"):

@@ -122,7 +122,7 @@ def prepare_writer(layout: CollectionLayout, *, gives_up_projection: bool = Fals
     is. Damage that a publication would carry over raises :class:`DamageError`. ``gives_up_projection`` lets a
     damaged token projection pass, which a repair leaves out.
     """
-    with storage_errors("clearing what an unfinished run left"):
+    with storage_errors("clearing what an unfinished run left", layout.folder):
         durable.clear_temporary(layout.generations_folder)
         if not layout.current_path.exists() and layout.generation_numbers() == [1]:
             manifest = read_manifest(layout, 1)

@@ -212,7 +212,7 @@ def _mend(layout: CollectionLayout, number: int) -> tuple[list[Problem], list[Pr
     found = verify_generation(layout, number, check_rows=True)
     if not found or any(problem.part == "manifest" for problem in found):
         return found, found
-    with storage_errors(f"mending generation {number} of {layout.name!r}"):
+    with storage_errors(f"mending generation {number} of {layout.name!r}", layout.folder):
         manifest = read_manifest(layout, number)
         mend_copied(layout, manifest)
         mend_files(layout, manifest)
@@ -256,7 +256,7 @@ def _serve_again(
 def _return_to(layout: CollectionLayout, manifest: Manifest) -> None:
     """Serve a generation again and undo in Lance what came after it."""
     number = manifest.generation
-    with storage_errors(f"returning {layout.name!r} to generation {number}"):
+    with storage_errors(f"returning {layout.name!r} to generation {number}", layout.folder):
         serve_generation(layout, number)
         remove_generations(layout, [newer for newer in layout.generation_numbers() if newer > number])
         mend_lance(layout, layout.generation_numbers(), drop_unpinned=True)
@@ -333,7 +333,7 @@ def _drop_damaged_predecessors(layout: CollectionLayout, served: int) -> tuple[l
     caveat = ""
     if damaged:
         try:
-            with storage_errors(f"removing damaged generations of {layout.name!r}"):
+            with storage_errors(f"removing damaged generations of {layout.name!r}", layout.folder):
                 remove_generations(layout, damaged)
                 mend_lance(layout, layout.generation_numbers(), drop_unpinned=True)
             LanceTables.open(layout).keep_only(layout.generation_numbers())

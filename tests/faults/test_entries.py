@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import DamageError
+from pipeline.errors import DamageError, StorageError
+from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
 from pipeline.search.searcher import Searcher
 from tests.entries import KINDS, put
 from tests.faults.test_copies import Encoder, require_answers
+from tests.faults.test_damage_matrix import RIGHT
 from tests.index import stones
 
 
@@ -65,3 +67,63 @@ def test_generation_folder_of_another_kind_is_removed(layout: CollectionLayout, 
     assert (report.generation, report.lost) == (3, ())
     assert verify_collection(layout) == []
     assert {entry.name for entry in layout.generations_folder.iterdir()} == {"00000001", "00000003"}
+
+
+FILES = (
+    "generations/00000002/MANIFEST.json",
+    "generations/00000002/context.arrow",
+    "generations/00000002/copies/MANIFEST.json",
+    "lance/chunks.lance/_versions/*.manifest",
+    "lance/documents.lance/_deletions/*",
+    "lance/documents.lance/_refs/tags/generation-1.json",
+    "lance/chunks.lance/_refs/tags/generation-2.json",
+)
+FOLDERS = (
+    "generations/00000002/copies",
+    "generations/00000002/copies/chunks.lance",
+    "lance/chunks.lance/_versions",
+    "lance/chunks.lance/_deletions",
+    "lance/documents.lance/_refs",
+    "lance/documents.lance/_refs/tags",
+)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kind"),
+    [
+        *((name, kind) for name in FILES for kind in ("folder", "dangling link", "link to itself")),
+        *((name, "file") for name in FOLDERS),
+    ],
+)
+def test_entry_of_another_kind_is_replaced_and_costs_no_document(
+    layout: CollectionLayout, pattern: str, kind: str
+) -> None:
+    path = min(layout.folder.glob(pattern))
+    put(path, kind)
+    require_answers(Searcher(layout, Encoder()), 2)
+    assert verify_collection(layout) != []
+    report = repair_collection(layout)
+    assert report.lost == ()
+    assert verify_collection(layout) == []
+    require_answers(Searcher(layout, Encoder()), report.generation)
+    delete_documents(layout, ["n1"])
+    assert verify_collection(layout) == []
+
+
+@pytest.mark.parametrize("name", ["documents.faiss", "chunks.arrow"])
+def test_derived_file_replaced_by_a_folder_is_made_again(layout: CollectionLayout, name: str) -> None:
+    path = min(layout.generation_folder(2).glob(f"*{name}"))
+    put(path, "folder")
+    require_answers(Searcher(layout, Encoder()), 1)
+    report = repair_collection(layout)
+    assert report.lost == ()
+    assert verify_collection(layout) == []
+    assert set(open_generation(layout).doc_ids.to_pylist()) == set(RIGHT[2])
+
+
+def test_link_in_place_of_a_folder_stays_and_is_named(layout: CollectionLayout) -> None:
+    versions = layout.lance_folder / "chunks.lance" / "_versions"
+    put(versions, "dangling link")
+    with pytest.raises(StorageError, match=r"File exists: lance/chunks\.lance/_versions$"):
+        repair_collection(layout)
+    assert versions.is_symlink()
