@@ -16,13 +16,17 @@ from typing import Any, Final
 from pipeline import durable
 from pipeline.errors import DamageError, IntegrityError
 
-FORMAT_VERSION = 3
-"""What is written. Versions 1 and 2 know no segments: their generation is read as one.
+FORMAT_VERSION = 4
+"""What is written. From version 4 on every generation has second copies of its small files.
+
+Versions 1 and 2 know no segments: their generation is read as one.
 
 Version 1 also differs in the names of four settings (``RENAMED_SETTINGS``).
 """
 
-READ_VERSIONS: Final = (1, 2, FORMAT_VERSION)
+SEGMENTS_VERSION: Final = 3
+COPIES_VERSION: Final = 4
+READ_VERSIONS: Final = (1, 2, SEGMENTS_VERSION, FORMAT_VERSION)
 
 RENAMED_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
     "context": {"num_documents": "context_documents"},
@@ -183,7 +187,7 @@ class Manifest:
 
 def _add_segments(raw: dict[str, Any]) -> None:
     """Describe a generation of a version without segments as one segment, whose files have no prefix."""
-    if raw["format_version"] < FORMAT_VERSION and "segments" not in raw:
+    if raw["format_version"] < SEGMENTS_VERSION and "segments" not in raw:
         indexes = raw.pop("indexes", {})
         counts = {name: raw.get(name, 0) for name in ("documents", "chunks")}
         raw["segments"] = [

@@ -44,7 +44,7 @@ def test_encoder_of_version_1_has_the_same_fingerprint(tmp_path: Path) -> None:
     assert encoder.fingerprint == manifest.fingerprints["encoder"]
 
 
-@pytest.mark.parametrize("version", [0, 4, None, "1"])
+@pytest.mark.parametrize("version", [0, 5, None, "1"])
 def test_manifest_of_another_version_is_refused(tmp_path: Path, version: object) -> None:
-    with pytest.raises(IntegrityError, match="must have format_version 1, 2, 3"):
+    with pytest.raises(IntegrityError, match="must have format_version 1, 2, 3, 4"):
         read(tmp_path, json.dumps({**json.loads(VERSION_1), "format_version": version}))

@@ -23,7 +23,7 @@ from pipeline.errors import DamageError, IntegrityError
 from pipeline.index.copied_names import COPIED_FILES, COPIES, LANCE_FILES, SMALL_FOLDERS
 from pipeline.index.lance_files import read_lance_files, small_files
 from pipeline.index.layout import CollectionLayout
-from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
+from pipeline.manifest import COPIES_VERSION, MANIFEST_NAME, FileRecord, Manifest, record_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,12 +99,12 @@ def find_lance_files(layout: CollectionLayout, manifest: Manifest) -> Mapping[st
 
 
 def copied_files(layout: CollectionLayout, manifest: Manifest) -> Iterator[CopiedFile]:
-    """Yield the small files of a generation; none where it has no copies.
+    """Yield the small files of a generation; none of an earlier release's that has no copies.
 
     Those of Lance are left out while neither list of them is whole.
     """
     folder = layout.generation_folder(manifest.generation)
-    if not os.path.lexists(folder / COPIES):
+    if manifest.format_version < COPIES_VERSION and not os.path.lexists(folder / COPIES):
         return
     records = {MANIFEST_NAME: record_file(find_manifest(layout, manifest.generation)[1])}
     records |= {name: manifest.files[name] for name in COPIED_FILES if name in manifest.files}

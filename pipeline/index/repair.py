@@ -14,6 +14,7 @@ recorded before they are given up: see ``losses``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -83,6 +84,17 @@ def repair_collection(layout: CollectionLayout, progress: ProgressListener = sil
         return report
 
 
+def _mend_predecessors(layout: CollectionLayout, served: int) -> str:
+    """Mend the small files of older generations; return what to add to the report."""
+    said = ""
+    for number in layout.generation_numbers():
+        if number < served:
+            with contextlib.suppress(IntegrityError):
+                if files := mend_copied(layout, read_manifest(layout, number)):
+                    said += f"; of generation {number}, {len(files)} small file(s) were mended"
+    return said
+
+
 def _adding(report: RepairReport, said: str, problems: Sequence[Problem] = ()) -> RepairReport:
     action = report.action.removesuffix(NOTHING_TO_REPAIR) + said
     return replace(report, action=action, problems=(*report.problems, *problems))
@@ -123,6 +135,7 @@ def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairRepor
         found, left[number] = _mend(layout, number)
         problems += found
         if number == served and len(problems) == len(found) and not left[number]:
+            mended = _mend_predecessors(layout, number)
             prepare_writer(layout)
             if found:  # written again as it is, CURRENT makes servers look at the generation again
                 write_bytes(layout.current_path, layout.current_path.read_bytes())
@@ -131,7 +144,8 @@ def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairRepor
                 if found
                 else f"generation {number} is whole{NOTHING_TO_REPAIR}"
             )
-            return RepairReport(generation=number, action=action, problems=tuple(found))
+            report = RepairReport(generation=number, action=action, problems=tuple(found))
+            return _adding(report, mended) if mended else report
         if all(problem.part in ("derived", "copies") for problem in left[number]):
             if served is not None and number < served and _has_lost_manifest(left.get(served)):
                 derived = _derive_again(layout, served, read_manifest(layout, number), problems, progress)

@@ -93,6 +93,27 @@ def test_damaged_small_file_costs_no_answer_and_no_document(layout: CollectionLa
     assert running.warnings == ()
 
 
+def test_removed_copies_are_found_and_made_again(layout: CollectionLayout) -> None:
+    before = {
+        path: path.read_bytes() for path in layout.generations_folder.glob("*/copies/**/*") if path.is_file()
+    }
+    for number in (1, 2):
+        shutil.rmtree(layout.generation_folder(number) / COPIES)
+    found = {(problem.generation, problem.file) for problem in verify_collection(layout)}
+    assert {(1, f"{COPIES}/MANIFEST.json"), (2, f"{COPIES}/MANIFEST.json")} <= found
+    report = repair_collection(layout)
+    assert (report.generation, report.lost) == (2, ())
+    assert "of generation 1, " in report.action
+    assert verify_collection(layout) == []
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_what_was_mended_of_the_older_generation_is_said(layout: CollectionLayout) -> None:
+    (layout.generation_folder(1) / "MANIFEST.json").write_bytes(b"")
+    action = repair_collection(layout).action
+    assert action == "generation 2 is whole; of generation 1, 1 small file(s) were mended"
+
+
 def test_reader_of_a_second_copy_says_so(layout: CollectionLayout) -> None:
     path_of(layout, "documents: newest version").write_bytes(b"")
     warning = open_generation(layout).warning

@@ -8,13 +8,16 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from pipeline.durable import sha256_of_file
 from pipeline.errors import IntegrityError
 from pipeline.index.copied_names import COPIES
+from pipeline.index.current import Current
 from pipeline.index.generation import open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import (
@@ -23,7 +26,8 @@ from pipeline.index.maintenance import (
     repair_collection,
     verify_collection,
 )
-from pipeline.manifest import MANIFEST_NAME
+from pipeline.index.stored_files import read_manifest
+from pipeline.manifest import MANIFEST_NAME, SEGMENTS_VERSION
 
 DERIVED = (
     "documents.faiss",
@@ -78,8 +82,14 @@ def new_ids(stones: ModuleType, template: Path) -> list[str]:
 
 
 def remove_copies(layout: CollectionLayout) -> None:
-    for number in layout.generation_numbers():
-        shutil.rmtree(layout.generation_folder(number) / COPIES)
+    """Leave what a release before copies has written."""
+    manifests: dict[int, str | None] = {}
+    for number in reversed(layout.generation_numbers()):
+        folder = layout.generation_folder(number)
+        shutil.rmtree(folder / COPIES)
+        replace(read_manifest(layout, number), format_version=SEGMENTS_VERSION).write(folder)
+        manifests[number] = sha256_of_file(folder / MANIFEST_NAME)
+    layout.current_path.write_bytes(Current(manifests).to_bytes())
 
 
 def flip_bit(path: Path) -> None:

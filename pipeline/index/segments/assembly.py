@@ -54,7 +54,7 @@ from pipeline.index.segments.segment import (
 from pipeline.index.segments.writer import SegmentWriter
 from pipeline.index.stored_rows import StoredRows
 from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
-from pipeline.manifest import FORMAT_VERSION, FileRecord, Manifest, SegmentRecord
+from pipeline.manifest import SEGMENTS_VERSION, FileRecord, Manifest, SegmentRecord
 from pipeline.types import ProgressListener
 
 NO_LINKS: Final = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
@@ -185,7 +185,7 @@ class Assembly:
     def _shared_rows(self, base: Manifest, record: SegmentRecord) -> SegmentRows | None:
         """Map the rows of a segment of the generation before; None where a file of it cannot be shared."""
         has_tokens = record.name + TOKENS_ARROW in base.files
-        if base.format_version < FORMAT_VERSION or has_tokens != self._has_tokens:
+        if base.format_version < SEGMENTS_VERSION or has_tokens != self._has_tokens:
             return None
         folder = self._layout.generation_folder(base.generation)
         shared = (record.name + name for name in SHARED_FILES)
