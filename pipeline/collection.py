@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 from pipeline.config import DEFAULT_ROOT, EncoderConfig
 from pipeline.context.drift import measure_drift
 from pipeline.context.store import ContextSet
-from pipeline.errors import CollectionNotFoundError, ConfigError, FingerprintMismatchError
+from pipeline.errors import (
+    CollectionNotFoundError,
+    ConfigError,
+    FingerprintMismatchError,
+    IntegrityError,
+    StorageError,
+)
 from pipeline.index.copied_names import CONTEXT_ARROW
 from pipeline.index.generation import Generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout, list_states
@@ -201,25 +207,20 @@ def list_statuses(root: str | Path | None = None) -> list[dict[str, Any]]:
     """Describe every collection under ``root`` in a line each; a damaged one says so instead of hiding.
 
     Those of which nothing is published yet come last: ``building`` while their first ingest is at work,
-    ``unfinished`` where it stopped.
+    ``unfinished`` where it stopped, ``damaged`` where its lock cannot be opened.
     """
     reports: list[dict[str, Any]] = []
     states = list_states(collections_root(root))
     for name, begun in sorted(states.items(), key=lambda item: item[1] is not None):
-        if begun is not None:
-            status = "building" if begun == "at work" else "unfinished"
-            reports.append(
-                {"status": status, "collection": name, "documents": None, "chunks": None, "generation": None}
-            )
-            continue
-        try:
-            found = collection_status(CollectionLayout(collections_root(root), name))
-        except CollectionNotFoundError:
-            continue
-        reports.append(
-            {
-                "status": "ready",
-                **{key: found[key] for key in ("collection", "documents", "chunks", "generation")},
-            }
-        )
+        found: dict[str, Any] = {"collection": name}
+        status = begun or "ready"
+        if begun is None:
+            try:
+                found = collection_status(CollectionLayout(collections_root(root), name))
+            except CollectionNotFoundError:
+                continue
+            except (IntegrityError, StorageError):
+                status = "damaged"
+        told = {key: found.get(key) for key in ("collection", "documents", "chunks", "generation")}
+        reports.append({"status": status, **told})
     return reports

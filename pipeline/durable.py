@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -251,7 +252,7 @@ def exclusive_lock(path: Path, name: str, busy: Callable[[str], TryAgainError]) 
     like "the lock of the scheduler".
     """
     with storage_errors(f"opening {name}"):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        descriptor = _open_lock(path, os.O_RDWR | os.O_CREAT)
     try:
         if not _take(descriptor):
             holder = os.pread(descriptor, 32, 0).decode("ascii", errors="replace").strip()
@@ -268,7 +269,7 @@ def is_locked(path: Path) -> bool:
     """Tell whether a process holds a lock file; a missing one is held by none."""
     with storage_errors(f"looking at {path.name}"):
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = _open_lock(path, os.O_RDONLY)
         except FileNotFoundError:
             return False
         try:
@@ -278,6 +279,15 @@ def is_locked(path: Path) -> bool:
         finally:
             os.close(descriptor)
     return False
+
+
+def _open_lock(path: Path, flags: int) -> int:
+    """Open a lock file; a link, a FIFO or a folder in its place is refused, and never waited for."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return descriptor
 
 
 def _take(descriptor: int) -> bool:

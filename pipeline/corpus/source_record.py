@@ -81,8 +81,8 @@ def create_record(
 ) -> None:
     """Write the record of a generation of which no file is known, from its ids and content hashes."""
     with durable.storage_errors("recording what is published"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
+        durable.clear_way(path)
+        durable.remove_entry(path.with_name(f"{path.name}-journal"))
         with durable.replacing(path) as temporary, sqlite_errors():
             temporary.unlink(missing_ok=True)
             with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
@@ -191,7 +191,7 @@ def recorded_files(
 @contextlib.contextmanager
 def _opened(path: Path) -> Generator[sqlite3.Connection]:
     """Open a record that stands; none is made."""
-    uri = f"{path.resolve().as_uri()}?mode=rw"
+    uri = f"{path.absolute().as_uri()}?mode=rw"
     with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
         yield connection
 

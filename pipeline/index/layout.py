@@ -25,6 +25,7 @@ from pipeline.errors import (
     ConfigError,
     DamageError,
     IntegrityError,
+    StorageError,
     TryAgainError,
 )
 from pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
@@ -50,10 +51,11 @@ TOKENS_ARROW = "tokens.arrow"
 ALL_TOKENS_ARROW = "token_vectors.arrow"
 """The token codes of all segments in one file, as earlier releases wrote them."""
 
-FirstIngest = Literal["at work", "stopped"]
+FirstIngest = Literal["building", "unfinished", "damaged"]
 FIRST_INGEST: dict[FirstIngest, str] = {
-    "at work": "its first ingest has not finished yet; try again when it has",
-    "stopped": "its first ingest was stopped, or failed; run `cairn ingest` again: it goes on where it was",
+    "building": "its first ingest has not finished yet; try again when it has",
+    "unfinished": "its first ingest was stopped or failed; run `cairn ingest` again: it goes on where it was",
+    "damaged": "what stands in the place of its lock cannot be opened, or is no file; remove `.lock` from it",
 }
 """What to do about a collection of which nothing is published, by what became of its first ingest."""
 
@@ -229,11 +231,13 @@ class CollectionLayout:
 
         None where none ever began.
         """
-        if is_locked(self.lock_path) or (
-            self.replica is not None and self.replica.is_being_written(self.name)
-        ):
-            return "at work"
-        return "stopped" if self.lock_path.exists() else None
+        try:
+            is_held = is_locked(self.lock_path)
+        except StorageError:
+            return "damaged"
+        if is_held or (self.replica is not None and self.replica.is_being_written(self.name)):
+            return "building"
+        return "unfinished" if self.lock_path.exists() else None
 
     def require_exists(self) -> None:
         """Raise :class:`CollectionNotFoundError` where nothing is published.

@@ -10,14 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 from pipeline.errors import CairnError, ConfigError, FingerprintMismatchError, IntegrityError, StorageError
 from pipeline.index.generation import Generation, open_latest_intact_generation
-from pipeline.index.layout import FIRST_INGEST, CollectionLayout, list_collections, list_states
+from pipeline.index.layout import (
+    FIRST_INGEST,
+    CollectionLayout,
+    FirstIngest,
+    list_collections,
+    list_states,
+)
 from pipeline.index.stored_files import read_manifest
 from pipeline.manifest import Manifest
 from pipeline.model.folders.checkpoint import weights_in_memory
@@ -32,6 +38,7 @@ from pipeline.serve.problems import (
     COLLECTION_UNFINISHED,
     INTERNAL_ERROR,
     ProblemError,
+    ProblemType,
     opening_problem,
     unknown_collection,
 )
@@ -43,6 +50,12 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS: Final = 5.0
 OPENING_SHARE: Final = 0.8
 """Of a request's time, what it waits for its collection to be opened; the rest is left to answer in."""
+
+_UNPUBLISHED: Final[Mapping[FirstIngest, ProblemType]] = {
+    "building": COLLECTION_BUILDING,
+    "unfinished": COLLECTION_UNFINISHED,
+    "damaged": COLLECTION_DAMAGED,
+}
 
 LoadEncoder = Callable[[Generation], TextVectors]
 
@@ -203,9 +216,7 @@ class Collections:
         except (IntegrityError, StorageError):
             return CollectionSummary(name=name, status="damaged")
         if manifest is None:
-            return CollectionSummary(
-                name=name, status="building" if layout.first_ingest() == "at work" else "unfinished"
-            )
+            return CollectionSummary(name=name, status=layout.first_ingest() or "unfinished")
         return _ready(name, manifest)
 
     def _outcome(self, name: str) -> ServedCollection | _Failure | None:
@@ -240,9 +251,7 @@ class Collections:
             self._opened.pop(name, None)
             begun = layout.first_ingest()
             if begun is not None:
-                raise ProblemError(
-                    COLLECTION_BUILDING if begun == "at work" else COLLECTION_UNFINISHED, FIRST_INGEST[begun]
-                )
+                raise ProblemError(_UNPUBLISHED[begun], FIRST_INGEST[begun])
             raise unknown_collection()
 
     async def _open(self, name: str) -> ServedCollection | _Failure:

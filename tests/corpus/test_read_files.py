@@ -24,6 +24,7 @@ from pipeline.corpus.source_record import create_record, holds_for
 from pipeline.corpus.sources import SourceFile
 from pipeline.corpus.staging import stage_changes
 from pipeline.errors import SourceError
+from tests.entries import put
 
 CONFIG = CorpusConfig()
 Row = tuple[str | None, str | None]
@@ -369,3 +370,13 @@ def _outcome(published: Published, source: Path, is_sync: bool, killed: str) -> 
     except SourceError as error:
         published.passed_over = []
         return str(error)
+
+
+@pytest.mark.parametrize("kind", ["folder", "dangling link", "link to itself"])
+def test_record_of_another_kind_is_replaced(tmp_path: Path, kind: str) -> None:
+    record = tmp_path / "sources.sqlite"
+    put(record, kind)
+    put(tmp_path / "sources.sqlite-journal", kind)
+    assert not holds_for(record, "a" * 64)
+    create_record(record, "a" * 64, ())
+    assert holds_for(record, "a" * 64)

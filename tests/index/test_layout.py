@@ -13,8 +13,10 @@ from pipeline.errors import (
     ConfigError,
     DamageError,
     IntegrityError,
+    StorageError,
 )
 from pipeline.index.layout import CollectionLayout, list_collections, list_states
+from tests.entries import put
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "../x", "a/b", "-rf", ".hidden", "a" * 64, "nul\0", "x\n"])
@@ -155,9 +157,26 @@ def test_first_ingest_is_at_work_while_its_lock_is_held_and_stopped_after_that(
     layout = CollectionLayout(published.root, "pebbles")
     assert layout.first_ingest() is None
     with layout.writer_lock():
-        assert list_states(published.root) == {"pebbles": "at work", "stones": None}
+        assert list_states(published.root) == {"pebbles": "building", "stones": None}
         with pytest.raises(CollectionNotFoundError, match="has not finished yet"):
             layout.require_exists()
-    assert list_states(published.root) == {"pebbles": "stopped", "stones": None}
+    assert list_states(published.root) == {"pebbles": "unfinished", "stones": None}
     with pytest.raises(CollectionNotFoundError, match="run `cairn ingest` again"):
         layout.require_exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "dangling link", "link to itself", "FIFO"])
+def test_lock_of_another_kind_is_damaged_and_hides_no_other_collection(
+    published: CollectionLayout, kind: str
+) -> None:
+    layout = CollectionLayout(published.root, "pebbles")
+    layout.folder.mkdir()
+    put(layout.lock_path, kind)
+    assert list_states(published.root) == {"pebbles": "damaged", "stones": None}
+    with pytest.raises(CollectionNotFoundError, match=r"remove `\.lock`"):
+        layout.require_exists()
+    with (
+        pytest.raises(StorageError, match="opening the lock of collection 'pebbles' failed"),
+        layout.writer_lock(),
+    ):
+        pass

@@ -376,11 +376,11 @@ def test_manifest_that_points_out_of_its_collection_is_refused(
         open_generation(machine("b"))
 
 
-def test_first_ingest_of_another_machine_is_at_work_while_it_holds_the_lease(machine: Machine) -> None:
+def test_first_ingest_of_another_machine_is_building_while_it_holds_the_lease(machine: Machine) -> None:
     writer, reader = machine("a"), machine("b")
     assert reader.first_ingest() is None
     with writer.writer_lock():
-        assert (writer.first_ingest(), reader.first_ingest()) == ("at work", "at work")
+        assert (writer.first_ingest(), reader.first_ingest()) == ("building", "building")
         with pytest.raises(CollectionNotFoundError, match="has not finished yet"):
             reader.require_exists()
-    assert (writer.first_ingest(), reader.first_ingest()) == ("stopped", None)
+    assert (writer.first_ingest(), reader.first_ingest()) == ("unfinished", None)

@@ -18,6 +18,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from pipeline.collection import list_statuses
 from pipeline.index.copied_names import COPIES
 from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
 from pipeline.index.maintenance import compact_collection, repair_collection
@@ -25,6 +26,7 @@ from pipeline.search import served
 from pipeline.serve import collections
 from pipeline.serve.app import create_app
 from pipeline.serve.settings import ServeSettings
+from tests.entries import put
 
 
 def damage(root: Path, name: str, number: int = 1) -> None:
@@ -282,6 +284,22 @@ def test_list_says_what_requests_will_find(own_root: Path, serve: Callable[..., 
     (own_root / "stones" / "CURRENT").write_bytes(b"")
     assert asked(client, "stones") == (200, "")
     assert listed(client)["stones"] == "ready"  # what is open serves on
+
+
+@pytest.mark.parametrize("kind", ["folder", "link to itself", "FIFO"])
+def test_entry_of_another_kind_is_damage_of_its_collection_alone(
+    own_root: Path, serve: Callable[..., TestClient], kind: str
+) -> None:
+    (own_root / "coming").mkdir()
+    put(own_root / "coming" / ".lock", kind)
+    client = serve(ServeSettings(root=own_root))
+    put(own_root / "stones" / "CURRENT", kind)
+    require_refused(client, own_root, "coming", 503, "collection-damaged")
+    assert asked(client, "stones") == (200, "")
+    assert listed(client) == {"coming": "damaged", "pebbles": "ready", "stones": "ready"}
+    assert client.get("/readyz").json()["status"] == "degraded"
+    reports = {found["collection"]: found["status"] for found in list_statuses(own_root)}
+    assert reports == {"coming": "damaged", "pebbles": "ready", "stones": "damaged"}
 
 
 def test_list_says_which_collection_was_found_damaged(
