@@ -251,6 +251,7 @@ def finish_search(search: PreparedSearch, encoded: Vectors) -> list[SearchResult
     # Threads that share one query wait for each other, spinning.
     with one_faiss_thread() if len(vectors) == 1 else nullcontext():
         hits = make_hits(search, rank_queries(search, vectors, late), explanations)
+    generation.require_whole()  # a file written into meanwhile gives wrong scores
     texts = [""] * len(hits) if search.queries is None else search.queries
     return [
         SearchResult(query=text, generation=generation.number, hits=found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,9 @@ from pipeline.errors import DamageError, StorageError
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
+from pipeline.search import searcher
+from pipeline.search.prepared import PreparedSearch
+from pipeline.search.ranking import rank_queries
 from pipeline.search.searcher import Searcher
 from tests.entries import KINDS, put
 from tests.faults.test_copies import Encoder, require_answers
@@ -127,3 +131,22 @@ def test_link_in_place_of_a_folder_stays_and_is_named(layout: CollectionLayout) 
     with pytest.raises(StorageError, match=r"File exists: lance/chunks\.lance/_versions$"):
         repair_collection(layout)
     assert versions.is_symlink()
+
+
+def test_file_overwritten_during_a_search_costs_a_second_attempt_and_no_wrong_answer(
+    layout: CollectionLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = Searcher(layout, Encoder())
+    path = min(layout.generation_folder(2).glob("*chunks.faiss"))
+    ranked: list[int] = []
+
+    def overwrite_and_rank(search: PreparedSearch, *vectors: Any) -> Any:
+        if not ranked:
+            content = path.read_bytes()
+            path.write_bytes(content[:100] + bytes(len(content) - 100))
+        ranked.append(search.generation.number)
+        return rank_queries(search, *vectors)
+
+    monkeypatch.setattr(searcher, "rank_queries", overwrite_and_rank)
+    require_answers(running, 1)
+    assert ranked[:2] == [2, 1]
