@@ -117,6 +117,8 @@ def test_repair_that_returns_to_an_older_generation_makes_all_files_be_read(
     ingest()
     for name in ("MANIFEST.json", "copies/MANIFEST.json"):
         (layout.generation_folder(2) / name).write_bytes(b"{}")
+    for tag in layout.lance_folder.glob("*.lance/_refs/tags/generation-2.json"):
+        tag.unlink()
     assert repair_collection(layout).generation == 1
     report = ingest()
     assert (report.unread_files, report.indexed) == (0, 1)
