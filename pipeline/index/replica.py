@@ -201,7 +201,7 @@ class Replica:
 
     def _small(self, path: str, record: FileRecord) -> bytes:
         local = self._folder / path
-        if _holds(local, record):
+        if record.problem(local) is None:
             return local.read_bytes()
         found = self._store.read(_key(record))
         if found is None or hashlib.sha256(found.content).hexdigest() != record.sha256:
@@ -269,17 +269,17 @@ class Replica:
         temporary = target.with_name(f".{target.name}.tmp")
         durable.remove_entry(temporary)
         temporary.mkdir(parents=True)
-        trusted = self._copied_records()
+        trusted, previous = self._copied_records(), self._copied_number()
         downloads: list[tuple[str, Path, FileRecord]] = []
         with VerifiedFiles.of_this_machine() as verified:
             for path, record in records.items():
                 local = self._folder / path
                 if local.parent == target:
                     local = temporary / local.name
-                    is_there = self._link(local, record, target, verified)
+                    is_there = self._link(local, record, (served.generation, previous), verified)
                 else:
-                    is_there = trusted.get(path) == record and _has_size(local, record)
-                if not (is_there or _holds(local, record)):
+                    is_there = record.problem(local, check_hash=trusted.get(path) != record) is None
+                if not is_there:
                     downloads.append((_key(record), local, record))
         with ThreadPoolExecutor(TRANSFERS) as pool:
             list(pool.map(lambda each: self._store.download(*each), downloads))
@@ -291,18 +291,19 @@ class Replica:
             durable.remove_entry(target)
         durable.put_in_place(temporary, target)
         commit_point("copy-generation-renamed")
-        previous = self._copied_number()
         durable.clear_way(self._folder / CURRENT_KEY)
         durable.write_bytes(self._folder / CURRENT_KEY, self._current_of(served).to_bytes())
         self._note(pointer)
         commit_point("copy-current-replaced")
         self._prune(served.generation, previous)
 
-    def _link(self, local: Path, record: FileRecord, target: Path, verified: VerifiedFiles) -> bool:
-        """Take a file from the generation's folder or from the one before, if it is whole there."""
-        before = self._folder / f"generations/{self._copied_number() or 0:08d}"
-        for path in (target / local.name, before / local.name):
-            if _has_size(path, record) and verified.has_sha256(path, record.sha256):
+    def _link(
+        self, local: Path, record: FileRecord, numbers: Iterable[int | None], verified: VerifiedFiles
+    ) -> bool:
+        """Take a file from the first of these generations in which it is whole."""
+        for number in numbers:
+            path = self._folder / f"generations/{number or 0:08d}" / local.name
+            if record.problem(path, check_hash=False) is None and verified.has_sha256(path, record.sha256):
                 local.hardlink_to(path)
                 return True
         return False
@@ -387,11 +388,3 @@ class Replica:
 
 def _key(record: FileRecord) -> str:
     return f"files/{record.sha256}"
-
-
-def _has_size(path: Path, record: FileRecord) -> bool:
-    return path.is_file() and path.stat().st_size == record.size_bytes
-
-
-def _holds(path: Path, record: FileRecord) -> bool:
-    return _has_size(path, record) and record_file(path) == record

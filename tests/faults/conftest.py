@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from pipeline.index.layout import CollectionLayout
+from tests.index import stones
 
 SECONDS = 240.0
 """How long a fork may take until its exit, on a busy machine."""
@@ -74,3 +78,20 @@ def start_forks() -> Iterator[Callable[[str], Callable[..., int]]]:
     yield start
     for process in started:
         process.communicate()
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two generations, made once; each test damages a copy."""
+    root = tmp_path_factory.mktemp("template")
+    layout = CollectionLayout(root, "stones")
+    stones.publish_documents(layout, stones.document_ids(20))
+    stones.publish_change(layout, "n")
+    return root
+
+
+@pytest.fixture
+def layout(template: Path, tmp_path: Path) -> CollectionLayout:
+    """A copy of the template."""
+    shutil.copytree(template, tmp_path / "root")
+    return CollectionLayout(tmp_path / "root", "stones")

@@ -38,22 +38,6 @@ class Encoder:
         return np.concatenate([stones.unit_vectors(query, 1) for query in queries])
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two generations, made once; each test damages a copy."""
-    root = tmp_path_factory.mktemp("template")
-    layout = CollectionLayout(root, "stones")
-    stones.publish_documents(layout, stones.document_ids(20))
-    stones.publish_change(layout, "n")
-    return root
-
-
-@pytest.fixture
-def layout(template: Path, tmp_path: Path) -> CollectionLayout:
-    shutil.copytree(template, tmp_path / "root")
-    return CollectionLayout(tmp_path / "root", "stones")
-
-
 def replace_by_random_bytes(path: Path) -> None:
     content = random.Random(path.name).randbytes(path.stat().st_size)
     path.unlink()

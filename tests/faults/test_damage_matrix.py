@@ -129,12 +129,6 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def layout(template: Path, tmp_path: Path) -> CollectionLayout:
-    shutil.copytree(template, tmp_path / "root")
-    return CollectionLayout(tmp_path / "root", "stones")
-
-
 def texts(generation: Generation) -> dict[str, str]:
     rows = generation.fetch_documents(range(generation.num_documents), ["doc_id", "text"])
     return dict(zip(rows.column("doc_id").to_pylist(), rows.column("text").to_pylist(), strict=True))

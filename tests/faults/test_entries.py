@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,23 +17,6 @@ from pipeline.search.searcher import Searcher
 from tests.entries import KINDS, put
 from tests.faults.test_copies import Encoder, require_answers
 from tests.faults.test_damage_matrix import RIGHT
-from tests.index import stones
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two generations, made once; each test damages a copy."""
-    root = tmp_path_factory.mktemp("template")
-    layout = CollectionLayout(root, "stones")
-    stones.publish_documents(layout, stones.document_ids(20))
-    stones.publish_change(layout, "n")
-    return root
-
-
-@pytest.fixture
-def layout(template: Path, tmp_path: Path) -> CollectionLayout:
-    shutil.copytree(template, tmp_path / "root")
-    return CollectionLayout(tmp_path / "root", "stones")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -65,12 +65,6 @@ def template(stones: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return root
 
 
-@pytest.fixture
-def layout(template: Path, tmp_path: Path) -> CollectionLayout:
-    shutil.copytree(template, tmp_path / "root")
-    return CollectionLayout(tmp_path / "root", "stones")
-
-
 @pytest.fixture(scope="module")
 def old_ids(stones: ModuleType) -> list[str]:
     return stones.document_ids(20)

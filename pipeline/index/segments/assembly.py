@@ -190,7 +190,10 @@ class Assembly:
         folder = self._layout.generation_folder(base.generation)
         shared = (record.name + name for name in SHARED_FILES)
         names = {*shared, *needed_files(record), *row_files(record, base.files)}
-        if not all(_has_size(folder / name, base.files.get(name)) for name in names):
+        if not all(
+            name in base.files and base.files[name].problem(folder / name, check_hash=False) is None
+            for name in names
+        ):
             return None
         try:
             return open_rows(folder, record)
@@ -299,7 +302,3 @@ def _require_all(records: Sequence[SegmentRecord], rows: StoredRows) -> None:
                 f"table `{table}` must hold {count} rows, got {stored}; run the same ingest again, nothing "
                 "was published"
             )
-
-
-def _has_size(path: Path, record: FileRecord | None) -> bool:
-    return record is not None and path.is_file() and path.stat().st_size == record.size_bytes

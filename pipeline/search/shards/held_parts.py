@@ -1,4 +1,4 @@
-"""The parts that one process holds: opened when they are first asked for, closed when nobody asks any more.
+"""The parts that one process holds: opened when first asked for, closed when no longer asked for.
 
 Every question names its generation, so a search that began with one is answered from it to the end, whatever
 is published meanwhile.

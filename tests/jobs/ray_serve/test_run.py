@@ -1,4 +1,4 @@
-"""`cairn serve --engine ray`: answers are those of one process, whoever dies and whatever is published."""
+"""`cairn serve --engine ray`: answers are those of one process, whatever dies and whatever is published."""
 
 from __future__ import annotations
 
