@@ -15,10 +15,10 @@ from pipeline.index.generation import open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.losses import losses_path
 from pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
-from tests.faults.test_damage_matrix import NEW, RIGHT, layout, path_of, template, texts
+from tests.faults.test_damage_matrix import NEW, RIGHT, path_of, template, texts
 from tests.index import stones
 
-__all__ = ["layout", "template"]
+__all__ = ["template"]
 
 KILLED = 137
 POINTS = ("folder.set-aside", "lance-rolled-back", "documents-deleted", "generation-renamed")
