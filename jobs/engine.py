@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # the command line reads EngineConfig for its help, and must 
     from jobs.corpus_view import CorpusView
     from jobs.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
     from pipeline.context.store import ContextSet
+    from pipeline.index.segments.parts import RunTasks
 
 EngineName = Literal["local", "ray"]
 _WORKERS: Final = About(low=1, high=10_000)
@@ -88,6 +89,11 @@ class Engine(Protocol):
         """Encode staged shards and yield each with its position, in the order in which they finish."""
         ...
 
+    @property
+    def run_tasks(self) -> RunTasks | None:
+        """What runs tasks of the commit in other processes, None where this one does all of it."""
+        ...
+
     def close(self) -> None:
-        """Release what was loaded and stop what was started."""
+        """Release what was loaded and stop what was started; a later call starts it again."""
         ...

@@ -14,6 +14,7 @@ from jobs.corpus_view import CorpusView
 from jobs.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet
+from pipeline.index.segments.parts import RunTasks
 
 if TYPE_CHECKING:
     from jobs.encoder_worker import EncoderWorker
@@ -57,6 +58,11 @@ class LocalEngine:
         """See :class:`jobs.engine.Engine`; shards come in order, ``on_tokens`` is called for every batch."""
         for number, shard in enumerate(shards):
             yield number, self._worker.encode(shard.read_bytes(), on_tokens)
+
+    @property
+    def run_tasks(self) -> RunTasks | None:
+        """See :class:`jobs.engine.Engine`."""
+        return None
 
     def close(self) -> None:
         """See :class:`jobs.engine.Engine`."""

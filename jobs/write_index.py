@@ -148,6 +148,7 @@ def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Commi
         run.config.index,
         run.progress,
         committed.since,
+        run_tasks=run.engine.run_tasks,
     )
 
 

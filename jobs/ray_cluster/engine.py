@@ -3,7 +3,8 @@
 The driver is the process that ingests: it stages, hands each staged shard to a worker as bytes, and alone
 commits what comes back: bytes, or files where the worker sees the driver's folder. So workers need the
 package, the model and a connection, but no disk in common with the driver. Clusters and context of a first
-ingest come from one worker's model; the driver loads none.
+ingest come from one worker's model; the driver loads none. Workers that see the collection's root then write
+its new segment, see ``tasks``.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from jobs.engine import EngineConfig
 from jobs.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
 from jobs.ray_cluster.pool import WorkerPool
 from jobs.ray_cluster.runtime import RayConnection
+from jobs.ray_cluster.tasks import TaskPool
 from pipeline import durable
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet
+from pipeline.index.segments.parts import RunTasks, Task
 
 
 class RayEngine:
@@ -40,6 +43,7 @@ class RayEngine:
         self._config = config
         self._connection: RayConnection | None = None
         self._pool: WorkerPool | None = None
+        self._tasks: TaskPool | None = None
         self._loaded: Loaded | None = None
 
     def load(self) -> Loaded:
@@ -73,19 +77,32 @@ class RayEngine:
             on_tokens(encoded.num_tokens)
             yield number, encoded
 
+    @property
+    def run_tasks(self) -> RunTasks | None:
+        """See :class:`jobs.engine.Engine`."""
+        return self._run_tasks
+
+    def _run_tasks(self, tasks: Sequence[Task], folder: Path) -> list[Any]:
+        if self._tasks is None:
+            ray, engine = self._connected(), self._engine
+            max_workers = engine.max_workers or _room(engine, ray.cluster_resources())
+            self._tasks = TaskPool(ray, max_workers, engine.worker_cpus)
+        return self._tasks(tasks, folder)
+
     def close(self) -> None:
         """See :class:`jobs.engine.Engine`."""
-        pool, self._pool = self._pool, None
+        pools = (self._pool, self._tasks)
+        self._pool = self._tasks = None
         connection, self._connection = self._connection, None
-        if pool is not None:
-            pool.close()
+        for pool in pools:
+            if pool is not None:
+                pool.close()
         if connection is not None:
             connection.close()
 
     def _at_work(self) -> WorkerPool:
         if self._pool is None:
-            self._connection = RayConnection(self._engine.address)
-            ray, engine = self._connection.ray, self._engine
+            ray, engine = self._connected(), self._engine
             self._pool = WorkerPool(
                 ray,
                 EncoderWorker,
@@ -97,6 +114,11 @@ class RayEngine:
             )
             self._loaded = self._pool.step("load")
         return self._pool
+
+    def _connected(self) -> Any:
+        if self._connection is None:
+            self._connection = RayConnection(self._engine.address)
+        return self._connection.ray
 
 
 def _shared_folder(staged: Path) -> tuple[Path, str]:

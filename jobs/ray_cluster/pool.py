@@ -254,8 +254,8 @@ class WorkerPool:
         if is_hopeless or self._deaths_in_a_row >= MAX_ATTEMPTS * self._max_workers:
             what = (
                 "a worker must start and stay alive"
-                if number is None
-                else f"shard {number} must be encoded by a worker"
+                if work is None or number is None
+                else f"call {number} of `{work.method}` must be answered by a worker"
             )
             raise ClusterError(
                 f"{what}, got {MAX_ATTEMPTS} that failed, the last because: {_first_sentence(reason)}; "

@@ -16,7 +16,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -78,11 +78,37 @@ def build_faiss_index(
     ``path`` + ``.refine``. The stream is read twice for an inverted file, once for Flat.
     """
     name, why = choose_kind(num_vectors, config)
-    kind = faiss_kind(name)
-    if kind.make_lists is None:
+    if faiss_kind(name).make_lists is None:
         return write_flat(vectors(), num_vectors, vector_dim, path, why)
+    codebook, exact = _train(vectors, num_vectors, vector_dim, config)
+    written = write_coded(codebook, lambda: exact.watch(vectors()), num_vectors, path)
+    return written | _choose_nprobe(codebook.index, exact)
+
+
+def train_codebook(
+    vectors: VectorStream, num_vectors: int, vector_dim: int, config: IndexConfig
+) -> Codebook | None:
+    """Return what :func:`build_faiss_index` writes a stream with, None where vectors are kept as they are.
+
+    The stream is read twice.
+    """
+    if faiss_kind(choose_kind(num_vectors, config)[0]).make_lists is None:
+        return None
+    codebook, exact = _train(vectors, num_vectors, vector_dim, config)
+    for _ in exact.watch(vectors()):
+        pass
+    description = {**codebook.description, **_choose_nprobe(codebook.index, exact)}
+    return replace(codebook, description=description)
+
+
+def _train(
+    vectors: VectorStream, num_vectors: int, vector_dim: int, config: IndexConfig
+) -> tuple[Codebook, _ExactTop]:
+    """Train a codebook on a sample, and draw the queries that it is measured with."""
+    name, why = choose_kind(num_vectors, config)
+    kind = faiss_kind(name)
+    assert kind.make_lists is not None, "vectors that are kept as they are need no codebook"
     sample_NV, queries_QV, query_positions = _draw_samples(vectors, num_vectors, vector_dim, config.seed)
-    exact = _ExactTop(queries_QV, query_positions)
     # Sums split over threads differ in the last bit, and so would the file.
     with one_faiss_thread():
         index = _train_lists(kind.make_lists, sample_NV, num_vectors, config.seed)
@@ -98,10 +124,8 @@ def build_faiss_index(
         "seed": config.seed,
         "refine_factor": REFINE_FACTOR,
     }
-    del sample_NV
     codebook = Codebook(index=index, refine=refine, description=description)
-    written = write_coded(codebook, lambda: exact.watch(vectors()), num_vectors, path)
-    return written | _choose_nprobe(index, exact)
+    return codebook, _ExactTop(queries_QV, query_positions)
 
 
 def write_flat(
@@ -232,7 +256,7 @@ def _spill_codes(
     """
     sizes, starts, position = [], [], 0
     with ThreadPoolExecutor(
-        max_workers=os.cpu_count(), initializer=faiss.omp_set_num_threads, initargs=(1,)
+        max_workers=faiss.omp_get_max_threads(), initializer=faiss.omp_set_num_threads, initargs=(1,)
     ) as workers:
         for block in _regroup(blocks, SPILL_VECTORS):
             slices = [
@@ -289,12 +313,15 @@ class _ExactTop:
         self.neighbours_QKV = np.zeros((num_queries, MEASURED_TOP_K, vector_dim), dtype=np.float32)
         self._own_positions = own_positions
         self._scores_QK = np.full((num_queries, MEASURED_TOP_K), -np.inf, dtype=np.float32)
+        self._num_seen = 0
 
     def watch(self, blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-        """Pass the blocks on, looking at each."""
+        """Pass the blocks on, looking at each that was not seen before: a stream may be read again."""
         start = 0
         for block in blocks:
-            self._offer(block, start)
+            if start == self._num_seen:
+                self._offer(block, start)
+                self._num_seen += len(block)
             start += len(block)
             yield block
 

@@ -83,6 +83,11 @@ class LanceTables:
         metadata_fields = [field.remove_metadata() for field in schema if field.name not in owned]
         return cls(layout, metadata_fields, schema.field("vector").type.list_size, _has_tokens(chunks))
 
+    def __reduce__(self) -> tuple[type[LanceTables], tuple[Any, ...]]:
+        """Open the tables again in the process that a task is sent to, which has the folder alone."""
+        layout = CollectionLayout(self.layout.root, self.layout.name)
+        return LanceTables, (layout, self.metadata_fields, self.vector_dim, self.has_tokens)
+
     @property
     def has_tokens(self) -> bool:
         """Say whether ``chunks`` has columns for the codes of tokens."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -204,7 +204,15 @@ def write_document_positions(rows: Iterator[pa.RecordBatch], path: Path) -> pa.R
         return documents
 
 
-def _require_unique(doc_ids: pa.LargeStringArray, id_hashes: list[np.ndarray]) -> None:
+def require_unique_ids(parts: Sequence[pa.LargeStringArray]) -> None:
+    """Refuse an id that stands twice, in one part or in two."""
+    id_hashes = [
+        np.fromiter((hash(doc_id.as_py()) for doc_id in doc_ids), np.int64, len(doc_ids)) for doc_ids in parts
+    ]
+    _require_unique(pa.chunked_array(parts, pa.large_string()), id_hashes)
+
+
+def _require_unique(doc_ids: pa.LargeStringArray | pa.ChunkedArray, id_hashes: list[np.ndarray]) -> None:
     """Refuse a repeated id, comparing hashes of eight bytes first and ids only where hashes are equal."""
     ordered = np.sort(np.concatenate(id_hashes)) if id_hashes else np.empty(0, np.int64)
     if np.any(ordered[1:] == ordered[:-1]):

@@ -40,6 +40,7 @@ from pipeline.index.layout import (
 )
 from pipeline.index.mend import mend_files, mend_lance
 from pipeline.index.segments.assembly import Assembly
+from pipeline.index.segments.parts import RunTasks
 from pipeline.index.segments.segment import open_rows
 from pipeline.index.stored_files import check_generation_files, read_manifest
 from pipeline.index.stored_rows import StoredRows
@@ -173,12 +174,14 @@ def publish_generation(
     progress: ProgressListener = silent_progress,
     since: Mapping[str, int] | None = None,
     damaged: Collection[str] | None = None,
+    run_tasks: RunTasks | None = None,
 ) -> Manifest:
     """Build, publish and serve the generation that pins these table versions; return its manifest.
 
     ``since`` are the versions of the served generation's rows that the commit began with: what did not change
     since then is shared with it. None makes every file again from the tables. A repair names the ``damaged``
-    files of the served generation, whose rows are these: only their segments are made again. The caller
+    files of the served generation, whose rows are these: only their segments are made again. ``run_tasks``
+    has processes that write large segments; without, this one does. The caller
     holds the lock, and has called :func:`prepare_writer`. Tables whose order or spans do not fit raise
     :class:`IntegrityError`; ``CURRENT`` then still names the old one.
     """
@@ -190,7 +193,7 @@ def publish_generation(
         folder.mkdir(parents=True)
         try:
             manifest = _build(
-                layout, tables, versions, facts, config, progress, number, folder, since, damaged
+                layout, tables, versions, facts, config, progress, number, folder, since, damaged, run_tasks
             )
         except BaseException:
             # A full disk must not stay full of a generation that no one will read.
@@ -282,12 +285,13 @@ def _build(
     folder: Path,
     since: Mapping[str, int] | None,
     damaged: Collection[str] | None,
+    run_tasks: RunTasks | None,
 ) -> Manifest:
     is_whole = since is None and damaged is None
     base = None if is_whole or number == 1 else read_manifest(layout, number - 1)
     rows = StoredRows(tables=tables, versions=versions)
     has_tokens = LATE_NAME in facts.side_files and tables.has_tokens
-    assembly = Assembly(layout, base, number, folder, config, has_tokens=has_tokens)
+    assembly = Assembly(layout, base, number, folder, config, has_tokens=has_tokens, run_tasks=run_tasks)
     segments = (
         assembly.build(rows, since, progress) if damaged is None else assembly.repair(rows, damaged, progress)
     )
@@ -299,7 +303,7 @@ def _build(
     commit_point("lance-files-recorded")
     names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST_NAME)
     for name in names:
-        if name not in assembly.shared:
+        if name not in assembly.hashed:
             durable.fsync_file(folder / name)
     manifest = Manifest(
         collection=layout.name,
@@ -312,7 +316,7 @@ def _build(
         chunks=sum(record.live_chunks for record in segments),
         tokens=sum(open_rows(folder, record).num_tokens() for record in segments),
         vector_dim=tables.vector_dim,
-        files={name: assembly.shared.get(name) or record_file(folder / name) for name in names},
+        files={name: assembly.hashed.get(name) or record_file(folder / name) for name in names},
         fingerprints=dict(facts.fingerprints),
         settings=dict(facts.settings),
         segments=segments,

@@ -21,7 +21,7 @@ TEXT_ROWS = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredRows:
-    """The rows of ``fragments``, or the ``spans`` of rows, of each table, both None for all."""
+    """The rows of ``fragments``, and of them those of ``spans``, of each table; None for all."""
 
     tables: LanceTables
     versions: Mapping[str, int]

@@ -121,6 +121,8 @@ class RandomEngine:
                 ),
             )
 
+    run_tasks = None
+
     def close(self) -> None: ...
 
 

@@ -17,6 +17,7 @@ from pipeline.index.generation import Generation, open_generation, open_latest_i
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import repair_collection, verify_collection
 from pipeline.index.publish import COMMIT_POINTS
+from pipeline.index.segments.parts import PART_COMMIT_POINTS
 from tests.index import stones
 from tests.nightly import readings
 
@@ -26,13 +27,16 @@ WORK = """
 sys.path.insert(0, {folder!r})
 import stones
 from pipeline.index import tiers
+from pipeline.index.segments import parts
 from pipeline.index.layout import CollectionLayout
 tiers.WHOLE_CHUNKS = 0
 tiers.MAX_DELETED_SHARE = 0.8
-def work(root, factor):
+def work(root, factor, is_cut=""):
     tiers.FACTOR = int(factor)
     tiers.tier_of = lambda rows: 0
-    stones.publish_change(CollectionLayout(Path(root), "stones"), "n")
+    parts.PART_CHUNKS = 5
+    run_tasks = (lambda tasks, folder: [task.run() for task in tasks]) if is_cut else None
+    stones.publish_change(CollectionLayout(Path(root), "stones"), "n", run_tasks)
 """
 OLD = stones.document_ids(20)
 NEW = [*stones.document_ids(20), *stones.document_ids(10, "n")]
@@ -75,6 +79,20 @@ def test_writer_of_segments_killed_at_a_commit_point_tears_nothing(
     generation = open_generation(layout)
     assert ids(generation) == sorted(NEW)
     assert (len(generation.segments) > 1) == (kind == "added")
+    assert verify_collection(layout) == []
+
+
+@pytest.mark.parametrize("point", PART_COMMIT_POINTS)
+def test_writer_in_parts_killed_at_a_commit_point_tears_nothing(
+    template: Path, tmp_path: Path, write: Callable[..., int], point: str
+) -> None:
+    shutil.copytree(template, tmp_path / "root")
+    layout = CollectionLayout(tmp_path / "root", "stones")
+    assert write(point, str(layout.root), str(FACTORS["added"]), is_cut="yes") == -signal.SIGKILL
+    assert ids(open_generation(layout)) == sorted(OLD)
+    assert write("no-point", str(layout.root), str(FACTORS["added"]), is_cut="yes") == 0
+    assert ids(open_generation(layout)) == sorted(NEW)
+    assert list(layout.generations_folder.glob(".*")) == []
     assert verify_collection(layout) == []
 
 

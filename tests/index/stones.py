@@ -15,6 +15,7 @@ from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import delete_documents
 from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
+from pipeline.index.segments.parts import RunTasks
 from pipeline.manifest import Manifest
 from pipeline.token_vectors.projection import LATE_NAME, TokenProjection, save_token_projection
 from pipeline.types import chunks_schema, documents_schema
@@ -111,6 +112,7 @@ def publish_documents(
     config: IndexConfig | None = None,
     context: bytes = b"",
     with_tokens: bool = False,
+    run_tasks: RunTasks | None = None,
 ) -> Manifest:
     """Do what an ingest does after encoding.
 
@@ -153,7 +155,9 @@ def publish_documents(
             documents_at_context=2,
             encode_tokens_per_second=1.0,
         )
-        return publish_generation(layout, tables, versions, facts, config or IndexConfig(), since=since)
+        return publish_generation(
+            layout, tables, versions, facts, config or IndexConfig(), since=since, run_tasks=run_tasks
+        )
 
 
 def delete(layout: CollectionLayout, doc_ids: Sequence[str]) -> None:
@@ -166,10 +170,10 @@ def document_ids(count: int, prefix: str = "d") -> list[str]:
     return [f"{prefix}{'x' * (i % 4)}{i}" for i in range(count)]
 
 
-def publish_change(layout: CollectionLayout, prefix: str) -> Manifest:
+def publish_change(layout: CollectionLayout, prefix: str, run_tasks: RunTasks | None = None) -> Manifest:
     """Add ten documents and replace ``d0``: the same change however often it is repeated."""
     changed = [*document_ids(10, prefix), "d0"]
-    return publish_documents(layout, changed, replaced=changed, version=1)
+    return publish_documents(layout, changed, replaced=changed, version=1, run_tasks=run_tasks)
 
 
 def served_ids(layout: CollectionLayout) -> list[str]:

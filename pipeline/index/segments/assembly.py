@@ -41,6 +41,7 @@ from pipeline.index.segments.change import RowChange, rows_changed
 from pipeline.index.segments.codes import largest, needs_training, read_codebook
 from pipeline.index.segments.deleted import write_deleted
 from pipeline.index.segments.merge import merge_segments
+from pipeline.index.segments.parts import RunTasks, num_parts, write_in_parts
 from pipeline.index.segments.segment import (
     SHARED_FILES,
     SegmentRows,
@@ -59,9 +60,6 @@ from pipeline.types import ProgressListener
 
 NO_LINKS: Final = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
 """What the file system says where a file cannot have a second name."""
-
-
-NOT_HASHED: Final = FileRecord(size_bytes=0, sha256="")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,12 +87,13 @@ class Assembly:
         config: IndexConfig,
         *,
         has_tokens: bool,
+        run_tasks: RunTasks | None = None,
     ) -> None:
         self._layout, self._base = layout, base
         self._number, self._folder, self._config = number, folder, config
-        self._has_tokens = has_tokens
-        self.shared: dict[str, FileRecord] = {}
-        """Files that are the generation's before, too, with their hashes."""
+        self._has_tokens, self._run_tasks = has_tokens, run_tasks
+        self.hashed: dict[str, FileRecord] = {}
+        """Files with their hashes: those that are the generation's before, too, and those of tasks."""
 
     def build(
         self, rows: StoredRows, since: Mapping[str, int] | None, progress: ProgressListener
@@ -110,8 +109,8 @@ class Assembly:
             if change is not None and kept is not None and self._is_worth_it(kept, change):
                 made = self._add(self._base, kept, change, rows, progress)
         if made is None:
-            whole = self._writer(dict.fromkeys(TABLES), progress)
-            made = (whole.write("", rows),)
+            counts = {table: rows.tables.count_rows(table, rows.versions) for table in TABLES}
+            made = (self._write("", rows, counts, dict.fromkeys(TABLES), progress),)
             commit_point("segments-merged")
         commit_point("segments-assembled")
         return made
@@ -144,7 +143,7 @@ class Assembly:
             begins = {table: spans[table].stop for table in TABLES}
             if record in broken:
                 name = segment_name(self._number, f"repaired-{place}")
-                records.append(self._writer(codebooks, progress).write(name, replace(rows, spans=spans)))
+                records.append(self._write(name, replace(rows, spans=spans), counts, codebooks, progress))
             else:
                 self._share_segment(base, kept[record.name])
                 records.append(record)
@@ -163,7 +162,7 @@ class Assembly:
                 raise
             shutil.copyfile(source, target)
         else:
-            self.shared[name] = base.files[name]
+            self.hashed[name] = base.files[name]
 
     def _keep(self, base: Manifest, change: RowChange) -> list[_Kept] | None:
         """Return the segments that have rows left; None where a file of theirs cannot be shared."""
@@ -224,8 +223,9 @@ class Assembly:
         records = [each.record for each in kept]
         codebooks = self._codebooks(base, records)
         if change.num_added[DOCUMENTS]:
-            writer = self._writer(codebooks, progress)
-            records.append(writer.write(segment_name(self._number), replace(rows, fragments=change.added)))
+            added = replace(rows, fragments=change.added)
+            name = segment_name(self._number)
+            records.append(self._write(name, added, change.num_added, codebooks, progress))
             _require_new(kept, open_rows(self._folder, records[-1]).documents.column("doc_id"))
         _require_all(records, rows)
         first = tiers.first_to_merge(
@@ -238,8 +238,21 @@ class Assembly:
         commit_point("segments-merged")
         return tuple(records)
 
-    def _writer(self, codebooks: Mapping[str, Codebook | None], progress: ProgressListener) -> SegmentWriter:
-        return SegmentWriter(self._folder, self._config, codebooks, progress, self._has_tokens)
+    def _write(
+        self,
+        name: str,
+        rows: StoredRows,
+        counts: Mapping[str, int],
+        codebooks: Mapping[str, Codebook | None],
+        progress: ProgressListener,
+    ) -> SegmentRecord:
+        """Write a segment of so many rows, by tasks where there are some to run them and it is worth it."""
+        writer = SegmentWriter(self._folder, self._config, codebooks, progress, self._has_tokens)
+        if self._run_tasks is None or rows.spans is not None or num_parts(counts[CHUNKS]) < 2:
+            return writer.write(name, rows)
+        written = write_in_parts(writer, name, rows, counts, self._run_tasks)
+        self.hashed.update(written.files)
+        return written.record
 
     def _codebooks(self, base: Manifest, records: Sequence[SegmentRecord]) -> dict[str, Codebook | None]:
         folder = self._layout.generation_folder(base.generation)
@@ -269,7 +282,7 @@ class Assembly:
         """Put one segment in the place of those from ``first`` on, of which the newest may be new."""
         folder = self._layout.generation_folder(base.generation)
         segments = [open_segment(folder, each.record, base.files, each.rows) for each in kept]
-        written = {path.name: NOT_HASHED for path in self._folder.iterdir()}
+        written = {path.name for path in self._folder.iterdir()}
         segments += [open_segment(self._folder, record, written) for record in records[first + len(kept) :]]
         merged = merge_segments(segments, segment_name(self._number, "merged"), self._folder, codebooks)
         for record in records[first + len(kept) :]:

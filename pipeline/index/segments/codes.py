@@ -97,9 +97,14 @@ def write_index(
     """Write the index of a segment and return its description; None trains a codebook where one is due."""
     if codebook is None:
         return build_faiss_index(vectors, num_vectors, vector_dim, config, path)
-    if num_vectors <= EXACT_VECTORS:
+    if _are_few(num_vectors, codebook):
         return write_flat(vectors(), num_vectors, vector_dim, path, few_sentence(num_vectors))
     return write_coded(codebook, vectors, num_vectors, path)
+
+
+def _are_few(num_vectors: int, codebook: Codebook) -> bool:
+    """Tell whether vectors are kept as they are; all that a codebook was trained for are coded."""
+    return num_vectors <= EXACT_VECTORS and num_vectors != codebook.description.get("trained_for")
 
 
 def few_sentence(num_vectors: int) -> str:
@@ -112,7 +117,7 @@ def join_indexes(
 ) -> dict[str, Any]:
     """Write the vectors that are left of several segments as one index; return its description."""
     num_vectors = sum(part.deleted.num_live for part in parts)
-    if codebook is None or num_vectors <= EXACT_VECTORS:
+    if codebook is None or _are_few(num_vectors, codebook):
         blocks = (block for part in parts for block in _live_vectors(part))
         why = parts[0].index.description["why"] if codebook is None else few_sentence(num_vectors)
         return write_flat(blocks, num_vectors, vector_dim, path, why)

@@ -5,7 +5,7 @@ Files are trusted here: they are compared with the manifest when their generatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -37,7 +37,7 @@ from pipeline.index.position_files import (
 from pipeline.index.segments.deleted import DeletedRows, none_deleted, read_deleted
 from pipeline.index.tables import CHUNKS, DOCUMENTS
 from pipeline.index.token_file import open_token_file
-from pipeline.manifest import FileRecord, SegmentRecord
+from pipeline.manifest import SegmentRecord
 
 NEEDED_FILES: Final = (DOCUMENTS_ARROW, CHUNKS_ARROW, DOCUMENTS_FAISS, CHUNKS_FAISS)
 ROW_FILES: Final = (
@@ -106,7 +106,7 @@ def segment_name(generation: int, kind: str = "") -> str:
     return f"{generation:08d}-{kind}-" if kind else f"{generation:08d}-"
 
 
-def row_files(record: SegmentRecord, files: Mapping[str, FileRecord]) -> list[str]:
+def row_files(record: SegmentRecord, files: Collection[str]) -> list[str]:
     """Return the names of a segment's files in a generation, but for its deleted rows."""
     return [name for each in ROW_FILES if (name := record.name + each) in files]
 
@@ -140,7 +140,7 @@ def open_rows(folder: Path, record: SegmentRecord) -> SegmentRows:
 def open_segment(
     folder: Path,
     record: SegmentRecord,
-    files: Mapping[str, FileRecord],
+    files: Collection[str],
     rows: SegmentRows | None = None,
 ) -> Segment:
     """Map all files of a segment; ``rows`` are what is mapped already."""

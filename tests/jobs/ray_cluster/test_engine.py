@@ -16,13 +16,15 @@ from jobs import encode_corpus
 from jobs.build_index import build_index
 from jobs.engine import EngineConfig
 from jobs.ray_cluster import engine as ray_engine
+from jobs.ray_cluster import tasks
 from pipeline import durable
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
 from pipeline.encode.shards import write_encoded_shard
 from pipeline.errors import ConfigError
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import verify_collection
+from pipeline.index.segments import parts
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
@@ -101,6 +103,31 @@ def test_ray_engine_builds_the_collection_that_the_local_engine_builds(
         open_generation(CollectionLayout(tmp_path, name)).manifest.fingerprints for name in ("local", "ray")
     ]
     assert fingerprints[0] == fingerprints[1]
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_segment_that_workers_write_has_the_files_of_the_local_engine(
+    tmp_path: Path,
+    config: IngestConfig,
+    engine: EngineConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_seen: bool,
+) -> None:
+    """Workers that do not see the root leave its tasks to the driver."""
+    monkeypatch.setattr(parts, "PART_CHUNKS", 60)
+    if not is_seen:
+        monkeypatch.setattr(tasks, "_leave_mark", lambda _: tmp_path / "elsewhere")
+    caplog.set_level("INFO")
+    config = replace(config, index=IndexConfig(index_kind="ivf_sq8"))
+    source = corpus(tmp_path / "a.parquet", range(300))
+    for name, chosen in (("ray", engine), ("local", None)):
+        build_index([source], tmp_path, name, config, engine=chosen)
+    assert ("no disk in common" in caplog.text) == (not is_seen)
+    ray, local = (open_generation(CollectionLayout(tmp_path, name)).manifest for name in ("ray", "local"))
+    assert ray.segments == local.segments
+    assert {name for name in ray.files if ray.files[name] != local.files[name]} <= {"lance_files.json"}
+    assert verify_collection(CollectionLayout(tmp_path, "ray")) == []
 
 
 @pytest.mark.slow

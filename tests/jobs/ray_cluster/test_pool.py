@@ -151,7 +151,8 @@ def test_number_that_kills_every_worker_ends_the_run_with_a_sentence(make_pool: 
     (tmp_path / "always").touch()
     with pytest.raises(
         ClusterError,
-        match=r"shard \d must be encoded by a worker, got 4 that failed, the last because: The actor is dead",
+        match=r"call \d of `square` must be answered by a worker, got 4 that failed, the last because: "
+        "The actor is dead",
     ):
         squares(make_pool(), 3)
 

@@ -1,0 +1,236 @@
+"""A segment written in parts by several processes, and joined: its files are what one process would write.
+
+    rows ─▶ codebooks, where none is trained ─▶ parts, cut between documents ─▶ joined ─▶ moved into place
+            a task a table                      a task each                     one task
+
+A task is told all it needs, reads pinned tables and writes into a folder of its own. So one that is given to
+a second worker, because the first seemed dead, harms nothing, whichever of them ends. What a killed
+run leaves the next writer clears.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from pipeline.config import IndexConfig
+from pipeline.durable import commit_point, fsync_file, storage_errors
+from pipeline.errors import IntegrityError
+from pipeline.index.allocator import returning_freed_memory
+from pipeline.index.faiss_build import Codebook, train_codebook
+from pipeline.index.faiss_kinds import choose_kind
+from pipeline.index.position_files import require_unique_ids
+from pipeline.index.segments.merge import merge_segments
+from pipeline.index.segments.segment import open_segment
+from pipeline.index.segments.writer import SegmentWriter
+from pipeline.index.stored_rows import StoredRows
+from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
+from pipeline.manifest import FileRecord, SegmentRecord, record_file
+from pipeline.types import silent_progress
+
+PART_CHUNKS: Final = 65_536
+"""Chunks of a part: some five seconds of a core. Fewer would cost more than they save."""
+MAX_PARTS: Final = 64
+PARTS_FOLDER: Final = ".parts.tmp"
+"""Beside the folder of the generation; a name that :func:`pipeline.durable.clear_temporary` clears."""
+
+PART_COMMIT_POINTS: Final = ("codebooks-trained", "parts-written", "parts-joined")
+"""Steps of a segment written in parts, which take the place of those of the files of one."""
+
+
+class Task(Protocol):
+    """A piece of work for another process: pickled with all it needs, run there, its answer pickled back.
+
+    ``num_rows`` says how much it is, next to others.
+    """
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of tables that it reads."""
+        ...
+
+    def run(self) -> Any:
+        """Do it; a second time does no harm."""
+        ...
+
+
+RunTasks = Callable[[Sequence[Task], Path], Sequence[Any]]
+"""Run tasks in other processes and return their answers in order.
+
+The folder lies on the file system that the tasks work on: a process that does not see it can run none.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenFiles:
+    """The files of a segment in a folder of their own, each with its hash."""
+
+    folder: Path
+    record: SegmentRecord
+    files: Mapping[str, FileRecord]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainCodebook:
+    """Trains the codebook of a table on a sample of its rows."""
+
+    rows: StoredRows
+    table: str
+    num_rows: int
+    config: IndexConfig
+
+    @returning_freed_memory()
+    def run(self) -> Codebook | None:
+        """Return the codebook, None where vectors are kept as they are."""
+        vectors = partial(self.rows.vectors, self.table)
+        return train_codebook(vectors, self.num_rows, self.rows.tables.vector_dim, self.config)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WritePart:
+    """Writes a span of rows as a segment, in a new folder below the writer's."""
+
+    writer: SegmentWriter
+    rows: StoredRows
+    num_rows: int
+
+    @returning_freed_memory()
+    def run(self) -> WrittenFiles:
+        """Write it; hashes are left out, as no manifest names a part."""
+        with storage_errors("writing a part of a segment"):
+            folder = _new_folder(self.writer.folder)
+            record = replace(self.writer, folder=folder).write("", self.rows)
+            return WrittenFiles(folder=folder, record=record, files={})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinParts:
+    """Joins parts to a segment whose files begin with ``name``, in a new folder below ``folder``."""
+
+    folder: Path
+    name: str
+    parts: Sequence[WrittenFiles]
+    codebooks: Mapping[str, Codebook | None]
+    num_rows: int
+
+    @returning_freed_memory()
+    def run(self) -> WrittenFiles:
+        """Write, flush and hash the files."""
+        with storage_errors("joining the parts of a segment"):
+            folder = _new_folder(self.folder)
+            segments = [
+                open_segment(part.folder, part.record, {path.name for path in part.folder.iterdir()})
+                for part in self.parts
+            ]
+            require_unique_ids([segment.rows.documents.column("doc_id") for segment in segments])
+            record = merge_segments(segments, self.name, folder, self.codebooks)
+            files: dict[str, FileRecord] = {}
+            for path in sorted(folder.iterdir()):
+                fsync_file(path)
+                files[path.name] = record_file(path)
+            return WrittenFiles(folder=folder, record=record, files=files)
+
+
+def num_parts(num_chunks: int) -> int:
+    """Return how many parts so many chunks are worth; one is not worth a task."""
+    return min(num_chunks // PART_CHUNKS, MAX_PARTS)
+
+
+def write_in_parts(
+    writer: SegmentWriter, name: str, rows: StoredRows, counts: Mapping[str, int], run_tasks: RunTasks
+) -> WrittenFiles:
+    """Write a segment of ``counts`` rows of each table as :meth:`SegmentWriter.write` does, by tasks.
+
+    Its files are moved into the writer's folder. Codes are those of one process, but for a vector that is as
+    near to two centroids, to the last bit.
+    """
+    folder = writer.folder.with_name(PARTS_FOLDER)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    writer.progress("index", 0, 5, "files")
+    try:
+        codebooks = _with_trained(writer, rows, counts, run_tasks, folder)
+        commit_point("codebooks-trained")
+        writer.progress("index", 1, 5, "files")
+        told = replace(writer, folder=folder, codebooks=codebooks, progress=silent_progress)
+        parts = run_tasks(
+            [
+                WritePart(writer=told, rows=replace(rows, spans=span), num_rows=_length(span[CHUNKS]))
+                for span in cut_between_documents(rows, counts[CHUNKS], num_parts(counts[CHUNKS]))
+            ],
+            folder,
+        )
+        commit_point("parts-written")
+        writer.progress("index", 4, 5, "files")
+        join = JoinParts(folder=folder, name=name, parts=parts, codebooks=codebooks, num_rows=counts[CHUNKS])
+        joined: WrittenFiles = run_tasks([join], folder)[0]
+        for file in joined.files:
+            (joined.folder / file).rename(writer.folder / file)
+    finally:
+        # A worker given up for dead may still write there; what it leaves is the next writer's to clear.
+        shutil.rmtree(folder, ignore_errors=True)
+    commit_point("parts-joined")
+    indexes = {
+        # A part does not know how many vectors there are in all, which is why they are kept as they are.
+        table: index if codebooks[table] else {**index, "why": choose_kind(counts[table], writer.config)[1]}
+        for table, index in joined.record.indexes.items()
+    }
+    return replace(joined, folder=writer.folder, record=replace(joined.record, indexes=indexes))
+
+
+def cut_between_documents(rows: StoredRows, num_chunks: int, parts: int) -> list[dict[str, slice]]:
+    """Cut rows into at most so many spans of about as many chunks each, no document in two of them."""
+    aims = [num_chunks * part // parts for part in range(1, parts)]
+    bounds = [(0, 0)]
+    documents = chunks = 0
+    for batch in rows.scan(DOCUMENTS, ["num_chunks"]):
+        ends = chunks + np.cumsum(batch.column("num_chunks").to_numpy(), dtype=np.int64)
+        while aims and len(ends) and aims[0] <= ends[-1]:
+            place = int(np.searchsorted(ends, aims.pop(0)))
+            bounds.append((documents + place + 1, int(ends[place])))
+        documents += len(ends)
+        chunks = int(ends[-1]) if len(ends) else chunks
+    if chunks != num_chunks:
+        raise IntegrityError(
+            f"table `chunks` must hold {chunks} rows, as the documents say, got {num_chunks}; run the same "
+            "ingest again, nothing was published"
+        )
+    bounds = list(dict.fromkeys([*bounds, (documents, chunks)]))
+    return [
+        {DOCUMENTS: slice(begin[0], end[0]), CHUNKS: slice(begin[1], end[1])}
+        for begin, end in pairwise(bounds)
+    ]
+
+
+def _with_trained(
+    writer: SegmentWriter,
+    rows: StoredRows,
+    counts: Mapping[str, int],
+    run_tasks: RunTasks,
+    folder: Path,
+) -> dict[str, Codebook | None]:
+    """Return the codebooks of the tables, those trained that are due."""
+    missing = [table for table in TABLES if writer.codebooks[table] is None]
+    tasks = [
+        TrainCodebook(rows=rows, table=table, num_rows=counts[table], config=writer.config)
+        for table in missing
+    ]
+    return {**writer.codebooks, **dict(zip(missing, run_tasks(tasks, folder), strict=True))}
+
+
+def _new_folder(below: Path) -> Path:
+    folder = below / uuid.uuid4().hex
+    folder.mkdir()
+    return folder
+
+
+def _length(span: slice) -> int:
+    return span.stop - span.start

@@ -1,0 +1,107 @@
+"""Workers of a cluster write segments: one that dies costs its task, and the files stay the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.ray_cluster.runtime import RayConnection
+from jobs.ray_cluster.tasks import TaskPool
+from pipeline import durable
+from pipeline.config import IndexConfig
+from pipeline.index.generation import open_generation
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.maintenance import verify_collection
+from pipeline.index.segments import parts
+from pipeline.index.segments.parts import Task
+from tests.index import stones
+
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
+
+IDS = stones.document_ids(300)
+
+
+@dataclass(frozen=True)
+class Dying:
+    """A task whose first worker dies at a commit point of its own, or when it is done, before it answers."""
+
+    task: Task
+    alive: Path
+    point: str
+
+    @property
+    def num_rows(self) -> int:
+        return self.task.num_rows
+
+    def run(self) -> Any:
+        if self.alive.exists():
+            self.alive.unlink()
+            durable.observe_commit_points(self.die)
+            self.task.run()
+            self.die(self.point)
+        return self.task.run()
+
+    def die(self, point: str) -> None:
+        if point == self.point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture
+def tasks(ray_cluster: Any) -> Iterator[TaskPool]:
+    with closing(RayConnection(ray_cluster.address)) as connection:
+        connection.ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        with closing(TaskPool(connection.ray, 2, 1)) as pool:
+            yield pool
+        connection.ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART_CHUNKS", 100)
+
+
+def publish(layout: CollectionLayout, run_tasks: Callable[..., Any] | None) -> None:
+    config = IndexConfig(index_kind="ivf_sq8")
+    stones.publish_documents(layout, IDS, config=config, with_tokens=True, run_tasks=run_tasks)
+
+
+def hashes(layout: CollectionLayout) -> dict[str, str]:
+    files = open_generation(layout).manifest.files
+    return {name: record.sha256 for name, record in files.items() if name != "lance_files.json"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "point"),
+    [
+        ("TrainCodebook", "done"),
+        ("WritePart", "passages-written"),
+        ("WritePart", "done"),
+        ("JoinParts", "done"),
+    ],
+)
+def test_task_whose_worker_is_killed_is_done_by_another(
+    tmp_path: Path, tasks: TaskPool, kind: str, point: str
+) -> None:
+    alive = tmp_path / "alive"
+    alive.touch()
+
+    def run(asked: Sequence[Task], folder: Path) -> list[Any]:
+        return tasks(
+            [Dying(task, alive, point) if type(task).__name__ == kind else task for task in asked], folder
+        )
+
+    disturbed, whole = (CollectionLayout(tmp_path / name, "stones") for name in ("disturbed", "whole"))
+    publish(disturbed, run)
+    publish(whole, None)
+    assert not alive.exists()
+    assert hashes(disturbed) == hashes(whole)
+    assert verify_collection(disturbed) == []
+    assert list(disturbed.generations_folder.glob(".*")) == []
