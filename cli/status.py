@@ -12,7 +12,7 @@ import click
 
 from cli.settings import json_option, root_option
 from cli.terminal import duration, size, table, thousands
-from pipeline.config import IngestConfig
+from pipeline.config import EncoderConfig, IngestConfig
 
 _SHOWN = frozenset({"model", "pooling", "attention", "landmark_interval", "use_context", "batch_tokens"})
 
@@ -43,6 +43,19 @@ def status(*, collection: str | None, root: str, as_json: bool) -> int:
     report = open_collection(collection, root=root).status()
     click.echo(json.dumps(report, default=str) if as_json else _describe(report))
     return 0
+
+
+def _use_of_context(encoder: dict[str, Any]) -> str:
+    """Say what the context does: an older collection has no ``whitening``."""
+    uses = [
+        use
+        for use, is_made in (
+            ("read by the encoder", encoder["use_context"]),
+            ("whitens its vectors", encoder.get("whitening")),
+        )
+        if is_made
+    ]
+    return " and ".join(uses) or "not read by the encoder"
 
 
 def _beyond_the_defaults(encoder: dict[str, Any]) -> str:
@@ -101,10 +114,7 @@ def _describe(report: dict[str, Any]) -> str:
         ("clusters", thousands(len(report["cluster_sizes"]))),
         (
             "context",
-            (
-                f"{thousands(context['documents'])} documents, "
-                f"{'read' if encoder['use_context'] else 'not read'} by the encoder"
-            ),
+            (f"{thousands(context['documents'])} documents, {_use_of_context(encoder)}"),
         ),
         (
             "drift",
@@ -118,7 +128,7 @@ def _describe(report: dict[str, Any]) -> str:
             (
                 f"re-contextualising (cairn plan) would encode {thousands(cost['documents'])} documents, "
                 f"about {duration(cost['seconds'])}"
-                if encoder["use_context"]
+                if EncoderConfig(**encoder).needs_context
                 else "no vector depends on the context"
             ),
         ),

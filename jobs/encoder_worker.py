@@ -33,6 +33,7 @@ from pipeline.cluster.queries import query_side
 from pipeline.cluster.store import Clusters
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet, build_context
+from pipeline.encode.context_vectors import with_vectors
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.encode.encoder_fit import require_context_fit, require_fit
 from pipeline.encode.shard_tables import shard_tables
@@ -106,10 +107,15 @@ class EncoderWorker:
         )
 
     def draw_context(self, sample: pa.Table, assignments_N: Int32[np.ndarray, " N"]) -> ContextSet:
-        """Draw the context from a clustered sample and embed it with the first stage."""
-        first_stage = self._loaded().first_stage
-        return build_context(
-            sample, assignments_N, self._config.context, first_stage.embed, first_stage.fingerprint
+        """Draw the context from a clustered sample and embed it, for whitening with the second stage, too."""
+        stages, config = self._loaded(), self._config
+        context = build_context(
+            sample, assignments_N, config.context, stages.first_stage.embed, stages.first_stage.fingerprint
+        )
+        return (
+            with_vectors(context, sample, config.encoder, stages.backbone)
+            if config.encoder.whitening
+            else context
         )
 
     def begin(self, view: CorpusView) -> Begun:

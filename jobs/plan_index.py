@@ -122,7 +122,7 @@ def _estimate(scan: Scan, config: IngestConfig, planned: Staged, published: Mani
     texts = _first_texts(scan, config, planned.passed_over)
     sample = _within(texts, SAMPLE_CHARACTERS // (CONTEXT_SHARE if config.encoder.use_context else 1))
     stages = load_stages(config)
-    encoder = DocumentEncoder(replace(config.encoder, use_context=False), backbone=stages.backbone)
+    encoder = DocumentEncoder(config.encoder.without_context, backbone=stages.backbone)
     tokens = int(encoder.encode(sample).num_tokens.sum())  # warms up, too
     tokens_a_character = tokens / max(1, sum(map(len, sample)))
     total = round(planned.characters * tokens_a_character)
@@ -146,7 +146,7 @@ def _estimate(scan: Scan, config: IngestConfig, planned: Staged, published: Mani
         # Only the shape of a context costs time: the sample's embeddings, repeated, stand in for those to be
         # drawn.
         stand_in = _context_of(np.resize(embeddings_SD, (num_context, embeddings_SD.shape[1])))
-        encoder = DocumentEncoder(config.encoder, stand_in, stages.backbone)
+        encoder = DocumentEncoder(replace(config.encoder, whitening=0.0), stand_in, stages.backbone)
     started = time.monotonic()
     encoder.encode(sample)
     return _Estimate(

@@ -24,7 +24,7 @@ from jobs.encode_corpus import encode_shards
 from jobs.engine import EngineConfig
 from jobs.run import Run, StageWatch, new_run_id, open_engine
 from jobs.write_index import commit_shards, publish
-from pipeline.config import IngestConfig
+from pipeline.config import EncoderConfig, IngestConfig
 from pipeline.context.drift import measure_drift
 from pipeline.corpus.source_record import carry_over
 from pipeline.corpus.staging import stage_stored
@@ -91,7 +91,7 @@ def plan_recontextualisation(root: str | Path, collection: str) -> Recontextuali
     status = collection_status(CollectionLayout(Path(root), collection))
     before, now = status["context"]["cluster_sizes"], status["cluster_sizes"]
     drift = measure_drift(before, now, status["context"]["collection_documents"])
-    reads_context = bool(status["encoder"]["use_context"])
+    reads_context = EncoderConfig(**status["encoder"]).needs_context
     speed = status["encode_tokens_per_second"]
     return RecontextualisationPlan(
         collection=collection,

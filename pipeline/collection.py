@@ -156,9 +156,9 @@ class Collection:
             "added_share": drift.added_share,
             "changed_clusters": list(drift.changed_clusters),
         }
-        # Vectors of an encoder that reads no context stand in none.
+        # Where no vector depends on the context, nothing is encoded again.
         tokens, speed = (
-            (manifest.tokens if status["encoder"]["use_context"] else 0),
+            (manifest.tokens if EncoderConfig(**status["encoder"]).needs_context else 0),
             manifest.encode_tokens_per_second,
         )
         status["context"]["recontextualisation"] = {
@@ -191,7 +191,7 @@ def load_query_encoder(generation: Generation) -> TextEncoder:
             f"{error}; where the model was moved, ingest again with `--model FOLDER`"
         ) from error
     with generation.layout.naming_damage():
-        context = ContextSet.read(generation.side_file(CONTEXT_ARROW)) if config.use_context else None
+        context = ContextSet.read(generation.side_file(CONTEXT_ARROW)) if config.needs_context else None
     encoder = TextEncoder(config, context)
     try:
         require_encoder(generation, encoder)

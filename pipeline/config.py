@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any, Final, Literal
@@ -53,6 +53,9 @@ MACHINE_SETTINGS: Final = frozenset({"model", "precision", "backend", "batch_tok
 
 No folder brings them, and no fingerprint has them. All others move vectors, and are in both.
 """
+
+WITHOUT_CONTEXT: Final = {"use_context": False, "whitening": 0.0}
+"""The encoder's settings under which no vector depends on a context."""
 
 _SEED: Final = About(low=-MAX_SEED - 1, high=MAX_SEED)
 
@@ -131,7 +134,8 @@ class EncoderConfig:
     was trained. ``temperature_by_length`` holds for rows (with attention landmark: windows) of at least so
     many tokens; shorter ones keep ``temperature``. ``causal`` keeps a decoder's causal mask; False lets every
     token see the whole row (NV-Embed §3.1). Prefixes are read and not pooled, unless ``pool_prefix`` takes
-    them into the mean, as models trained by Sentence-Transformers expect.
+    them into the mean, as models trained by Sentence-Transformers expect. ``whitening`` is the exponent of
+    :class:`pipeline.context.whitening.Whitening`, whose sample the context brings.
     """
 
     model: str = option(
@@ -214,9 +218,28 @@ class EncoderConfig:
             off_flag="--no-context",
         ),
     )
+    whitening: float = option(
+        0.0,
+        About(
+            "Even out vectors along the context's principal axes: 0 not at all, 1 wholly.",
+            low=0,
+            high=1,
+            default_text="as the model says, else 0",
+        ),
+    )
     precision: Precision = option("auto", About("Arithmetic of the encoder; int8 needs --backend openvino."))
     backend: Backend = option("torch", About("What runs the encoder; openvino is an extra."))
     batch_tokens: int = option(1_024, About(low=1))
+
+    @property
+    def needs_context(self) -> bool:
+        """Whether any vector depends on the context."""
+        return self.use_context or self.whitening > 0
+
+    @property
+    def without_context(self) -> EncoderConfig:
+        """Return the same settings without a context."""
+        return replace(self, **WITHOUT_CONTEXT)
 
     @property
     def longest_chunk_tokens(self) -> int:

@@ -11,7 +11,7 @@ before anything is written.
 
 Where the model has a landmark mixer, chunks are encoded each by itself and the mixer gives them their
 document, its title and the context; where it has none, only ``text`` is encoded and the context is the
-transformer's.
+transformer's. Vectors are whitened last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from jaxtyping import Float32, Int32, Int64
 
 from pipeline.config import MACHINE_SETTINGS, EncoderConfig
 from pipeline.context.store import ContextSet
-from pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context
+from pipeline.context.whitening import Whitening
+from pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context, whitening_of
 from pipeline.encode.prefixes import Prefix, tokenize_after
 from pipeline.encode.sentences import rank_sentences
 from pipeline.encode.token_rows import TokenKeeper, TokenRows, keep_codes, keep_states
@@ -118,6 +119,7 @@ class DocumentEncoder:
         self._context_CD, self._mixed_context_CD = (
             (context_CD, None) if self._mixer is None else (None, context_CD)
         )
+        self._whitening: Whitening | None = whitening_of(config, context, self.vector_dim)
         self._landmarks = (
             LandmarkReader(self.backbone, self._context_CD) if config.attention == "landmark" else None
         )
@@ -125,7 +127,7 @@ class DocumentEncoder:
             kind="encoder",
             format=ENCODER_FORMAT_VERSION,
             weights=self.backbone.weights_fingerprint,
-            context=context.fingerprint if config.use_context and context is not None else None,
+            context=context.fingerprint if config.needs_context and context is not None else None,
             **_hashed_settings(config),
             **({"landmark_gates": self._landmarks.fingerprint} if self._landmarks else {}),
             **({"landmark_mixer": MIXING_VERSION} if self._mixer else {}),
@@ -155,12 +157,16 @@ class DocumentEncoder:
         if titles is not None and (self._mixer is not None or self.token_projection is not None):
             title_ND, title_tokens = self._encode_titles(titles)
         encoded = replace(encoded, title_tokens=title_tokens)
-        if self._mixer is None:
+        if self._mixer is None and self._whitening is None:
             return encoded
-        mixed_MD = mix_documents(
-            self._mixer, encoded.chunk_vectors_MV, encoded.chunk_offsets, title_ND, self._mixed_context_CD
-        )
-        chunk_vectors_MV = first_dims(mixed_MD, self.vector_dim)
+        chunk_vectors_MV = encoded.chunk_vectors_MV
+        if self._mixer is not None:
+            mixed_MD = mix_documents(
+                self._mixer, chunk_vectors_MV, encoded.chunk_offsets, title_ND, self._mixed_context_CD
+            )
+            chunk_vectors_MV = first_dims(mixed_MD, self.vector_dim)
+        if self._whitening is not None:
+            chunk_vectors_MV = self._whitening.apply(chunk_vectors_MV)
         documents_NV = _document_vectors(chunk_vectors_MV, encoded.chunk_offsets, "document")
         return replace(encoded, chunk_vectors_MV=chunk_vectors_MV, document_vectors_NV=documents_NV)
 
@@ -202,11 +208,11 @@ class DocumentEncoder:
             return self._encode(texts, self._query_prefix, *temperatures, None, "query", keeper)
 
     def _query_vectors(self, encoded: EncodedDocuments) -> Float32[np.ndarray, "Q V"]:
-        if self._mixer is None:
-            return encoded.document_vectors_NV
-        return first_dims(
-            mix_queries(self._mixer, encoded.document_vectors_NV, self._mixed_context_CD), self.vector_dim
-        )
+        vectors_QV = encoded.document_vectors_NV
+        if self._mixer is not None:
+            mixed_QD = mix_queries(self._mixer, vectors_QV, self._mixed_context_CD)
+            vectors_QV = first_dims(mixed_QD, self.vector_dim)
+        return vectors_QV if self._whitening is None else self._whitening.apply(vectors_QV)
 
     def _code_keeper(self, num_M: Int64[np.ndarray, " M"]) -> TokenKeeper | None:
         return None if self.token_projection is None else keep_codes(num_M, self.token_projection)

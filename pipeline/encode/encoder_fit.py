@@ -9,6 +9,7 @@ from jaxtyping import Float32
 
 from pipeline.config import EncoderConfig, IngestConfig
 from pipeline.context.store import ContextSet
+from pipeline.context.whitening import Whitening
 from pipeline.encode.prefixes import Prefix
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.engine.backbone import Backbone
@@ -91,6 +92,26 @@ def prefixes_of(config: EncoderConfig, backbone: Backbone) -> tuple[Prefix, Pref
     return Prefix.of(config.document_prefix, backbone.tokenizer), Prefix.of(
         config.query_prefix, backbone.tokenizer
     )
+
+
+def whitening_of(config: EncoderConfig, context: ContextSet | None, vector_dim: int) -> Whitening | None:
+    """Return the map that the context's sample gives, None without ``whitening``.
+
+    Raise :class:`ConfigError` for a context that has no sample of this width.
+    """
+    if not config.whitening:
+        return None
+    if context is None or context.vectors_CV is None:
+        raise ConfigError(
+            "whitening must come with a context that holds vectors of the encoder, got none; draw one with "
+            "these settings, or set whitening to 0"
+        )
+    if context.vectors_CV.shape[1] != vector_dim:
+        raise ConfigError(
+            f"whitening must have a context of vectors of {vector_dim} numbers, got "
+            f"{context.vectors_CV.shape[1]}; draw it again with these settings"
+        )
+    return Whitening.of(context.vectors_CV, config.whitening)
 
 
 def usable_context(

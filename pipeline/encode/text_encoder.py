@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from pipeline.config import DEFAULT_MODEL, EncoderConfig
+from pipeline.config import DEFAULT_MODEL, WITHOUT_CONTEXT, EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.corpus.tokenization import tokenize
 from pipeline.encode.documents import DocumentEncoder, EncodedDocuments
@@ -147,5 +147,7 @@ def load_encoder(
     Without a ``context`` none is read, whatever the folder brings.
     """
     config = encoder_config({"model": str(model), **settings})
-    reads_none = context is None and "use_context" not in settings
-    return TextEncoder(replace(config, use_context=False) if reads_none else config, context, saved_as=config)
+    if context is not None:
+        return TextEncoder(config, context)
+    unread = {name: value for name, value in WITHOUT_CONTEXT.items() if name not in settings}
+    return TextEncoder(replace(config, **unread), saved_as=config)

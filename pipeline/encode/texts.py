@@ -1,15 +1,21 @@
-"""What callers in Python hand to an encoder: a list of valid texts, refused in one sentence where it is not.
+"""Texts on their way to an encoder: checks of what callers in Python hand over, and the heads of long texts.
 
-A corpus is checked row by row long before it is encoded; these checks are for direct calls of an encoder.
+A corpus is checked row by row long before it is encoded; the checks are for direct calls of an encoder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from tokenizers import Tokenizer
 
 from pipeline.config import is_encodable
+from pipeline.corpus.tokenization import tokenize
 from pipeline.errors import ConfigError
+
+CHARACTERS_PER_TOKEN: Final = 32
+"""How much of a text is tokenised at first for each token wanted of its head."""
 
 
 def require_texts(texts: Any, what: str) -> None:
@@ -37,6 +43,19 @@ def require_queries(texts: Any) -> None:
             raise ConfigError(
                 f"a query must hold text, got an empty one at position {index}; write what to look for"
             )
+
+
+def first_tokens(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> list[str]:
+    """Cut every text after its first ``max_tokens`` tokens."""
+    heads: list[str] = []
+    for text in texts:
+        head = text[: CHARACTERS_PER_TOKEN * max_tokens]
+        tokens = tokenize(tokenizer, [head])
+        if len(tokens.ids) < max_tokens and len(head) < len(text):
+            head = text
+            tokens = tokenize(tokenizer, [head])
+        heads.append(head[: int(tokens.end_char[max_tokens - 1])] if len(tokens.ids) > max_tokens else head)
+    return heads
 
 
 def _shown(value: object) -> str:

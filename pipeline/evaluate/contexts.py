@@ -19,6 +19,7 @@ from pipeline.cluster.asymmetric_kmeans import train_clusters
 from pipeline.cluster.queries import query_side
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig
 from pipeline.context.store import ContextSet, build_context
+from pipeline.encode.context_vectors import with_vectors
 from pipeline.evaluate.retrieval_set import RetrievalSet
 from pipeline.model.context_encoder import ContextEncoder
 from pipeline.model.engine.backbone import Backbone
@@ -43,7 +44,9 @@ def corpus_context(
         surrogate_fingerprint=embedder.fingerprint,
         surrogate_state=state.to_arrays(),
     )
-    return _build(judged.doc_ids, texts, assign(clusters, phi_NV, psi_NV), config, backbone, encoder)
+    return _build(
+        judged.doc_ids, judged.titles, texts, assign(clusters, phi_NV, psi_NV), config, backbone, encoder
+    )
 
 
 def random_context(
@@ -56,6 +59,7 @@ def random_context(
     texts = [backbone.tokenizer.decode(row, skip_special_tokens=True) for row in ids]
     return _build(
         [f"random-{number}" for number in range(num_documents)],
+        [""] * num_documents,
         texts,
         np.zeros(num_documents, np.int32),
         config,
@@ -66,6 +70,7 @@ def random_context(
 
 def _build(
     doc_ids: Sequence[str],
+    titles: Sequence[str],
     texts: Sequence[str],
     assignments_N: np.ndarray,
     config: ContextConfig,
@@ -76,8 +81,10 @@ def _build(
     sample = pa.table(
         {
             "doc_id": pa.array(doc_ids, pa.string()),
+            "title": pa.array(titles, pa.large_string()),
             "text": pa.array(texts, pa.large_string()),
             "content_sha256": [hashlib.sha256(text.encode()).hexdigest() for text in texts],
         }
     )
-    return build_context(sample, assignments_N, config, first_stage.embed, first_stage.fingerprint)
+    context = build_context(sample, assignments_N, config, first_stage.embed, first_stage.fingerprint)
+    return with_vectors(context, sample, encoder, backbone) if encoder.whitening else context

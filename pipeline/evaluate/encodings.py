@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt8
@@ -22,6 +22,7 @@ from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.corpus.tokenization import tokenize
 from pipeline.encode.documents import DocumentEncoder, EncodedDocuments
+from pipeline.encode.texts import first_tokens
 from pipeline.evaluate.contexts import corpus_context, random_context
 from pipeline.evaluate.retrieval_set import RetrievalSet
 from pipeline.model.backbone_loader import load_backbone, token_projection_of
@@ -32,16 +33,13 @@ from pipeline.types import ProgressListener
 
 ContextKind = Literal["none", "random", "corpus"]
 
-CHARACTERS_PER_TOKEN: Final = 32
-"""How much of a text is tokenised at first for each token wanted of its head."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoding:
     """How a corpus is encoded; two equal ones are encoded once.
 
-    ``context`` says what ``encoder.use_context`` is, whatever stands there. ``stride_tokens`` divides the
-    encoder's landmark interval; None: chunks do not overlap.
+    ``context`` says whose the context is that the encoder's settings ask for, ``none`` where they ask for
+    none. ``stride_tokens`` divides the encoder's landmark interval; None: chunks do not overlap.
     """
 
     encoder: EncoderConfig
@@ -49,6 +47,11 @@ class Encoding:
     has_titles: bool = False
     max_document_tokens: int | None = None
     stride_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        assert self.encoder.needs_context == (self.context != "none"), (
+            "a context goes with settings that use it"
+        )
 
     @property
     def has_pieces(self) -> bool:
@@ -121,7 +124,7 @@ def build_encoder(
 
     ``backbone`` saves loading the encoding's own once more.
     """
-    config = replace(encoding.encoder, use_context=encoding.context != "none")
+    config = encoding.encoder
     backbone = backbone or load_backbone(config)
     started = time.monotonic()
     context = _context(judged, encoding.context, context_config, backbone, config)
@@ -159,7 +162,7 @@ def encode_documents(
     texts = (
         judged.texts
         if encoding.max_document_tokens is None
-        else _heads(encoder.backbone, judged.texts, encoding.max_document_tokens)
+        else first_tokens(encoder.backbone.tokenizer, judged.texts, encoding.max_document_tokens)
     )
     codes: dict[str, Any] = {}
     if encoding.has_pieces:
@@ -221,19 +224,6 @@ def _context(
     if kind == "none":
         return None
     return (corpus_context if kind == "corpus" else random_context)(judged, context_config, backbone, encoder)
-
-
-def _heads(backbone: Backbone, texts: Sequence[str], max_tokens: int) -> list[str]:
-    """Cut every text after its first ``max_tokens`` tokens."""
-    heads: list[str] = []
-    for text in texts:
-        head = text[: CHARACTERS_PER_TOKEN * max_tokens]
-        tokens = tokenize(backbone.tokenizer, [head])
-        if len(tokens.ids) < max_tokens and len(head) < len(text):
-            head = text
-            tokens = tokenize(backbone.tokenizer, [head])
-        heads.append(head[: int(tokens.end_char[max_tokens - 1])] if len(tokens.ids) > max_tokens else head)
-    return heads
 
 
 def piece_texts(

@@ -19,7 +19,7 @@ without prefix or context.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -80,7 +80,7 @@ def measure_length_collapse(
 
     Sigma_a on the first ``max_spectra`` of a length's pieces.
     """
-    backbone = load_backbone(replace(config, use_context=False))
+    backbone = load_backbone(config.without_context)
     generator = np.random.default_rng(seed)
     drawn = generator.permutation(len(texts))[:MAX_DOCUMENTS]
     tokens = tokenize(backbone.tokenizer, [texts[int(index)] for index in drawn])

@@ -12,7 +12,7 @@ not imported here but where it asks for its own type: everything else it hands o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -148,9 +148,7 @@ class MtebModel:
                 "context none"
             )
         if self._plain is None:
-            self._plain = DocumentEncoder(
-                replace(self.system.encoding.encoder, use_context=False), None, self._backbone
-            )
+            self._plain = DocumentEncoder(self.system.encoding.encoder, None, self._backbone)
         texts = [text for batch in inputs for text in batch["text"]]
         # A plain string or MTEB's enumeration, whose values are strings.
         is_query = getattr(prompt_type, "value", prompt_type) == "query"

@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 
+from pipeline.context.whitening import Whitening
 from pipeline.evaluate.encodings import EncodedSet
 from pipeline.evaluate.evidence import BUDGETS
 from pipeline.evaluate.lexical import LexicalHits
@@ -26,10 +27,12 @@ from pipeline.evaluate.measures import RUN_DEPTH, RankedDocuments, id_ranks
 from pipeline.evaluate.passages import Passages, best_passages, overlapping_passages
 from pipeline.evaluate.ranking import BLOCK_QUERIES, NUM_CANDIDATES, RRF_K, Answer
 from pipeline.evaluate.systems import Ranking, System
-from pipeline.evaluate.whitening import SAMPLE, soft_whitening, whiten
 
 MAX_SIM_PIECES: Final = 50
 """Best pieces of a query that MaxSim judges."""
+
+WHITENING_SAMPLE: Final = 512
+"""Pieces that the axes of whitening are taken from, as many as a stored context has by default."""
 
 MaxSimOf = Callable[[Int64[np.ndarray, "Q K"]], Float32[np.ndarray, "Q K"]]
 """From pieces of every query to their MaxSim."""
@@ -81,9 +84,9 @@ class PieceRanker:
         """Yield the scores of all pieces, query by query; minus infinity where a piece is no candidate."""
         chunk_MV, query_QV = self._encoded.chunk_vectors_MV, self._encoded.query_vectors_QV
         if ranking == "whitened":
-            chunks = np.linspace(0, len(chunk_MV) - 1, min(len(chunk_MV), SAMPLE)).astype(np.int64)
-            mean_V, matrix_VV = soft_whitening(chunk_MV[chunks])
-            chunk_MV, query_QV = (whiten(side, mean_V, matrix_VV) for side in (chunk_MV, query_QV))
+            chunks = np.linspace(0, len(chunk_MV) - 1, min(len(chunk_MV), WHITENING_SAMPLE)).astype(np.int64)
+            whitening = Whitening.of(chunk_MV[chunks])
+            chunk_MV, query_QV = whitening.apply(chunk_MV), whitening.apply(query_QV)
         for start in range(0, len(query_QV), BLOCK_QUERIES):
             for offset, cosine_M in enumerate(query_QV[start : start + BLOCK_QUERIES] @ chunk_MV.T):
                 yield self._score(ranking, start + offset, cosine_M)

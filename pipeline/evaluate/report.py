@@ -212,7 +212,7 @@ def ingest_flags(system: System) -> str:
         "model": DEFAULT_MODEL,
         "window_tokens": of_folder.get("window_tokens", WINDOW_TOKENS[config.attention]),
     }
-    wanted = {**asdict(config), "use_context": system.encoding.context == "corpus"}
+    wanted = asdict(config)
     return " ".join(
         _flag(option, wanted[name])
         for name, option in options_of(EncoderConfig).items()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, get_args
 
-from pipeline.config import WINDOW_TOKENS, EncoderConfig
+from pipeline.config import WINDOW_TOKENS, WITHOUT_CONTEXT, EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.evaluate.encodings import ContextKind, Encoding
 from pipeline.model.backbone_loader import brings_projection
@@ -157,7 +157,7 @@ def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int
         pooling=base.pooling if base.pooling in PUBLISHED_POOLINGS else "mean",
         attention="chunk",
         landmarks="fixed",
-        use_context=False,
+        **WITHOUT_CONTEXT,
         whole_text_tokens=0,
         temperature=1.0,
         query_temperature=None,
@@ -214,7 +214,8 @@ def our_systems(
         System(
             name=f"{encoder}/{context}/{ranking}",
             encoding=Encoding(
-                encoder=varied(base, max_positions, use_context=False, **ENCODERS[encoder]), context=context
+                encoder=varied(base, max_positions, **_reading(context, base), **ENCODERS[encoder]),
+                context=context,
             ),
             ranking=ranking,
             window_chunks=window,
@@ -225,14 +226,19 @@ def our_systems(
     ]
 
 
+def _reading(context: ContextKind, base: EncoderConfig) -> dict[str, Any]:
+    if context == "none":
+        return WITHOUT_CONTEXT
+    return {"use_context": True, "whitening": base.whitening}
+
+
 def configured_systems(base: EncoderConfig) -> list[System]:
     """Return the ways to rank with the base configuration exactly as it is.
 
     What an ingest with these settings gives: with token vectors where the model brings a projection.
     """
-    context: ContextKind = "corpus" if base.use_context else "none"
     window = default_window(base.landmark_interval)
-    encoding = Encoding(encoder=replace(base, use_context=False), context=context)
+    encoding = Encoding(encoder=base, context="corpus" if base.needs_context else "none")
     return [
         System(name=f"cairn/{ranking}", encoding=encoding, ranking=ranking, window_chunks=window)
         for ranking in (*OUR_RANKINGS, *(get_args(LateRanking) if brings_projection(base) else ()))

@@ -317,7 +317,7 @@ class CollectionReply(Reply):
         default=None,
         description="Documents of the stored context; null where the key sees a part of the documents only.",
     )
-    uses_context: bool = Field(description="Whether the encoder reads the context.")
+    uses_context: bool = Field(description="Whether vectors depend on the context.")
     reranks: bool = Field(
         description="Whether the server has a cross-encoder, so that a search may say `rerank`."
     )

@@ -32,6 +32,22 @@ def test_context_read_back_is_bit_equal(tmp_path: Path) -> None:
     assert back.fingerprint == context().fingerprint
 
 
+def test_vectors_of_the_second_stage_are_read_back_and_enter_the_fingerprint(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(2).standard_normal((3, 7)).astype(np.float32)
+    whitening = context(vectors_CV=vectors)
+    whitening.write(tmp_path / "context.arrow")
+    back = ContextSet.read(tmp_path / "context.arrow")
+    assert back.vectors_CV is not None
+    assert back.vectors_CV.tobytes() == vectors.tobytes()
+    assert len({each.fingerprint for each in (context(), whitening, context(vectors_CV=-vectors))}) == 3
+
+
+@pytest.mark.parametrize("vectors", [np.zeros((2, 7), np.float32), np.full((3, 7), np.nan, np.float32)])
+def test_vectors_of_the_second_stage_must_be_finite_and_one_a_document(vectors: np.ndarray) -> None:
+    with pytest.raises(ModelError, match="vector"):
+        context(vectors_CV=vectors)
+
+
 def test_context_written_twice_has_equal_bytes(tmp_path: Path) -> None:
     context().write(tmp_path / "a.arrow")
     ContextSet.read(tmp_path / "a.arrow").write(tmp_path / "b.arrow")

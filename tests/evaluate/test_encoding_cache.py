@@ -40,6 +40,7 @@ def test_name_differs_where_a_vector_may(tmp_path, judged, write, tiny_config):
         return cache_file(tmp_path, a_set, encoding, encoder).name
 
     plain = Encoding(encoder=tiny_config)
+    reading = replace(tiny_config, use_context=True)
     fewer = sample_set(judged, max_queries=2, max_documents=None, seed=0)
     retitled = read_retrieval_set(
         write(tmp_path / "other", [{**row, "title": "x"} for row in corpus_of(judged)])
@@ -49,8 +50,9 @@ def test_name_differs_where_a_vector_may(tmp_path, judged, write, tiny_config):
         name(judged, replace(plain, has_titles=True)),
         name(retitled, replace(plain, has_titles=True)),
         name(judged, replace(plain, max_document_tokens=9)),
-        name(judged, replace(plain, context="corpus")),
-        name(judged, replace(plain, context="random")),
+        name(judged, Encoding(encoder=reading, context="corpus")),
+        name(judged, Encoding(encoder=reading, context="random")),
+        name(judged, Encoding(encoder=replace(reading, whitening=0.3), context="corpus")),
         name(judged, replace(plain, encoder=replace(tiny_config, temperature=0.9))),
         name(judged, replace(plain, encoder=replace(tiny_config, precision="bf16"))),
         name(fewer, plain),

@@ -80,9 +80,12 @@ def test_cut_document_has_one_chunk_of_its_first_tokens(judged, tiny_config):
     assert encoded.tokens == 33
 
 
-def test_contexts_move_vectors_each_in_its_own_way(judged, tiny_config):
-    none, random, corpus = (
-        encode(judged, Encoding(encoder=tiny_config, context=kind)) for kind in ("none", "random", "corpus")
+@pytest.mark.parametrize("setting", [{"use_context": True}, {"whitening": 0.3}], ids=str)
+def test_contexts_move_vectors_each_in_its_own_way(judged, tiny_config, setting):
+    reading = replace(tiny_config, **setting)
+    none = encode(judged, Encoding(encoder=tiny_config))
+    random, corpus = (
+        encode(judged, Encoding(encoder=reading, context=kind)) for kind in ("random", "corpus")
     )
 
     assert not np.allclose(none.document_vectors_NV, random.document_vectors_NV)
@@ -93,6 +96,7 @@ def test_contexts_move_vectors_each_in_its_own_way(judged, tiny_config):
 
 @pytest.mark.parametrize("kind", ["random", "corpus"])
 def test_context_with_one_seed_gives_one_encoding(judged, tiny_config, kind):
-    first, second = (encode(judged, Encoding(encoder=tiny_config, context=kind)) for _ in range(2))
+    reading = replace(tiny_config, use_context=True, whitening=0.3)
+    first, second = (encode(judged, Encoding(encoder=reading, context=kind)) for _ in range(2))
 
     assert np.array_equal(first.document_vectors_NV, second.document_vectors_NV)

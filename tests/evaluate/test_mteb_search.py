@@ -13,6 +13,7 @@ from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError
 from pipeline.evaluate.bench import run_bench
+from pipeline.evaluate.encodings import Encoding
 from pipeline.evaluate.measures import MRR, NDCG
 from pipeline.evaluate.mteb_search import MtebModel
 from pipeline.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
@@ -120,7 +121,10 @@ def test_revision_differs_where_vectors_may(tiny_config):
     others = [
         replace(plain, ranking="chunk"),
         replace(plain, encoding=replace(plain.encoding, encoder=replace(tiny_config, temperature=0.9))),
-        replace(plain, encoding=replace(plain.encoding, context="corpus")),
+        replace(
+            plain,
+            encoding=Encoding(encoder=replace(plain.encoding.encoder, use_context=True), context="corpus"),
+        ),
     ]
     revisions = [MtebModel(system).mteb_model_meta.revision for system in (plain, *others)]
 

@@ -76,9 +76,10 @@ def test_our_passages_are_windows_of_128_tokens(interval, window):
 
 
 def test_configured_systems_take_the_configuration_as_it_is():
-    systems = configured_systems(EncoderConfig(use_context=True))
+    base = EncoderConfig(whitening=0.3)
+    systems = configured_systems(base)
 
-    assert {system.encoding for system in systems} == {Encoding(encoder=EncoderConfig(), context="corpus")}
+    assert {system.encoding for system in systems} == {Encoding(encoder=base, context="corpus")}
     assert [system.name for system in systems] == [
         "cairn/document",
         "cairn/chunk",
@@ -139,11 +140,12 @@ def test_landmark_attention_runs_on_torch():
 
 def test_baselines_pool_as_the_model_does_and_know_no_temperature():
     systems = baseline_systems(
-        EncoderConfig(pooling="cls", temperature=0.9, query_temperature=0.8, use_context=True), 512
+        EncoderConfig(pooling="cls", temperature=0.9, query_temperature=0.8, use_context=True, whitening=0.3),
+        512,
     )
     by_name = {system.name: system.encoding.encoder for system in systems}
 
     assert (by_name["chunks-128"].pooling, by_name["late-128"].pooling) == ("cls", "mean")
     assert {
-        (config.temperature, config.query_temperature, config.use_context) for config in by_name.values()
+        (config.temperature, config.query_temperature, config.needs_context) for config in by_name.values()
     } == {(1.0, None, False)}

@@ -68,6 +68,7 @@ def beyond_stock_modules(
         "temperature": settings.temperature != 1.0 or bool(settings.temperature_by_length),
         "query_temperature": settings.query_temperature not in (None, 1.0),
         "use_context": settings.use_context,
+        "whitening": settings.whitening > 0,
         "landmark mixer": any(name.startswith(LANDMARK_MIXER) for name in tensor_names),
         f"model_type {config.get('model_type')}": not _is_in_transformers(config),
     }
