@@ -1,7 +1,8 @@
 """Checkpoints of a run: whole or absent, and enough to go on bit for bit.
 
     RUN/checkpoints/00000150/   a model folder, optimizer.safetensors, state.json with the hashes,
-                                low_rank.safetensors where there are low-rank updates
+                                low_rank.safetensors where there are low-rank updates,
+                                token_head.safetensors where a token projection is trained along
     RUN/best/                   the model folder of the best score; RUN/candidate/ while one is being scored
     RUN/model/                  the model folder of the last step
     RUN/changes.safetensors     what of it differs from the base, in bf16
@@ -30,6 +31,7 @@ from pipeline.errors import ModelError, TryAgainError
 from pipeline.model.folders.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint, read_checkpoint
 from pipeline.model.folders.encoder_folder import save_encoder_folder, write_encoder_folder
 from pipeline.model.folders.sentence_transformers_folder import read_json
+from pipeline.token_vectors.projection import TokenProjection
 from pipeline.train.landmark_encoder import OWN_NAMES, LandmarkEncoder
 from pipeline.train.low_rank import low_rank_parameters
 from pipeline.train.optimizer import optimizer_tensors, restore_optimizer
@@ -38,10 +40,11 @@ logger = logging.getLogger(__name__)
 
 OPTIMIZER_NAME: Final = "optimizer.safetensors"
 LOW_RANK_NAME: Final = "low_rank.safetensors"
+HEAD_NAME: Final = "token_head.safetensors"
 STATE_NAME: Final = "state.json"
 KEPT: Final = 2
 _HASHED: Final = (WEIGHTS_NAME, EXTRA_NAME, OPTIMIZER_NAME)
-"""What every checkpoint has; one of low-rank updates these, too, as its model folder has them merged."""
+"""What every checkpoint has; low-rank updates and a token head, too, as a model folder has them rounded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,10 +82,11 @@ def held_folder(folder: Path) -> Generator[None]:
 class RunFolder:
     """The files of one run."""
 
-    def __init__(self, folder: Path, base: Checkpoint, encoder: EncoderConfig) -> None:
+    def __init__(self, folder: Path, base: Checkpoint, encoder: EncoderConfig, *, late_bits: int = 2) -> None:
         self.folder = folder
         self._base = base
         self._encoder = encoder
+        self._late_bits = late_bits
 
     @property
     def log_path(self) -> Path:
@@ -103,6 +107,10 @@ class RunFolder:
         stored = dict(read_checkpoint(folder).tensors)
         if (folder / LOW_RANK_NAME).is_file():
             stored |= load_file(folder / LOW_RANK_NAME)
+        if model.head is not None:
+            head = load_file(folder / HEAD_NAME)
+            model.head.load_state_dict(head)
+            stored |= {f"head.{name}": tensor for name, tensor in head.items()}
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.copy_(stored[name if name in stored else model.base_prefix + name])
@@ -117,15 +125,17 @@ class RunFolder:
             durable.storage_errors(f"writing checkpoints/{target.name}"),
             durable.replacing_folder(target) as folder,
         ):
-            write_encoder_folder(folder, self._trained(model), self._encoder)
+            write_encoder_folder(
+                folder, self._trained(model), self._encoder, projection=self._projection(model)
+            )
             save_file(optimizer_tensors(optimizer, model), folder / OPTIMIZER_NAME)
+            head = {} if model.head is None else model.head.state_dict()
             hashed = _HASHED
-            if updates := low_rank_parameters(model):
-                save_file(
-                    {name: parameter.detach().cpu().contiguous() for name, parameter in updates.items()},
-                    folder / LOW_RANK_NAME,
-                )
-                hashed = (*_HASHED, LOW_RANK_NAME)
+            for name, exact in ((LOW_RANK_NAME, low_rank_parameters(model)), (HEAD_NAME, head)):
+                if exact:
+                    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in exact.items()}
+                    save_file(tensors, folder / name)
+                    hashed = (*hashed, name)
             hashes = {name: durable.sha256_of_file(folder / name) for name in hashed}
             durable.write_json(folder / STATE_NAME, {**_as_json(state), "sha256": hashes})
         durable.commit_point("train.checkpoint")
@@ -138,7 +148,13 @@ class RunFolder:
 
         A reader of the folder sees the one before or this one.
         """
-        save_encoder_folder(self.folder / name, self._trained(model), self._encoder, replaces=True)
+        save_encoder_folder(
+            self.folder / name,
+            self._trained(model),
+            self._encoder,
+            replaces=True,
+            projection=self._projection(model),
+        )
         return self.folder / name
 
     def rename_model(self, name: str, new_name: str) -> None:
@@ -168,6 +184,9 @@ class RunFolder:
             durable.replacing(self.folder / "changes.safetensors") as temporary,
         ):
             save_file(changed, temporary)
+
+    def _projection(self, model: LandmarkEncoder) -> TokenProjection | None:
+        return None if model.head is None else model.head.projection("", bits=self._late_bits, pool_tokens=1)
 
     def _trained(self, model: LandmarkEncoder) -> Checkpoint:
         return replace(self._base, tensors={**self._base.tensors, **model.published_tensors()})

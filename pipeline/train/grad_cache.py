@@ -15,7 +15,7 @@ oracle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float, Float32
@@ -25,21 +25,29 @@ from pipeline.train.processes import ALONE, Processes
 FirstStage = Callable[[], Float[torch.Tensor, "c D"]]
 """Embeds the context documents of one micro-batch."""
 
-SecondStage = Callable[[Float[torch.Tensor, "C D"] | None], Float[torch.Tensor, "m E"]]
+Embedded = tuple[Float[torch.Tensor, "_ _"], ...]
+"""What a stage makes of a micro-batch: one or more tensors, such as chunks' embeddings and token vectors."""
+
+SecondStage = Callable[[Float[torch.Tensor, "C D"] | None], Embedded]
 """Embeds the texts of one micro-batch behind the whole context, None without one."""
 
-Loss = Callable[[Float[torch.Tensor, "M E"]], Float32[torch.Tensor, ""]]
-"""Takes the embeddings of all micro-batches, in their order."""
+Loss = Callable[[Embedded], Float32[torch.Tensor, ""]]
+"""Takes what all micro-batches were embedded to, in their order, each tensor in one."""
 
 
 def cached_backward(
-    first: Sequence[FirstStage], second: Sequence[SecondStage], loss: Loss, processes: Processes = ALONE
+    first: Sequence[FirstStage],
+    second: Sequence[SecondStage],
+    loss: Loss,
+    processes: Processes = ALONE,
+    num_tensors: int = 1,
 ) -> Float32[torch.Tensor, ""]:
     """Add the loss's gradient to all parameters, one micro-batch at a time, and return the loss.
 
     The loss has no graph. Without micro-batches of the first stage there is no context. A single micro-batch
     in all is computed once, with its graph. Several ``processes`` share the micro-batches, and each adds the
-    gradient of its share alone: what parameters get is still to be summed.
+    gradient of its share alone: what parameters get is still to be summed. The second stage makes
+    ``num_tensors`` tensors of a micro-batch, of which a process may have none.
     """
     if processes.size == 1 and len(second) == 1 and len(first) <= 1:
         return plain_backward(first, second, loss)
@@ -49,15 +57,15 @@ def cached_backward(
             processes.gather({number: first[number]() for number in own_first}, len(first)) if first else ()
         )
         context_CD = torch.cat(contexts) if contexts else None
-        embedded = processes.gather(
-            {number: second[number](context_CD) for number in own_second}, len(second)
+        embedded = gather_each(
+            {number: second[number](context_CD) for number in own_second}, len(second), num_tensors, processes
         )
-    embeddings_ME = torch.cat(embedded).requires_grad_()
-    value = loss(embeddings_ME)
+    whole = tuple(torch.cat(parts).requires_grad_() for parts in embedded)
+    value = loss(whole)
     value.backward()
-    gradient_ME = embeddings_ME.grad
-    assert gradient_ME is not None
-    gradients = gradient_ME.split([len(part) for part in embedded])
+    gradients = list(
+        zip(*(_split_gradient(*both) for both in zip(whole, embedded, strict=True)), strict=True)
+    )
     if context_CD is not None:
         context_CD.requires_grad_()
     for number in own_second:
@@ -67,14 +75,31 @@ def cached_backward(
         processes.add_up(gradient_CD)
         context_gradients = gradient_CD.split([len(part) for part in contexts])
         for number in own_first:
-            _backward(first[number](), context_gradients[number])
+            _backward((first[number](),), (context_gradients[number],))
     return value.detach()
 
 
-def _backward(output: torch.Tensor, gradient: torch.Tensor) -> None:
+def gather_each(
+    parts: Mapping[int, Embedded], count: int, num_tensors: int, processes: Processes
+) -> tuple[tuple[torch.Tensor, ...], ...]:
+    """Return for each tensor of a stage those of all ``count`` micro-batches, in order."""
+    return tuple(
+        processes.gather({number: part[place] for number, part in parts.items()}, count)
+        for place in range(num_tensors)
+    )
+
+
+def _split_gradient(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    gradient = torch.zeros_like(whole) if whole.grad is None else whole.grad
+    return gradient.split([len(part) for part in parts])
+
+
+def _backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
     # A micro-batch of frozen parameters alone has nothing to hand on.
-    if output.requires_grad:
-        output.backward(gradient)
+    trained = [both for both in zip(outputs, gradients, strict=True) if both[0].requires_grad]
+    if trained:
+        tensors, their_gradients = zip(*trained, strict=True)
+        torch.autograd.backward(tensors, their_gradients)
 
 
 def plain_backward(
@@ -82,6 +107,7 @@ def plain_backward(
 ) -> Float32[torch.Tensor, ""]:
     """Do the same with one graph over everything."""
     context_CD = torch.cat([embed() for embed in first]) if first else None
-    value = loss(torch.cat([embed(context_CD) for embed in second]))
+    parts = [embed(context_CD) for embed in second]
+    value = loss(tuple(map(torch.cat, zip(*parts, strict=True))))
     value.backward()
     return value.detach()

@@ -38,6 +38,7 @@ from pipeline.model.folders.checkpoint import Checkpoint
 from pipeline.model.folders.model_types import ABSOLUTE_TYPES
 from pipeline.model.folders.own_tensors import CONTEXT_GATES, GATE_NAMES, LANDMARK_GATES, NULL_CONTEXT
 from pipeline.ragged import places_in_groups, ranges
+from pipeline.train.late.head import TokenHead
 
 OWN_NAMES: Final = (LANDMARK_GATES, CONTEXT_GATES, NULL_CONTEXT)
 """Parameters that no published checkpoint has; they are new where a base does not hold them."""
@@ -87,9 +88,12 @@ class LandmarkEncoder(_Parameters):
 
     embeddings: nn.Module
     encoder: nn.Module
+    head: TokenHead | None
+    """What is trained of late interaction along with the transformer; set by the run that asks for it."""
 
     def __init__(self, checkpoint: Checkpoint, *, initial_gate: float = INITIAL_GATE) -> None:
         super().__init__()
+        self.head = None
         model_type = checkpoint.config.get("model_type")
         if model_type not in ABSOLUTE_TYPES:
             raise ModelError(
@@ -170,6 +174,17 @@ class LandmarkEncoder(_Parameters):
         Layers are counted from 1; None takes the last. Those beyond the last one asked for are not run.
         Without ``landmarks`` a chunk sees no other chunk of its window.
         """
+        return self.read(rows, context_CD, layers, landmarks=landmarks)[0]
+
+    def read(
+        self,
+        rows: PackedRows,
+        context_CD: Float[torch.Tensor, "C D"] | None = None,
+        layers: Sequence[int] | None = None,
+        *,
+        landmarks: bool = True,
+    ) -> tuple[Float[torch.Tensor, "B E"], Float[torch.Tensor, "N D"]]:
+        """Return the same, and the states of all tokens after the last layer that was run."""
         asked = [self.num_layers] if layers is None else list(layers)
         engine = self._engine()
         memory = None if context_CD is None else self._remember(engine, context_CD, max(asked))
@@ -195,7 +210,7 @@ class LandmarkEncoder(_Parameters):
             x_ND = _run_layer(engine, index, x_ND, attend)
             if index + 1 in asked:
                 pooled[index + 1] = _pool(x_ND, rows)
-        return torch.cat([pooled[layer] for layer in asked], dim=1)
+        return torch.cat([pooled[layer] for layer in asked], dim=1), x_ND
 
     def _remember(
         self, engine: Transformer, context_CD: Float[torch.Tensor, "C D"], num_layers: int
@@ -218,6 +233,10 @@ class LandmarkEncoder(_Parameters):
 
         No window, no context, the mean of the row.
         """
+        return self.read_alone(rows)[0]
+
+    def read_alone(self, rows: PackedRows) -> tuple[Float[torch.Tensor, "B D"], Float[torch.Tensor, "N D"]]:
+        """Return the same, and the states of all tokens."""
         alone = PackedRows(
             ids_N=rows.ids_N,
             lengths_B=rows.lengths_B,
@@ -225,7 +244,7 @@ class LandmarkEncoder(_Parameters):
             pooled_start_B=np.zeros(len(rows), np.int64),
             pooled_end_B=rows.lengths_B,
         )
-        return self(alone)
+        return self.read(alone)
 
     def _embed(self, engine: Transformer, rows: PackedRows) -> torch.Tensor:
         longest = int(rows.lengths_B.max())

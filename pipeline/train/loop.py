@@ -22,7 +22,13 @@ from jaxtyping import Int64
 
 from pipeline import durable
 from pipeline.config import BASE_MODEL, EncoderConfig
-from pipeline.errors import FingerprintMismatchError, IntegrityError, ModelError, SourceError
+from pipeline.errors import (
+    ConfigError,
+    FingerprintMismatchError,
+    IntegrityError,
+    ModelError,
+    SourceError,
+)
 from pipeline.manifest import fingerprint
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.backbone import Backbone
@@ -35,6 +41,7 @@ from pipeline.train.batch_plan import BatchPlan, require_batch
 from pipeline.train.checkpoints import RunFolder, held_folder
 from pipeline.train.documents import like_headed, read_document_pairs
 from pipeline.train.heldout import choose_heldout
+from pipeline.train.joint_late import begin_head
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.leakage import without_judged
 from pipeline.train.low_rank import add_low_rank
@@ -80,6 +87,10 @@ def train(
     model.embeddings.requires_grad_(not config.freeze_embeddings)
     if config.lora_rank:
         add_low_rank(model, config)
+    if config.late_weight and config.late_dims > model.model_dim:
+        raise ConfigError(
+            f"late_dims must be at most the base model's {model.model_dim}, got {config.late_dims}"
+        )
     # Resolved before it is written down: a run must not go on in another arithmetic.
     config = replace(
         config, precision="bf16" if resolve_precision(config.precision, device) == torch.bfloat16 else "fp32"
@@ -100,9 +111,12 @@ def train(
         with first_before_others(processes):
             _claim_folder(folder, config, made_of, pairs.skipped)
             data = _prepare(pairs, heldout, folder, config, base, checkpoint, teacher, progress)
-        follows_base = config.distillation_weight > 0 and teacher is None
+            if config.late_weight:
+                model.head, idf_X = begin_head(pairs, heldout, base, config)
+                data = replace(data, idf_X=idf_X)
+        follows_base = bool(config.late_weight) or (config.distillation_weight > 0 and teacher is None)
         trainer = Trainer(
-            files=RunFolder(folder, checkpoint, _served_settings(config)),
+            files=RunFolder(folder, checkpoint, _served_settings(config), late_bits=config.late_bits),
             model=model.to(device),
             teacher=LandmarkEncoder(checkpoint).to(device).requires_grad_(False) if follows_base else None,
             data=data,

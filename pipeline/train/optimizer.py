@@ -23,25 +23,36 @@ LOWEST_LR: Final = 0.05
 """Share of the peak rate that the last steps beside a frozen base are made with."""
 
 
+_HEAD_PARAMETERS: Final = ("head.matrix", "head.log_weight")
+
+
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """Return the optimiser; each group keeps its peak rate under ``peak``."""
     groups: dict[str, list[nn.Parameter]] = {"matrices": [], "vectors": [], "gates": []}
+    groups |= {name: [] for name in _HEAD_PARAMETERS}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         kind = (
-            "gates"
+            name
+            if name in _HEAD_PARAMETERS
+            else "gates"
             if name in (LANDMARK_GATES, CONTEXT_GATES)
             else "matrices"
             if parameter.ndim > 1
             else "vectors"
         )
         groups[kind].append(parameter)
+    with_head = [
+        {"params": groups["head.matrix"], "peak": config.late_lr, "weight_decay": 0.0},
+        {"params": groups["head.log_weight"], "peak": config.late_term_lr, "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(
         [
             {"params": groups["matrices"], "peak": config.peak_lr, "weight_decay": config.weight_decay},
             {"params": groups["vectors"], "peak": config.peak_lr, "weight_decay": 0.0},
             {"params": groups["gates"], "peak": config.gate_lr, "weight_decay": 0.0},
+            *(with_head if config.late_weight else ()),
         ],
         lr=config.peak_lr,
         betas=BETAS,

@@ -13,6 +13,7 @@ from typing import Literal
 from pipeline.config import Surrogate, Tour
 from pipeline.errors import ConfigError
 from pipeline.options import MAX_SEED, About, check_options, metadata_of, option
+from pipeline.token_vectors.codes import require_packable
 
 TrainedPooling = Literal["mean", "lmk"]
 TrainedAttention = Literal["chunk", "landmark"]
@@ -32,10 +33,12 @@ class TrainConfig:
     last layer only. ``freeze_embeddings`` leaves the input tables as the base has them, so that what changed
     is small enough to be shipped by itself. ``lora_rank`` > 0 leaves all of the base as it is and learns
     updates of that rank (LoRA) to its layers' matrices, those of attention or all, times ``lora_alpha`` /
-    rank; None is twice the rank. With a ``teacher`` texts follow its vectors and scores, instead of chunks
-    those of the base. ``evaluate_every`` and ``dev_every`` steps the held-out pairs and the dev sets are
-    scored. ``precision`` is that of the products, auto: bf16 where the device has it; weights, sums and the
-    optimiser are in float32. ``micro_batch_tokens`` bounds memory and moves nothing but rounding.
+    rank; None is twice the rank. ``late_weight`` > 0 trains a token projection along, of ``late_dims``
+    dimensions in ``late_bits`` bits, with weights of query tokens. With a ``teacher`` texts follow its
+    vectors and scores, instead of chunks those of the base. ``evaluate_every`` and ``dev_every`` steps
+    the held-out pairs and the dev sets are scored. ``precision`` is that of the products, auto: bf16
+    where the device has it; weights, sums and the optimiser are in float32. ``micro_batch_tokens`` bounds
+    memory and moves nothing but rounding.
     """
 
     steps: int = field(metadata=metadata_of(About("Optimiser steps, one a batch.", low=1)))
@@ -80,6 +83,16 @@ class TrainConfig:
     distillation_temperature: float = option(
         0.05, About("Temperature of its ranking of the others.", above=0)
     )
+    late_weight: float = option(
+        0.0, About("Weight of the loss of token vectors, trained along; 0: trains none.", low=0)
+    )
+    late_dims: int = option(48, About("Dimensions of a token vector.", low=1, high=4_096))
+    late_bits: int = option(2, About("Bits of a dimension in a collection: 2, 4 or 8."))
+    late_distillation_weight: float = option(
+        0.7, About("Share of that loss that follows the base's token states.", low=0, high=1)
+    )
+    late_lr: float = option(1e-3, About("Learning rate of the token projection.", above=0, high=1))
+    late_term_lr: float = option(1e-2, About("The same for the query tokens' weights.", above=0, high=1))
     surrogate: Surrogate = option("static", About("What clusters, filters and mines."))
     tour: Tour = option("greedy", About("How clusters are packed into batches."))
     peak_lr: float = option(2e-5, About("Learning rate after the warm-up.", above=0, high=1))
@@ -126,6 +139,7 @@ class TrainConfig:
             raise ConfigError(
                 "distillation_weight must be above 0 with a teacher, got 0; leave one of them out"
             )
+        require_packable(self.late_dims, self.late_bits)
         # Lists when read from JSON.
         for name in ("matryoshka_dims", "matryoshka_layers"):
             object.__setattr__(self, name, tuple(getattr(self, name)))

@@ -2,7 +2,8 @@
 
     units ─▶ rows ─▶ M2 ─▶ chunk embeddings ─▶ text vectors at each width and layer ─▶ InfoNCE ─┐
     context ─▶ M1 ───┘ (nothing, or partly the null token)                                      ├─▶ loss
-                    vectors of the base, or of another teacher ─▶ distillation ─────────────────┘
+                    vectors of the base, or of another teacher ─▶ distillation ─────────────────┤
+                    token vectors of the same pass ─▶ late interaction, where it is asked for ──┘
 
 Everything drawn at random is drawn from the seed and the number of the step, so that a step is the same after
 a kill, in micro-batches of any size and in any number of processes. Differs from CDE in this: the null token
@@ -22,9 +23,11 @@ from jaxtyping import Float32, Int64
 
 from pipeline.model.landmarks import draw_intervals
 from pipeline.model.sequence_dropout import drop_context
-from pipeline.train.grad_cache import FirstStage, SecondStage, cached_backward
+from pipeline.train.grad_cache import Embedded, FirstStage, SecondStage, cached_backward, gather_each
 from pipeline.train.heldout import mean_by_text
+from pipeline.train.joint_late import batch_late_loss, own_states, project_tokens
 from pipeline.train.landmark_encoder import LandmarkEncoder, PackedRows
+from pipeline.train.late.head import TokenHead
 from pipeline.train.mining import NONE_FOUND
 from pipeline.train.objectives.contrastive import FalseNegatives, contrastive_loss
 from pipeline.train.objectives.distillation import distillation_loss
@@ -43,7 +46,7 @@ class TrainingData:
     """What steps draw on: texts by position of their pair, surrogate vectors, mined negatives.
 
     Equal documents share a number. ``taught`` are the vectors of a teacher other than the base, of the width
-    of the model's.
+    of the model's. ``idf_X`` weighs token ids in the teacher's late interaction, None without any.
     """
 
     maker: SequenceMaker
@@ -51,11 +54,12 @@ class TrainingData:
     document_number_N: Int64[np.ndarray, " N"]
     hard_negatives_Nk: Int64[np.ndarray, "N k"]
     taught: PairVectors | None = None
+    idf_X: Float32[torch.Tensor, " X"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """What a step made of its batch."""
+    """What a step made of its batch; ``late_loss`` is the part of token vectors, without its weight."""
 
     loss: float
     gradient_norm: float
@@ -64,6 +68,7 @@ class StepReport:
     num_chunks: int
     num_tokens: int
     num_context: int
+    late_loss: float | None = None
 
 
 def train_step(
@@ -90,15 +95,20 @@ def train_step(
         for part in (() if context is None else _micro_batches(context, config, processes))
     ]
     second = [_second_stage(model, part, seed, config) for part in parts]
-    teacher_BD = None
+    teacher_BD = teacher_TD1 = None
     if teacher is not None:
-        taught = {number: _teach(teacher, parts[number], config) for number in processes.share(len(parts))}
-        teacher_BD = torch.cat(processes.gather(taught, len(parts)))
+        teacher_BD, teacher_TD1 = _teach(teacher, parts, config, processes)
+    late_losses: list[float] = []
 
-    def loss_of(embeddings_BE: torch.Tensor) -> torch.Tensor:
-        return batch_loss(embeddings_BE, batch, data, teacher_BD, config, model.model_dim)
+    def loss_of(embedded: Embedded) -> torch.Tensor:
+        loss = batch_loss(embedded[0], batch, data, teacher_BD, config, model.model_dim)
+        if model.head is None:
+            return loss
+        late = _late_loss(model.head, embedded[1], teacher_TD1, batch, data, config)
+        late_losses.append(late.item())
+        return loss + config.late_weight * late
 
-    loss = cached_backward(first, second, loss_of, processes)
+    loss = cached_backward(first, second, loss_of, processes, 1 if model.head is None else 2)
     processes.add_up_gradients(model.parameters())
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm)
     return StepReport(
@@ -109,6 +119,7 @@ def train_step(
         num_chunks=len(batch.rows),
         num_tokens=len(batch.rows.ids_N),
         num_context=0 if context is None else len(context),
+        late_loss=late_losses[0] if late_losses else None,
     )
 
 
@@ -167,12 +178,7 @@ def batch_loss(
     """
     device, num_queries = embeddings_BE.device, len(batch.pair_Q)
     positive_Q = torch.from_numpy(batch.positive_Q).to(device)
-    false_negatives = FalseNegatives(
-        query_QS=torch.from_numpy(data.vectors.query_NV[batch.pair_Q]).to(device),
-        document_NS=torch.from_numpy(data.vectors.document_NV[batch.pair_D]).to(device),
-        text_number_N=torch.from_numpy(data.document_number_N[batch.pair_D]).to(device),
-        margin=config.margin,
-    )
+    false_negatives = _false_negatives(batch, data, config, device)
     layers = embeddings_BE.split(model_dim, dim=1)
 
     def loss_of_width(dim: int) -> torch.Tensor:
@@ -191,13 +197,47 @@ def batch_loss(
         return torch.stack(losses).mean()
 
     loss = over_widths(loss_of_width, config.matryoshka_dims or (model_dim,))
-    if teacher_BD is not None:
+    if teacher_BD is not None and data.taught is None and config.distillation_weight:
         loss = loss + config.distillation_weight * _distillation(layers[-1], teacher_BD, config)
     if data.taught is not None:
         texts = mean_by_text(layers[-1], batch.text_B, num_queries + len(batch.pair_D))
         taught = np.concatenate([data.taught.query_NV[batch.pair_Q], data.taught.document_NV[batch.pair_D]])
         taught_ND = torch.from_numpy(taught).to(device)
         loss = loss + config.distillation_weight * _distillation(texts, taught_ND, config)
+    return loss
+
+
+def _false_negatives(
+    batch: SequenceBatch, data: TrainingData, config: TrainConfig, device: torch.device
+) -> FalseNegatives:
+    return FalseNegatives(
+        query_QS=torch.from_numpy(data.vectors.query_NV[batch.pair_Q]).to(device),
+        document_NS=torch.from_numpy(data.vectors.document_NV[batch.pair_D]).to(device),
+        text_number_N=torch.from_numpy(data.document_number_N[batch.pair_D]).to(device),
+        margin=config.margin,
+    )
+
+
+def _late_loss(
+    head: TokenHead,
+    token_TV1: torch.Tensor,
+    teacher_TD1: torch.Tensor | None,
+    batch: SequenceBatch,
+    data: TrainingData,
+    config: TrainConfig,
+) -> Float32[torch.Tensor, ""]:
+    assert teacher_TD1 is not None, "late interaction follows the base's token states"
+    assert data.idf_X is not None, "and weighs them by the idf of their tokens"
+    loss, document_tV = batch_late_loss(
+        token_TV1,
+        teacher_TD1,
+        data.idf_X,
+        batch,
+        data.hard_negatives_Nk[batch.pair_Q],
+        _false_negatives(batch, data, config, token_TV1.device),
+        config.late_distillation_weight,
+    )
+    head.observe(document_tV)
     return loss
 
 
@@ -226,19 +266,34 @@ def _first_stage(model: LandmarkEncoder, rows: PackedRows, config: TrainConfig) 
 
 
 def _second_stage(model: LandmarkEncoder, rows: PackedRows, seed: int, config: TrainConfig) -> SecondStage:
-    def embed(context_CD: torch.Tensor | None) -> torch.Tensor:
+    def embed(context_CD: torch.Tensor | None) -> Embedded:
         if context_CD is not None:
             draws = torch.Generator(context_CD.device).manual_seed(seed)
             context_CD = drop_context(context_CD, model.null_context, config.context_dropout, draws)
         with _autocast(model, config):
-            return model(
+            embeddings_BE, states_ND = model.read(
                 rows, context_CD, config.matryoshka_layers or None, landmarks=config.attention == "landmark"
-            ).float()
+            )
+        if model.head is None:
+            return (embeddings_BE.float(),)
+        return embeddings_BE.float(), project_tokens(model.head, states_ND, rows)
 
     return embed
 
 
 @torch.no_grad()
-def _teach(teacher: LandmarkEncoder, rows: PackedRows, config: TrainConfig) -> torch.Tensor:
-    with _autocast(teacher, config):
-        return F.normalize(teacher.embed_documents(rows).float(), dim=1)
+def _teach(
+    teacher: LandmarkEncoder, parts: Sequence[PackedRows], config: TrainConfig, processes: Processes
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the base's embeddings of a batch's rows and, for late interaction, the states of its tokens."""
+    taught: dict[int, Embedded] = {}
+    for number in processes.share(len(parts)):
+        with _autocast(teacher, config):
+            embeddings_BD, states_ND = teacher.read_alone(parts[number])
+        embedded = F.normalize(embeddings_BD.float(), dim=1)
+        taught[number] = (
+            (embedded, own_states(states_ND, parts[number])) if config.late_weight else (embedded,)
+        )
+    gathered = gather_each(taught, len(parts), 2 if config.late_weight else 1, processes)
+    embedded_BD, *states = map(torch.cat, gathered)
+    return embedded_BD, states[0] if states else None

@@ -89,7 +89,8 @@ def test_bench_grad_cache_against_a_plain_step(
     positive = torch.from_numpy(batch.positive_Q)
     first_row_of_text = torch.from_numpy(np.unique(batch.text_B, return_index=True)[1])
 
-    def loss(embeddings: torch.Tensor) -> torch.Tensor:
+    def loss(embedded: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        (embeddings,) = embedded
         texts = torch.nn.functional.normalize(embeddings[first_row_of_text], dim=1)
         return contrastive_loss(texts[:NUM_PASSAGES], texts[NUM_PASSAGES:], positive)
 
@@ -97,7 +98,7 @@ def test_bench_grad_cache_against_a_plain_step(
         model.zero_grad()
         first = [lambda part=part: model.embed_documents(part) for part in split_rows(context, max_tokens)]
         second = [
-            lambda context_CD, part=part: model(part, context_CD)
+            lambda context_CD, part=part: (model(part, context_CD),)
             for part in split_rows(batch.rows, max_tokens)
         ]
         backward(first, second, loss)

@@ -31,14 +31,14 @@ class TwoStages(nn.Module):
         return lambda: self.m1(documents)
 
     def second(self, texts: torch.Tensor, seed: int) -> SecondStage:
-        def embed(context: torch.Tensor | None) -> torch.Tensor:
+        def embed(context: torch.Tensor | None) -> tuple[torch.Tensor]:
             self.calls += 1
             self.rows.append(len(texts))
             queries = self.m2(texts)
             if context is None:
-                return queries
+                return (queries,)
             seen = drop_context(context, self.null, 0.3, torch.Generator().manual_seed(seed))
-            return queries + (queries @ seen.T).softmax(1) @ seen
+            return (queries + (queries @ seen.T).softmax(1) @ seen,)
 
         return embed
 
@@ -52,7 +52,8 @@ class TwoStages(nn.Module):
         return first, second
 
 
-def loss_of(embeddings: torch.Tensor) -> torch.Tensor:
+def loss_of(embedded: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    (embeddings,) = embedded
     queries, documents = nn.functional.normalize(embeddings, dim=1).split(M // 2)
     return contrastive_loss(queries, documents, torch.arange(M // 2), temperature=0.1, tile=5)
 

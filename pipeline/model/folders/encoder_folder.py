@@ -36,6 +36,7 @@ from pipeline.model.folders.sentence_transformers_folder import (
     read_json_if_any,
 )
 from pipeline.poolings import pooling_rule
+from pipeline.token_vectors.projection import TokenProjection, save_token_projection
 
 _NESTED_PREFIX: Final = "embedding_model."
 """What NV-Embed puts before the names of its transformer."""
@@ -87,11 +88,13 @@ def save_encoder_folder(
     copies_weights: bool = False,
     replaces: bool = False,
     late_path: Path | None = None,
+    projection: TokenProjection | None = None,
 ) -> None:
     """Write a checkpoint with its settings; ``copies_weights`` copies the files it was read from.
 
     Tensors may be others than those read (trained ones); everything else comes from the checkpoint's folder.
-    ``late_path`` is a token projection, which goes along with the weights it was trained for.
+    ``late_path`` is a token projection, which goes along with the weights it was trained for;
+    ``projection`` was trained along with these.
     A place that is taken raises :class:`ConfigError`, unless the new folder ``replaces`` what stands there.
     """
     if not replaces and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -102,15 +105,24 @@ def save_encoder_folder(
         durable.storage_errors(f"saving the model to {folder}"),
         durable.replacing_folder(folder) as temporary,
     ):
-        write_encoder_folder(temporary, checkpoint, settings, copies_weights=copies_weights)
+        write_encoder_folder(
+            temporary, checkpoint, settings, copies_weights=copies_weights, projection=projection
+        )
         if late_path is not None and copies_weights and late_path.is_file():
             shutil.copyfile(late_path, temporary / late_path.name)
 
 
 def write_encoder_folder(
-    folder: Path, checkpoint: Checkpoint, settings: EncoderConfig, *, copies_weights: bool = False
+    folder: Path,
+    checkpoint: Checkpoint,
+    settings: EncoderConfig,
+    *,
+    copies_weights: bool = False,
+    projection: TokenProjection | None = None,
 ) -> None:
     """Write the same files into a folder that a caller makes and puts in its place.
+
+    A ``projection`` trained along with the weights is saved for them, as they are in this folder.
 
     Raises :class:`ConfigError` for a CDE model, whose two stages no stock module runs, and
     :class:`ModelError` for weights that are NaN.
@@ -142,6 +154,9 @@ def write_encoder_folder(
             shutil.copyfile(checkpoint.folder / name, folder / name)
     durable.write_json(folder / CAIRN_SETTINGS_NAME, settings_of_a_folder(replace(settings, layers=None)))
     _write_modules(folder, checkpoint, settings)
+    if projection is not None:
+        written = durable.sha256_of_file(folder / WEIGHTS_NAME)
+        save_token_projection(folder, replace(projection, base_sha256=written))
 
 
 def _with_native_names(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from jaxtyping import Bool, Float, Float32, Int64
@@ -62,19 +63,33 @@ def pool_padded(
     return F.normalize(sums_NpV, dim=-1), held_Np
 
 
+def padded_places(
+    offsets_N1: Int64[np.ndarray, " N1"], texts: Int64[np.ndarray, " n"]
+) -> tuple[Int64[np.ndarray, "n t"], Bool[np.ndarray, "n t"]]:
+    """Return where the tokens of some texts lie, laid out as a rectangle, and what of it is a token."""
+    lengths = offsets_N1[texts + 1] - offsets_N1[texts]
+    place = np.arange(max(int(lengths.max()), 1))
+    return np.minimum(offsets_N1[texts][:, None] + place, offsets_N1[-1] - 1), place < lengths[:, None]
+
+
 def late_loss(
     student_QN: Float32[torch.Tensor, "Q N"],
     teacher_QN: Float32[torch.Tensor, "Q N"],
-    batch: LateBatch,
+    is_left_out_QN: Bool[torch.Tensor, "Q N"],
     config: LateConfig,
+    answer_Q: Int64[torch.Tensor, " Q"] | None = None,
 ) -> tuple[Float32[torch.Tensor, ""], dict[str, float]]:
-    """Return the loss of a step, and its terms for the log."""
-    answer_Q = torch.arange(len(student_QN))
-    logits_QN = (student_QN / config.temperature).masked_fill(batch.is_left_out_QN, ABSENT)
+    """Return the loss of a step, and its terms for the log.
+
+    ``answer_Q`` = None: query i is answered by document i.
+    """
+    if answer_Q is None:
+        answer_Q = torch.arange(len(student_QN), device=student_QN.device)
+    logits_QN = (student_QN / config.temperature).masked_fill(is_left_out_QN, ABSENT)
     contrast = F.cross_entropy(logits_QN, answer_Q)
     ranking = F.kl_div(
-        _log_shares(student_QN, batch, config),
-        _log_shares(teacher_QN, batch, config),
+        _log_shares(student_QN, is_left_out_QN, config),
+        _log_shares(teacher_QN, is_left_out_QN, config),
         reduction="batchmean",
         log_target=True,
     )
@@ -86,7 +101,7 @@ def late_loss(
 
 
 def _log_shares(
-    score_QN: Float32[torch.Tensor, "Q N"], batch: LateBatch, config: LateConfig
+    score_QN: Float32[torch.Tensor, "Q N"], is_left_out_QN: Bool[torch.Tensor, "Q N"], config: LateConfig
 ) -> Float32[torch.Tensor, "Q N"]:
     logits_QN = score_QN / config.distillation_temperature
-    return logits_QN.masked_fill(batch.is_left_out_QN, ABSENT).log_softmax(1)
+    return logits_QN.masked_fill(is_left_out_QN, ABSENT).log_softmax(1)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from jaxtyping import Bool, Float32, Int64
-from torch import nn
 
 from pipeline import durable
 from pipeline.config import Backend, EncoderConfig, Precision
@@ -41,13 +41,13 @@ from pipeline.model.folders.model_defaults import (
 from pipeline.model.folders.names import is_folder, model_folder
 from pipeline.model.term_weights import token_idf
 from pipeline.token_vectors.codes import pool_neighbours
-from pipeline.token_vectors.projection import TokenProjection, quantised_weights, save_token_projection
+from pipeline.token_vectors.projection import TokenProjection, save_token_projection
 from pipeline.train.late.data import LateData, draw_batches, embed_pairs, num_held_out
-from pipeline.train.late.losses import LateBatch, late_loss, max_sims, pool_padded
+from pipeline.train.late.head import TokenHead
+from pipeline.train.late.losses import LateBatch, late_loss, max_sims, padded_places, pool_padded
 from pipeline.train.late.settings import LateConfig
 from pipeline.train.leakage import without_judged
 from pipeline.train.log import TrainingLog
-from pipeline.train.mixer.rotation import principal_rotation
 from pipeline.train.optimizer import cosine_lr_factor, set_lr
 from pipeline.train.output_folder import log_path_of, require_new
 from pipeline.train.pairs import read_pairs, text_numbers
@@ -145,12 +145,9 @@ class LateRun:
         self._held_out, self._batches = data.batches[:held_out], data.batches[held_out:]
         step = -(-len(documents.states_TV) // STATES_SAMPLE)
         self._sample_SD = documents.states_TV[::step].astype(np.float32)
-        self.matrix = nn.Parameter(
-            torch.from_numpy(principal_rotation(self._sample_SD)[:, : config.dims].copy())
-        )
         idf_X = token_idf(documents.ids_T, documents.offsets_N1, vocabulary_size)
         self._idf_X = torch.from_numpy(idf_X)
-        self.log_weight = nn.Parameter(self._idf_X.clamp(min=1e-3).log())
+        self.head = TokenHead.of(self._sample_SD, idf_X, config.dims)
         self.losses: list[float] = []
         self.teacher_score: float | None = None
         self.best_score: float | None = None
@@ -160,38 +157,29 @@ class LateRun:
         """Make the steps and leave the projection as it was at the best of them."""
         config = self._config
         groups = [
-            {"params": [self.matrix], "peak": config.peak_lr},
-            {"params": [self.log_weight], "peak": config.term_lr},
+            {"params": [self.head.matrix], "peak": config.peak_lr},
+            {"params": [self.head.log_weight], "peak": config.term_lr},
         ]
         optimizer = torch.optim.Adam(groups, lr=config.peak_lr, betas=(0.9, 0.98))
-        best = self.matrix.detach().clone(), self.log_weight.detach().clone()
+        best = deepcopy(self.head.state_dict())
         for step in range(config.steps + 1):
             if step:
                 self._step(step, optimizer)
                 progress("train", step, config.steps, "steps")
             if (step % config.evaluate_every == 0 or step == config.steps) and self._is_best(step):
-                best = self.matrix.detach().clone(), self.log_weight.detach().clone()
-        with torch.no_grad():
-            self.matrix.copy_(best[0])
-            self.log_weight.copy_(best[1])
+                best = deepcopy(self.head.state_dict())
+        self.head.load_state_dict(best)
 
     def projection(self, base_sha256: str) -> TokenProjection:
         """Return what was trained, with the root mean squares of pooled vectors."""
-        matrix_DV = self.matrix.detach().half().float().numpy()
-        vectors_SV = F.normalize(
-            torch.from_numpy(self._sample_SD) @ torch.from_numpy(matrix_DV), dim=1
-        ).numpy()
+        config, sample_SD = self._config, torch.from_numpy(self._sample_SD)
+        saved_DV = self.head.matrix.detach().half().float()
+        vectors_SV = F.normalize(sample_SD @ saved_DV, dim=1).numpy()
         bounds = np.arange(0, len(vectors_SV) + 1, len(vectors_SV))
-        pooled_PV, _ = pool_neighbours(vectors_SV, bounds, self._config.pool_tokens)
-        codes_X, step = quantised_weights(self.log_weight.detach().exp().numpy())
-        return TokenProjection(
-            matrix_DV=matrix_DV,
-            weight_codes_X=codes_X,
-            weight_step=step,
-            rms_V=np.sqrt((pooled_PV**2).mean(0)),
-            pool_tokens=self._config.pool_tokens,
-            bits=self._config.bits,
-            base_sha256=base_sha256,
+        pooled_PV, _ = pool_neighbours(vectors_SV, bounds, config.pool_tokens)
+        rms_V = np.sqrt((pooled_PV**2).mean(0))
+        return self.head.projection(
+            base_sha256, bits=config.bits, pool_tokens=config.pool_tokens, rms_V=rms_V
         )
 
     def _step(self, step: int, optimizer: torch.optim.Optimizer) -> None:
@@ -201,7 +189,7 @@ class LateRun:
         epoch, place = divmod(step - 1, len(self._batches))
         order = np.random.default_rng([config.seed, epoch]).permutation(len(self._batches))
         batch = self._batch(self._batches[int(order[place])])
-        loss, terms = late_loss(self._student(batch), self._teacher(batch), batch, config)
+        loss, terms = late_loss(self._student(batch), self._teacher(batch), batch.is_left_out_QN, config)
         if not math.isfinite(loss.item()):
             raise ModelError(f"the loss must be finite, got {loss.item()} in step {step}; lower peak_lr")
         optimizer.zero_grad(set_to_none=True)
@@ -214,11 +202,10 @@ class LateRun:
         )
 
     def _student(self, batch: LateBatch) -> Float32[torch.Tensor, "Q N"]:
-        weight_Qq = self.log_weight[batch.query_ids_Qq].exp() * batch.is_query_Qq
-        document_NtV = F.normalize(batch.document_NtD @ self.matrix, dim=-1)
+        weight_Qq = self.head.weights_of(batch.query_ids_Qq) * batch.is_query_Qq
+        document_NtV = self.head(batch.document_NtD)
         pooled_NpV, is_pooled_Np = pool_padded(document_NtV, batch.is_document_Nt, self._config.pool_tokens)
-        query_QqV = F.normalize(batch.query_QqD @ self.matrix, dim=-1)
-        return max_sims(query_QqV, weight_Qq, pooled_NpV, is_pooled_Np)
+        return max_sims(self.head(batch.query_QqD), weight_Qq, pooled_NpV, is_pooled_Np)
 
     @torch.no_grad()
     def _teacher(self, batch: LateBatch) -> Float32[torch.Tensor, "Q N"]:
@@ -265,10 +252,7 @@ def _padded(
     states: TokenStates, texts: Int64[np.ndarray, " n"]
 ) -> tuple[Float32[torch.Tensor, "n t D"], Int64[torch.Tensor, "n t"], Bool[torch.Tensor, "n t"]]:
     """Lay the states of some texts out as a rectangle; return it, the token ids and what is a token."""
-    lengths = states.offsets_N1[texts + 1] - states.offsets_N1[texts]
-    place = np.arange(max(int(lengths.max()), 1))
-    is_token = place < lengths[:, None]
-    source = np.minimum(states.offsets_N1[texts][:, None] + place, len(states.ids_T) - 1)
+    source, is_token = padded_places(states.offsets_N1, texts)
     vectors = torch.from_numpy(states.states_TV[source].astype(np.float32))
     return vectors, torch.from_numpy(states.ids_T[source].astype(np.int64)), torch.from_numpy(is_token)
 

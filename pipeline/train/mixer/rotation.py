@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from jaxtyping import Float32
 from torch import nn
@@ -30,15 +29,6 @@ from pipeline.train.mixer.losses import Judgements, first_dims, passage_loss, ra
 
 RotationBatch = tuple[torch.Tensor, torch.Tensor, Judgements]
 """Queries ``Q D`` and passages ``M D`` in one space, both unit vectors, and what answers what."""
-
-
-def principal_rotation(vectors_ND: Float32[np.ndarray, "N D"]) -> Float32[np.ndarray, "D D"]:
-    """Return the second moment's eigenvectors as columns, by falling eigenvalue, signs fixed."""
-    moment_DD = vectors_ND.T.astype(np.float64) @ vectors_ND.astype(np.float64)
-    _, columns_DD = np.linalg.eigh(moment_DD)
-    columns_DD = columns_DD[:, ::-1]
-    largest_D = np.take_along_axis(columns_DD, np.abs(columns_DD).argmax(0)[None], axis=0)[0]
-    return np.ascontiguousarray(columns_DD * np.sign(largest_D), np.float32)
 
 
 def train_rotation(

@@ -37,13 +37,14 @@ from pipeline.train.mixer.batches import BatchMaker
 from pipeline.train.mixer.folder import save_mixer
 from pipeline.train.mixer.heldout import score_mixer
 from pipeline.train.mixer.losses import judge, mix_batch, mixing_loss, passages_of
-from pipeline.train.mixer.rotation import RotationBatch, principal_rotation, train_rotation
+from pipeline.train.mixer.rotation import RotationBatch, train_rotation
 from pipeline.train.mixer.settings import MixerConfig
 from pipeline.train.mixer.sources import MixerData, draw_pairs, embed_sources
 from pipeline.train.mixer.vectors import BaseVectors
 from pipeline.train.optimizer import cosine_lr_factor, set_lr
 from pipeline.train.output_folder import log_path_of, require_new
 from pipeline.train.pairs import read_pairs
+from pipeline.train.principal import principal_rotation
 from pipeline.types import ProgressListener, silent_progress
 
 BETAS: Final = (0.9, 0.98)

@@ -81,7 +81,7 @@ def plain_contrastive_loss(
     everything = slice(None)
     if false_negatives is not None:
         logits_QN = logits_QN.masked_fill(
-            _left_out(false_negatives, positive_Q, everything, everything), -torch.inf
+            left_out(false_negatives, positive_Q, everything, everything), -torch.inf
         )
     return F.cross_entropy(logits_QN, positive_Q)
 
@@ -98,8 +98,11 @@ def _check(temperature: float, tile: int) -> None:
         )
 
 
-def _left_out(
-    false_negatives: FalseNegatives, positive_Q: Int64[torch.Tensor, " Q"], queries: slice, documents: slice
+def left_out(
+    false_negatives: FalseNegatives,
+    positive_Q: Int64[torch.Tensor, " Q"],
+    queries: slice | Int64[torch.Tensor, " q"],
+    documents: slice | Int64[torch.Tensor, " n"],
 ) -> Bool[torch.Tensor, "q n"]:
     """Mark the documents of a tile that stay out of its queries' partition functions.
 
@@ -171,5 +174,5 @@ def _logits(
 ) -> torch.Tensor:
     logits_qn = (query_QV[queries] @ document_NV[documents].T).div_(temperature)
     if false_negatives is not None:
-        logits_qn.masked_fill_(_left_out(false_negatives, positive_Q, queries, documents), -torch.inf)
+        logits_qn.masked_fill_(left_out(false_negatives, positive_Q, queries, documents), -torch.inf)
     return logits_qn

@@ -57,7 +57,7 @@ def test_pooled_neighbours_hold_no_token_beyond_the_text(size: int):
 def test_late_loss_of_the_teacher_itself_is_the_contrast_alone():
     batch = batch_of(states(3, 4, 1), states(4, 7, 2))
     scores = torch.rand(3, 4, generator=torch.Generator().manual_seed(3))
-    loss, terms = late_loss(scores, scores, batch, LateConfig(distillation_weight=0.7))
+    loss, terms = late_loss(scores, scores, batch.is_left_out_QN, LateConfig(distillation_weight=0.7))
 
     assert terms["ranking"] == pytest.approx(0.0, abs=1e-6)
     assert loss.item() == pytest.approx(0.3 * terms["contrast"])
@@ -68,7 +68,7 @@ def test_late_loss_a_document_left_out_is_no_negative():
     batch.is_left_out_QN[0, 3] = True
     scores = torch.tensor([[0.5, 0.1, 0.2, 0.9], [0.1, 0.5, 0.2, 0.3]])
     config = LateConfig(distillation_weight=0.0, temperature=0.1)
-    loss, _ = late_loss(scores, scores, batch, config)
+    loss, _ = late_loss(scores, scores, batch.is_left_out_QN, config)
     expected = -(scores[0, :3] / 0.1).log_softmax(0)[0] - (scores[1] / 0.1).log_softmax(0)[1]
 
     assert loss.item() == pytest.approx(expected.item() / 2, abs=1e-5)

@@ -10,8 +10,8 @@ import torch
 from pipeline.model.landmark_mixer import LandmarkMixer
 from pipeline.train.mixer.batches import BatchMaker
 from pipeline.train.mixer.heldout import score_mixer
-from pipeline.train.mixer.rotation import principal_rotation
 from pipeline.train.mixer.settings import MixerConfig
+from pipeline.train.principal import principal_rotation
 
 CONFIG = MixerConfig(context_documents=40, hold_out=0.25, min_pairs=4)
 

@@ -7,7 +7,8 @@ from torch.nn import functional
 
 from pipeline.errors import ModelError
 from pipeline.train.mixer.losses import Compared, Judgements
-from pipeline.train.mixer.rotation import RotationBatch, principal_rotation, train_rotation
+from pipeline.train.mixer.rotation import RotationBatch, train_rotation
+from pipeline.train.principal import principal_rotation
 
 WIDTH, TELLING = 12, 3
 
