@@ -7,7 +7,6 @@ and the generation it builds on. Leftovers with another key are dropped before a
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from itertools import chain
@@ -71,8 +70,10 @@ def open_ledger(layout: CollectionLayout, key: str, record: Path | None = None) 
 def discard(layout: CollectionLayout) -> None:
     """Remove everything; called when it is published, or fits no longer."""
     # The key goes first: a folder without it is never believed, however far the removal got.
-    layout.pending_path.unlink(missing_ok=True)
-    shutil.rmtree(layout.pending_folder, ignore_errors=True)
+    with durable.storage_errors(f"removing {layout.pending_folder.name}/ of collection {layout.name!r}"):
+        if layout.pending_folder.is_dir():
+            durable.remove_entry(layout.pending_path)
+        durable.remove_entry(layout.pending_folder)
 
 
 class EncodedShards:
@@ -124,7 +125,7 @@ def _stale_chunks(folder: Path, number: int, ledger: Ledger) -> dict[str, int]:
 
 def _read_key(layout: CollectionLayout) -> str | None:
     try:
-        content: Any = json.loads(layout.pending_path.read_bytes())
+        content: Any = json.loads(durable.read_bytes(layout.pending_path))
     except (OSError, ValueError):
         return None
     return content.get("key") if isinstance(content, dict) else None

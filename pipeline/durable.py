@@ -217,13 +217,17 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file without waiting for a writer where a FIFO stands in its place."""
-    with open(path, "rb", opener=_open_at_once) as stream:
-        return stream.read() or b""
+    """Read a file; a FIFO, a device or a folder in its place is refused, and never waited for."""
+    with open(path, "rb", opener=_open_file) as stream:
+        return stream.read()
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
+def _open_file(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o644)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no file", path)
+    return descriptor
 
 
 def write_bytes(path: Path, content: Buffer) -> None:
@@ -283,11 +287,7 @@ def is_locked(path: Path) -> bool:
 
 def _open_lock(path: Path, flags: int) -> int:
     """Open a lock file; a link, a FIFO or a folder in its place is refused, and never waited for."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no file", str(path))
-    return descriptor
+    return _open_file(str(path), flags | os.O_NOFOLLOW)
 
 
 def _take(descriptor: int) -> bool:

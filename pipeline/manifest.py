@@ -149,7 +149,7 @@ class Manifest:
         """
         path = folder / MANIFEST_NAME
         try:
-            content = path.read_bytes()
+            content = durable.read_bytes(path)
             if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
                 raise DamageError(
                     f"{MANIFEST_NAME} of generation {folder.name} does not match its SHA-256 in CURRENT"

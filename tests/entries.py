@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-KINDS = ("file", "folder", "dangling link", "link to itself", "FIFO")
+KINDS = ("file", "folder", "dangling link", "link to itself", "link to a device", "FIFO")
 
 
 def put(path: Path, kind: str) -> None:
@@ -22,4 +22,5 @@ def put(path: Path, kind: str) -> None:
     elif kind == "FIFO":
         os.mkfifo(path)
     else:
-        path.symlink_to({"dangling link": "nowhere", "link to itself": path.name}[kind])
+        targets = {"dangling link": "nowhere", "link to itself": path.name, "link to a device": "/dev/zero"}
+        path.symlink_to(targets[kind])

@@ -18,7 +18,7 @@ from ray import serve
 from jobs.ray_serve.settings import ClusterSettings
 from jobs.ray_serve.shard_calls import ShardCalls
 from pipeline.errors import ConfigError
-from pipeline.index.layout import store_uri
+from pipeline.index.roots import store_uri
 from pipeline.options import options_of
 from pipeline.serve.server import app_of, require_key
 from pipeline.serve.settings import ServeSettings

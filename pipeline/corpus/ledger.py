@@ -112,7 +112,7 @@ class Ledger:
         with durable.storage_errors("creating the ledger"):
             path.parent.mkdir(parents=True, exist_ok=True)
             for stale in (path, path.with_name(f"{path.name}-journal"), path.with_name(f"{path.name}-wal")):
-                stale.unlink(missing_ok=True)
+                durable.remove_entry(stale)
         with self.errors():
             self.connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
             for pragma in (

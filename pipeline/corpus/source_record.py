@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import os
 import sqlite3
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,8 @@ def create_record(
     """Write the record of a generation of which no file is known, from its ids and content hashes."""
     with durable.storage_errors("recording what is published"):
         durable.clear_way(path)
-        durable.remove_entry(path.with_name(f"{path.name}-journal"))
+        for side_file in _side_files(path):
+            durable.remove_entry(side_file)
         with durable.replacing(path) as temporary, sqlite_errors():
             temporary.unlink(missing_ok=True)
             with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
@@ -188,9 +190,16 @@ def recorded_files(
     return found
 
 
+def _side_files(path: Path) -> list[Path]:
+    """Return what SQLite reads beside a database."""
+    return [path.with_name(f"{path.name}{suffix}") for suffix in ("-journal", "-wal")]
+
+
 @contextlib.contextmanager
 def _opened(path: Path) -> Generator[sqlite3.Connection]:
-    """Open a record that stands; none is made."""
+    """Open a record that stands; none is made. SQLite would wait for a FIFO."""
+    if any(os.path.lexists(entry) and not entry.is_file() for entry in (path, *_side_files(path))):
+        raise sqlite3.DatabaseError(f"{path.name} and its journal must be files")
     uri = f"{path.absolute().as_uri()}?mode=rw"
     with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
         yield connection

@@ -4,6 +4,9 @@
     00000006 60303ae22b998861…    the one before, which readers fall back to
     1c8a3f70                      CRC-32 of the lines above: a flipped hash damages no manifest
 
+An empty file :data:`PUBLISHED` in a generation's folder says that ``CURRENT`` has named it, so that an older
+``CURRENT`` that was put back is noticed.
+
 Files without the last line are read, too, as are those with the name of the served generation alone. A
 manifest without a recorded hash is not checked until the next publication records one.
 """
@@ -20,6 +23,7 @@ from typing import Final
 GENERATION_FOLDER: Final = re.compile(r"[0-9]{8}")
 KEPT_GENERATIONS: Final = 2
 """The served one and the one before it, for readers that still hold it and as the way back."""
+PUBLISHED: Final = "PUBLISHED"
 
 _RECORDED: Final = re.compile(rb"((?:[0-9]{8} [0-9a-f]{64}\n)+)([0-9a-f]{8}\n)?")
 _NAME_ALONE: Final = re.compile(rb"[0-9]{8}\n")

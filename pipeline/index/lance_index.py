@@ -23,7 +23,7 @@ import pyarrow as pa
 from lancedb.expr import col
 
 from pipeline.durable import commit_point
-from pipeline.errors import CairnError, IntegrityError, SchemaError
+from pipeline.errors import CairnError, DamageError, IntegrityError, SchemaError
 from pipeline.index.allocator import returning_freed_memory
 from pipeline.index.checked_batches import CheckedBatches
 from pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
@@ -229,7 +229,14 @@ class LanceTables:
                     tags.update(tag, versions[name])
 
     def tags(self, name: str, version: int) -> dict[str, int]:
-        """Return tag name to the version it pins, read beside a version that opens."""
+        """Return tag name to the version it pins, read beside a version that opens.
+
+        Raises :class:`DamageError` where an entry is no file: Lance would wait for a FIFO.
+        """
+        stored = self.layout.lance_folder / f"{name}.lance" / "_refs" / "tags"
+        strays = [entry.name for entry in stored.iterdir() if not entry.is_file()] if stored.is_dir() else []
+        if strays:
+            raise DamageError(f"tag {strays[0]} of table `{name}` must be a file")
         return {tag: content["version"] for tag, content in self._dataset(name, version).tags.list().items()}
 
     def keep_only(self, generations: Iterable[int]) -> None:

@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.config import DEFAULT_ROOT
-from pipeline.durable import exclusive_lock, is_locked, read_bytes, sha256_of_file, storage_errors
+from pipeline.durable import (
+    exclusive_lock,
+    is_locked,
+    read_bytes,
+    sha256_of_file,
+    storage_errors,
+)
 from pipeline.errors import (
     CollectionBusyError,
     CollectionNotFoundError,
@@ -29,10 +35,10 @@ from pipeline.errors import (
     TryAgainError,
 )
 from pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
-from pipeline.index.current import GENERATION_FOLDER, Current, generation_name
-from pipeline.index.machine_cache import cache_folder
-from pipeline.index.object_folder import STORE_URI, ObjectFolder
+from pipeline.index.current import GENERATION_FOLDER, PUBLISHED, Current, generation_name
+from pipeline.index.object_folder import ObjectFolder
 from pipeline.index.replica import Replica
+from pipeline.index.roots import resolve_root, store_uri
 from pipeline.manifest import MANIFEST_NAME
 
 log = logging.getLogger(__name__)
@@ -58,32 +64,6 @@ FIRST_INGEST: dict[FirstIngest, str] = {
     "damaged": "what stands in the place of its lock cannot be opened, or is no file; remove `.lock` from it",
 }
 """What to do about a collection of which nothing is published, by what became of its first ingest."""
-
-
-def store_uri(root: Path | str) -> str | None:
-    """Return the root as ``s3://bucket/prefix`` where it is one, None for a folder.
-
-    Other schemes are refused.
-    """
-    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(root)):
-        return None
-    found = STORE_URI.fullmatch(str(root))
-    if found is None:
-        raise ConfigError(
-            f"the root must be a folder or s3://BUCKET/PREFIX, got {str(root)!r}; mount or copy other storage"
-        )
-    return "/".join(["s3:/", found["bucket"], *filter(None, [found["prefix"]])])
-
-
-def resolve_root(root: Path | str) -> Path:
-    """Return the root as an absolute folder.
-
-    Of one in an object store, the folder of this machine's copies.
-    """
-    uri = store_uri(root)
-    if uri is None:
-        return Path(root).resolve()
-    return cache_folder() / "s3" / uri.removeprefix("s3://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +187,10 @@ class CollectionLayout:
         """The folder of a published generation."""
         return self.generations_folder / generation_name(number)
 
+    def published_path(self, number: int) -> Path:
+        """What says that ``CURRENT`` has named a generation."""
+        return self.generation_folder(number) / PUBLISHED
+
     def temporary_generation_folder(self, number: int) -> Path:
         """Where a generation is built before its rename."""
         return self.generations_folder / f".{generation_name(number)}.tmp"
@@ -277,8 +261,24 @@ class CollectionLayout:
     def current(self) -> Current | None:
         """Read ``CURRENT``; None where nothing was ever published.
 
-        Generations without a readable ``CURRENT`` raise :class:`DamageError`.
+        Generations without a readable ``CURRENT``, or with an older one than was published, raise
+        :class:`DamageError`.
         """
+        found = self._read_current()
+        if found is None or self.replica is not None:  # of a copy, the store's counts
+            return found
+        newer = [number for number in self.generation_numbers() if number > found.served]
+        published = [number for number in newer if self.published_path(number).exists()]
+        if not published:
+            return found
+        if self._read_current() != found:  # published in between
+            return self.current()
+        raise self.damaged(
+            f"CURRENT of collection {self.name!r} must name generation {published[-1]}, which was "
+            f"published, got {found.served}"
+        )
+
+    def _read_current(self) -> Current | None:
         try:
             content = read_bytes(self.current_path)
         except FileNotFoundError:

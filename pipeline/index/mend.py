@@ -76,12 +76,22 @@ def mend_lance(
     for table in TABLES if pinned else ():
         folder = layout.lance_folder / f"{table}.lance"
         kept = {generation_tag(number): versions[table] for number, versions in pinned.items()}
+        mended += [f"{table}.lance/{name}" for name in _remove_strays(folder)]
         for version, path in stored_versions(folder):
             if version not in kept.values() and (drop_unpinned or not opens(folder, version)):
                 remove_entry(path)
                 mended.append(f"{table}.lance/_versions/{path.name}")
         mended += [f"{table}.lance/_refs/tags/{tag}.json" for tag in _mend_tags(folder, kept)]
     return mended
+
+
+def _remove_strays(folder: Path) -> list[str]:
+    """Remove what is no file and no generation reads, but a commit would write to, or wait for."""
+    entries = [folder / "_versions" / "latest_version_hint.json", *sorted(folder.glob("_transactions/*"))]
+    strays = [path for path in entries if path.is_symlink() or (path.exists() and not path.is_file())]
+    for path in strays:
+        remove_entry(path)
+    return [str(path.relative_to(folder)) for path in strays]
 
 
 def stored_versions(folder: Path) -> Iterator[tuple[int, Path]]:

@@ -137,6 +137,7 @@ def prepare_writer(layout: CollectionLayout, *, gives_up_projection: bool = Fals
             if number > served:
                 durable.remove_folder(layout.generation_folder(number))
         _mend(layout, manifest, {LATE_NAME} if gives_up_projection else set())
+        _mark_published(layout, served)
     return manifest
 
 
@@ -251,8 +252,17 @@ def serve_generation(layout: CollectionLayout, number: int) -> None:
     if layout.replica is not None:
         layout.replica.push(number)
     current = _current_with(layout, number)
+    for newer in layout.generation_numbers():
+        if newer > number:  # given up
+            layout.published_path(newer).unlink(missing_ok=True)
     durable.clear_way(layout.current_path)
     durable.write_bytes(layout.current_path, current.to_bytes())
+    _mark_published(layout, number)
+
+
+def _mark_published(layout: CollectionLayout, number: int) -> None:
+    if layout.replica is None and not layout.published_path(number).exists():
+        durable.write_bytes(layout.published_path(number), b"")
 
 
 def _current_with(layout: CollectionLayout, served: int) -> Current:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config import IndexConfig
-from pipeline.durable import clear_temporary, remove_folder, storage_errors, write_bytes
+from pipeline.durable import clear_temporary, remove_entry, remove_folder, storage_errors, write_bytes
 from pipeline.errors import IntegrityError, StorageError
 from pipeline.index.copies import mend_copied
 from pipeline.index.lance_index import LanceTables, id_batches
@@ -71,6 +71,7 @@ def repair_collection(layout: CollectionLayout, progress: ProgressListener = sil
     A whole collection is left as it is, a hopeless one raises :class:`IntegrityError`.
     """
     layout.require_exists()
+    _clear_lock(layout)
     with layout.writer_lock():
         report = _restore(layout, _repair(layout, progress))
         dropped, caveat = _drop_damaged_predecessors(layout, report.generation)
@@ -82,6 +83,14 @@ def repair_collection(layout: CollectionLayout, progress: ProgressListener = sil
         with storage_errors("ending the repair"):
             losses_path(layout).unlink(missing_ok=True)
         return report
+
+
+def _clear_lock(layout: CollectionLayout) -> None:
+    """Remove what stands in the place of the lock and is no file: no writer can hold that."""
+    path = layout.lock_path
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+        with storage_errors("removing what stands in the place of the lock"):
+            remove_entry(path)
 
 
 def _mend_predecessors(layout: CollectionLayout, served: int) -> str:

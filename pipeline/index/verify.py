@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.errors import CairnError, DamageError, IntegrityError
+from pipeline.durable import is_locked
+from pipeline.errors import CairnError, DamageError, IntegrityError, StorageError
 from pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW, COPIES
 from pipeline.index.copies import copied_files, find_lance_files
 from pipeline.index.current import Current
@@ -31,7 +32,7 @@ from pipeline.index.stored_files import check_generation_files, read_manifest
 from pipeline.manifest import MANIFEST_NAME, Manifest
 from pipeline.types import ProgressListener, silent_progress
 
-Part = Literal["current", "manifest", "copies", "derived", "side", "lance", "rows", "store", "losses"]
+Part = Literal["current", "lock", "manifest", "copies", "derived", "side", "lance", "rows", "store", "losses"]
 """What is damaged.
 
 ``derived`` files can be made again from Lance; ``side`` files (context, clusters) and Lance cannot. Of the
@@ -71,7 +72,7 @@ def verify_collection(
         progress("verify", done, len(numbers), "generations")
         problems += verify_generation(layout, number, check_rows=number == served)
     progress("verify", len(numbers), len(numbers), "generations")
-    return problems + store_problems(layout, served) + _loss_problems(layout)
+    return problems + _lock_problems(layout) + store_problems(layout, served) + _loss_problems(layout)
 
 
 def read_current(layout: CollectionLayout) -> tuple[Current | None, list[Problem]]:
@@ -105,6 +106,14 @@ def kept_generations(layout: CollectionLayout, current: Current | None) -> list[
     if current.is_recorded:
         return [number for number in standing if number in current.manifests]
     return [number for number in standing if number <= current.served]
+
+
+def _lock_problems(layout: CollectionLayout) -> list[Problem]:
+    try:
+        is_locked(layout.lock_path)
+    except StorageError as error:
+        return [Problem(generation=None, part="lock", file=layout.lock_path.name, sentence=str(error))]
+    return []
 
 
 def _loss_problems(layout: CollectionLayout) -> list[Problem]:

@@ -128,7 +128,8 @@ class ServedGeneration:
     def is_replaced(self, failed: Generation) -> bool:
         """Look for a publication or damage after a read failed; tell whether another generation answers now.
 
-        Hashes what the failed one reads of Lance, at most every :data:`RETRY_SECONDS`.
+        Hashes what the failed one reads of Lance, at most every :data:`RETRY_SECONDS`. Raises the
+        :class:`IntegrityError` of damage that leaves no generation to answer.
         """
         with contextlib.suppress(CairnError):
             self.take()
@@ -140,6 +141,8 @@ class ServedGeneration:
                     error = self._layout.damaged(f"{found[0]} of generation {failed.number} {found[1]}")
                     with contextlib.suppress(IntegrityError):
                         self._fall_back(failed, error)
+        if self.generation is failed and self._damage is not None:
+            raise self._damage.with_traceback(None)
         return self.generation is not failed
 
     def _fall_back(self, damaged: Generation, error: IntegrityError) -> Served:

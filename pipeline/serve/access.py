@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 
 from pipeline.serve.collections import Collections, ServedCollection
 from pipeline.serve.guard import GRANT
-from pipeline.serve.keys import Grant
+from pipeline.serve.keys import Grant, Keyring
 from pipeline.serve.length_curve import LengthBin
 from pipeline.serve.maps.corpus_map import CorpusMap
 from pipeline.serve.maps.map_cache import GenerationCache
@@ -38,6 +38,7 @@ class ServerState:
     """Everything the routes of one server share."""
 
     settings: ServeSettings
+    keyring: Keyring
     collections: Collections
     metrics: Metrics
     search_threads: SearchThreads

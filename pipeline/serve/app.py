@@ -128,6 +128,7 @@ def create_app(
     )
     app.state.server = ServerState(
         settings=settings,
+        keyring=keyring,
         collections=collections,
         metrics=metrics,
         search_threads=SearchThreads(pool, metrics.search_seconds.observe),

@@ -158,12 +158,13 @@ class Collections:
     def readiness(self) -> str | None:
         """Return what keeps the server from being ready, None when nothing does.
 
-        A collection it was started for, or every one there is.
+        A collection it was started for, or every one there is. One that was removed is missed only where
+        the server was started for it.
         """
         if self._preloading is None or not self._preloading.done():
             return "collections are being opened"
-        wanted = set(self._settings.collections) or set(self._opened)
-        outcomes = {name: self._outcome(name) for name in self._opened}
+        outcomes = {name: self._outcome(name) for name in self._standing()}
+        wanted = set(self._settings.collections) or set(outcomes)
         ready = {
             name
             for name, found in outcomes.items()
@@ -180,7 +181,7 @@ class Collections:
     def degraded(self) -> str | None:
         """Return which open collections are not served as they were published, None where all are."""
         reasons: list[str] = []
-        for name in sorted(self._opened):
+        for name in self._standing():
             found = self._outcome(name)
             if isinstance(found, _Failure):
                 reasons.append(f"collection {name!r} cannot be served: {found.problem.kind.title}")
@@ -196,6 +197,11 @@ class Collections:
                     "keeper has to verify and repair it"
                 )
         return "; ".join(reasons) or None
+
+    def _standing(self) -> list[str]:
+        """List the collections that were opened and have not been removed since, by name."""
+        root = self._settings.root
+        return [name for name in sorted(self._opened) if CollectionLayout(root, name).exists()]
 
     def summarise(self, name: str) -> CollectionSummary:
         """Describe a collection in a line, as it is served where it is open, else as its files say."""

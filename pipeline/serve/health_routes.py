@@ -24,6 +24,8 @@ async def ready(state: State) -> Health:
 
     One that is published later is opened when it is first asked for.
     """
+    if not state.keyring.is_readable:
+        raise ProblemError(NOT_READY, "the server's keeper has to restore the file of keys")
     reason = state.collections.readiness()
     if reason is not None:
         raise ProblemError(NOT_READY, reason)

@@ -92,7 +92,7 @@ class KeyFile:
         """
         with durable.storage_errors("reading the API keys"):
             try:
-                content = self.path.read_bytes()
+                content = durable.read_bytes(self.path)
             except FileNotFoundError:
                 return []
         return _parse(content)
@@ -215,6 +215,12 @@ class Keyring:
         """Tell whether a request needs a key."""
         self._refresh()
         return self._is_required
+
+    @property
+    def is_readable(self) -> bool:
+        """Tell whether keys can be told from others: not where their file is damaged."""
+        self._refresh()
+        return self._failure is None
 
     def grant_of(self, token: str) -> Grant | None:
         """Return what a token's key allows, None for one that is no key's.

@@ -72,7 +72,7 @@ class ServeSettings:
     @property
     def keys_path(self) -> Path:
         """The file of API keys: the one named, else ``keys.json`` beside the collections or their copies."""
-        from pipeline.index.layout import resolve_root
+        from pipeline.index.roots import resolve_root
 
         return self.keys_file if self.keys_file is not None else resolve_root(self.root) / KEYS_NAME
 

@@ -24,7 +24,7 @@ from pipeline.corpus.source_record import create_record, holds_for
 from pipeline.corpus.sources import SourceFile
 from pipeline.corpus.staging import stage_changes
 from pipeline.errors import SourceError
-from tests.entries import put
+from tests.entries import KINDS, put
 
 CONFIG = CorpusConfig()
 Row = tuple[str | None, str | None]
@@ -372,11 +372,21 @@ def _outcome(published: Published, source: Path, is_sync: bool, killed: str) -> 
         return str(error)
 
 
-@pytest.mark.parametrize("kind", ["folder", "dangling link", "link to itself"])
+@pytest.mark.parametrize("kind", KINDS[1:])
 def test_record_of_another_kind_is_replaced(tmp_path: Path, kind: str) -> None:
     record = tmp_path / "sources.sqlite"
     put(record, kind)
     put(tmp_path / "sources.sqlite-journal", kind)
+    assert not holds_for(record, "a" * 64)
+    create_record(record, "a" * 64, ())
+    assert holds_for(record, "a" * 64)
+
+
+@pytest.mark.parametrize("suffix", ["-journal", "-wal"])
+def test_record_with_a_fifo_beside_it_is_made_again(tmp_path: Path, suffix: str) -> None:
+    record = tmp_path / "sources.sqlite"
+    create_record(record, "a" * 64, ())
+    put(tmp_path / f"sources.sqlite{suffix}", "FIFO")
     assert not holds_for(record, "a" * 64)
     create_record(record, "a" * 64, ())
     assert holds_for(record, "a" * 64)

@@ -62,7 +62,10 @@ FILES = (
     "lance/documents.lance/_deletions/*",
     "lance/documents.lance/_refs/tags/generation-1.json",
     "lance/chunks.lance/_refs/tags/generation-2.json",
+    "generations/00000001/MANIFEST.json",
 )
+UNREAD = ("lance/documents.lance/_versions/latest_version_hint.json", "lance/chunks.lance/_transactions/*")
+"""Files of Lance that no reader of a pinned version opens."""
 FOLDERS = (
     "generations/00000002/copies",
     "generations/00000002/copies/chunks.lance",
@@ -76,7 +79,7 @@ FOLDERS = (
 @pytest.mark.parametrize(
     ("pattern", "kind"),
     [
-        *((name, kind) for name in FILES for kind in ("folder", "dangling link", "link to itself")),
+        *((name, kind) for name in FILES for kind in KINDS[1:]),
         *((name, "file") for name in FOLDERS),
     ],
 )
@@ -95,10 +98,31 @@ def test_entry_of_another_kind_is_replaced_and_costs_no_document(
     assert verify_collection(layout) == []
 
 
+@pytest.mark.parametrize("pattern", UNREAD)
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_entry_that_nothing_reads_stops_no_writer(layout: CollectionLayout, pattern: str, kind: str) -> None:
+    put(min(layout.folder.glob(pattern)), kind)
+    require_answers(Searcher(layout, Encoder()), 2)
+    assert delete_documents(layout, ["d4"]).generation == 3
+    assert verify_collection(layout) == []
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_lock_of_another_kind_is_found_and_replaced(layout: CollectionLayout, kind: str) -> None:
+    put(layout.lock_path, kind)
+    assert [problem.file for problem in verify_collection(layout)] == [".lock"]
+    with pytest.raises(StorageError, match="opening the lock of collection"):
+        delete_documents(layout, ["d4"])
+    assert repair_collection(layout).generation == 2
+    assert verify_collection(layout) == []
+    assert delete_documents(layout, ["d4"]).generation == 3
+
+
 @pytest.mark.parametrize("name", ["documents.faiss", "chunks.arrow"])
-def test_derived_file_replaced_by_a_folder_is_made_again(layout: CollectionLayout, name: str) -> None:
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_derived_file_of_another_kind_is_made_again(layout: CollectionLayout, name: str, kind: str) -> None:
     path = min(layout.generation_folder(2).glob(f"*{name}"))
-    put(path, "folder")
+    put(path, kind)
     require_answers(Searcher(layout, Encoder()), 1)
     report = repair_collection(layout)
     assert report.lost == ()

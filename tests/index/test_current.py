@@ -12,10 +12,12 @@ from pipeline.index.copied_names import COPIES
 from pipeline.index.current import Current
 from pipeline.index.generation import open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import repair_collection, verify_collection
+from pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
 from pipeline.index.stored_files import read_manifest
 from pipeline.manifest import MANIFEST_NAME
+from pipeline.search.searcher import Searcher
 from tests.damages import flipped_bits
+from tests.nightly.served import StoneEncoder
 
 EVERY_NTH_BIT = 61
 """Bits of a manifest left out between two that are flipped: SHA-256 knows none from the others."""
@@ -121,3 +123,34 @@ def test_publication_carries_the_recorded_hash_of_a_manifest_over(
     before = changed.manifest_sha256(2)
     stones.publish_change(changed, "m")
     assert changed.manifest_sha256(2) == before
+
+
+def test_older_current_put_back_is_noticed_and_costs_no_document(
+    published: CollectionLayout, stones: ModuleType
+) -> None:
+    older = published.current_path.read_bytes()
+    stones.publish_change(published, "n")
+    running = Searcher(published, StoneEncoder())
+    published.current_path.write_bytes(older)
+    for searcher in (running, Searcher(published, StoneEncoder())):
+        assert searcher.search("stone").generation == 2
+        assert "must name generation 2, which was published, got 1; run `cairn repair" in searcher.warnings[0]
+    assert [problem.file for problem in verify_collection(published)] == ["CURRENT"]
+    with pytest.raises(DamageError, match="must name generation 2"):
+        delete_documents(published, ["d4"])
+    report = repair_collection(published)
+    assert (report.generation, report.lost, verify_collection(published)) == (2, (), [])
+    assert (running.search("stone").generation, running.warnings) == (2, ())
+
+
+def test_swapped_folders_of_generations_are_damaged(changed: CollectionLayout) -> None:
+    one, two = (changed.generation_folder(number) for number in (1, 2))
+    one.rename(one.with_name("aside"))
+    two.rename(one)
+    one.with_name("aside").rename(two)
+    for number in (1, 2):
+        with pytest.raises(DamageError, match="SHA-256 in CURRENT"):
+            read_manifest(changed, number)
+    changed.current_path.write_bytes(b"00000002\n")  # as an earlier release wrote it, without hashes
+    with pytest.raises(DamageError, match="the manifest of generation 2 must describe it"):
+        read_manifest(changed, 2)

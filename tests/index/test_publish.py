@@ -98,6 +98,7 @@ def test_prepare_writer_of_a_new_collection_returns_none(layout: CollectionLayou
 
 def test_prepare_writer_removes_what_was_never_served(published: CollectionLayout) -> None:
     shutil.copytree(published.generation_folder(1), published.generation_folder(2))
+    published.published_path(2).unlink()
     published.temporary_generation_folder(3).mkdir()
     manifest = prepare_writer(published)
     assert manifest is not None

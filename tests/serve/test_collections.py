@@ -247,30 +247,6 @@ def test_requests_while_a_model_is_loaded_wait_and_are_told_to_try_again(
         assert waiting.result() == (200, "")
 
 
-def test_server_is_ready_when_one_of_all_collections_is(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
-    damage(own_root, "stones")
-    assert serve(ServeSettings(root=own_root)).get("/readyz").status_code == 200
-
-
-def test_server_is_not_ready_without_a_collection_it_was_started_for(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
-    damage(own_root, "stones")
-    response = serve(ServeSettings(root=own_root, collections=("stones", "pebbles"))).get("/readyz")
-    assert (response.status_code, response.json()["type"]) == (503, "urn:problem-type:cairn:not-ready")
-    assert response.json()["detail"] == "1 of 2 collection(s) cannot be served; the server's log says more"
-
-
-def test_server_over_an_empty_root_is_ready_and_lists_nothing(
-    tmp_path: Path, serve: Callable[..., TestClient]
-) -> None:
-    client = serve(ServeSettings(root=tmp_path / "none"))
-    assert client.get("/readyz").status_code == 200
-    assert client.get("/v1/collections").json() == {"collections": []}
-
-
 def test_unknown_names_leave_nothing_behind(client: TestClient) -> None:
     collections = client.app.state.server.collections  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
     before = json.dumps(sorted(collections._opened))
