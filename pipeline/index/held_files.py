@@ -105,6 +105,11 @@ class HeldFiles:
                 self._written_ns[name] = found.st_mtime_ns
         return None
 
+    @property
+    def wanted_file(self) -> str:
+        """A file that another program waits to write into, empty where there is none."""
+        return self._wanted
+
     def _look_at_leases(self) -> None:
         wanted = [name for name, file in self._leased.items() if not _is_leased(file)]
         if wanted and not self._wanted:

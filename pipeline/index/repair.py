@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,7 @@ from pipeline.index.publish import (
 )
 from pipeline.index.rederive import find_whole_rows
 from pipeline.index.salvage import Salvage, give_up, plan_salvage
+from pipeline.index.segments.segment import segment_files
 from pipeline.index.stored_files import read_manifest
 from pipeline.index.verify import Problem, read_current, store_problems, verify_generation
 from pipeline.manifest import Manifest
@@ -65,15 +66,23 @@ def index_config_of(settings: Mapping[str, Any]) -> IndexConfig:
     return IndexConfig(**settings["index"])
 
 
-def repair_collection(layout: CollectionLayout, progress: ProgressListener = silent_progress) -> RepairReport:
+def repair_collection(
+    layout: CollectionLayout,
+    progress: ProgressListener = silent_progress,
+    *,
+    keeps_all: bool = False,
+    suspects: Collection[str] = (),
+) -> RepairReport:
     """Repair under the lock.
 
-    A whole collection is left as it is, a hopeless one raises :class:`IntegrityError`.
+    A whole collection is left as it is, a hopeless one raises :class:`IntegrityError`. So does one of which a
+    row or a generation would be given up where the repair ``keeps_all``. Derived files among ``suspects``
+    are made again though they are whole: another program is about to write into them.
     """
     layout.require_exists()
     _clear_lock(layout)
     with layout.writer_lock():
-        report = _restore(layout, _repair(layout, progress))
+        report = _restore(layout, _repair(layout, progress, keeps_all=keeps_all, suspects=suspects))
         dropped, caveat = _drop_damaged_predecessors(layout, report.generation)
         if dropped:
             numbers = sorted({problem.generation or 0 for problem in dropped})
@@ -135,14 +144,21 @@ def _restore(layout: CollectionLayout, report: RepairReport) -> RepairReport:
     return replace(report, action=action, problems=(*report.problems, *lacking))
 
 
-def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairReport:
+def _repair(
+    layout: CollectionLayout, progress: ProgressListener, *, keeps_all: bool, suspects: Collection[str]
+) -> RepairReport:
     current, problems = read_current(layout)
     served = _named_generation(layout) if current is None else current.served
     standing = [number for number in layout.generation_numbers() if served is None or number <= served]
     left: dict[int, list[Problem]] = {}
     for number in sorted(standing, reverse=True):
-        found, left[number] = _mend(layout, number)
+        found, left[number] = _mend(layout, number, check_rows=not suspects)
+        if number == served:
+            left[number] += _suspected(layout, number, suspects)
         problems += found
+        is_derived = all(problem.part in ("derived", "copies") for problem in left[number])
+        if keeps_all and (number != served or not is_derived):
+            raise layout.damaged(problems[0].sentence)
         if number == served and len(problems) == len(found) and not left[number]:
             mended = _mend_predecessors(layout, number)
             prepare_writer(layout)
@@ -155,7 +171,7 @@ def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairRepor
             )
             report = RepairReport(generation=number, action=action, problems=tuple(found))
             return _adding(report, mended) if mended else report
-        if all(problem.part in ("derived", "copies") for problem in left[number]):
+        if is_derived:
             if served is not None and number < served and _has_lost_manifest(left.get(served)):
                 derived = _derive_again(layout, served, read_manifest(layout, number), problems, progress)
                 if derived is not None:
@@ -170,6 +186,17 @@ def _repair(layout: CollectionLayout, progress: ProgressListener) -> RepairRepor
         f"{'; '.join(problem.sentence for problem in problems[:3])}; "
         "move its folder away and ingest the sources again"
     )
+
+
+def _suspected(layout: CollectionLayout, number: int, suspects: Collection[str]) -> list[Problem]:
+    """Return problems of files of segments that are whole, but will not be for long."""
+    if not suspects:
+        return []
+    files = {name for record in read_manifest(layout, number).segments for name in segment_files(record)}
+    return [
+        Problem(generation=number, part="derived", file=name, sentence=f"{name} is about to be written into")
+        for name in sorted(files.intersection(suspects))
+    ]
 
 
 def _named_generation(layout: CollectionLayout) -> int | None:
@@ -230,9 +257,12 @@ def _losses(
     return losses
 
 
-def _mend(layout: CollectionLayout, number: int) -> tuple[list[Problem], list[Problem]]:
-    """Return the faults of a generation, and those left after what costs no row has been mended."""
-    found = verify_generation(layout, number, check_rows=True)
+def _mend(layout: CollectionLayout, number: int, *, check_rows: bool) -> tuple[list[Problem], list[Problem]]:
+    """Return the faults of a generation, and those left after what costs no row has been mended.
+
+    To check rows the files are mapped, which none must be that is about to be cut.
+    """
+    found = verify_generation(layout, number, check_rows=check_rows)
     if not found or any(problem.part == "manifest" for problem in found):
         return found, found
     with storage_errors(f"mending generation {number} of {layout.name!r}", layout.folder):
@@ -241,7 +271,7 @@ def _mend(layout: CollectionLayout, number: int) -> tuple[list[Problem], list[Pr
         mend_files(layout, manifest)
         mend_copied(layout, manifest)  # a copy whose original has just been mended
         mend_lance(layout, layout.generation_numbers())
-    return found, verify_generation(layout, number, check_rows=True)
+    return found, verify_generation(layout, number, check_rows=check_rows)
 
 
 def _serve_again(

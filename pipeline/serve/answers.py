@@ -20,6 +20,7 @@ from pipeline.errors import (
     IntegrityError,
     StorageError,
 )
+from pipeline.index.generation import Generation
 from pipeline.search.queries import check_queries
 from pipeline.search.rerank import reranked, widened
 from pipeline.search.searcher import finish_search
@@ -108,8 +109,8 @@ async def with_collection(
             return await attempt(served)
         except FingerprintMismatchError:
             return await attempt(await state.collections.reopen(served))
-        except (IntegrityError, StorageError):
-            if not await state.search_threads.run(lambda: served.searcher.is_replaced(before)):
+        except (IntegrityError, StorageError) as error:
+            if not await _is_another_whole(state, served, before, error):
                 raise
             return await attempt(served)
     except CollectionNotFoundError as error:
@@ -125,6 +126,23 @@ async def with_collection(
                 contract(error),
             )
         raise problem from error
+
+
+async def _is_another_whole(
+    state: ServerState, served: ServedCollection, failed: Generation, error: CairnError
+) -> bool:
+    """Tell whether a generation answers that did not before, or would not; mend one where none is left."""
+    try:
+        if await state.search_threads.run(lambda: served.searcher.is_replaced(failed)):
+            return True
+    except IntegrityError as damage:
+        error = damage
+    if not isinstance(error, IntegrityError):
+        return False
+    wanted = failed.held_files.wanted_file
+    if await state.collections.is_healed(served.name, {wanted} if wanted else ()):
+        return True
+    raise error
 
 
 def hit_reply(hit: Hit, *, include_text: bool) -> HitReply:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -31,6 +31,7 @@ from pipeline.search.reader import LocalReader
 from pipeline.search.searcher import Searcher
 from pipeline.search.served import MakeReader
 from pipeline.serve.batching import EncoderQueue, Observer, TextVectors, unobserved
+from pipeline.serve.healing import Healer
 from pipeline.serve.problems import (
     COLLECTION_BUILDING,
     COLLECTION_DAMAGED,
@@ -92,6 +93,7 @@ class Collections:
         self._load_encoder = load_encoder
         self._on_start = on_start
         self._observe = observe
+        self._healer = Healer()
         self._opened: dict[str, asyncio.Task[ServedCollection | _Failure]] = {}
         self._encoders: dict[str, EncoderQueue] = {}
         self._encoder_of: dict[str, EncoderQueue] = {}
@@ -144,6 +146,11 @@ class Collections:
         if self._outcome(stale.name) is stale:
             del self._opened[stale.name]
         return await self.get(stale.name)
+
+    async def is_healed(self, name: str, suspects: Collection[str] = ()) -> bool:
+        """Mend a damaged collection where that costs no row; tell whether another attempt may succeed."""
+        layout = CollectionLayout(self._settings.root, name)
+        return await self._healer.heal(layout, suspects, OPENING_SHARE * self._settings.deadline_seconds)
 
     def forget(self, gone: ServedCollection) -> None:
         """Let go of a collection that is no longer there."""
@@ -261,8 +268,14 @@ class Collections:
             raise unknown_collection()
 
     async def _open(self, name: str) -> ServedCollection | _Failure:
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, self._open_now, name)
+            try:
+                return await loop.run_in_executor(self._pool, self._open_now, name)
+            except IntegrityError:
+                if not await self.is_healed(name):
+                    raise
+                return await loop.run_in_executor(self._pool, self._open_now, name)
         except CairnError as error:
             log.error(  # noqa: TRY400 - the sentence says it
                 "serve.open_failed collection=%s error=%s sentence=%s", name, type(error).__name__, error

@@ -82,6 +82,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def unhealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let collections be too large for a server to mend them."""
+    monkeypatch.setattr("pipeline.serve.healing.MAX_BYTES", 0)
+
+
 @pytest.fixture(scope="session")
 def ingest(tiny_model_folder: Path) -> Callable[..., None]:
     """Return ``ingest(root, name, rows)``, with the tiny model unless told otherwise."""

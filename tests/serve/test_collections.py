@@ -28,6 +28,8 @@ from pipeline.serve.app import create_app
 from pipeline.serve.settings import ServeSettings
 from tests.entries import put
 
+pytestmark = pytest.mark.usefixtures("unhealed")
+
 
 def damage(root: Path, name: str, number: int = 1) -> None:
     path = CollectionLayout(root, name).generation_folder(number) / CHUNKS_FAISS

@@ -6,11 +6,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from starlette.testclient import TestClient
 
 from pipeline.serve.keys import KeyFile
 from pipeline.serve.settings import ServeSettings
 from tests.serve.test_collections import asked, damage
+
+pytestmark = pytest.mark.usefixtures("unhealed")
 
 
 def test_server_is_ready_when_one_of_all_collections_is(
