@@ -8,11 +8,12 @@ from typing import Any, TypeVar, get_args
 import click
 from typing_extensions import override
 
-from cli.options import add_options
+from cli.options import HeadedOption, add_options
 from jobs.engine import EngineConfig, EngineName
 from pipeline.errors import ConfigError
 from pipeline.options import options_of, shown
 
+_HEADING = "Ray"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -46,14 +47,18 @@ def job_server_option(function: _Function) -> _Function:
 def engine_options(function: _Function) -> _Function:
     """Add the flags of an engine."""
     for option in (
-        add_options(EngineConfig),
+        add_options(EngineConfig, heading=_HEADING),
         click.option(
             "--workers",
+            cls=HeadedOption,
+            heading=_HEADING,
             type=WorkerRange(),
             help="Workers on it, N or MIN:MAX.  [default: as many as it has room for]",
         ),
         click.option(
             "--engine",
+            cls=HeadedOption,
+            heading=_HEADING,
             type=click.Choice(get_args(EngineName)),
             help="Who encodes.  [default: ray with an address, else local]",
         ),

@@ -10,7 +10,7 @@ from typing import Any, cast
 import click
 
 from cli.engine import engine_options, resolve_engine
-from cli.options import add_options, chosen, given
+from cli.options import GroupedCommand, add_options, chosen, given
 from cli.settings import json_option, root_option
 from cli.terminal import ProgressBars, duration, table, thousands
 from jobs.ingest_settings import STAGES, resolve_ingest_config
@@ -28,7 +28,16 @@ from pipeline.types import IngestReport
 _QUARANTINED_EXIT = 3
 
 
-@click.command(context_settings={"show_default": True})
+_EXAMPLES = """\b
+Examples:
+  ingest articles/ --collection handbook
+  ingest notes.parquet --collection notes --id-column key --text-column body
+  ingest articles/ --collection handbook --sync --dry-run
+  ingest s3://bucket/articles --root s3://bucket/indexes --collection handbook
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=_EXAMPLES, context_settings={"show_default": True})
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option(
     "--collection",
@@ -37,9 +46,12 @@ _QUARANTINED_EXIT = 3
     help="Name of the collection to build or update.",
 )
 @root_option
-@add_options(CorpusConfig, EncoderConfig, ClusterConfig, ContextConfig, IndexConfig)
+@add_options(CorpusConfig, heading="Corpus")
+@add_options(EncoderConfig, heading="Encoder")
+@add_options(ClusterConfig, ContextConfig, heading="Clusters and context")
+@add_options(IndexConfig, heading="Index")
 @engine_options
-@add_options(IngestConfig)
+@add_options(IngestConfig, heading="This run")
 @click.option(
     "--dry-run", is_flag=True, help="Say what would be done, and how long it would take; change nothing."
 )

@@ -87,6 +87,8 @@ def create(
     key, token = _file(root, keys_file).create(
         name, scopes=scopes, collections=collections or None, restriction=restriction, token=given
     )
+    if collections:
+        _warn_of_missing(Path(root), collections)
     if as_json:
         click.echo(json.dumps(_shown(key) if given else {**_shown(key), "key": token}))
         return 0
@@ -154,6 +156,15 @@ def _restriction(root: Path, collections: tuple[str, ...], filters: tuple[str, .
             "the collections of a key with a filter must have its columns in one type; make a key for each"
         )
     return parsed[0]
+
+
+def _warn_of_missing(root: Path, collections: tuple[str, ...]) -> None:
+    from pipeline.index.layout import list_states
+
+    for missing in sorted(set(collections) - set(list_states(root))):
+        click.echo(
+            f"warning: there is no collection {missing} under {root}; the key holds once there is", err=True
+        )
 
 
 def _may(key: ApiKey) -> str:

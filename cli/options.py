@@ -96,7 +96,16 @@ _TYPES: Final[Mapping[Any, Any]] = {
 }
 
 
-class FieldOption(click.Option):
+class HeadedOption(click.Option):
+    """An option that the help of a :class:`GroupedCommand` shows under a heading."""
+
+    def __init__(self, *args: Any, heading: str | None = None, **kwargs: Any) -> None:
+        """Keep the heading beside what click knows."""
+        super().__init__(*args, **kwargs)
+        self.heading = heading
+
+
+class FieldOption(HeadedOption):
     """An option made of the field of a dataclass."""
 
     def __init__(self, *args: Any, field: Option, **kwargs: Any) -> None:
@@ -105,15 +114,36 @@ class FieldOption(click.Option):
         self.field = field
 
 
+class GroupedCommand(click.Command):
+    """A command whose help has its options under headings, those without one first."""
+
+    @override
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a section for each heading, in the order of the options."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                heading = param.heading if isinstance(param, HeadedOption) else None
+                sections.setdefault(heading or "Options", []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
 def add_options(
-    *kinds: type, but: Collection[str] = (), defaults: Mapping[str, Any] | None = None
+    *kinds: type,
+    but: Collection[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+    heading: str | None = None,
 ) -> Callable[[_Function], _Function]:
     """Add the options of dataclasses that have a help text, in their order, without those named in ``but``.
 
-    ``defaults`` are those of this command, where they differ from the dataclass's.
+    ``defaults`` are those of this command, where they differ from the dataclass's. The help of a
+    :class:`GroupedCommand` shows them under ``heading``.
     """
     made = [
-        click_option(each, (defaults or {}).get(name))
+        click_option(each, (defaults or {}).get(name), heading)
         for kind in kinds
         for name, each in options_of(kind).items()
         if each.about.help and name not in but
@@ -127,7 +157,9 @@ def add_options(
     return add
 
 
-def click_option(each: Option, default: Any = None) -> Callable[[_Function], _Function]:
+def click_option(
+    each: Option, default: Any = None, heading: str | None = None
+) -> Callable[[_Function], _Function]:
     """Return what adds an option to a command.
 
     What is not chosen is None, or the command's ``default``; the help text names the default.
@@ -145,7 +177,9 @@ def click_option(each: Option, default: Any = None) -> Callable[[_Function], _Fu
             settings["callback"] = _checked(each, default)
     text = each.default_text if default is None else None  # click shows the command's own
     help_text = about.help if text is None else f"{about.help}  [default: {text}]"
-    return click.option(flag, each.name, cls=FieldOption, field=each, help=help_text, **settings)
+    return click.option(
+        flag, each.name, cls=FieldOption, field=each, heading=heading, help=help_text, **settings
+    )
 
 
 def _checked(each: Option, default: Any) -> Callable[[click.Context, click.Parameter, Any], Any]:

@@ -118,7 +118,7 @@ def list_(file: ScheduleFile, *, as_json: bool) -> int:
             each.in_words,
             each.zone,
             _moment(each.next_fire(now), each),
-            _ended(last.get(name)),
+            _ended(last.get(name), each),
             " ".join(each.run),
         )
         for name, each in schedules.items()
@@ -239,5 +239,5 @@ def _moment(moment: datetime, each: Schedule) -> str:
     return f"{moment.astimezone(each.zone):%a %Y-%m-%d %H:%M}"
 
 
-def _ended(last: ScheduledRun | None) -> str:
-    return f"exit {last.exit_code}, {last.started_at.astimezone():%Y-%m-%d %H:%M}" if last else "never"
+def _ended(last: ScheduledRun | None, each: Schedule) -> str:
+    return f"exit {last.exit_code}, {_moment(last.started_at, each)}" if last else "never"

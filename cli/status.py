@@ -6,6 +6,7 @@ What a collection holds, how it was built and how far its corpus has drifted fro
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -56,6 +57,12 @@ def _use_of_context(encoder: dict[str, Any]) -> str:
         if is_made
     ]
     return " and ".join(uses) or "not read by the encoder"
+
+
+def _clusters(sizes: Sequence[int]) -> str:
+    filled = sum(size > 0 for size in sizes)
+    empty = len(sizes) - filled
+    return thousands(filled) + (f"  ({thousands(empty)} more without a document)" if empty else "")
 
 
 def _beyond_the_defaults(encoder: dict[str, Any]) -> str:
@@ -111,7 +118,7 @@ def _describe(report: dict[str, Any]) -> str:
         *([("", chosen)] if (chosen := _beyond_the_defaults(encoder)) else []),
         *([("", report["encoder_note"])] if report["encoder_note"] else []),
         ("token vectors", _token_vectors(report["token_vectors"], report["collection"])),
-        ("clusters", thousands(len(report["cluster_sizes"]))),
+        ("clusters", _clusters(report["cluster_sizes"])),
         (
             "context",
             (f"{thousands(context['documents'])} documents, {_use_of_context(encoder)}"),

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from pathlib import Path
 
 import click
 
 from cli.engine import job_server_option
 from cli.options import NamedPath
+from pipeline import durable
+from pipeline.errors import ConfigError
 
 _INTERRUPTED = 130
+_CONFIGS = files("jobs") / "configs"
+_EXAMPLES = sorted(
+    each.name.removesuffix(".toml") for each in _CONFIGS.iterdir() if each.name.endswith(".toml")
+)
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("config", type=NamedPath(path_type=Path, dir_okay=False))
+@click.argument("config", required=False, type=NamedPath(path_type=Path, dir_okay=False))
+@click.option(
+    "--example",
+    type=click.Choice(_EXAMPLES),
+    help="Write an example of CONFIG, called EXAMPLE.toml, into this folder and submit nothing.",
+)
 @job_server_option
 @click.option(
     "--key",
@@ -24,11 +36,24 @@ _INTERRUPTED = 130
 @click.option("--detach", is_flag=True, help="Submit and return; do not follow.")
 @click.option("--quiet", is_flag=True, help="Do not show the job's log.")
 @click.option("--json", "as_json", is_flag=True, help="Print the job's report on stdout, its log on stderr.")
-def submit(*, config: Path, address: str, key: str | None, detach: bool, quiet: bool, as_json: bool) -> int:
+def submit(
+    *,
+    config: Path | None,
+    example: str | None,
+    address: str,
+    key: str | None,
+    detach: bool,
+    quiet: bool,
+    as_json: bool,
+) -> int:
     """Run the job of the TOML file CONFIG on a Ray cluster, follow its log and end with its exit code.
 
     A job that runs already is joined. Ctrl-C leaves it running; the same command follows it again.
     """
+    if example is not None:
+        return _write_example(example)
+    if config is None:
+        raise click.UsageError("submit must have a job file, got none; --example build_index writes one")
     from jobs.ray_cluster.submission import JobServer
 
     server = JobServer(address)
@@ -56,3 +81,13 @@ def submit(*, config: Path, address: str, key: str | None, detach: bool, quiet: 
     if as_json and outcome.report is not None:
         click.echo(json.dumps(outcome.report))
     return outcome.exit_code
+
+
+def _write_example(name: str) -> int:
+    path = Path(f"{name}.toml")
+    if path.exists():
+        raise ConfigError(f"{path} must not be there yet, got one that is; move it away")
+    with durable.storage_errors(f"writing {path}"):
+        durable.write_bytes(path, (_CONFIGS / path.name).read_bytes())
+    click.echo(f"{path} is written: change it, then run `cairn submit {path}`")
+    return 0

@@ -71,6 +71,12 @@ def test_key_from_a_variable_that_holds_none_is_refused(
     assert json.loads(call("keys", "list", "--json")[1]) == []
 
 
+def test_key_for_a_collection_that_is_not_there_is_made_with_a_warning(call: Any) -> None:
+    code, token, said = call("keys", "create", "reader", "--for", "peebles")
+    assert (code, token[:6]) == (0, "cairn_")
+    assert "warning: there is no collection peebles under cairn-data" in said
+
+
 def test_keys_in_json_hold_no_digest(call: Any) -> None:
     made = json.loads(
         call(

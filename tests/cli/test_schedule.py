@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -215,6 +216,8 @@ def test_history_shows_what_ran(call: Any, nightly: tuple[str, ...], tmp_path: P
     code, _, err = call("history", "weekly")
     assert (code, "schedules there: nightly" in err) == (2, True)
     assert json.loads(call("list", "--json")[1])[0]["last"]["exit_code"] == 2
+    in_vienna = since.astimezone(ZoneInfo("Europe/Vienna"))
+    assert f"exit 2, {in_vienna:%a %Y-%m-%d %H:%M}" in call("list")[1]
 
 
 def test_scheduler_says_in_one_sentence_that_the_corpus_vanished_refuses_a_second_and_ends_cleanly_on_sigterm(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from jobs.job_file import read_job
 from jobs.ray_cluster.submission import Listed, Outcome, Submission
 from pipeline.errors import ClusterError
 
@@ -83,6 +84,20 @@ def test_submit_that_fails_is_one_sentence(server: Any, call: Any):
     code, _, error = call("submit", "build.toml", "--quiet")
     assert code == 1
     assert error.splitlines()[1:] == [f"error: {server.outcome}"]
+
+
+def test_example_is_written_once_and_is_a_job(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    code, said, _ = call("submit", "--example", "build_index")
+    assert (code, "cairn submit build_index.toml" in said) == (0, True)
+    assert read_job(tmp_path / "build_index.toml").collection == "python-docs"
+    code, _, error = call("submit", "--example", "build_index")
+    assert (code, "build_index.toml must not be there yet" in error) == (2, True)
+
+
+def test_submit_of_nothing_names_the_example(call: Any):
+    code, _, error = call("submit")
+    assert (code, "--example build_index" in error) == (2, True)
 
 
 def test_submit_without_a_cluster_is_one_sentence(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
