@@ -65,7 +65,11 @@ class HeldFiles:
         self._leased = {
             name: file for name, file in self._descriptors.items() if _Leases.is_on and _lease(name, file)
         }
-        self._written_ns = {name: os.fstat(file).st_mtime_ns for name, file in self._descriptors.items()}
+        self._written_ns = {
+            name: os.fstat(file).st_mtime_ns
+            for name, file in self._descriptors.items()
+            if name not in self._leased
+        }
         self._entries = _stamp(folder)
 
     def moved_file(self) -> str | None:
@@ -86,18 +90,20 @@ class HeldFiles:
     def damaged_file(self) -> tuple[str, str] | None:
         """Return a file that is no longer what it was and what is wrong with it, None where all are whole.
 
-        Costs a ``stat`` a file; one that was written into since is hashed again.
+        Costs a ``stat`` a file without a lease; one that was written into since is hashed again. Nothing is
+        written into a leased one without asking.
         """
         if self._asked_back != _Leases.asked_back:
             self._asked_back = _Leases.asked_back
             self._look_at_leases()
         if self._wanted:
             return self._wanted, "is about to be written into by another program"
-        for name, descriptor in self._descriptors.items():
-            found, size = os.fstat(descriptor), self._records[name].size_bytes
+        for name, written_ns in self._written_ns.items():
+            descriptor, size = self._descriptors[name], self._records[name].size_bytes
+            found = os.fstat(descriptor)
             if found.st_size < size:
                 return name, f"must have {size:,} bytes, got {found.st_size:,}: it was cut while it was open"
-            if found.st_mtime_ns != self._written_ns[name]:
+            if found.st_mtime_ns != written_ns:
                 with os.fdopen(os.dup(descriptor), "rb") as file:
                     file.seek(0)
                     if hashlib.file_digest(file, "sha256").hexdigest() != self._records[name].sha256:
