@@ -85,6 +85,15 @@ class KeyFile:
         """Tell whether keys were ever made."""
         return self.path.exists()
 
+    @property
+    def marker_path(self) -> Path:
+        """An empty file beside the keys: it says that there were some."""
+        return self.path.with_name(f"{self.path.name}.made")
+
+    def is_lost(self) -> bool:
+        """Tell whether keys were made, and their file is gone."""
+        return self.marker_path.exists() and not self.path.exists()
+
     def read(self) -> list[ApiKey]:
         """Return all keys, revoked ones too; none where there is no file.
 
@@ -179,9 +188,12 @@ class KeyFile:
 
     def _write(self, keys: Sequence[ApiKey]) -> None:
         content = {"format_version": FORMAT_VERSION, "keys": [asdict(key) for key in keys]}
-        with durable.storage_errors("writing the API keys"), durable.replacing(self.path) as temporary:
-            temporary.touch(mode=0o600)
-            temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        with durable.storage_errors("writing the API keys"):
+            with durable.replacing(self.path) as temporary:
+                temporary.touch(mode=0o600)
+                temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            if not self.marker_path.exists():
+                durable.write_bytes(self.marker_path, b"")
 
     @contextlib.contextmanager
     def _locked(self) -> Generator[None]:

@@ -35,6 +35,17 @@ def test_address_beyond_this_machine_needs_a_key(tmp_path: Path, host: str) -> N
         require_key(settings)
 
 
+def test_lost_file_of_keys_opens_no_server(tmp_path: Path) -> None:
+    settings = ServeSettings(root=tmp_path)
+    require_key(settings)
+    KeyFile(settings.keys_path).create("reader")
+    settings.keys_path.unlink()
+    with pytest.raises(ConfigError, match=r"got no keys\.json; restore it or make new keys"):
+        require_key(settings)
+    (tmp_path / "keys.json.made").unlink()
+    require_key(settings)
+
+
 def test_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
     with bind(ServeSettings(root=tmp_path, port=0)) as taken:
         port = taken.getsockname()[1]
