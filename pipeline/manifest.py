@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -43,6 +44,7 @@ def rename_settings(stage: str, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 MANIFEST_NAME = "MANIFEST.json"
+COLLECTION_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 def fingerprint(**parts: Any) -> str:

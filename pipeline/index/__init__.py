@@ -8,16 +8,3 @@
 ``faiss_index``. ``segments`` holds the parts of a generation. ``verify``, ``repair``, ``status`` and
 ``maintenance`` (compact, delete) look after a collection. ``replica`` keeps a copy of one in an object store.
 """
-
-from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
-from pipeline.index.layout import CollectionLayout, list_collections
-from pipeline.index.protocol import VectorIndex
-
-__all__ = [
-    "CollectionLayout",
-    "Generation",
-    "VectorIndex",
-    "list_collections",
-    "open_generation",
-    "open_latest_intact_generation",
-]

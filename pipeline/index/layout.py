@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import shlex
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
@@ -39,11 +38,10 @@ from pipeline.index.current import GENERATION_FOLDER, PUBLISHED, Current, genera
 from pipeline.index.object_folder import ObjectFolder
 from pipeline.index.replica import Replica
 from pipeline.index.roots import resolve_root, store_uri
-from pipeline.manifest import MANIFEST_NAME
+from pipeline.manifest import COLLECTION_NAME, MANIFEST_NAME
 
 log = logging.getLogger(__name__)
 
-COLLECTION_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 DOCUMENTS_FAISS = "documents.faiss"
 CHUNKS_FAISS = "chunks.faiss"

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from pipeline import durable
 from pipeline.errors import CairnError, ConfigError, IntegrityError
-from pipeline.index.layout import COLLECTION_NAME
+from pipeline.manifest import COLLECTION_NAME
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
-from pipeline.index.layout import COLLECTION_NAME
+from pipeline.manifest import COLLECTION_NAME
 from pipeline.options import Option, options_of
 from pipeline.search.filters import MAX_LIST_VALUES, MAX_NODES, MAX_STRING_BYTES
 from pipeline.search.rerank import RERANK_DOCUMENTS

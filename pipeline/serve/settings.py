@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.errors import ConfigError
+from pipeline.manifest import COLLECTION_NAME
 from pipeline.options import About, check_options, option
 
 DEFAULT_PORT: Final = 8400
@@ -60,8 +61,6 @@ class ServeSettings:
     )
 
     def __post_init__(self) -> None:
-        from pipeline.index.layout import COLLECTION_NAME  # brings lancedb, which `--help` does without
-
         check_options(self)
         for name in self.collections:
             if not COLLECTION_NAME.fullmatch(name):

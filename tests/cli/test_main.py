@@ -350,10 +350,11 @@ def test_sample_of_chosen_kinds_holds_no_others(call: Any) -> None:
     assert call("sample", "made", "--kind", "chapter")[0] == 2
 
 
-def test_help_loads_neither_torch_nor_lancedb() -> None:
+@pytest.mark.parametrize("words", ["--help", "keys list", "schedule list"])
+def test_verb_that_opens_no_collection_loads_no_large_library(words: str) -> None:
     script = (
-        "import sys, cli.main; code = cli.main.run(cli.main.cairn, ['--help'], 'cairn'); "
-        "print(code, {'torch', 'lancedb'} & set(sys.modules))"
+        f"import sys, cli.main; code = cli.main.run(cli.main.cairn, {words.split()}, 'cairn'); "
+        "print(code, {'torch', 'lancedb', 'lance', 'pyarrow', 'faiss'} & set(sys.modules))"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "0 set()"
