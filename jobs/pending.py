@@ -7,12 +7,14 @@ and the generation it builds on. Leftovers with another key are dropped before a
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from jobs.compatibility import SPEED_ONLY
@@ -76,31 +78,50 @@ def discard(layout: CollectionLayout) -> None:
         durable.remove_entry(layout.pending_folder)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedShards:
-    """Everything in ``pending/encoded`` that this run commits.
+    """Encoded shards that a run commits: its own, and of earlier runs' what is still the source's content.
 
-    Its own shards, and of earlier runs' what is still the source's content.
+    ``counts`` has the documents and chunks to commit of each shard; ``stale`` the documents of a shard that
+    are not, with their chunks.
     """
 
-    def __init__(self, layout: CollectionLayout, ledger: Ledger, first_own_shard: int) -> None:
-        self._folder = layout.encoded_folder
-        self._numbers = finished_shards(self._folder)
-        earlier = (number for number in self._numbers if number < first_own_shard)
-        self._stale_chunks = {number: _stale_chunks(self._folder, number, ledger) for number in earlier}
-        """By shard, the stale documents and how many chunks each has."""
+    folder: Path
+    counts: Mapping[int, tuple[int, int]]
+    stale: Mapping[int, Mapping[str, int]]
+
+    @classmethod
+    def of(cls, layout: CollectionLayout, ledger: Ledger, first_own_shard: int) -> EncodedShards:
+        """Find everything in ``pending/encoded`` that this run commits."""
+        folder, numbers = layout.encoded_folder, finished_shards(layout.encoded_folder)
+        earlier = (number for number in numbers if number < first_own_shard)
+        stale = {number: _stale_chunks(folder, number, ledger) for number in earlier}
+        counts: dict[int, tuple[int, int]] = {}
+        for number in numbers:
+            documents, chunks = (count_rows(folder, table, number) for table in ("documents", "chunks"))
+            gone = stale.get(number, {})
+            counts[number] = documents - len(gone), chunks - sum(gone.values())
+        return cls(folder=folder, counts=counts, stale=stale)
 
     def count(self) -> tuple[int, int]:
         """Return the number of documents and chunks to commit, by the footers of their files."""
-        stale = self._stale_chunks.values()
-        documents, chunks = (
-            sum(count_rows(self._folder, table, number) for number in self._numbers)
-            for table in ("documents", "chunks")
-        )
-        return documents - sum(map(len, stale)), chunks - sum(sum(counts.values()) for counts in stale)
+        counts = self.counts.values()
+        return sum(documents for documents, _ in counts), sum(chunks for _, chunks in counts)
+
+    def cut(self, parts: int) -> list[EncodedShards]:
+        """Cut into at most so many runs of shards of about as many chunks each."""
+        numbers = list(self.counts)
+        ends = np.cumsum([self.counts[number][1] for number in numbers])
+        aims = [int(ends[-1]) * part // parts for part in range(1, parts)] if numbers else []
+        bounds = np.unique([0, *np.searchsorted(ends, aims, side="left") + 1, len(numbers)]).tolist()
+        return [
+            replace(self, counts={number: self.counts[number] for number in numbers[begin:end]})
+            for begin, end in pairwise(bounds)
+        ]
 
     def stream(self, table: EncodedTable, schema: pa.Schema) -> pa.RecordBatchReader:
         """Stream one table's rows, both tables in the same document order."""
-        batches = read_encoded(self._folder, table, stale=self._stale_chunks)
+        batches = read_encoded(self.folder, table, list(self.counts), stale=self.stale)
         return pa.RecordBatchReader.from_batches(
             schema, (_with_columns(batch, schema).cast(schema) for batch in batches)
         )

@@ -1,6 +1,7 @@
 """The last steps: encoded shards into the tables, as the one committer, and the generation published.
 
-Workers only ever make Parquet shards; this is the one place that writes them into the tables.
+Workers make Parquet shards, and of many chunks files that no one names yet: fragments of the tables, and
+parts of a segment. This is the one place that commits them.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from jobs.corpus_view import CorpusView, view_folder
 from jobs.encode_corpus import EncodedCorpus, encode_shards
 from jobs.engine import EngineConfig
 from jobs.ingest import count_vanished, finish, open_ingest, stage_corpus
+from jobs.row_tasks import rows_to_append
 from jobs.run import Run
 from pipeline.config import IngestConfig
 from pipeline.errors import ConfigError
 from pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
+from pipeline.index.lance_files import LanceFiles
 from pipeline.index.lance_index import LanceTables, Versions
 from pipeline.index.publish import GenerationFacts, next_generation_number, publish_generation
+from pipeline.index.tables import CHUNKS, DOCUMENTS
 from pipeline.manifest import Manifest
 from pipeline.token_vectors.projection import LATE_NAME
 from pipeline.types import IngestReport, ProgressListener, silent_progress
@@ -35,12 +39,14 @@ from pipeline.types import IngestReport, ProgressListener, silent_progress
 class Committed:
     """The tables and their versions that hold a run's result; no reader sees them yet.
 
-    ``since`` are those that hold the served generation's rows, None where nothing of them is left.
+    ``since`` are those that hold the served generation's rows, None where nothing of them is left. ``files``
+    are new files of the tables whose hashes are known.
     """
 
     tables: LanceTables
     versions: Versions
     since: Versions | None
+    files: LanceFiles
 
 
 def write_index(
@@ -92,21 +98,22 @@ def commit_shards(
         tables.roll_back(None)
     if replaces_all and has_tokens:
         tables.add_token_columns()
-    shards = pending.EncodedShards(run.layout, run.ledger, encoded.first_shard)
+    shards = pending.EncodedShards.of(run.layout, run.ledger, encoded.first_shard)
     documents, chunks = shards.count()
     run.progress("commit", 0, documents, "documents")
     since = None if replaces_all else tables.compact()
+    new = rows_to_append(shards, tables, run.engine.run_tasks, run.layout.pending_folder)
     versions = tables.commit(
         generation=next_generation_number(run.layout),
         deleted_ids=chain(run.ledger.replaced_ids(), run.ledger.vanished_ids() if delete_vanished else ()),
         replaces_all=replaces_all,
-        documents=shards.stream("documents", tables.schemas["documents"]),
-        chunks=shards.stream("chunks", tables.schemas["chunks"]),
+        documents=new.rows[DOCUMENTS],
+        chunks=new.rows[CHUNKS],
         expected_documents=documents,
         expected_chunks=chunks,
     )
     run.progress("commit", documents, documents, "documents")
-    return Committed(tables=tables, versions=versions, since=since)
+    return Committed(tables=tables, versions=versions, since=since, files=new.files)
 
 
 def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Committed) -> Manifest:
@@ -149,6 +156,7 @@ def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Commi
         run.progress,
         committed.since,
         run_tasks=run.engine.run_tasks,
+        hashed=committed.files,
     )
 
 

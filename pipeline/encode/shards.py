@@ -13,7 +13,7 @@ document's new text.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -113,16 +113,19 @@ def read_chunk_counts(folder: Path, number: int) -> dict[str, int]:
 def read_encoded(
     folder: Path,
     table: EncodedTable,
+    numbers: Iterable[int] | None = None,
     *,
     stale: Mapping[int, Collection[str]] | None = None,
     batch_rows: int = READ_BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """Stream one table of all finished shards in their order, without the ids ``stale`` has for each shard.
+    """Stream one table of shards in their order, without the ids ``stale`` has for each shard.
+
+    None asks for all that are finished.
 
     Rows of ``documents`` have the columns of the staged rows, then those the encoder added. Both tables keep
     the same document order. At most one batch is in memory.
     """
-    for number in finished_shards(folder):
+    for number in finished_shards(folder) if numbers is None else numbers:
         stale_ids = frozenset((stale or {}).get(number, ()))
         batches = (
             _joined(folder, number, batch_rows)

@@ -23,9 +23,15 @@ import pyarrow as pa
 from lancedb.expr import col
 
 from pipeline.durable import commit_point
-from pipeline.errors import CairnError, DamageError, IntegrityError, SchemaError
+from pipeline.errors import DamageError, SchemaError
 from pipeline.index.allocator import returning_freed_memory
-from pipeline.index.checked_batches import CheckedBatches
+from pipeline.index.lance_append import (
+    Fragments,
+    commit_fragments,
+    require_appended,
+    stream_rows,
+    write_fragments,
+)
 from pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
 from pipeline.index.layout import CollectionLayout, generation_tag
 from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
@@ -182,17 +188,17 @@ class LanceTables:
         generation: int,
         deleted_ids: Iterable[Sequence[str]] = (),
         replaces_all: bool = False,
-        documents: pa.RecordBatchReader | None = None,
-        chunks: pa.RecordBatchReader | None = None,
+        documents: pa.RecordBatchReader | Fragments | None = None,
+        chunks: pa.RecordBatchReader | Fragments | None = None,
         expected_documents: int = 0,
         expected_chunks: int = 0,
     ) -> Versions:
         """Delete, append and tag; return the versions that hold the result.
 
         ``deleted_ids`` comes in lists of at most 1,000; ``replaces_all`` deletes every row instead.
-        ``documents`` and ``chunks`` carry the same documents in the same order, each streamed into ONE
-        append. Row counts are checked after each write; a difference raises :class:`IntegrityError` and
-        leaves the roll-back to the next run.
+        ``documents`` and ``chunks`` carry the same documents in the same order, each in ONE append, streamed
+        or as fragments that :meth:`write_fragments` wrote. Row counts are checked after each write; a
+        difference raises :class:`IntegrityError` and leaves the roll-back to the next run.
         """
         for ids in deleted_ids:
             assert len(ids) <= MAX_IDS_A_DELETE, len(ids)
@@ -204,18 +210,22 @@ class LanceTables:
             with lance_errors(f"deleting all rows of table `{name}`"):
                 self._latest(name).delete("true")
             commit_point(f"{name}-deleted")
-        for name, reader, expected in (
+        for name, rows, expected in (
             (DOCUMENTS, documents, expected_documents),
             (CHUNKS, chunks, expected_chunks),
         ):
-            if reader is not None and expected:
-                self._append(name, reader, expected)
+            if rows is not None and expected:
+                self._append(name, rows, expected)
             commit_point(f"{name}-added")
         self.drop_text_indexes()
         versions = self.versions()
         self.tag(generation, versions)
         commit_point("tagged")
         return versions
+
+    def write_fragments(self, name: str, rows: pa.RecordBatchReader, num_rows: int) -> Fragments:
+        """Write so many rows for a :meth:`commit` to append; several processes may do so."""
+        return write_fragments(self._dataset(name), name, self.schemas[name], rows, num_rows)
 
     def tag(self, generation: int, versions: Mapping[str, int]) -> None:
         """Tag the versions of a generation, so that no clean-up takes them."""
@@ -329,28 +339,14 @@ class LanceTables:
                         "change the source or ingest into a new collection"
                     )
 
-    def _append(self, name: str, reader: pa.RecordBatchReader, expected: int) -> None:
+    def _append(self, name: str, rows: pa.RecordBatchReader | Fragments, expected: int) -> None:
         table = self._latest(name)
         before = table.count_rows()
-        checked = CheckedBatches(name, self.schemas[name], reader)
-        try:
-            with lance_errors(f"appending to table `{name}`"):
-                table.add(pa.RecordBatchReader.from_batches(self.schemas[name], checked))
-        except CairnError:
-            if checked.error is not None:
-                raise checked.error from None
-            raise
-        added = table.count_rows() - before
-        if added:
-            with lance_errors(f"reading back what was appended to table `{name}`"):
-                # Lance does not notice a file that was cut while it wrote it.
-                written = self._dataset(name).get_fragments()[-1]
-                written.take([written.count_rows() - 1], columns=["doc_id"])
-        if added != expected:
-            raise IntegrityError(
-                f"table `{name}` must grow by {expected} rows, got {added}; run the same command again, "
-                "nothing was published"
-            )
+        if isinstance(rows, list):
+            commit_fragments(self._dataset(name), name, rows)
+        else:
+            stream_rows(table, name, self.schemas[name], rows)
+        require_appended(self._dataset(name), name, before, expected)
 
     def _compact(self, name: str, *, force: bool) -> None:
         """Merge the newest fragments in tiers, as segments are, or all of them.

@@ -176,15 +176,17 @@ def publish_generation(
     since: Mapping[str, int] | None = None,
     damaged: Collection[str] | None = None,
     run_tasks: RunTasks | None = None,
+    hashed: Mapping[str, FileRecord] | None = None,
 ) -> Manifest:
     """Build, publish and serve the generation that pins these table versions; return its manifest.
 
     ``since`` are the versions of the served generation's rows that the commit began with: what did not change
     since then is shared with it. None makes every file again from the tables. A repair names the ``damaged``
     files of the served generation, whose rows are these: only their segments are made again. ``run_tasks``
-    has processes that write large segments; without, this one does. The caller
-    holds the lock, and has called :func:`prepare_writer`. Tables whose order or spans do not fit raise
-    :class:`IntegrityError`; ``CURRENT`` then still names the old one.
+    has processes that write large segments; without, this one does. ``hashed`` are files of the tables whose
+    hashes are known, by their paths below ``lance/``. The caller holds the lock, and has called
+    :func:`prepare_writer`. Tables whose order or spans do not fit raise :class:`IntegrityError`; ``CURRENT``
+    then still names the old one.
     """
     served = layout.current_generation_number()
     number = (served or 0) + 1
@@ -193,8 +195,20 @@ def publish_generation(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
+            known = {**_known_lance_files(layout), **(hashed or {})}
             manifest = _build(
-                layout, tables, versions, facts, config, progress, number, folder, since, damaged, run_tasks
+                layout,
+                tables,
+                versions,
+                facts,
+                config,
+                progress,
+                number,
+                folder,
+                since,
+                damaged,
+                run_tasks,
+                known,
             )
         except BaseException:
             # A full disk must not stay full of a generation that no one will read.
@@ -296,6 +310,7 @@ def _build(
     since: Mapping[str, int] | None,
     damaged: Collection[str] | None,
     run_tasks: RunTasks | None,
+    known: Mapping[str, FileRecord],
 ) -> Manifest:
     is_whole = since is None and damaged is None
     base = None if is_whole or number == 1 else read_manifest(layout, number - 1)
@@ -309,7 +324,7 @@ def _build(
         assert name in SIDE_FILES, name
         shutil.copyfile(source, folder / name)  # never linked: a second copy is what they are mended from
     commit_point("side-files-copied")
-    write_lance_files(folder, record_lance_files(layout, versions, _known_lance_files(layout)))
+    write_lance_files(folder, record_lance_files(layout, versions, known))
     commit_point("lance-files-recorded")
     names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST_NAME)
     for name in names:

@@ -106,10 +106,12 @@ def test_ray_engine_builds_the_collection_that_the_local_engine_builds(
 
 
 @pytest.mark.parametrize("is_seen", [True, False])
-def test_segment_that_workers_write_has_the_files_of_the_local_engine(
+def test_segment_and_rows_that_workers_write_are_those_of_the_local_engine(
     tmp_path: Path,
     config: IngestConfig,
     engine: EngineConfig,
+    stored: Callable[..., Any],
+    require_same: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     is_seen: bool,
@@ -123,6 +125,7 @@ def test_segment_that_workers_write_has_the_files_of_the_local_engine(
     source = corpus(tmp_path / "a.parquet", range(300))
     for name, chosen in (("ray", engine), ("local", None)):
         build_index([source], tmp_path, name, config, engine=chosen)
+    require_same(stored(tmp_path, "ray"), stored(tmp_path, "local"))
     assert ("no disk in common" in caplog.text) == (not is_seen)
     ray, local = (open_generation(CollectionLayout(tmp_path, name)).manifest for name in ("ray", "local"))
     assert ray.segments == local.segments

@@ -1,0 +1,86 @@
+"""Encoded shards as rows for the tables: streamed by the committer, or written by workers as fragments.
+
+A worker reads shards in ``pending/encoded`` and writes fragments of Lance beside the table's, which the
+committer names in one commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from jobs.pending import EncodedShards
+from pipeline.durable import commit_point, fsync_file
+from pipeline.encode.shards import EncodedTable
+from pipeline.index.allocator import returning_freed_memory
+from pipeline.index.lance_append import Fragments, fragment_files
+from pipeline.index.lance_files import LanceFiles
+from pipeline.index.lance_index import LanceTables
+from pipeline.index.segments.parts import RunTasks, num_parts
+from pipeline.index.tiers import FACTOR
+from pipeline.manifest import record_file
+
+MAX_FRAGMENTS: Final = FACTOR - 1
+"""Of a table in one commit: one more, and the next ingest would merge them."""
+_TABLES: Final[tuple[EncodedTable, ...]] = ("documents", "chunks")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteFragments:
+    """Writes a run of shards as a fragment of one table."""
+
+    tables: LanceTables
+    table: EncodedTable
+    shards: EncodedShards
+    num_rows: int
+
+    @returning_freed_memory()
+    def run(self) -> tuple[Fragments, LanceFiles]:
+        """Write, flush and hash it; what is not committed is cleared with the next publication."""
+        rows = self.shards.stream(self.table, self.tables.schemas[self.table])
+        fragments = self.tables.write_fragments(self.table, rows, self.num_rows)
+        files: LanceFiles = {}
+        for name in fragment_files(self.table, fragments):
+            path = self.tables.layout.lance_folder / name
+            fsync_file(path)
+            files[name] = record_file(path)
+        return fragments, files
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsToAppend:
+    """The rows of each table; ``files`` are those of fragments, with the hashes taken by who wrote them."""
+
+    rows: Mapping[str, pa.RecordBatchReader | Fragments]
+    files: LanceFiles
+
+
+def rows_to_append(
+    shards: EncodedShards, tables: LanceTables, run_tasks: RunTasks | None, folder: Path
+) -> RowsToAppend:
+    """Return rows as fragments where there are enough for workers to write, else as streams.
+
+    ``folder`` is one that workers see if they see the root.
+    """
+    _, num_chunks = shards.count()
+    parts = min(num_parts(num_chunks), MAX_FRAGMENTS)
+    if run_tasks is None or parts < 2:
+        streams = {table: shards.stream(table, tables.schemas[table]) for table in _TABLES}
+        return RowsToAppend(rows=streams, files={})
+    tasks = [
+        WriteFragments(tables=tables, table=table, shards=part, num_rows=num_rows)
+        for part in shards.cut(parts)
+        for table, num_rows in zip(_TABLES, part.count(), strict=True)
+        if num_rows
+    ]
+    rows: dict[str, Fragments] = {table: [] for table in _TABLES}
+    files: LanceFiles = {}
+    for task, (fragments, written) in zip(tasks, run_tasks(tasks, folder), strict=True):
+        rows[task.table] += fragments
+        files |= written
+    commit_point("fragments-written")
+    return RowsToAppend(rows=rows, files=files)

@@ -1,0 +1,88 @@
+"""Rows appended to a table in one commit: streamed by this process, or as fragments that several wrote.
+
+A fragment is a file of rows that no version names yet. Those of a run that was killed, or of a worker that
+was given up, are never committed; the clean-up at the end of the next publication removes them.
+"""
+
+from __future__ import annotations
+
+import json
+
+import lance
+import lancedb.table
+import pyarrow as pa
+from lance.fragment import FragmentMetadata
+from lance.fragment import write_fragments as write_lance_fragments
+
+from pipeline.errors import CairnError, IntegrityError
+from pipeline.index.checked_batches import CheckedBatches
+from pipeline.index.lance_errors import lance_errors
+
+Fragments = list[str]
+"""Fragments of one table in the order of their rows, each as Lance's JSON."""
+
+
+def stream_rows(table: lancedb.table.Table, name: str, schema: pa.Schema, rows: pa.RecordBatchReader) -> None:
+    """Append the rows of a reader."""
+    checked = CheckedBatches(name, schema, rows)
+    try:
+        with lance_errors(f"appending to table `{name}`"):
+            table.add(pa.RecordBatchReader.from_batches(schema, checked))
+    except CairnError:
+        if checked.error is not None:
+            raise checked.error from None
+        raise
+
+
+def write_fragments(
+    dataset: lance.LanceDataset, name: str, schema: pa.Schema, rows: pa.RecordBatchReader, num_rows: int
+) -> Fragments:
+    """Write so many rows beside those of a table, without a commit."""
+    checked = CheckedBatches(name, schema, rows)
+    try:
+        with lance_errors(f"writing fragments of table `{name}`"):
+            written = write_lance_fragments(
+                pa.RecordBatchReader.from_batches(schema, checked), dataset, max_rows_per_file=num_rows
+            )
+    except CairnError:
+        if checked.error is not None:
+            raise checked.error from None
+        raise
+    assert isinstance(written, list), "no transaction was asked for"
+    _require(name, num_rows, sum(fragment.physical_rows for fragment in written))
+    return [json.dumps(fragment.to_json()) for fragment in written]
+
+
+def fragment_files(name: str, fragments: Fragments) -> list[str]:
+    """Return the paths of the files of fragments below ``lance/``."""
+    return [f"{name}.lance/data/{file['path']}" for each in fragments for file in json.loads(each)["files"]]
+
+
+def commit_fragments(dataset: lance.LanceDataset, name: str, fragments: Fragments) -> None:
+    """Append what :func:`write_fragments` wrote, maybe in other processes: all of it or nothing."""
+    append = lance.LanceOperation.Append([FragmentMetadata.from_json(fragment) for fragment in fragments])
+    with lance_errors(f"appending to table `{name}`"):
+        lance.LanceDataset.commit(dataset, append, read_version=dataset.version)
+
+
+def require_appended(dataset: lance.LanceDataset, name: str, before: int, expected: int) -> None:
+    """Count the rows of a table, and read the last one of each new fragment.
+
+    Lance does not notice a file that was cut while it wrote it.
+    """
+    added = dataset.count_rows() - before
+    _require(name, expected, added)
+    for fragment in reversed(dataset.get_fragments()):
+        if added <= 0:
+            break
+        with lance_errors(f"reading back what was appended to table `{name}`"):
+            fragment.take([fragment.count_rows() - 1], columns=["doc_id"])
+        added -= fragment.count_rows()
+
+
+def _require(name: str, expected: int, added: int) -> None:
+    if added != expected:
+        raise IntegrityError(
+            f"table `{name}` must grow by {expected} rows, got {added}; run the same command again, "
+            "nothing was published"
+        )
