@@ -49,6 +49,8 @@ def main() -> None:
             "temp_dir": folder,
             "_system_config": health,
         }
+        # Ray writes a file into its usual folder, too, and does not make that.
+        (Path(tempfile.gettempdir()) / "ray").mkdir(exist_ok=True)
         cluster = Cluster(initialize_head=True, head_node_args=head)
         (Path(folder) / "ray_current_cluster").write_text(cluster.address, "utf-8")
         for _ in range(2):
