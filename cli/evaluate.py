@@ -13,7 +13,7 @@ from cli.evaluation_tables import advice_lines, compared_cells, length_table, me
 from cli.options import COUNT, SEED, NamedPath, add_options, chosen
 from cli.settings import json_option
 from cli.terminal import ProgressBars, table
-from pipeline.config import ContextConfig, EncoderConfig
+from pipeline.config import DEFAULT_MODEL, ContextConfig, EncoderConfig
 
 if TYPE_CHECKING:
     from pipeline.evaluate.bench import SystemResult
@@ -108,7 +108,7 @@ def evaluate(
     from pipeline.evaluate.known_items import known_item_set
     from pipeline.evaluate.measures import require_measures
     from pipeline.evaluate.retrieval_set import read_retrieval_set, require_distinct_names, sample_set
-    from pipeline.model.folders.model_defaults import encoder_config
+    from pipeline.model.folders.model_defaults import context_config, encoder_config
 
     whole = [
         known_item_set(folder, known_items, seed) if known_items else read_retrieval_set(folder)
@@ -128,7 +128,8 @@ def evaluate(
     require_measures()
     systems = _systems(chosen(ctx, EncoderConfig), baseline_model, patterns, ablate=ablate)
     _require_known(against, systems)
-    context = ContextConfig(**{**chosen(ctx, ContextConfig), "seed": seed})
+    model = chosen(ctx, EncoderConfig).get("model", DEFAULT_MODEL)
+    context = context_config(model, {**chosen(ctx, ContextConfig), "seed": seed})
     with ProgressBars(quiet=quiet) as progress:
         results = list(_score(sets, systems, context, runs, cache, progress))
     _show(sets, results, against, seed, as_json=as_json)

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from typing import Any, Final
 
 from pipeline.config import (
+    DEFAULT_MODEL,
     ClusterConfig,
     ContextConfig,
     CorpusConfig,
@@ -18,7 +19,7 @@ from pipeline.config import (
     IndexConfig,
     IngestConfig,
 )
-from pipeline.model.folders.model_defaults import model_defaults
+from pipeline.model.folders.model_defaults import context_defaults, model_defaults
 
 STAGES: Final[Mapping[str, type[Any]]] = {
     "corpus": CorpusConfig,
@@ -43,12 +44,21 @@ def resolve_ingest_config(chosen: Mapping[str, Any], stored: Mapping[str, Any] |
             name: _as_field(value) for name, value in (stored or {}).get(stage, {}).items() if name in names
         }
         # A collection has all its settings stored: its model folder's defaults apply to a new one only.
-        brought = model_defaults(chosen.get(stage, {})) if stage == "encoder" and stored is None else {}
+        brought = {} if stored is not None else _brought(stage, chosen)
         stages[stage] = kind(
             **{**brought, **kept, **{name: _as_field(value) for name, value in chosen.get(stage, {}).items()}}
         )
     config = IngestConfig(**stages)
     return replace(config, **{key: value for key, value in chosen.items() if key not in STAGES})
+
+
+def _brought(stage: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the model's folder brings for a stage."""
+    of_encoder = chosen.get("encoder", {})
+    if stage == "encoder":
+        return model_defaults(of_encoder)
+    model = of_encoder.get("model", DEFAULT_MODEL)
+    return context_defaults(model) if stage == "context" and isinstance(model, str) else {}
 
 
 def _as_field(value: Any) -> Any:

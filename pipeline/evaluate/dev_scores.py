@@ -21,7 +21,7 @@ from pipeline.evaluate.measures import require_measures
 from pipeline.evaluate.retrieval_set import RetrievalSet, require_distinct_names
 from pipeline.evaluate.systems import System, configured_systems
 from pipeline.manifest import fingerprint
-from pipeline.model.folders.model_defaults import encoder_config
+from pipeline.model.folders.model_defaults import context_config, encoder_config
 from pipeline.types import ModelScores, ProgressListener, silent_progress
 
 RANKING: Final = "fused"
@@ -53,7 +53,8 @@ class DevScorer:
         """Score a model folder; measures are named ``set/measure``."""
         config = encoder_config({"model": str(model_folder), "precision": self._precision})
         system = next(system for system in configured_systems(config) if system.ranking == RANKING)
-        found = {judged.name: self._means(judged, system) for judged in self._sets}
+        context = context_config(str(model_folder), {})
+        found = {judged.name: self._means(judged, system, context) for judged in self._sets}
         return ModelScores(
             mean=fmean(fmean(means.values()) for means in found.values()),
             by_measure={
@@ -63,8 +64,8 @@ class DevScorer:
             },
         )
 
-    def _means(self, judged: RetrievalSet, system: System) -> dict[str, float]:
-        [result] = run_bench(judged, [system], ContextConfig(), self._progress)
+    def _means(self, judged: RetrievalSet, system: System, context: ContextConfig) -> dict[str, float]:
+        [result] = run_bench(judged, [system], context, self._progress)
         means = result.means()
         return {measure: means[measure] for measure in primary_measures(means)}
 

@@ -9,6 +9,7 @@ gates stand at the value training starts from.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -19,7 +20,7 @@ from jaxtyping import Float32
 from pipeline.errors import ModelError
 from pipeline.model.engine.transformer import Transformer
 from pipeline.model.engine.weights import require_floats
-from pipeline.model.folders.own_tensors import GATE_NAMES
+from pipeline.model.folders.own_tensors import CONTEXT_SIZE, GATE_NAMES
 
 INITIAL_GATE: Final = -3.0
 """A key behind it weighs e⁻³, a twentieth, of an equal one in the own chunk.
@@ -30,15 +31,29 @@ Little changes, and gradients still flow.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LandmarkGates:
-    """One bias for each layer and head, towards landmarks and towards context."""
+    """One bias for each layer and head, towards landmarks and towards context.
+
+    ``context_size`` is how many context vectors those towards context were trained for, None where the model
+    does not say.
+    """
 
     landmarks_LH: Float32[torch.Tensor, "layers H"]
     context_LH: Float32[torch.Tensor, "layers H"]
+    context_size: float | None = None
+
+    def context_for(self, num_context: int) -> Float32[torch.Tensor, "layers H"]:
+        """Return the gates towards so many context vectors: together they weigh as those of training did."""
+        if self.context_size is None or not num_context:
+            return self.context_LH
+        return self.context_LH + math.log(self.context_size / num_context)
 
     def fingerprint(self, *, with_context: bool) -> str:
         """Identify the gates that are used."""
         used = [self.landmarks_LH, self.context_LH] if with_context else [self.landmarks_LH]
-        return hashlib.sha256(b"".join(gates.cpu().numpy().tobytes() for gates in used)).hexdigest()
+        digest = hashlib.sha256(b"".join(gates.cpu().numpy().tobytes() for gates in used))
+        if with_context and self.context_size is not None:
+            digest.update(str(self.context_size).encode())
+        return digest.hexdigest()
 
 
 def gates_of(model: Transformer) -> LandmarkGates:
@@ -50,7 +65,21 @@ def gates_of(model: Transformer) -> LandmarkGates:
         _read(model.own_tensors, name, (model.num_layers, model.shape.num_heads)).to(model.device)
         for name in GATE_NAMES
     )
-    return LandmarkGates(landmarks_LH=landmarks_LH, context_LH=context_LH)
+    return LandmarkGates(
+        landmarks_LH=landmarks_LH, context_LH=context_LH, context_size=context_size_of(model.own_tensors)
+    )
+
+
+def context_size_of(tensors: Mapping[str, torch.Tensor]) -> float | None:
+    """Return how many context vectors a model's gates were trained for, None where it does not say."""
+    if CONTEXT_SIZE not in tensors:
+        return None
+    size = tensors[CONTEXT_SIZE].float().flatten()
+    if len(size) != 1 or not 1 <= float(size[0]) < float("inf"):
+        raise ModelError(
+            f"{CONTEXT_SIZE} must be one number of at least 1, got {size.tolist()}; train the model again"
+        )
+    return float(size[0])
 
 
 def _read(

@@ -59,7 +59,9 @@ class LandmarkReader:
             windows_B,
             model.pass_settings(temperature),
             landmark_gates_LH=self._gates.landmarks_LH,
-            context_gates_LH=self._gates.context_LH,
+            context_gates_LH=self._gates.context_for(
+                0 if self._context_CD is None else len(self._context_CD)
+            ),
             memory=self._memory(temperature),
         )
         return model.encode_pattern(model.embed_tokens(ids_BT), pattern)

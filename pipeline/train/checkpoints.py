@@ -26,10 +26,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pipeline import durable
-from pipeline.config import EncoderConfig
+from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.errors import ModelError, TryAgainError
 from pipeline.model.folders.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint, read_checkpoint
 from pipeline.model.folders.encoder_folder import save_encoder_folder, write_encoder_folder
+from pipeline.model.folders.own_tensors import CONTEXT_SIZE
 from pipeline.model.folders.sentence_transformers_folder import read_json
 from pipeline.token_vectors.projection import TokenProjection
 from pipeline.train.landmark_encoder import OWN_NAMES, LandmarkEncoder
@@ -82,11 +83,20 @@ def held_folder(folder: Path) -> Generator[None]:
 class RunFolder:
     """The files of one run."""
 
-    def __init__(self, folder: Path, base: Checkpoint, encoder: EncoderConfig, *, late_bits: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        base: Checkpoint,
+        encoder: EncoderConfig,
+        *,
+        late_bits: int = 2,
+        context: ContextConfig | None = None,
+    ) -> None:
         self.folder = folder
         self._base = base
         self._encoder = encoder
         self._late_bits = late_bits
+        self._context = context
 
     @property
     def log_path(self) -> Path:
@@ -126,7 +136,11 @@ class RunFolder:
             durable.replacing_folder(target) as folder,
         ):
             write_encoder_folder(
-                folder, self._trained(model), self._encoder, projection=self._projection(model)
+                folder,
+                self._trained(model),
+                self._encoder,
+                projection=self._projection(model),
+                context=self._context,
             )
             save_file(optimizer_tensors(optimizer, model), folder / OPTIMIZER_NAME)
             head = {} if model.head is None else model.head.state_dict()
@@ -154,6 +168,7 @@ class RunFolder:
             self._encoder,
             replaces=True,
             projection=self._projection(model),
+            context=self._context,
         )
         return self.folder / name
 
@@ -175,7 +190,7 @@ class RunFolder:
         """
         changed: dict[str, torch.Tensor] = {}
         for name, tensor in model.published_tensors().items():
-            if name in OWN_NAMES:
+            if name in (*OWN_NAMES, CONTEXT_SIZE):
                 changed[name] = tensor
             elif not torch.equal(tensor, self._base.tensors[name].float()):
                 changed[name] = tensor.to(dtype)

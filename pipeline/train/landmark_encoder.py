@@ -15,6 +15,7 @@ everything twice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +37,14 @@ from pipeline.model.families.bert import WORD_EMBEDDINGS
 from pipeline.model.families.readers import reader_of
 from pipeline.model.folders.checkpoint import Checkpoint
 from pipeline.model.folders.model_types import ABSOLUTE_TYPES
-from pipeline.model.folders.own_tensors import CONTEXT_GATES, GATE_NAMES, LANDMARK_GATES, NULL_CONTEXT
+from pipeline.model.folders.own_tensors import (
+    CONTEXT_GATES,
+    CONTEXT_SIZE,
+    GATE_NAMES,
+    LANDMARK_GATES,
+    NULL_CONTEXT,
+)
+from pipeline.model.landmark_gates import context_size_of
 from pipeline.ragged import places_in_groups, ranges
 from pipeline.train.late.head import TokenHead
 
@@ -84,14 +92,24 @@ class _Parameters(nn.Module):
 
 
 class LandmarkEncoder(_Parameters):
-    """The trainable model; new gates stand at ``initial_gate``, a new null token at zero."""
+    """The trainable model; new gates stand at ``initial_gate``, a new null token at zero.
+
+    ``context_size`` is the number of context vectors that new gates are trained for: any other number weighs
+    as much.
+    """
 
     embeddings: nn.Module
     encoder: nn.Module
     head: TokenHead | None
     """What is trained of late interaction along with the transformer; set by the run that asks for it."""
 
-    def __init__(self, checkpoint: Checkpoint, *, initial_gate: float = INITIAL_GATE) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        initial_gate: float = INITIAL_GATE,
+        context_size: int | None = None,
+    ) -> None:
         super().__init__()
         self.head = None
         model_type = checkpoint.config.get("model_type")
@@ -123,6 +141,9 @@ class LandmarkEncoder(_Parameters):
         for name, tensor in own.items():
             stored = checkpoint.tensors.get(name)
             self.add(name, tensor if stored is None else _fitting(name, stored, tensor))
+        # Gates of a base that does not say what context they were trained for go on without.
+        has_gates = CONTEXT_GATES in checkpoint.tensors
+        self.context_size = context_size_of(checkpoint.tensors) if has_gates else context_size
         self._published_names = tuple(name for name, _ in self.named_parameters())
 
     def _read(
@@ -143,7 +164,8 @@ class LandmarkEncoder(_Parameters):
     @torch.no_grad()
     def published_tensors(self) -> dict[str, torch.Tensor]:
         """Return the parameters on the CPU, low-rank updates merged, named as in the base's files."""
-        return {
+        size = {} if self.context_size is None else {CONTEXT_SIZE: torch.tensor([float(self.context_size)])}
+        return size | {
             name if name in OWN_NAMES else self.base_prefix + name: (
                 self._tensor(name).detach().cpu().contiguous()
             )
@@ -196,6 +218,8 @@ class LandmarkEncoder(_Parameters):
             device=self.device,
         )
         gates_LH, context_gates_LH = (self.get_parameter(name) for name in GATE_NAMES)
+        if context_CD is not None and self.context_size is not None:
+            context_gates_LH = context_gates_LH + math.log(self.context_size / len(context_CD))
         x_ND = self._embed(engine, rows)
         pooled: dict[int, torch.Tensor] = {}
         for index in range(max(asked)):

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Int64
 
 from pipeline import durable
-from pipeline.config import BASE_MODEL, EncoderConfig
+from pipeline.config import BASE_MODEL, ContextConfig, EncoderConfig
 from pipeline.errors import (
     ConfigError,
     FingerprintMismatchError,
@@ -83,7 +83,11 @@ def train(
     """
     device = processes.device
     checkpoint = read_checkpoint(model_folder(base))
-    model = LandmarkEncoder(checkpoint, initial_gate=config.initial_gate)
+    model = LandmarkEncoder(
+        checkpoint,
+        initial_gate=config.initial_gate,
+        context_size=config.context_documents if config.reads_context else None,
+    )
     model.embeddings.requires_grad_(not config.freeze_embeddings)
     if config.lora_rank:
         add_low_rank(model, config)
@@ -116,7 +120,13 @@ def train(
                 data = replace(data, idf_X=idf_X)
         follows_base = bool(config.late_weight) or (config.distillation_weight > 0 and teacher is None)
         trainer = Trainer(
-            files=RunFolder(folder, checkpoint, _served_settings(config), late_bits=config.late_bits),
+            files=RunFolder(
+                folder,
+                checkpoint,
+                _served_settings(config),
+                late_bits=config.late_bits,
+                context=_served_context(config),
+            ),
             model=model.to(device),
             teacher=LandmarkEncoder(checkpoint).to(device).requires_grad_(False) if follows_base else None,
             data=data,
@@ -165,6 +175,14 @@ def _served_settings(config: TrainConfig) -> EncoderConfig:
         attention=config.attention,
         landmark_interval=SERVED_INTERVAL,
         use_context=config.reads_context,
+    )
+
+
+def _served_context(config: TrainConfig) -> ContextConfig | None:
+    if not config.reads_context:
+        return None
+    return ContextConfig(
+        context_documents=config.context_documents, max_document_tokens=config.max_context_tokens
     )
 
 
@@ -257,7 +275,19 @@ def _prepare(
         document_number_N=text_numbers(pairs.documents),
         hard_negatives_Nk=mined_Nk,
         taught=None if teacher is None else _taught(pairs, folder, teacher, backbone, progress),
+        pool_of_pair=_pools(pairs, heldout) if config.context_from == "source" else None,
     )
+
+
+def _pools(pairs: TrainingPairs, heldout: Int64[np.ndarray, " n"]) -> list[Int64[np.ndarray, " _"]]:
+    """Return for each pair the pairs of its source with different documents, held-out ones left out."""
+    left_out = set(heldout.tolist())
+    first: dict[str, dict[str, int]] = {source: {} for source in pairs.sources}
+    for position, (source, document) in enumerate(zip(pairs.sources, pairs.documents, strict=True)):
+        if position not in left_out:
+            first[source].setdefault(document, position)
+    pools = {source: np.array(list(own.values()), np.int64) for source, own in first.items()}
+    return [pools[source] for source in pairs.sources]
 
 
 def _taught(

@@ -18,6 +18,7 @@ from pipeline.token_vectors.codes import require_packable
 TrainedPooling = Literal["mean", "lmk"]
 TrainedAttention = Literal["chunk", "landmark"]
 LoraMatrices = Literal["attention", "all"]
+ContextFrom = Literal["batch", "source"]
 TrainedPrecision = Literal["auto", "fp32", "bf16"]
 
 
@@ -49,6 +50,9 @@ class TrainConfig:
     max_query_tokens: int = option(64, About("Tokens of a query that are read.", low=8))
     max_document_tokens: int = option(256, About("Tokens of a document that are read.", low=8))
     context_documents: int = option(64, About("Documents of the batch that are its context; 0: none.", low=0))
+    context_from: ContextFrom = option(
+        "batch", About("Where they are drawn: the batch's documents, or all of its source.")
+    )
     max_context_tokens: int = option(64, About("Tokens of a context document that are read.", low=1))
     context_absence: float = option(0.25, About("Share of steps without a context.", low=0, high=1))
     context_dropout: float = option(

@@ -47,6 +47,7 @@ class TrainingData:
 
     Equal documents share a number. ``taught`` are the vectors of a teacher other than the base, of the width
     of the model's. ``idf_X`` weighs token ids in the teacher's late interaction, None without any.
+    ``pool_of_pair`` are the documents of each pair's source, where contexts are drawn from sources.
     """
 
     maker: SequenceMaker
@@ -55,6 +56,7 @@ class TrainingData:
     hard_negatives_Nk: Int64[np.ndarray, "N k"]
     taught: PairVectors | None = None
     idf_X: Float32[torch.Tensor, " X"] | None = None
+    pool_of_pair: Sequence[Int64[np.ndarray, " _"]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,12 +146,22 @@ def draw_batch(
     batch = data.maker.make(units, intervals_U, has_title_U, negatives, negative_interval)
     context = None
     if has_context:
-        candidates = np.unique(data.document_number_N[batch.pair_D], return_index=True)[1]
+        candidates = _context_candidates(data, batch)
         drawn = generator.permutation(candidates)[: config.context_documents]
-        context = data.maker.context(
-            batch.pair_D[drawn].tolist(), min(config.max_context_tokens, max_positions)
-        )
+        if len(drawn):
+            context = data.maker.context(drawn.tolist(), min(config.max_context_tokens, max_positions))
     return batch, context
+
+
+def _context_candidates(data: TrainingData, batch: SequenceBatch) -> Int64[np.ndarray, " n"]:
+    """Return pairs whose documents may be the context: those of the batch, or all of its one source.
+
+    None for a batch of what several sources left over: it is of no corpus.
+    """
+    if data.pool_of_pair is None:
+        return batch.pair_D[np.unique(data.document_number_N[batch.pair_D], return_index=True)[1]]
+    pools = {id(data.pool_of_pair[pair]): data.pool_of_pair[pair] for pair in batch.pair_Q.tolist()}
+    return next(iter(pools.values())) if len(pools) == 1 else np.zeros(0, np.int64)
 
 
 def _micro_batches(rows: PackedRows, config: TrainConfig, processes: Processes) -> tuple[PackedRows, ...]:

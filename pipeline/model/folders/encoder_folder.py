@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, processors
 
 from pipeline import durable
-from pipeline.config import EncoderConfig
+from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.folders.cde_settings import is_cde
 from pipeline.model.folders.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint
@@ -89,12 +89,13 @@ def save_encoder_folder(
     replaces: bool = False,
     late_path: Path | None = None,
     projection: TokenProjection | None = None,
+    context: ContextConfig | None = None,
 ) -> None:
     """Write a checkpoint with its settings; ``copies_weights`` copies the files it was read from.
 
     Tensors may be others than those read (trained ones); everything else comes from the checkpoint's folder.
     ``late_path`` is a token projection, which goes along with the weights it was trained for;
-    ``projection`` was trained along with these.
+    ``projection`` was trained along with these, behind the ``context``.
     A place that is taken raises :class:`ConfigError`, unless the new folder ``replaces`` what stands there.
     """
     if not replaces and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -106,7 +107,12 @@ def save_encoder_folder(
         durable.replacing_folder(folder) as temporary,
     ):
         write_encoder_folder(
-            temporary, checkpoint, settings, copies_weights=copies_weights, projection=projection
+            temporary,
+            checkpoint,
+            settings,
+            copies_weights=copies_weights,
+            projection=projection,
+            context=context,
         )
         if late_path is not None and copies_weights and late_path.is_file():
             shutil.copyfile(late_path, temporary / late_path.name)
@@ -119,6 +125,7 @@ def write_encoder_folder(
     *,
     copies_weights: bool = False,
     projection: TokenProjection | None = None,
+    context: ContextConfig | None = None,
 ) -> None:
     """Write the same files into a folder that a caller makes and puts in its place.
 
@@ -152,7 +159,9 @@ def write_encoder_folder(
     for name in _COPIED:
         if (checkpoint.folder / name).is_file():
             shutil.copyfile(checkpoint.folder / name, folder / name)
-    durable.write_json(folder / CAIRN_SETTINGS_NAME, settings_of_a_folder(replace(settings, layers=None)))
+    durable.write_json(
+        folder / CAIRN_SETTINGS_NAME, settings_of_a_folder(replace(settings, layers=None), context)
+    )
     _write_modules(folder, checkpoint, settings)
     if projection is not None:
         written = durable.sha256_of_file(folder / WEIGHTS_NAME)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.config import DEFAULT_MODEL, MACHINE_SETTINGS, EncoderConfig
+from pipeline.config import DEFAULT_MODEL, MACHINE_SETTINGS, ContextConfig, EncoderConfig
 from pipeline.errors import ConfigError, ModelError
 from pipeline.manifest import rename_settings
 from pipeline.model.folders.cde_settings import cde_settings, is_cde
@@ -32,6 +32,7 @@ from pipeline.poolings import POOLING_RULES, PREFIX_POOLINGS
 
 CAIRN_SETTINGS_NAME: Final = "cairn_config.json"
 CAIRN_FORMAT: Final = 1
+_OF_CONTEXT: Final = ("context_documents", "max_document_tokens")
 
 _OF_SENTENCE_TRANSFORMERS: Final = {
     name: pooling for pooling, rule in POOLING_RULES.items() for name in rule.read_from
@@ -133,12 +134,38 @@ def base_of_folder(folder: Path) -> Base | None:
     return Base(model=named["model"], weights_sha256=named["weights_sha256"])
 
 
-def settings_of_a_folder(config: EncoderConfig) -> dict[str, Any]:
-    """Return what ``cairn_config.json`` holds of these settings."""
+def settings_of_a_folder(config: EncoderConfig, context: ContextConfig | None = None) -> dict[str, Any]:
+    """Return what ``cairn_config.json`` holds of these settings, and of the context of training."""
+    trained = {} if context is None else {name: getattr(context, name) for name in _OF_CONTEXT}
     return {
         "format": CAIRN_FORMAT,
         "encoder": {name: value for name, value in asdict(config).items() if name not in MACHINE_SETTINGS},
+        **({"context": trained} if trained else {}),
     }
+
+
+def context_config(model: str, chosen: Mapping[str, Any]) -> ContextConfig:
+    """Return what was ``chosen`` for a context over what the model was trained with over the defaults."""
+    return ContextConfig(**{**context_defaults(model), **chosen})
+
+
+def context_defaults(model: str) -> dict[str, Any]:
+    """Return how many context documents a model was trained with, and how many of their tokens it reads.
+
+    Empty where its folder does not say. Other content raises :class:`ModelError`.
+    """
+    if model in MODEL_NAMES:
+        return {}
+    stored: Any = read_json_if_any(model_folder(model) / CAIRN_SETTINGS_NAME).get("context", {})
+    try:
+        stored = {name: stored[name] for name in (_OF_CONTEXT if stored else ())}
+        ContextConfig(**stored)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"context in {CAIRN_SETTINGS_NAME} of the model must hold {' and '.join(_OF_CONTEXT)}, got "
+            f"others ({error}); save the model again"
+        ) from error
+    return stored
 
 
 def _of_description(described: SentenceTransformersFolder, settled: Set[str]) -> dict[str, Any]:

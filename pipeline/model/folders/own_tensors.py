@@ -9,6 +9,9 @@ LATENT_ATTENTION: Final = "latent_attention_model."
 
 LANDMARK_GATES: Final = "landmark_attention.gates"
 CONTEXT_GATES: Final = "landmark_attention.context_gates"
+CONTEXT_SIZE: Final = "landmark_attention.context_size"
+"""How many context vectors the gates were trained for; one number."""
+
 GATE_NAMES: Final = (LANDMARK_GATES, CONTEXT_GATES)
 NULL_CONTEXT: Final = "landmark_attention.null_context"
 LANDMARK_MIXER: Final = "landmark_mixer."
