@@ -59,6 +59,12 @@ if TYPE_CHECKING:
     default=2000,
     help="Draw at most so many documents, judged ones first.",
 )
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Stop after so many, at a checkpoint; the same command goes on.  [default: no limit]",
+    show_default=False,
+)
 @add_options(TrainConfig)
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
@@ -74,6 +80,7 @@ def train(
     dev: tuple[Path, ...],
     dev_queries: int,
     dev_documents: int,
+    minutes: float | None,
     quiet: bool,
     as_json: bool,
     **_: Any,
@@ -100,6 +107,7 @@ def train(
             documents=documents,
             judged=(*judged, *dev),
             scorer=scorer,
+            stop_after_seconds=None if minutes is None else 60 * minutes,
             processes=processes,
             progress=progress,
         )

@@ -15,10 +15,13 @@ from pipeline.errors import ConfigError
 from pipeline.types import ProgressListener
 
 
-def train_encoder(job: TrainJob, progress: ProgressListener) -> dict[str, Any]:
+def train_encoder(
+    job: TrainJob, progress: ProgressListener, stop_after_seconds: float | None = None
+) -> dict[str, Any]:
     """Run the training and return its report.
 
-    The same job goes on from the newest checkpoint after a kill.
+    The same job goes on from the newest checkpoint after a kill, or after ``stop_after_seconds``, which raise
+    :class:`TryAgainError`.
     """
     from pipeline.train.settings import TrainConfig
 
@@ -44,6 +47,7 @@ def train_encoder(job: TrainJob, progress: ProgressListener) -> dict[str, Any]:
         base=job.base,
         documents=documents,
         judged=judged,
+        stop_after_seconds=stop_after_seconds,
         progress=progress,
     )
     return asdict(report)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -72,6 +73,7 @@ def train(
     documents: Sequence[Path] = (),
     judged: Sequence[Path] = (),
     scorer: ModelScorer | None = None,
+    stop_after_seconds: float | None = None,
     processes: Processes = ALONE,
     progress: ProgressListener = silent_progress,
 ) -> TrainReport:
@@ -79,9 +81,10 @@ def train(
 
     ``judged`` evaluation sets are kept out of the data. A ``scorer`` says which of the models that are saved
     on the way is the best; without one the held-out pairs do. Several ``processes`` make the steps of one;
-    they see the same files, and the first of them writes.
+    they see the same files, and the first of them writes. After ``stop_after_seconds`` a checkpoint is
+    written and :class:`TryAgainError` raised: the same call goes on.
     """
-    device = processes.device
+    device, started = processes.device, time.monotonic()
     checkpoint = read_checkpoint(model_folder(base))
     model = LandmarkEncoder(
         checkpoint,
@@ -135,6 +138,7 @@ def train(
             plan=BatchPlan(pairs, heldout, data.vectors, config),
             config=config,
             scorer=scorer,
+            stops_at_seconds=math.inf if stop_after_seconds is None else started + stop_after_seconds,
             processes=processes,
             progress=progress,
         )

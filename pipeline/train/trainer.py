@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
-from pipeline.errors import ModelError
+from pipeline.errors import ModelError, TryAgainError
 from pipeline.model.folders.own_tensors import GATE_NAMES
 from pipeline.train.batch_plan import BatchPlan
 from pipeline.train.checkpoints import RunFolder, RunState
@@ -77,6 +77,7 @@ class Trainer:
     plan: BatchPlan
     config: TrainConfig
     scorer: ModelScorer | None
+    stops_at_seconds: float
     processes: Processes
     progress: ProgressListener
 
@@ -98,9 +99,15 @@ class Trainer:
             losses.append(report.loss)
             num_queries, num_tokens = num_queries + report.num_queries, num_tokens + report.num_tokens
             state = self._evaluate(replace(state, step=step + 1), log)
-            if self._writes and self._is_due(state.step, self.config.checkpoint_every):
+            is_late = self._is_late(state.step)
+            if self._writes and (is_late or self._is_due(state.step, self.config.checkpoint_every)):
                 newest = self.files.save(state, self.model, optimizer)
             self.progress("train", state.step, self.config.steps, "steps")
+            if is_late:
+                raise TryAgainError(
+                    f"training must make {self.config.steps} steps, got to {state.step} in the time it was "
+                    "given; run the same command again to go on"
+                )
         seconds = max(time.monotonic() - started, 1e-9)
         if self._writes:
             self.files.save_model("model", self.model)
@@ -130,6 +137,14 @@ class Trainer:
     @property
     def _writes(self) -> bool:
         return self.processes.rank == 0
+
+    def _is_late(self, step: int) -> bool:
+        """Say whether the time is up before the last step, in all processes alike."""
+        if step == self.config.steps or math.isinf(self.stops_at_seconds):
+            return False
+        late = torch.tensor([float(time.monotonic() >= self.stops_at_seconds)], device=self.processes.device)
+        self.processes.add_up(late)
+        return bool(late.item())
 
     def _is_due(self, step: int, every: int) -> bool:
         return step % every == 0 or step == self.config.steps

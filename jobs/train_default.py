@@ -1,0 +1,129 @@
+"""Train the default encoder from pairs to model in one command: `python -m jobs.train_default --help`.
+
+    pairs ─▶ without judged texts ─▶ WORK/pairs.parquet ─▶ steps, for so many minutes ─▶ WORK/run ─▶ --deliver
+
+WORK/pairs.parquet is one file without any text of the judged sets: with --prepare-only it is made where the
+data lies and then sent to the machine with the GPU. A run that is killed, or stopped by --minutes, goes on
+from its newest checkpoint when the same command runs again, also from a copy of WORK on another machine.
+Settings are those of jobs/configs/train_default.toml; --set changes one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.job_file import TrainJob, read_job
+from jobs.progress_log import ProgressLog
+from jobs.train_encoder import train_encoder
+from pipeline import durable
+from pipeline.errors import CairnError, ConfigError
+from pipeline.types import ProgressListener
+
+CONFIG: Final = Path(__file__).parent / "configs" / "train_default.toml"
+DELIVERED: Final = ("best", "model")
+
+
+def prepare(pairs: Sequence[Path], judged: Sequence[Path], target: Path, progress: ProgressListener) -> int:
+    """Write the pairs that are none of the judged sets' as one Parquet file; return their number."""
+    from pipeline.train.leakage import without_judged
+    from pipeline.train.pairs import COLUMNS, read_pairs
+
+    kept = without_judged(read_pairs(pairs), judged, progress)
+    table = pa.table(
+        dict(zip(COLUMNS, (kept.queries, kept.documents, kept.titles, kept.sources), strict=True))
+    )
+    with durable.storage_errors(f"writing {target.name}"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with durable.replacing(target) as temporary:
+            pq.write_table(table, temporary, compression="zstd", compression_level=12)
+    return len(kept)
+
+
+def job_of(config: Path, work: Path, base: str | None, changes: Sequence[str]) -> TrainJob:
+    """Return the training of a file with sources, output and changed settings in place."""
+    job = read_job(config)
+    if not isinstance(job, TrainJob):
+        raise ConfigError(f"{config} must be a train_encoder job, got {job.job}; name another")
+    settings = dict(job.settings)
+    for change in changes:
+        name, _, value = change.partition("=")
+        try:
+            parsed: Any = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"--set must be NAME=VALUE with a value as in TOML, got {change!r}") from error
+        settings[name] = tuple(parsed) if isinstance(parsed, list) else parsed
+    return replace(
+        job,
+        sources=(str(work / "pairs.parquet"),),
+        output=str(work / "run"),
+        base=base or job.base,
+        settings=settings,
+    )
+
+
+def deliver(run: Path, target: Path) -> None:
+    """Copy the models and the log of a run; each model is whole or the one before."""
+    with durable.storage_errors(f"copying the models to {target}"):
+        target.mkdir(parents=True, exist_ok=True)
+        for name in DELIVERED:
+            if (run / name).is_dir():
+                with durable.replacing_folder(target / name) as temporary:
+                    shutil.copytree(run / name, temporary, dirs_exist_ok=True)
+        shutil.copyfile(run / "log.jsonl", target / "log.jsonl")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prepare, train and deliver; return the exit code, 75 where time was up before the last step."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jobs.train_default", description="Train the default encoder."
+    )
+    parser.add_argument("--pairs", type=Path, action="append", default=[], help="pairs to train on; repeat")
+    parser.add_argument(
+        "--judged", type=Path, action="append", default=[], help="judged set to keep out; repeat"
+    )
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder of the prepared pairs and of the run"
+    )
+    parser.add_argument("--deliver", type=Path, help="folder that models and log are copied to")
+    parser.add_argument("--minutes", type=float, default=38.0, help="stop training after so many")
+    parser.add_argument("--base", help="model to start from, if not the file's")
+    parser.add_argument("--config", type=Path, default=CONFIG, help="the job's settings")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
+    parser.add_argument("--prepare-only", action="store_true", help="write the pairs and end")
+    given = parser.parse_args(arguments)
+    progress = ProgressLog(lambda line: sys.stderr.write(f"{line}\n"))
+    try:
+        prepared = given.work / "pairs.parquet"
+        if given.pairs and not prepared.is_file():
+            number = prepare(given.pairs, given.judged, prepared, progress)
+            sys.stderr.write(f"prepared={number} bytes={prepared.stat().st_size}\n")
+        if not prepared.is_file():
+            raise ConfigError(f"{given.work} must hold pairs.parquet, got none; give --pairs")
+        if given.prepare_only:
+            return 0
+        job = job_of(given.config, given.work, given.base, given.set)
+        try:
+            report = train_encoder(job, progress, stop_after_seconds=60 * given.minutes)
+        finally:
+            if given.deliver is not None and (given.work / "run" / "log.jsonl").is_file():
+                deliver(given.work / "run", given.deliver)
+    except CairnError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    sys.stdout.write(f"{json.dumps(report, default=dict)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
