@@ -1,6 +1,6 @@
 """The security checklist of the search API: what each point means to a caller, and where it is tested.
 
-Points 7 to 10 and 16 are about what is stored, Ray, Parquet and dependencies. Each answer here is looked
+Points 7, 8, 10 and 16 are about what is stored, Parquet and dependencies. Each answer here is looked
 through for places on this machine and for what was sent (point 13).
 """
 
@@ -82,7 +82,15 @@ POINTS = {
         "serve/page/test_reading.py::test_text_that_looks_like_markup_stays_text",
         "serve/test_envelope.py::test_every_response_carries_the_security_headers",
     ],
-    "15 containers": ["test_compose.py::test_container_is_unprivileged_bounded_and_watched"],
+    "15 containers": [
+        "test_compose.py::test_container_is_unprivileged_bounded_and_watched",
+        "test_manifests.py::test_pod_is_unprivileged_and_read_only",
+    ],
+    "9 Ray": [
+        "test_compose.py::test_every_ray_process_has_the_token",
+        "test_compose.py::test_only_the_search_api_is_published_and_to_this_machine_alone",
+        "jobs/test_schedule_configs.py::test_ray_job_has_the_fields_of_its_kind_and_a_token_on_every_process",
+    ],
 }
 
 
