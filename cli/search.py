@@ -77,10 +77,9 @@ def _found_by(passage: Passage) -> Iterator[str]:
     seen: set[str] = set(STOP_WORDS)
     for each in sorted(passage.highlights, key=lambda highlight: -highlight.weight):
         word = passage.text[each.start_char - passage.start_char : each.end_char - passage.start_char]
-        others = [
-            asked for asked in each.query_words if asked.casefold() not in {word.casefold(), *STOP_WORDS}
-        ]
-        if word.casefold() not in seen:
+        asked = [query_word for query_word in each.query_words if query_word.casefold() not in STOP_WORDS]
+        others = [query_word for query_word in asked if query_word.casefold() != word.casefold()]
+        if asked and word.casefold() not in seen:
             seen.add(word.casefold())
             yield f"{word} ({', '.join(others)})" if others else word
 

@@ -155,6 +155,6 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
             rows += [(f"  skipped: {reason}", thousands(count)) for reason, count in sorted(value.items())]
         elif name == "seconds":
             rows.append(("time", duration(value)))
-        else:
+        elif value is not None:
             rows.append((name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value)))
     return rows

@@ -35,6 +35,10 @@ def stored_settings(root: str | Path, collection: str) -> Mapping[str, Any] | No
     return manifest.settings if manifest else None
 
 
+def _shown(value: Any) -> str:
+    return "not set" if value is None else repr(value)
+
+
 def require_same_settings(published: Manifest | None, config: IngestConfig) -> None:
     """Refuse settings that would mix vectors, clusters or contexts of two kinds in one collection.
 
@@ -50,7 +54,7 @@ def require_same_settings(published: Manifest | None, config: IngestConfig) -> N
         stage: {**defaults[stage], **published.settings[stage]} for stage in ("encoder", "cluster", "context")
     }
     differences = [
-        f"{stage}.{name} is {settings[name]!r}, got {value!r}"
+        f"{stage}.{name} is {_shown(settings[name])}, got {_shown(value)}"
         for stage, settings in stored.items()
         for name, value in asked[stage].items()
         if name not in SPEED_ONLY and settings[name] != value and not _follows(name, settings, asked[stage])

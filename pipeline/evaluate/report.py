@@ -23,6 +23,7 @@ from pipeline.config import DEFAULT_MODEL, WINDOW_TOKENS, EncoderConfig, default
 from pipeline.evaluate.bench import MAIN_EVIDENCE, SystemResult, primary_measures
 from pipeline.evaluate.significance import Comparison, compare_paired
 from pipeline.evaluate.systems import System
+from pipeline.model.backbone_loader import brings_projection
 from pipeline.model.folders.model_defaults import model_defaults
 from pipeline.options import Option, options_of
 
@@ -36,6 +37,8 @@ _SEARCH_FLAGS = {
     "chunk": "--granularity chunk --no-hybrid",
     "fused": "--no-hybrid",
     "fused+bm25": "",
+    "late": "--no-hybrid",
+    "late+bm25": "",
 }
 
 
@@ -182,7 +185,7 @@ class Report:
             index_bytes=sum(result.cost.index_bytes for result in own),
             query_milliseconds=float(np.mean([result.cost.query_milliseconds for result in own])),
             ingest_flags=ingest_flags(own[0].system),
-            search_flags=_SEARCH_FLAGS[own[0].system.ranking],
+            search_flags=search_flags(own[0].system),
         )
 
 
@@ -218,6 +221,12 @@ def ingest_flags(system: System) -> str:
         for name, option in options_of(EncoderConfig).items()
         if option.about.help and wanted[name] is not None and wanted[name] != brought[name]
     )
+
+
+def search_flags(system: System) -> str:
+    """Return the flags of ``cairn search`` that rank as this system does."""
+    leaves_tokens = not system.judges_tokens and brings_projection(system.encoding.encoder)
+    return f"{_SEARCH_FLAGS[system.ranking]} {'--no-late' if leaves_tokens else ''}".strip()
 
 
 def _flag(option: Option, value: Any) -> str:

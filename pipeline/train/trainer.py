@@ -45,7 +45,7 @@ Ingest's own default.
 class TrainReport:
     """What a run did; rates and ``seconds`` count the steps of this process alone.
 
-    ``judged_by`` says what the best score is of.
+    ``judged_by`` says what the best score is of; losses are None where no step was left to make.
     """
 
     folder: str
@@ -54,8 +54,8 @@ class TrainReport:
     heldout_pairs: int
     steps: int
     resumed_at: int
-    first_loss: float
-    last_loss: float
+    first_loss: float | None
+    last_loss: float | None
     judged_by: str
     best_score: float
     best_step: int
@@ -90,7 +90,7 @@ class Trainer:
             state = self.files.restore(newest, self.model, optimizer)
         self.processes.require_same(state.step, "newest checkpoint")
         log = TrainingLog(self.files.log_path, state.log_bytes) if self._writes else None
-        resumed_at, losses, num_queries, num_tokens = state.step, [math.nan], 0, 0
+        resumed_at, losses, num_queries, num_tokens = state.step, list[float](), 0, 0
         if not resumed_at:
             state = self._evaluate(state, log)
         started = time.monotonic()
@@ -120,8 +120,8 @@ class Trainer:
             heldout_pairs=len(self.heldout),
             steps=self.config.steps,
             resumed_at=resumed_at,
-            first_loss=losses[min(1, len(losses) - 1)],
-            last_loss=losses[-1],
+            first_loss=losses[0] if losses else None,
+            last_loss=losses[-1] if losses else None,
             judged_by="dev sets"
             if self.scorer is not None
             else "held-out pairs"

@@ -282,7 +282,7 @@ def test_settings_that_differ_from_the_collections_are_named(
     )
     assert (code, one_line(err)) == (2, True)
     for words in (
-        "encoder.dims is None, got 16",
+        "encoder.dims is not set, got 16",
         "encoder.attention is 'chunk', got 'full'",
         "encoder.window_tokens is 512, got 64",
     ):

@@ -12,7 +12,7 @@ from pipeline.config import EncoderConfig
 from pipeline.evaluate.bench import MAIN_EVIDENCE, Cost, SystemResult
 from pipeline.evaluate.encodings import Encoding
 from pipeline.evaluate.measures import NDCG
-from pipeline.evaluate.report import Report, ingest_flags, is_buildable
+from pipeline.evaluate.report import Report, ingest_flags, is_buildable, search_flags
 from pipeline.evaluate.systems import System, baseline_systems, configured_systems, our_systems
 from pipeline.model.folders.model_defaults import encoder_config, settings_of_a_folder
 
@@ -144,6 +144,21 @@ def test_window_with_another_overlap_is_not_buildable():
         assert [
             is_buildable(our_systems(base, ["none"], ["late"], max_positions=size)[0]) for base in bases
         ] == [True, False]
+
+
+def test_search_flags_leave_token_vectors_out_where_the_measured_system_did():
+    default = encoder_config({})
+    found = {system.name: search_flags(system) for system in configured_systems(default)}
+
+    assert found == {
+        "cairn/document": "--granularity document --no-hybrid --no-late",
+        "cairn/chunk": "--granularity chunk --no-hybrid --no-late",
+        "cairn/fused": "--no-hybrid --no-late",
+        "cairn/fused+bm25": "--no-late",
+        "cairn/late": "--no-hybrid",
+        "cairn/late+bm25": "",
+    }
+    assert search_flags(our_systems(BASE, ["none"], ["mean"])[0]).count("--no-late") == 0
 
 
 def test_ingest_flags_name_what_differs_from_the_defaults():

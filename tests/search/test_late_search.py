@@ -155,12 +155,17 @@ def test_highlights_are_absent_without_token_vectors(collection: Collection):
 
 
 def test_command_line_names_no_stop_words() -> None:
-    spans = [(0, 2, 0.5, ("happens",)), (7, 12, 0.3, ("is", "rock")), (3, 6, 0.2, ("stone",))]
+    spans = [
+        (0, 2, 0.5, ("happens",)),
+        (7, 12, 0.3, ("is", "rock")),
+        (3, 6, 0.2, ("stone",)),
+        (13, 16, 0.1, ("the",)),
+    ]
     highlights = tuple(
         Highlight(start_char=start, end_char=end, weight=weight, query_words=words)
         for start, end, weight, words in spans
     )
-    passage = Passage(start_char=0, end_char=12, text="of old stone", score=1.0, highlights=highlights)
+    passage = Passage(start_char=0, end_char=16, text="of old stone way", score=1.0, highlights=highlights)
     assert list(_found_by(passage)) == ["stone (rock)", "old (stone)"]
 
 

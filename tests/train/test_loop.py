@@ -116,6 +116,12 @@ def test_train_full_disk_at_a_checkpoint_leaves_the_one_before(
     assert run("full").resumed_at == 2
 
 
+def test_train_with_nothing_left_to_do_has_no_losses(run: Any) -> None:
+    run("done")
+    again = run("done")
+    assert (again.resumed_at, again.first_loss, again.last_loss) == (again.steps, None, None)
+
+
 def test_train_hard_negatives_and_the_encoder_as_surrogate_change_what_is_learned(run: Any, tmp_path: Path):
     run("plain", steps=2)
     run("hard", steps=2, hard_negatives=2, surrogate="encoder")
