@@ -22,7 +22,7 @@ from jaxtyping import Float32, Int64, UInt64
 from lance.query import FullTextQuery
 
 from pipeline.errors import CairnError, DamageError, IntegrityError
-from pipeline.index.copied_names import COPIES
+from pipeline.index.copied_names import COPIED_FILES, COPIES
 from pipeline.index.copies import find_lance_files, find_manifest, link_table, whole_copy
 from pipeline.index.document_bm25 import DocumentBM25
 from pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex
@@ -326,7 +326,9 @@ def _open_files(
         files[MANIFEST_NAME] = record_file(manifest_path)
     else:
         copied[MANIFEST_NAME] = "does not match its SHA-256"
-    held = HeldFiles(folder, files)
+    held = HeldFiles(folder, files, (*COPIED_FILES, MANIFEST_NAME))
+    records = {**manifest.files, MANIFEST_NAME: record_file(manifest_path)}
+    copied |= _copied(layout, number, records, held.refused.items())
     rows_copied = _copied(layout, number, rows, damaged_rows(layout, rows, suspects))
     database = link_table(layout, number, DOCUMENTS, rows, held) if rows_copied else layout.lance_folder
     watched = WatchedFiles(database, rows)

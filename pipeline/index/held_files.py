@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
 import signal
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,10 +48,11 @@ class HeldFiles:
     Reading a mapped part that was cut off would end the process: a lease, see :func:`lease_held_files`, lets
     searches under way end first. A file that was removed stays whole for its holder. One that is missing when
     it is to be held, or open for writing elsewhere, raises :class:`DamageError`, as mapping a missing one
-    does, so that a reader that lost its generation starts over.
+    does, so that a reader that lost its generation starts over. Of ``copied``, which have a second copy, one
+    that is open for writing is not held, and stands in ``refused`` with what is wrong.
     """
 
-    def __init__(self, folder: Path, records: Mapping[str, FileRecord]) -> None:
+    def __init__(self, folder: Path, records: Mapping[str, FileRecord], copied: Collection[str] = ()) -> None:
         self._folder, self._records = folder, dict(records)
         self._descriptors: dict[str, int] = {}
         weakref.finalize(self, _close, self._descriptors)
@@ -62,9 +62,18 @@ class HeldFiles:
             except OSError as error:
                 raise DamageError(f"{name} cannot be read") from error
         self._asked_back, self._wanted = _Leases.asked_back, ""
-        self._leased = {
-            name: file for name, file in self._descriptors.items() if _Leases.is_on and _lease(name, file)
-        }
+        self._leased: dict[str, int] = {}
+        self.refused: dict[str, str] = {}
+        for name, file in list(self._descriptors.items()) if _Leases.is_on else ():
+            try:
+                if _lease(file):
+                    self._leased[name] = file
+            except BlockingIOError:
+                problem = "is open for writing in another program"
+                if name not in copied:
+                    raise DamageError(f"{name} {problem}") from None
+                self.refused[name] = problem
+                os.close(self._descriptors.pop(name))
         self._written_ns = {
             name: os.fstat(file).st_mtime_ns
             for name, file in self._descriptors.items()
@@ -172,12 +181,16 @@ def _stamp(path: Path | str) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _lease(name: str, descriptor: int) -> bool:
+def _lease(descriptor: int) -> bool:
+    """Lease a file; False where the kernel has no leases for it.
+
+    One that is open for writing raises :class:`BlockingIOError`.
+    """
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    except OSError as error:
-        if error.errno == errno.EAGAIN:
-            raise DamageError(f"{name} is open for writing in another program") from error
+    except BlockingIOError:
+        raise
+    except OSError:
         return False
     return True
 

@@ -92,6 +92,11 @@ class Searcher:
         return self._served.is_outdated
 
     @property
+    def suspects(self) -> tuple[str, ...]:
+        """Files of the published generation that another program was about to write into."""
+        return self._served.wanted
+
+    @property
     def is_answering(self) -> bool:
         """Tell whether calls are answered: not where all generations are found damaged."""
         return self._served.damage is None

@@ -73,6 +73,7 @@ class ServedGeneration:
         self._describe(generation)
         self._refusal: FingerprintMismatchError | None = None
         self._damage: IntegrityError | None = None
+        self._wanted: tuple[str, ...] = ()
         self._suspects: frozenset[str] = frozenset()
         """Files of Lance that were found damaged: hashed before a generation with one is served again."""
         if layout.replica is not None:
@@ -89,6 +90,11 @@ class ServedGeneration:
     def is_outdated(self) -> bool:
         """Tell whether an older generation answers than was published."""
         return self._is_outdated
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Files of the published generation that another program was about to write into."""
+        return self._wanted
 
     @property
     def damage(self) -> IntegrityError | None:
@@ -160,6 +166,8 @@ class ServedGeneration:
                 except (IntegrityError, StorageError):
                     self._damage, self._retry_at = error, self._next_retry()
                     raise error from None
+                wanted = damaged.held_files.wanted_file
+                self._wanted = (wanted,) if wanted and self._is_outdated else ()
                 log.warning(
                     "search.fell_back collection=%s damaged=%d generation=%d",
                     self._layout.name,
@@ -192,7 +200,7 @@ class ServedGeneration:
             self._stamp = stamp
             log.warning("search.take_up_failed collection=%s served=%d", self._layout.name, generation.number)
             return
-        self._stamp, self._suspects = stamp, frozenset()
+        self._stamp, self._wanted, self._suspects = stamp, (), frozenset()
         log.info("search.taken_up collection=%s generation=%d", self._layout.name, opened.number)
 
     def _serve(self, opened: Generation) -> None:
@@ -212,11 +220,13 @@ class ServedGeneration:
     def _describe(self, opened: Generation) -> None:
         """Note what the user should know of a generation, and when to look for a better one.
 
-        While second copies are read there is none, until a repair writes ``CURRENT`` again.
+        While second copies are read there is none, until a repair writes ``CURRENT`` again; but where another
+        program had a file open for writing, it may be whole still.
         """
         self._warning: str | None = opened.warning
         self._is_outdated = self._is_behind(opened)
-        is_best = opened.warning is None or (bool(opened.copied) and not self._is_outdated)
+        is_copied = bool(opened.copied) and not opened.held_files.refused
+        is_best = opened.warning is None or (is_copied and not self._is_outdated)
         self._retry_at = None if is_best else self._next_retry()
 
     def _is_behind(self, generation: Generation) -> bool:

@@ -101,18 +101,18 @@ async def with_collection(
     """Await ``attempt(collection)``; errors become problems.
 
     Where another encoder has made the newest generation, the collection is opened and asked once more; where
-    the generation is damaged and another one is whole, that one is asked.
+    the generation is damaged and another one is whole, that one is asked, and the damaged one mended beside.
     """
     try:
         before = served.searcher.last_generation
         try:
-            return await attempt(served)
+            reply = await attempt(served)
         except FingerprintMismatchError:
-            return await attempt(await state.collections.reopen(served))
+            reply = await attempt(await state.collections.reopen(served))
         except (IntegrityError, StorageError) as error:
             if not await _is_another_whole(state, served, before, error):
                 raise
-            return await attempt(served)
+            reply = await attempt(served)
     except CollectionNotFoundError as error:
         state.collections.forget(served)
         raise search_problem(error) from None
@@ -126,6 +126,8 @@ async def with_collection(
                 contract(error),
             )
         raise problem from error
+    state.collections.heal_outdated(served)
+    return reply
 
 
 async def _is_another_whole(

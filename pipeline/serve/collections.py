@@ -152,6 +152,14 @@ class Collections:
         layout = CollectionLayout(self._settings.root, name)
         return await self._healer.heal(layout, suspects, OPENING_SHARE * self._settings.deadline_seconds)
 
+    def heal_outdated(self, served: ServedCollection) -> None:
+        """Begin to mend the published generation where an older one answers in its place."""
+        searcher = served.searcher
+        if searcher.is_outdated:
+            self._healer.start(CollectionLayout(self._settings.root, served.name), searcher.suspects)
+        else:
+            self._healer.settle(served.name)
+
     def forget(self, gone: ServedCollection) -> None:
         """Let go of a collection that is no longer there."""
         if self._outcome(gone.name) is gone:

@@ -69,5 +69,5 @@ def test_destroyed_file_costs_no_answer_but_rows_that_nothing_else_holds(
             assert said == {(503, "collection-damaged")}, path
             assert client.get("/readyz").status_code == 503
             refused.append(path)
-        shutil.rmtree(root)
+        shutil.rmtree(root, ignore_errors=True)  # the server may be mending it still
     assert refused == [data[0]]

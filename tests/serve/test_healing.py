@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,47 @@ def test_file_that_both_generations_share_costs_no_answer(
     assert set(hits(client)) == before
 
 
+def generation_of(client: TestClient) -> int:
+    reply = client.post("/v1/collections/stones/search", json={"query": "slate"})
+    assert reply.status_code == 200, reply.text
+    return reply.json()["generation"]
+
+
+def wait_for(client: TestClient, generation: int) -> None:
+    """Search until a generation answers; each search before is answered, too."""
+    until = time.monotonic() + 25.0  # less than until a searcher looks again by itself
+    while generation_of(client) != generation:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.usefixtures("two_generations")
+def test_newest_generation_is_mended_while_the_older_one_answers(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
+    client = serve(ServeSettings(root=own_root))
+    damage(own_root, "stones", 2)
+    assert generation_of(client) == 1
+    wait_for(client, 3)
+    assert len(hits(client)) == 20
+    assert client.get("/readyz").json() == {"status": "ready"}
+
+
+@pytest.mark.usefixtures("two_generations", "unhealed")
+def test_newest_generation_that_cannot_be_mended_is_told_of_once(
+    own_root: Path, serve: Callable[..., TestClient], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = serve(ServeSettings(root=own_root))
+    damage(own_root, "stones", 2)
+    until = time.monotonic() + 10.0
+    while "serve.not_healed" not in caplog.text:
+        assert generation_of(client) == 1
+        assert time.monotonic() < until
+    for _ in range(5):
+        assert generation_of(client) == 1
+    assert caplog.text.count("serve.not_healed collection=stones sentence=generation 2 exceeds") == 1
+
+
 def written(folder: Path) -> dict[Path, int]:
     """Return when each file was written, but for the lock."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
@@ -99,12 +141,59 @@ def test_large_collection_is_left_to_the_keeper(own_root: Path, serve: Callable[
 
 
 @pytest.fixture
+def two_generations(own_root: Path, ingest: Callable[..., None], make_rows: Callable[..., Any]) -> None:
+    """Publish a second generation of ``stones``, with files of its own."""
+    ingest(own_root, "stones", make_rows(version=2))
+
+
+@pytest.fixture
 def leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(held_files._Leases, "is_on", False)
     before = signal.getsignal(signal.SIGIO)
     held_files.lease_held_files()
     yield
     signal.signal(signal.SIGIO, before if callable(before) else signal.SIG_IGN)
+
+
+@pytest.mark.usefixtures("leases", "two_generations")
+@pytest.mark.parametrize("name", ["context.arrow", "clusters.arrow", "lance_files.json", "MANIFEST.json"])
+def test_second_copy_is_read_of_a_file_that_another_program_waits_to_cut(
+    own_root: Path, serve: Callable[..., TestClient], name: str
+) -> None:
+    client = serve(ServeSettings(root=own_root))
+    path = CollectionLayout(own_root, "stones").generation_folder(2) / name
+    with subprocess.Popen([sys.executable, "-c", CUT, os.fspath(path)]) as cutting:
+        while cutting.poll() is None:
+            assert generation_of(client) == 2
+    assert path.stat().st_size == 10
+    assert generation_of(client) == 2
+    assert client.get("/readyz").json()["status"] == "degraded"
+
+
+@pytest.mark.usefixtures("leases")
+def test_second_copy_is_read_where_there_is_one_generation(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
+    client = serve(ServeSettings(root=own_root))
+    path = CollectionLayout(own_root, "stones").generation_folder(1) / "context.arrow"
+    with subprocess.Popen([sys.executable, "-c", CUT, os.fspath(path)]) as cutting:
+        while cutting.poll() is None:
+            assert generation_of(client) == 1
+    assert path.stat().st_size == 10
+    assert generation_of(client) == 1
+
+
+@pytest.mark.usefixtures("leases", "two_generations")
+def test_newest_generation_that_another_program_waits_to_cut_is_mended_beside(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
+    client = serve(ServeSettings(root=own_root))
+    path = CollectionLayout(own_root, "stones").generation_folder(2) / CHUNKS_FAISS
+    assert path.stat().st_nlink == 1
+    with subprocess.Popen([sys.executable, "-c", CUT, os.fspath(path)]) as cutting:
+        wait_for(client, 3)
+        assert cutting.wait(60) == 0
+    assert generation_of(client) == 3
 
 
 @pytest.mark.usefixtures("leases")
