@@ -29,6 +29,8 @@ OTHERS_OPTIONS = {
     "--rewrite-openapi": "pytest",
     "--dashboard-agent-listen-port": "ray",
     "--config": "python -m jobs.NAME",
+    "--prepare-only": "python -m jobs.train_default",
+    "--set": "python -m jobs.train_default",
 }
 """Options in prose that are not ours, and whose they are."""
 OTHER_PROGRAMS = re.compile(r"^(torchrun|pytest|python|docker|ray|\.venv/bin/python) ")
