@@ -17,6 +17,7 @@ import pytest
 from cli.main import cairn
 from pipeline.config import EncoderConfig
 from pipeline.evaluate.systems import baseline_systems, configured_systems
+from pipeline.model.folders.model_defaults import encoder_config
 from pipeline.poolings import POOLING_RULES
 from pipeline.search_options import DEFAULT_WEIGHTS
 from tests.docs.pages import DOCS, ROOT, WRITTEN, blocks, code_spans, prose, shell_lines, tables
@@ -272,7 +273,7 @@ def test_poolings_of_the_page_are_those_of_the_table() -> None:
 
 
 def test_systems_that_the_guide_names_are_in_the_table() -> None:
-    systems = [*baseline_systems(EncoderConfig(), 512), *configured_systems(EncoderConfig())]
+    systems = [*baseline_systems(EncoderConfig(), 512), *configured_systems(encoder_config({}))]
     shown = [
         name
         for head, rows in tables(DOCS / "guide" / "evaluate.md")
