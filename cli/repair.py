@@ -18,6 +18,7 @@ def repair(*, collection: str, root: str) -> int:
     from pipeline.index.layout import CollectionLayout
     from pipeline.index.losses import losses_path
     from pipeline.index.maintenance import repair_collection
+    from pipeline.index.stored_files import read_manifest
 
     layout = CollectionLayout(Path(root), collection)
     try:
@@ -27,7 +28,15 @@ def repair(*, collection: str, root: str) -> int:
         if losses_path(layout).is_file():
             click.echo(f"documents that this repair gives up are named in {losses_path(layout)}", err=True)
         raise
+    if outcome.lost and not read_manifest(layout, outcome.generation).documents:
+        click.echo(f"EVERY document of collection {collection!r} is lost")
     click.echo(outcome.action)
     for doc_id in outcome.lost:
         click.echo(f"lost, or older than before: {doc_id}")
+    if outcome.lost:
+        again = layout.command("ingest", "SOURCE...", "--collection", collection, "--reread")
+        click.echo(
+            f"{len(outcome.lost)} document(s) were given up, or are older than before; "
+            f"run `{again}` to encode them again"
+        )
     return 0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @json_option
 def verify(*, collection: str, root: str, as_json: bool) -> int:
     """Check every stored file of collection NAME against its hashes; exit 1 when something is wrong."""
+    from pipeline.index.copies import lost_for_good
     from pipeline.index.layout import CollectionLayout
     from pipeline.index.maintenance import verify_collection
 
@@ -36,7 +37,9 @@ def verify(*, collection: str, root: str, as_json: bool) -> int:
             "\n".join(_line(problem) for problem in problems) or f"{collection}: every file matches its hash"
         )
     if problems and not as_json:
-        click.echo(f"{len(problems)} problem(s); run `{layout.command('repair')}`", err=True)
+        lost = (lost_for_good(layout, problem.file) for problem in problems if problem.part == "side")
+        advice = next(filter(None, lost), f"run `{layout.command('repair')}`")
+        click.echo(f"{len(problems)} problem(s); {advice}", err=True)
     return 1 if problems else 0
 
 

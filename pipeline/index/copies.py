@@ -10,6 +10,7 @@ made again from Lance; rows of Lance have no second copy. Generations of earlier
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -20,7 +21,14 @@ from pathlib import Path
 
 from pipeline.durable import clear_way, fsync_file, fsync_folder, replacing, storage_errors
 from pipeline.errors import DamageError, IntegrityError
-from pipeline.index.copied_names import COPIED_FILES, COPIES, LANCE_FILES, SMALL_FOLDERS
+from pipeline.index.copied_names import (
+    CLUSTERS_ARROW,
+    CONTEXT_ARROW,
+    COPIED_FILES,
+    COPIES,
+    LANCE_FILES,
+    SMALL_FOLDERS,
+)
 from pipeline.index.lance_files import read_lance_files, small_files
 from pipeline.index.layout import CollectionLayout
 from pipeline.manifest import COPIES_VERSION, MANIFEST_NAME, FileRecord, Manifest, record_file
@@ -81,6 +89,26 @@ def whole_copy(layout: CollectionLayout, number: int, name: str, record: FileRec
     """
     path = layout.generation_folder(number) / COPIES / name
     return path if record is not None and record.problem(path) is None else None
+
+
+def lost_for_good(layout: CollectionLayout, name: str) -> str | None:
+    """Return what to do about a damaged context or clusters, None where some generation has it whole.
+
+    A repair needs one generation that has; nothing else can be made into them.
+    """
+    if name not in (CONTEXT_ARROW, CLUSTERS_ARROW):
+        return None
+    for number in layout.generation_numbers():
+        with contextlib.suppress(IntegrityError):
+            record = find_manifest(layout, number)[0].files.get(name)
+            if record is None or record.problem(layout.generation_folder(number) / name) is None:
+                return None
+            if whole_copy(layout, number, name, record) is not None:
+                return None
+    return (
+        f"no generation of {layout.name!r} has {name} or its second copy whole; "
+        "move the collection's folder away and ingest the sources again"
+    )
 
 
 def find_lance_files(layout: CollectionLayout, manifest: Manifest) -> Mapping[str, FileRecord]:

@@ -23,7 +23,7 @@ from lance.query import FullTextQuery
 
 from pipeline.errors import CairnError, DamageError, IntegrityError
 from pipeline.index.copied_names import COPIED_FILES, COPIES
-from pipeline.index.copies import find_lance_files, find_manifest, link_table, whole_copy
+from pipeline.index.copies import find_lance_files, find_manifest, link_table, lost_for_good, whole_copy
 from pipeline.index.document_bm25 import DocumentBM25
 from pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex
 from pipeline.index.held_files import HeldFiles, WatchedFiles
@@ -362,6 +362,8 @@ def _copied(
     found = dict(damaged)
     for name, problem in found.items():
         if whole_copy(layout, number, name, records.get(name)) is None:
+            if advice := lost_for_good(layout, name):
+                raise IntegrityError(f"{name} of generation {number} {problem}; {advice}")
             raise DamageError(f"{name} of generation {number} {problem}")
     return found
 

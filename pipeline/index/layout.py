@@ -309,11 +309,14 @@ class CollectionLayout:
         """Return the hash of a generation's manifest, taken from the file where ``CURRENT`` has none."""
         return self.manifest_sha256(number) or sha256_of_file(self.generation_folder(number) / MANIFEST_NAME)
 
-    def command(self, verb: str) -> str:
-        """Return the command line of a verb on this collection, for advice that works as it stands."""
+    def command(self, verb: str, *words: str) -> str:
+        """Return the command line of a verb on this collection, for advice that works as it stands.
+
+        ``words`` stand in the place of the collection's name.
+        """
         where = str(self.root) if self.replica is None else self.replica.uri.rpartition("/")[0]
         root = () if self.root == resolve_root(DEFAULT_ROOT) else ("--root", where)
-        return shlex.join(["cairn", verb, self.name, *root])
+        return shlex.join(["cairn", verb, *(words or (self.name,)), *root])
 
     def damaged(self, fault: str, verb: Literal["repair", "verify"] = "repair") -> DamageError:
         """Return the error of damage found in this collection."""

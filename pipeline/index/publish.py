@@ -25,7 +25,7 @@ from pipeline.durable import commit_point, storage_errors
 from pipeline.errors import DamageError, IntegrityError, StorageError
 from pipeline.index.allocator import returning_freed_memory
 from pipeline.index.copied_names import SIDE_FILES
-from pipeline.index.copies import find_lance_files, mend_copied, write_copies
+from pipeline.index.copies import find_lance_files, lost_for_good, mend_copied, write_copies
 from pipeline.index.current import KEPT_GENERATIONS, Current
 from pipeline.index.lance_files import (
     damaged_lance_files,
@@ -146,13 +146,12 @@ def _mend(layout: CollectionLayout, manifest: Manifest, given_up: set[str]) -> N
     for number in layout.generation_numbers():
         with contextlib.suppress(IntegrityError):
             mend_copied(layout, read_manifest(layout, number))
-    left = [
-        f"{name} of generation {manifest.generation} {problem}"
-        for name, problem in _unmended(layout, manifest)
-        if name not in given_up
-    ]
-    if left:
-        raise layout.damaged(left[0])
+    for name, problem in _unmended(layout, manifest):
+        if name not in given_up:
+            fault = f"{name} of generation {manifest.generation} {problem}"
+            if advice := lost_for_good(layout, name):
+                raise IntegrityError(f"{fault}; {advice}")
+            raise layout.damaged(fault)
     mend_lance(layout, layout.generation_numbers())
 
 
