@@ -21,6 +21,7 @@ from tests.docs.workshop import open_workshop, write_corpora
 REASONS = {
     "docker": "needs a Docker engine; tests/test_compose.py runs the services' commands",
     "download": "needs a model that no package brings",
+    "gpu": "needs a GPU for an hour; tests/jobs/test_train_default.py runs a small one",
     "open": "would serve other machines",
     "ray": "needs a Ray cluster; tests/jobs/ray_cluster runs one",
     "s3": "needs a bucket; tests/jobs/test_store_index.py has a local one",
