@@ -112,11 +112,7 @@ class EncoderWorker:
         context = build_context(
             sample, assignments_N, config.context, stages.first_stage.embed, stages.first_stage.fingerprint
         )
-        return (
-            with_vectors(context, sample, config.encoder, stages.backbone)
-            if config.encoder.whitening
-            else context
-        )
+        return with_vectors(context, sample, config.encoder, stages.backbone)
 
     def begin(self, view: CorpusView) -> Begun:
         """Take the clusters and the context that documents are encoded with."""

@@ -1,8 +1,9 @@
-"""What a reader can see of a collection, and whether two of them hold the same."""
+"""What a reader can see of a collection, whether two of them hold the same, and leases of their files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,15 @@ def _require_same(left: dict[str, Any], right: dict[str, Any]) -> None:
             [chunk["vector"] for chunk in other["chunks"]],
             atol=1e-5,
         )
+
+
+@pytest.fixture
+def leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let this process lease the files of generations it opens, as a server does."""
+    from pipeline.index import held_files
+
+    monkeypatch.setattr(held_files._Leases, "is_on", False)
+    before = signal.getsignal(signal.SIGIO)
+    held_files.lease_held_files()
+    yield
+    signal.signal(signal.SIGIO, before if callable(before) else signal.SIG_IGN)

@@ -16,11 +16,14 @@ from pipeline.model.engine.backbone import Backbone
 def with_vectors(
     context: ContextSet, documents: pa.Table, config: EncoderConfig, backbone: Backbone
 ) -> ContextSet:
-    """Return the context with one vector for each of its documents: that of its first chunk.
+    """Return the context with one vector for each of its documents; as it is where nothing is whitened.
 
-    ``documents`` has ``doc_id``, ``text`` and ``title`` of at least these. The first chunk is encoded as a
-    document by itself, with its title and behind the context where the settings ask for it.
+    ``documents`` has ``doc_id``, ``text`` and ``title`` of at least these. A document's vector is that of its
+    first chunk, encoded as a document by itself, with its title and behind the context where the settings ask
+    for it.
     """
+    if not config.whitening:
+        return context
     place = {doc_id: row for row, doc_id in enumerate(documents.column("doc_id").to_pylist())}
     own = documents.take(pa.array([place[doc_id] for doc_id in context.doc_ids]))
     encoder = DocumentEncoder(replace(config, whitening=0.0), context, backbone)

@@ -87,4 +87,4 @@ def _build(
         }
     )
     context = build_context(sample, assignments_N, config, first_stage.embed, first_stage.fingerprint)
-    return with_vectors(context, sample, encoder, backbone) if encoder.whitening else context
+    return with_vectors(context, sample, encoder, backbone)

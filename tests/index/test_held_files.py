@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -21,13 +19,7 @@ CUT = "import os, sys; os.truncate(sys.argv[1], 1)"
 HOLD = "import sys; file = open(sys.argv[1], 'r+b'); print('open', flush=True); sys.stdin.read()"
 
 
-@pytest.fixture(autouse=True)
-def leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(held_files._Leases, "is_on", False)
-    before = signal.getsignal(signal.SIGIO)
-    held_files.lease_held_files()
-    yield
-    signal.signal(signal.SIGIO, before if callable(before) else signal.SIG_IGN)
+pytestmark = pytest.mark.usefixtures("leases")
 
 
 @pytest.fixture

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from pipeline.index import held_files, tiers
+from pipeline.index import tiers
 from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
 from pipeline.index.maintenance import verify_collection
 from pipeline.serve import healing
@@ -150,15 +149,6 @@ def test_large_collection_is_left_to_the_keeper(own_root: Path, serve: Callable[
 def two_generations(own_root: Path, ingest: Callable[..., None], make_rows: Callable[..., Any]) -> None:
     """Publish a second generation of ``stones``, with files of its own."""
     ingest(own_root, "stones", make_rows(version=2))
-
-
-@pytest.fixture
-def leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(held_files._Leases, "is_on", False)
-    before = signal.getsignal(signal.SIGIO)
-    held_files.lease_held_files()
-    yield
-    signal.signal(signal.SIGIO, before if callable(before) else signal.SIG_IGN)
 
 
 @pytest.mark.usefixtures("leases", "two_generations")
