@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from pipeline.config import DEFAULT_ROOT, EncoderConfig
+from pipeline.config import DEFAULT_ROOT
 from pipeline.context.drift import measure_drift
 from pipeline.context.store import ContextSet
 from pipeline.errors import (
@@ -144,7 +144,7 @@ class Collection:
         generation = open_latest_intact_generation(self.layout, check_hashes=False)
         manifest = generation.manifest
         own = [generation.warning] if generation.warning else []
-        status["warnings"] = [*own, *settings_warnings(EncoderConfig(**manifest.settings["encoder"]))]
+        status["warnings"] = [*own, *settings_warnings(manifest.encoder)]
         drift = measure_drift(
             manifest.context_cluster_sizes, status["cluster_sizes"], manifest.documents_at_context
         )
@@ -157,10 +157,8 @@ class Collection:
             "changed_clusters": list(drift.changed_clusters),
         }
         # Where no vector depends on the context, nothing is encoded again.
-        tokens, speed = (
-            (manifest.tokens if EncoderConfig(**status["encoder"]).needs_context else 0),
-            manifest.encode_tokens_per_second,
-        )
+        tokens = manifest.tokens if manifest.encoder.needs_context else 0
+        speed = manifest.encode_tokens_per_second
         status["context"]["recontextualisation"] = {
             "documents": manifest.documents if tokens else 0,
             "seconds": tokens / speed if speed else 0.0,
@@ -181,7 +179,7 @@ def load_query_encoder(generation: Generation) -> TextEncoder:
     from pipeline.encode.text_encoder import TextEncoder  # torch comes in here, and only here
 
     # A search encodes one short row, for which no other backend is worth its compilation or being installed.
-    config = EncoderConfig(**generation.manifest.settings["encoder"])
+    config = generation.manifest.encoder
     precision = "auto" if config.precision == "int8" else config.precision
     config = replace(config, backend="torch", precision=precision)
     try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline import durable
+from pipeline.config import EncoderConfig
 from pipeline.errors import DamageError, IntegrityError
 
 FORMAT_VERSION = 4
@@ -138,6 +139,11 @@ class Manifest:
     def indexes(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the descriptions of the largest segment's FAISS files."""
         return max(self.segments, key=lambda segment: segment.live_chunks).indexes
+
+    @property
+    def encoder(self) -> EncoderConfig:
+        """Return the settings of the encoder that made the vectors."""
+        return EncoderConfig(**self.settings["encoder"])
 
     def write(self, folder: Path) -> None:
         """Write ``MANIFEST.json`` durably into a generation's folder."""

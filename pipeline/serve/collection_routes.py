@@ -8,7 +8,6 @@ from fastapi import APIRouter, Path, Query
 from starlette.convertors import Convertor, register_url_convertor
 from typing_extensions import override
 
-from pipeline.config import EncoderConfig
 from pipeline.search.filters import filterable_columns
 from pipeline.serve.access import SearchGrant, State, reachable
 from pipeline.serve.answers import json_value, with_collection
@@ -122,9 +121,9 @@ def _describe(served: ServedCollection, grant: Grant, *, reranks: bool) -> Colle
         documents=searcher.count_documents(grant.restriction),
         chunks=manifest.chunks if grant.restriction is None else None,
         vector_dim=manifest.vector_dim,
-        landmark_interval=manifest.settings["encoder"]["landmark_interval"],
+        landmark_interval=manifest.encoder.landmark_interval,
         context_documents=manifest.context_documents if grant.restriction is None else None,
-        uses_context=EncoderConfig(**manifest.settings["encoder"]).needs_context,
+        uses_context=manifest.encoder.needs_context,
         reranks=reranks,
         filter_columns=[
             Column(name=name, type=str(data_type))

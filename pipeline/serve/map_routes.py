@@ -12,7 +12,6 @@ import numpy as np
 from fastapi import APIRouter, Query
 from jaxtyping import Int64
 
-from pipeline.config import EncoderConfig
 from pipeline.context.drift import Drift, measure_drift
 from pipeline.index.generation import Generation
 from pipeline.search.filters import compile_filter, compile_restriction
@@ -184,7 +183,7 @@ def _health(
         tokens=int(generation.num_tokens[visible].sum()),
         clusters=len(np.unique(generation.cluster_ids[visible])),
         vector_dim=manifest.vector_dim,
-        uses_context=EncoderConfig(**manifest.settings["encoder"]).needs_context,
+        uses_context=manifest.encoder.needs_context,
         context_documents=manifest.context_documents if sees_all else None,
         drift=_drift(generation) if sees_all else None,
         is_outdated=served.searcher.is_outdated,
