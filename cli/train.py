@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--output", required=True, type=NamedPath(path_type=Path, file_okay=False), help="Folder of the run."
 )
-@click.option("--base", default=BASE_MODEL, help="Model to start from: a BERT-like one, by name or folder.")
+@click.option("--base", default=BASE_MODEL, help="Encoder to start from, by name or folder.")
 @click.option(
     "--judged",
     multiple=True,

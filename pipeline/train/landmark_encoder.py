@@ -6,8 +6,9 @@
 The layers are the engine's: the family's reader takes the parameters as the tensors of a checkpoint, and
 :class:`DifferentiableOperations` runs what it reads. So vectors are those of inference
 (:mod:`pipeline.model.landmark_reader`), to 1e-5 in fp32: own chunk, gated landmarks of the window's other
-chunks, gated memory of the context. Parameters carry the published names, so that what is saved is an
-ordinary checkpoint. No dropout: short fine-tuning of a small model does not need it, and GradCache computes
+chunks, gated memory of the context. A family's final norm stands before all that is pooled, so that the first
+layers are a model of their own. Parameters carry the published names, so that what is saved is an ordinary
+checkpoint. No dropout: short fine-tuning of a small model does not need it, and GradCache computes
 everything twice.
 
     N tokens of a batch, rows end to end    B rows, a chunk each    D width    H heads    C context vectors
@@ -16,9 +17,11 @@ everything twice.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any, Final, cast
 
 import numpy as np
@@ -29,14 +32,12 @@ from torch import nn
 from typing_extensions import override
 
 from pipeline.errors import ModelError
-from pipeline.model.engine.differentiable import Attend, DifferentiableOperations
+from pipeline.model.engine.differentiable import Angles, Attend, DifferentiableOperations
 from pipeline.model.engine.landmark_attention import Memory, cut_into_blocks, landmark_attention
 from pipeline.model.engine.layer import run_layer
 from pipeline.model.engine.transformer import Transformer
-from pipeline.model.families.bert import WORD_EMBEDDINGS
 from pipeline.model.families.readers import reader_of
 from pipeline.model.folders.checkpoint import Checkpoint
-from pipeline.model.folders.model_types import ABSOLUTE_TYPES
 from pipeline.model.folders.own_tensors import (
     CONTEXT_GATES,
     CONTEXT_SIZE,
@@ -56,6 +57,12 @@ INITIAL_GATE: Final = -1.0
 
 At -1 a key behind them weighs e⁻¹ of an equal own one.
 """
+
+_EMBEDDINGS: Final = "emb"
+"""What the names of the input tables and of their norm begin with, in every family."""
+
+_IN_A_LAYER: Final = re.compile(r"\.\d+\.")
+_IN_ATTENTION: Final = re.compile(r"\.(attention|attn|self_attn)\.")
 
 SCORES_PER_STEP: Final = 1 << 22
 """Scores of one head in a block; the graph keeps them all, so this bounds only what is gathered at a time."""
@@ -98,8 +105,6 @@ class LandmarkEncoder(_Parameters):
     as much.
     """
 
-    embeddings: nn.Module
-    encoder: nn.Module
     head: TokenHead | None
     """What is trained of late interaction along with the transformer; set by the run that asks for it."""
 
@@ -112,12 +117,6 @@ class LandmarkEncoder(_Parameters):
     ) -> None:
         super().__init__()
         self.head = None
-        model_type = checkpoint.config.get("model_type")
-        if model_type not in ABSOLUTE_TYPES:
-            raise ModelError(
-                f"training must start from a model with absolute positions ({', '.join(ABSOLUTE_TYPES)}), "
-                f"got {model_type!r}; choose another base"
-            )
         self._config = replace(checkpoint, tensors={})
         tensors = _Recorded(checkpoint.tensors)
         try:
@@ -127,7 +126,7 @@ class LandmarkEncoder(_Parameters):
                 f"training must start from a model it can run, got one it cannot ({error}); "
                 "choose another base"
             ) from error
-        self.base_prefix = tensors.names[0].removesuffix(WORD_EMBEDDINGS)
+        self.base_prefix = _shared_prefix(tensors.names)
         self.model_dim, self.num_layers = engine.model_dim, engine.num_layers
         self.num_heads, self.max_positions = engine.shape.num_heads, engine.max_positions
         for name in tensors.names:
@@ -172,6 +171,21 @@ class LandmarkEncoder(_Parameters):
             for name in self._published_names
         }
 
+    def freeze_embeddings(self) -> None:
+        """Leave the input tables and their norm as they are."""
+        for name, parameter in self.named_parameters():
+            if name.startswith(_EMBEDDINGS):
+                parameter.requires_grad_(False)
+
+    def layer_matrices(self, *, attention_only: bool = False) -> list[nn.Module]:
+        """Return the modules of the layers whose weight is a matrix."""
+        paths = [name.removesuffix(".weight") for name, tensor in self.named_parameters() if tensor.ndim == 2]
+        return [
+            self.get_submodule(path)
+            for path in paths
+            if _IN_A_LAYER.search(path) and (not attention_only or _IN_ATTENTION.search(path))
+        ]
+
     @property
     def device(self) -> torch.device:
         """Return where the parameters lie."""
@@ -208,6 +222,20 @@ class LandmarkEncoder(_Parameters):
     ) -> tuple[Float[torch.Tensor, "B E"], Float[torch.Tensor, "N D"]]:
         """Return the same, and the states of all tokens after the last layer that was run."""
         asked = [self.num_layers] if layers is None else list(layers)
+        states = self.states(rows, context_CD, asked, landmarks=landmarks)
+        pooled = [_pool(states[layer], rows) for layer in asked]
+        return torch.cat(pooled, dim=1), states[max(asked)]
+
+    def states(
+        self,
+        rows: PackedRows,
+        context_CD: Float[torch.Tensor, "C D"] | None = None,
+        layers: Sequence[int] | None = None,
+        *,
+        landmarks: bool = True,
+    ) -> dict[int, Float[torch.Tensor, "N D"]]:
+        """Return the states of all tokens after each of ``layers``, behind the final norm of the family."""
+        asked = [self.num_layers] if layers is None else list(layers)
         engine = self._engine()
         memory = None if context_CD is None else self._remember(engine, context_CD, max(asked))
         blocks = cut_into_blocks(
@@ -215,14 +243,18 @@ class LandmarkEncoder(_Parameters):
             rows.windows_B if landmarks else np.arange(len(rows)),
             scores_per_step=SCORES_PER_STEP // self.num_heads,
             num_context=0 if context_CD is None else len(context_CD),
+            local_radius=engine.shape.local_radius,
             device=self.device,
         )
         gates_LH, context_gates_LH = (self.get_parameter(name) for name in GATE_NAMES)
         if context_CD is not None and self.context_size is not None:
             context_gates_LH = context_gates_LH + math.log(self.context_size / len(context_CD))
-        x_ND = self._embed(engine, rows)
-        pooled: dict[int, torch.Tensor] = {}
+        places_N = torch.from_numpy(places_in_groups(rows.lengths_B).astype(np.int64)).to(self.device)
+        angles = {is_local: table.at(places_N) for is_local, table in (engine.rotary or {}).items()}
+        x_ND = self._embed(engine, rows, places_N)
+        found: dict[int, torch.Tensor] = {}
         for index in range(max(asked)):
+            is_local = engine.layers[index].is_local
             attend = partial(
                 landmark_attention,
                 blocks=blocks,
@@ -230,11 +262,12 @@ class LandmarkEncoder(_Parameters):
                 gates_H=gates_LH[index],
                 memory=None if memory is None else memory[index],
                 context_gates_H=context_gates_LH[index],
+                is_local=is_local,
             )
-            x_ND = _run_layer(engine, index, x_ND, attend)
+            x_ND = _run_layer(engine, index, x_ND, attend, angles.get(is_local))
             if index + 1 in asked:
-                pooled[index + 1] = _pool(x_ND, rows)
-        return torch.cat([pooled[layer] for layer in asked], dim=1), x_ND
+                found[index + 1] = x_ND if engine.final_norm is None else engine.final_norm(x_ND)
+        return found
 
     def _remember(
         self, engine: Transformer, context_CD: Float[torch.Tensor, "C D"], num_layers: int
@@ -243,8 +276,12 @@ class LandmarkEncoder(_Parameters):
         memories: list[Memory] = []
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            is_local = engine.layers[len(memories)].is_local
             query, key, value = (part.transpose(0, 1) for part in (query, key, value))
             memories.append(Memory(key_GCd=key, value_GCd=value))
+            if is_local:
+                # Without a position a vector is in no other's window: its own value comes out.
+                return value.repeat_interleave(len(query) // len(value), dim=0).transpose(0, 1)
             return _mix(query[None], key[None], value[None], None)[0]
 
         x_CD = engine.norm_embeddings(engine.embed_context(context_CD))
@@ -270,23 +307,28 @@ class LandmarkEncoder(_Parameters):
         )
         return self.read(alone)
 
-    def _embed(self, engine: Transformer, rows: PackedRows) -> torch.Tensor:
+    def _embed(self, engine: Transformer, rows: PackedRows, places_N: torch.Tensor) -> torch.Tensor:
         longest = int(rows.lengths_B.max())
         if longest > self.max_positions:
             raise ModelError(
                 f"a row must have at most {self.max_positions} tokens, got {longest}; choose a smaller "
                 "interval"
             )
-        ids_N, places_N = (
-            torch.from_numpy(x.astype(np.int64)).to(self.device)
-            for x in (rows.ids_N, places_in_groups(rows.lengths_B))
-        )
+        ids_N = torch.from_numpy(rows.ids_N.astype(np.int64)).to(self.device)
         return engine.norm_embeddings(engine.embedding.look_up(ids_N, places_N))
 
 
-def _run_layer(engine: Transformer, index: int, x_ND: torch.Tensor, attend: Attend) -> torch.Tensor:
-    operations = DifferentiableOperations(engine.shape, attend)
+def _run_layer(
+    engine: Transformer, index: int, x_ND: torch.Tensor, attend: Attend, angles: Angles | None = None
+) -> torch.Tensor:
+    operations = DifferentiableOperations(engine.shape, attend, angles)
     return run_layer(engine.layers[index], x_ND, operations, norm_first=engine.shape.norm_first)
+
+
+def _shared_prefix(names: Sequence[str]) -> str:
+    """Return the parts that all names begin with; layers and embeddings begin with words of their own."""
+    columns = zip(*(name.split(".") for name in names), strict=False)
+    return "".join(f"{parts[0]}." for parts in takewhile(lambda parts: len(set(parts)) == 1, columns))
 
 
 class _Recorded(dict[str, torch.Tensor]):
@@ -315,7 +357,10 @@ def _mix(
     query_BHQd: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     mask = None if bias is None else bias.to(query_BHQd.dtype)
-    return F.scaled_dot_product_attention(query_BHQd, key, value, attn_mask=mask).transpose(1, 2)
+    shares_keys = key.shape[1] != query_BHQd.shape[1]
+    return F.scaled_dot_product_attention(
+        query_BHQd, key, value, attn_mask=mask, enable_gqa=shares_keys
+    ).transpose(1, 2)
 
 
 def _pool(x_ND: torch.Tensor, rows: PackedRows) -> Float32[torch.Tensor, "B D"]:

@@ -91,7 +91,8 @@ def train(
         initial_gate=config.initial_gate,
         context_size=config.context_documents if config.reads_context else None,
     )
-    model.embeddings.requires_grad_(not config.freeze_embeddings)
+    if config.freeze_embeddings:
+        model.freeze_embeddings()
     if config.lora_rank:
         add_low_rank(model, config)
     if config.late_weight and config.late_dims > model.model_dim:

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from pipeline.errors import ConfigError
 from pipeline.train.landmark_encoder import LandmarkEncoder
-from pipeline.train.settings import LoraMatrices, TrainConfig
+from pipeline.train.settings import TrainConfig
 
 ALPHA_OF_RANK: Final = 2.0
 """Alpha where none is chosen, as a multiple of the rank: the update counts twice, whatever its rank."""
@@ -59,7 +59,7 @@ def add_low_rank(model: LandmarkEncoder, config: TrainConfig) -> None:
     model.get_submodule("landmark_attention").requires_grad_(True)
     generator = torch.Generator().manual_seed(config.seed)
     scale = ALPHA_OF_RANK if config.lora_alpha is None else config.lora_alpha / config.lora_rank
-    for module in _matrices(model, config.lora_matrices):
+    for module in model.layer_matrices(attention_only=config.lora_matrices == "attention"):
         num_out, num_in = module.get_parameter("weight").shape
         if config.lora_rank > min(num_out, num_in):
             raise ConfigError(
@@ -78,14 +78,3 @@ def low_rank_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         if isinstance(module, LowRankUpdate)
         for name, parameter in module.named_parameters()
     }
-
-
-def _matrices(model: LandmarkEncoder, which: LoraMatrices) -> list[nn.Module]:
-    """Return the modules of the layers whose weight is a matrix."""
-    return [
-        model.encoder.get_submodule(path)
-        for path, kind, parameter in (
-            (*name.rpartition(".")[::2], parameter) for name, parameter in model.encoder.named_parameters()
-        )
-        if kind == "weight" and parameter.ndim == 2 and (which == "all" or ".attention." in path)
-    ]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from pipeline.model.folders.model_defaults import encoder_config
 from pipeline.model.folders.own_tensors import CONTEXT_GATES, LANDMARK_GATES
 from pipeline.model.landmark_reader import LandmarkReader
 from pipeline.train.landmark_encoder import LandmarkEncoder, PackedRows
+from tests.train.families import FAMILIES, tiny_new
 
 CPU = torch.device("cpu")
 
@@ -86,6 +88,43 @@ def test_landmark_encoder_saved_and_read_by_the_engine_gives_equal_vectors(
         saved(model, folder, tmp_path / "model"), rows, None if context is None else context.numpy()
     )
     assert np.abs(found - expected).max() <= 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("num_context", [0, 5])
+def test_landmark_encoder_of_any_family_saved_and_read_by_the_engine_gives_equal_vectors(
+    family: str, num_context: int, tiny_model_folder: Path, tmp_path: Path
+):
+    checkpoint = tiny_new(family, tiny_model_folder)
+    model = moved(LandmarkEncoder(checkpoint))
+    trained = replace(checkpoint, tensors={**checkpoint.tensors, **model.published_tensors()})
+    save_encoder_folder(tmp_path / "model", trained, EncoderConfig())
+    rows = rows_of([9, 4, 22, 7, 3, 30], [0, 0, 0, 1, 2, 2])
+    context = (
+        torch.randn(num_context, 32, generator=torch.Generator().manual_seed(3)) if num_context else None
+    )
+    with torch.no_grad():
+        found = model(rows, context).numpy()
+    expected = engine_embeddings(tmp_path / "model", rows, None if context is None else context.numpy())
+    assert np.abs(found - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_landmark_encoder_of_any_family_counts_matrices_and_input_tables(
+    family: str, tiny_model_folder: Path
+):
+    model = LandmarkEncoder(tiny_new(family, tiny_model_folder))
+    model.freeze_embeddings()
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert any(len(model.get_parameter(name)) >= 50 for name in frozen)
+    assert not any(re.search(r"\.\d+\.", name) for name in frozen)
+    sizes = [module.get_parameter("weight").numel() for module in model.layer_matrices()]
+    of_attention = [
+        module.get_parameter("weight").numel() for module in model.layer_matrices(attention_only=True)
+    ]
+    inner = 48 * 32 * (2 if family == "bert" else 3)
+    assert sum(sizes) - sum(of_attention) == 2 * inner
+    assert sum(of_attention) == 2 * (3 if family == "qwen3" else 4) * 32 * 32
 
 
 def test_landmark_encoder_texts_encoded_by_ingest_settings_of_the_folder_are_the_trained_vectors(
@@ -261,7 +300,7 @@ def test_landmark_encoder_gates_are_read_back(tiny_model_folder: Path, tmp_path:
 
 @pytest.mark.parametrize(
     "change",
-    [{"model_type": "modernbert"}, {"position_embedding_type": "relative_key"}, {"hidden_act": "tanh"}],
+    [{"model_type": "t5"}, {"position_embedding_type": "relative_key"}, {"hidden_act": "tanh"}],
 )
 def test_landmark_encoder_refuses_a_base_it_cannot_train(
     tiny_model_folder: Path, tmp_path: Path, change: dict[str, str]

@@ -18,6 +18,10 @@ from pipeline.errors import ModelError
 
 _HAS_ONEDNN: Final = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 """What torch's own compiler calls oneDNN by; builds for other processors have none."""
+INITIAL_STD: Final = 0.02
+"""Deviation of new matrices, as BERT has it."""
+
+_INTO_RESIDUAL: Final = ("o_proj.weight", "down_proj.weight", "Wo.weight")
 _FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -82,11 +86,35 @@ def require_floats(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+class NewTensors(dict[str, torch.Tensor]):
+    """Tensors that are drawn when a reader asks for them, in the place of a file's.
+
+    Norms are 1 and biases 0. Matrices are normal with BERT's deviation; those that lead back into the
+    residual of N layers are smaller by √(2 N), so that the sum stays small.
+    """
+
+    def __init__(self, num_layers: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self._of_residual = INITIAL_STD / (2 * num_layers) ** 0.5
+        self._generator = generator
+
+    def draw(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return a new tensor, and keep it."""
+        if len(shape) == 1:
+            tensor = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+        else:
+            std = self._of_residual if name.endswith(_INTO_RESIDUAL) else INITIAL_STD
+            tensor = torch.empty(shape).normal_(0.0, std, generator=self._generator)
+        return self.setdefault(name, tensor)
+
+
 class WeightReader:
     """Finds tensors below whatever prefix the file gives ``anchor``."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], anchor: str, device: torch.device) -> None:
         names = [name for name in tensors if name == anchor or name.endswith(f".{anchor}")]
+        if isinstance(tensors, NewTensors):
+            names = [anchor]
         if len(names) != 1:
             raise ModelError(
                 f"the model's weights must hold one {anchor}, got {len(names)}; the file does not fit "
@@ -106,6 +134,8 @@ class WeightReader:
 
         A missing one or another shape raises :class:`ModelError`.
         """
+        if isinstance(self._tensors, NewTensors):
+            self._tensors.draw(name, shape)
         tensor = self._tensors.get(self._prefix + name)
         if tensor is None:
             raise ModelError(

@@ -37,16 +37,13 @@ from pipeline.model.engine.differentiable import DifferentiableOperations
 from pipeline.model.engine.layer import GatedMlp, Layer, run_layer
 from pipeline.model.engine.pattern import Shape
 from pipeline.model.engine.rotary import RotaryTable
-from pipeline.model.engine.weights import Linear, Norm, stack_rows
+from pipeline.model.engine.weights import INITIAL_STD, Linear, Norm, stack_rows
 from pipeline.model.folders.checkpoint import WEIGHTS_NAME, Checkpoint, read_checkpoint
 
 MODEL_TYPE: Final = "m3bert"
 
 NO_LABEL: Final = -100
 """Marks a token whose prediction is not scored, as torch's cross entropy has it."""
-
-INITIAL_STD: Final = 0.02
-"""BERT's; projections back into the residual start smaller by √(2N), so that N layers keep the sum small."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

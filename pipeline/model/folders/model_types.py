@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from pipeline.errors import ModelError
 
@@ -18,14 +18,12 @@ class ModelType:
     """What follows from ``model_type`` in a configuration.
 
     ``title`` is what the documentation calls it. ``reader`` is where its weights are read, as
-    ``module:function``. ``positions`` are learned (absolute) or rotary; `cairn train` starts only from models
-    with learned ones. ``in_transformers``: that library reads it without remote code, so that a saved folder
-    opens in Sentence-Transformers too. ``can_be_causal``: published models keep a causal mask.
+    ``module:function``. ``in_transformers``: that library reads it without remote code, so that a saved
+    folder opens in Sentence-Transformers too. ``can_be_causal``: published models keep a causal mask.
     """
 
     title: str
     reader: str
-    positions: Literal["absolute", "rotary"]
     in_transformers: bool
     can_be_causal: bool = False
 
@@ -37,39 +35,24 @@ _MODERN_BERT: Final = "pipeline.model.families.modernbert:read_modernbert"
 _NOMIC_BERT: Final = "pipeline.model.families.nomic_bert:read_nomic_bert"
 
 MODEL_TYPES: Final[Mapping[str, ModelType]] = {
-    "bert": ModelType(title="BERT", reader=_BERT, positions="absolute", in_transformers=True),
-    "roberta": ModelType(title="RoBERTa", reader=_BERT, positions="absolute", in_transformers=True),
-    "xlm-roberta": ModelType(title="XLM-RoBERTa", reader=_BERT, positions="absolute", in_transformers=True),
-    "camembert": ModelType(title="CamemBERT", reader=_BERT, positions="absolute", in_transformers=True),
-    "modernbert": ModelType(
-        title="ModernBERT, mmBERT", reader=_MODERN_BERT, positions="rotary", in_transformers=True
-    ),
-    "nomic_bert": ModelType(title="NomicBERT", reader=_NOMIC_BERT, positions="rotary", in_transformers=True),
-    "new": ModelType(
-        title="gte-en-mlm, gte-multilingual", reader=_GTE, in_transformers=False, positions="rotary"
-    ),
-    "gte": ModelType(title="GTE", reader=_GTE, positions="rotary", in_transformers=True),
-    "mistral": ModelType(
-        title="Mistral", reader=_DECODER, can_be_causal=True, positions="rotary", in_transformers=True
-    ),
-    "qwen2": ModelType(
-        title="Qwen2", reader=_DECODER, can_be_causal=True, positions="rotary", in_transformers=True
-    ),
-    "qwen3": ModelType(
-        title="Qwen3", reader=_DECODER, can_be_causal=True, positions="rotary", in_transformers=True
-    ),
-    "llama": ModelType(
-        title="Llama", reader=_DECODER, can_be_causal=True, positions="rotary", in_transformers=True
-    ),
-    "nvembed": ModelType(title="NV-Embed-v2", reader=_DECODER, positions="rotary", in_transformers=True),
-    "m3bert": ModelType(title="m³BERT", reader=_DECODER, in_transformers=False, positions="rotary"),
+    "bert": ModelType(title="BERT", reader=_BERT, in_transformers=True),
+    "roberta": ModelType(title="RoBERTa", reader=_BERT, in_transformers=True),
+    "xlm-roberta": ModelType(title="XLM-RoBERTa", reader=_BERT, in_transformers=True),
+    "camembert": ModelType(title="CamemBERT", reader=_BERT, in_transformers=True),
+    "modernbert": ModelType(title="ModernBERT, mmBERT", reader=_MODERN_BERT, in_transformers=True),
+    "nomic_bert": ModelType(title="NomicBERT", reader=_NOMIC_BERT, in_transformers=True),
+    "new": ModelType(title="gte-en-mlm, gte-multilingual", reader=_GTE, in_transformers=False),
+    "gte": ModelType(title="GTE", reader=_GTE, in_transformers=True),
+    "mistral": ModelType(title="Mistral", reader=_DECODER, can_be_causal=True, in_transformers=True),
+    "qwen2": ModelType(title="Qwen2", reader=_DECODER, can_be_causal=True, in_transformers=True),
+    "qwen3": ModelType(title="Qwen3", reader=_DECODER, can_be_causal=True, in_transformers=True),
+    "llama": ModelType(title="Llama", reader=_DECODER, can_be_causal=True, in_transformers=True),
+    "nvembed": ModelType(title="NV-Embed-v2", reader=_DECODER, in_transformers=True),
+    "m3bert": ModelType(title="m³BERT", reader=_DECODER, in_transformers=False),
 }
 
 CAUSAL_TYPES: Final = tuple(name for name, kind in MODEL_TYPES.items() if kind.can_be_causal)
 """Model types that have a causal mask to keep."""
-
-ABSOLUTE_TYPES: Final = tuple(name for name, kind in MODEL_TYPES.items() if kind.positions == "absolute")
-"""Model types with learned positions, which training can start from."""
 
 
 def model_type_named(name: object) -> ModelType:
