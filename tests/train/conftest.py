@@ -171,7 +171,9 @@ def make_paged_world(tmp_path: Path, tiny_model_folder: Path) -> Callable[..., P
 
         sections = [unit(generator.normal(size=32)) for _ in range(num_sections)]
         records: list[dict[str, str]] = []
-        vectors: dict[Kind, dict[str, np.ndarray]] = {"document": {}, "query": {}, "title": {}}
+        vectors: dict[Kind, dict[str, np.ndarray]] = {
+            kind: {} for kind in ("document", "query", "title", "context")
+        }
         for page in range(num_pages * len(sources)):
             source, about = sources[page // num_pages], unit(generator.normal(size=32))
             title = f"page {page}"
@@ -186,7 +188,9 @@ def make_paged_world(tmp_path: Path, tiny_model_folder: Path) -> Callable[..., P
                 records.append(record)
                 vectors["query"][record["query"]] = near(unit(section + about), 0.2)[None]
                 opening = [near(about), generator.normal(size=32)] if clue == "opening" else []
-                vectors["document"][record["document"]] = np.stack([*opening, near(section)])
+                chunks = np.stack([*opening, near(section)])
+                vectors["document"][record["document"]] = chunks
+                vectors["context"][record["document"]] = unit(chunks.sum(0))[None]
         file = tmp_path / "pages.jsonl"
         file.write_text("".join(json.dumps(record) + "\n" for record in records))
         settings = EncoderConfig(model=str(tiny_model_folder), precision="fp32")

@@ -3,8 +3,7 @@
     seeds       random documents of the source, or in half of the batches the neighbours of a random one
     sequence    a seed by itself, or with its neighbours on the page: 2 to 96 landmarks, drawn on a log scale
     queries     one of each document of a sequence, of at most 6 of a long one
-    context     32 and more documents of the source, drawn on a log scale;
-                in half of the batches none of the batch's own
+    context     as many documents of the source as when served, its own among them; all of a small source
 
 All that is drawn is drawn from the seed and the step. Held-out batches are made the same way, out of held-out
 pages among training ones.
@@ -32,7 +31,6 @@ MAX_GROUPED_LANDMARKS: Final = 96
 MAX_LANDMARKS: Final = 192
 """A sequence ends before it grows longer; of a longer document its beginning is read."""
 MAX_SEQUENCE_QUERIES: Final = 6
-MIN_CONTEXT: Final = 32
 NEIGHBOURS_SHARE: Final = 0.5
 SEEDS_OF_QUERIES: Final = 3
 """Seeds that stand ready for each query; most are on sequences already."""
@@ -95,7 +93,7 @@ class BatchMaker:
             if len(queries) >= config.batch_queries:
                 break
         shows_title_S = generator.random(len(sequences)) >= config.title_absence
-        context = self._context(self._training[number], sequences, generator)
+        context = None if generator.random() < config.context_absence else self._context(source, generator)
         return self._batch(source, sequences, queries, shows_title_S, context)
 
     def heldout_batches(self) -> Iterator[tuple[MixerBatch, float]]:
@@ -123,7 +121,7 @@ class BatchMaker:
                     for document in sequence.documents
                     if document in is_asked
                 ]
-                context = generator.permutation(self._training[number])[: self._config.context_documents]
+                context = self._context(source, generator)
                 yield (
                     self._batch(source, sequences, queries, np.ones(len(sequences), bool), context),
                     float(self._shares[number]),
@@ -195,20 +193,10 @@ class BatchMaker:
         return queries[int(generator.integers(len(queries)))]
 
     def _context(
-        self, training: Int64[np.ndarray, " n"], sequences: list[_Sequence], generator: np.random.Generator
-    ) -> Int64[np.ndarray, " C"] | None:
-        most = self._config.context_documents
-        if not most or generator.random() < self._config.context_absence:
-            return None
-        wanted = int(2 ** generator.uniform(np.log2(min(MIN_CONTEXT, most)), np.log2(most)))
-        pool = training
-        if generator.random() < NEIGHBOURS_SHARE:
-            pool = np.setdiff1d(
-                training, [document for sequence in sequences for document in sequence.documents]
-            )
-        # What is left of a small source would be no picture of it.
-        pool = pool if len(pool) >= MIN_CONTEXT // 2 else training
-        return generator.permutation(pool)[:wanted]
+        self, source: MixerSource, generator: np.random.Generator
+    ) -> Float32[torch.Tensor, "C D"] | None:
+        drawn_C = generator.permutation(source.context_P)[: self._config.context_documents]
+        return torch.from_numpy(unit(self._data.contexts.vectors_MD[drawn_C])) if len(drawn_C) else None
 
     def _batch(
         self,
@@ -216,7 +204,7 @@ class BatchMaker:
         sequences: list[_Sequence],
         queries: list[tuple[int, int, int]],
         shows_title_S: np.ndarray,
-        context: Int64[np.ndarray, " C"] | None,
+        context_CD: Float32[torch.Tensor, "C D"] | None,
     ) -> MixerBatch:
         query_Q, answer_Q, sequence_Q = (np.array(column, np.int64) for column in zip(*queries, strict=True))
         stretches, document_SL = self._stretches(source, sequences, shows_title_S)
@@ -228,9 +216,7 @@ class BatchMaker:
             answer_Q=torch.from_numpy(answer_Q),
             sequence_Q=torch.from_numpy(sequence_Q),
             answer_QD=torch.from_numpy(source.mean_nD[answer_Q]),
-            context_CD=None
-            if context is None or not len(context)
-            else torch.from_numpy(source.mean_nD[context]),
+            context_CD=context_CD,
         )
 
     def _stretches(

@@ -1,6 +1,6 @@
 """A trained mixer on disk: a folder of the mixer alone that names its base with the hash of its weights.
 
-    cairn_config.json            base, and the encoder's settings
+    cairn_config.json            base, the encoder's settings, and the context of training
     cairn_extra.safetensors      the mixer's tensors, float32, and what the base has in such a file of its own
 
 ``--model FOLDER`` and ``load_encoder`` read it; the base's weights stay where they are.
@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save
 
 from pipeline import durable
-from pipeline.config import EncoderConfig
+from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.model.folders.checkpoint import EXTRA_NAME
 from pipeline.model.folders.model_defaults import CAIRN_SETTINGS_NAME, Base, settings_of_a_folder
 from pipeline.model.folders.own_tensors import LANDMARK_MIXER
@@ -30,10 +30,12 @@ def save_mixer(
     base: Base,
     settings: EncoderConfig,
     base_extra: Mapping[str, torch.Tensor] | None = None,
+    context: ContextConfig | None = None,
 ) -> None:
     """Write a mixer with its base and settings, whole or not at all.
 
-    ``base_extra`` are tensors of ours beside the base's weights: the folder's stand in their place.
+    It was trained behind the ``context``, None: behind none. ``base_extra`` are tensors of ours beside the
+    base's weights: the folder's stand in their place.
     """
     require_new(folder)
     with (
@@ -41,7 +43,7 @@ def save_mixer(
         durable.replacing_folder(folder) as temporary,
     ):
         durable.write_json(
-            temporary / CAIRN_SETTINGS_NAME, {**settings_of_a_folder(settings), "base": asdict(base)}
+            temporary / CAIRN_SETTINGS_NAME, {**settings_of_a_folder(settings, context), "base": asdict(base)}
         )
         tensors = {
             f"{LANDMARK_MIXER}{name}": tensor.detach().float().contiguous()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.config import ContextConfig
 from pipeline.errors import ConfigError
 from pipeline.options import MAX_SEED, About, check_options, option
 
@@ -20,7 +21,8 @@ class MixerConfig:
     ``hold_out`` is the share of each source that finds the best step. A batch has ``batch_queries`` queries
     and a few more; ``grouped_share`` of the batches have long sequences of neighbouring documents, the others
     each document by itself. ``title_absence`` of the sequences show no title, ``context_absence`` of the
-    batches no context; the others see 32 to ``context_documents`` documents, 0: never any. ``rotation_steps``
+    batches no context; the others see ``context_documents`` of their source, all of a smaller one, 0: never
+    any. ``max_context_tokens`` of such a document are read, as in an ingest. ``rotation_steps``
     train the rotation behind the mixing, so that the first ``rotation_dims`` dimensions rank like all; () is
     a third and a sixth of the width.
     """
@@ -33,7 +35,10 @@ class MixerConfig:
         0.6, About("Share of batches with long sequences of neighbours.", low=0, high=1)
     )
     title_absence: float = option(0.3, About("Share of sequences that show no title.", low=0, high=1))
-    context_documents: int = option(256, About("Most documents of a context; 0: none.", low=0))
+    context_documents: int = option(
+        512, About("Documents of a source that are its context; 0: none.", low=0, high=65_536)
+    )
+    max_context_tokens: int = option(256, About("Tokens of a context document that are read.", low=3))
     context_absence: float = option(0.25, About("Share of batches without a context.", low=0, high=1))
     temperature: float = option(0.03, About("Temperature of the loss.", above=0))
     distillation_weight: float = option(1.0, About("Pull towards the base model's own ranking.", low=0))
@@ -62,6 +67,15 @@ class MixerConfig:
         check_options(self)
         # A list when read from cairn.toml.
         object.__setattr__(self, "rotation_dims", tuple(self.rotation_dims))
+
+    @property
+    def context(self) -> ContextConfig | None:
+        """Return the context that a mixer is trained behind, as an ingest would draw it; None for none."""
+        if not self.context_documents:
+            return None
+        return ContextConfig(
+            context_documents=self.context_documents, max_document_tokens=self.max_context_tokens
+        )
 
     def dims_of(self, width: int) -> tuple[int, ...]:
         """Return the dimensions that are to rank like all ``width``, widest first.

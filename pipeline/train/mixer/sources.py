@@ -6,7 +6,7 @@
 
 Pages are never torn apart: one is in the sample or not, held out or not.
 
-    n documents of a source    p pairs of a source    D width
+    n documents of a source    p pairs of a source    P documents its contexts are drawn from    D width
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from pipeline.train.pairs import TrainingPairs
 from pipeline.types import ProgressListener
 
 NO_TITLE: Final = -1
+CONTEXTS_POOLED: Final = 2
+"""How many contexts' worth of a source's documents are embedded for contexts: each draw is another half."""
 _HOLD_OUT_SEED: Final = 1
 
 
@@ -34,7 +36,7 @@ class MixerSource:
     """One source; documents count from 0 in file order.
 
     ``row_n`` and ``title_n`` are rows of the documents' and titles' vectors, ``queries[document]`` those of
-    the queries it answers.
+    the queries it answers. ``context_P`` are rows of the contexts' vectors: of documents not held out.
     """
 
     name: str
@@ -45,6 +47,7 @@ class MixerSource:
     page_n: Int64[np.ndarray, " n"]
     queries: tuple[tuple[int, ...], ...]
     is_heldout_n: Bool[np.ndarray, " n"]
+    context_P: Int64[np.ndarray, " P"]
 
     @property
     def num_training_pairs(self) -> int:
@@ -62,6 +65,7 @@ class MixerData:
 
     sources: tuple[MixerSource, ...]
     documents: ChunkVectors
+    contexts: ChunkVectors
     query_QD: Float32[np.ndarray, "Q D"]
     title_TD: Float32[np.ndarray, "T D"]
 
@@ -110,6 +114,7 @@ def embed_sources(
     title_TD = vectors.embed("title", list(title_number), progress).means()
     mean_ND = documents.means()
     pages = _pages_by_source(pairs)
+    context_number: dict[str, int] = {}
     sources: list[MixerSource] = []
     for name, positions in _by(pairs.sources).items():
         own = _numbers(pairs.documents[position] for position in positions)
@@ -117,6 +122,8 @@ def embed_sources(
         heldout = {
             pairs.documents[position] for position in _draw(pages[name], budget, _HOLD_OUT_SEED, cuts=False)
         }
+        pool = _context_pool([document for document in own if document not in heldout], config)
+        context_P = [context_number.setdefault(document, len(context_number)) for document in pool]
         first = {pairs.documents[position]: position for position in reversed(positions)}
         queries: list[dict[int, None]] = [{} for _ in own]
         for position in positions:
@@ -141,9 +148,22 @@ def embed_sources(
                 page_n=page_n,
                 queries=tuple(map(tuple, queries)),
                 is_heldout_n=np.array([document in heldout for document in own]),
+                context_P=np.array(context_P, np.int64),
             )
         )
-    return MixerData(sources=tuple(sources), documents=documents, query_QD=query_QD, title_TD=title_TD)
+    return MixerData(
+        sources=tuple(sources),
+        documents=documents,
+        contexts=vectors.embed("context", list(context_number), progress),
+        query_QD=query_QD,
+        title_TD=title_TD,
+    )
+
+
+def _context_pool(documents: list[str], config: MixerConfig) -> list[str]:
+    """Draw the documents of a source that its contexts are drawn from."""
+    order = hash_order(documents, config.seed)[: CONTEXTS_POOLED * config.context_documents]
+    return [documents[place] for place in order.tolist()]
 
 
 def _is_large_enough(pairs: TrainingPairs, positions: Sequence[int], config: MixerConfig) -> bool:

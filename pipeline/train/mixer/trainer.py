@@ -97,16 +97,16 @@ def train_mixer(
     named, settings, base_extra = _base(base, backend, precision)
     pairs = draw_pairs(without_judged(read_pairs(files), judged, progress), config)
     started = time.monotonic()
-    vectors = BaseVectors(settings, cache)
+    vectors = BaseVectors(settings, cache, config.context)
     dims = _require_fit(vectors, config)
-    brought = replace(settings, use_context=config.context_documents > 0, whole_text_tokens=whole_text_tokens)
+    brought = replace(settings, use_context=config.context is not None, whole_text_tokens=whole_text_tokens)
     require_fit(brought, vectors.encoder.backbone)
     data = embed_sources(pairs, vectors, config, progress)
     embedded = time.monotonic()
     run = _Run(log_path=log_path, config=config, data=data, progress=progress)
     run.train_mixing()
     cut_scores = run.train_rotation(dims)
-    save_mixer(folder, run.mixer, named, brought, base_extra)
+    save_mixer(folder, run.mixer, named, brought, base_extra, config.context)
     return MixerReport(
         folder=str(folder),
         pairs=len(pairs),

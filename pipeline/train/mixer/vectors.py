@@ -3,6 +3,7 @@
     FOLDER/<encoder's fingerprint>/document/<fingerprint of the texts>.npz    keys     16 bytes a text
     FOLDER/<encoder's fingerprint>/query/…                                    counts   its chunks
     FOLDER/<encoder's fingerprint>/title/…                                    vectors  theirs, float16
+    FOLDER/<encoder's fingerprint>/context-<tokens>/…
 
 A text is found by its key in whatever file it lies, so other files of pairs, another sample or other judged
 texts embed only what is new, and a killed run goes on behind its last block. A file that cannot be read is
@@ -25,9 +26,10 @@ import numpy as np
 from jaxtyping import Float, Float16, Float32, Int64
 
 from pipeline import durable
-from pipeline.config import EncoderConfig
+from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.manifest import fingerprint
+from pipeline.model.context_encoder import ContextEncoder
 from pipeline.types import ProgressListener, silent_progress
 
 logger = logging.getLogger(__name__)
@@ -37,8 +39,13 @@ KEY_BYTES: Final = 16
 BLOCK_TEXTS: Final = 2_048
 """Texts that a file holds, and a killed run has to embed again at most."""
 
-Kind = Literal["document", "query", "title"]
-_STAGES: Final[Mapping[Kind, str]] = {"document": "documents", "query": "queries", "title": "titles"}
+Kind = Literal["document", "query", "title", "context"]
+_STAGES: Final[Mapping[Kind, str]] = {
+    "document": "documents",
+    "query": "queries",
+    "title": "titles",
+    "context": "context documents",
+}
 _KeptFile = tuple[list[bytes], np.ndarray, np.ndarray]
 
 
@@ -73,15 +80,23 @@ def unit(vectors: Float[np.ndarray, "*rows D"]) -> Float32[np.ndarray, "*rows D"
 
 
 class BaseVectors:
-    """Embeds the three kinds of texts with one base model; ``folder`` = None keeps nothing."""
+    """Embeds the four kinds of texts with one base model; ``folder`` = None keeps nothing.
 
-    def __init__(self, config: EncoderConfig, folder: Path | None) -> None:
+    A context document has one vector, that of the first stage, as in an ingest with ``context``.
+    """
+
+    def __init__(
+        self, config: EncoderConfig, folder: Path | None, context: ContextConfig | None = None
+    ) -> None:
         self.encoder = DocumentEncoder(config)
         # Titles are read without a prefix, as an encoder with a mixer reads them.
         plain = replace(
             config, document_prefix="", query_prefix="", pool_prefix=False, temperature_by_length=()
         )
         self._titles = DocumentEncoder(plain, backbone=self.encoder.backbone)
+        context = context or ContextConfig()
+        self._first_stage = ContextEncoder.of(self.encoder.backbone, config, context)
+        self._context_tokens = context.max_document_tokens
         key = fingerprint(format=FORMAT_VERSION, encoder=self.encoder.fingerprint, precision=config.precision)
         self._folder = None if folder is None else folder / key
 
@@ -126,7 +141,7 @@ class BaseVectors:
         if self._folder is None:
             return
         keys_NB = np.frombuffer(b"".join(map(_key, texts)), np.uint8).reshape(-1, KEY_BYTES)
-        path = self._folder / kind / f"{hashlib.sha256(keys_NB.tobytes()).hexdigest()}.npz"
+        path = self._folder / self._subfolder(kind) / f"{hashlib.sha256(keys_NB.tobytes()).hexdigest()}.npz"
         with durable.storage_errors(f"keeping vectors in {path.parent}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             with durable.replacing(path) as temporary, temporary.open("wb") as stream:
@@ -142,13 +157,18 @@ class BaseVectors:
     ) -> tuple[Int64[np.ndarray, " N"], Float16[np.ndarray, "M D"]]:
         if kind == "query":
             return np.ones(len(texts), np.int64), self.encoder.encode_queries(texts).astype(np.float16)
+        if kind == "context":
+            return np.ones(len(texts), np.int64), unit(self._first_stage.embed(texts)).astype(np.float16)
         encoded = (self._titles if kind == "title" else self.encoder).encode(texts)
         return np.diff(encoded.chunk_offsets), encoded.chunk_vectors_MV.astype(np.float16)
 
     def _kept(self, kind: Kind, is_wanted: Callable[[bytes], bool]) -> Iterator[_KeptFile]:
-        for path in sorted((self._folder / kind).glob("*.npz")) if self._folder else ():
+        for path in sorted((self._folder / self._subfolder(kind)).glob("*.npz")) if self._folder else ():
             if (file := _read(path, is_wanted)) is not None:
                 yield file
+
+    def _subfolder(self, kind: Kind) -> str:
+        return f"{kind}-{self._context_tokens}" if kind == "context" else kind
 
 
 def _read(path: Path, is_wanted: Callable[[bytes], bool]) -> _KeptFile | None:

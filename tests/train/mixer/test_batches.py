@@ -86,21 +86,37 @@ def test_training_batch_titles_and_contexts_are_absent_in_their_shares(data: Mix
     assert 0.25 < float((norms == 0).float().mean()) < 0.35
     sizes = [0 if batch.context_CD is None else len(batch.context_CD) for batch in batches]
     assert 0.15 < sizes.count(0) / 100 < 0.35
-    assert 32 <= min(size for size in sizes if size) < max(sizes) <= 40
+    assert set(sizes) == {0, 40}
 
 
-def test_training_batch_context_shows_none_of_the_batchs_own_documents_in_half_of_the_batches(
+def test_batches_have_as_many_context_vectors_of_their_source_as_are_served(
     make_paged_world: Callable[..., Any],
 ):
-    config = replace(CONFIG, context_absence=0.0)
-    data = make_paged_world(num_pages=20).data(config)
+    config = replace(CONFIG, context_absence=0.0, hold_out=0.2)
+    data = make_paged_world(num_pages=20, sources=("a", "b")).data(config)
+    maker = BatchMaker(data, config)
+    assert [len(source.context_P) for source in data.sources] == [80, 80]
+    drawn: dict[str, set[int]] = {"a": set(), "b": set()}
+    batches = [maker.training_batch(step) for step in range(20)]
+    for batch in [*batches, *(batch for batch, _ in maker.heldout_batches())]:
+        cosine_CN = batch.context_CD.numpy() @ unit(data.contexts.vectors_MD).T
+        assert cosine_CN.max(1).min() > 1 - 1e-5
+        numbers = set(cosine_CN.argmax(1).tolist())
+        assert len(numbers) == 40
+        drawn[batch.source] |= numbers
+    assert {name: len(numbers) for name, numbers in drawn.items()} == {"a": 80, "b": 80}
+    assert not drawn["a"] & drawn["b"]
+
+
+def test_context_of_a_small_source_is_all_of_it_but_what_is_held_out(make_paged_world: Callable[..., Any]):
+    config = replace(CONFIG, context_documents=512, context_absence=0.0, hold_out=0.2)
+    data = make_paged_world().data(config)
     (source,) = data.sources
-    shares: list[bool] = []
-    for step in range(60):
-        batch = BatchMaker(data, config).training_batch(step)
-        own = source.mean_nD[sorted({document for sequence in sequences_of(batch) for document in sequence})]
-        shares.append(bool((own @ batch.context_CD.numpy().T > 1 - 1e-5).any()))
-    assert 0.25 < np.mean(shares) < 0.75
+    batch = BatchMaker(data, config).training_batch(0)
+    shown_ND = source.mean_nD[~source.is_heldout_n]
+    cosine_CN = batch.context_CD.numpy() @ shown_ND.T
+    assert cosine_CN.shape == (80, 80)
+    assert sorted(cosine_CN.argmax(1).tolist()) == list(range(80))
 
 
 def test_training_batch_is_a_matter_of_seed_and_step_alone(data: MixerData):

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config import ContextConfig, EncoderConfig
+from pipeline.config import EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.model.context_encoder import ContextEncoder
 from pipeline.model.folders.checkpoint import read_checkpoint
-from pipeline.model.folders.model_defaults import Base
+from pipeline.model.folders.model_defaults import Base, context_config
 from pipeline.model.landmark_mixer import LandmarkMixer
 from pipeline.train.mixer.batches import BatchMaker
 from pipeline.train.mixer.folder import save_mixer
 from pipeline.train.mixer.settings import MixerConfig
 from pipeline.train.mixer.sources import embed_sources
-from pipeline.train.mixer.vectors import BaseVectors
+from pipeline.train.mixer.vectors import BaseVectors, unit
 from pipeline.train.pairs import TrainingPairs
 from pipeline.types import silent_progress
 from tests.tiny_models import TINY_WORDS
@@ -41,20 +41,21 @@ def pairs_of(num_words: int) -> TrainingPairs:
     )
 
 
-@pytest.mark.parametrize(("num_words", "context_documents"), [(12, 40), (70, 0)])
+@pytest.mark.parametrize(("num_words", "context_documents"), [(12, 40), (70, 40), (70, 0)])
 def test_mixer_vectors_in_training_are_those_of_an_ingest(
     tiny_model_folder: Path, tmp_path: Path, num_words: int, context_documents: int
 ):
     settings = EncoderConfig(model=str(tiny_model_folder), precision="fp32", landmark_interval=16)
     pairs = pairs_of(num_words)
-    vectors = BaseVectors(settings, None)
     config = MixerConfig(
         context_documents=context_documents,
+        max_context_tokens=48,
         context_absence=0.0,
         title_absence=0.0,
         grouped_share=0.0,
         hold_out=0.0,
     )
+    vectors = BaseVectors(settings, None, config.context)
     data = embed_sources(pairs, vectors, config, silent_progress)
     torch.manual_seed(0)
     mixer = LandmarkMixer(data.width, num_heads=2, head_dim=8).requires_grad_(False)
@@ -67,14 +68,14 @@ def test_mixer_vectors_in_training_are_those_of_an_ingest(
     checkpoint = read_checkpoint(tiny_model_folder)
     base = Base(model=str(tiny_model_folder), weights_sha256=checkpoint.weights_sha256)
     brought = replace(settings, use_context=context_documents > 0)
-    save_mixer(tmp_path / "mixer", mixer, base, brought)
+    save_mixer(tmp_path / "mixer", mixer, base, brought, context=config.context)
     context = None
     if batch.context_CD is not None:
-        (source,) = data.sources
-        cosine_Cn = batch.context_CD.numpy() @ source.mean_nD.T
-        drawn = [pairs.documents[place] for place in cosine_Cn.argmax(1)]
-        assert len(set(drawn)) == len(drawn) > 20
-        first_stage = ContextEncoder.of(vectors.encoder.backbone, settings, ContextConfig())
+        served_config = context_config(str(tmp_path / "mixer"), {})
+        first_stage = ContextEncoder.of(vectors.encoder.backbone, settings, served_config)
+        served_nD = unit(first_stage.embed(pairs.documents))
+        drawn = [pairs.documents[place] for place in (batch.context_CD.numpy() @ served_nD.T).argmax(1)]
+        assert len(set(drawn)) == len(drawn) == served_config.context_documents == 40
         ids = tuple(map(str, range(len(drawn))))
         context = ContextSet(
             doc_ids=ids,

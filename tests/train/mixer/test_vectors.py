@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.config import EncoderConfig
+from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
+from pipeline.model.context_encoder import ContextEncoder
 from pipeline.train.mixer import vectors as mixer_vectors
 from pipeline.train.mixer.vectors import BaseVectors, unit
 
@@ -55,6 +56,18 @@ def test_base_vectors_of_queries_and_titles_stand_behind_their_own_prefixes(sett
     plain = DocumentEncoder(settings).encode(TEXTS).document_vectors_NV
     np.testing.assert_allclose(vectors.embed("title", TEXTS, heard).means(), plain, atol=1e-3)
     assert heard.stages == ["queries", "titles"]
+
+
+def test_base_vectors_of_context_documents_are_a_first_stage_s(settings: EncoderConfig, tmp_path: Path):
+    for tokens in (12, 48):
+        context = ContextConfig(max_document_tokens=tokens)
+        vectors, heard = BaseVectors(settings, tmp_path, context), Heard()
+        first_stage = ContextEncoder.of(vectors.encoder.backbone, settings, context)
+        found = vectors.embed("context", TEXTS, heard)
+        np.testing.assert_allclose(found.means(), unit(first_stage.embed(TEXTS)), atol=1e-3)
+        assert (heard.stages, heard.embedded) == (["context documents"], [4])
+    shorter = BaseVectors(settings, tmp_path, ContextConfig(max_document_tokens=12)).embed("context", TEXTS)
+    assert np.abs(shorter.means()[1] - found.means()[1]).max() > 0.01
 
 
 def test_base_vectors_embeds_only_what_is_not_kept_and_gives_the_order_asked_for(
