@@ -193,7 +193,7 @@ def _record_files(run: IngestRun, served: Manifest, *, has_deleted: bool) -> Non
 
 
 def _warnings(run: IngestRun, staged: Staged) -> tuple[str, ...]:
-    warnings = (*run.scan.warnings, *settings_warnings(run.config.encoder))
+    warnings = (*run.scan.warnings, *settings_warnings(run.config.encoder, run.config.context))
     if run.config.sync and not staged.is_complete:
         kept = "--sync deleted nothing: documents of a damaged source file cannot be told from vanished ones"
         return (*warnings, kept)

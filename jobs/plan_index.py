@@ -84,7 +84,7 @@ def plan_index(
         "estimated_tokens": estimate.tokens,
         "estimated_context_seconds": estimate.context_seconds,
         "estimated_encode_seconds": estimate.encode_seconds,
-        "warnings": list(settings_warnings(config.encoder)),
+        "warnings": list(settings_warnings(config.encoder, config.context)),
     }
 
 

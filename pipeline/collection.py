@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from pipeline.config import DEFAULT_ROOT
+from pipeline.config import DEFAULT_ROOT, ContextConfig
 from pipeline.context.drift import measure_drift
 from pipeline.context.store import ContextSet
 from pipeline.errors import (
@@ -144,7 +144,8 @@ class Collection:
         generation = open_latest_intact_generation(self.layout, check_hashes=False)
         manifest = generation.manifest
         own = [generation.warning] if generation.warning else []
-        status["warnings"] = [*own, *settings_warnings(manifest.encoder)]
+        context = ContextConfig(**manifest.settings["context"])
+        status["warnings"] = [*own, *settings_warnings(manifest.encoder, context)]
         drift = measure_drift(
             manifest.context_cluster_sizes, status["cluster_sizes"], manifest.documents_at_context
         )

@@ -18,6 +18,7 @@ from pipeline.errors import ConfigError
 from pipeline.manifest import fingerprint
 from pipeline.model.document_encoder import embed_chunks
 from pipeline.model.engine.backbone import Backbone
+from pipeline.model.folders.model_defaults import CONTEXT_POOLING
 from pipeline.model.landmarks import Chunks, chunk_rows
 
 BATCH_TOKENS: Final = 1_024
@@ -50,7 +51,7 @@ class ContextEncoder:
             weights=backbone.weights_fingerprint,
             temperature=float(temperature),
             max_tokens=max_tokens,
-            pooling="mean",
+            pooling=CONTEXT_POOLING,
             **({"prefix": prefix} if prefix else {}),
         )
 
@@ -78,7 +79,11 @@ class ContextEncoder:
         chunks = Chunks(token_offsets=token_offsets, chunk_offsets=np.arange(len(ids) + 1))
         flat = np.concatenate([np.zeros(0, np.int32), *(np.array(item, np.int32) for item in ids)])
         rows = chunk_rows(
-            flat, chunks, cls_id=self._backbone.cls_id, landmark_id=self._backbone.landmark_id, pooling="mean"
+            flat,
+            chunks,
+            cls_id=self._backbone.cls_id,
+            landmark_id=self._backbone.landmark_id,
+            pooling=CONTEXT_POOLING,
         )
         return embed_chunks(self._backbone, rows, batch_tokens=BATCH_TOKENS, temperature=self._temperature)
 

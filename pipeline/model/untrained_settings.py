@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.config import WINDOW_TOKENS, EncoderConfig
+from pipeline.config import WINDOW_TOKENS, ContextConfig, EncoderConfig
 from pipeline.errors import CairnError
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
-from pipeline.model.folders.model_defaults import base_of_folder, encoder_config
+from pipeline.model.folders.model_defaults import base_of_folder, context_defaults, encoder_config
 from pipeline.model.folders.names import model_folder
 from pipeline.model.folders.sentence_transformers_folder import read_json_if_any
 
@@ -115,9 +115,27 @@ def window_warning(config: EncoderConfig) -> str | None:
     )
 
 
-def settings_warnings(config: EncoderConfig) -> tuple[str, ...]:
-    """Return a sentence on each thing to know about the settings of an encoder."""
-    return tuple(each for each in (untrained_settings_warning(config), window_warning(config)) if each)
+def context_warning(config: EncoderConfig, context: ContextConfig) -> str | None:
+    """Return a sentence on a context larger than the model's folder says it was trained with, else None."""
+    try:
+        trained = context_defaults(config.model) if config.use_context else {}
+    except CairnError:  # whatever loads the model says so
+        return None
+    larger = {name: most for name, most in trained.items() if getattr(context, name) > most}
+    if not larger:
+        return None
+    chosen = ", ".join(f"{name} {getattr(context, name)}" for name in larger)
+    most = ", ".join(map(str, larger.values()))
+    return (
+        f"{config.model} was not trained for {chosen}, but for {most}: what it costs was not measured; "
+        "compare with `cairn evaluate`, or leave it out"
+    )
+
+
+def settings_warnings(config: EncoderConfig, context: ContextConfig) -> tuple[str, ...]:
+    """Return a sentence on each thing to know about the settings of an encoder and its context."""
+    found = (untrained_settings_warning(config), window_warning(config), context_warning(config, context))
+    return tuple(each for each in found if each)
 
 
 def _knows_depths(model: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import EncoderConfig
+from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.model.folders.model_defaults import encoder_config
 from pipeline.model.untrained_settings import MEASURED_LOSSES, settings_warnings, untrained_settings_warning
 
@@ -49,10 +49,10 @@ def test_value_that_was_not_measured_is_named_without_figures(changes: dict[str,
 
 
 def test_window_without_effect_is_said_and_one_that_a_chunk_needs_is_not() -> None:
-    (warning,) = settings_warnings(EncoderConfig(window_tokens=256))
+    (warning,) = settings_warnings(EncoderConfig(window_tokens=256), ContextConfig())
     assert warning.startswith("window_tokens has no effect with attention chunk")
-    assert settings_warnings(EncoderConfig(window_tokens=1024, landmark_interval=600)) == ()
-    assert settings_warnings(EncoderConfig(attention="landmark", window_tokens=256)) == ()
+    for used in ({"window_tokens": 1024, "landmark_interval": 600}, {"attention": "landmark"}):
+        assert settings_warnings(EncoderConfig(**used), ContextConfig()) == ()
 
 
 def test_sentence_gives_the_loss_at_the_chosen_value() -> None:

@@ -22,6 +22,7 @@ from pipeline.model.context_encoder import ContextEncoder
 from pipeline.model.folders.checkpoint import EXTRA_NAME, read_checkpoint
 from pipeline.model.folders.model_defaults import context_config, encoder_config
 from pipeline.model.folders.own_tensors import CONTEXT_GATES, CONTEXT_SIZE
+from pipeline.model.untrained_settings import settings_warnings
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.loop import train
 from pipeline.train.pairs import TrainingPairs
@@ -127,6 +128,29 @@ def test_folder_brings_the_context_of_training_to_a_new_collection(trained: Path
     assert (chosen.context.context_documents, chosen.context.max_document_tokens) == (9, 12)
     stored = {"context": {"context_documents": 7, "max_document_tokens": 5, "seed": 0}}
     assert resolve_ingest_config({"encoder": {"model": str(trained)}}, stored).context.context_documents == 7
+
+
+def test_context_larger_than_that_of_training_is_said_in_one_sentence(trained: Path):
+    encoder = encoder_config({"model": str(trained)})
+    brought = context_config(str(trained), {})
+    assert settings_warnings(encoder, brought) == ()
+    assert settings_warnings(encoder, replace(brought, context_documents=9)) == ()
+    larger = replace(brought, context_documents=65, max_document_tokens=13)
+    (warning,) = settings_warnings(encoder, larger)
+    assert "was not trained for context_documents 65, max_document_tokens 13, but for 64, 12: " in warning
+    assert settings_warnings(replace(encoder, use_context=False), larger) == ()
+
+
+def test_pooling_of_context_documents_stands_in_the_folder_and_another_is_refused(trained: Path):
+    path = trained / "cairn_config.json"
+    content = json.loads(path.read_text())
+    assert content["context"].pop("pooling") == "mean"
+    path.write_text(json.dumps(content))
+    assert context_config(str(trained), {}).context_documents == 64
+    content["context"]["pooling"] = "max"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ModelError, match="must be mean, got 'max'; update Cairn"):
+        context_config(str(trained), {})
 
 
 @pytest.mark.parametrize("content", [{"context_documents": 0, "max_document_tokens": 3}, {"other": 1}, 5])

@@ -33,6 +33,8 @@ from pipeline.poolings import POOLING_RULES, PREFIX_POOLINGS
 CAIRN_SETTINGS_NAME: Final = "cairn_config.json"
 CAIRN_FORMAT: Final = 1
 _OF_CONTEXT: Final = ("context_documents", "max_document_tokens")
+CONTEXT_POOLING: Final = "mean"
+"""How a first stage pools the tokens of a context document."""
 
 _OF_SENTENCE_TRANSFORMERS: Final = {
     name: pooling for pooling, rule in POOLING_RULES.items() for name in rule.read_from
@@ -136,7 +138,9 @@ def base_of_folder(folder: Path) -> Base | None:
 
 def settings_of_a_folder(config: EncoderConfig, context: ContextConfig | None = None) -> dict[str, Any]:
     """Return what ``cairn_config.json`` holds of these settings, and of the context of training."""
-    trained = {} if context is None else {name: getattr(context, name) for name in _OF_CONTEXT}
+    trained: dict[str, Any] = {}
+    if context is not None:
+        trained = {name: getattr(context, name) for name in _OF_CONTEXT} | {"pooling": CONTEXT_POOLING}
     return {
         "format": CAIRN_FORMAT,
         "encoder": {name: value for name, value in asdict(config).items() if name not in MACHINE_SETTINGS},
@@ -152,19 +156,26 @@ def context_config(model: str, chosen: Mapping[str, Any]) -> ContextConfig:
 def context_defaults(model: str) -> dict[str, Any]:
     """Return how many context documents a model was trained with, and how many of their tokens it reads.
 
-    Empty where its folder does not say. Other content raises :class:`ModelError`.
+    Empty where its folder does not say. Other content raises :class:`ModelError`, and so does a pooling that
+    Cairn does not run; a folder that names none means the mean.
     """
     if model in MODEL_NAMES:
         return {}
     stored: Any = read_json_if_any(model_folder(model) / CAIRN_SETTINGS_NAME).get("context", {})
     try:
+        pooling = stored.get("pooling", CONTEXT_POOLING)
         stored = {name: stored[name] for name in (_OF_CONTEXT if stored else ())}
         ContextConfig(**stored)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"context in {CAIRN_SETTINGS_NAME} of the model must hold {' and '.join(_OF_CONTEXT)}, got "
             f"others ({error}); save the model again"
         ) from error
+    if pooling != CONTEXT_POOLING:
+        raise ModelError(
+            f"the pooling of context documents in {CAIRN_SETTINGS_NAME} of the model must be "
+            f"{CONTEXT_POOLING}, got {pooling!r}; update Cairn"
+        )
     return stored
 
 
