@@ -44,8 +44,8 @@ LOW_RANK_NAME: Final = "low_rank.safetensors"
 HEAD_NAME: Final = "token_head.safetensors"
 STATE_NAME: Final = "state.json"
 KEPT: Final = 2
-_HASHED: Final = (WEIGHTS_NAME, EXTRA_NAME, OPTIMIZER_NAME)
-"""What every checkpoint has; low-rank updates and a token head, too, as a model folder has them rounded."""
+_HASHED: Final = (WEIGHTS_NAME, OPTIMIZER_NAME)
+"""What every checkpoint has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,12 +144,13 @@ class RunFolder:
             )
             save_file(optimizer_tensors(optimizer, model), folder / OPTIMIZER_NAME)
             head = {} if model.head is None else model.head.state_dict()
-            hashed = _HASHED
             for name, exact in ((LOW_RANK_NAME, low_rank_parameters(model)), (HEAD_NAME, head)):
                 if exact:
                     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in exact.items()}
                     save_file(tensors, folder / name)
-                    hashed = (*hashed, name)
+            # A model folder has low-rank updates and a token head rounded, and ours only where it has any.
+            others = (EXTRA_NAME, LOW_RANK_NAME, HEAD_NAME)
+            hashed = (*_HASHED, *(name for name in others if (folder / name).is_file()))
             hashes = {name: durable.sha256_of_file(folder / name) for name in hashed}
             durable.write_json(folder / STATE_NAME, {**_as_json(state), "sha256": hashes})
         durable.commit_point("train.checkpoint")

@@ -162,13 +162,17 @@ class LandmarkEncoder(_Parameters):
 
     @torch.no_grad()
     def published_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the parameters on the CPU, low-rank updates merged, named as in the base's files."""
+        """Return the parameters on the CPU, low-rank updates merged, named as in the base's files.
+
+        Gates and null token are left out where they are not trained.
+        """
         size = {} if self.context_size is None else {CONTEXT_SIZE: torch.tensor([float(self.context_size)])}
         return size | {
             name if name in OWN_NAMES else self.base_prefix + name: (
                 self._tensor(name).detach().cpu().contiguous()
             )
             for name in self._published_names
+            if name not in OWN_NAMES or self.get_parameter(name).requires_grad
         }
 
     def freeze_embeddings(self) -> None:

@@ -47,6 +47,7 @@ from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.leakage import without_judged
 from pipeline.train.low_rank import add_low_rank
 from pipeline.train.mining import mine_hard_negatives
+from pipeline.train.pair_task import SERVED_INTERVAL, PairTask, TrainReport
 from pipeline.train.pairs import TrainingPairs, join_pairs, read_pairs, text_numbers
 from pipeline.train.processes import ALONE, Processes, first_before_others
 from pipeline.train.sequences import SequenceMaker
@@ -60,7 +61,7 @@ from pipeline.train.surrogate import (
     vectors_key,
 )
 from pipeline.train.teacher import Teacher, fitted_positions, laid_onto
-from pipeline.train.trainer import SERVED_INTERVAL, Trainer, TrainReport
+from pipeline.train.trainer import Trainer
 from pipeline.types import ModelScorer, ProgressListener, silent_progress
 
 
@@ -123,14 +124,15 @@ def train(
                 model.head, idf_X = begin_head(pairs, heldout, base, config)
                 data = replace(data, idf_X=idf_X)
         follows_base = bool(config.late_weight) or (config.distillation_weight > 0 and teacher is None)
-        trainer = Trainer(
-            files=RunFolder(
-                folder,
-                checkpoint,
-                _served_settings(config),
-                late_bits=config.late_bits,
-                context=_served_context(config),
-            ),
+        files = RunFolder(
+            folder,
+            checkpoint,
+            _served_settings(config),
+            late_bits=config.late_bits,
+            context=_served_context(config),
+        )
+        task = PairTask(
+            files=files,
             model=model.to(device),
             teacher=LandmarkEncoder(checkpoint).to(device).requires_grad_(False) if follows_base else None,
             data=data,
@@ -139,11 +141,18 @@ def train(
             plan=BatchPlan(pairs, heldout, data.vectors, config),
             config=config,
             scorer=scorer,
+            processes=processes,
+        )
+        trainer = Trainer(
+            files=files,
+            model=model,
+            task=task,
+            config=config,
             stops_at_seconds=math.inf if stop_after_seconds is None else started + stop_after_seconds,
             processes=processes,
             progress=progress,
         )
-        return trainer.run()
+        return task.report(trainer.run())
 
 
 def _read(sources: Sequence[Path], documents: Sequence[Path], config: TrainConfig) -> TrainingPairs:

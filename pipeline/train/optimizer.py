@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import IntegrityError
-from pipeline.model.folders.own_tensors import CONTEXT_GATES, LANDMARK_GATES
-from pipeline.train.settings import TrainConfig
+from pipeline.train.schedules import RunSettings
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
@@ -23,36 +22,23 @@ LOWEST_LR: Final = 0.05
 """Share of the peak rate that the last steps beside a frozen base are made with."""
 
 
-_HEAD_PARAMETERS: Final = ("head.matrix", "head.log_weight")
-
-
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, config: RunSettings) -> torch.optim.AdamW:
     """Return the optimiser; each group keeps its peak rate under ``peak``."""
-    groups: dict[str, list[nn.Parameter]] = {"matrices": [], "vectors": [], "gates": []}
-    groups |= {name: [] for name in _HEAD_PARAMETERS}
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    own: dict[float, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        kind = (
-            name
-            if name in _HEAD_PARAMETERS
-            else "gates"
-            if name in (LANDMARK_GATES, CONTEXT_GATES)
-            else "matrices"
-            if parameter.ndim > 1
-            else "vectors"
-        )
-        groups[kind].append(parameter)
-    with_head = [
-        {"params": groups["head.matrix"], "peak": config.late_lr, "weight_decay": 0.0},
-        {"params": groups["head.log_weight"], "peak": config.late_term_lr, "weight_decay": 0.0},
-    ]
+        if name in config.own_lrs:
+            own.setdefault(config.own_lrs[name], []).append(parameter)
+        else:
+            (matrices if parameter.ndim > 1 else vectors).append(parameter)
     return torch.optim.AdamW(
         [
-            {"params": groups["matrices"], "peak": config.peak_lr, "weight_decay": config.weight_decay},
-            {"params": groups["vectors"], "peak": config.peak_lr, "weight_decay": 0.0},
-            {"params": groups["gates"], "peak": config.gate_lr, "weight_decay": 0.0},
-            *(with_head if config.late_weight else ()),
+            {"params": matrices, "peak": config.peak_lr, "weight_decay": config.weight_decay},
+            {"params": vectors, "peak": config.peak_lr, "weight_decay": 0.0},
+            *({"params": params, "peak": peak, "weight_decay": 0.0} for peak, params in own.items()),
         ],
         lr=config.peak_lr,
         betas=BETAS,
@@ -60,15 +46,16 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     )
 
 
-def lr_factor(step: int, config: TrainConfig) -> float:
+def lr_factor(step: int, config: RunSettings) -> float:
     """Return the share of the peak rate that step 0 … steps - 1 is made with.
 
-    Up to 1 while warming up, then down to almost 0.
+    Up to 1 while warming up, then down to almost 0, along a line or half a cosine.
     """
     num_warming = round(config.warmup_share * config.steps)
     if step < num_warming:
         return (step + 1) / num_warming
-    return (config.steps - step) / max(1, config.steps - num_warming)
+    left = (config.steps - step) / max(1, config.steps - num_warming)
+    return left if config.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
 
 
 def cosine_lr_factor(step: int, *, steps: int, warmup_steps: int) -> float:

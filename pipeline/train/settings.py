@@ -6,14 +6,16 @@ Defaults follow CDE §5 (τ, peak rate, sequence dropout, linear decay) and NV-E
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from pipeline.config import Surrogate, Tour
 from pipeline.errors import ConfigError
+from pipeline.model.folders.own_tensors import GATE_NAMES
 from pipeline.options import MAX_SEED, About, check_options, metadata_of, option
 from pipeline.token_vectors.codes import require_packable
+from pipeline.train.schedules import Schedule
 
 TrainedPooling = Literal["mean", "lmk"]
 TrainedAttention = Literal["chunk", "landmark"]
@@ -104,6 +106,7 @@ class TrainConfig:
     warmup_share: float = option(
         0.1, About("Share of the steps that warm up; the rest decays to 0.", low=0, high=1)
     )
+    schedule: Schedule = option("linear", About("How the rate decays."))
     weight_decay: float = option(0.01, About("Decay of matrices.", low=0, high=1))
     max_gradient_norm: float = option(1.0, About("Longer gradients are cut to it.", above=0))
     initial_gate: float = option(
@@ -147,6 +150,12 @@ class TrainConfig:
         # Lists when read from JSON.
         for name in ("matryoshka_dims", "matryoshka_layers"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    @property
+    def own_lrs(self) -> Mapping[str, float]:
+        """Return the peak rates of parameters, by name, that have one of their own."""
+        of_head = {"head.matrix": self.late_lr, "head.log_weight": self.late_term_lr}
+        return dict.fromkeys(GATE_NAMES, self.gate_lr) | of_head
 
     @property
     def reads_context(self) -> bool:

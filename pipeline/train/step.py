@@ -36,6 +36,7 @@ from pipeline.train.processes import ALONE, Processes
 from pipeline.train.sequences import SequenceBatch, SequenceMaker, split_rows
 from pipeline.train.settings import TrainConfig
 from pipeline.train.surrogate import PairVectors
+from pipeline.train.trainer import Report
 
 DISTILLED_TOGETHER = 512
 """Vectors whose similarity matrix is one block of the distillation: 1 MiB, whatever the batch."""
@@ -60,11 +61,9 @@ class TrainingData:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepReport:
+class StepReport(Report):
     """What a step made of its batch; ``late_loss`` is the part of token vectors, without its weight."""
 
-    loss: float
-    gradient_norm: float
     num_queries: int
     num_documents: int
     num_chunks: int

@@ -1,67 +1,71 @@
 """The steps of a run, and what they leave: checkpoints, a log, scores, the best model so far.
 
-    step ─▶ log ─▶ (held-out score, dev score ─▶ best/) ─▶ (checkpoint) ─▶ next step …
-      ─▶ model/, changes.safetensors
+    step ─▶ log ─▶ (score ─▶ best/) ─▶ (checkpoint) ─▶ next step … ─▶ model/, changes.safetensors
 
-Which model is the best is said by the dev sets where there are any, else by the held-out pairs; a resumed run
-remembers it.
+What a step computes and which model is the best is the task's matter. A loss that is not finite stops the run
+before the optimiser has seen it.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
-from jaxtyping import Int64
 
 from pipeline.errors import ModelError, TryAgainError
-from pipeline.model.folders.own_tensors import GATE_NAMES
-from pipeline.train.batch_plan import BatchPlan
 from pipeline.train.checkpoints import RunFolder, RunState
-from pipeline.train.heldout import score_heldout
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.log import TrainingLog
 from pipeline.train.optimizer import lr_factor, make_optimizer, set_lr
-from pipeline.train.pairs import TrainingPairs
 from pipeline.train.processes import Processes
-from pipeline.train.settings import TrainConfig
-from pipeline.train.step import StepReport, TrainingData, train_step
-from pipeline.types import ModelScorer, ProgressListener
-
-SERVED_INTERVAL: Final = 64
-"""Landmark interval that held-out pairs are scored with and the saved folder brings along.
-
-Ingest's own default.
-"""
+from pipeline.train.schedules import RunSettings
+from pipeline.types import ProgressListener
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainReport:
-    """What a run did; rates and ``seconds`` count the steps of this process alone.
+class Report:
+    """What every step says of itself; numbers whose names begin with ``num_`` are counted over the run."""
 
-    ``judged_by`` says what the best score is of; losses are None where no step was left to make.
+    loss: float
+    gradient_norm: float
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What a run trains the model for."""
+
+    def step(self, step: int) -> Report:
+        """Add a batch's gradient, clipped, to the model; draw from the seed and the step alone."""
+        ...
+
+    def observed(self) -> Mapping[str, float]:
+        """Return what the log says of the model beside the step's report."""
+        ...
+
+    def evaluate(self, state: RunState, log: TrainingLog) -> RunState:
+        """Score the model where a score is due, and keep it when it is the best so far."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """What a run did; ``seconds`` and ``counts`` are of this process alone.
+
+    Losses are None where no step was left to make.
     """
 
-    folder: str
-    pairs: int
-    skipped: Mapping[str, int] = field(default_factory=dict[str, int])
-    heldout_pairs: int
-    steps: int
+    state: RunState
     resumed_at: int
     first_loss: float | None
     last_loss: float | None
-    judged_by: str
-    best_score: float
-    best_step: int
+    counts: Counter[str]
     seconds: float
-    pairs_per_second: float
-    tokens_per_second: float
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,18 +74,13 @@ class Trainer:
 
     files: RunFolder
     model: LandmarkEncoder
-    teacher: LandmarkEncoder | None
-    data: TrainingData
-    heldout: Int64[np.ndarray, " n"]
-    pairs: TrainingPairs
-    plan: BatchPlan
-    config: TrainConfig
-    scorer: ModelScorer | None
+    task: Task
+    config: RunSettings
     stops_at_seconds: float
     processes: Processes
     progress: ProgressListener
 
-    def run(self) -> TrainReport:
+    def run(self) -> Steps:
         """Make the steps that are left, from the newest checkpoint on."""
         optimizer = make_optimizer(self.model, self.config)
         newest = self.files.newest()
@@ -90,17 +89,18 @@ class Trainer:
             state = self.files.restore(newest, self.model, optimizer)
         self.processes.require_same(state.step, "newest checkpoint")
         log = TrainingLog(self.files.log_path, state.log_bytes) if self._writes else None
-        resumed_at, losses, num_queries, num_tokens = state.step, list[float](), 0, 0
+        resumed_at, losses, counts = state.step, list[float](), Counter[str]()
         if not resumed_at:
             state = self._evaluate(state, log)
         started = time.monotonic()
         for step in range(resumed_at, self.config.steps):
             report = self._step(step, optimizer, newest, log)
             losses.append(report.loss)
-            num_queries, num_tokens = num_queries + report.num_queries, num_tokens + report.num_tokens
+            counts.update({name: number for name, number in asdict(report).items() if name[:4] == "num_"})
             state = self._evaluate(replace(state, step=step + 1), log)
-            is_late = self._is_late(state.step)
-            if self._writes and (is_late or self._is_due(state.step, self.config.checkpoint_every)):
+            is_late, is_last = self._is_late(state.step), state.step == self.config.steps
+            is_due = is_last or state.step % self.config.checkpoint_every == 0
+            if self._writes and (is_late or is_due):
                 newest = self.files.save(state, self.model, optimizer)
             self.progress("train", state.step, self.config.steps, "steps")
             if is_late:
@@ -113,25 +113,13 @@ class Trainer:
             self.files.save_model("model", self.model)
             self.files.save_changes(self.model)
         self.processes.wait()
-        return TrainReport(
-            folder=str(self.files.folder),
-            pairs=len(self.pairs),
-            skipped=self.pairs.skipped,
-            heldout_pairs=len(self.heldout),
-            steps=self.config.steps,
+        return Steps(
+            state=state,
             resumed_at=resumed_at,
             first_loss=losses[0] if losses else None,
             last_loss=losses[-1] if losses else None,
-            judged_by="dev sets"
-            if self.scorer is not None
-            else "held-out pairs"
-            if len(self.heldout)
-            else "nothing",
-            best_score=state.best_score,
-            best_step=state.best_step,
+            counts=counts,
             seconds=seconds,
-            pairs_per_second=num_queries / seconds,
-            tokens_per_second=num_tokens / seconds,
         )
 
     @property
@@ -146,18 +134,13 @@ class Trainer:
         self.processes.add_up(late)
         return bool(late.item())
 
-    def _is_due(self, step: int, every: int) -> bool:
-        return step % every == 0 or step == self.config.steps
-
     def _step(
         self, step: int, optimizer: torch.optim.Optimizer, newest: Path | None, log: TrainingLog | None
-    ) -> StepReport:
+    ) -> Report:
         started = time.monotonic()
         set_lr(optimizer, lr_factor(step, self.config))
         optimizer.zero_grad(set_to_none=True)
-        report = train_step(
-            self.model, self.teacher, self.data, self.plan.at(step), step, self.config, self.processes
-        )
+        report = self.task.step(step)
         if not (math.isfinite(report.loss) and math.isfinite(report.gradient_norm)):
             good = "there is no checkpoint yet" if newest is None else f"{newest} is the last good checkpoint"
             raise ModelError(
@@ -170,62 +153,20 @@ class Trainer:
             self._log_step(step, report, time.monotonic() - started, log)
         return report
 
-    def _log_step(self, step: int, report: StepReport, seconds: float, log: TrainingLog) -> None:
-        gates, context_gates = (self.model.get_parameter(name).detach() for name in GATE_NAMES)
+    def _log_step(self, step: int, report: Report, seconds: float, log: TrainingLog) -> None:
         log.append(
             {
                 "step": step + 1,
                 **asdict(report),
                 "lr": self.config.peak_lr * lr_factor(step, self.config),
-                "mean_gate": float(gates.mean()),
-                "mean_context_gate": float(context_gates.mean()),
+                **self.task.observed(),
                 "seconds": round(seconds, 3),
             }
         )
 
     def _evaluate(self, state: RunState, log: TrainingLog | None) -> RunState:
-        """Score the model where a score is due, and keep it when it is the best so far.
-
-        Without a log another process does.
-        """
+        """Let the task score the model; without a log another process does."""
         if log is None:
             return state
-        if len(self.heldout) and self._is_due(state.step, self.config.evaluate_every):
-            state = self._score_heldout(state, log)
-        if self.scorer is not None and self._is_due(state.step, self.config.dev_every):
-            state = self._score_on_dev(self.scorer, state, log)
+        state = self.task.evaluate(state, log)
         return replace(state, log_bytes=log.size)
-
-    def _score_heldout(self, state: RunState, log: TrainingLog) -> RunState:
-        scores = score_heldout(
-            self.model,
-            self.data.maker,
-            self.heldout.tolist(),
-            self.pairs.documents,
-            interval=min(SERVED_INTERVAL, self.model.max_positions - 2),
-            max_tokens=self.config.micro_batch_tokens,
-        )
-        log.append({"step": state.step, **scores})
-        score = scores["heldout_ndcg_at_10"]
-        if self.scorer is not None or score <= state.best_score:
-            return state
-        self.files.save_model("best", self.model)
-        return replace(state, best_score=score, best_step=state.step)
-
-    def _score_on_dev(self, scorer: ModelScorer, state: RunState, log: TrainingLog) -> RunState:
-        started = time.monotonic()
-        scores = scorer.score(self.files.save_model("candidate", self.model))
-        measures = {f"dev/{name}": value for name, value in scores.by_measure.items()}
-        log.append(
-            {
-                "step": state.step,
-                "dev_score": scores.mean,
-                **measures,
-                "seconds": round(time.monotonic() - started, 3),
-            }
-        )
-        if scores.mean <= state.best_score:
-            self.files.drop_model("candidate")
-            return state
-        self.files.rename_model("candidate", "best")
-        return replace(state, best_score=scores.mean, best_step=state.step)

@@ -22,10 +22,10 @@ from pipeline.train.loop import train
 from pipeline.train.mixer.settings import MixerConfig
 from pipeline.train.mixer.sources import MixerData, embed_sources
 from pipeline.train.mixer.vectors import BaseVectors, Kind
+from pipeline.train.pair_task import TrainReport
 from pipeline.train.pairs import TrainingPairs, read_pairs
 from pipeline.train.processes import Processes
 from pipeline.train.settings import TrainConfig
-from pipeline.train.trainer import TrainReport
 from pipeline.types import silent_progress
 
 TOPICS = (("stone", "path", "mark", "way"), ("river", "mountain", "walk", "old"), ("cat", "mat", "sat", "on"))

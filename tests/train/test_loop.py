@@ -24,7 +24,7 @@ from pipeline.errors import (
 )
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PREFIX
-from pipeline.train import trainer
+from pipeline.train import pair_task
 from pipeline.train.log import read_log
 from pipeline.train.loop import train
 from pipeline.train.settings import TrainConfig
@@ -88,9 +88,9 @@ def _nan_at(run: Any, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
             }
         )
 
-    real_step = trainer.train_step
+    real_step = pair_task.train_step
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "train_step", spoiled)
+        patch.setattr(pair_task, "train_step", spoiled)
         run(f"nan{step}")
 
 

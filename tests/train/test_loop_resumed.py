@@ -71,7 +71,7 @@ import torch
 from pipeline import durable
 from pipeline.train.loop import train
 from pipeline.train.settings import TrainConfig
-from pipeline.train.trainer import TrainReport
+from pipeline.train.pair_task import TrainReport
 torch.set_num_threads(1)
 seen = []
 def observe(name):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -38,6 +39,16 @@ def test_lr_factor_rises_to_one_and_falls_to_almost_nothing():
     assert factors[-1] == pytest.approx(1 / 90)
     assert all(before >= after for before, after in pairwise(factors[10:]))
     assert lr_factor(0, TrainConfig(steps=1, warmup_share=0.0)) == 1.0
+
+
+def test_lr_factor_cosine_is_half_way_down_in_the_middle_of_what_is_left():
+    config = TrainConfig(steps=110, warmup_share=10 / 110, schedule="cosine")
+    factors = [lr_factor(step, config) for step in range(110)]
+    assert factors[:10] == [pytest.approx((step + 1) / 10) for step in range(10)]
+    assert factors[60] == pytest.approx(0.5)
+    assert factors[35] == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
+    assert factors[10] == 1.0
+    assert 0.0 < factors[-1] < 1e-3
 
 
 def test_make_optimizer_gates_have_a_rate_of_their_own_and_only_matrices_decay():

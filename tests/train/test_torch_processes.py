@@ -41,14 +41,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from pipeline import durable
-from pipeline.train import trainer
+from pipeline.train import pair_task
 from pipeline.train.loop import train
 from pipeline.train.joined_processes import joined_processes
 from pipeline.train.settings import TrainConfig
 
 base, pairs, settings = sys.argv[1:4]
 torch.set_num_threads(1)
-real_step = trainer.train_step
+real_step = pair_task.train_step
 
 def work(output, dies_after=-1):
     def step_and_keep(model, *arguments):
@@ -66,7 +66,7 @@ def work(output, dies_after=-1):
         if name == "train.checkpoint" and Path(output, "checkpoints", f"{int(dies_after):08d}").exists():
             os._exit(9)
 
-    trainer.train_step = step_and_keep
+    pair_task.train_step = step_and_keep
     durable.observe_commit_points(die)
     with joined_processes() as processes:
         assert ("pipeline.train.torch_processes" in sys.modules) == (processes.size > 1)

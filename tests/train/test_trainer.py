@@ -12,8 +12,8 @@ from pipeline.errors import FingerprintMismatchError
 from pipeline.model.folders.checkpoint import read_checkpoint
 from pipeline.train.log import read_log
 from pipeline.train.loop import train
+from pipeline.train.pair_task import TrainReport
 from pipeline.train.settings import TrainConfig
-from pipeline.train.trainer import TrainReport
 from pipeline.types import ModelScores
 
 SETTINGS: dict[str, Any] = {

@@ -1,0 +1,149 @@
+"""What ``cairn train`` makes of a step: a batch of pairs, its losses, held-out and dev scores.
+
+Which model is the best is said by the dev sets where there are any, else by the held-out pairs; a resumed run
+remembers it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from jaxtyping import Int64
+
+from pipeline.model.folders.own_tensors import GATE_NAMES
+from pipeline.train.batch_plan import BatchPlan
+from pipeline.train.checkpoints import RunFolder, RunState
+from pipeline.train.heldout import score_heldout
+from pipeline.train.landmark_encoder import LandmarkEncoder
+from pipeline.train.log import TrainingLog
+from pipeline.train.pairs import TrainingPairs
+from pipeline.train.processes import Processes
+from pipeline.train.settings import TrainConfig
+from pipeline.train.step import StepReport, TrainingData, train_step
+from pipeline.train.trainer import Steps
+from pipeline.types import ModelScorer
+
+SERVED_INTERVAL: Final = 64
+"""Landmark interval that held-out pairs are scored with and the saved folder brings along.
+
+Ingest's own default.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainReport:
+    """What a run did; rates and ``seconds`` count the steps of this process alone.
+
+    ``judged_by`` says what the best score is of; losses are None where no step was left to make.
+    """
+
+    folder: str
+    pairs: int
+    skipped: Mapping[str, int] = field(default_factory=dict[str, int])
+    heldout_pairs: int
+    steps: int
+    resumed_at: int
+    first_loss: float | None
+    last_loss: float | None
+    judged_by: str
+    best_score: float
+    best_step: int
+    seconds: float
+    pairs_per_second: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairTask:
+    """Implements :class:`pipeline.train.trainer.Task` for pairs."""
+
+    files: RunFolder
+    model: LandmarkEncoder
+    teacher: LandmarkEncoder | None
+    data: TrainingData
+    heldout: Int64[np.ndarray, " n"]
+    pairs: TrainingPairs
+    plan: BatchPlan
+    config: TrainConfig
+    scorer: ModelScorer | None
+    processes: Processes
+
+    def step(self, step: int) -> StepReport:
+        """See :class:`Task`."""
+        return train_step(
+            self.model, self.teacher, self.data, self.plan.at(step), step, self.config, self.processes
+        )
+
+    def observed(self) -> Mapping[str, float]:
+        """See :class:`Task`: how far the gates are open."""
+        gates, context_gates = (self.model.get_parameter(name).detach() for name in GATE_NAMES)
+        return {"mean_gate": float(gates.mean()), "mean_context_gate": float(context_gates.mean())}
+
+    def report(self, steps: Steps) -> TrainReport:
+        """Say what the run did."""
+        judged_by = "held-out pairs" if len(self.heldout) else "nothing"
+        return TrainReport(
+            folder=str(self.files.folder),
+            pairs=len(self.pairs),
+            skipped=self.pairs.skipped,
+            heldout_pairs=len(self.heldout),
+            steps=self.config.steps,
+            resumed_at=steps.resumed_at,
+            first_loss=steps.first_loss,
+            last_loss=steps.last_loss,
+            judged_by=judged_by if self.scorer is None else "dev sets",
+            best_score=steps.state.best_score,
+            best_step=steps.state.best_step,
+            seconds=steps.seconds,
+            pairs_per_second=steps.counts["num_queries"] / steps.seconds,
+            tokens_per_second=steps.counts["num_tokens"] / steps.seconds,
+        )
+
+    def evaluate(self, state: RunState, log: TrainingLog) -> RunState:
+        """See :class:`Task`: held-out pairs and dev sets."""
+        if len(self.heldout) and self._is_due(state.step, self.config.evaluate_every):
+            state = self._score_heldout(state, log)
+        if self.scorer is not None and self._is_due(state.step, self.config.dev_every):
+            state = self._score_on_dev(self.scorer, state, log)
+        return state
+
+    def _is_due(self, step: int, every: int) -> bool:
+        return step % every == 0 or step == self.config.steps
+
+    def _score_heldout(self, state: RunState, log: TrainingLog) -> RunState:
+        scores = score_heldout(
+            self.model,
+            self.data.maker,
+            self.heldout.tolist(),
+            self.pairs.documents,
+            interval=min(SERVED_INTERVAL, self.model.max_positions - 2),
+            max_tokens=self.config.micro_batch_tokens,
+        )
+        log.append({"step": state.step, **scores})
+        score = scores["heldout_ndcg_at_10"]
+        if self.scorer is not None or score <= state.best_score:
+            return state
+        self.files.save_model("best", self.model)
+        return replace(state, best_score=score, best_step=state.step)
+
+    def _score_on_dev(self, scorer: ModelScorer, state: RunState, log: TrainingLog) -> RunState:
+        started = time.monotonic()
+        scores = scorer.score(self.files.save_model("candidate", self.model))
+        measures = {f"dev/{name}": value for name, value in scores.by_measure.items()}
+        log.append(
+            {
+                "step": state.step,
+                "dev_score": scores.mean,
+                **measures,
+                "seconds": round(time.monotonic() - started, 3),
+            }
+        )
+        if scores.mean <= state.best_score:
+            self.files.drop_model("candidate")
+            return state
+        self.files.rename_model("candidate", "best")
+        return replace(state, best_score=scores.mean, best_step=state.step)
