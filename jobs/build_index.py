@@ -24,11 +24,12 @@ from jobs.engine import EngineConfig
 from jobs.ingest import count_vanished, finish, open_ingest, stage_corpus
 from jobs.write_index import commit_shards, publish
 from pipeline.config import IngestConfig
+from pipeline.corpus.sources import Source
 from pipeline.types import IngestReport, ProgressListener, silent_progress
 
 
 def build_index(
-    sources: Sequence[str],
+    sources: Sequence[Source],
     root: str | Path,
     collection: str,
     config: IngestConfig,

@@ -17,10 +17,11 @@ from jobs.engine import EngineConfig
 from jobs.job_file import IngestJobName
 from jobs.run import Run, StageWatch, new_run_id, open_engine
 from pipeline.config import IngestConfig
-from pipeline.corpus.parquet import Scan, scan_sources
 from pipeline.corpus.quarantine import QuarantineWriter
 from pipeline.corpus.read_files import record_run
+from pipeline.corpus.scan import Scan, scan_sources
 from pipeline.corpus.source_record import create_record, holds_for
+from pipeline.corpus.sources import Source
 from pipeline.corpus.staging import Staged, stage_changes
 from pipeline.errors import CairnError, SourceError
 from pipeline.index.lance_index import LanceTables
@@ -45,7 +46,7 @@ class IngestRun(Run):
 @contextmanager
 def open_ingest(
     job: IngestJobName,
-    sources: Sequence[str],
+    sources: Sequence[Source],
     root: str | Path,
     collection: str,
     config: IngestConfig,
@@ -174,6 +175,7 @@ def finish(
         quarantine_reasons=staged.quarantine_reasons,
         stage_seconds=run.progress.stage_seconds(),
         warnings=_warnings(run, staged),
+        quarantine_file=str(run.layout.quarantine_path(run.run_id)) if staged.quarantined else None,
     )
     run.record(
         job=run.job,

@@ -31,8 +31,9 @@ from jobs.local_engine import LocalEngine
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet
 from pipeline.corpus.ledger import Ledger
-from pipeline.corpus.parquet import Scan, read_checked, scan_sources
+from pipeline.corpus.scan import Scan, read_checked, scan_sources
 from pipeline.corpus.source_record import copy_record
+from pipeline.corpus.sources import Source
 from pipeline.corpus.staging import Staged, plan_changes
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
@@ -48,7 +49,7 @@ CONTEXT_SHARE = 4
 
 
 def plan_index(
-    sources: Sequence[str],
+    sources: Sequence[Source],
     root: str | Path,
     collection: str,
     config: IngestConfig,

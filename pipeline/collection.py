@@ -1,20 +1,21 @@
-"""A collection opened for reading: the Python front door.
-
-    from pipeline import open_collection
-    handbook = open_collection("handbook")
-    handbook.search("how do I reset a password", granularity="both")
+"""A collection opened for reading: what the terminal and the frameworks ask, and what Python does.
 
 Ties the searcher, which knows vectors only, to the query encoder the collection's manifest describes. The
-encoder is loaded at the first search, so that looking at a collection's state needs no model.
+encoder is loaded by the first search for a text: reading needs no model. ``jobs.collection`` adds writing.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+from jaxtyping import Float, Float32
+from typing_extensions import override
 
 from pipeline.config import DEFAULT_ROOT, ContextConfig
 from pipeline.context.drift import measure_drift
@@ -25,20 +26,24 @@ from pipeline.errors import (
     FingerprintMismatchError,
     IntegrityError,
     StorageError,
+    UsageError,
 )
 from pipeline.index.copied_names import CONTEXT_ARROW
 from pipeline.index.generation import Generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout, list_states
 from pipeline.index.status import collection_status
+from pipeline.index.stored_files import read_manifest
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
 from pipeline.model.folders.names import describe_model, model_folder
 from pipeline.model.untrained_settings import settings_warnings
 from pipeline.options import check_names, shown
+from pipeline.search.documents import matching_documents
 from pipeline.search.filters import parse_filter
 from pipeline.search.searcher import Searcher
 from pipeline.search.served import require_encoder
+from pipeline.search.stored_documents import StoredDocuments
 from pipeline.search_options import PublicSearchKeywords, SearchOptions
-from pipeline.types import Document, QueryEncoder, Reranker, SearchResult
+from pipeline.types import Document, QueryEncoder, QueryTokens, Reranker, SearchResult
 
 if TYPE_CHECKING:
     from pipeline.encode.text_encoder import TextEncoder
@@ -130,9 +135,55 @@ class Collection:
             }  # one is kept: models are rarely changed back
         return self._rerankers[model]
 
+    def search_vectors(
+        self,
+        query_vectors: Float[np.ndarray, "Q V"],
+        *,
+        queries: Sequence[str] | None = None,
+        **options: Unpack[PublicSearchKeywords],
+    ) -> list[SearchResult]:
+        """Answer queries that are already encoded by the collection's own model; none is loaded.
+
+        With the texts ``queries``, one a vector, BM25 counts as well.
+        """
+        check_names("a search", options, SearchOptions)
+        return self._searcher().search_vectors(query_vectors, queries=queries, **options)
+
+    def more_like(self, doc_id: str, **options: Unpack[PublicSearchKeywords]) -> SearchResult:
+        """Rank the other documents by their likeness to one, by its stored vector; no model is loaded.
+
+        Raises :class:`UsageError` where there is no such document.
+        """
+        others: dict[str, Any] = {"type": "ne", "key": "doc_id", "value": doc_id}
+        filters = options.get("filters")
+        generation = self._searcher().generation
+        positions = matching_documents(generation, {**others, "type": "eq"})
+        if not len(positions):
+            raise UsageError(f"doc_id must be of a document of {self.name!r}, got {shown(doc_id)}")
+        vectors_1V = generation.documents.reconstruct(positions)
+        both = others if filters is None else {"type": "and", "filters": [others, filters]}
+        options["filters"] = both
+        return self.search_vectors(vectors_1V, **options)[0]
+
+    @property
+    def documents(self) -> StoredDocuments:
+        """The stored documents: count them, read one by its id, or read all."""
+        return StoredDocuments(self._searcher(), self.name)
+
     def read_document(self, doc_id: str) -> Document | None:
         """Return a document by its id, None where there is none."""
         return self._searcher().read_document(doc_id)
+
+    @override
+    def __repr__(self) -> str:
+        number = self.layout.current_generation_number()
+        if number is None:
+            return f"Collection({self.name!r}, nothing published yet)"
+        manifest = read_manifest(self.layout, number)
+        return (
+            f"Collection({self.name!r}, {manifest.documents:,} documents, {manifest.chunks:,} chunks, "
+            f"generation {number})"
+        )
 
     def parse_filters(self, expressions: Sequence[str]) -> dict[str, Any] | None:
         """Turn ``column=value`` expressions into a filter tree, values typed as their columns are."""
@@ -168,8 +219,33 @@ class Collection:
 
     def _searcher(self) -> Searcher:
         if self._opened is None:
-            self._opened = Searcher(self.layout, self._given_encoder or load_query_encoder)
+            self._opened = Searcher(self.layout, self._given_encoder or _LateEncoder)
         return self._opened
+
+
+class _LateEncoder:
+    """The encoder of a generation, loaded when it first encodes; see :func:`load_query_encoder`."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.fingerprint = generation.manifest.fingerprints["encoder"]
+        self._generation: Generation | None = generation
+        self._lock = threading.Lock()
+
+    def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
+        """See :class:`pipeline.types.QueryEncoder`."""
+        return self._encoder().encode_queries(texts)
+
+    def encode_query_tokens(
+        self, texts: Sequence[str]
+    ) -> tuple[Float32[np.ndarray, "Q V"], list[QueryTokens]]:
+        """See :class:`pipeline.types.TokenQueryEncoder`."""
+        return self._encoder().encode_query_tokens(texts)
+
+    def _encoder(self) -> TextEncoder:
+        with self._lock:
+            if self._generation is not None:
+                self._loaded, self._generation = load_query_encoder(self._generation), None
+            return self._loaded
 
 
 def load_query_encoder(generation: Generation) -> TextEncoder:

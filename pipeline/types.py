@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Float64, Int32, Int64
+from typing_extensions import override
 
 Granularity = Literal["document", "chunk", "both"]
 
@@ -287,6 +288,11 @@ class SearchResult:
         """Return the JSON shape of the CLI and the HTTP API."""
         return asdict(self)
 
+    @override
+    def __repr__(self) -> str:
+        found = "".join(f"\n  {hit.score:.3f}  {hit.doc_id}" for hit in self.hits)
+        return f"<{len(self.hits)} documents for {self.query!r}, generation {self.generation}{found}>"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
@@ -306,7 +312,7 @@ class IngestReport:
 
     ``encoded`` counts the documents that passed through the encoder in this run; after a resumed run it is
     smaller than ``indexed``. ``unread_files`` of the ``files`` had not changed and were not read; their rows
-    are counted as if they had been.
+    are counted as if they had been. ``quarantine_file`` is Parquet, with the reason of every refused row.
     """
 
     collection: str
@@ -325,3 +331,4 @@ class IngestReport:
     quarantine_reasons: Mapping[str, int] = field(default_factory=dict[str, int])
     stage_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     warnings: Sequence[str] = ()
+    quarantine_file: str | None = None

@@ -20,8 +20,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import pipeline
-
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 COMES_WITH = {
@@ -86,21 +84,19 @@ def installed(make_environment: MakeEnvironment, wheel: Path) -> Path:
     return make_environment("installed", str(wheel))
 
 
+@pytest.fixture(scope="module")
+def editable(make_environment: MakeEnvironment) -> Path:
+    return make_environment("editable", "--editable", str(ROOT))
+
+
 def imported_from(environment: Path) -> dict[str, str]:
     program = (
-        "import cairn, json, pipeline, sys\n"
-        "assert callable(cairn.open_collection) and cairn.CairnError is pipeline.CairnError\n"
+        "import cairn, json, pipeline\n"
+        "assert {name for name in cairn.__all__ if not getattr(cairn, name, None)} == set()\n"
         "print(json.dumps({'cairn': cairn.__file__, 'pipeline': pipeline.__file__,"
         " 'version': cairn.__version__}))"
     )
     return json.loads(run(environment, "python", "-c", program))
-
-
-def test_cairn_gives_the_public_names_of_pipeline():
-    assert cairn.__all__ == pipeline.__all__
-    assert cairn.__version__ == PROJECT["version"]
-    names = set(cairn.__all__) - {"__version__"}
-    assert {name for name in names if getattr(cairn, name) is not getattr(pipeline, name)} == set()
 
 
 def test_cairn_has_no_other_names():
@@ -112,18 +108,45 @@ def test_cairn_lists_its_names():
     assert set(cairn.__all__) <= set(dir(cairn))
 
 
-def test_cairn_beside_another_pipeline_says_which_one_it_found(tmp_path: Path):
-    (tmp_path / "pipeline.py").write_text("")
-    command = [sys.executable, "-c", "import cairn"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+@pytest.fixture
+def folder_of_a_user(tmp_path: Path) -> Path:
+    """A folder with modules named as Cairn's own packages."""
+    (tmp_path / "pipeline.py").write_text("mine = True\n")
+    (tmp_path / "cli.py").write_text("mine = True\n")
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs/__init__.py").write_text("mine = True\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("install", ["editable", "installed"])
+def test_cairn_in_a_folder_with_its_names_is_itself(
+    install: str, request: pytest.FixtureRequest, folder_of_a_user: Path
+):
+    environment = request.getfixturevalue(install)
+    python = str(environment / "bin" / "python")
+    program = "import cairn; print(cairn.open_collection.__module__, cairn.Collection.__mro__[1].__module__)"
+
+    for command in ([python, "-c", program], [str(environment / "bin" / "cairn"), "status"]):
+        done = subprocess.run(command, cwd=folder_of_a_user, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() in (
+            "jobs.collection pipeline.collection",
+            "no collections under cairn-data",
+        )
+
+
+@pytest.mark.parametrize("name", ["pipeline", "jobs"])
+def test_cairn_after_another_module_of_its_names_says_which(folder_of_a_user: Path, name: str):
+    command = [sys.executable, "-c", f"import {name}, cairn"]
+    done = subprocess.run(command, cwd=folder_of_a_user, capture_output=True, text=True)
 
     *_, sentence = done.stderr.splitlines()
-    assert sentence.startswith("ImportError: cairn must find its own package pipeline, got ")
-    assert str(tmp_path / "pipeline.py") in sentence
+    assert sentence.startswith(f"ImportError: cairn must find its own package {name}, got {folder_of_a_user}")
+    assert sentence.endswith("import cairn first, or rename that module")
 
 
-def test_cairn_imports_from_an_editable_install(make_environment: MakeEnvironment):
-    found = imported_from(make_environment("editable", "--editable", str(ROOT)))
+def test_cairn_imports_from_an_editable_install(editable: Path):
+    found = imported_from(editable)
 
     assert found == {
         "cairn": str(ROOT / "pipeline/alias/cairn/__init__.py"),

@@ -10,8 +10,8 @@ Memory is bounded everywhere by ``CorpusConfig.batch_bytes``, not by files, row 
 
 from pipeline.corpus.checks import CheckedBatch
 from pipeline.corpus.ledger import Ledger
-from pipeline.corpus.parquet import Scan, read_checked, scan_sources
 from pipeline.corpus.quarantine import REJECTED_SCHEMA, QuarantineWriter
+from pipeline.corpus.scan import Scan, read_checked, scan_sources
 from pipeline.corpus.sources import SourceFile, resolve_sources
 from pipeline.corpus.staging import Staged, plan_changes, stage_changes
 

@@ -123,8 +123,13 @@ class RowChecker:
         return CheckedBatch(rows=rows, rejected=rejected, num_rows=raw.num_rows, first_row=first_row)
 
     def _plain_columns(self, raw: pa.RecordBatch) -> dict[str, pa.Array]:
-        types = {field.name: field.type for field in self._schema()}
+        types = self.stored_types
         return {stored: plain(raw.column(source), types[stored]) for stored, source in self.sources.items()}
+
+    @property
+    def stored_types(self) -> Mapping[str, pa.DataType]:
+        """The type of each stored column."""
+        return {field.name: field.type for field in self._schema()}
 
     def _schema(self) -> pa.Schema:
         return staged_schema(self.metadata_fields)

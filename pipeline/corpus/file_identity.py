@@ -34,14 +34,14 @@ _TIMES: Final = ("mtime", "last_modified", "lastmodified", "modified", "updated"
 def file_identities(files: Sequence[SourceFile]) -> list[str | None]:
     """Return the identity of each file, None where it has none or does not answer."""
     if all(isinstance(file.filesystem, LocalFileSystem) for file in files):
-        return [_local_identity(file.path) for file in files]
+        return [_identity(file) for file in files]
     with ThreadPoolExecutor(REQUESTS) as pool:
         return list(pool.map(_identity, files))
 
 
 def _identity(file: SourceFile) -> str | None:
     if isinstance(file.filesystem, LocalFileSystem):
-        return _local_identity(file.path)
+        return None if file.table is not None else _local_identity(file.path)
     try:
         if isinstance(file.filesystem, PyFileSystem):
             handler = file.filesystem.handler

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from pipeline.config import CorpusConfig
 from pipeline.corpus.ledger import NO_FILE, SEEN_UNCHANGED, Ledger
-from pipeline.corpus.parquet import Scan
 from pipeline.corpus.quarantine import DAMAGED_ROWS, REJECTED_SCHEMA, reason_counts
+from pipeline.corpus.scan import Scan
 from pipeline.corpus.source_record import recorded_files
 from pipeline.durable import commit_point
 from pipeline.manifest import fingerprint

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import fsspec
@@ -22,6 +23,8 @@ from pyarrow.fs import FileSystem, FileType, FSSpecHandler, LocalFileSystem, PyF
 
 from pipeline.corpus.listing import Entry, children, files_below, is_hidden, is_utf8, shown
 from pipeline.errors import SourceError, TryAgainError
+
+FormatName = Literal["parquet", "table"]
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
 BUCKET_SCHEMES = ("s3", "gs", "gcs")
@@ -34,8 +37,20 @@ _STORE_ERROR = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TableSource:
+    """A table in memory in the place of a path; ``name`` is what its rows have as their source file."""
+
+    table: pa.Table
+    name: str = "memory"
+
+
+Source = str | TableSource
+"""A path, a glob, a URI, or a table in memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
-    """One Parquet file to read.
+    """One file to read, or a table in memory, which has no identity and no path.
 
     ``name`` is how the user would call it, ``partitions`` its ``key=value`` folders, outermost first. A file
     with a ``fault`` cannot be opened.
@@ -46,11 +61,13 @@ class SourceFile:
     name: str
     partitions: tuple[tuple[str, str | None], ...] = ()
     fault: str | None = None
+    format: FormatName = "parquet"
+    table: pa.Table | None = None
 
     @property
     def address(self) -> str:
         """The path with its file system: what tells two files apart, however the user named them."""
-        return f"{self.filesystem.type_name}:{self.path}"
+        return f"{self.format if self.table is not None else self.filesystem.type_name}:{self.path}"
 
     def open(self) -> pa.NativeFile:
         """Open for random access; the caller closes it."""
@@ -94,7 +111,7 @@ class _Root:
         )
 
 
-def resolve_sources(sources: Sequence[str]) -> tuple[SourceFile, ...]:
+def resolve_sources(sources: Sequence[Source]) -> tuple[SourceFile, ...]:
     """Find every Parquet file of the sources, ordered by path, each once.
 
     Raises :class:`SourceError` in one sentence when a source does not exist or holds no Parquet file.
@@ -104,10 +121,17 @@ def resolve_sources(sources: Sequence[str]) -> tuple[SourceFile, ...]:
             "at least one source must be given, got none; name a Parquet file, a folder, a glob or a URI"
         )
     found: dict[tuple[str, str], SourceFile] = {}
-    for source in sources:
-        for file in _resolve_one(source):
-            found.setdefault((file.filesystem.type_name, file.path), file)
+    for place, source in enumerate(sources):
+        files = _resolve_one(source) if isinstance(source, str) else [_in_memory(source, place)]
+        for file in files:
+            found.setdefault((file.address.removesuffix(file.path), file.path), file)
     return tuple(found[key] for key in sorted(found, key=lambda key: (key[1], key[0])))
+
+
+def _in_memory(source: TableSource, place: int) -> SourceFile:
+    return SourceFile(
+        filesystem=LocalFileSystem(), path=str(place), name=source.name, format="table", table=source.table
+    )
 
 
 def _resolve_one(source: str) -> list[SourceFile]:

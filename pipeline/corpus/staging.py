@@ -25,7 +25,6 @@ from pipeline import durable
 from pipeline.config import CorpusConfig
 from pipeline.corpus.checks import CheckedBatch
 from pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
-from pipeline.corpus.parquet import Scan, read_damaged_files, read_file
 from pipeline.corpus.quarantine import (
     DAMAGED_FILE,
     DAMAGED_ROWS,
@@ -35,6 +34,7 @@ from pipeline.corpus.quarantine import (
     reason_counts,
 )
 from pipeline.corpus.read_files import ReadFiles
+from pipeline.corpus.scan import Scan, read_damaged_files, read_file
 from pipeline.types import ProgressListener, silent_progress, staged_schema
 
 pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers

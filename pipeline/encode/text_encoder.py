@@ -1,6 +1,6 @@
 """An encoder by itself: texts in, vectors out, no corpus, no index.
 
-    from pipeline import load_encoder
+    from cairn import load_encoder
     encoder = load_encoder("FOLDER")
     encoder.encode_documents(["a text"])        one vector a text
     encoder.landmark_embeddings(["a text"])     one vector a passage, with the characters it stands for

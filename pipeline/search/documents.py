@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Int64
 
 from pipeline.index.generation import Generation
 from pipeline.search.filters import compile_filter, compile_restriction
 from pipeline.search.hits import read_rows
 from pipeline.search.lexical import allowed_documents
 from pipeline.types import RESERVED_COLUMNS, Document
+
+_OWN_COLUMNS: Final = ("doc_id", "title", "text", "num_tokens")
 
 
 def read_document(
@@ -26,16 +31,26 @@ def read_document(
     positions = allowed_documents(generation, where, timeout)
     if not len(positions):
         return None
-    metadata = [name for name in schema.names if name not in RESERVED_COLUMNS]
-    row = read_rows(generation, positions[:1], ["doc_id", "title", "text", "num_tokens", *metadata])[0]
-    return Document(
-        doc_id=row["doc_id"],
-        title=row["title"],
-        text=row["text"],
-        num_tokens=row["num_tokens"],
-        metadata={name: row[name] for name in metadata},
-        generation=generation.number,
-    )
+    return read_documents(generation, positions[:1])[0]
+
+
+def read_documents(generation: Generation, positions: Int64[np.ndarray, " A"]) -> list[Document]:
+    """Return the documents at these positions, in the order asked."""
+    return [
+        Document(**{name: row.pop(name) for name in _OWN_COLUMNS}, metadata=row, generation=generation.number)
+        for row in read_rows(generation, positions, document_columns(generation))
+    ]
+
+
+def document_columns(generation: Generation) -> list[str]:
+    """Name the columns that a document is made of: its own, then the metadata."""
+    names = generation.document_schema.names
+    return [*_OWN_COLUMNS, *(name for name in names if name not in RESERVED_COLUMNS)]
+
+
+def matching_documents(generation: Generation, filters: Mapping[str, Any]) -> Int64[np.ndarray, " A"]:
+    """Return the positions of the documents that match a filter tree, ascending."""
+    return allowed_documents(generation, compile_filter(filters, generation.document_schema), None)
 
 
 def count_documents(

@@ -17,7 +17,7 @@ import pytest
 
 from jobs.build_index import build_index
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
-from pipeline.corpus.parquet import read_checked, scan_sources
+from pipeline.corpus.scan import read_checked, scan_sources
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation

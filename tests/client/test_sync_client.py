@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import open_collection
 from pipeline.client import CairnClient, RemoteCollection
 from pipeline.client.errors import CursorExpiredError, InvalidRequestError, NotFoundError
+from pipeline.collection import open_collection
 from pipeline.types import SearchResult
 
 QUERY = "granite and slate"

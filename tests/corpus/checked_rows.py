@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.config import CorpusConfig
-from pipeline.corpus.parquet import read_checked, scan_sources
+from pipeline.corpus.scan import read_checked, scan_sources
 
 CONFIG = CorpusConfig()
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.corpus.parquet import read_checked, scan_sources
+from pipeline.corpus.scan import read_checked, scan_sources
 from pipeline.corpus.sources import SourceFile
 from pipeline.errors import SchemaError, SourceError
 from tests.corpus.checked_rows import CONFIG, read, reasons

@@ -17,9 +17,9 @@ import pytest
 from pipeline.config import CorpusConfig
 from pipeline.corpus import file_identity, read_files
 from pipeline.corpus.ledger import Ledger
-from pipeline.corpus.parquet import scan_sources
 from pipeline.corpus.quarantine import QuarantineWriter
 from pipeline.corpus.read_files import record_run
+from pipeline.corpus.scan import scan_sources
 from pipeline.corpus.source_record import create_record, holds_for
 from pipeline.corpus.sources import SourceFile
 from pipeline.corpus.staging import stage_changes

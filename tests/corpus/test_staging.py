@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipeline.config import CorpusConfig
 from pipeline.corpus.ledger import Ledger
-from pipeline.corpus.parquet import scan_sources
 from pipeline.corpus.quarantine import QuarantineWriter
+from pipeline.corpus.scan import scan_sources
 from pipeline.corpus.source_record import create_record
 from pipeline.corpus.staging import Staged, plan_changes, stage_changes
 from pipeline.types import staged_schema

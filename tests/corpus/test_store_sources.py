@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.config import CorpusConfig
 from pipeline.corpus.file_identity import file_identities
-from pipeline.corpus.parquet import read_checked, scan_sources
+from pipeline.corpus.scan import read_checked, scan_sources
 from pipeline.corpus.sources import resolve_sources
 from pipeline.errors import SourceError, TryAgainError
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cli.main import cairn, run
-from pipeline import open_collection
+from pipeline.collection import open_collection
 from pipeline.encode.cross_encoder import CrossEncoderReranker
 from pipeline.errors import ConfigError, ModelError
 

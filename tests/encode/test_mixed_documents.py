@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pipeline import load_encoder
 from pipeline.config import DEFAULT_MODEL, EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.encode.documents import DocumentEncoder
+from pipeline.encode.text_encoder import load_encoder
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.folders.checkpoint import EXTRA_NAME, read_checkpoint
 from pipeline.model.folders.model_defaults import CAIRN_SETTINGS_NAME, encoder_config

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from pipeline import load_encoder
 from pipeline.encode.documents import DocumentEncoder
+from pipeline.encode.text_encoder import load_encoder
 from pipeline.errors import ConfigError, DiskFullError
 from pipeline.model.folders import encoder_folder
 from pipeline.model.folders.checkpoint import read_checkpoint

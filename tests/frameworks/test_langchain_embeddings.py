@@ -10,8 +10,8 @@ import pytest
 from langchain_core.embeddings import Embeddings
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests
 
-from pipeline import load_encoder
 from pipeline.client import CairnClient
+from pipeline.encode.text_encoder import load_encoder
 from pipeline.frameworks.langchain_embeddings import CairnEmbeddings
 
 

@@ -19,7 +19,8 @@ from safetensors.numpy import load_file, save_file
 
 from cli.main import cairn, run
 from jobs.compatibility import stored_settings
-from pipeline import load_encoder, open_collection
+from pipeline.collection import open_collection
+from pipeline.encode.text_encoder import load_encoder
 
 TEXTS = {
     "a": "the cat sat on the mat.",

@@ -10,7 +10,7 @@ import pytest
 
 from jobs.build_index import build_index
 from jobs.recontextualise import plan_recontextualisation, recontextualise
-from pipeline import open_collection
+from pipeline.collection import open_collection
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.errors import CollectionNotFoundError, FingerprintMismatchError
 from pipeline.index.generation import open_generation

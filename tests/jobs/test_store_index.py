@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli.main import cairn, run
-from pipeline import open_collection
+from pipeline.collection import open_collection
 from pipeline.index import replica as replica_module
 from pipeline.index.object_folder import ObjectFolder
 from pipeline.search import served as served_module

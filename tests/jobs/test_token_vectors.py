@@ -12,7 +12,7 @@ import pytest
 
 from jobs.build_index import build_index
 from jobs.recontextualise import recontextualise
-from pipeline import open_collection
+from pipeline.collection import open_collection
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.index.copied_names import COPIES

@@ -14,7 +14,7 @@ import pytest
 from jobs.build_index import build_index
 from jobs.ingest_settings import resolve_ingest_config
 from jobs.train_default import CONFIG, job_of, main
-from pipeline import open_collection
+from pipeline.collection import open_collection
 from pipeline.errors import ConfigError
 from pipeline.train.settings import TrainConfig
 

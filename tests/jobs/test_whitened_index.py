@@ -12,9 +12,10 @@ import pytest
 
 from jobs.build_index import build_index
 from jobs.recontextualise import plan_recontextualisation
-from pipeline import load_encoder, open_collection
+from pipeline.collection import open_collection
 from pipeline.config import ContextConfig, EncoderConfig, IngestConfig
 from pipeline.context.store import ContextSet
+from pipeline.encode.text_encoder import load_encoder
 from pipeline.errors import ConfigError
 from pipeline.index.generation import open_generation
 from pipeline.index.lance_index import LanceTables

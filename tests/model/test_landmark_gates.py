@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipeline import load_encoder
 from pipeline.config import EncoderConfig
+from pipeline.encode.text_encoder import load_encoder
 from pipeline.errors import ModelError
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.folders.checkpoint import EXTRA_NAME

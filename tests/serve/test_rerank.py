@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from pipeline import open_collection
+from pipeline.collection import open_collection
 from pipeline.serve.app import create_app
 from pipeline.serve.settings import ServeSettings
 

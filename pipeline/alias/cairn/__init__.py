@@ -1,29 +1,97 @@
-"""The name that Cairn is installed and imported by: ``import cairn`` gives the public names of ``pipeline``.
+"""The name that Cairn is installed and imported by: ``import cairn`` gives the public names.
 
-It lies in a folder of its own, which the wheel and an editable install put beside ``pipeline``
-(``[tool.hatch.build]`` in pyproject.toml).
+It lies in a folder of its own, which the wheel and an editable install put beside ``pipeline`` and ``jobs``
+(``[tool.hatch.build]`` in pyproject.toml). These two are loaded from there, and not by the search path: a
+``pipeline.py`` or ``jobs`` in the working folder is not taken for them.
 """
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pipeline
-
 if TYPE_CHECKING:
-    from pipeline import *  # noqa: F403 - its `__all__` names them
-else:
-    __all__ = getattr(pipeline, "__all__", ())
-    if "open_collection" not in __all__:
-        raise ImportError(
-            f"cairn must find its own package pipeline, got {pipeline.__file__}; rename that one, or start "
-            "Python in another folder"
-        )
+    from importlib.metadata import version
 
-    def __dir__() -> list[str]:
-        return [*globals(), *__all__]
+    from jobs.collection import Collection, open_collection
+    from pipeline.client import AsyncCairnClient, CairnClient
+    from pipeline.encode.text_encoder import TextEncoder, load_encoder
+    from pipeline.errors import CairnError
+    from pipeline.index.maintenance import DeleteReport
+    from pipeline.types import Document, Hit, IngestReport, Passage, SearchResult
 
-    def __getattr__(name: str) -> Any:
-        if name in __all__:  # looked up when asked for, so that importing Cairn loads no model library
-            return getattr(pipeline, name)
-        raise AttributeError(f"module 'cairn' has no attribute {name!r}")
+    __version__ = version("cairn-retrieval")
+
+__all__ = [
+    "AsyncCairnClient",
+    "CairnClient",
+    "CairnError",
+    "Collection",
+    "DeleteReport",
+    "Document",
+    "Hit",
+    "IngestReport",
+    "Passage",
+    "SearchResult",
+    "TextEncoder",
+    "__version__",
+    "load_encoder",
+    "open_collection",
+]
+
+_HOMES = {
+    "AsyncCairnClient": "pipeline.client",
+    "CairnClient": "pipeline.client",
+    "CairnError": "pipeline.errors",
+    "Collection": "jobs.collection",
+    "DeleteReport": "pipeline.index.maintenance",
+    "Document": "pipeline.types",
+    "Hit": "pipeline.types",
+    "IngestReport": "pipeline.types",
+    "Passage": "pipeline.types",
+    "SearchResult": "pipeline.types",
+    "TextEncoder": "pipeline.encode.text_encoder",
+    "load_encoder": "pipeline.encode.text_encoder",
+    "open_collection": "jobs.collection",
+}
+
+
+def _load_own_packages() -> None:
+    """Load ``pipeline`` and ``jobs`` from beside this package; another module of that name is an error."""
+    beside = Path(__file__).resolve().parents[1]
+    home = beside if (beside / "pipeline").is_dir() else beside.parents[1]
+    for name in ("pipeline", "jobs"):
+        loaded = sys.modules.get(name)
+        if loaded is None:
+            spec = PathFinder.find_spec(name, [str(home)])
+            assert spec is not None, f"{name} is installed with cairn"
+            assert spec.loader is not None, f"{name} is a package"
+            loaded = sys.modules[name] = module_from_spec(spec)
+            spec.loader.exec_module(loaded)
+        elif loaded.__file__ is None or home not in Path(loaded.__file__).resolve().parents:
+            found = loaded.__file__ or next(iter(loaded.__path__))
+            raise ImportError(
+                f"cairn must find its own package {name}, got {found}; import cairn first, or rename that "
+                "module"
+            )
+
+
+_load_own_packages()
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("cairn-retrieval")
+    if name in _HOMES:  # looked up when asked for, so that importing Cairn loads no model library
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'cairn' has no attribute {name!r}")

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from pipeline import load_encoder
 from pipeline.config import EncoderConfig
+from pipeline.encode.text_encoder import load_encoder
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.folders.encoder_folder import beyond_stock_modules
 

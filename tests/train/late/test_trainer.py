@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline import load_encoder
 from pipeline.config import EncoderConfig
+from pipeline.encode.text_encoder import load_encoder
 from pipeline.errors import ConfigError
 from pipeline.model.backbone_loader import load_backbone, token_projection_of
 from pipeline.model.folders.checkpoint import read_checkpoint

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipeline import load_encoder
 from pipeline.encode.documents import DocumentEncoder
+from pipeline.encode.text_encoder import load_encoder
 from pipeline.errors import ConfigError, ModelError, SourceError
 from pipeline.train.log import read_log
 from pipeline.train.mixer import trainer as mixer_trainer

@@ -1,9 +1,9 @@
-"""Read a Parquet corpus: footers and schemas first, then checked rows as a bounded stream.
+"""Read a corpus: footers and schemas first, then checked rows as a bounded stream.
 
 Stage 1, source side. :func:`scan_sources` touches footers only and refuses a wrong corpus before any work;
 :func:`read_checked` yields every row once, staged or rejected. A file that cannot be opened is quarantined as
-a file and counts as one row; a row group that turns out damaged quarantines the rest of its rows, by the
-footer's count, and the row groups behind it are read.
+a file and counts as one row; what turns out damaged quarantines its rows, by the footer's count. Formats are
+``pipeline.corpus.formats``.
 """
 
 from __future__ import annotations
@@ -18,20 +18,15 @@ import pyarrow as pa
 from pipeline.config import CorpusConfig
 from pipeline.corpus import quarantine
 from pipeline.corpus.checks import CheckedBatch, RowChecker
-from pipeline.corpus.decode import (
-    DECODE_ERRORS,
-    check_column_metadata,
-    decode_row_group,
-    leaves_of,
-    open_parquet,
-    refusal,
-)
+from pipeline.corpus.decode import DECODE_ERRORS
 from pipeline.corpus.file_identity import file_identities
+from pipeline.corpus.formats.format import Undecoded, damage_of
+from pipeline.corpus.formats.formats import FORMATS
 from pipeline.corpus.quarantine import REJECTED_SCHEMA
 from pipeline.corpus.schema import ColumnMapping, CorpusSchema, agree_on_schema
 from pipeline.corpus.source_record import Footer, recorded_footers
-from pipeline.corpus.sources import SourceFile, resolve_sources
-from pipeline.errors import SourceError, TryAgainError
+from pipeline.corpus.sources import Source, SourceFile, resolve_sources
+from pipeline.errors import SourceError
 from pipeline.manifest import fingerprint
 from pipeline.types import staged_schema
 
@@ -79,7 +74,7 @@ class Scan:
         return fingerprint(metadata=[[field.name, str(field.type)] for field in self.metadata_fields])
 
 
-def scan_sources(sources: Sequence[str], config: CorpusConfig, record: Path | None = None) -> Scan:
+def scan_sources(sources: Sequence[Source], config: CorpusConfig, record: Path | None = None) -> Scan:
     """Read every footer and agree on one schema; no row is decoded.
 
     The footers of files that are as they were when they were recorded come from the ``record``. Raises
@@ -94,10 +89,11 @@ def scan_sources(sources: Sequence[str], config: CorpusConfig, record: Path | No
     footers: list[tuple[SourceFile, Footer]] = []
     for file in files:
         try:
-            footers.append((file, recorded.get(file.address) or _read_footer(file)))
+            footer = recorded.get(file.address) or FORMATS[file.format].read_footer(file, config)
+            footers.append((file, footer))
         except DECODE_ERRORS as error:
             file.require_reachable(error)
-            damaged.append((file, _damage(error)))
+            damaged.append((file, damage_of(error)))
     if not footers:
         others = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
         raise SourceError(
@@ -118,36 +114,6 @@ def scan_sources(sources: Sequence[str], config: CorpusConfig, record: Path | No
         schema=schema,
         damaged_files=tuple(damaged),
     )
-
-
-def _read_footer(file: SourceFile) -> Footer:
-    with file.open() as stream, open_parquet(stream) as parquet:
-        metadata, schema = parquet.metadata, parquet.schema_arrow
-        groups = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
-        if min(groups, default=0) < 0 or sum(groups) != metadata.num_rows:
-            raise ValueError(f"the footer counts {metadata.num_rows} rows, its row groups {sum(groups)}")
-        _check_names(schema)
-        return Footer(schema=schema, num_rows=metadata.num_rows)
-
-
-def _check_names(schema: pa.Schema) -> None:
-    """Read every name and time zone once.
-
-    A damaged one is not valid UTF-8 and raises here instead of half-way.
-    """
-    for field in schema:
-        arrow_type = field.type
-        while hasattr(arrow_type, "value_type"):
-            arrow_type = arrow_type.value_type
-        _ = field.name, arrow_type.tz if pa.types.is_timestamp(arrow_type) else None
-
-
-def _damage(error: BaseException) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "it is gone"
-    if isinstance(error, PermissionError):
-        return "permission denied"
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def read_checked(
@@ -175,7 +141,8 @@ def read_file(scan: Scan, place: int, config: CorpusConfig) -> Iterator[CheckedB
     file, num_rows = scan.files[place], scan.file_rows[place]
     checker = _checker(scan, file, config)
     done = 0
-    for item in _damage_reported(file, _decoded(file, num_rows, [*checker.sources.values()], config)):
+    types = {column: checker.stored_types[stored] for stored, column in checker.sources.items()}
+    for item in _damage_reported(file, FORMATS[file.format].decode(file, num_rows, types, config)):
         if isinstance(item, pa.RecordBatch):
             for batch in checker.check(item, done):
                 yield batch
@@ -186,20 +153,9 @@ def read_file(scan: Scan, place: int, config: CorpusConfig) -> Iterator[CheckedB
             done = stop
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Undecoded:
-    """Rows that are in the file by its footer but not decoded.
-
-    A refused row group, or the rest of the file (``num_rows`` None).
-    """
-
-    num_rows: int | None
-    detail: str
-
-
 def _damage_reported(
-    file: SourceFile, items: Iterator[pa.RecordBatch | _Undecoded]
-) -> Iterator[pa.RecordBatch | _Undecoded]:
+    file: SourceFile, items: Iterator[pa.RecordBatch | Undecoded]
+) -> Iterator[pa.RecordBatch | Undecoded]:
     """End a stream that fails to decode with the damage.
 
     A fault of ours further on, or of a store, is not mistaken for one.
@@ -211,36 +167,9 @@ def _damage_reported(
             return
         except DECODE_ERRORS as error:
             file.require_reachable(error)
-            yield _Undecoded(num_rows=None, detail=_damage(error))
+            yield Undecoded(num_rows=None, detail=damage_of(error))
             return
         yield item
-
-
-def _decoded(
-    file: SourceFile, num_rows: int, columns: list[str], config: CorpusConfig
-) -> Iterator[pa.RecordBatch | _Undecoded]:
-    with file.open() as stream, open_parquet(stream) as footer:
-        metadata = footer.metadata
-        if metadata.num_rows != num_rows:
-            raise TryAgainError(
-                f"{file.name} must not change while it is read, got {metadata.num_rows} rows; run the "
-                "command again"
-            )
-        leaves = leaves_of(metadata, columns)
-        for index in range(metadata.num_row_groups):
-            group, done = metadata.row_group(index), 0
-            try:
-                check_column_metadata(stream, metadata, index, leaves)
-                refused = refusal(group, leaves, config)
-                if refused is not None:
-                    yield _Undecoded(num_rows=group.num_rows, detail=refused)
-                    continue
-                for batch in decode_row_group(stream, metadata, index, leaves, config):
-                    done += batch.num_rows
-                    yield batch
-            except DECODE_ERRORS as error:  # the groups behind it have pages of their own
-                file.require_reachable(error)
-                yield _Undecoded(num_rows=group.num_rows - done, detail=_damage(error))
 
 
 def _checker(scan: Scan, file: SourceFile, config: CorpusConfig) -> RowChecker:

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import CorpusConfig
-from pipeline.corpus.parquet import read_checked, scan_sources
+from pipeline.corpus.scan import read_checked, scan_sources
 from pipeline.errors import SchemaError, SourceError, TryAgainError
 from tests.corpus.checked_rows import CONFIG, raw_strings, read, reasons
 

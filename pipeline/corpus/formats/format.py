@@ -1,0 +1,54 @@
+"""The interface of a source format, which ``pipeline.corpus.scan`` reads every file through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from pipeline.config import CorpusConfig
+from pipeline.corpus.source_record import Footer
+from pipeline.corpus.sources import SourceFile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Undecoded:
+    """Rows that are in a file by its footer but not decoded.
+
+    Such as a refused row group, or the rest of the file (``num_rows`` None).
+    """
+
+    num_rows: int | None
+    detail: str
+
+
+class SourceFormat(Protocol):
+    """Reads files of one format.
+
+    Damage raises one of ``decode.DECODE_ERRORS``, or is an :class:`Undecoded`.
+    """
+
+    def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
+        """Return the columns and the number of rows; rows are not kept."""
+        ...
+
+    def decode(
+        self, file: SourceFile, num_rows: int, types: Mapping[str, pa.DataType], config: CorpusConfig
+    ) -> Iterator[pa.RecordBatch | Undecoded]:
+        """Yield the columns that ``types`` names, in batches of at most ``batch_rows`` rows.
+
+        ``num_rows`` is the footer's. A type is what all files agreed on: a format whose files have no types
+        of their own makes values of it, others may leave them as they are.
+        """
+        ...
+
+
+def damage_of(error: BaseException) -> str:
+    """Say in a phrase what an error of reading says of a file."""
+    if isinstance(error, FileNotFoundError):
+        return "it is gone"
+    if isinstance(error, PermissionError):
+        return "permission denied"
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,74 @@
+"""Values of files without types of their own, as JSON lines, made Arrow columns of one type.
+
+    whole numbers and others   double               lists     list of what their elements are
+    numbers, booleans, texts   text, as JSON        objects   no column that can be kept
+
+A whole number that does not fit 64 bits is a text. Texts are not checked: the row checks refuse those that
+are not valid UTF-8, by their reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any, Final, cast
+
+import pyarrow as pa
+
+_INT64: Final = range(-(2**63), 2**63)
+_OBJECT: Final = pa.struct([])
+
+
+def type_of(value: object) -> pa.DataType:
+    """Return the type of one value, null for None."""
+    if value is None:
+        return pa.null()
+    if isinstance(value, bool):
+        return pa.bool_()
+    if isinstance(value, int):
+        return pa.int64() if value in _INT64 else pa.string()
+    if isinstance(value, float):
+        return pa.float64()
+    if isinstance(value, str):
+        return pa.string()
+    if isinstance(value, list | tuple):
+        element = reduce(joined, map(type_of, cast("Sequence[object]", value)), pa.null())
+        return _OBJECT if pa.types.is_nested(element) else pa.list_(element)
+    return _OBJECT
+
+
+def joined(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    """Return the type of a column that holds values of both."""
+    if first == second or pa.types.is_null(second):
+        return first
+    if pa.types.is_null(first):
+        return second
+    if pa.types.is_list(first) and pa.types.is_list(second):
+        return pa.list_(joined(first.value_type, second.value_type))
+    if pa.types.is_nested(first) or pa.types.is_nested(second):
+        return _OBJECT
+    numbers = {pa.int64(), pa.float64()}
+    return pa.float64() if {first, second} == numbers else pa.string()
+
+
+def as_column(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
+    """Return values as a column of a type that :func:`joined` gave for them, or of text."""
+    if pa.types.is_list(arrow_type):
+        lengths = [0 if value is None else len(value) for value in values]
+        offsets = pa.array([0, *lengths], pa.int32()).to_numpy().cumsum(dtype="int32")
+        elements = [element for value in values if value is not None for element in value]
+        mask = pa.array([value is None for value in values])
+        flat = as_column(elements, arrow_type.value_type)
+        return pa.ListArray.from_arrays(pa.array(offsets), flat, type=arrow_type, mask=mask)
+    if pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type):
+        encoded = pa.array([None if value is None else _text(value) for value in values], pa.large_binary())
+        return encoded.view(pa.large_string())
+    if pa.types.is_floating(arrow_type):
+        return pa.array([None if value is None else float(value) for value in values], arrow_type)
+    return pa.array(values, arrow_type)
+
+
+def _text(value: Any) -> bytes:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,89 @@
+"""What a caller of the Python library gives as documents, made one table.
+
+Beside the files of stage 1: Arrow, pandas and polars keep their types; rows that are dictionaries get the
+types of their values (``formats.values``). Everything is in memory at once. It does not check rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any, Final, Protocol, cast, runtime_checkable
+
+import pyarrow as pa
+
+from pipeline.config import CorpusConfig
+from pipeline.corpus.formats.values import as_column, joined, type_of
+from pipeline.errors import UsageError
+from pipeline.options import shown
+from pipeline.types import Document
+
+_PANDAS_INDEX: Final = re.compile(r"__index_level_\d+__")
+"""How Arrow names a pandas index that has no name."""
+
+
+@runtime_checkable
+class ArrowStream(Protocol):
+    """Any table that speaks Arrow's C stream interface, as those of pandas, polars and DuckDB."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return a capsule."""
+        ...
+
+
+Row = Mapping[str, Any] | Document
+GivenRows = ArrowStream | pa.RecordBatch | Row | Iterable[Row | pa.RecordBatch]
+"""Documents as a table, as rows, or as batches of rows."""
+
+
+def table_of(given: GivenRows, config: CorpusConfig) -> pa.Table:
+    """Return documents as a table; ``config`` names the columns that a :class:`Document` goes into.
+
+    Anything else raises :class:`UsageError`.
+    """
+    if isinstance(given, Mapping | Document):
+        given = [given]
+    if isinstance(given, pa.RecordBatch):
+        return pa.Table.from_batches([given])
+    if isinstance(given, ArrowStream):
+        table = pa.table(given)
+        return table.select([name for name in table.schema.names if not _PANDAS_INDEX.fullmatch(name)])
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise _refused(given)
+    rows = list(given)
+    if rows and all(isinstance(row, pa.RecordBatch) for row in rows):
+        return pa.Table.from_batches(cast("list[pa.RecordBatch]", rows))
+    return _table_of_rows([_fields(row, config) for row in rows], config)
+
+
+def _fields(row: object, config: CorpusConfig) -> Mapping[str, Any]:
+    if isinstance(row, Mapping):
+        if other := [name for name in cast("Mapping[object, Any]", row) if not isinstance(name, str)]:
+            raise UsageError(f"the keys of a document must be texts, got {shown(other[0])}; convert it")
+        return cast("Mapping[str, Any]", row)
+    if not isinstance(row, Document):
+        raise _refused(row)
+    title = {} if row.title is None else {config.title_column or "title": row.title}
+    return {config.id_column: row.doc_id, **title, config.text_column: row.text, **row.metadata}
+
+
+def _table_of_rows(rows: Sequence[Mapping[str, Any]], config: CorpusConfig) -> pa.Table:
+    names = dict.fromkeys(name for row in rows for name in row)
+    if not rows:
+        names = {config.id_column: None, config.text_column: None}
+    return pa.table({name: _column([row.get(name) for row in rows]) for name in names})
+
+
+def _column(values: Sequence[Any]) -> pa.Array:
+    try:
+        return pa.array(values)  # knows dates, decimals and numpy's numbers
+    except (pa.ArrowException, UnicodeEncodeError, OverflowError):
+        return as_column(values, reduce(joined, map(type_of, values), pa.null()))
+
+
+def _refused(given: object) -> UsageError:
+    return UsageError(
+        "documents must be an Arrow table or batches, a pandas or polars frame, or dictionaries, got "
+        f"{shown(given)}; give a list of dictionaries with an id and a text"
+    )
