@@ -36,6 +36,7 @@ _VERBS = {
     "status": "Show what a collection holds and how it was built.",
     "plan": "Show whether the corpus has drifted from its context, and give it a new one.",
     "evaluate": "Score systems on judged corpora, and say which configuration to use.",
+    "pretrain": "Pretrain an encoder on text, before it is fine-tuned.",
     "train": "Fine-tune an encoder for landmarks and context on your own pairs.",
     "train-mixer": "Train what mixes title, document and context into a model's landmarks, on your own "
     "pairs.",

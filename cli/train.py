@@ -112,7 +112,9 @@ def train(
             progress=progress,
         )
     if processes.rank == 0:
-        click.echo(json.dumps(asdict(report), default=dict) if as_json else table(_rows(asdict(report))))
+        click.echo(
+            json.dumps(asdict(report), default=dict) if as_json else table(report_rows(asdict(report)))
+        )
     return 0
 
 
@@ -148,7 +150,8 @@ def _scorer(
     return DevScorer(sets, precision=config.precision, progress=progress)
 
 
-def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+def report_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what a run did, a row a figure."""
     rows: list[tuple[str, str]] = []
     for name, value in report.items():
         if name == "skipped":

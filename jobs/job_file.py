@@ -12,7 +12,8 @@
     landmark_interval = 64
 
 ``train_encoder`` has sources or documents, output, base and judged instead, and its settings under
-``[train]``. Relative paths start from the working folder. ``jobs/configs`` has one file a job.
+``[train]``; ``pretrain_encoder`` has sources, output, base and from_config, and ``[pretrain]``. Relative
+paths start from the working folder. ``jobs/configs`` has files of every job.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from pipeline.config import BASE_MODEL, DEFAULT_ROOT
 from pipeline.errors import ConfigError
 
 IngestJobName = Literal["cluster_corpus", "encode_corpus", "write_index", "build_index"]
-JobName = Literal["cluster_corpus", "encode_corpus", "write_index", "build_index", "train_encoder"]
+JobName = Literal[
+    "cluster_corpus", "encode_corpus", "write_index", "build_index", "train_encoder", "pretrain_encoder"
+]
 JOBS: Final[tuple[str, ...]] = get_args(JobName)
 
 _RESOURCES: Final = {"cpus": (int, float), "gpus": (int, float)}
@@ -80,7 +83,26 @@ class TrainJob:
         return Path(self.output).name
 
 
-def read_job(path: Path) -> IngestJob | TrainJob:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainJob:
+    """A pretraining; ``settings`` are those of :class:`pipeline.train.pretrain.settings.PretrainConfig`."""
+
+    job: Literal["pretrain_encoder"]
+    output: str
+    sources: tuple[str, ...]
+    base: str = BASE_MODEL
+    from_config: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    cpus: float = 0
+    gpus: float = 0
+
+    @property
+    def subject(self) -> str:
+        """What the job works on, for its name."""
+        return Path(self.output).name
+
+
+def read_job(path: Path) -> IngestJob | TrainJob | PretrainJob:
     """Read a job; raise :class:`ConfigError` for a file that is no job and for an unknown key or value."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -94,14 +116,15 @@ def read_job(path: Path) -> IngestJob | TrainJob:
     # What the process that reads the file needs of its machine; only a submission asks for it.
     resources = _table(path, content, "resources", _RESOURCES)
     if name == "train_encoder":
-        settings: Any = content.pop("train", {})
+        settings = _settings(path, content, "train")
         known = {"output": str, "sources": list, "documents": list, "base": str, "judged": list}
         values = _checked(path, content, known, required=("output",))
-        if not isinstance(settings, dict):
-            raise ConfigError(f"{path}: train must be a table, got {settings!r}")
-        return TrainJob(
-            job="train_encoder", settings=_tuples(cast("Mapping[str, Any]", settings)), **values, **resources
-        )
+        return TrainJob(job="train_encoder", settings=settings, **values, **resources)
+    if name == "pretrain_encoder":
+        settings = _settings(path, content, "pretrain")
+        known = {"output": str, "sources": list, "base": str, "from_config": str}
+        values = _checked(path, content, known, required=("output", "sources"))
+        return PretrainJob(job="pretrain_encoder", settings=settings, **values, **resources)
     kinds: Mapping[str, Any] = {item.name: object for item in fields(EngineConfig)}
     engine = _table(path, content, "engine", kinds)
     stages = {
@@ -115,6 +138,14 @@ def read_job(path: Path) -> IngestJob | TrainJob:
         required=("sources", "collection"),
     )
     return IngestJob(job=name, engine=_engine(path, engine), stages=stages, **values, **resources)
+
+
+def _settings(path: Path, content: dict[str, Any], name: str) -> Mapping[str, Any]:
+    """Take the table of a run's settings out; what stands in it is checked where the run begins."""
+    settings: Any = content.pop(name, {})
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path}: {name} must be a table, got {settings!r}")
+    return _tuples(cast("Mapping[str, Any]", settings))
 
 
 def _engine(path: Path, values: dict[str, Any]) -> EngineConfig:

@@ -6,13 +6,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobs.job_file import TrainJob
 from pipeline.errors import ConfigError
 from pipeline.types import ProgressListener
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Settings = TypeVar("_Settings", bound="DataclassInstance")
 
 
 def train_encoder(
@@ -25,16 +31,7 @@ def train_encoder(
     """
     from pipeline.train.settings import TrainConfig
 
-    known = [item.name for item in fields(TrainConfig)]
-    for name in job.settings:
-        if name not in known:
-            raise ConfigError(f"[train] must not have {name!r}; there are {', '.join(known)}")
-    if "steps" not in job.settings:
-        raise ConfigError("[train] steps must be given")
-    try:
-        config = TrainConfig(**job.settings)
-    except ConfigError as error:
-        raise ConfigError(f"[train] {error}") from error
+    config = run_settings("train", TrainConfig, job.settings)
     from pipeline.train.loop import train  # imports torch
 
     sources, documents, judged = (
@@ -51,6 +48,20 @@ def train_encoder(
         progress=progress,
     )
     return asdict(report)
+
+
+def run_settings(table: str, kind: type[_Settings], settings: Mapping[str, Any]) -> _Settings:
+    """Return a run's settings; an unknown, missing or wrong one raises :class:`ConfigError`."""
+    known = [item.name for item in fields(kind)]
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"[{table}] must not have {name!r}; there are {', '.join(known)}")
+    if "steps" not in settings:
+        raise ConfigError(f"[{table}] steps must be given")
+    try:
+        return kind(**settings)
+    except ConfigError as error:
+        raise ConfigError(f"[{table}] {error}") from error
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     RUN/checkpoints/00000150/   a model folder, optimizer.safetensors, state.json with the hashes,
                                 low_rank.safetensors where there are low-rank updates,
-                                token_head.safetensors where a token projection is trained along
+                                token_head.safetensors where a token projection is trained along,
+                                objective.safetensors where an objective has weights of its own
     RUN/best/                   the model folder of the best score; RUN/candidate/ while one is being scored
     RUN/model/                  the model folder of the last step
     RUN/changes.safetensors     what of it differs from the base, in bf16
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 OPTIMIZER_NAME: Final = "optimizer.safetensors"
 LOW_RANK_NAME: Final = "low_rank.safetensors"
 HEAD_NAME: Final = "token_head.safetensors"
+OBJECTIVE_NAME: Final = "objective.safetensors"
 STATE_NAME: Final = "state.json"
 KEPT: Final = 2
 _HASHED: Final = (WEIGHTS_NAME, OPTIMIZER_NAME)
@@ -121,6 +123,8 @@ class RunFolder:
             head = load_file(folder / HEAD_NAME)
             model.head.load_state_dict(head)
             stored |= {f"head.{name}": tensor for name, tensor in head.items()}
+        if model.objective is not None:
+            stored |= {f"objective.{name}": x for name, x in load_file(folder / OBJECTIVE_NAME).items()}
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.copy_(stored[name if name in stored else model.base_prefix + name])
@@ -144,12 +148,14 @@ class RunFolder:
             )
             save_file(optimizer_tensors(optimizer, model), folder / OPTIMIZER_NAME)
             head = {} if model.head is None else model.head.state_dict()
-            for name, exact in ((LOW_RANK_NAME, low_rank_parameters(model)), (HEAD_NAME, head)):
+            objective = {} if model.objective is None else model.objective.state_dict()
+            exactly = {LOW_RANK_NAME: low_rank_parameters(model), HEAD_NAME: head, OBJECTIVE_NAME: objective}
+            for name, exact in exactly.items():
                 if exact:
                     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in exact.items()}
                     save_file(tensors, folder / name)
             # A model folder has low-rank updates and a token head rounded, and ours only where it has any.
-            others = (EXTRA_NAME, LOW_RANK_NAME, HEAD_NAME)
+            others = (EXTRA_NAME, *exactly)
             hashed = (*_HASHED, *(name for name in others if (folder / name).is_file()))
             hashes = {name: durable.sha256_of_file(folder / name) for name in hashed}
             durable.write_json(folder / STATE_NAME, {**_as_json(state), "sha256": hashes})

@@ -107,6 +107,8 @@ class LandmarkEncoder(_Parameters):
 
     head: TokenHead | None
     """What is trained of late interaction along with the transformer; set by the run that asks for it."""
+    objective: nn.Module | None
+    """What an objective trains beside the transformer and does not save with it, such as a decoder."""
 
     def __init__(
         self,
@@ -117,6 +119,7 @@ class LandmarkEncoder(_Parameters):
     ) -> None:
         super().__init__()
         self.head = None
+        self.objective = None
         self._config = replace(checkpoint, tensors={})
         tensors = _Recorded(checkpoint.tensors)
         try:
@@ -129,6 +132,11 @@ class LandmarkEncoder(_Parameters):
         self.base_prefix = _shared_prefix(tensors.names)
         self.model_dim, self.num_layers = engine.model_dim, engine.num_layers
         self.num_heads, self.max_positions = engine.shape.num_heads, engine.max_positions
+        self._token_table = next(
+            name.removeprefix(self.base_prefix)
+            for name in tensors.names
+            if checkpoint.tensors[name].shape == engine.embedding.tokens_VD.shape
+        )
         for name in tensors.names:
             self.add(name.removeprefix(self.base_prefix), checkpoint.tensors[name].float().clone())
         gates = (self.num_layers, self.num_heads)
@@ -174,6 +182,17 @@ class LandmarkEncoder(_Parameters):
             for name in self._published_names
             if name not in OWN_NAMES or self.get_parameter(name).requires_grad
         }
+
+    @property
+    def token_table(self) -> Float[torch.Tensor, "V D"]:
+        """Return the input table, a row a token id."""
+        return self.get_parameter(self._token_table)
+
+    @property
+    def position_table(self) -> Float[torch.Tensor, "P D"] | None:
+        """Return the positions' table as it is now, without a graph; None where positions are rotations."""
+        table = self._engine().embedding.positions_PD
+        return None if table is None else table.detach()
 
     def freeze_embeddings(self) -> None:
         """Leave the input tables and their norm as they are."""

@@ -12,21 +12,17 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 
-from pipeline import durable
 from pipeline.config import BASE_MODEL, ContextConfig, EncoderConfig
 from pipeline.errors import (
     ConfigError,
-    FingerprintMismatchError,
-    IntegrityError,
     ModelError,
     SourceError,
 )
@@ -37,7 +33,6 @@ from pipeline.model.engine.precision import resolve_precision
 from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from pipeline.model.folders.names import model_folder
 from pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PREFIX
-from pipeline.model.folders.sentence_transformers_folder import read_json
 from pipeline.train.batch_plan import BatchPlan, require_batch
 from pipeline.train.checkpoints import RunFolder, held_folder
 from pipeline.train.documents import like_headed, read_document_pairs
@@ -50,6 +45,7 @@ from pipeline.train.mining import mine_hard_negatives
 from pipeline.train.pair_task import SERVED_INTERVAL, PairTask, TrainReport
 from pipeline.train.pairs import TrainingPairs, join_pairs, read_pairs, text_numbers
 from pipeline.train.processes import ALONE, Processes, first_before_others
+from pipeline.train.run_claim import claim_folder
 from pipeline.train.sequences import SequenceMaker
 from pipeline.train.settings import TrainConfig, require_within
 from pipeline.train.step import TrainingData
@@ -118,7 +114,7 @@ def train(
     }
     with contextlib.nullcontext() if processes.rank else held_folder(folder):
         with first_before_others(processes):
-            _claim_folder(folder, config, made_of, pairs.skipped)
+            claim_folder(folder, config, made_of, pairs.skipped)
             data = _prepare(pairs, heldout, folder, config, base, checkpoint, teacher, progress)
             if config.late_weight:
                 model.head, idf_X = begin_head(pairs, heldout, base, config)
@@ -198,51 +194,6 @@ def _served_context(config: TrainConfig) -> ContextConfig | None:
     return ContextConfig(
         context_documents=config.context_documents, max_document_tokens=config.max_context_tokens
     )
-
-
-def _claim_folder(
-    folder: Path, config: TrainConfig, made_of: Mapping[str, str | None], skipped: Mapping[str, int]
-) -> None:
-    """Write what this run is made of, or compare it with what a run in the folder was made of."""
-    settings = _as_json(config)
-    path = folder / "run.json"
-    if path.is_file():
-        stored = _read_claim(path)
-        # A setting younger than the run stood at its default.
-        before: dict[str, Any] = _as_json(TrainConfig(steps=config.steps)) | stored.get("settings", {})
-        others = [
-            f"{name} {before.get(name)}" for name, value in settings.items() if before.get(name) != value
-        ]
-        others += [f"another {name}" for name, value in made_of.items() if stored.get(name) != value]
-        if others:
-            raise FingerprintMismatchError(
-                "a run must go on with what it was started with, got a folder of a run with "
-                f"{', '.join(others)}; "
-                "give the same settings and data, or another folder"
-            )
-        return
-    with durable.storage_errors("starting the run"):
-        durable.write_json(path, {"settings": settings, **made_of, "skipped": dict(skipped)})
-
-
-def _read_claim(path: Path) -> dict[str, Any]:
-    try:
-        return read_json(path)
-    except ModelError as error:
-        raise IntegrityError(
-            f"{path.name} of the run must be JSON, got a damaged file; train in another folder"
-        ) from error
-
-
-def _as_json(config: TrainConfig) -> dict[str, Any]:
-    return {
-        name: list(value)
-        if isinstance(value, tuple)
-        else str(value)
-        if value in (math.inf, -math.inf)
-        else value
-        for name, value in asdict(config).items()
-    }
 
 
 def _prepare(

@@ -79,6 +79,8 @@ class Trainer:
     stops_at_seconds: float
     processes: Processes
     progress: ProgressListener
+    saves_changes: bool = True
+    """Whether what differs from the base is written by itself; after pretraining all of it does."""
 
     def run(self) -> Steps:
         """Make the steps that are left, from the newest checkpoint on."""
@@ -111,7 +113,8 @@ class Trainer:
         seconds = max(time.monotonic() - started, 1e-9)
         if self._writes:
             self.files.save_model("model", self.model)
-            self.files.save_changes(self.model)
+            if self.saves_changes:
+                self.files.save_changes(self.model)
         self.processes.wait()
         return Steps(
             state=state,

@@ -48,6 +48,7 @@ def test_use_is_a_command_that_parses_or_a_module_that_exists(row: list[str]) ->
         else:
             verb, _, rest = use.removeprefix("cairn ").partition(" ")
             sources = {"ingest": "texts/ --collection texts", "train": "pairs.jsonl --output run"}
+            sources["pretrain"] = "texts.jsonl --output run"
             parse(f"cairn {verb} {sources.get(verb, '')} {rest}")
 
 

@@ -20,10 +20,13 @@ from jobs.build_index import build_index
 from jobs.cluster_corpus import cluster_corpus
 from jobs.encode_corpus import encode_corpus
 from jobs.job import ingest_job, main
-from jobs.job_file import JOBS, read_job
+from jobs.job_file import JOBS, PretrainJob, TrainJob, read_job
+from jobs.pretrain_encoder import pretrain_encoder
 from jobs.train_encoder import train_encoder
 from jobs.write_index import write_index
 from pipeline.index.layout import CollectionLayout
+from pipeline.train.pretrain.settings import PretrainConfig
+from pipeline.train.settings import TrainConfig
 
 CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs"
 WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
@@ -34,7 +37,15 @@ RUN = {
     "encode_corpus": ingest_job(encode_corpus),
     "write_index": ingest_job(write_index),
     "train_encoder": train_encoder,
+    "pretrain_encoder": pretrain_encoder,
 }
+RECIPES = {
+    "train_default": "train_encoder",
+    "pretrain_m3bert_1": "pretrain_encoder",
+    "pretrain_m3bert_2": "pretrain_encoder",
+    "train_m3bert_3": "train_encoder",
+}
+"""Files beside one of each job, and whose they are."""
 
 
 @pytest.fixture(autouse=True)
@@ -199,6 +210,20 @@ def test_train_encoder_trains_and_says_so(folder: Path, run: Any, tiny_model_fol
     assert (folder / "run" / "model" / "config.json").exists()
 
 
+def test_pretrain_encoder_pretrains_and_says_so(folder: Path, run: Any, tiny_model_folder: Path):
+    config = folder / "pretrain.toml"
+    config.write_text(
+        f'job = "pretrain_encoder"\nsources = ["corpus.parquet"]\noutput = "run"\n'
+        f'base = "{tiny_model_folder}"\n'
+        "[pretrain]\nsteps = 2\nbatch_rows = 2\nmax_tokens = 40\nlandmark_intervals = [8, 16]\nprecision = "
+        "'fp32'\n"
+    )
+    code, report, error = run("pretrain_encoder", str(config))
+    assert (code, error.partition("error")[1]) == (0, "")
+    assert (report["steps"], report["texts"]) == (2, DOCUMENTS)
+    assert (folder / "run" / "model" / "config.json").exists()
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -244,8 +269,13 @@ def test_train_encoder_setting_of_another_type_is_refused_before_torch_is_loaded
 
 def test_every_job_has_a_config_that_says_what_to_expect():
     paths = {path.stem: path for path in CONFIGS.glob("*.toml")}
-    assert sorted(paths) == sorted([*JOBS, "train_default"])
+    assert sorted(paths) == sorted([*JOBS, *RECIPES])
     for name, path in paths.items():
-        assert read_job(path).job == ("train_encoder" if name == "train_default" else name)
+        job = read_job(path)
+        assert job.job == RECIPES.get(name, name)
+        if isinstance(job, TrainJob):
+            TrainConfig(**job.settings)
+        if isinstance(job, PretrainJob):
+            PretrainConfig(**job.settings)
         assert re.search(r"^# Expected: .*\d", path.read_text(), re.MULTILINE), path.name
         assert re.search(r"^# Result: ", path.read_text(), re.MULTILINE), path.name

@@ -8,7 +8,7 @@ from typing import Any, Final
 from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from pipeline.train.new_weights import new_checkpoint
 
-_SIZES: Final[dict[str, Any]] = {
+SIZES: Final[dict[str, Any]] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -29,5 +29,5 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
 
 def tiny_new(family: str, tokenizer_folder: Path, *, seed: int = 0) -> Checkpoint:
     """Return a tiny model of new weights."""
-    config = {"model_type": family, **_SIZES, **FAMILIES[family]}
+    config = {"model_type": family, **SIZES, **FAMILIES[family]}
     return new_checkpoint(config, read_checkpoint(tokenizer_folder), seed=seed)
