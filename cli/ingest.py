@@ -69,7 +69,7 @@ def ingest(
     as_json: bool,
     **_: Any,
 ) -> int:
-    """Index Parquet SOURCES (files, folders, globs, URIs) into a collection.
+    """Index SOURCES (files, folders, globs, URIs) into a collection.
 
     Run it again at any time: only what is new or changed is encoded, and a killed run goes on where it
     stopped.

@@ -28,7 +28,7 @@ from pipeline.errors import CairnError, is_panic
 from pipeline.options import shown
 
 _VERBS = {
-    "ingest": "Index a Parquet corpus, or what changed in it since the last time.",
+    "ingest": "Index a corpus, or what changed in it since the last time.",
     "search": "Search a collection; answers are documents with their best passages.",
     "serve": "Serve the search API over HTTP.",
     "mcp": "Serve a collection to a language model as MCP tools, on stdin and stdout.",

@@ -97,15 +97,18 @@ def scan_sources(sources: Sequence[Source], config: CorpusConfig, record: Path |
     if not footers:
         others = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
         raise SourceError(
-            f"{damaged[0][0].name}{others} is not a Parquet file that can be read: {damaged[0][1]}; "
+            f"{damaged[0][0].name}{others} is not a file that can be read: {damaged[0][1]}; "
             "check the path or write the file again"
         )
-    schema = agree_on_schema([(file, footer.schema) for file, footer in footers], config)
     if not any(footer.num_rows for _, footer in footers):
         raise SourceError(
             f"a corpus must have at least one row, got none in {footers[0][0].name}"
             + (f" and {len(footers) - 1} more" if len(footers) > 1 else "")
         )
+    # A file of JSON lines without a line has no columns.
+    schema = agree_on_schema(
+        [(file, footer.schema) for file, footer in footers if footer.schema.names], config
+    )
     return Scan(
         files=tuple(file for file, _ in footers),
         file_rows=tuple(footer.num_rows for _, footer in footers),

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pipeline.config import CorpusConfig
-from pipeline.corpus.sources import SourceFile
+from pipeline.corpus.formats.values import joined
+from pipeline.corpus.sources import INFERRED, SourceFile
 from pipeline.errors import SchemaError
 from pipeline.types import RESERVED_COLUMNS
 
@@ -231,6 +232,9 @@ def _check_roles(file: SourceFile, schema: pa.Schema, mapping: ColumnMapping) ->
             is_text(arrow_type)
             or pa.types.is_null(arrow_type)
             or (role == "doc_id" and pa.types.is_integer(arrow_type))
+            or (
+                file.format in INFERRED and not pa.types.is_nested(arrow_type)
+            )  # its numbers are written texts
         ):
             continue
         expected = "string or integer" if role == "doc_id" else "string"
@@ -278,6 +282,7 @@ def _metadata_type(
 ) -> pa.DataType | str:
     """Return the type all files agree on, or the warning that says why the column is left out."""
     agreed: pa.DataType = pa.null()
+    is_inferred = all(file.format in INFERRED for file, _ in files)
     left_out: tuple[pa.DataType, SourceFile] | None = None
     for file, schema in files:
         if name not in schema.names:
@@ -297,8 +302,8 @@ def _metadata_type(
         if kept is None:
             left_out = left_out or (raw, file)
             continue
-        wider = widened(agreed, kept)
-        if wider is None:
+        wider = joined(agreed, kept) if is_inferred else widened(agreed, kept)
+        if wider is None or pa.types.is_struct(wider):
             raise SchemaError(
                 f"column {name!r} must have one type in all files, got {raw} in {file.name} and {agreed} "
                 f"in the files before; {KEEP_HINT}"

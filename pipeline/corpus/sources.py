@@ -1,16 +1,17 @@
-"""Where the corpus lies: files, folders, globs and URIs become one sorted list of Parquet files.
+"""Where the corpus lies: files, folders, globs and URIs become one sorted list of files with their formats.
 
-First step of stage 1. Nothing is opened here but folders. Inside a folder or a glob only ``*.parquet`` and
-``*.pq`` count; :mod:`pipeline.corpus.listing` says which names are left out. A file that is named outright is
-taken whatever its name, and judged by its footer later. ``key=value`` folders below a source become partition
-values. It does not follow manifests of table formats (Delta, Iceberg, Hudi).
+First step of stage 1. Nothing is opened here but folders. A file's format is told by its suffix; one without
+a known suffix that is named outright is taken for Parquet. A folder or a glob is read as the first of
+``KINDS`` that it holds, so that a note beside Parquet files is not taken for a document.
+:mod:`pipeline.corpus.listing` says which names are left out. ``key=value`` folders below a source become
+partition values. It does not follow manifests of table formats (Delta, Iceberg, Hudi).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,9 +25,36 @@ from pyarrow.fs import FileSystem, FileType, FSSpecHandler, LocalFileSystem, PyF
 from pipeline.corpus.listing import Entry, children, files_below, is_hidden, is_utf8, shown
 from pipeline.errors import SourceError, TryAgainError
 
-FormatName = Literal["parquet", "table"]
+FormatName = Literal["parquet", "table", "arrow", "json_lines", "csv", "text", "html"]
 
-PARQUET_SUFFIXES = (".parquet", ".pq")
+SUFFIXES: Mapping[str, FormatName] = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".jsonl": "json_lines",
+    ".ndjson": "json_lines",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".md": "text",
+    ".markdown": "text",
+    ".txt": "text",
+    ".html": "html",
+    ".htm": "html",
+}
+COMPRESSED = (".gz", ".zst", ".bz2")
+"""What may follow the suffix of JSON lines and CSV."""
+KINDS: Sequence[frozenset[FormatName]] = (
+    frozenset({"parquet"}),
+    frozenset({"arrow"}),
+    frozenset({"json_lines"}),
+    frozenset({"csv"}),
+    frozenset({"text", "html"}),
+)
+READABLE = ".parquet, .arrow, .jsonl, .csv, .md, .txt, .html"
+"""The suffixes that a sentence names."""
+INFERRED: frozenset[FormatName] = frozenset({"json_lines", "csv"})
+"""Formats whose files have no types of their own."""
 BUCKET_SCHEMES = ("s3", "gs", "gcs")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -52,13 +80,14 @@ Source = str | TableSource
 class SourceFile:
     """One file to read, or a table in memory, which has no identity and no path.
 
-    ``name`` is how the user would call it, ``partitions`` its ``key=value`` folders, outermost first. A file
-    with a ``fault`` cannot be opened.
+    ``name`` is how the user would call it, ``relative`` its path below the source, ``partitions`` its
+    ``key=value`` folders, outermost first. A file with a ``fault`` cannot be opened.
     """
 
     filesystem: FileSystem
     path: str
     name: str
+    relative: str = ""
     partitions: tuple[tuple[str, str | None], ...] = ()
     fault: str | None = None
     format: FormatName = "parquet"
@@ -72,6 +101,10 @@ class SourceFile:
     def open(self) -> pa.NativeFile:
         """Open for random access; the caller closes it."""
         return self.filesystem.open_input_file(self.path)
+
+    def open_stream(self) -> pa.NativeFile:
+        """Open for reading from the start, decompressed as its suffix says; the caller closes it."""
+        return self.filesystem.open_input_stream(self.path)
 
     def require_reachable(self, error: BaseException) -> None:
         """Raise :class:`TryAgainError` where an error of reading comes from a store that does not answer.
@@ -106,19 +139,21 @@ class _Root:
             filesystem=self.filesystem,
             path=entry.path,
             name=f"{self.name.rstrip('/')}/{relative}" if relative else self.name,
+            relative=relative or entry.name,
             partitions=partitions,
             fault=entry.fault,
+            format=_format_of(entry.path) or "parquet",
         )
 
 
 def resolve_sources(sources: Sequence[Source]) -> tuple[SourceFile, ...]:
-    """Find every Parquet file of the sources, ordered by path, each once.
+    """Find every file of the sources, ordered by path, each once.
 
-    Raises :class:`SourceError` in one sentence when a source does not exist or holds no Parquet file.
+    Raises :class:`SourceError` in one sentence when a source does not exist or holds no file to read.
     """
     if not sources:
         raise SourceError(
-            "at least one source must be given, got none; name a Parquet file, a folder, a glob or a URI"
+            "at least one source must be given, got none; name a file, a folder, a glob or a URI"
         )
     found: dict[tuple[str, str], SourceFile] = {}
     for place, source in enumerate(sources):
@@ -141,24 +176,22 @@ def _resolve_one(source: str) -> list[SourceFile]:
     try:
         if root.pattern:
             matches = _expand(root.filesystem, root.path, root.pattern)
-            files = [root.file(entry) for match in matches for entry in _below(root.filesystem, match)]
-            missing = f"no Parquet file (*.parquet, *.pq) matches {root.name}/{'/'.join(root.pattern)}"
+            entries = [entry for match in matches for entry in _below(root.filesystem, match)]
+            missing = f"no file that can be read ({READABLE}) matches {root.name}/{'/'.join(root.pattern)}"
         else:
             kind = root.filesystem.get_file_info(root.path).type
             if kind == FileType.NotFound:
                 raise SourceError(
-                    f"source {root.name} does not exist; give a Parquet file, a folder of them, a glob "
-                    "or a URI"
+                    f"source {root.name} does not exist; give a file, a folder, a glob or a URI"
                 )
             if kind == FileType.File:
                 return [root.file(Entry(path=root.path))]
-            files = [
-                root.file(entry) for entry in _below(root.filesystem, Entry(path=root.path, is_folder=True))
-            ]
-            missing = f"folder {root.name} holds no Parquet file (*.parquet, *.pq)"
+            entries = [*_below(root.filesystem, Entry(path=root.path, is_folder=True))]
+            missing = f"folder {root.name} holds no file that can be read ({READABLE})"
     except (OSError, pa.ArrowException) as error:
         _require_answer(root.name, error)
         raise SourceError(f"source {root.name} cannot be listed: {_first_line(error)}") from error
+    files = [root.file(entry) for entry in _of_one_kind(entries)]
     if not files:
         raise SourceError(f"{missing}; hidden files and names that start with _ are skipped")
     return files
@@ -239,14 +272,30 @@ def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 
 
 def _below(filesystem: FileSystem, match: Entry) -> Iterator[Entry]:
-    """Yield the Parquet files that a folder holds, or the file itself when it is one.
+    """Yield the files of a known format that a folder holds, or the file itself when it is one.
 
     A folder that could not be listed stands for the files in it.
     """
     is_listed = match.is_folder and match.fault is None
     for entry in files_below(filesystem, match.path) if is_listed else (match,):
-        if entry.is_folder or entry.path.lower().endswith(PARQUET_SUFFIXES):
+        if entry.is_folder or _format_of(entry.path) is not None:
             yield entry
+
+
+def _of_one_kind(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the files of the first kind there is; folders that could not be listed stay."""
+    held = {_format_of(entry.path) for entry in entries if not entry.is_folder}
+    kind = next((kind for kind in KINDS if kind & held), frozenset[FormatName]())
+    return [entry for entry in entries if entry.is_folder or _format_of(entry.path) in kind]
+
+
+def _format_of(path: str) -> FormatName | None:
+    name = path.rpartition("/")[2].lower()
+    plain = next((name.removesuffix(end) for end in COMPRESSED if name.endswith(end)), name)
+    found = SUFFIXES.get("." + plain.rpartition(".")[2]) if "." in plain else None
+    if found == "arrow" and name.startswith("cache-"):
+        return None  # what Hugging Face datasets keep beside a dataset
+    return found if plain == name or found in INFERRED else None
 
 
 def _relative(path: str, folder: str) -> str:

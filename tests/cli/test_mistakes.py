@@ -31,7 +31,7 @@ def one_line(error: str) -> bool:
         (("compact", "nowhere"), "known collections"),
         (("delete", "nowhere", "a"), "known collections"),
         (("ingest", "missing.parquet", "--collection", "c"), "missing.parquet"),
-        (("ingest", "notes.txt", "--collection", "c"), "notes.txt"),
+        (("ingest", "notes.data", "--collection", "c"), "notes.data"),
         (("ingest", "empty.parquet", "--collection", "c"), "empty.parquet"),
         (("ingest", "corpus.parquet", "--collection", "c", "--text-column", "body"), "text"),
         (("ingest", "corpus.parquet", "--collection", "../up"), "name must match"),
@@ -78,8 +78,8 @@ def one_line(error: str) -> bool:
             ("ingest", "corpus.parquet", "--collection", "c", "--root", "gs://bucket/x"),
             "folder or s3://BUCKET/PREFIX",
         ),
-        (("ingest", "corpus.parquet", "--collection", "c", "--root", "notes.txt"), "must be a folder"),
-        (("search", "x", "--collection", "c", "--root", "notes.txt"), "must be a folder"),
+        (("ingest", "corpus.parquet", "--collection", "c", "--root", "notes.data"), "must be a folder"),
+        (("search", "x", "--collection", "c", "--root", "notes.data"), "must be a folder"),
         (("ingest", "corpus.parquet", "--collection", "c", "--num-clusters", "65537"), "from 1 to 65,536"),
         (("ingest", "corpus.parquet", "--collection", "c", "--context-documents", HUGE), "from 1 to 65,536"),
         (("ingest", "corpus.parquet", "--collection", "c", "--workers", "10001"), "from 1 to 10,000"),
@@ -93,7 +93,7 @@ def one_line(error: str) -> bool:
 def test_bad_input_is_one_sentence_and_exit_2(
     call: Any, corpus: str, tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
-    (tmp_path / "notes.txt").write_text("not parquet at all")
+    (tmp_path / "notes.data").write_text("not parquet at all")
     pq.write_table(
         pa.table({"id": pa.array([], "string"), "text": pa.array([], "string")}), tmp_path / "empty.parquet"
     )

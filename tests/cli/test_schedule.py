@@ -234,7 +234,7 @@ def test_scheduler_says_in_one_sentence_that_the_corpus_vanished_refuses_a_secon
     (done,) = records(tmp_path, process)
     assert (done.exit_code, done.error) == (
         2,
-        "source corpus.parquet does not exist; give a Parquet file, a folder of them, a glob or a URI",
+        "source corpus.parquet does not exist; give a file, a folder, a glob or a URI",
     )
     assert call("health")[0] == 0
     code, _, err = call("run")

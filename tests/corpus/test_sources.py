@@ -134,10 +134,10 @@ def test_fsspec_memory_folder_is_listed_and_opened() -> None:
     ("source", "sentence"),
     [
         ("missing.parquet", "does not exist"),
-        ("*.parquet", "no Parquet file"),
+        ("*.parquet", "no file that can be read"),
         ("", "must be a path"),
         ("nothing://x/y", "URI that Arrow or fsspec can open"),
-        ("empty", "holds no Parquet file"),
+        ("empty", "holds no file that can be read"),
         ("memory://not-there", "does not exist"),
     ],
 )

@@ -2,5 +2,7 @@
 
 format      the interface, and what could not be decoded
 formats     every format by its name
-parquet, arrow_table                    columns as the file or the table says
+parquet, arrow_file, arrow_table    columns as the file or the table says
+json_lines, csv                     columns learned by a first pass (inferred, values)
+text, html                          a document a file: id, title, text
 """

@@ -52,3 +52,15 @@ def damage_of(error: BaseException) -> str:
     if isinstance(error, PermissionError):
         return "permission denied"
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
+def check_names(schema: pa.Schema) -> None:
+    """Read every name and time zone once.
+
+    A damaged one is not valid UTF-8 and raises here instead of half-way.
+    """
+    for field in schema:
+        arrow_type = field.type
+        while hasattr(arrow_type, "value_type"):
+            arrow_type = arrow_type.value_type
+        _ = field.name, arrow_type.tz if pa.types.is_timestamp(arrow_type) else None

@@ -15,7 +15,7 @@ from pipeline.corpus.decode import (
     open_parquet,
     refusal,
 )
-from pipeline.corpus.formats.format import Undecoded, damage_of
+from pipeline.corpus.formats.format import Undecoded, check_names, damage_of
 from pipeline.corpus.source_record import Footer
 from pipeline.corpus.sources import SourceFile
 from pipeline.errors import TryAgainError
@@ -31,7 +31,7 @@ class ParquetFormat:
             groups = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
             if min(groups, default=0) < 0 or sum(groups) != metadata.num_rows:
                 raise ValueError(f"the footer counts {metadata.num_rows} rows, its row groups {sum(groups)}")
-            _check_names(schema)
+            check_names(schema)
             return Footer(schema=schema, num_rows=metadata.num_rows)
 
     def decode(
@@ -60,15 +60,3 @@ class ParquetFormat:
                 except DECODE_ERRORS as error:  # the groups behind it have pages of their own
                     file.require_reachable(error)
                     yield Undecoded(num_rows=group.num_rows - done, detail=damage_of(error))
-
-
-def _check_names(schema: pa.Schema) -> None:
-    """Read every name and time zone once.
-
-    A damaged one is not valid UTF-8 and raises here instead of half-way.
-    """
-    for field in schema:
-        arrow_type = field.type
-        while hasattr(arrow_type, "value_type"):
-            arrow_type = arrow_type.value_type
-        _ = field.name, arrow_type.tz if pa.types.is_timestamp(arrow_type) else None

@@ -62,8 +62,9 @@ def as_column(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
         flat = as_column(elements, arrow_type.value_type)
         return pa.ListArray.from_arrays(pa.array(offsets), flat, type=arrow_type, mask=mask)
     if pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type):
-        encoded = pa.array([None if value is None else _text(value) for value in values], pa.large_binary())
-        return encoded.view(pa.large_string())
+        as_bytes = pa.binary() if pa.types.is_string(arrow_type) else pa.large_binary()
+        encoded = [None if value is None else _text(value) for value in values]
+        return pa.array(encoded, as_bytes).view(arrow_type)
     if pa.types.is_floating(arrow_type):
         return pa.array([None if value is None else float(value) for value in values], arrow_type)
     return pa.array(values, arrow_type)

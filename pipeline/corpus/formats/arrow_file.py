@@ -1,0 +1,75 @@
+"""Arrow IPC: files (Feather) and streams, which Hugging Face datasets keep; told apart by their first bytes.
+
+A batch is believed when its buffers are as long as its offsets say. What is damaged ends the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+import pyarrow as pa
+
+from pipeline.config import CorpusConfig
+from pipeline.corpus.formats.format import Undecoded, check_names
+from pipeline.corpus.source_record import Footer
+from pipeline.corpus.sources import SourceFile
+
+_MAGIC: Final = b"ARROW1"
+
+
+class ArrowFileFormat:
+    """Reads Arrow files and streams."""
+
+    def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:  # noqa: ARG002
+        """Read the schema, and count the rows; a stream is read for it, a file's footer is enough."""
+        with _opened(file) as reader:
+            check_names(reader.schema)
+            if isinstance(reader, pa.RecordBatchFileReader):
+                return Footer(schema=reader.schema, num_rows=reader.count_rows())
+            return Footer(schema=reader.schema, num_rows=sum(batch.num_rows for batch in reader))
+
+    def decode(
+        self,
+        file: SourceFile,
+        num_rows: int,
+        types: Mapping[str, pa.DataType],
+        config: CorpusConfig,
+    ) -> Iterator[pa.RecordBatch | Undecoded]:
+        """Yield the rows of each batch."""
+        done = 0
+        with _opened(file) as reader:
+            for batch in _batches(reader):
+                chosen = batch.select([*types])
+                for column in chosen.columns:
+                    _as_binary(column).validate(full=True)
+                done += batch.num_rows
+                for start in range(0, batch.num_rows, config.batch_rows):
+                    yield chosen.slice(start, config.batch_rows)
+        if done < num_rows:
+            yield Undecoded(num_rows=None, detail=f"it ends {num_rows - done} rows early")
+
+
+@contextmanager
+def _opened(file: SourceFile) -> Generator[pa.RecordBatchFileReader | pa.RecordBatchStreamReader]:
+    with file.open() as stream:
+        magic = stream.read(len(_MAGIC))
+        stream.seek(0)
+        with pa.ipc.open_file(stream) if magic == _MAGIC else pa.ipc.open_stream(stream) as reader:
+            yield reader
+
+
+def _batches(reader: pa.RecordBatchFileReader | pa.RecordBatchStreamReader) -> Iterator[pa.RecordBatch]:
+    if isinstance(reader, pa.RecordBatchFileReader):
+        for index in range(reader.num_record_batches):
+            yield reader.get_batch(index)
+    else:
+        yield from reader
+
+
+def _as_binary(column: pa.Array) -> pa.Array:
+    """View texts as bytes: whether they are UTF-8 is judged row by row."""
+    if pa.types.is_string(column.type):
+        return column.view(pa.binary())
+    return column.view(pa.large_binary()) if pa.types.is_large_string(column.type) else column

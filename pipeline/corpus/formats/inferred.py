@@ -1,0 +1,38 @@
+"""What formats without types of their own share: one pass that learns columns and counts rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pyarrow as pa
+
+from pipeline.corpus.decode import DECODE_ERRORS
+from pipeline.corpus.formats.format import Undecoded
+from pipeline.corpus.formats.values import joined
+from pipeline.corpus.source_record import Footer
+from pipeline.corpus.sources import SourceFile
+
+
+def footer_of(file: SourceFile, parts: Iterable[Mapping[str, pa.DataType] | int | Undecoded]) -> Footer:
+    """Return the footer of what a pass yields: types of columns, numbers of rows, and what is damaged.
+
+    A pass that fails has met the beginning of the file, and the rest counts as one row, which reading it
+    quarantines. Where nothing was met, the error is raised: the file is damaged.
+    """
+    types: dict[str, pa.DataType] = {}
+    num_rows = 0
+    try:
+        for part in parts:
+            if isinstance(part, int):
+                num_rows += part
+            elif isinstance(part, Undecoded):
+                num_rows += part.num_rows or 1
+            else:
+                for name, arrow_type in part.items():
+                    types[name] = joined(types.get(name, pa.null()), arrow_type)
+    except DECODE_ERRORS as error:
+        file.require_reachable(error)
+        if not types:
+            raise
+        num_rows += 1
+    return Footer(schema=pa.schema([*types.items()]), num_rows=num_rows)

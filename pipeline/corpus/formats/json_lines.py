@@ -1,0 +1,114 @@
+"""JSON lines: an object a line, UTF-8, also compressed. A key that is missing is null; blank lines are none.
+
+A line that is no object is one damaged row, and the lines behind it are read. What values of several kinds
+in one column become is said in ``formats.values``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, cast
+
+import pyarrow as pa
+
+from pipeline.config import CorpusConfig
+from pipeline.corpus.formats.format import Undecoded
+from pipeline.corpus.formats.inferred import footer_of
+from pipeline.corpus.formats.values import as_column, type_of
+from pipeline.corpus.source_record import Footer
+from pipeline.corpus.sources import SourceFile
+
+_READ_BYTES: Final = 1 << 20
+_LINE_DOCUMENTS: Final = 4
+"""A line may be so many times as long as a document: it is escaped, and has more than the text."""
+
+
+class JsonLinesFormat:
+    """Reads files of JSON lines."""
+
+    def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
+        """Read every line once for the columns and their types."""
+
+        def parts() -> Iterator[Mapping[str, pa.DataType] | int | Undecoded]:
+            for row in _rows(file, config):
+                if isinstance(row, Undecoded):
+                    yield row
+                else:
+                    yield {name: type_of(value) for name, value in row.items()}
+                    yield 1
+
+        return footer_of(file, parts())
+
+    def decode(
+        self,
+        file: SourceFile,
+        num_rows: int,  # noqa: ARG002 - a line more or less is seen by the identity of the next run
+        types: Mapping[str, pa.DataType],
+        config: CorpusConfig,
+    ) -> Iterator[pa.RecordBatch | Undecoded]:
+        """Yield the rows, and each damaged line where it stands."""
+        rows: list[dict[str, Any]] = []
+        size_bytes = 0
+        for row in _rows(file, config):
+            if not isinstance(row, Undecoded):
+                rows.append(row)
+                size_bytes += sum(len(value) for value in row.values() if isinstance(value, str))
+            if rows and (
+                isinstance(row, Undecoded)
+                or len(rows) == config.batch_rows
+                or size_bytes >= config.batch_bytes
+            ):
+                yield _batch(rows, types)
+                rows, size_bytes = [], 0
+            if isinstance(row, Undecoded):
+                yield row
+        if rows:
+            yield _batch(rows, types)
+
+
+def _batch(rows: list[dict[str, Any]], types: Mapping[str, pa.DataType]) -> pa.RecordBatch:
+    columns = {name: [row.get(name) for row in rows] for name in types}
+    arrays = [as_column(values, types[name]) for name, values in columns.items()]
+    return pa.RecordBatch.from_arrays(arrays, names=[*types])
+
+
+def _rows(file: SourceFile, config: CorpusConfig) -> Iterator[dict[str, Any] | Undecoded]:
+    for number, line in _lines(file, _LINE_DOCUMENTS * config.max_document_bytes):
+        if isinstance(line, Undecoded):
+            yield line
+            continue
+        try:
+            row: object = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            fault = str(error) or type(error).__name__
+            yield Undecoded(num_rows=1, detail=f"line {number} is not JSON: {fault}"[:300])
+            continue
+        if isinstance(row, dict):
+            yield cast("dict[str, Any]", row)
+        else:
+            yield Undecoded(num_rows=1, detail=f"line {number} must be an object, got {type(row).__name__}")
+
+
+def _lines(file: SourceFile, max_bytes: int) -> Iterator[tuple[int, bytes | Undecoded]]:
+    """Yield the lines that are not blank with their numbers; one that is too long is not kept."""
+    number, line, is_skipped = 1, bytearray(), False
+    with file.open_stream() as stream:
+        while block := stream.read(_READ_BYTES):
+            *ended, rest = block.split(b"\n")
+            for piece in ended:
+                line += piece
+                if is_skipped:
+                    is_skipped = False
+                elif line.strip():
+                    yield number, bytes(line).removeprefix(b"\xef\xbb\xbf") if number == 1 else bytes(line)
+                line.clear()
+                number += 1
+            if not is_skipped:
+                line += rest
+            if len(line) > max_bytes:
+                yield number, Undecoded(num_rows=1, detail=f"line {number} has more than {max_bytes} bytes")
+                line.clear()
+                is_skipped = True
+    if line.strip():
+        yield number, bytes(line)

@@ -1,0 +1,233 @@
+"""Sources that are no Parquet: the same rows of each format, and the same guarantees."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import csv
+
+from pipeline.config import CorpusConfig
+from pipeline.corpus.scan import scan_sources
+from pipeline.errors import SchemaError, SourceError
+from tests.corpus.checked_rows import read, reasons
+
+ROWS = [
+    {"id": "a", "title": "First", "text": "a text, with a comma", "year": 2020, "score": 1.0, "on": True},
+    {"id": "b", "title": None, "text": 'a "quoted"\nsecond line', "year": None, "score": 2.5, "on": False},
+    {"id": "c", "title": "", "text": "ünï", "year": -3, "score": None, "on": None},
+]
+TABLE = pa.Table.from_pylist(ROWS)
+
+
+def write_json(path: Path) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+
+
+def write_stream(path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, TABLE.schema) as writer:
+        writer.write_table(TABLE, max_chunksize=2)
+
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "rows.jsonl": write_json,
+    "rows.jsonl.gz": lambda path: path.write_bytes(
+        gzip.compress("".join(json.dumps(row) + "\n" for row in ROWS).encode())
+    ),
+    "rows.csv": lambda path: csv.write_csv(TABLE, path),
+    "rows.tsv": lambda path: csv.write_csv(TABLE, path, csv.WriteOptions(delimiter="\t")),
+    "rows.feather": lambda path: pyarrow.feather.write_feather(TABLE, path),
+    "rows.arrow": write_stream,
+    "rows.parquet": lambda path: pq.write_table(TABLE, path),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("batch_rows", [1, 2, 1_024])
+def test_rows_are_the_same_in_every_format(tmp_path: Path, name: str, batch_rows: int) -> None:
+    WRITERS[name](tmp_path / name)
+    rows, rejected = read(tmp_path, config=CorpusConfig(batch_rows=batch_rows))
+    own = [{key: row[key] for key in ("doc_id", "title", "text", "year", "score", "on")} for row in rows]
+    assert own == [{"doc_id": row["id"], **{k: v for k, v in row.items() if k != "id"}} for row in ROWS]
+    assert rejected == []
+
+
+def test_damaged_lines_are_quarantined_and_the_others_read(tmp_path: Path) -> None:
+    lines = [
+        b'{"id": "a", "text": "x"}',
+        b"",
+        b'{"id": "b", "text": ',
+        b"[1]",
+        b'{"id": "\xff", "text": "x"}',
+    ]
+    lines += [
+        b"[" * 100_000,
+        b'{"id": "c", "text": "' + b"x" * (3 << 20) + b'"}',
+        b'{"id": "d", "text": "\\ud800"}',
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines, b'{"id": 5, "text": "last", "n": NaN}']))
+    config = CorpusConfig(max_document_bytes=20)
+    rows, rejected = read(tmp_path, config=config)
+    assert [row["doc_id"] for row in rows] == ["a"]
+    assert reasons(rejected) == [
+        (1, "damaged_rows"),
+        (2, "damaged_rows"),
+        (3, "damaged_rows"),
+        (4, "damaged_rows"),
+        (5, "damaged_rows"),
+        (6, "lone_surrogate"),
+        (7, "nan_metadata"),
+    ]
+    assert "line 3 is not JSON" in rejected[0]["detail"]
+    assert rejected[4]["detail"] == "line 7 has more than 80 bytes"
+
+
+def test_values_of_several_kinds_become_texts_and_objects_are_left_out(tmp_path: Path) -> None:
+    rows = [
+        {"id": 1, "text": "x", "code": 7, "tags": ["a", 1], "size": 1, "big": 2**70, "deep": {"x": 1}},
+        {"id": "b", "text": "y", "code": "q", "tags": None, "size": 0.5, "big": True, "deep": None},
+        {"id": 2.5, "text": "z"},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "b.jsonl").write_text("")
+    found, rejected = read(tmp_path)
+    assert rejected == []
+    assert [row["doc_id"] for row in found] == ["1", "b", "2.5"]
+    kept = [{name: row[name] for name in ("code", "tags", "size", "big")} for row in found]
+    assert kept == [
+        {"code": "7", "tags": ["a", "1"], "size": 1.0, "big": str(2**70)},
+        {"code": "q", "tags": None, "size": 0.5, "big": "true"},
+        {"code": None, "tags": None, "size": None, "big": None},
+    ]
+    scan = scan_sources([str(tmp_path)], CorpusConfig())
+    assert scan.warnings == (
+        f"column 'deep' of {tmp_path}/a.jsonl cannot be stored: its type is struct<>; it is left out",
+    )
+
+
+def test_files_without_types_agree_on_one_that_holds_all(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text,code,zip\n1,x,5,01\n")
+    (tmp_path / "b.csv").write_text("id;text;code;zip\nb;y;five;02\n")
+    rows, _ = read(tmp_path)
+    assert [(row["doc_id"], row["code"], row["zip"]) for row in rows] == [
+        ("1", "5", "01"),
+        ("b", "five", "02"),
+    ]
+    (tmp_path / "c.csv").write_text("id,text,code\n1,x,5\n")
+    with pytest.raises(SchemaError, match=r"column 'zip' must be in every file, got none in .*c\.csv"):
+        scan_sources([str(tmp_path)], CorpusConfig())
+    (tmp_path / "c.csv").write_text("id,text,id\n1,x,5\n")
+    with pytest.raises(SchemaError, match=r"'id' more than once in .*c\.csv"):
+        scan_sources([str(tmp_path / "c.csv")], CorpusConfig())
+
+
+def test_damaged_rows_of_csv_are_quarantined(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'id,text\na,x\nb\nc,\xff\nd,""\ne,\nf,y,z\n,none\ng,"open\nh,x\n')
+    rows, rejected = read(tmp_path)
+    assert [row["doc_id"] for row in rows] == ["a", "g"] or [row["doc_id"] for row in rows] == ["a"]
+    assert sorted(row["reason"] for row in rejected if row["reason"] != "damaged_rows") == [
+        "empty_text",
+        "invalid_utf8",
+        "null_id",
+        "null_text",
+    ]
+    details = [row["detail"] for row in rejected if row["reason"] == "damaged_rows"]
+    assert "row 3 must have 2 fields, got 1" in details
+    assert "row 7 must have 2 fields, got 3" in details
+
+
+@pytest.mark.parametrize("name", ["rows.feather", "rows.arrow", "rows.jsonl.gz"])
+def test_a_file_cut_short_is_damaged_and_no_row_is_lost_count_of(tmp_path: Path, name: str) -> None:
+    WRITERS["rows.csv"](tmp_path / "whole.csv")
+    path = tmp_path / name
+    WRITERS[name](path)
+    whole = path.read_bytes()
+    for size in range(1, len(whole), max(1, len(whole) // 40)):
+        path.write_bytes(whole[:size])
+        rows, rejected = read(tmp_path / "whole.csv", path)
+        damaged = [row for row in rejected if row["reason"] in ("damaged_rows", "damaged_file")]
+        assert damaged, size
+        assert len(rows) >= 3, size
+
+
+def test_flipped_bytes_of_arrow_files_end_no_process(tmp_path: Path) -> None:
+    WRITERS["rows.csv"](tmp_path / "whole.csv")
+    for name in ("rows.feather", "rows.arrow"):
+        path = tmp_path / name
+        WRITERS[name](path)
+        whole = path.read_bytes()
+        for place in range(0, len(whole), 7):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+            try:
+                rows, _ = read(tmp_path / "whole.csv", path)
+            except SchemaError:
+                continue
+            assert len(rows) >= 3, (name, place)
+
+
+def test_text_files_are_documents_with_titles(tmp_path: Path) -> None:
+    files = {
+        "guide/a.md": "Intro\n\n## Reset a password ##\n\nOpen the settings.\n",
+        "guide/b.md": "---\nlayout: page\ntitle: 'Invoices'\n---\n# Other\n\ntext",
+        "c.txt": "# no heading in plain text",
+        "d.markdown": "\ufeffUnderlined\n===\n\nbody",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "bad.md").write_bytes(b"caf\xe9")
+    (tmp_path / "empty.md").write_bytes(b"")
+    (tmp_path / "large.md").write_bytes(b"x" * 101)
+    rows, rejected = read(tmp_path, config=CorpusConfig(max_document_bytes=100))
+    assert {row["doc_id"]: row["title"] for row in rows} == {
+        "c.txt": "c",
+        "d.markdown": "Underlined",
+        "guide/a.md": "Reset a password",
+        "guide/b.md": "Invoices",
+    }
+    assert {row["doc_id"]: row["text"].removeprefix("\ufeff") for row in rows} == {
+        name: text.removeprefix("\ufeff") for name, text in files.items()
+    }
+    assert {row["doc_id"]: row["reason"] for row in rejected} == {
+        "bad.md": "invalid_utf8",
+        "empty.md": "empty_text",
+        "large.md": "oversized_text",
+    }
+    (row,), _ = read(tmp_path / "guide" / "a.md")
+    assert row["doc_id"] == "a.md"
+
+
+def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Path) -> None:
+    page = (
+        "<html><head><meta charset=latin-1><title> Reset \n a password</title><style>x</style></head><body>"
+        "<nav>Home</nav><main><h1>Reset</h1><p>Open <b>settings</b>, caf\xe9.</p><h2>Steps</h2>"
+        "<ul><li>one</li><li>two</li></ul><script>alert(1)</script></main><footer>2026</footer></body></html>"
+    )
+    (tmp_path / "a.html").write_bytes(page.encode("latin-1"))
+    (tmp_path / "b.htm").write_text("<p>only text")
+    (tmp_path / "deep.html").write_text("<div>" * 20_000 + "x")
+    rows, rejected = read(tmp_path)
+    assert [(row["doc_id"], row["title"]) for row in rows] == [("a.html", "Reset a password"), ("b.htm", "b")]
+    assert rows[0]["text"] == "# Reset\n\nOpen **settings**, café.\n\n## Steps\n\n- one\n- two"
+    assert reasons(rejected) == [(0, "damaged_rows")]
+
+
+def test_a_folder_is_read_as_the_first_kind_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# Notes beside data")
+    assert [row["doc_id"] for row in read(tmp_path)[0]] == ["README.md"]
+    WRITERS["rows.csv"](tmp_path / "rows.csv")
+    assert len(read(tmp_path)[0]) == 3
+    (tmp_path / "rows.jsonl").write_text('{"id": "j", "text": "x"}')
+    (tmp_path / "cache-1.arrow").write_text("what a library left")
+    assert [row["doc_id"] for row in read(tmp_path)[0]] == ["j"]
+    assert [row["doc_id"] for row in read(tmp_path / "*.md")[0]] == ["README.md"]
+    (tmp_path / "none").mkdir()
+    with pytest.raises(SourceError, match="holds no file that can be read"):
+        scan_sources([str(tmp_path / "none")], CorpusConfig())
