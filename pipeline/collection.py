@@ -222,7 +222,8 @@ class Collection:
     def route_recall(self, num_shards: int, num_clusters: int) -> RouteRecall:
         """Measure searches of the shards that hold the clusters nearest to a query; takes some seconds."""
         sharding = Sharding(num_shards=num_shards, place_by="cluster", route_clusters=num_clusters)
-        return measure_route_recall(self.layout, self._given_encoder or load_query_encoder, sharding)
+        encoder = self._given_encoder or load_query_encoder(open_latest_intact_generation(self.layout))
+        return measure_route_recall(self.layout, encoder, sharding)
 
     def _searcher(self) -> Searcher:
         if self._opened is None:

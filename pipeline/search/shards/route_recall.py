@@ -12,7 +12,6 @@ from pipeline.cluster.queries import query_side
 from pipeline.index.layout import CollectionLayout
 from pipeline.search.hits import read_rows
 from pipeline.search.searcher import Searcher
-from pipeline.search.served import LoadEncoder
 from pipeline.search.shards.fan_out import FanOut
 from pipeline.search.shards.held_parts import HeldParts
 from pipeline.search.shards.messages import Question
@@ -34,9 +33,7 @@ class RouteRecall:
     asked_share: float
 
 
-def measure_route_recall(
-    layout: CollectionLayout, encoder: QueryEncoder | LoadEncoder, sharding: Sharding
-) -> RouteRecall:
+def measure_route_recall(layout: CollectionLayout, encoder: QueryEncoder, sharding: Sharding) -> RouteRecall:
     """Measure routing over the shards of a collection, all of them in this process.
 
     A document of the ten best of one process counts where the routed search has it among its ten. A query is
