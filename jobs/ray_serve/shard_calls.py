@@ -5,9 +5,8 @@
                   └─▶ replica 1 ──▶ answer
 
 Shards are plain actors and no deployments of Serve, since a call through a deployment's handle takes several
-times as long. Ray starts a dead actor again; one whose machine is gone
-is started on another one here. An actor opens its part when it is asked for it. A question changes nothing,
-so it may be asked twice.
+times as long. Ray starts a dead actor again; one whose machine is gone is started on another one here. An
+actor opens its part when it is asked for it. A question changes nothing, so it may be asked twice.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from jobs.ray_serve.shard_actor import ShardActor, packed, unpacked
+from jobs.ray_serve.shard_actor import ShardActor
 from pipeline.errors import CairnError, StorageError, TryAgainError
 from pipeline.index.generation import Generation
 from pipeline.manifest import fingerprint
@@ -107,7 +106,7 @@ class ShardCalls:
         asked = [(question, self._order(question.shard)) for question in questions]
         under_way = [self._send(question, order[0]) for question, order in asked]
         try:
-            return [unpacked(answer) for answer in self._ray.get(under_way, timeout=LATE_SECONDS)]
+            return self._ray.get(under_way, timeout=LATE_SECONDS)
         except self._ray.exceptions.RayError:  # of one of them; each is looked at by itself
             return [
                 self._settle(question, order, reference)
@@ -121,7 +120,7 @@ class ShardCalls:
             for place in order:
                 try:
                     sent = self._send(question, place) if reference is None else reference
-                    return unpacked(self._ray.get(sent, timeout=LATE_SECONDS))
+                    return self._ray.get(sent, timeout=LATE_SECONDS)
                 except self._ray.exceptions.RayError as error:
                     failures.append(self._failed(question, place, error))
                 reference = None
@@ -157,8 +156,7 @@ class ShardCalls:
         return sorted(places, key=lambda place: self._failed_at.get(place, rested) > rested)
 
     def _send(self, question: Question, place: Place) -> Any:
-        asked = packed((question.key, question.method, question.arguments))
-        return self._actors[place].answer.remote(asked)
+        return self._actors[place].answer.remote(question.key, question.method, question.arguments)
 
     def _start(self, place: Place) -> Any:
         """Return the actor of a replica, started where there is none.
