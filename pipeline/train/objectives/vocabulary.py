@@ -74,7 +74,12 @@ class _TiledLoss(torch.autograd.Function):
     @override
     def forward(ctx: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         states_LKD, table_VD, bias_V, labels_K, widths, distillation, tile_numbers = args
-        tile = _Tile(table_VD, bias_V, widths, distillation, wants_gradients=any(ctx.needs_input_grad))
+        device = states_LKD.device.type
+        is_half = torch.is_autocast_enabled(device)
+        products = torch.get_autocast_dtype(device) if is_half else torch.float32
+        tile = _Tile(
+            table_VD, bias_V, widths, distillation, products, wants_gradients=any(ctx.needs_input_grad)
+        )
         num_layers, num_tokens, _ = states_LKD.shape
         sums_LW = states_LKD.new_zeros((num_layers, len(widths)), dtype=torch.float32)
         states_grad = torch.zeros_like(states_LKD, dtype=torch.float32)
@@ -84,9 +89,11 @@ class _TiledLoss(torch.autograd.Function):
             tile.teacher = None
             # The last layer first: the others follow it.
             for layer in reversed(range(num_layers)):
-                sums_LW[layer] += tile.add(
-                    states_LKD[layer, tokens], labels_K[tokens], states_grad[layer, tokens]
-                )
+                # Each tensor is cast once by hand, where autocast would at every product.
+                with torch.autocast(device, enabled=False):
+                    sums_LW[layer] += tile.add(
+                        states_LKD[layer, tokens], labels_K[tokens], states_grad[layer, tokens]
+                    )
         ctx.mark_non_differentiable(sums_LW)
         ctx.save_for_backward(states_grad, tile.table_grad, tile.bias_grad)
         ctx.dtypes = states_LKD.dtype, table_VD.dtype, bias_V.dtype
@@ -111,10 +118,12 @@ class _Tile:
         bias_V: torch.Tensor,
         widths: Sequence[int],
         distillation: SelfDistillation | None,
+        products: torch.dtype,
         *,
         wants_gradients: bool,
     ) -> None:
-        self._table_VD = table_VD
+        self._products = products
+        self._table_VD = table_VD.to(products)
         self._bias_V = bias_V.float()
         self._blocks = [slice(start, end) for start, end in zip((0, *widths), widths, strict=False)]
         self._distillation = distillation
@@ -128,12 +137,18 @@ class _Tile:
         self, states_kD: torch.Tensor, labels_k: torch.Tensor, grad_kD: torch.Tensor
     ) -> Float32[torch.Tensor, " W"]:
         """Return the loss of each width, and fill in the states' gradient."""
+        states_kD = states_kD.to(self._products)
         losses: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         logits_kV = self._bias_V.expand(len(states_kD), -1)
         every_width: list[torch.Tensor] = []
         for block in self._blocks:
-            logits_kV = logits_kV + states_kD[:, block] @ self._table_VD[:, block].T
+            states, table = states_kD[:, block], self._table_VD[:, block].T
+            logits_kV = (
+                torch.addmm(logits_kV, states, table)
+                if self._products == torch.float32
+                else logits_kV + states @ table
+            )
             every_width.append(logits_kV)
         is_teaching = self._distillation is not None and self.teacher is None
         if self._distillation is not None and is_teaching:
@@ -141,7 +156,7 @@ class _Tile:
         for place, logits in enumerate(every_width):
             shares = logits.log_softmax(1)
             losses.append(-shares.gather(1, labels_k[:, None]).sum())
-            gradient = shares.exp_()
+            gradient = shares.exp_()  # in place: log-softmax is not needed again
             gradient[torch.arange(len(labels_k), device=labels_k.device), labels_k] -= 1.0
             if not (is_teaching and place == len(every_width) - 1):
                 self._distil(logits, gradient)
@@ -164,9 +179,11 @@ class _Tile:
         self, states_kD: torch.Tensor, gradients: Sequence[torch.Tensor], grad_kD: torch.Tensor
     ) -> None:
         """Add the gradients up: a dimension is in every width that reaches beyond it."""
-        so_far = torch.zeros_like(gradients[0])
-        for block, gradient in zip(reversed(self._blocks), reversed(gradients), strict=True):
-            so_far += gradient
-            grad_kD[:, block] = so_far @ self._table_VD[:, block]
-            self.table_grad[:, block] += so_far.T @ states_kD[:, block]
+        so_far = gradients[-1]
+        for place in reversed(range(len(gradients))):
+            if place < len(gradients) - 1:
+                so_far += gradients[place]
+            block, gradient = self._blocks[place], so_far.to(self._products)
+            grad_kD[:, block] = gradient @ self._table_VD[:, block]
+            self.table_grad[:, block] += gradient.T @ states_kD[:, block]
         self.bias_grad += so_far.sum(0)
