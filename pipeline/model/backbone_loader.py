@@ -26,6 +26,7 @@ from pipeline.model.folders.cde_settings import is_cde
 from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint, weights_sha256_of
 from pipeline.model.folders.embedded_weights import MODEL_NAMES, require_official_weights
 from pipeline.model.folders.first_layers import first_layers
+from pipeline.model.folders.first_stage import split_stages
 from pipeline.model.folders.model_types import CAUSAL_TYPES
 from pipeline.model.folders.names import model_folder
 from pipeline.model.projection import read_projection
@@ -61,10 +62,13 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
         if is_cde(checkpoint.config):
             return read_cde(checkpoint, dtype=dtype, device=device, num_layers=config.layers, run_on=run_on)
         read = reader_of(model_type)
-        first = first_layers(language_model(checkpoint), config.layers)
-        engine = read(first, dtype=dtype, device=device, **({"is_causal": True} if config.causal else {}))
+        second, first = split_stages(checkpoint)
+        cut = first_layers(language_model(second), config.layers)
+        engine = read(cut, dtype=dtype, device=device, **({"is_causal": True} if config.causal else {}))
         _require_embeddings(checkpoint, engine)
         engine.projection = read_projection(checkpoint.steps, engine.model_dim, device)
+        if first is not None:
+            engine.own_first_stage = run_on(read(first, dtype=dtype, device=device))
         return run_on(engine)
 
 

@@ -18,6 +18,7 @@ from pipeline.errors import ConfigError
 from pipeline.manifest import fingerprint
 from pipeline.model.document_encoder import embed_chunks
 from pipeline.model.engine.backbone import Backbone
+from pipeline.model.engine.transformer import Transformer
 from pipeline.model.folders.model_defaults import CONTEXT_POOLING
 from pipeline.model.landmarks import Chunks, chunk_rows
 
@@ -59,12 +60,11 @@ class ContextEncoder:
     def of(cls, backbone: Backbone, encoder: EncoderConfig, context: ContextConfig) -> ContextEncoder:
         """Return the first stage of a second stage with its settings.
 
-        One with weights of its own was trained behind the documents' prefix, and pools it with the text
-        (CDE).
+        That of a CDE model was trained behind the documents' prefix, and pools it with the text. A first
+        stage that is a transformer alone was trained without one.
         """
         first_stage = backbone.first_stage
-        has_own_weights = first_stage.weights_fingerprint != backbone.weights_fingerprint
-        prefix = encoder.document_prefix if has_own_weights else ""
+        prefix = "" if isinstance(first_stage, Transformer) else encoder.document_prefix
         return cls(
             first_stage,
             min(context.max_document_tokens, first_stage.max_positions),

@@ -31,7 +31,7 @@ from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.errors import ModelError, TryAgainError
 from pipeline.model.folders.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint, read_checkpoint
 from pipeline.model.folders.encoder_folder import save_encoder_folder, write_encoder_folder
-from pipeline.model.folders.own_tensors import CONTEXT_SIZE
+from pipeline.model.folders.own_tensors import CONTEXT_SIZE, FIRST_STAGE
 from pipeline.model.folders.sentence_transformers_folder import read_json
 from pipeline.token_vectors.projection import TokenProjection
 from pipeline.train.landmark_encoder import OWN_NAMES, LandmarkEncoder
@@ -127,7 +127,7 @@ class RunFolder:
             stored |= {f"objective.{name}": x for name, x in load_file(folder / OBJECTIVE_NAME).items()}
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                parameter.copy_(stored[name if name in stored else model.base_prefix + name])
+                parameter.copy_(stored[name if name in stored else model.published_name(name)])
         restore_optimizer(optimizer, model, load_file(folder / OPTIMIZER_NAME))
         state = read_json(folder / STATE_NAME)
         return RunState(**{name: state[name] for name in RunState.__dataclass_fields__})
@@ -193,13 +193,14 @@ class RunFolder:
         """Write what differs from the base.
 
         As ``cairn_extra.safetensors`` beside the base's weights it makes the trained model. Tensors have the
-        base's names; published parameters are stored in ``dtype``, gates and null token in float32.
+        base's names; published parameters are stored in ``dtype``, gates and null token in float32. A
+        first stage of its own is stored whole.
         """
         changed: dict[str, torch.Tensor] = {}
         for name, tensor in model.published_tensors().items():
             if name in (*OWN_NAMES, CONTEXT_SIZE):
                 changed[name] = tensor
-            elif not torch.equal(tensor, self._base.tensors[name].float()):
+            elif name.startswith(FIRST_STAGE) or not torch.equal(tensor, self._base.tensors[name].float()):
                 changed[name] = tensor.to(dtype)
         with (
             durable.storage_errors("writing what changed"),

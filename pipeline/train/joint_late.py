@@ -27,11 +27,11 @@ from pipeline.encode.token_states import embed_tokens
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.term_weights import token_idf
 from pipeline.ragged import ranges
-from pipeline.train.landmark_encoder import PackedRows
 from pipeline.train.late.head import TokenHead
 from pipeline.train.late.losses import late_loss, max_sims, padded_places
 from pipeline.train.late.settings import LateConfig
 from pipeline.train.objectives.contrastive import FalseNegatives, left_out
+from pipeline.train.packed_rows import PackedRows
 from pipeline.train.pairs import TrainingPairs
 from pipeline.train.sequences import SequenceBatch
 from pipeline.train.settings import TrainConfig

@@ -1,5 +1,6 @@
 """A transformer with landmark attention as a differentiable model: published parameters, gates, a null token.
 
+    context documents ─▶ first stage: layers of its own, or the same ones ─▶ context vectors
     context vectors ─▶ all layers, by themselves ─▶ keys and values of every layer ─┐
     rows of chunks ─▶ embed ─▶ layer, behind its gates ◀────────────────────────────┴─▶ … ─▶ pooled per chunk
 
@@ -18,16 +19,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import takewhile
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
-from jaxtyping import Float, Float32, Int32, Int64
+from jaxtyping import Float, Float32
 from torch import nn
 from typing_extensions import override
 
@@ -38,16 +38,21 @@ from pipeline.model.engine.layer import run_layer
 from pipeline.model.engine.transformer import Transformer
 from pipeline.model.families.readers import reader_of
 from pipeline.model.folders.checkpoint import Checkpoint
+from pipeline.model.folders.first_stage import split_stages
 from pipeline.model.folders.own_tensors import (
     CONTEXT_GATES,
     CONTEXT_SIZE,
+    FIRST_STAGE,
     GATE_NAMES,
     LANDMARK_GATES,
     NULL_CONTEXT,
 )
 from pipeline.model.landmark_gates import context_size_of
 from pipeline.ragged import places_in_groups, ranges
+from pipeline.train.first_stage import first_stage_parameters
 from pipeline.train.late.head import TokenHead
+from pipeline.train.packed_rows import PackedRows
+from pipeline.train.recorded_tensors import RecordedTensors, shared_prefix
 
 OWN_NAMES: Final = (LANDMARK_GATES, CONTEXT_GATES, NULL_CONTEXT)
 """Parameters that no published checkpoint has; they are new where a base does not hold them."""
@@ -68,23 +73,6 @@ SCORES_PER_STEP: Final = 1 << 22
 """Scores of one head in a block; the graph keeps them all, so this bounds only what is gathered at a time."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PackedRows:
-    """B rows of token ids end to end; ``windows`` numbers each row's window, the rows of one stand together.
-
-    ``pooled_start`` and ``pooled_end`` are positions within each row, whose mean is the row's embedding.
-    """
-
-    ids_N: Int32[np.ndarray, " N"]
-    lengths_B: Int64[np.ndarray, " B"]
-    windows_B: Int64[np.ndarray, " B"]
-    pooled_start_B: Int64[np.ndarray, " B"]
-    pooled_end_B: Int64[np.ndarray, " B"]
-
-    def __len__(self) -> int:
-        return len(self.lengths_B)
-
-
 class _Parameters(nn.Module):
     """Parameters below their published names, each part of a name a module."""
 
@@ -102,7 +90,8 @@ class LandmarkEncoder(_Parameters):
     """The trainable model; new gates stand at ``initial_gate``, a new null token at zero.
 
     ``context_size`` is the number of context vectors that new gates are trained for: any other number weighs
-    as much.
+    as much. ``first_stage_layers`` > 0 gives the model a first stage of its own, a copy of so many of its
+    first layers and, unless it ``shares_embeddings``, of the input tables. One that the base has goes on.
     """
 
     head: TokenHead | None
@@ -116,20 +105,23 @@ class LandmarkEncoder(_Parameters):
         *,
         initial_gate: float = INITIAL_GATE,
         context_size: int | None = None,
+        first_stage_layers: int = 0,
+        shares_embeddings: bool = False,
     ) -> None:
         super().__init__()
         self.head = None
         self.objective = None
         self._config = replace(checkpoint, tensors={})
-        tensors = _Recorded(checkpoint.tensors)
+        second, _ = split_stages(checkpoint)
+        tensors = RecordedTensors(second.tensors)
         try:
-            engine = self._read(tensors, torch.float32, torch.device("cpu"))
+            engine = self._read(replace(second, tensors=tensors), torch.float32, torch.device("cpu"))
         except ModelError as error:
             raise ModelError(
                 f"training must start from a model it can run, got one it cannot ({error}); "
                 "choose another base"
             ) from error
-        self.base_prefix = _shared_prefix(tensors.names)
+        self.base_prefix = shared_prefix(tensors.names)
         self.model_dim, self.num_layers = engine.model_dim, engine.num_layers
         self.num_heads, self.max_positions = engine.shape.num_heads, engine.max_positions
         self._token_table = next(
@@ -151,18 +143,34 @@ class LandmarkEncoder(_Parameters):
         # Gates of a base that does not say what context they were trained for go on without.
         has_gates = CONTEXT_GATES in checkpoint.tensors
         self.context_size = context_size_of(checkpoint.tensors) if has_gates else context_size
+        copied = {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if name not in OWN_NAMES and not (shares_embeddings and name.startswith(_EMBEDDINGS))
+        }
+        for name, tensor in first_stage_parameters(
+            checkpoint.tensors,
+            copied,
+            num_layers=first_stage_layers,
+            base_prefix=self.base_prefix,
+            base_layers=self.num_layers,
+        ).items():
+            self.add(name, tensor)
         self._published_names = tuple(name for name, _ in self.named_parameters())
 
-    def _read(
-        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device
-    ) -> Transformer:
-        checkpoint = replace(self._config, tensors=tensors)
+    @staticmethod
+    def _read(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Transformer:
         return reader_of(checkpoint.config["model_type"])(checkpoint, dtype=dtype, device=device)
 
-    def _engine(self) -> Transformer:
-        """Return the engine whose weights are the parameters as they are now, low-rank updates included."""
+    def _engine(self, *, is_first_stage: bool = False) -> Transformer:
+        """Return the engine whose weights are the parameters as they are now, low-rank updates included.
+
+        The first stage is the same where the model has none of its own.
+        """
         live = {name: self._tensor(name) for name in self._published_names}
-        return self._read(live, self.null_context.dtype, self.device)
+        second, first = split_stages(replace(self._config, tensors=live))
+        stage = first if is_first_stage and first is not None else second
+        return self._read(stage, self.null_context.dtype, self.device)
 
     def _tensor(self, name: str) -> torch.Tensor:
         path, _, leaf = name.rpartition(".")
@@ -176,9 +184,7 @@ class LandmarkEncoder(_Parameters):
         """
         size = {} if self.context_size is None else {CONTEXT_SIZE: torch.tensor([float(self.context_size)])}
         return size | {
-            name if name in OWN_NAMES else self.base_prefix + name: (
-                self._tensor(name).detach().cpu().contiguous()
-            )
+            self.published_name(name): self._tensor(name).detach().cpu().contiguous()
             for name in self._published_names
             if name not in OWN_NAMES or self.get_parameter(name).requires_grad
         }
@@ -194,14 +200,21 @@ class LandmarkEncoder(_Parameters):
         table = self._engine().embedding.positions_PD
         return None if table is None else table.detach()
 
+    def published_name(self, name: str) -> str:
+        """Return what a parameter is called in a folder."""
+        if name in OWN_NAMES:
+            return name
+        stage = FIRST_STAGE if name.startswith(FIRST_STAGE) else ""
+        return stage + self.base_prefix + name.removeprefix(stage)
+
     def freeze_embeddings(self) -> None:
-        """Leave the input tables and their norm as they are."""
+        """Leave the input tables and their norm as they are, in both stages."""
         for name, parameter in self.named_parameters():
-            if name.startswith(_EMBEDDINGS):
+            if name.removeprefix(FIRST_STAGE).startswith(_EMBEDDINGS):
                 parameter.requires_grad_(False)
 
     def layer_matrices(self, *, attention_only: bool = False) -> list[nn.Module]:
-        """Return the modules of the layers whose weight is a matrix."""
+        """Return the modules of both stages' layers whose weight is a matrix."""
         paths = [name.removesuffix(".weight") for name, tensor in self.named_parameters() if tensor.ndim == 2]
         return [
             self.get_submodule(path)
@@ -259,7 +272,17 @@ class LandmarkEncoder(_Parameters):
     ) -> dict[int, Float[torch.Tensor, "N D"]]:
         """Return the states of all tokens after each of ``layers``, behind the final norm of the family."""
         asked = [self.num_layers] if layers is None else list(layers)
-        engine = self._engine()
+        return self._states(self._engine(), rows, context_CD, asked, landmarks=landmarks)
+
+    def _states(
+        self,
+        engine: Transformer,
+        rows: PackedRows,
+        context_CD: Float[torch.Tensor, "C D"] | None,
+        asked: Sequence[int],
+        *,
+        landmarks: bool,
+    ) -> dict[int, Float[torch.Tensor, "N D"]]:
         memory = None if context_CD is None else self._remember(engine, context_CD, max(asked))
         blocks = cut_into_blocks(
             rows.lengths_B,
@@ -313,22 +336,17 @@ class LandmarkEncoder(_Parameters):
         return tuple(memories)
 
     def embed_documents(self, rows: PackedRows) -> Float[torch.Tensor, "B D"]:
-        """Embed context documents, a row each, as the first stage does.
+        """Embed context documents, a row each, with the first stage.
 
         No window, no context, the mean of the row.
         """
-        return self.read_alone(rows)[0]
+        engine = self._engine(is_first_stage=True)
+        states = self._states(engine, rows.alone, None, [engine.num_layers], landmarks=False)
+        return _pool(states[engine.num_layers], rows.alone)
 
     def read_alone(self, rows: PackedRows) -> tuple[Float[torch.Tensor, "B D"], Float[torch.Tensor, "N D"]]:
-        """Return the same, and the states of all tokens."""
-        alone = PackedRows(
-            ids_N=rows.ids_N,
-            lengths_B=rows.lengths_B,
-            windows_B=np.arange(len(rows)),
-            pooled_start_B=np.zeros(len(rows), np.int64),
-            pooled_end_B=rows.lengths_B,
-        )
-        return self.read(alone)
+        """Embed rows like that with the second stage; return the states of all tokens, too."""
+        return self.read(rows.alone)
 
     def _embed(self, engine: Transformer, rows: PackedRows, places_N: torch.Tensor) -> torch.Tensor:
         longest = int(rows.lengths_B.max())
@@ -346,25 +364,6 @@ def _run_layer(
 ) -> torch.Tensor:
     operations = DifferentiableOperations(engine.shape, attend, angles)
     return run_layer(engine.layers[index], x_ND, operations, norm_first=engine.shape.norm_first)
-
-
-def _shared_prefix(names: Sequence[str]) -> str:
-    """Return the parts that all names begin with; layers and embeddings begin with words of their own."""
-    columns = zip(*(name.split(".") for name in names), strict=False)
-    return "".join(f"{parts[0]}." for parts in takewhile(lambda parts: len(set(parts)) == 1, columns))
-
-
-class _Recorded(dict[str, torch.Tensor]):
-    """Tensors that note the names of those a reader asks for, in order."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        super().__init__(tensors)
-        self.names: list[str] = []
-
-    @override
-    def get(self, key: str, default: Any = None, /) -> Any:
-        self.names.append(key)
-        return super().get(key, default)
 
 
 def _fitting(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -87,6 +87,8 @@ def train(
         checkpoint,
         initial_gate=config.initial_gate,
         context_size=config.context_documents if config.reads_context else None,
+        first_stage_layers=config.first_stage_layers,
+        shares_embeddings=config.freeze_embeddings or config.lora_rank > 0,
     )
     if config.freeze_embeddings:
         model.freeze_embeddings()

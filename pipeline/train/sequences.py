@@ -26,7 +26,7 @@ from pipeline.corpus.tokenization import tokenize
 from pipeline.model.folders.checkpoint import Checkpoint
 from pipeline.model.landmarks import chunk_rows, split_into_chunks
 from pipeline.ragged import ranges
-from pipeline.train.landmark_encoder import PackedRows
+from pipeline.train.packed_rows import PackedRows
 from pipeline.train.pairs import TrainingPairs
 from pipeline.train.settings import TrainedPooling
 

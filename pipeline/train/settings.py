@@ -31,6 +31,8 @@ class TrainConfig:
     ``batch_pairs`` pairs make a batch, in sequences of up to ``sequence_documents`` neighbouring documents of
     one source; ``context_documents`` of the batch are its context, None of them in a share
     ``context_absence`` of the steps, each replaced by the null token with ``context_dropout``.
+    ``first_stage_layers`` > 0 gives the model a first stage of its own, which starts as the base's first
+    layers and alone embeds the context; it shares the input tables where those stay as they are.
     ``title_share`` of the sequences begin with their title as a chunk of its own. ``margin`` is ε of the
     false negatives. ``matryoshka_dims`` = () trains the whole vector only, ``matryoshka_layers`` = () the
     last layer only. ``freeze_embeddings`` leaves the input tables as the base has them, so that what changed
@@ -59,6 +61,14 @@ class TrainConfig:
     context_absence: float = option(0.25, About("Share of steps without a context.", low=0, high=1))
     context_dropout: float = option(
         0.005, About("Share of context vectors that give way to the null token.", low=0, high=1)
+    )
+    first_stage_layers: int = option(
+        0,
+        About(
+            "Layers of a first stage of its own for the context, copied from the base; 0: none.",
+            low=0,
+            high=1_000,
+        ),
     )
     title_share: float = option(0.5, About("Share of sequences that begin with their title.", low=0, high=1))
     hard_negatives: int = option(0, About("Mined negatives of each query; 0: none.", low=0, high=1_000))
@@ -145,6 +155,11 @@ class TrainConfig:
         if self.teacher is not None and not self.distillation_weight:
             raise ConfigError(
                 "distillation_weight must be above 0 with a teacher, got 0; leave one of them out"
+            )
+        if self.first_stage_layers and not self.reads_context:
+            raise ConfigError(
+                "first_stage_layers must go with a context that is read (attention landmark, "
+                "context_documents above 0, context_absence below 1), got settings without; leave it out"
             )
         require_packable(self.late_dims, self.late_bits)
         # Lists when read from JSON.

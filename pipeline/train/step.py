@@ -26,12 +26,13 @@ from pipeline.model.sequence_dropout import drop_context
 from pipeline.train.grad_cache import Embedded, FirstStage, SecondStage, cached_backward, gather_each
 from pipeline.train.heldout import mean_by_text
 from pipeline.train.joint_late import batch_late_loss, own_states, project_tokens
-from pipeline.train.landmark_encoder import LandmarkEncoder, PackedRows
+from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.late.head import TokenHead
 from pipeline.train.mining import NONE_FOUND
 from pipeline.train.objectives.contrastive import FalseNegatives, contrastive_loss
 from pipeline.train.objectives.distillation import distillation_loss
 from pipeline.train.objectives.matryoshka import over_widths
+from pipeline.train.packed_rows import PackedRows
 from pipeline.train.processes import ALONE, Processes
 from pipeline.train.sequences import SequenceBatch, SequenceMaker, split_rows
 from pipeline.train.settings import TrainConfig

@@ -22,7 +22,8 @@ from pipeline.model.folders.encoder_folder import save_encoder_folder
 from pipeline.model.folders.model_defaults import encoder_config
 from pipeline.model.folders.own_tensors import CONTEXT_GATES, LANDMARK_GATES
 from pipeline.model.landmark_reader import LandmarkReader
-from pipeline.train.landmark_encoder import LandmarkEncoder, PackedRows
+from pipeline.train.landmark_encoder import LandmarkEncoder
+from pipeline.train.packed_rows import PackedRows
 from tests.train.families import FAMILIES, tiny_new
 
 CPU = torch.device("cpu")

@@ -11,8 +11,9 @@ from pipeline.config import EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from pipeline.model.folders.encoder_folder import save_encoder_folder
-from pipeline.train.landmark_encoder import OWN_NAMES, LandmarkEncoder, PackedRows
+from pipeline.train.landmark_encoder import OWN_NAMES, LandmarkEncoder
 from pipeline.train.low_rank import add_low_rank, low_rank_parameters
+from pipeline.train.packed_rows import PackedRows
 from pipeline.train.settings import TrainConfig
 
 ROWS = PackedRows(

@@ -61,7 +61,7 @@ def gradients(
     processes: Processes = ALONE,
 ) -> tuple[Any, dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
-    model = LandmarkEncoder(read_checkpoint(folder))
+    model = LandmarkEncoder(read_checkpoint(folder), first_stage_layers=config.first_stage_layers)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
@@ -74,11 +74,21 @@ def gradients(
 
 @pytest.mark.parametrize("context_dropout", [0.0, 0.4])
 @pytest.mark.parametrize("dims", [(), (8, 32)])
-@pytest.mark.parametrize("layers", [(), (1, 2)])
+@pytest.mark.parametrize(("layers", "first_stage_layers"), [((), 0), ((1, 2), 0), ((), 1)])
 def test_train_step_in_micro_batches_gives_the_gradient_of_the_whole(
-    tiny_model_folder: Path, data: Any, dims: tuple[int, ...], layers: tuple[int, ...], context_dropout: float
+    tiny_model_folder: Path,
+    data: Any,
+    dims: tuple[int, ...],
+    layers: tuple[int, ...],
+    first_stage_layers: int,
+    context_dropout: float,
 ):
-    settings = {"matryoshka_dims": dims, "matryoshka_layers": layers, "context_dropout": context_dropout}
+    settings = {
+        "matryoshka_dims": dims,
+        "matryoshka_layers": layers,
+        "first_stage_layers": first_stage_layers,
+        "context_dropout": context_dropout,
+    }
     whole, expected = gradients(tiny_model_folder, data, config_of(micro_batch_tokens=100_000, **settings))
     parts, found = gradients(tiny_model_folder, data, config_of(micro_batch_tokens=60, **settings))
     assert parts.loss == pytest.approx(whole.loss, abs=1e-4)

@@ -115,6 +115,7 @@ class Transformer:
         self.dtype = dtype
         self.model_dim = self.context_dim = int(embedding.tokens_VD.shape[1])
         self.projection: Projection | None = None
+        self.own_first_stage: Transformer | None = None
         self.max_positions = shape.max_positions
         self.max_context: int | None = None
         self.embedding = embedding
@@ -141,7 +142,9 @@ class Transformer:
 
     @property
     def first_stage(self) -> Transformer:
-        """Return the backbone itself without its projection: it embeds its own context."""
+        """Return the backbone that embeds the context: one of its own, or itself without its projection."""
+        if self.own_first_stage is not None:
+            return self.own_first_stage
         if self.projection is None:
             return self
         unprojected = copy(self)

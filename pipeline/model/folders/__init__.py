@@ -4,6 +4,6 @@
                                               cde_settings        encoder_folder (saving)
 
 ``model_types`` is the table of families, ``own_tensors`` the names of tensors beside a transformer's,
-``first_layers`` a checkpoint cut to its first layers. Nothing is downloaded and nothing is unpickled. Import
-from the modules; this package imports nothing by itself.
+``first_layers`` a checkpoint cut to its first layers, ``first_stage`` one of two stages in two. Nothing is
+downloaded and nothing is unpickled. Import from the modules; this package imports nothing by itself.
 """

@@ -1,18 +1,20 @@
 """The first layers of a checkpoint, as a model of their own (m³BERT §2.1, the truncated embedding h^l).
 
-Whatever follows the last layer, such as a final norm, follows the last one kept.
+Whatever follows the last layer, such as a final norm, follows the last one kept. A first stage of its own
+stays whole.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from pipeline.errors import ConfigError
 from pipeline.manifest import fingerprint
 from pipeline.model.folders.checkpoint import Checkpoint
-from pipeline.model.folders.own_tensors import GATE_NAMES
+from pipeline.model.folders.own_tensors import FIRST_STAGE, GATE_NAMES
 
 _LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer")
 """What configurations call the number of layers: nearly all of them, and NomicBERT's."""
@@ -34,18 +36,13 @@ def first_layers(checkpoint: Checkpoint, num_layers: int | None) -> Checkpoint:
             f"layers must lie between 1 and the model's {available}, got {num_layers}; "
             "leave it out to run all"
         )
-    config = {
-        name: num_layers if name in _LAYER_COUNTS else value for name, value in checkpoint.config.items()
-    }
-    if isinstance(kinds := config.get("layer_types"), list):
-        config["layer_types"] = kinds[:num_layers]
     return replace(
         checkpoint,
-        config=config,
+        config=of_so_many_layers(checkpoint.config, num_layers),
         tensors={
             name: tensor[:num_layers] if name in GATE_NAMES else tensor
             for name, tensor in checkpoint.tensors.items()
-            if _layer_of(name) < num_layers
+            if layer_of(name) < num_layers or name.startswith(FIRST_STAGE)
         },
         fingerprint=fingerprint(
             kind="first-layers", checkpoint=checkpoint.fingerprint, num_layers=num_layers
@@ -53,6 +50,15 @@ def first_layers(checkpoint: Checkpoint, num_layers: int | None) -> Checkpoint:
     )
 
 
-def _layer_of(tensor_name: str) -> int:
+def of_so_many_layers(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    """Return the configuration of a model's first layers."""
+    cut = {name: num_layers if name in _LAYER_COUNTS else value for name, value in config.items()}
+    if isinstance(kinds := cut.get("layer_types"), list):
+        cut["layer_types"] = kinds[:num_layers]
+    return cut
+
+
+def layer_of(tensor_name: str) -> int:
+    """Return the number of the layer a tensor belongs to, -1 for one outside layers."""
     found = _OF_LAYER.search(tensor_name)
     return int(found[1]) if found else -1

@@ -1,4 +1,4 @@
-"""The names of tensors beside a transformer's: latent attention, landmark attention, a landmark mixer."""
+"""The names of tensors beside a transformer's: latent and landmark attention, a mixer, a first stage."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ CONTEXT_SIZE: Final = "landmark_attention.context_size"
 GATE_NAMES: Final = (LANDMARK_GATES, CONTEXT_GATES)
 NULL_CONTEXT: Final = "landmark_attention.null_context"
 LANDMARK_MIXER: Final = "landmark_mixer."
+FIRST_STAGE: Final = "first_stage."
+"""A first stage of its own: what follows is the published name of a tensor of the transformer."""
 
-OWN_PREFIXES: Final = (LATENT_ATTENTION, "landmark_attention.", LANDMARK_MIXER)
+OWN_PREFIXES: Final = (LATENT_ATTENTION, "landmark_attention.", LANDMARK_MIXER, FIRST_STAGE)
 """Where the names of tensors begin that are not the transformer's."""

@@ -26,7 +26,7 @@ from jaxtyping import Bool, Int32, Int64
 
 from pipeline.errors import ConfigError, SourceError
 from pipeline.model.folders.checkpoint import Checkpoint
-from pipeline.train.landmark_encoder import PackedRows
+from pipeline.train.packed_rows import PackedRows
 from pipeline.train.pretrain.settings import PretrainConfig
 from pipeline.train.pretrain.texts import Texts
 from pipeline.types import ProgressListener

@@ -12,7 +12,7 @@ from pipeline.train.mixer.settings import MixerConfig
     ("changed", "words"),
     [
         ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
-        ({"context_documents": -1}, "context_documents must be a whole number from 0 to 65536, got -1"),
+        ({"context_documents": -1}, "context_documents must be a whole number from 0 to 65,536, got -1"),
         ({"grouped_share": 1.5}, "grouped_share must be a number from 0 to 1, got 1.5"),
         ({"temperature": float("nan")}, "temperature must be a number above 0, got nan"),
         ({"peak_lr": float("inf")}, "peak_lr must be a number above 0 and at most 1, got inf"),

@@ -1,0 +1,39 @@
+"""Rows of token ids as a model in training reads them: end to end, without padding.
+
+N tokens of a batch    B rows, a chunk each
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PackedRows:
+    """B rows of token ids end to end; ``windows`` numbers each row's window, the rows of one stand together.
+
+    ``pooled_start`` and ``pooled_end`` are positions within each row, whose mean is the row's embedding.
+    """
+
+    ids_N: Int32[np.ndarray, " N"]
+    lengths_B: Int64[np.ndarray, " B"]
+    windows_B: Int64[np.ndarray, " B"]
+    pooled_start_B: Int64[np.ndarray, " B"]
+    pooled_end_B: Int64[np.ndarray, " B"]
+
+    def __len__(self) -> int:
+        return len(self.lengths_B)
+
+    @property
+    def alone(self) -> PackedRows:
+        """Return the same rows each in a window of its own and pooled whole."""
+        return PackedRows(
+            ids_N=self.ids_N,
+            lengths_B=self.lengths_B,
+            windows_B=np.arange(len(self)),
+            pooled_start_B=np.zeros(len(self), np.int64),
+            pooled_end_B=self.lengths_B,
+        )
