@@ -1,8 +1,8 @@
 """Pairs kept out of training, and how well queries find their documents: what "best checkpoint" means.
 
 A document's pairs go out together, so that no text is learned by which a model is judged. The score ranks the
-held-out documents alone, without context; it compares the checkpoints of one run and nothing else. ``cairn
-evaluate`` says how good a model is.
+held-out documents alone, behind a context as a collection has one where the model reads any; it compares the
+checkpoints of one run and nothing else. ``cairn evaluate`` says how good a model is.
 
     Q queries    N documents    V vector dim
 """
@@ -17,7 +17,8 @@ import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from jaxtyping import Float32, Int64
 
 from pipeline.cluster.sampling import hash_order
-from pipeline.train.landmark_encoder import LandmarkEncoder, PackedRows
+from pipeline.train.landmark_encoder import LandmarkEncoder
+from pipeline.train.packed_rows import PackedRows
 from pipeline.train.pairs import TrainingPairs
 from pipeline.train.sequences import SequenceMaker, split_rows
 
@@ -54,13 +55,19 @@ def score_heldout(
     *,
     interval: int,
     max_tokens: int,
+    context: PackedRows | None = None,
 ) -> dict[str, float]:
-    """Return nDCG@10 and MRR@10 of these pairs' queries over their documents."""
+    """Return nDCG@10 and MRR@10 of these pairs' queries over their documents, behind a ``context``."""
     first = {documents[position]: position for position in reversed(positions)}
     distinct = sorted(first.values())
     number = {documents[position]: place for place, position in enumerate(distinct)}
-    query_QV = embed_texts(model, *maker.queries(positions, interval), max_tokens)
-    document_NV = embed_texts(model, *maker.documents(distinct, interval), max_tokens)
+    context_CD = (
+        None
+        if context is None
+        else torch.cat([model.embed_documents(part) for part in split_rows(context, max_tokens)])
+    )
+    query_QV = embed_texts(model, *maker.queries(positions, interval), max_tokens, context_CD)
+    document_NV = embed_texts(model, *maker.documents(distinct, interval), max_tokens, context_CD)
     return rank_scores(
         (query_QV @ document_NV.T).cpu().numpy(),
         np.array([number[documents[position]] for position in positions]),
@@ -68,11 +75,17 @@ def score_heldout(
 
 
 def embed_texts(
-    model: LandmarkEncoder, rows: PackedRows, text_B: Int64[np.ndarray, " B"], max_tokens: int
+    model: LandmarkEncoder,
+    rows: PackedRows,
+    text_B: Int64[np.ndarray, " B"],
+    max_tokens: int,
+    context_CD: Float32[torch.Tensor, "C D"] | None = None,
 ) -> Float32[torch.Tensor, "N V"]:
     """Embed texts by their rows: the normalised mean of their chunks' normalised embeddings."""
     return mean_by_text(
-        torch.cat([model(part) for part in split_rows(rows, max_tokens)]), text_B, int(text_B.max()) + 1
+        torch.cat([model(part, context_CD) for part in split_rows(rows, max_tokens)]),
+        text_B,
+        int(text_B.max()) + 1,
     )
 
 

@@ -20,6 +20,7 @@ from pipeline.train.checkpoints import RunFolder, RunState
 from pipeline.train.heldout import score_heldout
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.log import TrainingLog
+from pipeline.train.packed_rows import PackedRows
 from pipeline.train.pairs import TrainingPairs
 from pipeline.train.processes import Processes
 from pipeline.train.settings import TrainConfig
@@ -122,6 +123,7 @@ class PairTask:
             self.pairs.documents,
             interval=min(SERVED_INTERVAL, self.model.max_positions - 2),
             max_tokens=self.config.micro_batch_tokens,
+            context=self._served_context(),
         )
         log.append({"step": state.step, **scores})
         score = scores["heldout_ndcg_at_10"]
@@ -129,6 +131,18 @@ class PairTask:
             return state
         self.files.save_model("best", self.model)
         return replace(state, best_score=score, best_step=state.step)
+
+    def _served_context(self) -> PackedRows | None:
+        """Lay out a context as a collection of all sources would draw it, the same one for every score."""
+        config = self.config
+        if not config.reads_context:
+            return None
+        _, first_n = np.unique(self.data.document_number_N, return_index=True)
+        training = np.setdiff1d(first_n, self.heldout)
+        drawn = np.random.default_rng([config.seed, 2]).permutation(training)[: config.context_documents]
+        return self.data.maker.context(
+            drawn.tolist(), min(config.max_context_tokens, self.model.max_positions)
+        )
 
     def _score_on_dev(self, scorer: ModelScorer, state: RunState, log: TrainingLog) -> RunState:
         started = time.monotonic()

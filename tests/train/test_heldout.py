@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from pipeline.config import EncoderConfig
+from pipeline.context.store import ContextSet
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.model.backbone_loader import load_backbone
+from pipeline.model.context_encoder import ContextEncoder
 from pipeline.model.folders.checkpoint import read_checkpoint
 from pipeline.model.landmark_gates import INITIAL_GATE
 from pipeline.train.heldout import choose_heldout, embed_texts, mean_by_text, rank_scores
@@ -56,8 +58,9 @@ def test_mean_by_text_leaves_out_rows_of_no_text():
     assert torch.allclose(found, torch.tensor([[0.5**0.5, 0.5**0.5, 0, 0], [0, 0, 0, 1.0]]))
 
 
+@pytest.mark.parametrize("num_context", [0, 5])
 def test_embed_texts_are_the_vectors_ingest_gives(
-    tiny_model_folder: Path, make_pairs: Callable[..., TrainingPairs]
+    tiny_model_folder: Path, make_pairs: Callable[..., TrainingPairs], num_context: int
 ):
     pairs = make_pairs(12)
     checkpoint = read_checkpoint(tiny_model_folder)
@@ -65,10 +68,27 @@ def test_embed_texts_are_the_vectors_ingest_gives(
     model = LandmarkEncoder(
         checkpoint, initial_gate=INITIAL_GATE
     )  # where the engine has those a base does not hold
-    with torch.no_grad():
-        found = embed_texts(model, *maker.documents(range(12), 16), 100).numpy()
     config = EncoderConfig(
-        model=str(tiny_model_folder), attention="landmark", landmark_interval=16, precision="fp32"
+        model=str(tiny_model_folder),
+        attention="landmark",
+        landmark_interval=16,
+        precision="fp32",
+        use_context=num_context > 0,
     )
-    encoder = DocumentEncoder(config, None, load_backbone(config, torch.device("cpu")))
+    backbone = load_backbone(config, torch.device("cpu"))
+    context, context_CD = None, None
+    if num_context:
+        first_stage = ContextEncoder(backbone, max_tokens=12)
+        ids = tuple(map(str, range(num_context)))
+        context = ContextSet(
+            doc_ids=ids,
+            content_sha256s=ids,
+            cluster_ids_C=np.zeros(num_context, np.int32),
+            embeddings_CD=first_stage.embed(pairs.documents[:num_context]),
+            first_stage_fingerprint=first_stage.fingerprint,
+        )
+        context_CD = model.embed_documents(maker.context(range(num_context), 12)).detach()
+    with torch.no_grad():
+        found = embed_texts(model, *maker.documents(range(12), 16), 100, context_CD).numpy()
+    encoder = DocumentEncoder(config, context, backbone)
     assert np.abs(found - encoder.encode(pairs.documents).document_vectors_NV).max() <= 1e-5

@@ -25,8 +25,10 @@ from pipeline.errors import (
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PREFIX
 from pipeline.train import pair_task
+from pipeline.train.heldout import score_heldout
 from pipeline.train.log import read_log
 from pipeline.train.loop import train
+from pipeline.train.packed_rows import PackedRows
 from pipeline.train.settings import TrainConfig
 from tests.train.conftest import LOOP_SETTINGS
 
@@ -41,6 +43,23 @@ def test_train_loss_falls_and_the_best_held_out_score_is_remembered(run: Any, tm
     }
     assert list(scores) == [0, 10, 20, 30]
     assert report.best_score == scores[report.best_step] == max(scores.values())
+
+
+@pytest.mark.parametrize("context_documents", [4, 0])
+def test_train_held_out_pairs_are_scored_behind_a_context_of_the_others(
+    run: Any, monkeypatch: pytest.MonkeyPatch, context_documents: int
+):
+    shown: list[list[int] | None] = []
+
+    def score(*positional: Any, context: PackedRows | None, **named: Any) -> dict[str, float]:
+        shown.append(None if context is None else [len(context), *context.ids_N.tolist()])
+        return score_heldout(*positional, context=context, **named)
+
+    monkeypatch.setattr(pair_task, "score_heldout", score)
+    run(steps=4, context_documents=context_documents)
+    first, last = shown
+    assert first == last
+    assert (first[0] if first else 0) == context_documents
 
 
 def test_train_saved_models_are_read_by_the_engine(run: Any, tmp_path: Path):
