@@ -215,7 +215,7 @@ def _report_lengths(
 ) -> int:
     from dataclasses import asdict
 
-    from pipeline.evaluate.length_collapse import TEMPERATURES, measure_length_collapse
+    from pipeline.evaluate.analysis.length_collapse import TEMPERATURES, measure_length_collapse
 
     temperatures = sorted({*TEMPERATURES, base.temperature}, reverse=True)
     with ProgressBars(quiet=quiet) as progress:

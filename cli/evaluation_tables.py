@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from cli.terminal import duration, size, table, thousands
 
 if TYPE_CHECKING:
+    from pipeline.evaluate.analysis.length_collapse import LengthCollapse
     from pipeline.evaluate.bench import Cost
-    from pipeline.evaluate.length_collapse import LengthCollapse
     from pipeline.evaluate.report import Advice, Report
     from pipeline.evaluate.retrieval_set import RetrievalSet
     from pipeline.evaluate.significance import Comparison

@@ -36,6 +36,8 @@ _VERBS = {
     "status": "Show what a collection holds and how it was built.",
     "plan": "Show whether the corpus has drifted from its context, and give it a new one.",
     "evaluate": "Score systems on judged corpora, and say which configuration to use.",
+    "analyse": "Show what a model's attention does with long texts, and what its landmarks hold.",
+    "tune": "Choose temperatures of a collection by what they measure, and weigh a funnel search.",
     "pretrain": "Pretrain an encoder on text, before it is fine-tuned.",
     "train": "Fine-tune an encoder for landmarks and context on your own pairs.",
     "train-mixer": "Train what mixes title, document and context into a model's landmarks, on your own "

@@ -39,7 +39,19 @@ _KINDS: Final[Mapping[type, type]] = {
 """Type of a value in the file by its option's; others read it themselves."""
 _SET_ELSEWHERE = frozenset({"CAIRN_CACHE"})
 """Variables of other parts of Cairn that are spelt like an option's."""
-_EVERYWHERE = ("ingest", "search", "serve", "keys", "status", "plan", "verify", "repair", "compact", "delete")
+_EVERYWHERE = (
+    "ingest",
+    "search",
+    "serve",
+    "keys",
+    "status",
+    "plan",
+    "tune",
+    "verify",
+    "repair",
+    "compact",
+    "delete",
+)
 
 
 def settings_file() -> Path:

@@ -8,6 +8,7 @@ little of what users will ask, and nothing across corpora.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -38,16 +39,33 @@ def known_item_set(folder: Path, num_queries: int, seed: int) -> RetrievalSet:
         if "title" in corpus.schema.names
         else [""] * len(texts)
     )
+    skipped = {"documents that repeat an id": num_repeated} if num_repeated else {}
+    return known_items_of(
+        f"{folder.resolve().name} (known items)", doc_ids, titles, texts, num_queries, seed, skipped
+    )
+
+
+def known_items_of(
+    name: str,
+    doc_ids: Sequence[str],
+    titles: Sequence[str],
+    texts: Sequence[str],
+    num_queries: int,
+    seed: int,
+    skipped: Mapping[str, int],
+) -> RetrievalSet:
+    """Make a set of documents in memory, whose ids are distinct."""
+    left = list(texts)
     drawn: list[int] = []
     queries: list[str] = []
-    for position in np.random.default_rng(seed).permutation(len(texts)).tolist():
+    for position in np.random.default_rng(seed).permutation(len(left)).tolist():
         if len(drawn) == num_queries:
             break
-        sentence, rest = split_first_sentence(texts[position])
+        sentence, rest = split_first_sentence(left[position])
         if len(sentence) >= MIN_QUERY_CHARACTERS and len(rest) >= MIN_REST_CHARACTERS:
             drawn.append(position)
             queries.append(sentence)
-            texts[position] = rest
+            left[position] = rest
     if not drawn:
         raise SourceError(
             f"known items must come from documents with a sentence and {MIN_REST_CHARACTERS} characters "
@@ -56,10 +74,10 @@ def known_item_set(folder: Path, num_queries: int, seed: int) -> RetrievalSet:
         )
     none = np.full(len(drawn), NO_SPAN)
     return RetrievalSet(
-        name=f"{folder.resolve().name} (known items)",
+        name=name,
         doc_ids=tuple(doc_ids),
         titles=tuple(titles),
-        texts=tuple(texts),
+        texts=tuple(left),
         query_ids=tuple(f"known-{number}" for number in range(len(drawn))),
         queries=tuple(queries),
         judgements=Judgements(
@@ -69,7 +87,7 @@ def known_item_set(folder: Path, num_queries: int, seed: int) -> RetrievalSet:
             start_J=none,
             end_J=none.copy(),
         ),
-        skipped={"documents that repeat an id": num_repeated} if num_repeated else {},
+        skipped=skipped,
     )
 
 

@@ -83,21 +83,28 @@ def read_retrieval_set(folder: Path) -> RetrievalSet:
             f"got {str(folder)!r}; name one"
         )
     corpus = _read_table(folder / CORPUS_FILE, ("id", "text"))
-    queries = _read_table(folder / QUERIES_FILE, ("id", "text"))
-    qrels = _read_table(folder / QRELS_FILE, ("query_id", "doc_id", "score"))
     doc_ids = _unique_ids(corpus, CORPUS_FILE)
-    query_ids = _unique_ids(queries, QUERIES_FILE)
     if not doc_ids:
         raise SourceError(f"{CORPUS_FILE} must hold at least one document, got none; add some")
     texts = _strings(corpus, "text", CORPUS_FILE)
     titles = _strings(corpus, "title", CORPUS_FILE) if "title" in corpus.schema.names else ("",) * len(texts)
+    return judge_documents(folder, doc_ids, titles, texts)
+
+
+def judge_documents(
+    folder: Path, doc_ids: Sequence[str], titles: Sequence[str], texts: Sequence[str]
+) -> RetrievalSet:
+    """Read the queries and judgements of a folder on documents that are had already."""
+    queries = _read_table(folder / QUERIES_FILE, ("id", "text"))
+    qrels = _read_table(folder / QRELS_FILE, ("query_id", "doc_id", "score"))
+    query_ids = _unique_ids(queries, QUERIES_FILE)
     skipped: Counter[str] = Counter()
     judgements = _judgements(qrels, doc_ids, query_ids, list(map(len, texts)), skipped)
     whole = RetrievalSet(
         name=folder.resolve().name,
-        doc_ids=doc_ids,
-        titles=titles,
-        texts=texts,
+        doc_ids=tuple(doc_ids),
+        titles=tuple(titles),
+        texts=tuple(texts),
         query_ids=query_ids,
         queries=_strings(queries, "text", QUERIES_FILE),
         judgements=judgements,

@@ -45,7 +45,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 def write_corpora(folder: Path) -> None:
-    """Write the files that pages name: two corpora, judged queries, training pairs, long documents."""
+    """Write the files that pages name: two corpora, judged queries, training pairs, long texts."""
     texts = [
         f"To change {topic} open the settings and choose {topic}. " + f"Help with {topic} is there. " * 20
         for topic in TOPICS
@@ -77,6 +77,9 @@ def write_corpora(folder: Path) -> None:
         for topic in TOPICS
     ]
     write(folder / "manuals.parquet", {"text": sections, "title": titles})
+    shelves = [f"{topic} {number}" for topic in TOPICS for number in range(3)]
+    books = [f"This book explains {shelf} in full. " + f"More on {shelf} follows. " * 40 for shelf in shelves]
+    write(folder / "library" / "a.parquet", {"id": shelves, "text": books})
 
 
 def write(path: Path, columns: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,8 @@ import torch
 from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import SourceError
-from pipeline.evaluate.length_collapse import high_frequency_norm, measure_length_collapse, recording_pattern
+from pipeline.evaluate.analysis.length_collapse import measure_length_collapse
+from pipeline.evaluate.analysis.traced_pass import trace_row
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.transformer import Transformer
 
@@ -100,16 +100,16 @@ def test_temperature_moves_both_numbers(texts, config):
 def test_recorded_attention_is_that_of_the_last_layer(config):
     backbone = load_backbone(config)
     assert isinstance(backbone, Transformer)
-    ids, lengths = np.array([[2, 7, 9, 8, 3]]), np.array([5])
-    plain = backbone.hidden_states(ids, lengths, None, 0.7)
-    kept: list[torch.Tensor] = []
-    backbone.pattern_type = recording_pattern(kept)
-    recorded = backbone.hidden_states(ids, lengths, None, 0.7)
+    ids = np.array([[2, 7, 9, 8, 3]])
+    plain = backbone.hidden_states(ids, np.array([5]), None, 0.7)
+    trace = trace_row(backbone, ids[0].tolist(), 0.7)
+    assert trace.last_global is not None
+    recorded = trace.last_global.weights()
 
-    assert torch.equal(plain, recorded)
-    assert kept[0].shape == (1, 4, 5, 5)
-    assert torch.allclose(kept[0].sum(-1), torch.ones(1, 4, 5))
-    assert torch.allclose(kept[0], published_attention(config, ids, 0.7), atol=1e-5)
+    assert torch.equal(plain[0], trace.states[-1])
+    assert recorded.shape == (4, 5, 5)
+    assert torch.allclose(recorded.sum(-1), torch.ones(4, 5))
+    assert torch.allclose(recorded, published_attention(config, ids, 0.7)[0], atol=1e-5)
 
 
 def published_attention(config: EncoderConfig, ids: np.ndarray, temperature: float) -> torch.Tensor:
@@ -124,28 +124,3 @@ def published_attention(config: EncoderConfig, ids: np.ndarray, temperature: flo
             layer.attention.self.query.weight /= temperature
             layer.attention.self.query.bias /= temperature
         return model(torch.from_numpy(ids), output_attentions=True).attentions[-1]
-
-
-def test_high_frequency_norm_equals_the_spectrum_of_the_projected_matrix():
-    attention = torch.softmax(torch.randn(3, 6, 6, generator=torch.Generator().manual_seed(0)), dim=-1)
-    projection = torch.eye(6) - torch.full((6, 6), 1 / 6)
-    expected = [torch.linalg.svdvals(projection @ matrix)[0].item() for matrix in attention]
-
-    assert high_frequency_norm(attention).tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_high_frequency_norm_of_attention_to_everything_alike_is_zero():
-    assert high_frequency_norm(torch.full((5, 5), 0.2)).item() == pytest.approx(0.0, abs=1e-7)
-    assert math.isclose(high_frequency_norm(torch.eye(5)).item(), 1.0, rel_tol=1e-6)
-
-
-def test_bound_of_theorem_2_holds():
-    def high_frequency(y: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.matrix_norm(y - y.mean(0, keepdim=True))
-
-    generator = torch.Generator().manual_seed(1)
-    attention = torch.softmax(torch.randn(9, 9, generator=generator), dim=-1)
-    x, w = torch.randn(9, 4, generator=generator), torch.randn(4, 4, generator=generator)
-    bound = high_frequency_norm(attention) * torch.linalg.matrix_norm(w, ord=2) * high_frequency(x)
-
-    assert high_frequency(attention @ x @ w) <= bound

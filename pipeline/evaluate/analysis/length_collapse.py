@@ -19,20 +19,21 @@ without prefix or context.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64
-from typing_extensions import override
 
 from pipeline.config import EncoderConfig
 from pipeline.corpus.tokenization import TokenizedTexts, tokenize
 from pipeline.errors import SourceError
+from pipeline.evaluate.analysis.low_pass import high_frequency_norm
+from pipeline.evaluate.analysis.traced_pass import shows_attention, trace_row
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.backbone import Backbone
-from pipeline.model.engine.rectangle import Rectangle
 from pipeline.model.engine.transformer import Transformer
 from pipeline.ragged import places_in_groups
 from pipeline.types import ProgressListener, silent_progress
@@ -61,7 +62,9 @@ class LengthCollapse:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Piece:
+class Piece:
+    """Consecutive tokens of one document, by number, without [CLS] and end."""
+
     document: int
     ids: list[int]
 
@@ -82,14 +85,11 @@ def measure_length_collapse(
     """
     backbone = load_backbone(config.without_context)
     generator = np.random.default_rng(seed)
-    drawn = generator.permutation(len(texts))[:MAX_DOCUMENTS]
-    tokens = tokenize(backbone.tokenizer, [texts[int(index)] for index in drawn])
-    # Beside the text a row holds [CLS], where there is one, and its end.
-    room = min(config.window_tokens, backbone.max_positions) - 2
+    tokens = draw_texts(backbone, texts, generator)
     measured: list[LengthCollapse] = []
-    lengths = sorted({min(length, room) for length in LENGTHS})
+    lengths = lengths_read(config, backbone)
     for number, length in enumerate(lengths, start=1):
-        pieces = _draw_pieces(tokens, length, max_pieces, generator)
+        pieces = draw_pieces(tokens, length, max_pieces, generator)
         if len({piece.document for piece in pieces}) < 2:
             continue
         measured += [
@@ -97,10 +97,11 @@ def measure_length_collapse(
                 tokens=length,
                 temperature=temperature,
                 pieces=len(pieces),
-                cosine=_mean_cosine(
-                    _embed(backbone, pieces, temperature), np.array([piece.document for piece in pieces])
+                cosine=mean_cosine(
+                    embed_pieces(backbone, pieces, temperature),
+                    np.array([piece.document for piece in pieces]),
                 ),
-                sigma_a=_sigma_a(backbone, pieces[:max_spectra], temperature),
+                sigma_a=_mean_sigma_a(backbone, pieces[:max_spectra], temperature),
             )
             for temperature in temperatures
         ]
@@ -113,89 +114,86 @@ def measure_length_collapse(
     return measured
 
 
-def high_frequency_norm(attention_TT: Float[torch.Tensor, "*H T T"]) -> Float[torch.Tensor, "*H"]:
-    """Return the largest singular value of (I - 11ᵀ/n) A for every matrix A of a stack."""
-    high_TT = attention_TT - attention_TT.mean(dim=-2, keepdim=True)
-    # The root of the Gram matrix's largest eigenvalue: half the time of the singular values themselves.
-    return torch.linalg.eigvalsh(high_TT.mT @ high_TT)[..., -1].clamp(min=0.0).sqrt()
+def lengths_read(config: EncoderConfig, backbone: Backbone) -> list[int]:
+    """Return the lengths of pieces that fit a row of the model."""
+    # Beside the text a row holds [CLS], where there is one, and its end.
+    room = min(config.window_tokens, backbone.max_positions) - 2
+    return sorted({min(length, room) for length in LENGTHS})
 
 
-def recording_pattern(kept: list[torch.Tensor]) -> type[Rectangle]:
-    """Return a rectangle that leaves the last global layer's attention in ``kept``, ``B H T T``, float32."""
-
-    class Recorder(Rectangle):
-        @override
-        def attend(
-            self, padded_NPd: Float[torch.Tensor, "N P d"], layer: int, /, *, is_local: bool, drop_lead: bool
-        ) -> torch.Tensor:
-            if not is_local:
-                kept[:] = [self._attention(padded_NPd)]
-            return super().attend(padded_NPd, layer, is_local=is_local, drop_lead=drop_lead)
-
-        def _attention(self, padded_NPd: Float[torch.Tensor, "N P d"]) -> Float[torch.Tensor, "B H T T"]:
-            num_heads, num_kv = self._settings.shape.num_heads, self._settings.shape.num_key_value_heads
-            rows_BPTd = padded_NPd.view(-1, self._batch.width, *padded_NPd.shape[1:]).transpose(1, 2).float()
-            query, key, _ = rows_BPTd.split([num_heads, num_kv, num_kv], dim=1)
-            key = key.repeat_interleave(num_heads // num_kv, dim=1)
-            logits = (
-                query
-                @ key.transpose(2, 3)
-                * (self._settings.shape.head_dim**-0.5 / self._settings.temperature)
-            )
-            return torch.softmax(logits if self._bias is None else logits + self._bias.float(), dim=-1)
-
-    return Recorder
+def draw_texts(backbone: Backbone, texts: Sequence[str], generator: np.random.Generator) -> TokenizedTexts:
+    """Draw the texts that pieces are cut from, and tokenise them."""
+    drawn = generator.permutation(len(texts))[:MAX_DOCUMENTS]
+    return tokenize(backbone.tokenizer, [texts[int(index)] for index in drawn])
 
 
-def _draw_pieces(
+def draw_pieces(
     tokens: TokenizedTexts, length: int, max_pieces: int, generator: np.random.Generator
-) -> list[_Piece]:
+) -> list[Piece]:
     """Cut every text into consecutive pieces of ``length`` tokens, leaving the rest, and draw some."""
     num_pieces_N = np.diff(tokens.text_offsets) // length
     document_M = np.repeat(np.arange(len(num_pieces_N)), num_pieces_N)
     starts_M = tokens.text_offsets[document_M] + length * places_in_groups(num_pieces_N)
     drawn = generator.permutation(len(starts_M))[:max_pieces].tolist()
     return [
-        _Piece(document=int(document_M[m]), ids=tokens.ids[starts_M[m] : starts_M[m] + length].tolist())
+        Piece(document=int(document_M[m]), ids=tokens.ids[starts_M[m] : starts_M[m] + length].tolist())
         for m in drawn
     ]
 
 
-def _embed(backbone: Backbone, pieces: Sequence[_Piece], temperature: float) -> Float32[np.ndarray, "M V"]:
+def embed_pieces(
+    backbone: Backbone, pieces: Sequence[Piece], temperature: float = 1.0, *, last_two: bool = False
+) -> Float32[np.ndarray, "M V"]:
+    """Return the means over the rows of pieces of one length, projected, of length one.
+
+    ``last_two`` takes the mean of the last two layers' states first: the paper's flow baseline.
+    """
     rows_a_batch = max(1, BATCH_TOKENS // len(pieces[0].ids))
     parts: list[np.ndarray] = []
     for start in range(0, len(pieces), rows_a_batch):
-        hidden_BTD = _hidden_states(backbone, pieces[start : start + rows_a_batch], temperature)
+        own = pieces[start : start + rows_a_batch]
+        hidden_BTD = _hidden_states(backbone, own, temperature).float().clone()
+        if last_two:
+            hidden_BTD = (hidden_BTD + _hidden_states(_but_last_layer(backbone), own, temperature)) / 2
         parts.append(backbone.project(hidden_BTD.float().mean(dim=1)).cpu().numpy())
     vectors_MV = np.concatenate(parts)
     return vectors_MV / np.linalg.norm(vectors_MV, axis=1, keepdims=True)
 
 
-def _hidden_states(
-    backbone: Backbone, pieces: Sequence[_Piece], temperature: float
-) -> Float[torch.Tensor, "B T D"]:
+def row_of(backbone: Backbone, piece: Piece) -> list[int]:
+    """Return a piece as the row a model reads: [CLS], where there is one, the text, its end."""
     head = [] if backbone.cls_id is None else [backbone.cls_id]
-    ids_BT = np.array([[*head, *piece.ids, backbone.landmark_id] for piece in pieces], np.int64)
+    return [*head, *piece.ids, backbone.landmark_id]
+
+
+def _hidden_states(
+    backbone: Backbone, pieces: Sequence[Piece], temperature: float
+) -> Float[torch.Tensor, "B T D"]:
+    ids_BT = np.array([row_of(backbone, piece) for piece in pieces], np.int64)
     return backbone.hidden_states(ids_BT, np.full(len(ids_BT), ids_BT.shape[1], np.int64), None, temperature)
 
 
-def _mean_cosine(vectors_MV: Float32[np.ndarray, "M V"], document_M: Int64[np.ndarray, " M"]) -> float:
+def _but_last_layer(backbone: Backbone) -> Transformer:
+    assert isinstance(backbone, Transformer), "flow needs the states of a layer before the last"
+    shallow = copy(backbone)
+    shallow.layers, shallow.final_norm = backbone.layers[:-1], None
+    return shallow
+
+
+def mean_cosine(vectors_MV: Float32[np.ndarray, "M V"], document_M: Int64[np.ndarray, " M"]) -> float:
+    """Return the mean cosine over pairs of pieces of different documents."""
     cosines_MM = vectors_MV @ vectors_MV.T
     return float(cosines_MM[document_M[:, None] != document_M].mean())
 
 
-def _sigma_a(backbone: Backbone, pieces: Sequence[_Piece], temperature: float) -> float | None:
-    if not isinstance(backbone, Transformer):
+def sigma_a_of(backbone: Backbone, piece: Piece, temperature: float) -> float | None:
+    """Return sigma_a of one piece, None where the model shows no attention to all tokens."""
+    if not isinstance(backbone, Transformer) or not shows_attention(backbone):
         return None
-    kept: list[torch.Tensor] = []
-    usual = backbone.pattern_type
-    backbone.pattern_type = recording_pattern(kept)
-    try:
-        values: list[float] = []
-        for piece in pieces:
-            _hidden_states(backbone, [piece], temperature)
-            if kept:
-                values.append(float(high_frequency_norm(kept.pop()).mean()))
-    finally:
-        backbone.pattern_type = usual
-    return float(np.mean(values)) if values else None
+    attention = trace_row(backbone, row_of(backbone, piece), temperature).last_global
+    return None if attention is None else float(high_frequency_norm(attention.weights()).mean())
+
+
+def _mean_sigma_a(backbone: Backbone, pieces: Sequence[Piece], temperature: float) -> float | None:
+    values = [sigma_a_of(backbone, piece, temperature) for piece in pieces]
+    return float(np.mean([each for each in values if each is not None])) if None not in values else None
