@@ -37,11 +37,19 @@ DELIVERED: Final = ("best", "model")
 def prepare(pairs: Sequence[Path], judged: Sequence[Path], target: Path, progress: ProgressListener) -> int:
     """Write the pairs that are none of the judged sets' as one Parquet file; return their number."""
     from pipeline.train.leakage import without_judged
-    from pipeline.train.pairs import COLUMNS, read_pairs
+    from pipeline.train.pairs import read_pairs
 
     kept = without_judged(read_pairs(pairs), judged, progress)
     table = pa.table(
-        dict(zip(COLUMNS, (kept.queries, kept.documents, kept.titles, kept.sources), strict=True))
+        {
+            "query": kept.queries,
+            "document": kept.documents,
+            "title": kept.titles,
+            "source": kept.sources,
+            "instruction": kept.instructions,
+            "negatives": pa.array(list(map(list, kept.negatives)), pa.list_(pa.string())),
+            "task": kept.tasks,
+        }
     )
     with durable.storage_errors(f"writing {target.name}"):
         target.parent.mkdir(parents=True, exist_ok=True)

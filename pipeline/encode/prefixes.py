@@ -21,7 +21,7 @@ from pipeline.corpus.tokenization import TokenizedTexts, tokenize
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prefix:
-    """Ids of a prefix, none for an empty one; ``space`` goes before each text."""
+    """Ids of a prefix, none for an empty one; ``space`` goes before each text that brings none."""
 
     ids: Int32[np.ndarray, " P"]
     space: str
@@ -34,17 +34,26 @@ class Prefix:
         ids = tokenizer.encode(stem, add_special_tokens=False).ids if stem else []
         return cls(ids=np.array(ids, np.int32), space=space)
 
+    def continued(self, text: str) -> str:
+        """Return a text as it is tokenised behind the prefix.
+
+        One that opens with white space brings its own; two spaces would make a token of the first.
+        """
+        return text if text[:1].isspace() else self.space + text
+
+
+def instruction_prefix(task: str) -> str:
+    """Return what stands before a query that is asked for such a task (NV-Embed eq. 2, as published)."""
+    return f"Instruct: {task}\nQuery: "
+
 
 def tokenize_after(prefix: Prefix, tokenizer: Tokenizer, texts: Sequence[str]) -> TokenizedTexts:
     """Tokenise texts as they continue the prefix; offsets count from the start of each text."""
     if not prefix.space:
         return tokenize(tokenizer, texts)
-    # A text that opens with white space brings its own; two spaces would make a token of the first.
-    moved = np.fromiter((not text[:1].isspace() for text in texts), np.int64, len(texts))
-    tokens = tokenize(
-        tokenizer,
-        [prefix.space + text if is_moved else text for text, is_moved in zip(texts, moved, strict=True)],
-    )
+    written = [prefix.continued(text) for text in texts]
+    tokens = tokenize(tokenizer, written)
+    moved = np.fromiter(map(len, written), np.int64) - np.fromiter(map(len, texts), np.int64)
     shift_T = np.repeat(moved, np.diff(tokens.text_offsets))
     return replace(
         tokens,

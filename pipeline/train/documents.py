@@ -32,7 +32,8 @@ from jaxtyping import Int64
 from pipeline.encode.sentences import sentence_starts
 from pipeline.errors import SourceError
 from pipeline.train.mining import NONE_FOUND
-from pipeline.train.pairs import PairRow, TrainingPairs, read_columns, training_files
+from pipeline.train.pair_files import read_columns, training_files
+from pipeline.train.pairs import PairRow, TrainingPairs
 
 CHARACTERS_PER_TOKEN: Final = 4
 """So long are sections at most for each token that is read of a document: English prose.

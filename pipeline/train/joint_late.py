@@ -79,9 +79,9 @@ class Group:
 
 
 def own_places(rows: PackedRows) -> Int64[np.ndarray, " T"]:
-    """Return where the rows' own tokens lie: without [CLS] and [LMK]."""
-    starts_B = np.cumsum(rows.lengths_B) - rows.lengths_B
-    return ranges(starts_B + 1, rows.lengths_B - 2)
+    """Return where the rows' own tokens lie: without [CLS], prefix and [LMK]."""
+    ends_B = np.cumsum(rows.lengths_B) - 1
+    return ranges(ends_B - rows.own_lengths, rows.own_lengths)
 
 
 def project_tokens(
@@ -126,7 +126,7 @@ def batch_late_loss(
     """Return the mean loss of the queries, and the vectors of documents' tokens, without a graph."""
     device, num_queries = token_TV1.device, len(batch.pair_Q)
     places = own_places(batch.rows)
-    text_T = np.repeat(batch.text_B, batch.rows.lengths_B - 2)
+    text_T = np.repeat(batch.text_B, batch.rows.own_lengths)
     is_text_T = text_T >= 0
     # Texts are numbered in the order of their rows, so that those of one lie together.
     counts_N = np.bincount(text_T[is_text_T], minlength=num_queries + len(batch.pair_D))

@@ -124,19 +124,25 @@ def without_judged(
 
 
 def drop_judged(pairs: TrainingPairs, judged: JudgedTexts) -> TrainingPairs:
-    """Leave out every pair of which a side is judged; raise :class:`SourceError` when none is left."""
+    """Leave out every pair of which a side is judged, and negatives that are.
+
+    Raise :class:`SourceError` when no pair is left.
+    """
     without_queries = [
         position for position, query in enumerate(pairs.queries) if not judged.has_query(query)
     ]
     pairs = pairs.take(without_queries, "query of an evaluation set")
-    is_judged: dict[str, bool] = {}
-    for document in pairs.documents:
-        if document not in is_judged:
-            is_judged[document] = judged.has_document(document)
+    distinct = dict.fromkeys((*pairs.documents, *(text for texts in pairs.negatives for text in texts)))
+    is_judged = {document: judged.has_document(document) for document in distinct}
     pairs = pairs.take(
         [position for position, document in enumerate(pairs.documents) if not is_judged[document]],
         "document of an evaluation set",
     )
+    rows = [
+        row._replace(negatives=tuple(text for text in row.negatives if not is_judged[text]))
+        for row in pairs.rows()
+    ]
+    pairs = TrainingPairs.of(rows, pairs.skipped)
     if not len(pairs):
         raise SourceError(
             "training pairs must not all stand in the evaluation sets, got no other; train on other data"

@@ -10,6 +10,7 @@ if nothing had happened. A folder belongs to one run: other settings, data, base
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -31,8 +32,10 @@ from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.engine.precision import resolve_precision
 from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
+from pipeline.model.folders.model_defaults import encoder_config
 from pipeline.model.folders.names import model_folder
 from pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PREFIX
+from pipeline.poolings import PREFIX_POOLINGS
 from pipeline.train.batch_plan import BatchPlan, require_batch
 from pipeline.train.checkpoints import RunFolder, held_folder
 from pipeline.train.documents import like_headed, read_document_pairs
@@ -41,9 +44,9 @@ from pipeline.train.joint_late import begin_head
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.leakage import without_judged
 from pipeline.train.low_rank import add_low_rank
-from pipeline.train.mining import mine_hard_negatives
+from pipeline.train.mining import NONE_FOUND, mine_hard_negatives
 from pipeline.train.pair_task import SERVED_INTERVAL, PairTask, TrainReport
-from pipeline.train.pairs import TrainingPairs, join_pairs, read_pairs, text_numbers
+from pipeline.train.pairs import Candidates, TrainingPairs, join_pairs, read_pairs, text_numbers
 from pipeline.train.processes import ALONE, Processes, first_before_others
 from pipeline.train.run_claim import claim_folder
 from pipeline.train.sequences import SequenceMaker
@@ -59,6 +62,8 @@ from pipeline.train.surrogate import (
 from pipeline.train.teacher import Teacher, fitted_positions, laid_onto
 from pipeline.train.trainer import Trainer
 from pipeline.types import ModelScorer, ProgressListener, silent_progress
+
+logger = logging.getLogger(__name__)
 
 
 def train(
@@ -102,6 +107,7 @@ def train(
     config = replace(
         config, precision="bf16" if resolve_precision(config.precision, device) == torch.bfloat16 else "fp32"
     )
+    served = _served_settings(config, encoder_config({"model": base}))
     _check_fit(config, checkpoint, model)
     pairs = without_judged(_read(sources, documents, config), judged, progress)
     heldout = choose_heldout(pairs, config.heldout_pairs)
@@ -117,7 +123,7 @@ def train(
     with contextlib.nullcontext() if processes.rank else held_folder(folder):
         with first_before_others(processes):
             claim_folder(folder, config, made_of, pairs.skipped)
-            data = _prepare(pairs, heldout, folder, config, base, checkpoint, teacher, progress)
+            data = _prepare(pairs, heldout, folder, config, served, checkpoint, teacher, progress)
             if config.late_weight:
                 model.head, idf_X = begin_head(pairs, heldout, base, config)
                 data = replace(data, idf_X=idf_X)
@@ -125,7 +131,7 @@ def train(
         files = RunFolder(
             folder,
             checkpoint,
-            _served_settings(config),
+            served,
             late_bits=config.late_bits,
             context=_served_context(config),
         )
@@ -158,7 +164,18 @@ def _read(sources: Sequence[Path], documents: Sequence[Path], config: TrainConfi
         raise SourceError(
             "training must have pairs or documents, got neither; name files of pairs, or give --documents"
         )
-    parts = [read_pairs(sources)] if sources else []
+    parts = (
+        [
+            read_pairs(
+                sources,
+                class_negatives=config.class_negatives,
+                min_score=config.min_score,
+                seed=config.seed,
+            )
+        ]
+        if sources
+        else []
+    )
     if documents:
         parts.append(read_document_pairs(documents, config.max_document_tokens))
     return join_pairs(parts)
@@ -180,9 +197,16 @@ def _check_fit(config: TrainConfig, checkpoint: Checkpoint, model: LandmarkEncod
         )
 
 
-def _served_settings(config: TrainConfig) -> EncoderConfig:
-    """Return the encoder settings that the saved folder brings to an ingest."""
+def _served_settings(config: TrainConfig, base: EncoderConfig) -> EncoderConfig:
+    """Return the encoder settings that the saved folder brings to an ingest; prefixes are the base's or set.
+
+    As in training, and with the name of the base.
+    """
     return EncoderConfig(
+        model=base.model,
+        query_prefix=base.query_prefix if config.query_prefix is None else config.query_prefix,
+        document_prefix=base.document_prefix if config.document_prefix is None else config.document_prefix,
+        pool_prefix=base.pool_prefix and config.pooling in PREFIX_POOLINGS,
         pooling=config.pooling,
         attention=config.attention,
         landmark_interval=SERVED_INTERVAL,
@@ -203,47 +227,83 @@ def _prepare(
     heldout: Int64[np.ndarray, " n"],
     folder: Path,
     config: TrainConfig,
-    base: str,
+    served: EncoderConfig,
     checkpoint: Checkpoint,
     teacher: Teacher | None,
     progress: ProgressListener,
 ) -> TrainingData:
     """Embed the pairs with the surrogate, whose vectors stay in the folder, and find hard negatives."""
-    backbone = load_backbone(EncoderConfig(model=base))
-    key = vectors_key(config.surrogate, checkpoint.fingerprint, pairs)
-
-    def embed() -> PairVectors:
-        return embed_pairs(pairs, backbone, config.surrogate, progress)
-
-    vectors = kept_vectors(folder / "surrogate.safetensors", key, len(pairs), embed)
-    mined_Nk = np.zeros((len(pairs), 0), np.int64)
-    if config.hard_negatives:
-        progress("mining", 0, len(pairs), "pairs")
-        mined_Nk = mine_hard_negatives(
-            vectors.query_NV,
-            vectors.document_NV,
-            pairs.documents,
-            pairs.sources,
-            num_negatives=config.hard_negatives,
-            max_share=config.hard_negative_share,
-            left_out=heldout,
-        )
-    mined_Nk = np.concatenate([mined_Nk, like_headed(pairs, heldout)], axis=1)
     maker = SequenceMaker(
         checkpoint,
         pairs,
         pooling=config.pooling,
         max_query_tokens=config.max_query_tokens,
         max_document_tokens=config.max_document_tokens,
+        query_prefix=served.query_prefix,
+        document_prefix=served.document_prefix,
+        pool_prefix=served.pool_prefix,
     )
+    backbone = load_backbone(EncoderConfig(model=served.model))
+    maker.require_room(backbone.max_positions)
+    key = vectors_key(config.surrogate, checkpoint.fingerprint, pairs)
+
+    def embed() -> PairVectors:
+        return embed_pairs(pairs, backbone, config.surrogate, progress)
+
+    vectors = kept_vectors(folder / "surrogate.safetensors", key, len(pairs), embed)
+    candidates = Candidates.of(pairs)
+    document_number_N = text_numbers(candidates.texts)
     return TrainingData(
         maker=maker,
         vectors=vectors,
-        document_number_N=text_numbers(pairs.documents),
-        hard_negatives_Nk=mined_Nk,
+        document_number_N=document_number_N,
+        hard_negatives_Nk=_negatives(
+            pairs, heldout, vectors, candidates, document_number_N, config, progress
+        ),
         taught=None if teacher is None else _taught(pairs, folder, teacher, backbone, progress),
         pool_of_pair=_pools(pairs, heldout) if config.context_from == "source" else None,
     )
+
+
+def _negatives(
+    pairs: TrainingPairs,
+    heldout: Int64[np.ndarray, " n"],
+    vectors: PairVectors,
+    candidates: Candidates,
+    document_number_N: Int64[np.ndarray, " NM"],
+    config: TrainConfig,
+    progress: ProgressListener,
+) -> Int64[np.ndarray, "N k"]:
+    """Return the places of each pair's own negatives: those that it brings, else mined ones; none held out.
+
+    Raise :class:`SourceError` where queries are ranked against them alone and no pair has any.
+    """
+    given_Nk = candidates.given_Nk.copy()
+    is_held_out = np.isin(document_number_N, document_number_N[heldout])
+    given_Nk[is_held_out[given_Nk] & (given_Nk != NONE_FOUND)] = NONE_FOUND
+    mined_Nk = np.zeros((len(pairs), 0), np.int64)
+    if config.hard_negatives:
+        progress("mining", 0, len(pairs), "pairs")
+        mined_Nk = mine_hard_negatives(
+            vectors.query_NV,
+            vectors.document_NV[: len(pairs)],
+            pairs.documents,
+            pairs.sources,
+            num_negatives=config.hard_negatives,
+            max_share=config.hard_negative_share,
+            left_out=heldout,
+        )
+        mined_Nk[(given_Nk != NONE_FOUND).any(1)] = NONE_FOUND
+    own_Nk = np.concatenate([mined_Nk, given_Nk, like_headed(pairs, heldout)], axis=1)
+    num_without = int((own_Nk == NONE_FOUND).all(1).sum())
+    if config.only_own_negatives and num_without == len(pairs):
+        raise SourceError(
+            "pairs must have negatives where a query is ranked against its own alone, got none; give a "
+            "column negatives or hard_negatives, or leave negatives at batch"
+        )
+    if config.only_own_negatives and num_without:
+        logger.warning("%d of %d pairs have no negatives and teach nothing", num_without, len(pairs))
+    return own_Nk
 
 
 def _pools(pairs: TrainingPairs, heldout: Int64[np.ndarray, " n"]) -> list[Int64[np.ndarray, " _"]]:

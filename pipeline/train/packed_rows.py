@@ -16,6 +16,7 @@ class PackedRows:
     """B rows of token ids end to end; ``windows`` numbers each row's window, the rows of one stand together.
 
     ``pooled_start`` and ``pooled_end`` are positions within each row, whose mean is the row's embedding.
+    ``num_prefix`` tokens behind [CLS] are not the text's own; None: no row has any.
     """
 
     ids_N: Int32[np.ndarray, " N"]
@@ -23,17 +24,27 @@ class PackedRows:
     windows_B: Int64[np.ndarray, " B"]
     pooled_start_B: Int64[np.ndarray, " B"]
     pooled_end_B: Int64[np.ndarray, " B"]
+    num_prefix_B: Int64[np.ndarray, " B"] | None = None
 
     def __len__(self) -> int:
         return len(self.lengths_B)
 
     @property
+    def own_lengths(self) -> Int64[np.ndarray, " B"]:
+        """Return the tokens of each row without [CLS], prefix and [LMK]."""
+        return self.lengths_B - 2 - (0 if self.num_prefix_B is None else self.num_prefix_B)
+
+    @property
     def alone(self) -> PackedRows:
-        """Return the same rows each in a window of its own and pooled whole."""
+        """Return the same rows each in a window of its own and pooled whole, but for prefixes left out."""
+        start_B = np.zeros(len(self), np.int64)
+        if self.num_prefix_B is not None:
+            is_left_out_B = (self.num_prefix_B > 0) & (self.pooled_start_B > 0)
+            start_B = np.where(is_left_out_B, 1 + self.num_prefix_B, 0)
         return PackedRows(
             ids_N=self.ids_N,
             lengths_B=self.lengths_B,
             windows_B=np.arange(len(self)),
-            pooled_start_B=np.zeros(len(self), np.int64),
+            pooled_start_B=start_B,
             pooled_end_B=self.lengths_B,
         )

@@ -121,7 +121,7 @@ class PairTask:
             self.data.maker,
             self.heldout.tolist(),
             self.pairs.documents,
-            interval=min(SERVED_INTERVAL, self.model.max_positions - 2),
+            interval=min(SERVED_INTERVAL, self.model.max_positions - 2 - self.data.maker.prefix_tokens),
             max_tokens=self.config.micro_batch_tokens,
             context=self._served_context(),
         )

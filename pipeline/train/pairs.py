@@ -1,38 +1,58 @@
-"""Training pairs: a query and the document that answers it, read from Parquet or JSON lines and checked.
+"""Training pairs: a query and the document that answers it, made of the rows of files and checked.
 
-    query      text        what a reader asks
-    document   text        what answers it
-    title      may be missing or empty: the page the document stands on;
-               neighbours of one title make one long sequence
-    source     may be missing: where the pair comes from, the domain it is clustered in;
-               else the name of the file
+    query, document          a question and what answers it
+    query, document, score   two texts and how alike they are: a pair in both directions where the score is
+                             high enough, else nothing
+    query, label             a text and its class: a pair with another text of its class, and texts of other
+                             classes as its negatives; with two labels in all, the labels are the documents
+    negatives                documents that do not answer the query; others are not mined for it
+    instruction              what stands before the query, and before the document where both are alike
+    title                    may be missing or empty: the page the document stands on;
+                             neighbours of one title make one long sequence
+    source                   may be missing: where the row comes from, the domain it is clustered in;
+                             else the name of the file
 
-Order matters: pairs that follow one another in a file are taken for neighbours. What cannot be used is
-counted, never dropped in silence.
+Order matters: pairs that follow one another in a file are taken for neighbours. Texts of classes and scored
+ones each stand alone. What cannot be used is counted, never dropped in silence.
+
+Source: NV-Embed §4.2: example-based labels for several classes, label texts for two; pairs of texts from
+score 4 on, in both directions and with the instruction on both sides. Differs: texts of pairs below that
+score do not join the pool that negatives are mined from.
 """
 
 from __future__ import annotations
 
-import json
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+from jaxtyping import Int64
 
+from pipeline.encode.prefixes import instruction_prefix
 from pipeline.errors import SchemaError, SourceError
+from pipeline.train.pair_files import SUFFIXES, PairRecord, read_records, training_files
 
-COLUMNS: Final = ("query", "document", "title", "source")
-_REQUIRED: Final = ("query", "document")
-_SUFFIXES: Final = (".parquet", ".jsonl")
+Task = Literal["retrieval", "class", "similarity"]
+
+_TASKS: Final[Mapping[str, Task]] = {name: name for name in get_args(Task)}
+
+CLASS_NEGATIVES: Final = 7
+"""Texts of other classes for each text (NV-Embed, appendix C: 7 negatives an example)."""
+
+MIN_SCORE: Final = 4.0
+"""Of two texts that are a pair (NV-Embed §4.2, of 5)."""
 
 
 class PairRow(NamedTuple):
-    """One pair; ``page`` and ``heading`` say where its document was cut from, else empty."""
+    """One pair; ``page`` and ``heading`` say where its document was cut from, else empty.
+
+    ``negatives`` are documents that do not answer the query. Texts of a ``task`` other than retrieval each
+    stand alone; where they are alike the instruction stands before documents, too.
+    """
 
     query: str
     document: str
@@ -40,13 +60,16 @@ class PairRow(NamedTuple):
     source: str
     page: str = ""
     heading: str = ""
+    instruction: str = ""
+    negatives: tuple[str, ...] = ()
+    task: Task = "retrieval"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainingPairs:
     """N pairs in file order; ``skipped`` counts by reason what is not among them.
 
-    ``pages`` and ``headings`` may be left out.
+    Columns after ``sources`` may be left out.
     """
 
     queries: tuple[str, ...]
@@ -55,17 +78,27 @@ class TrainingPairs:
     sources: tuple[str, ...]
     pages: tuple[str, ...] = ()
     headings: tuple[str, ...] = ()
+    instructions: tuple[str, ...] = ()
+    negatives: tuple[tuple[str, ...], ...] = ()
+    tasks: tuple[Task, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
-        for name in ("pages", "headings"):
-            object.__setattr__(self, name, getattr(self, name) or ("",) * len(self))
+        blank = PairRow("", "", "", "")
+        for name, value in (
+            ("pages", blank.page),
+            ("headings", blank.heading),
+            ("instructions", blank.instruction),
+            ("negatives", blank.negatives),
+            ("tasks", blank.task),
+        ):
+            object.__setattr__(self, name, getattr(self, name) or (value,) * len(self))
 
     @classmethod
     def of(cls, rows: Iterable[PairRow], skipped: Mapping[str, int]) -> TrainingPairs:
         """Take rows in order."""
         columns = list(zip(*rows, strict=True)) or [()] * len(PairRow._fields)
-        queries, documents, titles, sources, pages, headings = columns
+        queries, documents, titles, sources, pages, headings, instructions, negatives, tasks = columns
         return cls(
             queries=queries,
             documents=documents,
@@ -73,6 +106,9 @@ class TrainingPairs:
             sources=sources,
             pages=pages,
             headings=headings,
+            instructions=instructions,
+            negatives=negatives,
+            tasks=tasks,
             skipped=dict(skipped),
         )
 
@@ -81,8 +117,18 @@ class TrainingPairs:
 
     def rows(self) -> Iterator[PairRow]:
         """Yield the pairs one by one."""
-        columns = (self.queries, self.documents, self.titles, self.sources, self.pages, self.headings)
-        return map(PairRow, *columns)
+        return map(
+            PairRow,
+            self.queries,
+            self.documents,
+            self.titles,
+            self.sources,
+            self.pages,
+            self.headings,
+            self.instructions,
+            self.negatives,
+            self.tasks,
+        )
 
     def take(self, positions: Iterable[int], reason: str) -> TrainingPairs:
         """Keep the pairs at these positions; the others are counted under ``reason``."""
@@ -98,31 +144,42 @@ def join_pairs(parts: Sequence[TrainingPairs]) -> TrainingPairs:
     return TrainingPairs.of((row for part in parts for row in part.rows()), skipped)
 
 
-def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
+def read_pairs(
+    paths: Sequence[Path],
+    *,
+    class_negatives: int = CLASS_NEGATIVES,
+    min_score: float = MIN_SCORE,
+    seed: int = 0,
+) -> TrainingPairs:
     """Read files, or all Parquet and JSON-lines files below folders, in the order of their names.
 
-    A pair with an empty side is skipped, one that stands there word for word already, and one with half a
-    surrogate pair. Files without a single pair to train on raise :class:`SourceError`, a missing or mistyped
-    column :class:`SchemaError`.
+    A pair with an empty side is skipped, one that stands there word for word already, one with half a
+    surrogate pair, and two texts that score below ``min_score``. Each text of a class gets
+    ``class_negatives`` others; what is drawn for it is drawn from ``seed``. Files without a single pair to
+    train on and labels of one class raise :class:`SourceError`, a missing or mistyped column
+    :class:`SchemaError`.
     """
     kept: dict[PairRow, None] = {}
     skipped: Counter[str] = Counter()
-    for file in training_files(paths, _SUFFIXES):
-        read = (
-            read_columns(file, required=_REQUIRED, columns=COLUMNS)
-            if file.suffix == ".parquet"
-            else _read_lines(file)
-        )
-        for query, document, title, source in read:
-            row = PairRow(query, document, title, source or file.stem)
-            if not all(map(_is_unicode, row)):
-                skipped["text that is not valid Unicode"] += 1
-            elif not query.strip() or not document.strip():
-                skipped["empty query" if not query.strip() else "empty document"] += 1
-            elif row in kept:
-                skipped["repeated pair"] += 1
+    for file in training_files(paths, SUFFIXES):
+        examples: dict[tuple[str, str], dict[PairRecord, None]] = {}
+        for found in read_records(file):
+            record = found._replace(source=found.source.strip() or file.stem)
+            if reason := _refused(record, min_score):
+                skipped[reason] += 1
+            elif record.label:
+                examples.setdefault((record.source, record.instruction), {})[record] = None
             else:
-                kept[row] = None
+                for row in _rows_of(record, file):
+                    if row in kept:
+                        skipped["repeated pair"] += 1
+                    else:
+                        kept[row] = None
+        for own in examples.values():
+            pairs = class_pairs(list(own), class_negatives, seed)
+            skipped["only text of its class"] += len(own) - len(pairs)
+            kept |= dict.fromkeys(pairs)
+    skipped = +skipped
     if not kept:
         counted = (
             ", ".join(f"{count} with {reason}" for reason, count in sorted(skipped.items())) or "empty files"
@@ -134,96 +191,129 @@ def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
     return TrainingPairs.of(kept, skipped)
 
 
-def training_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
-    """Return the files named, and for folders all files below them with one of the suffixes, by name."""
-    return [file for path in paths for file in _files(path, suffixes)]
-
-
-def _files(path: Path, suffixes: Sequence[str]) -> list[Path]:
-    if path.is_dir():
-        files = sorted(file for suffix in suffixes for file in path.rglob(f"*{suffix}") if file.is_file())
-        if not files:
-            raise SourceError(
-                f"a training folder must hold {' or '.join(suffixes)} files, got none in {str(path)!r}; "
-                "name another"
-            )
-        return files
-    if not path.is_file():
-        raise SourceError(
-            f"training data must be a file or a folder, got {str(path)!r}, which does not exist; name another"
-        )
-    if path.suffix not in suffixes:
-        raise SourceError(
-            f"a training file must end in {' or '.join(suffixes)}, got {path.name!r}; convert it"
-        )
-    return [path]
-
-
-def read_columns(path: Path, *, required: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a Parquet file's text columns, null and a column that is not there as empty."""
-    try:
-        file = pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
-        raise SourceError(
-            f"{path.name} must be a Parquet file, got an unreadable one ({error}); write it again"
-        ) from error
-    names = file.schema_arrow.names
-    missing = [name for name in required if name not in names]
-    if missing:
+def _refused(record: PairRecord, min_score: float) -> str | None:
+    """Return why a row is no pair, None where it is one."""
+    if not record.query.strip():
+        return "empty query"
+    if record.label and record.document.strip():
         raise SchemaError(
-            f"{path.name} must have the columns {' and '.join(required)}, got {', '.join(names)}; rename them"
+            f"a row must have a document or a label, got both in {record.source!r}; leave one of them out"
         )
-    present = [name for name in columns if name in names]
-    for name in present:
-        kind = file.schema_arrow.field(name).type
-        if not (
-            pa.types.is_string(kind)
-            or pa.types.is_large_string(kind)
-            or pa.types.is_string_view(kind)
-            or pa.types.is_null(kind)
-        ):
-            raise SchemaError(f"column {name} of {path.name} must be text, got {kind}; convert it")
-    try:
-        for batch in file.iter_batches(columns=present):
-            texts = [
-                batch.column(name).to_pylist() if name in present else [None] * batch.num_rows
-                for name in columns
-            ]
-            yield from (tuple(value or "" for value in values) for values in zip(*texts, strict=True))
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    if not (record.label or record.document).strip():
+        return "empty document"
+    texts = (record.query, record.document, record.title, record.source, record.instruction, record.label)
+    if not all(map(_is_unicode, (*texts, *record.negatives))):
+        return "text that is not valid Unicode"
+    if record.score is not None and record.score < min_score:
+        return f"score below {min_score:g}"
+    return None
+
+
+def _rows_of(record: PairRecord, file: Path) -> Iterator[PairRow]:
+    """Yield the pairs of a row without a label."""
+    default: Task = "retrieval" if record.score is None else "similarity"
+    task = _TASKS.get(record.task or default)
+    if task is None:
+        raise SchemaError(
+            f"task in {file.name} must be one of {', '.join(_TASKS)}, got {record.task!r:.60}; "
+            "leave the column out, or name one of them"
+        )
+    row = PairRow(
+        query=record.query,
+        document=record.document,
+        title=record.title,
+        source=record.source,
+        instruction=record.instruction,
+        negatives=tuple(dict.fromkeys(text for text in record.negatives if text != record.document)),
+        task=task,
+    )
+    yield row
+    if record.score is not None and row.query != row.document:
+        yield row._replace(query=row.document, document=row.query, negatives=())
+
+
+def class_pairs(examples: Sequence[PairRecord], num_negatives: int, seed: int) -> list[PairRow]:
+    """Return a pair for each text that has a document of its class; all texts are of one source.
+
+    Of two classes the labels are the documents, each the other's negative. Of several, the document is
+    another text of the class and the negatives are texts of others, all drawn from ``seed``. Texts of one
+    class alone raise :class:`SourceError`.
+    """
+    texts = np.array([example.query for example in examples], object)
+    names = sorted({example.label for example in examples})
+    label_n = np.array([names.index(example.label) for example in examples])
+    if len(names) < 2:
         raise SourceError(
-            f"{path.name} must hold whole texts in UTF-8, got others ({error}); write it again"
-        ) from error
+            f"labels of a source must be of at least two classes, got {names[0]!r} alone in "
+            f"{examples[0].source!r}; give texts of another class, or a column document"
+        )
+    if len(names) == 2:
+        return [
+            _class_row(example, example.label, tuple(name for name in names if name != example.label))
+            for example in examples
+        ]
+    generator = np.random.default_rng([seed, zlib.crc32(examples[0].source.encode())])
+    rows: list[PairRow] = []
+    for label in range(len(names)):
+        of_class, others = np.flatnonzero(label_n == label), np.flatnonzero(label_n != label)
+        own = dict.fromkeys(texts[of_class])
+        foreign = [text for text in dict.fromkeys(texts[others]) if text not in own]
+        if len(own) < 2 or not foreign:
+            continue
+        mates = list(own)
+        for place in of_class.tolist():
+            document = texts[place]
+            while document == texts[place]:
+                document = mates[int(generator.integers(len(mates)))]
+            drawn = generator.choice(len(foreign), min(num_negatives, len(foreign)), replace=False)
+            rows.append(_class_row(examples[place], document, tuple(foreign[n] for n in drawn.tolist())))
+    return rows
 
 
-def _read_lines(path: Path) -> Iterator[tuple[str, ...]]:
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            if not line.strip():
-                continue
-            try:
-                record: Any = json.loads(line)
-            except ValueError as error:
-                raise SourceError(
-                    f"line {number} of {path.name} must be a JSON object, got an unreadable one ({error})"
-                ) from error
-            if not isinstance(record, dict) or any(name not in record for name in _REQUIRED):
-                found = (
-                    f"one with {', '.join(map(str, record)) or 'nothing'}"
-                    if isinstance(record, dict)
-                    else f"{record!r:.60}"
-                )
-                raise SchemaError(
-                    f"line {number} of {path.name} must be a JSON object with {' and '.join(_REQUIRED)}, "
-                    f"got {found}"
-                )
-            values = [record.get(name) for name in COLUMNS]
-            for name, value in zip(COLUMNS, values, strict=True):
-                if value is not None and not isinstance(value, str):
-                    raise SchemaError(
-                        f"{name} in line {number} of {path.name} must be text, got {value!r:.60}"
-                    )
-            yield tuple(value or "" for value in values)
+def _class_row(example: PairRecord, document: str, negatives: tuple[str, ...]) -> PairRow:
+    return PairRow(
+        query=example.query,
+        document=document,
+        title="",
+        source=example.source,
+        instruction=example.instruction,
+        negatives=negatives,
+        task="class",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Candidates:
+    """Texts that may stand in a batch as documents: those of N pairs by position, then given negatives.
+
+    ``prefixes`` stand before them, empty for that of all documents. ``given_Nk`` are the places of each
+    pair's own negatives, -1 for none.
+    """
+
+    texts: tuple[str, ...]
+    prefixes: tuple[str, ...]
+    given_Nk: Int64[np.ndarray, "N k"]
+
+    @classmethod
+    def of(cls, pairs: TrainingPairs) -> Candidates:
+        """Collect them; negatives that read the same stand there once."""
+        prefixes = [
+            instruction_prefix(instruction) if instruction and task == "similarity" else ""
+            for instruction, task in zip(pairs.instructions, pairs.tasks, strict=True)
+        ]
+        place_of: dict[tuple[str, str], int] = {}
+        given = [
+            [place_of.setdefault((text, prefix), len(pairs) + len(place_of)) for text in negatives]
+            for negatives, prefix in zip(pairs.negatives, prefixes, strict=True)
+        ]
+        given_Nk = np.full((len(pairs), max(map(len, given), default=0)), -1, np.int64)
+        for own, places in zip(given_Nk, given, strict=True):
+            own[: len(places)] = places
+        return cls(
+            texts=(*pairs.documents, *(text for text, _ in place_of)),
+            prefixes=(*prefixes, *(prefix for _, prefix in place_of)),
+            given_Nk=given_Nk,
+        )
 
 
 def _is_unicode(text: str) -> bool:

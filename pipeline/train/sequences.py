@@ -4,13 +4,15 @@
     window     ([CLS] title [LMK] ·) [CLS] d1 z1 [LMK] · [CLS] d1 z2 [LMK] · [CLS] d2 z1 [LMK] · …
                chunks see one another's landmarks
     query      [CLS] q [LMK]      a window of its own, pooled alike
+    prefix     [CLS] prefix z [LMK]   of queries and of documents, in every row; read, and not pooled
 
 Every document of a batch is a candidate for every query, so the other documents of its own sequence, which
 its chunks can see, are among a query's negatives: a landmark has to say what stands in its chunk, and not
 what stands around it.
 
 Source: LMK pooling §4, variable chunking, an interval drawn for each sequence. Differs: documents are
-neighbours of one file, not drawn at random, and the loss is CDE's.
+neighbours of one file, not drawn at random, and the loss is CDE's. Instructions stand before queries and are
+masked from pooling as in NV-Embed, §4, eq. 2; texts of classes and scored ones make no sequences.
 """
 
 from __future__ import annotations
@@ -19,15 +21,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 from tokenizers import Tokenizer
 
 from pipeline.corpus.tokenization import tokenize
+from pipeline.encode.prefixes import Prefix, instruction_prefix
+from pipeline.errors import ConfigError
 from pipeline.model.folders.checkpoint import Checkpoint
-from pipeline.model.landmarks import chunk_rows, split_into_chunks
+from pipeline.model.landmarks import Rows, chunk_rows, split_into_chunks
 from pipeline.ragged import ranges
 from pipeline.train.packed_rows import PackedRows
-from pipeline.train.pairs import TrainingPairs
+from pipeline.train.pairs import Candidates, TrainingPairs
 from pipeline.train.settings import TrainedPooling
 
 NO_TEXT = -1
@@ -57,6 +61,7 @@ class _Text:
     window: int
     interval: int
     max_tokens: int
+    prefix: str = ""
 
 
 def make_units(
@@ -65,16 +70,19 @@ def make_units(
     """Cut pairs into runs of one source and page, and these into units of ``sequence_documents``.
 
     Runs keep the order of the pairs. Pairs that follow one another with the same document stay together:
-    their queries share a segment.
+    their queries share a segment. Texts that are no documents of a page are units of their own.
     """
     units: list[list[int]] = []
     seen: set[str] = set()
     origin: tuple[str, str] | None = None
     for position in positions:
         document, own = pairs.documents[position], (pairs.sources[position], pairs.pages[position])
-        if own != origin or (document not in seen and len(seen) == sequence_documents):
+        is_alone = pairs.tasks[position] != "retrieval"
+        if own != origin or is_alone or (document not in seen and len(seen) == sequence_documents):
             origin, seen = own, set()
             units.append([])
+        if is_alone:
+            origin = None
         seen.add(document)
         units[-1].append(position)
     return tuple(map(tuple, units))
@@ -96,6 +104,9 @@ class SequenceMaker:
         pooling: TrainedPooling,
         max_query_tokens: int,
         max_document_tokens: int,
+        query_prefix: str = "",
+        document_prefix: str = "",
+        pool_prefix: bool = False,
     ) -> None:
         assert checkpoint.cls_id is not None, "BERT has [CLS]"
         self._tokenizer: Tokenizer = checkpoint.tokenizer
@@ -103,6 +114,34 @@ class SequenceMaker:
         self._pairs = pairs
         self._pooling: TrainedPooling = pooling
         self._max_query_tokens, self._max_document_tokens = max_query_tokens, max_document_tokens
+        self._candidates = Candidates.of(pairs)
+        self._query_prefix, self._document_prefix = query_prefix, document_prefix
+        self._pool_prefix = pool_prefix
+        used = {query_prefix, *map(instruction_prefix, pairs.instructions)} | {document_prefix, ""}
+        self._prefixes = {text: Prefix.of(text, self._tokenizer) for text in sorted(used)}
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Return the tokens of the longest prefix, which every row must have room for."""
+        return max(len(prefix.ids) for prefix in self._prefixes.values())
+
+    def require_room(self, max_positions: int) -> None:
+        """Raise :class:`ConfigError` where a prefix leaves no room for a text."""
+        if self.prefix_tokens + 2 >= max_positions:
+            raise ConfigError(
+                f"prefixes and instructions must be shorter than the model's {max_positions} positions less "
+                f"two, got one of {self.prefix_tokens} tokens; shorten it"
+            )
+
+    def _query(self, position: int, number: int, window: int, interval: int) -> _Text:
+        instruction = self._pairs.instructions[position]
+        prefix = instruction_prefix(instruction) if instruction else self._query_prefix
+        return _Text(self._pairs.queries[position], number, window, interval, self._max_query_tokens, prefix)
+
+    def _document(self, place: int, number: int, window: int, interval: int) -> _Text:
+        prefix = self._candidates.prefixes[place] or self._document_prefix
+        text = self._candidates.texts[place]
+        return _Text(text, number, window, interval, self._max_document_tokens, prefix)
 
     def make(
         self,
@@ -114,13 +153,13 @@ class SequenceMaker:
     ) -> SequenceBatch:
         """Lay out the units' queries and documents, and behind them ``negatives``.
 
-        Further pairs, of which the document alone is taken.
+        Places of :class:`pipeline.train.pairs.Candidates`, of which the document alone is taken.
         """
         pair_Q = np.array([position for unit in units for position in unit], np.int64)
         unit_Q = np.repeat(np.arange(len(units)), [len(unit) for unit in units])
         num_queries = len(pair_Q)
         texts = [
-            _Text(self._pairs.queries[position], query, query, int(intervals_U[unit]), self._max_query_tokens)
+            self._query(position, query, query, int(intervals_U[unit]))
             for query, (position, unit) in enumerate(zip(pair_Q.tolist(), unit_Q.tolist(), strict=True))
         ]
         pair_D: list[int] = []
@@ -129,26 +168,19 @@ class SequenceMaker:
             window, interval = num_queries + unit, int(intervals_U[unit])
             titles = {self._pairs.titles[position] for position in positions}
             if has_title_U[unit] and len(titles) == 1 and (title := titles.pop()).strip():
-                texts.append(_Text(title, NO_TEXT, window, interval, self._max_query_tokens))
+                texts.append(
+                    _Text(title, NO_TEXT, window, interval, self._max_query_tokens, self._document_prefix)
+                )
             numbers: dict[str, int] = {}
             for position in positions:
                 document = self._pairs.documents[position]
                 if document not in numbers:
                     numbers[document] = len(pair_D)
-                    texts.append(
-                        _Text(
-                            document, num_queries + len(pair_D), window, interval, self._max_document_tokens
-                        )
-                    )
+                    texts.append(self._document(position, num_queries + len(pair_D), window, interval))
                     pair_D.append(position)
                 positive_Q.append(numbers[document])
         for window, position in enumerate(negatives, start=num_queries + len(units)):
-            document = self._pairs.documents[position]
-            texts.append(
-                _Text(
-                    document, num_queries + len(pair_D), window, negative_interval, self._max_document_tokens
-                )
-            )
+            texts.append(self._document(position, num_queries + len(pair_D), window, negative_interval))
             pair_D.append(position)
         rows, text_of_row = self._rows(texts)
         return SequenceBatch(
@@ -160,19 +192,19 @@ class SequenceMaker:
         )
 
     def context(self, positions: Sequence[int], max_tokens: int) -> PackedRows:
-        """Lay out the documents of these pairs as the first stage reads them: a row each, its opening."""
+        """Lay out the documents of these pairs as the first stage reads them: a row each, its opening.
+
+        Without a prefix, as an ingest has it.
+        """
         texts = [
-            _Text(self._pairs.documents[position], number, number, max_tokens, max_tokens - 2)
+            _Text(self._candidates.texts[position], number, number, max_tokens, max_tokens - 2)
             for number, position in enumerate(positions)
         ]
         return self._rows(texts)[0]
 
     def queries(self, positions: Sequence[int], interval: int) -> tuple[PackedRows, Int64[np.ndarray, " B"]]:
         """Lay out these pairs' queries, and the query each row is of."""
-        texts = [
-            _Text(self._pairs.queries[position], number, number, interval, self._max_query_tokens)
-            for number, position in enumerate(positions)
-        ]
+        texts = [self._query(position, number, number, interval) for number, position in enumerate(positions)]
         return self._rows(texts)
 
     def documents(
@@ -180,14 +212,17 @@ class SequenceMaker:
     ) -> tuple[PackedRows, Int64[np.ndarray, " B"]]:
         """Lay out these pairs' documents, each a window of its own, and the document each row is of."""
         texts = [
-            _Text(self._pairs.documents[position], number, number, interval, self._max_document_tokens)
-            for number, position in enumerate(positions)
+            self._document(position, number, number, interval) for number, position in enumerate(positions)
         ]
         return self._rows(texts)
 
     def _rows(self, texts: Sequence[_Text]) -> tuple[PackedRows, Int64[np.ndarray, " B"]]:
         """Return the rows of texts, each cut after its limit, and for each row the place of its text."""
-        tokens = tokenize(self._tokenizer, [text.text for text in texts])
+        prefixes = [self._prefixes[text.prefix] for text in texts]
+        tokens = tokenize(
+            self._tokenizer,
+            [prefix.continued(text.text) for text, prefix in zip(texts, prefixes, strict=True)],
+        )
         lengths = np.minimum(
             np.diff(tokens.text_offsets), np.array([text.max_tokens for text in texts], np.int64)
         )
@@ -204,14 +239,41 @@ class SequenceMaker:
             pooling=self._pooling,
         )
         text_of_row = np.repeat(np.arange(len(texts)), np.diff(chunks.chunk_offsets))
-        packed = PackedRows(
-            ids_N=rows.ids,
-            lengths_B=np.diff(rows.row_offsets),
-            windows_B=np.array([text.window for text in texts], np.int64)[text_of_row],
-            pooled_start_B=rows.pooled_start,
-            pooled_end_B=rows.pooled_end,
+        packed = behind_prefixes(
+            rows,
+            [prefixes[text].ids for text in text_of_row.tolist()],
+            np.array([text.window for text in texts], np.int64)[text_of_row],
+            is_pooled=self._pool_prefix,
         )
         return packed, text_of_row
+
+
+def behind_prefixes(
+    rows: Rows,
+    prefixes: Sequence[Int32[np.ndarray, " _"]],
+    windows_B: Int64[np.ndarray, " B"],
+    *,
+    is_pooled: bool,
+) -> PackedRows:
+    """Put a prefix behind the [CLS] of each row, as :func:`pipeline.model.landmarks.chunk_rows` has one.
+
+    With a prefix that is not pooled [CLS] is not pooled either.
+    """
+    lengths_B, num_prefix_B = np.diff(rows.row_offsets), np.array([len(ids) for ids in prefixes], np.int64)
+    starts_B = rows.row_offsets[:-1] + np.cumsum(num_prefix_B) - num_prefix_B
+    ids = np.empty(int((lengths_B + num_prefix_B).sum()), np.int32)
+    is_prefix = np.zeros(len(ids), np.bool_)
+    is_prefix[ranges(starts_B + 1, num_prefix_B)] = True
+    ids[is_prefix], ids[~is_prefix] = np.concatenate([np.zeros(0, np.int32), *prefixes]), rows.ids
+    first_B = 0 if is_pooled else np.where(num_prefix_B > 0, 1 + num_prefix_B, 0)
+    return PackedRows(
+        ids_N=ids,
+        lengths_B=lengths_B + num_prefix_B,
+        windows_B=windows_B,
+        pooled_start_B=np.where(rows.pooled_start > 0, rows.pooled_start + num_prefix_B, first_B),
+        pooled_end_B=rows.pooled_end + num_prefix_B,
+        num_prefix_B=num_prefix_B,
+    )
 
 
 def split_rows(rows: PackedRows, max_tokens: int) -> tuple[PackedRows, ...]:
@@ -239,4 +301,5 @@ def _take(rows: PackedRows, first: int, end: int) -> PackedRows:
         windows_B=rows.windows_B[part],
         pooled_start_B=rows.pooled_start_B[part],
         pooled_end_B=rows.pooled_end_B[part],
+        num_prefix_B=None if rows.num_prefix_B is None else rows.num_prefix_B[part],
     )

@@ -6,6 +6,7 @@ Defaults follow CDE §5 (τ, peak rate, sequence dropout, linear decay) and NV-E
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,6 +22,7 @@ TrainedPooling = Literal["mean", "lmk"]
 TrainedAttention = Literal["chunk", "landmark"]
 LoraMatrices = Literal["attention", "all"]
 ContextFrom = Literal["batch", "source"]
+Negatives = Literal["batch", "own"]
 TrainedPrecision = Literal["auto", "fp32", "bf16"]
 
 
@@ -32,18 +34,21 @@ class TrainConfig:
     one source; ``context_documents`` of the batch are its context, None of them in a share
     ``context_absence`` of the steps, each replaced by the null token with ``context_dropout``.
     ``first_stage_layers`` > 0 gives the model a first stage of its own, which starts as the base's first
-    layers and alone embeds the context; it shares the input tables where those stay as they are.
-    ``title_share`` of the sequences begin with their title as a chunk of its own. ``margin`` is ε of the
-    false negatives. ``matryoshka_dims`` = () trains the whole vector only, ``matryoshka_layers`` = () the
+    layers and alone embeds the context; it shares the input tables where those stay as they are. Prefixes
+    stand before the texts in training and, in the saved folder, at serving; None takes the base's.
+    ``title_share`` of the sequences begin with their title as a chunk of its own. ``negatives`` of a query
+    are all other documents of the batch, or its own alone: mined ones and those that the data brings.
+    ``margin`` is ε of the false negatives. ``matryoshka_dims`` = () trains the whole vector only,
+    ``matryoshka_layers`` = () the
     last layer only. ``freeze_embeddings`` leaves the input tables as the base has them, so that what changed
     is small enough to be shipped by itself. ``lora_rank`` > 0 leaves all of the base as it is and learns
     updates of that rank (LoRA) to its layers' matrices, those of attention or all, times ``lora_alpha`` /
     rank; None is twice the rank. ``late_weight`` > 0 trains a token projection along, of ``late_dims``
     dimensions in ``late_bits`` bits, with weights of query tokens. With a ``teacher`` texts follow its
-    vectors and scores, instead of chunks those of the base. ``evaluate_every`` and ``dev_every`` steps
-    the held-out pairs and the dev sets are scored. ``precision`` is that of the products, auto: bf16
-    where the device has it; weights, sums and the optimiser are in float32. ``micro_batch_tokens`` bounds
-    memory and moves nothing but rounding.
+    vectors and scores, instead of chunks those of the base. ``evaluate_every`` and ``dev_every`` steps the
+    held-out pairs and the dev sets are scored. ``precision`` is that of the products, auto: bf16 where the
+    device has it; weights, sums and the optimiser are in float32. ``micro_batch_tokens`` bounds memory and
+    moves nothing but rounding.
     """
 
     steps: int = field(metadata=metadata_of(About("Optimiser steps, one a batch.", low=1)))
@@ -51,6 +56,12 @@ class TrainConfig:
     sequence_documents: int = option(4, About("Neighbouring documents that make one sequence.", low=1))
     pooling: TrainedPooling = option("lmk", About("What a chunk's vector is pooled from."))
     attention: TrainedAttention = option("landmark", About("What a token sees."))
+    query_prefix: str | None = option(
+        None, About("Text before every query; read, never pooled.", default_text="as the base model has it")
+    )
+    document_prefix: str | None = option(
+        None, About("Text before every row of a document.", default_text="as the base model has it")
+    )
     max_query_tokens: int = option(64, About("Tokens of a query that are read.", low=8))
     max_document_tokens: int = option(256, About("Tokens of a document that are read.", low=8))
     context_documents: int = option(64, About("Documents of the batch that are its context; 0: none.", low=0))
@@ -71,15 +82,23 @@ class TrainConfig:
         ),
     )
     title_share: float = option(0.5, About("Share of sequences that begin with their title.", low=0, high=1))
+    class_negatives: int = option(
+        7, About("Texts of other classes for each text with a label.", low=1, high=1_000)
+    )
+    min_score: float = option(4.0, About("Score from which on two texts are a pair.", low=-1e6, high=1e6))
     hard_negatives: int = option(0, About("Mined negatives of each query; 0: none.", low=0, high=1_000))
     hard_negative_share: float = option(
         0.95, About("Mine negatives that score below this share of the positive.", above=0, high=1)
+    )
+    negatives: Negatives = option(
+        "batch", About("What a query is ranked against: the batch's documents, or its own negatives alone.")
     )
     temperature: float = option(0.02, About("Temperature of the loss.", above=0))
     margin: float = option(
         0.0,
         About(
-            "Leave out negatives that the surrogate scores at least this far above the positive; inf: none.",
+            "Leave out negatives that the surrogate scores at least this far above the positive; inf: none, "
+            "-inf: all but a query's own.",
             low=-2,
             high=2,
             is_infinity_allowed=True,
@@ -176,6 +195,11 @@ class TrainConfig:
     def reads_context(self) -> bool:
         """Whether the model is trained to read a context."""
         return self.attention == "landmark" and self.context_documents > 0 and self.context_absence < 1.0
+
+    @property
+    def only_own_negatives(self) -> bool:
+        """Whether no other document of the batch is a query's negative."""
+        return self.negatives == "own" or self.margin == -math.inf
 
 
 def require_within(name: str, values: Sequence[int], most: int) -> None:

@@ -12,6 +12,7 @@ takes the place of the same context vectors throughout a step, not of others in 
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class TrainingData:
 
     maker: SequenceMaker
     vectors: PairVectors
-    document_number_N: Int64[np.ndarray, " N"]
+    document_number_N: Int64[np.ndarray, " NM"]
     hard_negatives_Nk: Int64[np.ndarray, "N k"]
     taught: PairVectors | None = None
     idf_X: Float32[torch.Tensor, " X"] | None = None
@@ -136,13 +137,14 @@ def draw_batch(
 
     None without a context.
     """
-    intervals_U = np.minimum(draw_intervals(len(units), generator), max_positions - 2)
+    longest = max_positions - 2 - data.maker.prefix_tokens
+    intervals_U = np.minimum(draw_intervals(len(units), generator), longest)
     has_title_U = generator.random(len(units)) < config.title_share
     has_context = config.reads_context and generator.random() >= config.context_absence
     positions = np.array([position for unit in units for position in unit])
     mined = data.hard_negatives_Nk[positions].ravel()
     negatives = list(dict.fromkeys(mined[mined != NONE_FOUND].tolist()))
-    negative_interval = int(np.minimum(draw_intervals(1, generator), max_positions - 2)[0])
+    negative_interval = int(np.minimum(draw_intervals(1, generator), longest)[0])
     batch = data.maker.make(units, intervals_U, has_title_U, negatives, negative_interval)
     context = None
     if has_context:
@@ -219,14 +221,25 @@ def batch_loss(
     return loss
 
 
+def own_negatives(batch: SequenceBatch, mined_Qk: Int64[np.ndarray, "Q k"]) -> Int64[np.ndarray, "Q k"]:
+    """Return where in the batch the negatives chosen for each query stand, :data:`NONE_FOUND` for none."""
+    place_of = {pair: place for place, pair in enumerate(batch.pair_D.tolist())} | {NONE_FOUND: NONE_FOUND}
+    places = [place_of[pair] for pair in mined_Qk.ravel().tolist()]
+    return np.array(places, np.int64).reshape(mined_Qk.shape)
+
+
 def _false_negatives(
     batch: SequenceBatch, data: TrainingData, config: TrainConfig, device: torch.device
 ) -> FalseNegatives:
+    own_Qk = None
+    if config.only_own_negatives:
+        own_Qk = torch.from_numpy(own_negatives(batch, data.hard_negatives_Nk[batch.pair_Q])).to(device)
     return FalseNegatives(
         query_QS=torch.from_numpy(data.vectors.query_NV[batch.pair_Q]).to(device),
         document_NS=torch.from_numpy(data.vectors.document_NV[batch.pair_D]).to(device),
         text_number_N=torch.from_numpy(data.document_number_N[batch.pair_D]).to(device),
-        margin=config.margin,
+        margin=-math.inf if config.only_own_negatives else config.margin,
+        own_Qk=own_Qk,
     )
 
 

@@ -29,7 +29,7 @@ from pipeline.model.context_encoder import ContextEncoder
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.static_embeddings import StaticEmbedder
 from pipeline.token_vectors.codes import unit
-from pipeline.train.pairs import TrainingPairs
+from pipeline.train.pairs import Candidates, PairRow, TrainingPairs
 from pipeline.types import ProgressListener
 
 MAX_TOKENS: Final = 256
@@ -39,9 +39,12 @@ BLOCK_TEXTS: Final = 2_048
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PairVectors:
-    """L2-normalised vectors of N documents (φ) and their queries (ψ)."""
+    """L2-normalised vectors of N queries (ψ), and of their documents (φ) and the M that are negatives alone.
 
-    document_NV: Float32[np.ndarray, "N V"]
+    Documents stand in the order of :class:`pipeline.train.pairs.Candidates`.
+    """
+
+    document_NV: Float32[np.ndarray, "NM V"]
     query_NV: Float32[np.ndarray, "N V"]
     fingerprint: str
 
@@ -59,8 +62,9 @@ def embed_pairs(
         embedder, _ = StaticEmbedder.fitted_to(backbone.token_embeddings, backbone.tokenizer, sample)
     else:
         embedder = ContextEncoder(backbone, min(MAX_TOKENS, backbone.max_positions))
-    vectors = embed_texts(embedder.embed, [*pairs.documents, *pairs.queries], "surrogate", progress)
-    document_NV, query_NV = np.split(vectors, 2)
+    documents = Candidates.of(pairs).texts
+    vectors = embed_texts(embedder.embed, [*documents, *pairs.queries], "surrogate", progress)
+    document_NV, query_NV = np.split(vectors, [len(documents)])
     return PairVectors(document_NV=document_NV, query_NV=query_NV, fingerprint=embedder.fingerprint)
 
 
@@ -84,7 +88,7 @@ def kept_vectors(path: Path, key: str, num_pairs: int, embed: Callable[[], PairV
     """Read the vectors that a run has stored under this ``key``, or make and store them."""
     if path.is_file():
         stored = _read(path)
-        if stored.fingerprint == key and len(stored.document_NV) == num_pairs:
+        if stored.fingerprint == key and len(stored.query_NV) == num_pairs:
             return stored
     found = embed()
     stored = PairVectors(document_NV=found.document_NV, query_NV=found.query_NV, fingerprint=key)
@@ -119,8 +123,11 @@ def pairs_fingerprint(pairs: TrainingPairs) -> str:
     """Identify the pairs and their order, without a copy of their text."""
     digest = hashlib.sha256()
     for row in pairs.rows():
-        # What came as a pair is what it was before pairs could come of documents.
-        for text in row if row.page else row[:4]:
+        # What came as a pair is what it was before pairs could come of documents or have negatives.
+        texts = row[:6] if row.page else row[:4]
+        if row != PairRow(*row[:6]):
+            texts = (*texts, row.instruction, row.task, *row.negatives)
+        for text in texts:
             content = text.encode("utf-8", "surrogatepass")
             digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()

@@ -24,7 +24,7 @@ from pipeline.errors import ConfigError
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.folders.model_defaults import encoder_config
 from pipeline.token_vectors.codes import unit
-from pipeline.train.pairs import TrainingPairs
+from pipeline.train.pairs import Candidates, TrainingPairs
 from pipeline.train.surrogate import MAX_TOKENS, PairVectors, embed_texts
 from pipeline.types import ProgressListener
 
@@ -62,7 +62,7 @@ class Teacher:
             return self.encoder.encode(texts).document_vectors_NV
 
         return PairVectors(
-            document_NV=embed_texts(documents, pairs.documents, "teacher", progress),
+            document_NV=embed_texts(documents, Candidates.of(pairs).texts, "teacher", progress),
             query_NV=embed_texts(self.encoder.encode_queries, pairs.queries, "teacher", progress),
             fingerprint=self.encoder.fingerprint,
         )
@@ -76,12 +76,12 @@ def fitted_positions(num_pairs: int) -> Int64[np.ndarray, " n"]:
 def laid_onto(taught: PairVectors, base: PairVectors) -> PairVectors:
     """Return the teacher's vectors in the width and the orientation of the base's, at unit length.
 
-    ``base`` has the vectors of :func:`fitted_positions` alone. A wider teacher keeps its first principal axes
-    (not centred: scores are inner products).
+    ``base`` has the vectors of :func:`fitted_positions` first, and no more queries. A wider teacher keeps its
+    first principal axes (not centred: scores are inner products).
     """
-    fitted = fitted_positions(len(taught.document_NV))
+    fitted = fitted_positions(len(taught.query_NV))
     teacher_TE = np.concatenate([taught.document_NV[fitted], taught.query_NV[fitted]]).astype(np.float64)
-    base_TD = np.concatenate([base.document_NV, base.query_NV]).astype(np.float64)
+    base_TD = np.concatenate([base.document_NV[: len(fitted)], base.query_NV]).astype(np.float64)
     _, _, axes_EE = np.linalg.svd(teacher_TE.T @ teacher_TE)
     axes_AE = axes_EE[: base_TD.shape[1]]
     # Procrustes: the orthonormal rows that bring the teacher's coordinates nearest to the base's.

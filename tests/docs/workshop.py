@@ -45,7 +45,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 def write_corpora(folder: Path) -> None:
-    """Write the files that pages name: two corpora, judged queries, training pairs, long texts."""
+    """Write the files that pages name.
+
+    Two corpora, judged queries, training pairs, texts with labels, long documents.
+    """
     texts = [
         f"To change {topic} open the settings and choose {topic}. " + f"Help with {topic} is there. " * 20
         for topic in TOPICS
@@ -68,6 +71,8 @@ def write_corpora(folder: Path) -> None:
     pages = [f"Shelves of {topic}" for topic in TOPICS for _ in range(6)]
     pairs = {"query": asked, "document": answers, "title": pages, "source": ["shelves"] * len(asked)}
     write(folder / "pairs" / "a.parquet", pairs)
+    labels = {"query": asked, "label": [topic for topic in TOPICS for _ in range(len(asked) // count)]}
+    write(folder / "labelled" / "topics.parquet", labels)
     sections = [
         "\n\n".join(
             f"# Part {i} of {topic}\n\n"

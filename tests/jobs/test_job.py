@@ -41,6 +41,7 @@ RUN = {
 }
 RECIPES = {
     "train_default": "train_encoder",
+    "train_stage_two": "train_encoder",
     "pretrain_m3bert_1": "pretrain_encoder",
     "pretrain_m3bert_2": "pretrain_encoder",
     "train_m3bert_3": "train_encoder",

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import SchemaError, SourceError
-from pipeline.train.pairs import PairRow, TrainingPairs, join_pairs, read_pairs, text_numbers
+from pipeline.train.pairs import Candidates, PairRow, TrainingPairs, join_pairs, read_pairs, text_numbers
 
 
 def write_parquet(path: Path, **columns: list[object]) -> Path:
@@ -99,12 +99,13 @@ def test_text_numbers_equal_texts_share_a_number():
 
 def test_read_pairs_missing_column_is_named(tmp_path: Path):
     with pytest.raises(
-        SchemaError, match=r"p\.parquet must have the columns query and document, got question, document"
+        SchemaError,
+        match=r"p\.parquet must have the columns query and document, or query and label, got question",
     ):
         read_pairs([write_parquet(tmp_path / "p.parquet", question=["a"], document=["x"])])
     with pytest.raises(
         SchemaError,
-        match=r"line 2 of p\.jsonl must be a JSON object with query and document, got one with query$",
+        match=r"line 2 of p\.jsonl must be a JSON object with .* or query and label, got one with query$",
     ):
         read_pairs([write_lines(tmp_path / "p.jsonl", {"query": "a", "document": "x"}, {"query": "b"})])
 
@@ -141,3 +142,90 @@ def test_read_pairs_nothing_to_train_on_says_why(tmp_path: Path):
     (tmp_path / "pairs.csv").write_text("query,document")
     with pytest.raises(SourceError, match=r"must end in \.parquet or \.jsonl"):
         read_pairs([tmp_path / "pairs.csv"])
+
+
+LABELLED = [
+    {"query": f"{name} {number}", "label": name} for name in ("cat", "mat", "sat") for number in range(3)
+]
+
+
+def test_read_pairs_texts_of_several_classes_get_examples_of_their_own_and_of_others(tmp_path: Path):
+    path = write_lines(tmp_path / "p.jsonl", *LABELLED, {"query": "way 0", "label": "way"})
+    pairs = read_pairs([path], class_negatives=4)
+    assert len(pairs) == 9
+    assert pairs.skipped == {"only text of its class": 1}
+    for row in pairs.rows():
+        label = row.query.split()[0]
+        assert row.task == "class"
+        assert row.document.split()[0] == label
+        assert row.document != row.query
+        assert len(set(row.negatives)) == 4
+        assert label not in {negative.split()[0] for negative in row.negatives}
+    again, other = read_pairs([path], class_negatives=4), read_pairs([path], class_negatives=4, seed=1)
+    assert pairs.negatives == again.negatives != other.negatives
+
+
+def test_read_pairs_of_two_classes_the_labels_are_the_documents(tmp_path: Path):
+    path = write_parquet(tmp_path / "p.parquet", query=["a", "b", "c"], label=["yes", "no", "yes"])
+    pairs = read_pairs([path])
+    assert pairs.documents == ("yes", "no", "yes")
+    assert pairs.negatives == (("no",), ("yes",), ("no",))
+
+
+def test_read_pairs_labels_of_one_class_are_refused(tmp_path: Path):
+    with pytest.raises(
+        SourceError, match="at least two classes, got 'x' alone in 'p'; give texts of another"
+    ):
+        read_pairs([write_parquet(tmp_path / "p.parquet", query=["a", "b"], label=["x", "x"])])
+
+
+def test_read_pairs_scored_texts_are_pairs_in_both_directions_from_a_score_on(tmp_path: Path):
+    path = write_parquet(
+        tmp_path / "p.parquet",
+        query=["a", "b"],
+        document=["x", "y"],
+        score=[4.0, 3.9],
+        instruction=["i", "i"],
+    )
+    pairs = read_pairs([path])
+    assert list(zip(pairs.queries, pairs.documents, strict=True)) == [("a", "x"), ("x", "a")]
+    assert pairs.skipped == {"score below 4": 1}
+    assert pairs.tasks == ("similarity", "similarity")
+    assert read_pairs([path], min_score=3.0).queries == ("a", "x", "b", "y")
+
+
+def test_read_pairs_negatives_are_read_from_both_kinds_of_files(tmp_path: Path):
+    (tmp_path / "one").mkdir()
+    table = {"query": ["a", "b"], "document": ["x", "y"], "negatives": [["n", "x", None, "n"], None]}
+    parquet = read_pairs([write_parquet(tmp_path / "one" / "p.parquet", **table)])
+    records = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+    lines = read_pairs([write_lines(tmp_path / "p.jsonl", *records)])
+    assert parquet.negatives == lines.negatives == (("n",), ())
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        ({"query": "a", "document": "x", "negatives": "n"}, "negatives .* must be a list of texts, got 'n'"),
+        ({"query": "a", "document": "x", "score": "high"}, "score .* must be a number, got 'high'"),
+        ({"query": "a", "label": 1.5}, r"label .* must be text or a whole number, got 1\.5"),
+        ({"query": "a", "document": "x", "label": "y"}, "must have a document or a label, got both"),
+        ({"query": "a", "document": "x", "task": "poetry"}, "task .* must be one of retrieval, class"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
+)
+def test_read_pairs_columns_of_the_wrong_kind_are_named(tmp_path: Path, record: object, sentence: str):
+    with pytest.raises(SchemaError, match=sentence):
+        read_pairs([write_lines(tmp_path / "p.jsonl", record)])
+
+
+def test_candidates_are_documents_then_given_negatives_each_once():
+    rows = [
+        PairRow("a", "x", "", "s", negatives=("n", "m")),
+        PairRow("b", "y", "", "s", negatives=("m",)),
+        PairRow("c", "z", "", "s", instruction="like", negatives=("m",), task="similarity"),
+    ]
+    candidates = Candidates.of(TrainingPairs.of(rows, {}))
+    assert candidates.texts == ("x", "y", "z", "n", "m", "m")
+    assert candidates.given_Nk.tolist() == [[3, 4], [4, -1], [5, -1]]
+    assert [bool(prefix) for prefix in candidates.prefixes] == [False, False, True, False, False, True]

@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.encode.prefixes import Prefix, tokenize_after
 from pipeline.model.folders.checkpoint import read_checkpoint
-from pipeline.train.pairs import TrainingPairs
+from pipeline.model.landmarks import chunk_rows, split_into_chunks
+from pipeline.train.pairs import PairRow, TrainingPairs
 from pipeline.train.sequences import NO_TEXT, SequenceMaker, make_units, split_rows, units_of_a_batch
 
 
@@ -149,3 +151,48 @@ def test_split_rows_parts_are_whole_windows_within_the_budget(
         len(part.ids_N) <= max_tokens or len(seen) == 1 for part, seen in zip(parts, windows, strict=True)
     )
     assert len(parts) == 1 or max_tokens < len(rows.ids_N)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "lmk"])
+@pytest.mark.parametrize("pool_prefix", [False, True])
+def test_prefixes_stand_in_rows_as_at_serving(tiny_model_folder: Path, pooling: str, pool_prefix: bool):
+    checkpoint = read_checkpoint(tiny_model_folder)
+    prefix = Prefix.of("the old: ", checkpoint.tokenizer)
+    tokens = tokenize_after(prefix, checkpoint.tokenizer, THREE.documents)
+    expected = chunk_rows(
+        tokens.ids,
+        split_into_chunks(tokens.breaks, tokens.text_offsets, 3),
+        cls_id=checkpoint.cls_id,
+        landmark_id=checkpoint.landmark_id,
+        pooling=pooling,
+        prefix_ids=prefix.ids,
+        pool_prefix=pool_prefix,
+    )
+    made = maker(tiny_model_folder, pooling=pooling, document_prefix="the old: ", pool_prefix=pool_prefix)
+    rows, _ = made.documents(range(3), 3)
+    assert np.array_equal(rows.ids_N, expected.ids)
+    assert np.array_equal(rows.pooled_start_B, expected.pooled_start)
+    assert np.array_equal(rows.pooled_end_B, expected.pooled_end)
+    assert rows.own_lengths.sum() == len(tokens.ids)
+    is_whole = pool_prefix and pooling == "mean"
+    assert (rows.alone.pooled_start_B == (0 if is_whole else 1 + len(prefix.ids))).all()
+
+
+def test_instructions_stand_before_their_query_and_before_both_of_two_alike_texts(tiny_model_folder: Path):
+    rows = [
+        PairRow("cat", "mat", "", "s", instruction="the way", negatives=("path",)),
+        PairRow("river", "stone", "", "s", instruction="the way", negatives=("old",), task="similarity"),
+    ]
+    made = maker(tiny_model_folder, TrainingPairs.of(rows, {}), query_prefix="walk")
+    batch = made.make([(0,), (1,)], np.array([9, 9]), np.zeros(2, np.bool_), [2, 3])
+    has_prefix = [int(count) > 1 for count in batch.rows.num_prefix_B]
+    # Two queries, two documents, two negatives.
+    assert has_prefix == [True, True, False, True, False, True]
+
+
+def test_make_units_texts_that_are_no_documents_stand_alone():
+    rows = [
+        PairRow(name, name, "", "s", task=task)
+        for name, task in zip("abcd", ("class",) * 2 + ("retrieval",) * 2, strict=True)
+    ]
+    assert make_units(TrainingPairs.of(rows, {}), range(4), 4) == ((0,), (1,), (2, 3))

@@ -39,13 +39,15 @@ class FalseNegatives:
     """What tells documents that are no certain negatives: surrogate vectors, numbers of equal texts.
 
     ``margin`` = 0 leaves out what scores at least as high as the positive; a negative one leaves out more,
-    +inf nothing.
+    +inf nothing. ``own_Qk`` are negatives that no margin leaves out: those chosen for the query. A number
+    that is no document's, such as -1, fills up.
     """
 
     query_QS: Float32[torch.Tensor, "Q S"]
     document_NS: Float32[torch.Tensor, "N S"]
     text_number_N: Int64[torch.Tensor, " N"]
     margin: float = 0.0
+    own_Qk: Int64[torch.Tensor, "Q k"] | None = None
 
 
 def contrastive_loss(
@@ -113,10 +115,12 @@ def left_out(
     numbers_N = false_negatives.text_number_N
     threshold_q = (surrogate_qS * false_negatives.document_NS[positive_q]).sum(1) + false_negatives.margin
     scores_qn = surrogate_qS @ false_negatives.document_NS[documents].T
-    left_out_qn = (scores_qn >= threshold_q[:, None]) | (
-        numbers_N[documents][None] == numbers_N[positive_q][:, None]
-    )
+    left_out_qn = scores_qn >= threshold_q[:, None]
     places_n = torch.arange(len(numbers_N), device=positive_Q.device)[documents]
+    if false_negatives.own_Qk is not None:
+        for own_q in false_negatives.own_Qk[queries].T:
+            left_out_qn &= places_n[None] != own_q[:, None]
+    left_out_qn |= numbers_N[documents][None] == numbers_N[positive_q][:, None]
     return left_out_qn & (places_n[None] != positive_q[:, None])
 
 

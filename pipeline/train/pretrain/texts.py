@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pipeline.errors import SchemaError, SourceError
 from pipeline.manifest import fingerprint
-from pipeline.train.pairs import read_columns, training_files
+from pipeline.train.pair_files import read_columns, training_files
 
 COLUMNS: Final = ("text", "language")
 _SUFFIXES: Final = (".parquet", ".jsonl")

@@ -119,6 +119,28 @@ def test_contrastive_loss_infinite_margin_leaves_out_equal_texts_only():
     assert loss_of(query, document, positive, said) < plain - 1e-3
 
 
+def test_contrastive_loss_without_in_batch_negatives_keeps_those_chosen_for_the_query():
+    query, document, positive = batch()
+    own = torch.stack([(positive + 1) % N, (positive + 5) % N], dim=1)
+    own[::3, 1] = -1
+    said = FalseNegatives(
+        query_QS=unit(Q, S, 3),
+        document_NS=unit(N, S, 4),
+        text_number_N=torch.arange(N),
+        margin=-math.inf,
+        own_Qk=own,
+    )
+    total = torch.zeros(())
+    for q in range(Q):  # NV-Embed §3.3: the positive against the query's own negatives
+        places = [int(positive[q]), *(place for place in own[q].tolist() if place >= 0)]
+        total = total - torch.log_softmax(document[places] @ query[q] / 0.05, 0)[0]
+    expected = torch.autograd.grad(total / Q, (query, document))
+    loss = contrastive_loss(query, document, positive, said, temperature=0.05, tile=8)
+    assert float(loss.detach()) == pytest.approx(float(total.detach()) / Q, abs=1e-5)
+    for found, gradient in zip(torch.autograd.grad(loss, (query, document)), expected, strict=True):
+        assert float((found - gradient).abs().max()) <= 1e-5
+
+
 def test_contrastive_loss_permuted_documents_give_the_same_loss():
     query, document, positive = batch()
     order = torch.randperm(N, generator=torch.Generator().manual_seed(9))
