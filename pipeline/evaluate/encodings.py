@@ -127,7 +127,7 @@ def build_encoder(
     config = encoding.encoder
     backbone = backbone or load_backbone(config)
     started = time.monotonic()
-    context = _context(judged, encoding.context, context_config, backbone, config)
+    context = context_for(judged, encoding, context_config, backbone)
     projection = None if encoding.has_pieces else token_projection_of(config, backbone)
     return DocumentEncoder(config, context, backbone, projection), time.monotonic() - started
 
@@ -214,16 +214,14 @@ class _Meter:
         self._progress("encode", self.tokens, None, "tokens")
 
 
-def _context(
-    judged: RetrievalSet,
-    kind: ContextKind,
-    context_config: ContextConfig,
-    backbone: Backbone,
-    encoder: EncoderConfig,
+def context_for(
+    judged: RetrievalSet, encoding: Encoding, context_config: ContextConfig, backbone: Backbone
 ) -> ContextSet | None:
-    if kind == "none":
+    """Return the context that an encoding asks for, drawn for this set."""
+    if encoding.context == "none":
         return None
-    return (corpus_context if kind == "corpus" else random_context)(judged, context_config, backbone, encoder)
+    make = corpus_context if encoding.context == "corpus" else random_context
+    return make(judged, context_config, backbone, encoding.encoder)
 
 
 def piece_texts(

@@ -1,8 +1,12 @@
 """Any system of the table as a model of MTEB, for ``mteb.evaluate(MtebModel(system), tasks)``.
 
-Retrieval tasks (MTEB's SearchProtocol) are ranked as the system ranks: exactly, its context drawn from the
-task's own corpus, BM25 fused where it fuses it. All other tasks (EncoderProtocol) get its document vectors;
-they have no corpus to draw a context from, so a system with context refuses them.
+Retrieval and reranking tasks (MTEB's SearchProtocol) are ranked as the system ranks: exactly, its context
+drawn from the task's own corpus, BM25 fused where it fuses it. All other tasks (EncoderProtocol) get its
+document vectors. They have no corpus, so a system with context draws it from the task's texts (CDE §5.1): those
+that a split is first asked for, so that all texts of the split are embedded behind one context.
+
+With ``has_instructions`` a task's own instruction stands before its texts, as NV-Embed has it: before queries
+where the task tells them from documents, else before all texts. It is read, and not pooled.
 
 As MTEB has it, a document is its title and text in one, a query its text followed by its instruction. The
 model's revision names its weights and settings, so that MTEB never serves cached scores of others. MTEB is
@@ -12,7 +16,7 @@ not imported here but where it asks for its own type: everything else it hands o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +25,15 @@ from jaxtyping import Float32
 
 from pipeline.config import ContextConfig
 from pipeline.encode.documents import DocumentEncoder
+from pipeline.encode.prefixes import instruction_prefix
 from pipeline.errors import ConfigError
-from pipeline.evaluate.encodings import EncodedSet, build_encoder, encode_documents, encode_queries
+from pipeline.evaluate.encodings import (
+    EncodedSet,
+    build_encoder,
+    context_for,
+    encode_documents,
+    encode_queries,
+)
 from pipeline.evaluate.lexical import read_lexicon, search_bm25
 from pipeline.evaluate.measures import RankedDocuments
 from pipeline.evaluate.ranking import NUM_CANDIDATES, SetRanker
@@ -40,14 +51,26 @@ class _Indexed:
     encoded: EncodedSet
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Split:
+    """A split of a task without a corpus: what its context is drawn from, and encoders by instruction."""
+
+    place: tuple[str, str, str]
+    corpus: RetrievalSet
+    encoders: dict[str, DocumentEncoder] = field(default_factory=dict[str, DocumentEncoder])
+
+
 class MtebModel:
     """Implements MTEB's SearchProtocol and EncoderProtocol for one system."""
 
-    def __init__(self, system: System, context: ContextConfig | None = None) -> None:
+    def __init__(
+        self, system: System, context: ContextConfig | None = None, *, has_instructions: bool = False
+    ) -> None:
         self.system = system
+        self._has_instructions = has_instructions
         self._context = context or ContextConfig()
         self._backbone = load_backbone(system.encoding.encoder)
-        self._plain: DocumentEncoder | None = None
+        self._split: _Split | None = None
         self._indexed: _Indexed | None = None
 
     @property
@@ -67,6 +90,8 @@ class MtebModel:
                 "encoding": {**asdict(encoding), "encoder": {**asdict(encoding.encoder), "model": None}},
             },
             context=asdict(self._context),
+            # A model without them keeps the revision that its scores are cached under.
+            **({"has_instructions": True} if self._has_instructions else {}),
         )
         return ModelMeta.create_empty(
             overwrites={
@@ -77,20 +102,18 @@ class MtebModel:
             }
         )
 
-    def index(self, corpus: Iterable[Mapping[str, Any]], **_given: Any) -> None:
+    def index(self, corpus: Iterable[Mapping[str, Any]], *, task_metadata: Any = None, **_given: Any) -> None:
         """Encode a corpus with ``id``, ``text`` and, where there is one, ``title``."""
         rows = list(corpus)
-        none = np.zeros(0, np.int64)
-        held = RetrievalSet(
-            name="mteb",
-            doc_ids=tuple(str(row["id"]) for row in rows),
-            titles=tuple(row.get("title") or "" for row in rows),
-            texts=tuple(f"{row.get('title') or ''} {row['text']}".strip() for row in rows),
-            query_ids=(),
-            queries=(),
-            judgements=Judgements(query_J=none, document_J=none, gain_J=none, start_J=none, end_J=none),
+        held = _corpus(
+            [str(row["id"]) for row in rows],
+            [row.get("title") or "" for row in rows],
+            [f"{row.get('title') or ''} {row['text']}".strip() for row in rows],
         )
-        encoder, _ = build_encoder(held, self.system.encoding, self._context, self._backbone)
+        encoding = self.system.encoding
+        if instruction := self._instruction(task_metadata, "query"):
+            encoding = replace(encoding, encoder=replace(encoding.encoder, query_prefix=instruction))
+        encoder, _ = build_encoder(held, encoding, self._context, self._backbone)
         encoded = encode_documents(encoder, held, self.system.encoding, silent_progress)
         self._indexed = _Indexed(corpus=held, encoder=encoder, encoded=encoded)
 
@@ -139,22 +162,47 @@ class MtebModel:
         )
 
     def encode(
-        self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: Any = None, **_: Any
+        self,
+        inputs: Iterable[Mapping[str, Any]],
+        *,
+        task_metadata: Any = None,
+        hf_split: str = "",
+        hf_subset: str = "",
+        prompt_type: Any = None,
+        **_: Any,
     ) -> Float32[np.ndarray, "N V"]:
-        """Embed the texts of all batches; those of queries after the queries' prefix."""
-        if self.system.encoding.context != "none":
-            raise ConfigError(
-                "a task without a corpus must have a system without context, got one with; choose "
-                "context none"
-            )
-        if self._plain is None:
-            self._plain = DocumentEncoder(self.system.encoding.encoder, None, self._backbone)
+        """Embed the texts of all batches; those of queries after the queries' prefix or instruction."""
         texts = [text for batch in inputs for text in batch["text"]]
         # A plain string or MTEB's enumeration, whose values are strings.
-        is_query = getattr(prompt_type, "value", prompt_type) == "query"
-        return (
-            self._plain.encode_queries(texts) if is_query else self._plain.encode(texts).document_vectors_NV
-        )
+        kind = getattr(prompt_type, "value", prompt_type)
+        instruction = self._instruction(task_metadata, kind)
+        place = (getattr(task_metadata, "name", ""), hf_split, hf_subset)
+        if self._split is None or self._split.place != place or not place[0]:
+            numbers = list(map(str, range(len(texts))))
+            self._split = _Split(place=place, corpus=_corpus(numbers, [""] * len(texts), texts))
+        encoder = self._split.encoders.get(instruction)
+        if encoder is None:
+            encoder = self._split.encoders[instruction] = self._encoder(self._split.corpus, instruction)
+        if kind == "query" or instruction:
+            return encoder.encode_queries(texts)
+        return encoder.encode(texts).document_vectors_NV
+
+    def _instruction(self, task_metadata: Any, kind: Any) -> str:
+        """Return what stands before texts of a kind, empty for what the system's settings have.
+
+        Documents of a task that tells them from queries have none.
+        """
+        prompt: Any = getattr(task_metadata, "prompt", None) if self._has_instructions else None
+        if isinstance(prompt, Mapping):
+            prompt = prompt.get(kind)
+        return instruction_prefix(prompt) if prompt and kind != "document" else ""
+
+    def _encoder(self, corpus: RetrievalSet, instruction: str) -> DocumentEncoder:
+        """Return an encoder behind the corpus's context, without token vectors."""
+        encoding = self.system.encoding
+        context = context_for(corpus, encoding, self._context, self._backbone)
+        config = replace(encoding.encoder, query_prefix=instruction or encoding.encoder.query_prefix)
+        return DocumentEncoder(config, context, self._backbone)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Return the cosine of every pair of vectors, which have length one."""
@@ -163,6 +211,19 @@ class MtebModel:
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Return the cosine of each row with the row beside it."""
         return (torch.as_tensor(embeddings1) * torch.as_tensor(embeddings2)).sum(dim=-1)
+
+
+def _corpus(ids: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> RetrievalSet:
+    none = np.zeros(0, np.int64)
+    return RetrievalSet(
+        name="mteb",
+        doc_ids=tuple(ids),
+        titles=tuple(titles),
+        texts=tuple(texts),
+        query_ids=(),
+        queries=(),
+        judgements=Judgements(query_J=none, document_J=none, gain_J=none, start_J=none, end_J=none),
+    )
 
 
 def _scores(corpus: RetrievalSet, ranked: RankedDocuments) -> dict[str, float]:

@@ -171,11 +171,6 @@ def test_encode_gives_the_vectors_of_the_encoder(tiny_config):
     )
 
 
-def test_context_without_a_corpus_is_refused(tiny_config):
-    with pytest.raises(ConfigError, match="without context"):
-        MtebModel(systems(tiny_config)["mean/corpus/chunk"]).encode([{"text": ["stone"]}])
-
-
 def test_search_before_indexing_is_refused(tiny_config):
     with pytest.raises(ConfigError, match=r"call index\(\) first"):
         MtebModel(systems(tiny_config)["bm25"]).search(QUERIES, top_k=1)
