@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.evaluation_tables import advice_lines, compared_cells, length_table, measure_table, set_lines
+from cli.evaluation_tables import (
+    advice_lines,
+    compared_cells,
+    context_table,
+    length_table,
+    measure_table,
+    set_lines,
+)
 from cli.options import COUNT, SEED, NamedPath, add_options, chosen
 from cli.settings import json_option
 from cli.terminal import ProgressBars, table
@@ -27,6 +34,11 @@ if TYPE_CHECKING:
     "--ablate",
     is_flag=True,
     help="The whole table: every encoder, with no, random and corpus context, ranked in every way.",
+)
+@click.option(
+    "--ablate-context",
+    is_flag=True,
+    help="Only compare contexts: none, random, of several sizes and lengths.",
 )
 @click.option(
     "--systems",
@@ -85,6 +97,7 @@ def evaluate(
     folders: tuple[Path, ...],
     *,
     ablate: bool,
+    ablate_context: bool,
     patterns: tuple[str, ...],
     against: str | None,
     baseline_model: str | None,
@@ -126,10 +139,13 @@ def evaluate(
             sets, encoder_config(chosen(ctx, EncoderConfig)), seed, quiet=quiet, as_json=as_json
         )
     require_measures()
-    systems = _systems(chosen(ctx, EncoderConfig), baseline_model, patterns, ablate=ablate)
-    _require_known(against, systems)
     model = chosen(ctx, EncoderConfig).get("model", DEFAULT_MODEL)
     context = context_config(model, {**chosen(ctx, ContextConfig), "seed": seed})
+    if ablate_context:
+        encoder = encoder_config(chosen(ctx, EncoderConfig))
+        return _ablate_context(sets, encoder, context, quiet=quiet, as_json=as_json)
+    systems = _systems(chosen(ctx, EncoderConfig), baseline_model, patterns, ablate=ablate)
+    _require_known(against, systems)
     with ProgressBars(quiet=quiet) as progress:
         results = list(_score(sets, systems, context, runs, cache, progress))
     _show(sets, results, against, seed, as_json=as_json)
@@ -207,6 +223,32 @@ def _compare_runs(sets: Sequence[RetrievalSet], paths: tuple[Path, Path], seed: 
         for name, comparison in compared.items()
     ]
     click.echo(table([("", *(path.name for path in paths), "difference", "95 % interval", "p"), *rows]))
+    return 0
+
+
+def _ablate_context(
+    sets: Sequence[RetrievalSet],
+    encoder: EncoderConfig,
+    context: ContextConfig,
+    *,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    from dataclasses import asdict
+
+    from pipeline.evaluate.context_ablation import ablate_context
+
+    with ProgressBars(quiet=quiet) as progress:
+        rows = {
+            judged.name: ablate_context(judged, encoder, context, seed=context.seed, progress=progress)
+            for judged in sets
+        }
+    if as_json:
+        click.echo(json.dumps({name: [asdict(row) for row in own] for name, own in rows.items()}))
+        return 0
+    for name, own in rows.items():
+        click.echo(f"\n{name}: nDCG@10 by vectors alone, and the difference from the context as served")
+        click.echo(context_table(own))
     return 0
 
 

@@ -10,6 +10,7 @@ from cli.terminal import duration, size, table, thousands
 if TYPE_CHECKING:
     from pipeline.evaluate.analysis.length_collapse import LengthCollapse
     from pipeline.evaluate.bench import Cost
+    from pipeline.evaluate.context_ablation import AblationRow
     from pipeline.evaluate.report import Advice, Report
     from pipeline.evaluate.retrieval_set import RetrievalSet
     from pipeline.evaluate.significance import Comparison
@@ -97,6 +98,17 @@ def advice_lines(advice: Sequence[Advice], report: Report) -> Iterator[str]:
     best = report.best_baseline()
     if advice and best is not None and report.quality(best) > advice[0].quality:
         yield f"\nthe baseline {best} is better here (quality {report.quality(best):.4f})"
+
+
+def context_table(rows: Sequence[AblationRow]) -> str:
+    """Return the table of contexts, each compared with the first."""
+    lines: list[Sequence[object]] = [
+        ("context", "documents", "tokens", "nDCG@10", "difference", "95 % interval", "p")
+    ]
+    for row in rows:
+        compared = ("", "", "") if row.comparison is None else compared_cells(row.comparison)
+        lines.append((row.name, row.context_documents, row.max_document_tokens, f"{row.ndcg:.4f}", *compared))
+    return table(lines)
 
 
 def length_table(rows: Sequence[LengthCollapse], temperatures: Sequence[float]) -> str:

@@ -3,7 +3,7 @@
 Source: Morris & Rush 2024 (CDE), §4.1, eq. 3: every pair is two points, φ(d)⊕ψ(q) and ψ(q)⊕φ(d), so that a
 document near another's query counts like a query near another's document. The paper runs Euclidean K-means
 on each domain's GTR vectors for 100 steps and keeps the best of 3 attempts. Differs: spherical K-means on
-L2-normalised points; a cheaper surrogate; by default 20 iterations and one attempt (:class:`ClusterConfig`);
+L2-normalised points; a cheaper surrogate; 20 iterations, one attempt unless :class:`ClusterConfig` says so;
 sqrt(N) clusters instead of N / batch size. Documents are assigned by their first point.
 
 Both orders of a pair are separate points to K-means, so where titles and texts look different, clusters come

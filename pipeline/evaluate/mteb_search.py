@@ -2,8 +2,8 @@
 
 Retrieval and reranking tasks (MTEB's SearchProtocol) are ranked as the system ranks: exactly, its context
 drawn from the task's own corpus, BM25 fused where it fuses it. All other tasks (EncoderProtocol) get its
-document vectors. They have no corpus, so a system with context draws it from the task's texts (CDE §5.1): those
-that a split is first asked for, so that all texts of the split are embedded behind one context.
+document vectors. They have no corpus, so a system with context draws it from the task's texts: those that a
+split is first asked for, so that all texts of the split are embedded behind one context.
 
 With ``has_instructions`` a task's own instruction stands before its texts, as NV-Embed has it: before queries
 where the task tells them from documents, else before all texts. It is read, and not pooled.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float32, Int64
 
+from pipeline.config import ClusterConfig
 from pipeline.errors import SourceError
 from pipeline.train.batches import cluster_domains, draw_batches
 from pipeline.train.pairs import TrainingPairs
@@ -48,8 +49,12 @@ class BatchPlan:
             [pairs.sources[unit[0]] for unit in self.units],
             self._phi,
             self._psi,
-            self._batch_units,
-            config.seed,
+            units_of_a_batch(self.units, config.cluster_pairs or config.batch_pairs),
+            ClusterConfig(
+                num_iterations=config.cluster_iterations,
+                num_redos=config.cluster_attempts,
+                seed=config.seed,
+            ),
             surrogate_fingerprint=vectors.fingerprint,
         )
         self._epoch, self._batches = -1, np.zeros((0, 0), np.int64)

@@ -4,8 +4,9 @@
     what is left over of all sources ─▶ packed along a tour of sources ─┴─▶ batches in random order,
                                                                             other ones every epoch
 
-Source: Morris & Rush 2024 (CDE), §4.1 and §5: clusters per domain, as many as batches. Which model embeds the
-pairs for it is the caller's choice. Deterministic from a seed: FAISS's clusters for one number of threads,
+Source: Morris & Rush 2024 (CDE), §4.1 and §5: clusters per domain, of the size of a batch or another (§6): a
+batch is cut from a larger cluster and joined of smaller ones. Which model embeds the pairs for it is the
+caller's choice. Deterministic from a seed: FAISS's clusters for one number of threads,
 the batches for any.
 
     N pairs    V surrogate dim    P = 2V    B batches
@@ -14,7 +15,7 @@ the batches for any.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
@@ -44,19 +45,19 @@ def cluster_domains(
     phi_NV: Float32[np.ndarray, "N V"],
     psi_NV: Float32[np.ndarray, "N V"],
     cluster_size: int,
-    seed: int,
+    config: ClusterConfig,
     *,
     surrogate_fingerprint: str,
 ) -> tuple[Domain, ...]:
     """Cluster the pairs of each source apart, into clusters of ``cluster_size`` pairs on average.
 
-    Sources in order of their names.
+    Sources in order of their names; the number of clusters in ``config`` is theirs.
     """
     names, source_N = np.unique(np.array(sources), return_inverse=True)
     domains: list[Domain] = []
     for number, name in enumerate(names.tolist()):
         positions_n = np.flatnonzero(source_N == number)
-        config = ClusterConfig(num_clusters=max(1, round(len(positions_n) / cluster_size)), seed=seed)
+        config = replace(config, num_clusters=max(1, round(len(positions_n) / cluster_size)))
         sample = positions_n[:: -(-len(positions_n) // MAX_TRAINING_POINTS)]
         clusters = train_clusters(
             phi_NV[sample], psi_NV[sample], config, surrogate_fingerprint=surrogate_fingerprint

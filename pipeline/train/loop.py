@@ -291,6 +291,7 @@ def _negatives(
             pairs.sources,
             num_negatives=config.hard_negatives,
             max_share=config.hard_negative_share,
+            margin=config.hard_negative_margin,
             left_out=heldout,
         )
         mined_Nk[(given_Nk != NONE_FOUND).any(1)] = NONE_FOUND

@@ -1,11 +1,15 @@
-"""Positive-aware hard negatives: what a surrogate ranks highest below 95 % of the positive's score.
+"""Positive-aware hard negatives: what a surrogate ranks highest below a threshold under the positive's score.
 
-What scores nearly as high as the positive is likely to answer the query too, so it is no negative. Candidates
+    by percentage   score < share x positive           TopK-PercPos, 95 % by default
+    by margin       score < positive - margin          TopK-MarginPos, none by default
+
+What scores nearly as high as the positive is likely to answer the query too, so it is no negative; with both
+thresholds the lower one holds. Candidates
 are the documents of the query's own source: those of another are seldom hard, and searching them all costs
 the square of the data.
 
-Source: NV-Embed §4.1.1, after Moreira et al. 2024 (TopK-PercPos). Differs: the surrogate is the base model,
-not a 7B teacher.
+Source: NV-Embed §4.1.1 (percentage), after Moreira et al. 2024 (NV-Retriever), which compares both. Differs:
+the surrogate is the base model, not a 7B teacher.
 """
 
 from __future__ import annotations
@@ -31,9 +35,11 @@ def mine_hard_negatives(
     num_negatives: int,
     max_share: float,
     left_out: Int64[np.ndarray, " n"],
+    margin: float = 0.0,
 ) -> Int64[np.ndarray, "N k"]:
     """Return for each pair the pairs with the hardest negative documents, hardest first.
 
+    They score below ``max_share`` of the positive's score and by more than ``margin`` below it.
     :data:`NONE_FOUND` fills up where there are no more. Pairs ``left_out`` are negatives of no pair. A text
     is taken once, and never the positive's own.
     """
@@ -52,7 +58,7 @@ def mine_hard_negatives(
             scores_qc = query_NV[block] @ document_NV[candidates].T
             positive_q = np.einsum("qv,qv->q", query_NV[block], document_NV[block])
             # A negative score has its 95 % below it, too.
-            limit_q = positive_q - (1.0 - max_share) * np.abs(positive_q)
+            limit_q = positive_q - np.maximum((1.0 - max_share) * np.abs(positive_q), margin)
             is_refused = (scores_qc >= limit_q[:, None]) | (
                 numbers_N[candidates][None] == numbers_N[block][:, None]
             )

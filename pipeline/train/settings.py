@@ -90,6 +90,9 @@ class TrainConfig:
     hard_negative_share: float = option(
         0.95, About("Mine negatives that score below this share of the positive.", above=0, high=1)
     )
+    hard_negative_margin: float = option(
+        0.0, About("Mine negatives that score this far below the positive.", low=0, high=2)
+    )
     negatives: Negatives = option(
         "batch", About("What a query is ranked against: the batch's documents, or its own negatives alone.")
     )
@@ -129,6 +132,12 @@ class TrainConfig:
     late_lr: float = option(1e-3, About("Learning rate of the token projection.", above=0, high=1))
     late_term_lr: float = option(1e-2, About("The same for the query tokens' weights.", above=0, high=1))
     surrogate: Surrogate = option("static", About("What clusters, filters and mines."))
+    cluster_pairs: int | None = option(
+        None,
+        About("Pairs of a cluster, on average; batches are made of clusters.", low=1, default_text="a batch"),
+    )
+    cluster_iterations: int = option(20, About("Iterations of K-means.", low=1, high=10_000))
+    cluster_attempts: int = option(1, About("Attempts of K-means; the best is kept.", low=1, high=100))
     tour: Tour = option("greedy", About("How clusters are packed into batches."))
     peak_lr: float = option(2e-5, About("Learning rate after the warm-up.", above=0, high=1))
     gate_lr: float = option(1e-2, About("The same for gates.", low=0, high=1))

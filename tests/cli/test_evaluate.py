@@ -273,3 +273,15 @@ def test_window_of_another_length_is_named_in_the_advice(call: Any, folder: str)
     assert json.loads(out)["advice"][0]["ingest_flags"].endswith(
         "--attention landmark --window-tokens 512 --landmark-interval 8"
     )
+
+
+def test_ablate_context_shows_each_context_with_its_interval(call: Any, folder: str) -> None:
+    code, out, _ = call(folder, "--ablate-context", "--use-context")
+    assert code == 0
+    head, served, none, random, *_ = out.strip().splitlines()[1:]
+    assert "difference" in head
+    assert served.split()[:2] == ["as", "served"]
+    assert "to" in none
+    assert random.split()[0] == "random"
+    code, _, error = call(folder, "--ablate-context")
+    assert (code, "must go with a model that reads a context" in error) == (2, True)

@@ -114,6 +114,13 @@ def test_train_clusters_finds_the_topics_that_were_put_in() -> None:
     assert all(len(set(topic[found == cluster])) == 1 for cluster in set(found))
 
 
+def test_train_clusters_keeps_the_best_of_its_attempts() -> None:
+    rng = np.random.default_rng(5)
+    phi, psi = unit(rng.standard_normal((200, 6))), unit(rng.standard_normal((200, 6)))
+    one, best = (train(phi, psi, num_clusters=20, num_redos=count).objective_I[-1] for count in (1, 8))
+    assert best < one
+
+
 def test_train_clusters_with_sides_swapped_has_the_same_objective() -> None:
     phi, psi, _ = topics()
     seeds = naive_points(phi, psi)[[0, 1, 2, 3, 4, 5, 240, 241, 242, 243, 244, 245]].astype(np.float32)

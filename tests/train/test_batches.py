@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.config import Tour
+from pipeline.config import ClusterConfig, Tour
 from pipeline.errors import SourceError
 from pipeline.train.batches import Domain, cluster_domains, draw_batches
 
@@ -30,7 +30,8 @@ def clustered(
     sizes: dict[str, int], cluster_size: int = 25
 ) -> tuple[tuple[Domain, ...], np.ndarray, np.ndarray, np.ndarray]:
     sources, phi, psi, topics = corpus(sizes)
-    return cluster_domains(sources, phi, psi, cluster_size, 0, surrogate_fingerprint="test"), phi, psi, topics
+    domains = cluster_domains(sources, phi, psi, cluster_size, ClusterConfig(), surrogate_fingerprint="test")
+    return domains, phi, psi, topics
 
 
 def test_cluster_domains_hold_the_pairs_of_their_source():

@@ -22,15 +22,23 @@ NO_PAIRS = np.zeros(0, np.int64)
 
 
 @pytest.mark.parametrize("num_negatives", [1, 4, 30])
-def test_mine_hard_negatives_equals_the_rule_written_out(num_negatives: int):
+@pytest.mark.parametrize("margin", [0.0, 0.02, 0.4])
+def test_mine_hard_negatives_equals_the_rule_written_out(num_negatives: int, margin: float):
     query, document, texts, sources = world()
     left_out = np.array([3, 8])
     mined = mine_hard_negatives(
-        query, document, texts, sources, num_negatives=num_negatives, max_share=0.95, left_out=left_out
+        query,
+        document,
+        texts,
+        sources,
+        num_negatives=num_negatives,
+        max_share=0.95,
+        left_out=left_out,
+        margin=margin,
     )
     for pair in range(N):
         positive = float(query[pair] @ document[pair])
-        limit = positive - 0.05 * abs(positive)
+        limit = min(positive - 0.05 * abs(positive), positive - margin)
         seen: dict[str, int] = {}
         for other in range(N):
             if sources[other] == sources[pair] and other not in left_out and texts[other] != texts[pair]:

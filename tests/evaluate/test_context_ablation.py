@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import ContextConfig, EncoderConfig
+from pipeline.errors import ConfigError
+from pipeline.evaluate.bench import run_bench
+from pipeline.evaluate.context_ablation import CONTEXT_TOKENS, ablate_context
+from pipeline.evaluate.encodings import Encoding
+from pipeline.evaluate.measures import NDCG
+from pipeline.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
+from pipeline.evaluate.significance import compare_paired
+from pipeline.evaluate.systems import System
+
+WORDS = ("cat", "mat", "river", "mountain", "stone", "path", "mark", "walk", "old", "way")
+
+
+@pytest.fixture
+def judged(tmp_path: Path, write) -> RetrievalSet:
+    corpus = [
+        {"id": f"{one}-{two}", "text": f"the {one} and the {two} " * 3, "title": one}
+        for one in WORDS
+        for two in WORDS[:2]
+    ]
+    queries = [{"id": word, "text": f"where is the {word}"} for word in WORDS]
+    qrels = [{"query_id": word, "doc_id": f"{word}-cat", "score": 1} for word in WORDS]
+    return read_retrieval_set(write(tmp_path / "s", corpus, queries, qrels))
+
+
+def test_ablation_compares_each_context_with_the_one_that_is_served(
+    judged: RetrievalSet, tiny_config: EncoderConfig
+):
+    encoder = replace(tiny_config, use_context=True)
+    served = ContextConfig(context_documents=6, max_document_tokens=64)
+    rows = ablate_context(judged, encoder, served, seed=3)
+    assert [(row.name, row.context_documents, row.max_document_tokens) for row in rows] == [
+        ("as served", 6, 64),
+        ("none", 0, 0),
+        ("random", 6, 64),
+        ("8 documents", 8, 64),
+        *((f"{tokens} tokens", 6, tokens) for tokens in CONTEXT_TOKENS if tokens != 64),
+    ]
+    assert rows[0].comparison is None
+    values = []
+    for encoding in (Encoding(encoder=encoder, context="corpus"), Encoding(encoder=encoder.without_context)):
+        (result,) = run_bench(judged, [System(name="x", encoding=encoding, ranking="fused")], served)
+        values.append(result.values[NDCG])
+    assert rows[0].ndcg == pytest.approx(float(values[0].mean()))
+    assert rows[1].comparison == compare_paired(values[1], values[0], seed=3)
+
+
+def test_ablation_of_a_model_without_a_context_is_refused(judged: RetrievalSet, tiny_config: EncoderConfig):
+    with pytest.raises(ConfigError, match="must go with a model that reads a context"):
+        ablate_context(judged, tiny_config.without_context, ContextConfig(), seed=0)
