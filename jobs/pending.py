@@ -7,7 +7,7 @@ and the generation it builds on. Leftovers with another key are dropped before a
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from jaxtyping import Int64
 
 from jobs.compatibility import SPEED_ONLY
 from pipeline import durable
@@ -27,8 +28,10 @@ from pipeline.encode.shards import (
     count_rows,
     finished_shards,
     read_chunk_counts,
+    read_cluster_ids,
     read_document_hashes,
     read_encoded,
+    table_paths,
 )
 from pipeline.index.layout import CollectionLayout
 from pipeline.manifest import fingerprint
@@ -118,6 +121,19 @@ class EncodedShards:
             replace(self, counts={number: self.counts[number] for number in numbers[begin:end]})
             for begin, end in pairwise(bounds)
         ]
+
+    def files(self, table: EncodedTable) -> Iterator[Path]:
+        """Yield the files that a stream of one table reads."""
+        for number in self.counts:
+            yield from table_paths(self.folder, table, number)
+
+    def cluster_sizes(self, num_clusters: int) -> Int64[np.ndarray, " K"]:
+        """Count the documents to commit of each cluster."""
+        sizes_K = np.zeros(num_clusters, np.int64)
+        for number in self.counts:
+            clusters = read_cluster_ids(self.folder, number, self.stale.get(number, ()))
+            sizes_K += np.bincount(clusters, minlength=num_clusters)
+        return sizes_K
 
     def stream(self, table: EncodedTable, schema: pa.Schema) -> pa.RecordBatchReader:
         """Stream one table's rows, both tables in the same document order."""

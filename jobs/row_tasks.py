@@ -6,7 +6,7 @@ committer names in one commit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from pipeline.durable import commit_point, fsync_file
 from pipeline.encode.shards import EncodedTable
 from pipeline.index.allocator import returning_freed_memory
 from pipeline.index.lance_append import Fragments, fragment_files
-from pipeline.index.lance_files import LanceFiles
+from pipeline.index.lance_files import LanceFiles, small_table_files
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.segments.parts import RunTasks, num_parts
 from pipeline.index.tiers import FACTOR
@@ -37,6 +37,11 @@ class WriteFragments:
     table: EncodedTable
     shards: EncodedShards
     num_rows: int
+
+    def reads(self) -> Iterable[Path]:
+        """See :class:`pipeline.index.segments.parts.Task`."""
+        yield from small_table_files(self.tables.layout, self.tables.versions())
+        yield from self.shards.files(self.table)
 
     @returning_freed_memory()
     def run(self) -> tuple[Fragments, LanceFiles]:

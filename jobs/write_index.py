@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
-
 from jobs import pending
 from jobs.cluster_corpus import view_corpus
 from jobs.compatibility import is_repointed
@@ -29,6 +27,7 @@ from pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
 from pipeline.index.lance_files import LanceFiles
 from pipeline.index.lance_index import LanceTables, Versions
 from pipeline.index.publish import GenerationFacts, next_generation_number, publish_generation
+from pipeline.index.store_tasks import store_tasks
 from pipeline.index.tables import CHUNKS, DOCUMENTS
 from pipeline.manifest import Manifest
 from pipeline.token_vectors.projection import LATE_NAME
@@ -43,6 +42,7 @@ class Committed:
     are new files of the tables whose hashes are known.
     """
 
+    shards: pending.EncodedShards
     tables: LanceTables
     versions: Versions
     since: Versions | None
@@ -102,7 +102,8 @@ def commit_shards(
     documents, chunks = shards.count()
     run.progress("commit", 0, documents, "documents")
     since = None if replaces_all else tables.compact()
-    new = rows_to_append(shards, tables, run.engine.run_tasks, run.layout.pending_folder)
+    run_tasks = store_tasks(run.layout, run.engine.run_tasks)
+    new = rows_to_append(shards, tables, run_tasks, run.layout.pending_folder)
     versions = tables.commit(
         generation=next_generation_number(run.layout),
         deleted_ids=chain(run.ledger.replaced_ids(), run.ledger.vanished_ids() if delete_vanished else ()),
@@ -113,7 +114,7 @@ def commit_shards(
         expected_chunks=chunks,
     )
     run.progress("commit", documents, documents, "documents")
-    return Committed(tables=tables, versions=versions, since=since, files=new.files)
+    return Committed(shards=shards, tables=tables, versions=versions, since=since, files=new.files)
 
 
 def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Committed) -> Manifest:
@@ -122,9 +123,7 @@ def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Commi
     if base:
         sizes, at_context = base.context_cluster_sizes, base.documents_at_context
     else:
-        sizes_K = np.zeros(view.clusters.num_clusters, dtype=np.int64)
-        for batch in committed.tables.scan("documents", ["cluster_id"], committed.versions):
-            sizes_K += np.bincount(batch.column("cluster_id").to_numpy(), minlength=len(sizes_K))
+        sizes_K = committed.shards.cluster_sizes(view.clusters.num_clusters)
         sizes, at_context = tuple(sizes_K.tolist()), int(sizes_K.sum())
     measured = encoded.tokens / encoded.seconds if encoded.tokens else 0.0
     folder = view_folder(run.layout, base)
@@ -155,7 +154,7 @@ def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Commi
         run.config.index,
         run.progress,
         committed.since,
-        run_tasks=run.engine.run_tasks,
+        run_tasks=store_tasks(run.layout, run.engine.run_tasks),
         hashed=committed.files,
     )
 

@@ -41,6 +41,11 @@ class ObjectStore:
             json.dumps([{"method": method, "path": path, "fault": fault, "times": times}]).encode(),
         )
 
+    def traffic(self) -> dict[str, int]:
+        """Return the requests since the last call, and the bytes that ``came`` to the store and ``went``."""
+        counted = json.loads(self.request("GET", "/-/traffic"))
+        return {name: counted.get(name, 0) for name in ("requests", "came", "went")}
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()

@@ -8,6 +8,8 @@ paths, a fault and how many requests it applies to:
     lose-reply    do what is asked, but do not answer
     stall         answer after ``STALL_SECONDS``
 
+``GET /-/traffic`` returns the requests, and the bytes of bodies that came and went, since it was asked last.
+
 Writes are made one at a time, because moto checks a condition and writes in two steps. This server cannot
 show the latency, the throughput and the clock of a real store, nor how long a real one answers 503.
 """
@@ -17,6 +19,7 @@ import re
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,6 +35,7 @@ class FaultyStore:
         self._rules: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         self._writing = threading.Lock()
+        self._traffic = Counter[str]()
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/-/faults":
@@ -40,6 +44,11 @@ class FaultyStore:
                 self._rules = json.loads(body)
             start_response("200 OK", [])
             return [b"{}"]
+        if environ["PATH_INFO"] == "/-/traffic":
+            with self._lock:
+                counted, self._traffic = self._traffic, Counter[str]()
+            start_response("200 OK", [])
+            return [json.dumps(counted).encode()]
         fault = self._fault(environ["REQUEST_METHOD"], environ["PATH_INFO"])
         if fault == "refuse":
             start_response("503 Service Unavailable", [("Content-Type", "application/xml")])
@@ -51,7 +60,10 @@ class FaultyStore:
             with self._writing:
                 answer = list(self._store(environ, start_response))
         else:
-            answer = self._store(environ, start_response)
+            answer = list(self._store(environ, start_response))
+        with self._lock:
+            came = int(environ.get("CONTENT_LENGTH") or 0)
+            self._traffic.update(requests=1, came=came, went=sum(map(len, answer)))
         if fault == "lose-reply":
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         if fault == "stall":

@@ -15,7 +15,9 @@ from typing import Any
 
 from jobs.ray_cluster.pool import WorkerPool
 from pipeline.durable import storage_errors
+from pipeline.errors import ClusterError
 from pipeline.index.segments.parts import Task
+from pipeline.index.store_tasks import StoredTask
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +30,12 @@ class TaskWorker:
         return version("cairn-retrieval")
 
     def run(self, task: Task, mark: Path) -> tuple[Any] | None:
-        """Return a task's answer in a tuple; None where the file that the driver left is not to be seen."""
-        return (task.run(),) if mark.is_file() else None
+        """Return a task's answer in a tuple; None where its files are not to be seen.
+
+        Those of a folder are if the file is that the driver left, those of a store if that answers.
+        """
+        is_seen = task.is_reached() if isinstance(task, StoredTask) else mark.is_file()
+        return (task.run(),) if is_seen else None
 
 
 class TaskPool:
@@ -50,17 +56,21 @@ class TaskPool:
     def __call__(self, tasks: Sequence[Task], folder: Path) -> list[Any]:
         """See :data:`pipeline.index.segments.parts.RunTasks`."""
         mark = _leave_mark(folder)
-        answers: list[Any] = [None] * len(tasks)
+        answered: dict[int, tuple[Any]] = {}
         sizes = [task.num_rows for task in tasks]
-        for number, answer in self._pool.map("run", lambda number: (tasks[number], mark), sizes):
-            if answer is None:
-                log.info(
-                    "tasks.not_shared task=%s: no disk in common, done here", type(tasks[number]).__name__
-                )
-                answer = (tasks[number].run(),)
-            answers[number] = answer[0]
+        try:
+            mapped = self._pool.map("run", lambda number: (tasks[number], mark), sizes)
+            answered.update((number, answer) for number, answer in mapped if answer is not None)
+        except ClusterError as error:
+            log.warning("tasks.given_up: workers did not do them, done here: %s", error)
+            self._pool.close()
         mark.unlink(missing_ok=True)
-        return answers
+        left = [number for number in range(len(tasks)) if number not in answered]
+        if left:
+            log.info("tasks.done_here tasks=%d: no disk in common, or no worker", len(left))
+        return [
+            answered[number][0] if number in answered else task.run() for number, task in enumerate(tasks)
+        ]
 
     def close(self) -> None:
         """Stop all workers."""

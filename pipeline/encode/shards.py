@@ -18,8 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from jaxtyping import Int64
 
 from pipeline import durable
 from pipeline.errors import IntegrityError
@@ -91,6 +93,13 @@ def _other_paths(folder: Path, number: int) -> tuple[Path, Path]:
     return shard_path(folder, "rows", number), shard_path(folder, "chunks", number)
 
 
+def table_paths(folder: Path, table: EncodedTable, number: int) -> tuple[Path, ...]:
+    """Return the files that rows of one table are read from."""
+    chunks = shard_path(folder, "chunks", number)
+    rows, documents = (shard_path(folder, file, number) for file in ("rows", "documents"))
+    return (rows, documents) if table == "documents" else (chunks,)
+
+
 def count_rows(folder: Path, table: EncodedTable, number: int) -> int:
     """Return the rows of one table of a finished shard, as its footer says."""
     path = shard_path(folder, table, number)
@@ -108,6 +117,14 @@ def read_chunk_counts(folder: Path, number: int) -> dict[str, int]:
     doc_ids = _read_columns(shard_path(folder, "rows", number), ["doc_id"]).column("doc_id")
     counts = _read_columns(shard_path(folder, "documents", number), ["num_chunks"]).column("num_chunks")
     return dict(zip(doc_ids.to_pylist(), counts.to_pylist(), strict=True))
+
+
+def read_cluster_ids(folder: Path, number: int, stale_ids: Collection[str]) -> Int64[np.ndarray, " N"]:
+    """Return the cluster of each document of a finished shard, without stale ones."""
+    clusters = _read_columns(shard_path(folder, "documents", number), ["cluster_id"]).column("cluster_id")
+    doc_ids = _read_columns(shard_path(folder, "rows", number), ["doc_id"]).column("doc_id").to_pylist()
+    is_kept = np.array([doc_id not in stale_ids for doc_id in doc_ids], np.bool_)
+    return clusters.to_numpy()[is_kept].astype(np.int64)
 
 
 def read_encoded(

@@ -7,10 +7,12 @@ was given up, are never committed; the clean-up at the end of the next publicati
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import lance
 import lancedb.table
 import pyarrow as pa
+from lance.file import LanceFileReader
 from lance.fragment import FragmentMetadata
 from lance.fragment import write_fragments as write_lance_fragments
 
@@ -50,7 +52,11 @@ def write_fragments(
         raise
     assert isinstance(written, list), "no transaction was asked for"
     _require(name, num_rows, sum(fragment.physical_rows for fragment in written))
-    return [json.dumps(fragment.to_json()) for fragment in written]
+    fragments = [json.dumps(fragment.to_json()) for fragment in written]
+    for path in fragment_files(name, fragments):
+        with lance_errors(f"reading back what was written for table `{name}`"):
+            _read_last_row(Path(dataset.uri).parent / path)
+    return fragments
 
 
 def fragment_files(name: str, fragments: Fragments) -> list[str]:
@@ -65,13 +71,24 @@ def commit_fragments(dataset: lance.LanceDataset, name: str, fragments: Fragment
         lance.LanceDataset.commit(dataset, append, read_version=dataset.version)
 
 
+def _read_last_row(path: Path) -> None:
+    """Read the end of a file: Lance does not notice one that was cut while it wrote it."""
+    file = LanceFileReader(str(path), columns=["doc_id"])
+    file.take_rows([file.metadata().num_rows - 1]).to_table()
+
+
+def require_grown(dataset: lance.LanceDataset, name: str, before: int, expected: int) -> None:
+    """Count the rows of a table."""
+    _require(name, expected, dataset.count_rows() - before)
+
+
 def require_appended(dataset: lance.LanceDataset, name: str, before: int, expected: int) -> None:
     """Count the rows of a table, and read the last one of each new fragment.
 
     Lance does not notice a file that was cut while it wrote it.
     """
-    added = dataset.count_rows() - before
-    _require(name, expected, added)
+    require_grown(dataset, name, before, expected)
+    added = expected
     for fragment in reversed(dataset.get_fragments()):
         if added <= 0:
             break

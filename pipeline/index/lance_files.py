@@ -45,19 +45,26 @@ def list_lance_files(layout: CollectionLayout, versions: Mapping[str, int]) -> l
     return sorted(paths)
 
 
+def small_table_files(layout: CollectionLayout, versions: Mapping[str, int]) -> list[Path]:
+    """Return the paths of what these table versions consist of, but for their rows and indexes."""
+    names = list_lance_files(layout, versions)
+    return [layout.lance_folder / name for name in names if name.split("/")[1] in SMALL_FOLDERS]
+
+
 def record_lance_files(
     layout: CollectionLayout, versions: Mapping[str, int], known: Mapping[str, FileRecord]
 ) -> LanceFiles:
     """Hash and fsync every file of these versions.
 
-    A file in ``known`` with the same size keeps its record.
+    A file in ``known`` keeps its record, if it has the same size or a worker wrote it to the store.
     """
     records: LanceFiles = {}
     folders: set[Path] = set()
     for name in list_lance_files(layout, versions):
         path = layout.lance_folder / name
         record = known.get(name)
-        if record is None or record.size_bytes != path.stat().st_size:
+        is_here = layout.replica is None or layout.replica.worker_files.record_of(path) is None
+        if record is None or (is_here and record.size_bytes != path.stat().st_size):
             fsync_file(path)
             folders.add(path.parent)
             record = record_file(path)

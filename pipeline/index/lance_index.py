@@ -13,6 +13,7 @@ twice doubles rows.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -29,6 +30,7 @@ from pipeline.index.lance_append import (
     Fragments,
     commit_fragments,
     require_appended,
+    require_grown,
     stream_rows,
     write_fragments,
 )
@@ -65,7 +67,10 @@ class LanceTables:
             DOCUMENTS: documents_schema(metadata_fields, vector_dim),
             CHUNKS: chunks_schema(vector_dim, has_tokens=has_tokens),
         }
-        self._database = lancedb.connect(str(layout.lance_folder))
+
+    @functools.cached_property
+    def _database(self) -> Any:
+        return lancedb.connect(str(self.layout.lance_folder))
 
     @classmethod
     def open(cls, layout: CollectionLayout, versions: Mapping[str, int] | None = None) -> LanceTables:
@@ -172,10 +177,7 @@ class LanceTables:
 
     @returning_freed_memory()
     def compact(self, *, force: bool = False) -> Versions:
-        """Merge fragments and drop deleted rows where there are many; return the versions that hold the rest.
-
-        The rows and their order stay, their row ids don't.
-        """
+        """Merge fragments where it is due; return the versions. Rows keep their order, not their ids."""
         for name in TABLES:
             self._compact(name, force=force)
         commit_point("compacted")
@@ -344,9 +346,10 @@ class LanceTables:
         before = table.count_rows()
         if isinstance(rows, list):
             commit_fragments(self._dataset(name), name, rows)
+            require_grown(self._dataset(name), name, before, expected)
         else:
             stream_rows(table, name, self.schemas[name], rows)
-        require_appended(self._dataset(name), name, before, expected)
+            require_appended(self._dataset(name), name, before, expected)
 
     def _compact(self, name: str, *, force: bool) -> None:
         """Merge the newest fragments in tiers, as segments are, or all of them.

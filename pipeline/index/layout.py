@@ -307,7 +307,8 @@ class CollectionLayout:
 
     def hash_of_manifest(self, number: int) -> str:
         """Return the hash of a generation's manifest, taken from the file where ``CURRENT`` has none."""
-        return self.manifest_sha256(number) or sha256_of_file(self.generation_folder(number) / MANIFEST_NAME)
+        known = self.manifest_sha256(number) or (self.replica and self.replica.sha256_of(number))
+        return known or sha256_of_file(self.generation_folder(number) / MANIFEST_NAME)
 
     def command(self, verb: str, *words: str) -> str:
         """Return the command line of a verb on this collection, for advice that works as it stands.

@@ -82,10 +82,15 @@ class ObjectFolder:
         part_bytes = (
             PART_BYTES if isinstance(content, bytes) else max(PART_BYTES, content.stat().st_size // MAX_PARTS)
         )
-        with self._answers(f"when {key} is written"):
-            self._obstore.put(
-                self._store, key, content, chunk_size=part_bytes, max_concurrency=PARTS_AT_A_TIME
-            )
+        try:
+            with self._answers(f"when {key} is written"):
+                self._obstore.put(
+                    self._store, key, content, chunk_size=part_bytes, max_concurrency=PARTS_AT_A_TIME
+                )
+        except _NotFoundError:  # of the upload: the reply to its last request was lost, and that was repeated
+            raise TryAgainError(
+                f"{self.uri} lost the upload of {key}; run the same command again, it goes on from there"
+            ) from None
 
     def swap(self, key: str, content: bytes, e_tag: str | None) -> bool:
         """Write an object if it still is the one with ``e_tag``, or still missing (None); say whether it was.

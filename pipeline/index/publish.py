@@ -129,6 +129,8 @@ def prepare_writer(layout: CollectionLayout, *, gives_up_projection: bool = Fals
             manifest = read_manifest(layout, 1)
             if not check_generation_files(layout, manifest):
                 serve_generation(layout, 1)
+            elif layout.replica is not None:  # a store got the rest from workers; the work is pending still
+                durable.remove_folder(layout.generation_folder(1))
         served = layout.current_generation_number()
         if served is None:
             return None
@@ -221,6 +223,10 @@ def publish_generation(
         commit_point("generation-renamed")
         serve_generation(layout, number)
         commit_point("current-replaced")
+        if layout.replica is not None and not layout.replica.has_all(number):
+            # Workers wrote the rest of it to the store. The next pull fetches that, and cleans up.
+            durable.remove_folder(final)
+            return manifest
         try:
             prune_generations(layout, tables)
         except (OSError, StorageError) as error:  # the publication stands, the next one cleans up again
@@ -260,10 +266,12 @@ def remove_generations(layout: CollectionLayout, numbers: Sequence[int]) -> None
 def serve_generation(layout: CollectionLayout, number: int) -> None:
     """Point ``CURRENT`` at a generation that stands whole: the one step that changes what readers see.
 
-    In an object store that is the store's ``CURRENT``; the copy follows.
+    In an object store that is the store's ``CURRENT``; the copy follows, if it has all files of it.
     """
     if layout.replica is not None:
         layout.replica.push(number)
+        if not layout.replica.has_all(number):
+            return
     current = _current_with(layout, number)
     for newer in layout.generation_numbers():
         if newer > number:  # given up
@@ -325,7 +333,7 @@ def _build(
     commit_point("side-files-copied")
     write_lance_files(folder, record_lance_files(layout, versions, known))
     commit_point("lance-files-recorded")
-    names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST_NAME)
+    names = sorted(({path.name for path in folder.iterdir()} | assembly.hashed.keys()) - {MANIFEST_NAME})
     for name in names:
         if name not in assembly.hashed:
             durable.fsync_file(folder / name)

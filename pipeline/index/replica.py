@@ -36,6 +36,7 @@ from pipeline.index.lease import LEASE_KEY, Lease
 from pipeline.index.object_folder import ObjectFolder, StoredObject
 from pipeline.index.remote_pointer import Pointer, RemoteGeneration
 from pipeline.index.verified_files import VerifiedFiles
+from pipeline.index.worker_files import WorkerFiles, key_of
 from pipeline.manifest import MANIFEST_NAME, FileRecord, record_file
 
 CURRENT_KEY: Final = "CURRENT"
@@ -49,8 +50,8 @@ REUSED_SECONDS: Final = KEPT_SECONDS / 2
 
 An interrupted upload goes on, and none of its files is about to go.
 """
-REFRESH_SECONDS: Final = 5.0
-"""How old a reader's knowledge of ``CURRENT`` may be."""
+REFRESH_SECONDS: Final = 1.0
+"""How old a reader's knowledge of ``CURRENT`` may be: one small request each time."""
 TRANSFERS: Final = 4
 """Files on their way at a time, each holding a piece or a few parts in memory."""
 RECORD_FOLDERS: Final = ("runs", "quarantine")
@@ -77,6 +78,7 @@ class Replica:
         self.uri = uri
         self._folder = folder
         self._store = ObjectFolder(uri)
+        self.worker_files = WorkerFiles(self._store, folder)
         self.complaint: str | None = None
         """Why the copy may be behind the store, None where it is up to date."""
         self._seen: StoredObject | None = None
@@ -87,6 +89,7 @@ class Replica:
         """Hold the lease and an up-to-date copy during the block; upload records of runs at its end."""
         with Lease(self._store, name).held():
             self.pull()
+            self.worker_files.clear()
             try:
                 yield
             finally:
@@ -103,17 +106,13 @@ class Replica:
 
     def is_due(self) -> bool:
         """Say whether it is time to look at the store again; asked, it counts as having looked."""
-        now = time.monotonic()
-        if now - self._looked_seconds < REFRESH_SECONDS:
-            return False
-        self._looked_seconds = now
-        return True
+        before, now = self._looked_seconds, time.monotonic()
+        is_due = now - before >= REFRESH_SECONDS
+        self._looked_seconds = now if is_due else before
+        return is_due
 
     def pull(self) -> None:
-        """Bring the copy to what the store serves, and to nothing else.
-
-        A copy that is of it already stays as it is.
-        """
+        """Bring the copy to what the store serves, and to nothing else; one that is of it stays as it is."""
         self._seen = found = self._store.read(CURRENT_KEY)
         if found is None:
             if (self._folder / CURRENT_KEY).exists():
@@ -143,9 +142,24 @@ class Replica:
         content = pointer.to_bytes()
         self._swap(content, pointer.token)
         commit_point("store-current-swapped")
-        self._note(pointer)
+        if self.has_all(number):
+            self._note(pointer)
         with contextlib.suppress(TryAgainError, DamageError):  # the next writer does it
             self._sweep()
+
+    def has_all(self, number: int) -> bool:
+        """Tell whether the copy has every file of a generation, and leaves none to the store."""
+        return all((self._folder / path).is_file() for path in self._records(self._generation(number)))
+
+    def published_files(self) -> Records:
+        """Return every file of the generation that the store served when it was read last."""
+        kept = self._kept_generations()
+        return self._records(kept[0]) if kept else {}
+
+    def sha256_of(self, number: int) -> str | None:
+        """Return the hash of a generation's manifest, None where the store did not name it."""
+        named = (each for each in self._kept_generations() if each.generation == number)
+        return next((each.manifest.sha256 for each in named), None)
 
     def problems(self) -> dict[str, str]:
         """Read every file of the served generation in the store.
@@ -158,10 +172,10 @@ class Replica:
         stored = self._store.list("files")
 
         def problem(record: FileRecord) -> str | None:
-            size = stored[_key(record)][0] if _key(record) in stored else None
+            size = stored[key_of(record)][0] if key_of(record) in stored else None
             if size != record.size_bytes:
                 return "is missing" if size is None else f"must have {record.size_bytes} bytes, got {size}"
-            return None if self._store.is_intact(_key(record), record) else "does not match its SHA-256"
+            return None if self._store.is_intact(key_of(record), record) else "does not match its SHA-256"
 
         records = self._records(Pointer.of(found.content, self.uri).served)
         with ThreadPoolExecutor(TRANSFERS) as pool:
@@ -171,7 +185,7 @@ class Replica:
     def restore(self, number: int, paths: Iterable[str]) -> None:
         """Write files of the served generation that the store has lost or changed to the store again."""
         records = self._records(self._generation(number))
-        self._store.delete(_key(records[path]) for path in paths if path in records)
+        self._store.delete(key_of(records[path]) for path in paths if path in records)
         self.push(number)
 
     def _generation(self, number: int) -> RemoteGeneration:
@@ -203,7 +217,7 @@ class Replica:
         local = self._folder / path
         if record.problem(local) is None:
             return local.read_bytes()
-        found = self._store.read(_key(record))
+        found = self._store.read(key_of(record))
         if found is None or hashlib.sha256(found.content).hexdigest() != record.sha256:
             raise DamageError(
                 f"{path} in {self.uri} {'is missing' if found is None else 'does not match its SHA-256'}"
@@ -211,7 +225,7 @@ class Replica:
         return found.content
 
     def _upload(self, records: Records) -> None:
-        files = {_key(record): (self._folder / path, record) for path, record in records.items()}
+        files = {key_of(record): (self._folder / path, record) for path, record in records.items()}
         stored = self._store.list("files")
         kept: set[str] = set()
         for generation in self._kept_generations():
@@ -234,7 +248,7 @@ class Replica:
         return Pointer.of(self._seen.content, self.uri).generations if self._seen else ()
 
     def _keys(self, generation: RemoteGeneration) -> set[str]:
-        return {_key(record) for record in self._records(generation).values()}
+        return {key_of(record) for record in self._records(generation).values()}
 
     def _swap(self, content: bytes, token: str) -> None:
         try:
@@ -280,7 +294,7 @@ class Replica:
                 else:
                     is_there = record.problem(local, check_hash=trusted.get(path) != record) is None
                 if not is_there:
-                    downloads.append((_key(record), local, record))
+                    downloads.append((key_of(record), local, record))
         with ThreadPoolExecutor(TRANSFERS) as pool:
             list(pool.map(lambda each: self._store.download(*each), downloads))
         for hint in self._folder.glob("lance/*.lance/_versions/latest_version_hint.json"):
@@ -384,7 +398,3 @@ class Replica:
             for path in local:
                 if f"{name}/{path.name}" not in stored:
                     self._store.write(f"{name}/{path.name}", path)
-
-
-def _key(record: FileRecord) -> str:
-    return f"files/{record.sha256}"

@@ -5,15 +5,18 @@ What files of a segment are made of. Memory does not grow with the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32
 
+from pipeline.index.lance_files import small_table_files
 from pipeline.index.lance_index import SCAN_ROWS, LanceTables
-from pipeline.index.tables import DOCUMENTS
+from pipeline.index.tables import DOCUMENTS, TABLES, open_pinned_dataset
 
 TEXT_ROWS = 64
 """A few texts at a time: one may be long."""
@@ -40,6 +43,21 @@ class StoredRows:
         """Stream the vectors of a table."""
         for batch in self.scan(table, ["vector"]):
             yield vectors_of(batch.column("vector"))
+
+    def files(self, tables: Collection[str] = TABLES) -> Iterator[Path]:
+        """Yield the files that scans of some tables read."""
+        for table in tables:
+            folder = self.tables.layout.lance_folder / f"{table}.lance"
+            yield from small_table_files(self.tables.layout, {table: self.versions[table]})
+            span = slice(0, sys.maxsize) if self.spans is None else self.spans[table]
+            dataset = open_pinned_dataset(self.tables.layout.lance_folder, table, self.versions[table])
+            end = 0
+            for fragment in dataset.get_fragments():
+                if self.fragments is not None and fragment.fragment_id not in self.fragments[table]:
+                    continue
+                begin, end = end, end + fragment.physical_rows - fragment.num_deletions
+                if begin < span.stop and span.start < end:
+                    yield from (folder / "data" / file.path for file in fragment.data_files())
 
     def texts(self) -> Iterator[list[str]]:
         """Stream the texts of the documents."""

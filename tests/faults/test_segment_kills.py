@@ -88,9 +88,10 @@ def test_writer_in_parts_killed_at_a_commit_point_tears_nothing(
 ) -> None:
     shutil.copytree(template, tmp_path / "root")
     layout = CollectionLayout(tmp_path / "root", "stones")
-    assert write(point, str(layout.root), str(FACTORS["added"]), is_cut="yes") == -signal.SIGKILL
+    factor = str(FACTORS["merged" if point == "merged-by-worker" else "added"])
+    assert write(point, str(layout.root), factor, is_cut="yes") == -signal.SIGKILL
     assert ids(open_generation(layout)) == sorted(OLD)
-    assert write("no-point", str(layout.root), str(FACTORS["added"]), is_cut="yes") == 0
+    assert write("no-point", str(layout.root), factor, is_cut="yes") == 0
     assert ids(open_generation(layout)) == sorted(NEW)
     assert list(layout.generations_folder.glob(".*")) == []
     assert verify_collection(layout) == []

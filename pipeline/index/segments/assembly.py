@@ -31,8 +31,10 @@ from pipeline.errors import DamageError, IntegrityError
 from pipeline.index import tiers
 from pipeline.index.faiss_build import Codebook
 from pipeline.index.layout import (
+    CHUNKS_ARROW,
     CHUNKS_FAISS,
     DELETED_BITS,
+    DOCUMENTS_ARROW,
     DOCUMENTS_FAISS,
     TOKENS_ARROW,
     CollectionLayout,
@@ -41,13 +43,19 @@ from pipeline.index.segments.change import RowChange, rows_changed
 from pipeline.index.segments.codes import largest, needs_training, read_codebook
 from pipeline.index.segments.deleted import write_deleted
 from pipeline.index.segments.merge import merge_segments
-from pipeline.index.segments.parts import RunTasks, num_parts, write_in_parts
+from pipeline.index.segments.parts import (
+    RunTasks,
+    StoredSegment,
+    WrittenFiles,
+    merge_by_task,
+    num_parts,
+    write_in_parts,
+)
 from pipeline.index.segments.segment import (
     SHARED_FILES,
     SegmentRows,
     needed_files,
     open_rows,
-    open_segment,
     row_files,
     segment_files,
     segment_name,
@@ -250,8 +258,18 @@ class Assembly:
         writer = SegmentWriter(self._folder, self._config, codebooks, progress, self._has_tokens)
         if self._run_tasks is None or rows.spans is not None or num_parts(counts[CHUNKS]) < 2:
             return writer.write(name, rows)
-        written = write_in_parts(writer, name, rows, counts, self._run_tasks)
+        return self._take(write_in_parts(writer, name, rows, counts, self._run_tasks))
+
+    def _take(self, written: WrittenFiles) -> SegmentRecord:
+        """Note what tasks wrote, and fetch positions from a store, which are read here."""
         self.hashed.update(written.files)
+        if written.folder != self._folder:
+            replica = self._layout.replica
+            assert replica is not None, "what is not in the folder is in a store"
+            for name in written.files:
+                replica.worker_files.move(written.folder / name, self._folder / name)
+            for name in (DOCUMENTS_ARROW, CHUNKS_ARROW):
+                replica.worker_files.fetch(self._folder / (written.record.name + name))
         return written.record
 
     def _codebooks(self, base: Manifest, records: Sequence[SegmentRecord]) -> dict[str, Codebook | None]:
@@ -281,13 +299,31 @@ class Assembly:
     ) -> None:
         """Put one segment in the place of those from ``first`` on, of which the newest may be new."""
         folder = self._layout.generation_folder(base.generation)
-        segments = [open_segment(folder, each.record, base.files, each.rows) for each in kept]
-        written = {path.name for path in self._folder.iterdir()}
-        segments += [open_segment(self._folder, record, written) for record in records[first + len(kept) :]]
-        merged = merge_segments(segments, segment_name(self._number, "merged"), self._folder, codebooks)
-        for record in records[first + len(kept) :]:
+        name, new = segment_name(self._number, "merged"), records[first + len(kept) :]
+        written = {path.name for path in self._folder.iterdir()} | self.hashed.keys()
+        stored = [
+            StoredSegment(
+                folder=folder,
+                record=each.record,
+                files=row_files(each.record, base.files),
+                deleted=each.rows.deleted_documents,
+            )
+            for each in kept
+        ]
+        stored += [
+            StoredSegment(folder=self._folder, record=record, files=row_files(record, written))
+            for record in new
+        ]
+        num_chunks = sum(record.live_chunks for record in records[first:])
+        if self._run_tasks is None or num_parts(num_chunks) < 2:
+            segments = [each.open() for each in stored]
+            merged = merge_segments(segments, name, self._folder, codebooks)
+        else:
+            merged = self._take(merge_by_task(stored, name, self._folder, codebooks, self._run_tasks))
+        for record in new:
             for name in row_files(record, written):
-                (self._folder / name).unlink()
+                (self._folder / name).unlink(missing_ok=True)  # a store may have it
+                self.hashed.pop(name, None)
         records[first:] = [merged]
 
 

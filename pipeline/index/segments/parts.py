@@ -10,9 +10,10 @@ run leaves the next writer clears.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -28,8 +29,9 @@ from pipeline.index.allocator import returning_freed_memory
 from pipeline.index.faiss_build import Codebook, train_codebook
 from pipeline.index.faiss_kinds import choose_kind
 from pipeline.index.position_files import require_unique_ids
+from pipeline.index.segments.deleted import DeletedRows
 from pipeline.index.segments.merge import merge_segments
-from pipeline.index.segments.segment import open_segment
+from pipeline.index.segments.segment import Segment, open_rows, open_segment
 from pipeline.index.segments.writer import SegmentWriter
 from pipeline.index.stored_rows import StoredRows
 from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
@@ -42,8 +44,8 @@ MAX_PARTS: Final = 64
 PARTS_FOLDER: Final = ".parts.tmp"
 """Beside the folder of the generation; a name that :func:`pipeline.durable.clear_temporary` clears."""
 
-PART_COMMIT_POINTS: Final = ("codebooks-trained", "parts-written", "parts-joined")
-"""Steps of a segment written in parts, which take the place of those of the files of one."""
+PART_COMMIT_POINTS: Final = ("codebooks-trained", "parts-written", "parts-joined", "merged-by-worker")
+"""Steps of a segment written in parts, which take the place of those of the files of one, and of a merge."""
 
 
 class Task(Protocol):
@@ -55,6 +57,10 @@ class Task(Protocol):
     @property
     def num_rows(self) -> int:
         """Rows of tables that it reads."""
+        ...
+
+    def reads(self) -> Iterable[Path]:
+        """Return the files that it reads, for a worker that does not see them."""
         ...
 
     def run(self) -> Any:
@@ -79,6 +85,21 @@ class WrittenFiles:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StoredSegment:
+    """A segment for another process to open; ``deleted`` = None of one that has just been written."""
+
+    folder: Path
+    record: SegmentRecord
+    files: Collection[str]
+    deleted: DeletedRows | None = None
+
+    def open(self) -> Segment:
+        """Map its files."""
+        rows = open_rows(self.folder, self.record, self.deleted)
+        return open_segment(self.folder, self.record, self.files, rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainCodebook:
     """Trains the codebook of a table on a sample of its rows."""
 
@@ -86,6 +107,10 @@ class TrainCodebook:
     table: str
     num_rows: int
     config: IndexConfig
+
+    def reads(self) -> Iterable[Path]:
+        """See :class:`Task`."""
+        return self.rows.files([self.table])
 
     @returning_freed_memory()
     def run(self) -> Codebook | None:
@@ -102,41 +127,66 @@ class WritePart:
     rows: StoredRows
     num_rows: int
 
+    def reads(self) -> Iterable[Path]:
+        """See :class:`Task`."""
+        return self.rows.files()
+
     @returning_freed_memory()
-    def run(self) -> WrittenFiles:
-        """Write it; hashes are left out, as no manifest names a part."""
+    def run(self) -> StoredSegment:
+        """Write it; no manifest names it, so nothing is hashed."""
         with storage_errors("writing a part of a segment"):
             folder = _new_folder(self.writer.folder)
             record = replace(self.writer, folder=folder).write("", self.rows)
-            return WrittenFiles(folder=folder, record=record, files={})
+            return StoredSegment(folder=folder, record=record, files={path.name for path in folder.iterdir()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinParts:
-    """Joins parts to a segment whose files begin with ``name``, in a new folder below ``folder``."""
+    """Joins neighbouring segments to one, whose files begin with ``name``, in a new folder in ``folder``."""
 
     folder: Path
     name: str
-    parts: Sequence[WrittenFiles]
+    parts: Sequence[StoredSegment]
     codebooks: Mapping[str, Codebook | None]
     num_rows: int
+
+    def reads(self) -> Iterable[Path]:
+        """See :class:`Task`."""
+        return (part.folder / name for part in self.parts for name in part.files)
 
     @returning_freed_memory()
     def run(self) -> WrittenFiles:
         """Write, flush and hash the files."""
-        with storage_errors("joining the parts of a segment"):
+        with storage_errors("joining segments"):
+            segments = [part.open() for part in self.parts]
+            written = zip(self.parts, segments, strict=True)
+            new = [each.rows.documents.column("doc_id") for part, each in written if part.deleted is None]
+            if new:
+                require_unique_ids(new)
             folder = _new_folder(self.folder)
-            segments = [
-                open_segment(part.folder, part.record, {path.name for path in part.folder.iterdir()})
-                for part in self.parts
-            ]
-            require_unique_ids([segment.rows.documents.column("doc_id") for segment in segments])
             record = merge_segments(segments, self.name, folder, self.codebooks)
             files: dict[str, FileRecord] = {}
             for path in sorted(folder.iterdir()):
                 fsync_file(path)
                 files[path.name] = record_file(path)
             return WrittenFiles(folder=folder, record=record, files=files)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutRows:
+    """Cuts rows into at most ``parts`` spans of about as many chunks each, no document in two of them."""
+
+    rows: StoredRows
+    num_rows: int
+    parts: int
+
+    def reads(self) -> Iterable[Path]:
+        """See :class:`Task`."""
+        return self.rows.files([DOCUMENTS])
+
+    def run(self) -> list[dict[str, slice]]:
+        """Return the spans; documents that have other than ``num_rows`` chunks are refused."""
+        return cut_between_documents(self.rows, self.num_rows, self.parts)
 
 
 def num_parts(num_chunks: int) -> int:
@@ -149,41 +199,81 @@ def write_in_parts(
 ) -> WrittenFiles:
     """Write a segment of ``counts`` rows of each table as :meth:`SegmentWriter.write` does, by tasks.
 
-    Its files are moved into the writer's folder. Codes are those of one process, but for a vector that is as
-    near to two centroids, to the last bit.
+    Codes are those of one process, but for a vector that is as near to two centroids, to the last bit.
     """
-    folder = writer.folder.with_name(PARTS_FOLDER)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    writer.progress("index", 0, 5, "files")
-    try:
+    with _parts_folder(writer.folder) as folder:
+        writer.progress("index", 0, 5, "files")
         codebooks = _with_trained(writer, rows, counts, run_tasks, folder)
         commit_point("codebooks-trained")
         writer.progress("index", 1, 5, "files")
         told = replace(writer, folder=folder, codebooks=codebooks, progress=silent_progress)
+        cut = CutRows(rows=rows, num_rows=counts[CHUNKS], parts=num_parts(counts[CHUNKS]))
+        (spans,) = run_tasks([cut], folder)
         parts = run_tasks(
             [
                 WritePart(writer=told, rows=replace(rows, spans=span), num_rows=_length(span[CHUNKS]))
-                for span in cut_between_documents(rows, counts[CHUNKS], num_parts(counts[CHUNKS]))
+                for span in spans
             ],
             folder,
         )
         commit_point("parts-written")
         writer.progress("index", 4, 5, "files")
-        join = JoinParts(folder=folder, name=name, parts=parts, codebooks=codebooks, num_rows=counts[CHUNKS])
-        joined: WrittenFiles = run_tasks([join], folder)[0]
-        for file in joined.files:
-            (joined.folder / file).rename(writer.folder / file)
-    finally:
-        # A worker given up for dead may still write there; what it leaves is the next writer's to clear.
-        shutil.rmtree(folder, ignore_errors=True)
+        joined = _join(parts, name, codebooks, writer.folder, folder, run_tasks)
     commit_point("parts-joined")
     indexes = {
         # A part does not know how many vectors there are in all, which is why they are kept as they are.
         table: index if codebooks[table] else {**index, "why": choose_kind(counts[table], writer.config)[1]}
         for table, index in joined.record.indexes.items()
     }
-    return replace(joined, folder=writer.folder, record=replace(joined.record, indexes=indexes))
+    return replace(joined, record=replace(joined.record, indexes=indexes))
+
+
+def merge_by_task(
+    segments: Sequence[StoredSegment],
+    name: str,
+    folder: Path,
+    codebooks: Mapping[str, Codebook | None],
+    run_tasks: RunTasks,
+) -> WrittenFiles:
+    """Write one segment into ``folder`` in the place of several, as ``merge_segments`` does, by a task."""
+    with _parts_folder(folder) as below:
+        merged = _join(segments, name, codebooks, folder, below, run_tasks)
+    commit_point("merged-by-worker")
+    return merged
+
+
+@contextlib.contextmanager
+def _parts_folder(folder: Path) -> Generator[Path]:
+    """Make the folder of tasks beside that of a generation.
+
+    A worker given up for dead may write there still; what it leaves is the next writer's to clear.
+    """
+    below = folder.with_name(PARTS_FOLDER)
+    shutil.rmtree(below, ignore_errors=True)
+    below.mkdir()
+    try:
+        yield below
+    finally:
+        shutil.rmtree(below, ignore_errors=True)
+
+
+def _join(
+    parts: Sequence[StoredSegment],
+    name: str,
+    codebooks: Mapping[str, Codebook | None],
+    folder: Path,
+    below: Path,
+    run_tasks: RunTasks,
+) -> WrittenFiles:
+    """Have parts joined, and take the files into ``folder``, but for those that a store has."""
+    num_rows = sum(part.record.live_chunks for part in parts)
+    task = JoinParts(folder=below, name=name, parts=parts, codebooks=codebooks, num_rows=num_rows)
+    joined: WrittenFiles = run_tasks([task], below)[0]
+    if joined.folder.is_dir():
+        for file in joined.files:
+            (joined.folder / file).rename(folder / file)
+        joined = replace(joined, folder=folder)
+    return joined
 
 
 def cut_between_documents(rows: StoredRows, num_chunks: int, parts: int) -> list[dict[str, slice]]:
@@ -228,7 +318,7 @@ def _with_trained(
 
 def _new_folder(below: Path) -> Path:
     folder = below / uuid.uuid4().hex
-    folder.mkdir()
+    folder.mkdir(parents=True)
     return folder
 
 

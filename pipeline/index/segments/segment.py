@@ -122,15 +122,16 @@ def needed_files(record: SegmentRecord) -> list[str]:
     return [record.name + name for name in (*NEEDED_FILES, *deleted)]
 
 
-def open_rows(folder: Path, record: SegmentRecord) -> SegmentRows:
-    """Map the position files of a segment."""
+def open_rows(folder: Path, record: SegmentRecord, deleted: DeletedRows | None = None) -> SegmentRows:
+    """Map the position files of a segment; ``deleted`` = None reads which rows are."""
     documents = open_document_positions(folder / (record.name + DOCUMENTS_ARROW))
     chunks = open_chunk_positions(folder / (record.name + CHUNKS_ARROW))
-    if not record.deleted_documents:
-        deleted, deleted_chunks = none_deleted(documents.num_rows), none_deleted(chunks.num_rows)
-    else:
+    if deleted is None and record.deleted_documents:
         path = folder / (record.name + DELETED_BITS)
         deleted = read_deleted(path, documents.num_rows, record.deleted_documents)
+    if deleted is None or not len(deleted.rows):
+        deleted, deleted_chunks = none_deleted(documents.num_rows), none_deleted(chunks.num_rows)
+    else:
         deleted_chunks = deleted.of_chunks(chunk_offsets_of(documents, chunks.num_rows))
     return SegmentRows(
         documents=documents, chunks=chunks, deleted_documents=deleted, deleted_chunks=deleted_chunks

@@ -25,9 +25,16 @@ from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import verify_collection
 from pipeline.index.segments import codes, parts
-from pipeline.index.segments.parts import PARTS_FOLDER, Task, cut_between_documents
+from pipeline.index.segments.parts import (
+    PARTS_FOLDER,
+    JoinParts,
+    Task,
+    TrainCodebook,
+    cut_between_documents,
+)
 from pipeline.index.stored_rows import StoredRows
 from pipeline.index.tables import CHUNKS, DOCUMENTS
+from pipeline.search.candidates import nominate_by_document
 
 KINDS = ("flat", "ivf_sq8", "ivf_rabitq")
 
@@ -84,6 +91,55 @@ def test_collection_of_parts_has_the_files_of_one_process(
     assert asked.count("WritePart") == 5 + 3
     assert (asked.count("TrainCodebook"), asked.count("JoinParts")) == (trained, 2)
     assert_same_generation(*layouts)
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf_rabitq"])
+def test_merge_by_a_task_has_the_files_of_one_process(
+    stones: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    """Half of the documents change, so that the old segment and the new one are merged."""
+    monkeypatch.setattr(codes, "EXACT_VECTORS", 20)
+    config = IndexConfig(index_kind=kind)
+    merged: list[int] = []
+
+    def run(tasks: Sequence[Task], folder: Path) -> list[Any]:
+        joins = [task for task in tasks if isinstance(task, JoinParts)]
+        merged.extend(len(task.parts) for task in joins if task.name.endswith("merged-"))
+        return run_pickled(tasks, folder)
+
+    layouts = [CollectionLayout(tmp_path / name, "stones") for name in ("task", "driver")]
+    for layout, run_tasks in zip(layouts, (run, None), strict=True):
+        ids = stones.document_ids(300)
+        stones.publish_documents(layout, ids, config=config, with_tokens=True)
+        changed = ids[:150]
+        stones.publish_documents(
+            layout, changed, replaced=changed, version=1, config=config, run_tasks=run_tasks
+        )
+    assert merged == [2]
+    assert_same_generation(*layouts)
+
+
+def test_searches_go_on_while_tasks_train_a_new_codebook(
+    stones: ModuleType, layout: CollectionLayout
+) -> None:
+    """The collection grows fourfold; the generation before answers until the new one is published."""
+    config = IndexConfig(index_kind="ivf_sq8")
+    stones.publish_documents(layout, stones.document_ids(60), config=config)
+    query = stones.unit_vectors("query", 1)
+    expected = nominate_by_document(open_generation(layout), query, 5, None)
+    answered: list[int] = []
+
+    def run(tasks: Sequence[Task], folder: Path) -> list[Any]:
+        if any(isinstance(task, TrainCodebook) for task in tasks):
+            generation = open_generation(layout)
+            found = nominate_by_document(generation, query, 5, None)
+            assert [row.tolist() for row in found] == [row.tolist() for row in expected]
+            answered.append(generation.number)
+        return run_pickled(tasks, folder)
+
+    stones.publish_documents(layout, stones.document_ids(240, "n"), config=config, run_tasks=run)
+    assert answered == [1]
+    assert open_generation(layout).number == 2
 
 
 @settings(

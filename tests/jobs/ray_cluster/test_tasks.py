@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from jobs.ray_cluster import pool
 from jobs.ray_cluster.runtime import RayConnection
 from jobs.ray_cluster.tasks import TaskPool
 from pipeline import durable
 from pipeline.config import IndexConfig
+from pipeline.index import tiers
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import verify_collection
@@ -58,8 +60,8 @@ class Dying:
 def tasks(ray_cluster: Any) -> Iterator[TaskPool]:
     with closing(RayConnection(ray_cluster.address)) as connection:
         connection.ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-        with closing(TaskPool(connection.ray, 2, 1)) as pool:
-            yield pool
+        with closing(TaskPool(connection.ray, 2, 1)) as workers:
+            yield workers
         connection.ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
@@ -76,6 +78,45 @@ def publish(layout: CollectionLayout, run_tasks: Callable[..., Any] | None) -> N
 def hashes(layout: CollectionLayout) -> dict[str, str]:
     files = open_generation(layout).manifest.files
     return {name: record.sha256 for name, record in files.items() if name != "lance_files.json"}
+
+
+def publish_with_merge(layout: CollectionLayout, run_tasks: Callable[..., Any] | None) -> None:
+    """Change half of the documents, so that their segments are merged."""
+    publish(layout, None)
+    config = IndexConfig(index_kind="ivf_sq8")
+    stones.publish_documents(
+        layout, IDS[:150], replaced=IDS[:150], version=1, config=config, run_tasks=run_tasks
+    )
+
+
+@pytest.mark.parametrize("has_workers", [True, False], ids=["another-worker", "the-driver"])
+def test_merge_whose_worker_is_killed_is_done_by_another_or_by_the_driver(
+    tmp_path: Path, tasks: TaskPool, monkeypatch: pytest.MonkeyPatch, has_workers: bool
+) -> None:
+    if not has_workers:
+        monkeypatch.setattr(pool, "MAX_ATTEMPTS", 1)
+    monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
+    alive = tmp_path / "alive"
+
+    def run(asked: Sequence[Task], folder: Path) -> list[Any]:
+        is_merge = [getattr(task, "name", "").endswith("merged-") for task in asked]
+        if any(is_merge):
+            alive.touch()
+        return tasks(
+            [
+                Dying(task, alive, "done") if each else task
+                for each, task in zip(is_merge, asked, strict=True)
+            ],
+            folder,
+        )
+
+    disturbed, whole = (CollectionLayout(tmp_path / name, "stones") for name in ("disturbed", "whole"))
+    publish_with_merge(disturbed, run)
+    publish_with_merge(whole, None)
+    assert not alive.exists()
+    assert any("merged-" in name for name in hashes(whole))
+    assert hashes(disturbed) == hashes(whole)
+    assert verify_collection(disturbed) == []
 
 
 @pytest.mark.parametrize(
