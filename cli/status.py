@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
 
+from cli.options import COUNT
 from cli.settings import json_option, root_option
 from cli.terminal import duration, size, table, thousands
+from jobs.ray_serve.settings import ClusterSettings
 from pipeline.config import EncoderConfig, IngestConfig
 
 _SHOWN = frozenset({"model", "pooling", "attention", "landmark_interval", "use_context", "batch_tokens"})
@@ -21,8 +24,16 @@ _SHOWN = frozenset({"model", "pooling", "attention", "landmark_interval", "use_c
 @click.command(context_settings={"show_default": True})
 @click.argument("collection", required=False, metavar="[NAME]")
 @root_option
+@click.option(
+    "--route-clusters",
+    type=COUNT,
+    help="Measure searches that ask only the shards of so many clusters, as `cairn serve` does with it.",
+)
+@click.option("--shards", type=COUNT, default=ClusterSettings().shards, help="For --route-clusters.")
 @json_option
-def status(*, collection: str | None, root: str, as_json: bool) -> int:
+def status(
+    *, collection: str | None, root: str, route_clusters: int | None, shards: int, as_json: bool
+) -> int:
     """Describe collection NAME, or list all collections."""
     from pipeline.collection import list_statuses, open_collection
 
@@ -41,7 +52,11 @@ def status(*, collection: str | None, root: str, as_json: bool) -> int:
             json.dumps(listed) if as_json else (table(rows) if listed else f"no collections under {root}")
         )
         return 0
-    report = open_collection(collection, root=root).status()
+    opened = open_collection(collection, root=root)
+    report = opened.status()
+    if route_clusters is not None:
+        recall = opened.route_recall(shards, route_clusters)
+        report["routing"] = {"route_clusters": route_clusters, "shards": shards, **asdict(recall)}
     click.echo(json.dumps(report, default=str) if as_json else _describe(report))
     return 0
 
@@ -88,6 +103,14 @@ def _segments(segments: list[dict[str, Any]]) -> str:
     )
 
 
+def _routing(measured: dict[str, Any]) -> str:
+    return (
+        f"{measured['route_clusters']} clusters: recall@10 {measured['recall_at_10']:.3f} of "
+        f"{measured['queries']} sampled queries, {measured['asked_share']:.0%} of {measured['shards']} "
+        "shards asked"
+    )
+
+
 def _token_vectors(found: dict[str, int] | None, collection: str) -> str:
     if found is None:
         command = f"cairn plan {collection} --apply --late"
@@ -119,6 +142,7 @@ def _describe(report: dict[str, Any]) -> str:
         *([("", report["encoder_note"])] if report["encoder_note"] else []),
         ("token vectors", _token_vectors(report["token_vectors"], report["collection"])),
         ("clusters", _clusters(report["cluster_sizes"])),
+        *([("routing", _routing(report["routing"]))] if "routing" in report else []),
         (
             "context",
             (f"{thousands(context['documents'])} documents, {_use_of_context(encoder)}"),

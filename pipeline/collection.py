@@ -41,6 +41,8 @@ from pipeline.search.documents import matching_documents
 from pipeline.search.filters import parse_filter
 from pipeline.search.searcher import Searcher
 from pipeline.search.served import require_encoder
+from pipeline.search.shards.placement import Sharding
+from pipeline.search.shards.route_recall import RouteRecall, measure_route_recall
 from pipeline.search.stored_documents import StoredDocuments
 from pipeline.search_options import PublicSearchKeywords, SearchOptions
 from pipeline.types import Document, QueryEncoder, QueryTokens, Reranker, SearchResult
@@ -216,6 +218,12 @@ class Collection:
             "seconds": tokens / speed if speed else 0.0,
         }
         return status
+
+    def route_recall(self, num_shards: int, num_clusters: int) -> RouteRecall:
+        """Measure searches of the shards that hold the clusters nearest to a query; takes some seconds."""
+        sharding = Sharding(num_shards=num_shards, place_by="cluster", route_clusters=num_clusters)
+        encoder = self._given_encoder or load_query_encoder(open_latest_intact_generation(self.layout))
+        return measure_route_recall(self.layout, encoder, sharding)
 
     def _searcher(self) -> Searcher:
         if self._opened is None:

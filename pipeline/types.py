@@ -22,6 +22,7 @@ from jaxtyping import Float32, Float64, Int32, Int64
 from typing_extensions import override
 
 Granularity = Literal["document", "chunk", "both"]
+PlaceBy = Literal["order", "cluster"]
 
 RESERVED_COLUMNS = frozenset(
     {

@@ -20,6 +20,7 @@ from jobs.ray_serve.shard_calls import ShardCalls
 from pipeline.errors import ConfigError
 from pipeline.index.roots import store_uri
 from pipeline.options import options_of
+from pipeline.search.shards.placement import Sharding
 from pipeline.serve.server import app_of, require_key
 from pipeline.serve.settings import ServeSettings
 
@@ -39,7 +40,11 @@ class Ingress:
         calls = ShardCalls(
             ray,
             self._settings.root,
-            shards=self._cluster.shards,
+            sharding=Sharding(
+                num_shards=self._cluster.shards,
+                place_by=self._cluster.place_by,
+                route_clusters=self._cluster.route_clusters,
+            ),
             replicas=self._cluster.shard_replicas,
             answer_seconds=self._settings.deadline_seconds,
         )
@@ -53,6 +58,7 @@ def application(settings: ServeSettings, cluster: ClusterSettings) -> serve.Appl
         num_replicas=cluster.replicas,
         max_ongoing_requests=settings.max_requests + SPARE_REQUESTS,
         ray_actor_options={"num_cpus": 0},
+        logging_config={"enable_access_log": False},  # the application writes its own
     )(Ingress)
     return deployment.bind(settings, cluster)
 

@@ -16,6 +16,8 @@ from pipeline.serve.server import KEEP_ALIVE_SECONDS, bind, require_key
 from pipeline.serve.settings import ServeSettings
 
 APPLICATION: Final = "cairn"
+ONE_LOOP: Final = ("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP")
+"""Settings of Ray Serve, "0" for a request that stays on one event loop: ours never waits on it."""
 
 
 def run_on_cluster(
@@ -29,6 +31,8 @@ def run_on_cluster(
     listening = replace(settings, port=settings.port or _free_port(settings))
     # A Ray of our own must not let its processes stand back behind all others, as Ray's workers do.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    for name in ONE_LOOP:
+        os.environ.setdefault(name, "0")
     connection = RayConnection(cluster.address)
     try:
         _serve(connection.ray, listening, cluster, on_listening)

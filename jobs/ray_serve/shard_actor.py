@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import faiss
 from threadpoolctl import threadpool_limits
 
+from pipeline.faiss_library import faiss
 from pipeline.search.shards.held_parts import HeldParts
 from pipeline.search.shards.messages import PartKey
 

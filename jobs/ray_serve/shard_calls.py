@@ -5,9 +5,8 @@
                   └─▶ replica 1 ──▶ answer
 
 Shards are plain actors and no deployments of Serve, since a call through a deployment's handle takes several
-times as long, and a search asks up to nine times. Ray starts a dead actor again; one whose machine is gone
-is started on another one here. An actor opens its part when it is asked for it. A question changes nothing,
-so it may be asked twice.
+times as long. Ray starts a dead actor again; one whose machine is gone is started on another one here. An
+actor opens its part when it is asked for it. A question changes nothing, so it may be asked twice.
 """
 
 from __future__ import annotations
@@ -27,8 +26,9 @@ from pipeline.errors import CairnError, StorageError, TryAgainError
 from pipeline.index.generation import Generation
 from pipeline.manifest import fingerprint
 from pipeline.search.reader import IndexReader, LocalReader
-from pipeline.search.shards.fan_out import part_keys
+from pipeline.search.shards.fan_out import FanOut
 from pipeline.search.shards.messages import Question
+from pipeline.search.shards.placement import Sharding
 from pipeline.search.shards.sharded_reader import ShardedReader
 
 log = logging.getLogger(__name__)
@@ -61,14 +61,16 @@ class ShardCalls:
     the same root find them: :func:`stop_shards` ends them.
     """
 
-    def __init__(self, ray: Any, root: Path, *, shards: int, replicas: int, answer_seconds: float) -> None:
+    def __init__(
+        self, ray: Any, root: Path, *, sharding: Sharding, replicas: int, answer_seconds: float
+    ) -> None:
         self._ray = ray
         self._root = root
-        self._num_shards, self._num_replicas = shards, replicas
+        self._sharding, self._num_replicas = sharding, replicas
         self._answer_seconds = answer_seconds
         self._prefix = fingerprint(root=str(root), version=version("cairn-retrieval"))[:12]
         await_machines(ray, replicas)
-        places = itertools.product(range(shards), range(replicas))
+        places = itertools.product(range(sharding.num_shards), range(replicas))
         self._actors = {place: self._start(place) for place in places}
         self._turn = itertools.count()
         self._failed_at: dict[Place, float] = {}
@@ -80,16 +82,16 @@ class ShardCalls:
         """
         if not generation.num_documents:
             return LocalReader(generation)
-        keys = part_keys(generation, self._num_shards)
+        shards = FanOut(generation, self._sharding, self.ask)
         nothing = np.empty(0, np.int64)
         opened = [
-            self._actors[shard, replica].answer.remote(key, "chunk_vectors", (nothing,))
-            for shard, key in enumerate(keys)
+            self._send(Question(shard, key, "chunk_vectors", (nothing,)), (shard, replica))
+            for shard, key in enumerate(shards.keys)
             for replica in range(self._num_replicas)
         ]
         self._ray.wait(opened, num_returns=len(opened), timeout=OPEN_SECONDS)
         try:
-            return ShardedReader(generation, self._num_shards, self.ask)
+            return ShardedReader(generation, shards)
         except TryAgainError as error:
             raise StorageError(
                 f"generation {generation.number} of {generation.layout.name!r} must be open on every shard, "
@@ -117,9 +119,8 @@ class ShardCalls:
             failures: list[Exception] = []
             for place in order:
                 try:
-                    return self._ray.get(
-                        self._send(question, place) if reference is None else reference, timeout=LATE_SECONDS
-                    )
+                    sent = self._send(question, place) if reference is None else reference
+                    return self._ray.get(sent, timeout=LATE_SECONDS)
                 except self._ray.exceptions.RayError as error:
                     failures.append(self._failed(question, place, error))
                 reference = None

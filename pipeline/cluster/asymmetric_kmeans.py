@@ -19,7 +19,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 
-import faiss
 import numpy as np
 from jaxtyping import Float32, Float64
 
@@ -27,6 +26,7 @@ from pipeline.cluster.assignment import first_order_points, nearest_centroids
 from pipeline.cluster.store import Clusters
 from pipeline.config import ClusterConfig
 from pipeline.errors import SourceError
+from pipeline.faiss_library import faiss
 
 MAX_CLUSTERS = 512
 """As many as there are context documents by default, so that each cluster can be seen by the encoder."""

@@ -6,7 +6,7 @@ Lengths are in words without stop words. ``bm25`` has the formula.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
@@ -37,9 +37,8 @@ class DocumentBM25:
         )
         self._num_documents = len(text_words)
 
-    def totals(self, query: str) -> tuple[Totals, Totals]:
-        """Return the totals of texts and of titles for the terms of a query."""
-        terms = Counter(terms_of(query))
+    def totals(self, terms: Collection[str]) -> tuple[Totals, Totals]:
+        """Return the totals of texts and of titles for some terms."""
         text, title = (field.totals(terms) for field in self._fields)
         return text, title
 
@@ -85,7 +84,7 @@ class _Field:
         self.average_length = self.totals(()).average_length
         self._penalty = self.average_length, length_penalty(num_words_N, self.average_length)
 
-    def totals(self, terms: Iterable[str]) -> Totals:
+    def totals(self, terms: Collection[str]) -> Totals:
         return Totals(
             texts=len(self._num_words_N),
             length=self._length,

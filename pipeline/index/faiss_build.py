@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-import faiss
 import numpy as np
 from jaxtyping import Float32, Int64
 
 from pipeline.config import IndexConfig
+from pipeline.faiss_library import faiss
 from pipeline.index.faiss_index import REFINE_SUFFIX, one_faiss_thread
 from pipeline.index.faiss_kinds import choose_kind, faiss_kind
 

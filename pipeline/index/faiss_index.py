@@ -16,12 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 from jaxtyping import Float32, Int64, UInt8
 from numpy.lib.stride_tricks import sliding_window_view
 
 from pipeline.errors import DamageError
+from pipeline.faiss_library import faiss
 from pipeline.index.exact_index import top_k_of
 from pipeline.index.faiss_kinds import faiss_kind
 from pipeline.index.protocol import NO_POSITION

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import faiss
-
 from pipeline.config import IndexConfig
 from pipeline.errors import DamageError
+from pipeline.faiss_library import faiss
 
 MIN_LISTED_VECTORS = 256
 """Below this there is nothing to train lists on, and nothing to save."""

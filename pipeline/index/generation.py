@@ -15,11 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import lance
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Int64, UInt64
-from lance.query import FullTextQuery
 
 from pipeline.errors import CairnError, DamageError, IntegrityError
 from pipeline.index.copied_names import COPIED_FILES, COPIES
@@ -46,7 +44,9 @@ from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
 from pipeline.token_vectors.projection import LATE_NAME
 
 if TYPE_CHECKING:
+    import lance
     import lancedb
+    from lance.query import FullTextQuery
 
 SAMPLED_CHUNKS = 4_096
 """Chunks that stand for the corpus where an average will do."""

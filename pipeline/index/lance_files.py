@@ -11,8 +11,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-import lance
-
 from pipeline.durable import fsync_file, fsync_folder, storage_errors, write_json
 from pipeline.errors import DamageError
 from pipeline.index.copied_names import LANCE_FILES, SMALL_FOLDERS
@@ -29,6 +27,8 @@ LanceFiles = dict[str, FileRecord]
 
 def list_lance_files(layout: CollectionLayout, versions: Mapping[str, int]) -> list[str]:
     """Return the paths below ``lance/`` that these table versions read, sorted."""
+    import lance  # takes a second of a process, which status can do without
+
     paths: set[str] = set()
     for table, version in versions.items():
         dataset = lance.dataset(str(layout.lance_folder / f"{table}.lance"), version=version)

@@ -1,4 +1,4 @@
-"""A part of a generation: consecutive documents, opened as if they were all there are.
+"""A part of a generation: some of its documents, opened as if they were all there are.
 
 What a shard holds. Rows beyond the part count as deleted in the segment that holds them, so every file stays
 as it is and only what is read of it is mapped into memory.
@@ -14,19 +14,21 @@ from jaxtyping import Int64
 from pipeline.index.generation import Generation, joined_index
 from pipeline.index.segments.segment import Segment, open_segment
 from pipeline.index.token_file import TokenCodes, TokenRows, TokenVectors
+from pipeline.ragged import ranges
 
 
-def part_of(generation: Generation, first: int, end: int) -> Generation:
-    """Return documents ``first`` to ``end`` of a generation, numbered from 0; tables are left as they are.
+def part_of(generation: Generation, documents: Int64[np.ndarray, " P"]) -> Generation:
+    """Return some documents of a generation, which ascend, numbered from 0; tables are left as they are.
 
     Texts and filters are the business of the whole generation: a position of the part is no row of them.
     """
-    first_chunk, end_chunk = (int(generation.chunk_offsets[place]) for place in (first, end))
-    segments = _segments(generation, first, end)
+    first_P = generation.chunk_offsets[documents]
+    chunks = ranges(first_P, generation.chunk_offsets[documents + 1] - first_P)
+    segments = _segments(generation, documents)
     manifest = replace(
         generation.manifest,
-        documents=end - first,
-        chunks=end_chunk - first_chunk,
+        documents=len(documents),
+        chunks=len(chunks),
         segments=tuple(segment.record for segment in segments),
     )
     tokens = generation.token_vectors
@@ -40,24 +42,26 @@ def part_of(generation: Generation, first: int, end: int) -> Generation:
         if tokens is None
         else TokenVectors(
             projection=tokens.projection,
-            chunks=_CodesFrom(tokens.chunks, first_chunk),
-            titles=_CodesFrom(tokens.titles, first_chunk),
+            chunks=_CodesOf(tokens.chunks, chunks),
+            titles=_CodesOf(tokens.titles, chunks),
         ),
     )
 
 
-def _segments(generation: Generation, first: int, end: int) -> list[Segment]:
+def _segments(generation: Generation, documents: Int64[np.ndarray, " P"]) -> list[Segment]:
     segments: list[Segment] = []
     begin = 0
     for segment in generation.segments:
         num_live = segment.rows.deleted_documents.num_live
-        own_first, own_end = max(first - begin, 0), min(end - begin, num_live)
+        cuts = np.searchsorted(documents, (begin, begin + num_live)).tolist()
+        own = documents[slice(*cuts)] - begin
         begin += num_live
-        if own_first >= own_end:
+        if not len(own):
             continue
-        if own_end - own_first < num_live:
-            beyond = np.concatenate([np.arange(own_first), np.arange(own_end, num_live)])
-            rows = segment.rows.without(beyond)
+        if len(own) < num_live:
+            is_beyond = np.ones(num_live, np.bool_)
+            is_beyond[own] = False
+            rows = segment.rows.without(np.flatnonzero(is_beyond))
             record = rows.described(segment.record)
             segment = open_segment(generation.folder, record, generation.manifest.files, rows)
         segments.append(segment)
@@ -65,11 +69,11 @@ def _segments(generation: Generation, first: int, end: int) -> list[Segment]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _CodesFrom:
-    """The tokens of chunks, counted from ``first``."""
+class _CodesOf:
+    """The tokens of some chunks of a generation, by their number among them."""
 
     codes: TokenCodes
-    first: int
+    chunks: Int64[np.ndarray, " M"]
 
     def read(self, chunk_C: Int64[np.ndarray, " C"]) -> TokenRows:
-        return self.codes.read(chunk_C + self.first)
+        return self.codes.read(self.chunks[chunk_C])

@@ -11,6 +11,8 @@ Counts do add up, so windows are scored from the counts of their chunks. No text
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, UInt8
@@ -40,17 +42,21 @@ class PassageBM25:
     ) -> None:
         self._words = words
         self._offsets, self._start_char, self._end_char = chunk_offsets, start_char, end_char
-        self._first_M = np.repeat(chunk_offsets[:-1], np.diff(chunk_offsets))
         self._penalties: dict[tuple[int, float], Float32[np.ndarray, " M"]] = {}
         self._lengths: dict[int, tuple[int, int]] = {}
 
-    def totals(self, query: str, size: int) -> tuple[Totals, Totals]:
-        """Return the totals of windows of ``size`` chunks, and of chunks for the terms of a query."""
+    @cached_property
+    def _firsts(self) -> Int64[np.ndarray, " M"]:
+        """The first chunk of each chunk's document."""
+        return np.repeat(self._offsets[:-1], np.diff(self._offsets))
+
+    def totals(self, terms: Collection[str], size: int) -> tuple[Totals, Totals]:
+        """Return the totals of windows of ``size`` chunks, and of chunks for some terms."""
         num_windows, characters = self._lengths_of(size)
-        holding = {term: len(self._words.postings(term)[0]) for term in Counter(terms_of(query))}
+        holding = {term: len(self._words.postings(term)[0]) for term in terms}
         return (
             Totals(texts=num_windows, length=characters, holding={}),
-            Totals(texts=len(self._first_M), length=0, holding=holding),
+            Totals(texts=int(self._offsets[-1]), length=0, holding=holding),
         )
 
     def scores(
@@ -62,10 +68,10 @@ class PassageBM25:
         window. A word that the query repeats counts each time. ``totals`` are those of a corpus of which
         these chunks are a part.
         """
-        windows, holding = totals or self.totals("", size)
+        windows, holding = totals or self.totals((), size)
         penalty_M = self._penalty_of(size, windows.average_length)
-        scores_M = np.zeros(len(self._first_M), np.float32)
-        counts_M = np.zeros(len(self._first_M), np.float32)
+        scores_M = np.zeros(len(self._firsts), np.float32)
+        counts_M = np.zeros(len(self._firsts), np.float32)
         for term, repeats in Counter(terms_of(query)).items():
             chunks, counts = self._words.postings(term)
             if not len(chunks):
@@ -92,11 +98,11 @@ class PassageBM25:
         """
         if size > MAX_STEPPED_SIZE:
             steps_M1 = np.zeros(len(counts_M) + 1, np.int64)
-            np.add.at(steps_M1, np.maximum(chunks - size + 1, self._first_M[chunks]), counts)
+            np.add.at(steps_M1, np.maximum(chunks - size + 1, self._firsts[chunks]), counts)
             np.subtract.at(steps_M1, chunks + 1, counts)
             counts_M += np.cumsum(steps_M1[:-1])
             return [np.flatnonzero(counts_M)]
-        firsts = self._first_M[chunks]
+        firsts = self._firsts[chunks]
         touched: list[np.ndarray] = []
         for step in range(size):
             is_inside = chunks - step >= firsts
@@ -127,7 +133,8 @@ class PassageBM25:
 
     def _windows_of(self, size: int) -> tuple[Int64[np.ndarray, " M"], Bool[np.ndarray, " M"]]:
         """Return the length of the window that begins with each chunk, and whether one does."""
+        first_M = np.repeat(self._offsets[:-1], np.diff(self._offsets))
         ends_M = np.repeat(self._offsets[1:], np.diff(self._offsets))
         begins_M = np.arange(len(ends_M))
         lengths_M = self._end_char[np.minimum(begins_M + size, ends_M) - 1] - self._start_char
-        return lengths_M, begins_M <= np.maximum(ends_M - size, self._first_M)
+        return lengths_M, begins_M <= np.maximum(ends_M - size, first_M)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
-from lance import query as dataset_query
 
 from pipeline.errors import StorageError, TryAgainError, is_panic
 from pipeline.index.bm25 import Totals
@@ -73,11 +72,13 @@ def bounded_words(query: str) -> str:
     return " ".join(kept[:MAX_WORDS])
 
 
-def match_any_word(query: str, columns: Sequence[str], kinds: Any = dataset_query) -> Any:
+def match_any_word(query: str, columns: Sequence[str], kinds: Any = None) -> Any:
     """Return the full-text query for any of the words in any of the columns; scores of columns are added.
 
-    ``kinds`` is the module whose classes it is made of: that of the dataset, or that of the table.
+    ``kinds`` is the module whose classes it is made of: that of a table, or None for that of the dataset.
     """
+    if kinds is None:
+        from lance import query as kinds
     matches = [kinds.MatchQuery(bounded_words(query), column) for column in columns]
     return (
         matches[0]

@@ -35,7 +35,14 @@ from pipeline.search.fusion import COSINES_OF, Fusion, LateFusion, best_first, d
 from pipeline.search.late import JudgedWindows, LateQuery, judge_windows
 from pipeline.search.passages import ChosenPassage, best_of_each, best_within
 from pipeline.search.prepared import PreparedSearch
-from pipeline.search.reader import CandidateScores, NearestAsked, WordScores
+from pipeline.search.reader import (
+    CandidateScores,
+    NearestAsked,
+    Nominate,
+    Nominees,
+    ScoresAsked,
+    WordScores,
+)
 
 LEXICAL_PARTS = ("bm25", "passage_bm25")
 
@@ -68,24 +75,22 @@ def rank_queries(
     if not search.num_allowed:
         return [NOTHING] * len(query_vectors)
     rankings: list[Ranking] = []
-    for index, nominees in enumerate(_nominate(search, query_vectors)):
+    nominate = _nominate(search, query_vectors)
+    for index, vector_V in enumerate(query_vectors):
+        late_query = None if late is None else late[index]
         words = search.read_words(index) if index else search.first_words
-        vector_V, asked = query_vectors[index], None if late is None else late[index]
-        candidates = _score(search, vector_V, words, nominees, is_judged=asked is not None)
-        if asked is not None:
-            first = _judge(search, candidates, asked)
+        asked = _scores_asked(search, words, is_judged=late_query is not None)
+        candidates = _score(search, vector_V, asked, nominate(index, asked))
+        if late_query is not None:
+            first = _judge(search, candidates, late_query)
             moved_V = moved_query(candidates.stored, vector_V, first)
-            nominees = _nominate(search, moved_V[None])[0]
-            moved = _score(search, moved_V, words, nominees, is_judged=True)
-            candidates = _with_late(search, moved, asked, first)
+            moved = _score(search, moved_V, asked, _nominate(search, moved_V[None])(0, asked))
+            candidates = _with_late(search, moved, late_query, first)
         rankings.append(_rank(search, candidates))
     return rankings
 
 
-def _nominate(
-    search: PreparedSearch, query_vectors: Float32[np.ndarray, "Q V"]
-) -> list[tuple[Int64[np.ndarray, " _"], ...]]:
-    """Return the dense candidate lists of each query."""
+def _nominate(search: PreparedSearch, query_vectors: Float32[np.ndarray, "Q V"]) -> Nominate:
     options, cosines = search.options, COSINES_OF[search.options.granularity]
     num_documents = min(options.num_candidates, search.num_allowed)
     return search.reader.nominate(
@@ -97,6 +102,16 @@ def _nominate(
             allowed=search.allowed,
         ),
     )
+
+
+def _scores_asked(search: PreparedSearch, words: WordScores | None, *, is_judged: bool) -> ScoresAsked:
+    """Return what is asked of candidates; ``is_judged`` says that token vectors will judge their windows."""
+    options, size = search.options, None
+    if is_judged:
+        size = search.ranking_window
+    elif options.passages or options.max_characters is not None:
+        size = search.window
+    return ScoresAsked(parts=COSINES_OF[options.granularity], words=words, size=size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,22 +141,18 @@ class _Late:
 def _score(
     search: PreparedSearch,
     vector_V: Float32[np.ndarray, " V"],
-    words: WordScores | None,
-    nominees: Sequence[Int64[np.ndarray, " _"]],
-    *,
-    is_judged: bool,
+    asked: ScoresAsked,
+    nominees: Nominees,
 ) -> _Candidates:
-    """Score every nominated document; ``is_judged`` says that token vectors will judge their windows."""
-    generation, options = search.generation, search.options
+    """Score every nominated document."""
+    generation, options, words = search.generation, search.options, asked.words
     by_words = words.nominees if words else ()
-    positions = merge_nominees(generation, [*nominees, *by_words], options.min_documents)
-    cosines = COSINES_OF[options.granularity]
-    size = search.ranking_window if is_judged else None
-    stored = search.reader.score(positions, vector_V, words, parts=cosines, size=size)
+    positions = merge_nominees(generation, [*nominees.lists, *by_words], options.min_documents)
+    stored = search.reader.score(nominees, positions, vector_V, asked)
     parts: dict[str, Float32[np.ndarray, " N"]] = {}
-    if "document" in cosines:
+    if "document" in asked.parts:
         parts["document"] = stored.documents()
-    if "chunk" in cosines:
+    if "chunk" in asked.parts:
         parts["chunk"] = stored.chunks()
     if words is not None and len(words.documents):
         parts["bm25"] = _spread(positions, words.documents, words.scores)

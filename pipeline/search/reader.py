@@ -9,7 +9,7 @@ and the totals of the corpus, never on the rows beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -54,20 +54,33 @@ class WordsAsked:
     shown_size: int | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WordScores:
-    """BM25 of one query, to be given back to the reader that made it.
+class WordScores(Protocol):
+    """BM25 of one query, to be given back to the reader that made it."""
 
-    ``documents`` are the best with their ``scores``; ``nominees`` are the documents to look at, best first,
-    by their own BM25 or that of a passage. ``shown_high`` is the highest BM25 of the passages that are shown.
-    None, and ``has_passages`` = False, where no word stands in any.
-    """
+    @property
+    def documents(self) -> Int64[np.ndarray, " A"]:
+        """The best documents by their own BM25."""
+        ...
 
-    documents: Int64[np.ndarray, " A"]
-    scores: Float32[np.ndarray, " A"]
-    nominees: Sequence[Int64[np.ndarray, " _"]]
-    has_passages: bool
-    shown_high: float | None
+    @property
+    def scores(self) -> Float32[np.ndarray, " A"]:
+        """The BM25 of ``documents``."""
+        ...
+
+    @property
+    def nominees(self) -> Sequence[Int64[np.ndarray, " _"]]:
+        """The documents to look at, best first, by their own BM25 or that of a passage."""
+        ...
+
+    @property
+    def has_passages(self) -> bool:
+        """Tell whether a word stands in any passage."""
+        ...
+
+    @property
+    def shown_high(self) -> float | None:
+        """The highest BM25 of the passages that are shown; None where no word stands in any."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +91,29 @@ class NearestAsked:
     num_chunks: int | None
     min_documents: int
     allowed: Int64[np.ndarray, " A"] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoresAsked:
+    """Which scores a query's candidates will be asked for.
+
+    ``parts`` are cosines, ``words`` the query's BM25; windows of ``size`` chunks are wanted, None for none.
+    """
+
+    parts: Sequence[str]
+    words: WordScores | None
+    size: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nominees:
+    """The documents that each index nominated for a query, best first."""
+
+    lists: Sequence[Int64[np.ndarray, " _"]]
+
+
+Nominate = Callable[[int, ScoresAsked], Nominees]
+"""Returns the nominees of the query with this index; a reader may fetch with them what is asked next."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -140,22 +176,18 @@ class IndexReader(Protocol):
         """Return the BM25 of a query."""
         ...
 
-    def nominate(
-        self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked
-    ) -> list[tuple[Int64[np.ndarray, " _"], ...]]:
-        """Return each query's documents by each index that was asked, best first."""
+    def nominate(self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked) -> Nominate:
+        """Return what nominates documents for each query."""
         ...
 
     def score(
         self,
+        nominees: Nominees,
         positions: Int64[np.ndarray, " N"],
         vector_V: Float32[np.ndarray, " V"],
-        words: WordScores | None,
-        *,
-        parts: Sequence[str],
-        size: int | None,
+        asked: ScoresAsked,
     ) -> CandidateScores:
-        """Score candidates by ``parts``, those of cosines; windows of ``size`` chunks are wanted of all."""
+        """Score candidates, most of which are ``nominees`` of the same query."""
         ...
 
     def token_matches(self, chunk_C: Int64[np.ndarray, " C"], query: LateQuery) -> TokenMatches:
@@ -168,9 +200,17 @@ class IndexReader(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LocalWords(WordScores):
-    """With the BM25 of the passages of ``size`` chunks, which rank, and of those shown, by first chunk."""
+class LocalWords:
+    """:class:`WordScores`, with the BM25 of all passages by first chunk.
 
+    ``passages`` of ``size`` chunks rank, ``windows`` are those that are shown.
+    """
+
+    documents: Int64[np.ndarray, " A"]
+    scores: Float32[np.ndarray, " A"]
+    nominees: Sequence[Int64[np.ndarray, " _"]]
+    has_passages: bool
+    shown_high: float | None
     size: int
     passages: Float32[np.ndarray, " M"] | None
     windows: Float32[np.ndarray, " M"] | None
@@ -206,10 +246,8 @@ class LocalReader:
             windows=windows,
         )
 
-    def nominate(
-        self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked
-    ) -> list[tuple[Int64[np.ndarray, " _"], ...]]:
-        """See :class:`IndexReader`."""
+    def nominate(self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked) -> Nominate:
+        """See :class:`IndexReader`; all queries are searched at once."""
         lists: list[list[Int64[np.ndarray, " _"]]] = []
         if asked.num_documents is not None:
             lists.append(
@@ -221,18 +259,17 @@ class LocalReader:
                     self._generation, vectors_QV, asked.num_chunks, asked.min_documents, asked.allowed
                 )
             )
-        return list(zip(*lists, strict=True))
+        return lambda index, _: Nominees(lists=[each[index] for each in lists])
 
     def score(
         self,
+        nominees: Nominees,  # noqa: ARG002 - nothing was fetched with them
         positions: Int64[np.ndarray, " N"],
         vector_V: Float32[np.ndarray, " V"],
-        words: WordScores | None,
-        *,
-        parts: Sequence[str],  # noqa: ARG002 - each is computed when it is asked for
-        size: int | None,  # noqa: ARG002
+        asked: ScoresAsked,
     ) -> LocalScores:
-        """See :class:`IndexReader`."""
+        """See :class:`IndexReader`; each score is computed when it is asked for."""
+        words = asked.words
         assert words is None or isinstance(words, LocalWords), "words are read and scored by one reader"
         return LocalScores(self._generation, positions, vector_V, words)
 

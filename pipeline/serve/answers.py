@@ -8,7 +8,6 @@ import datetime as dt
 import decimal
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 from pydantic import JsonValue
@@ -162,7 +161,15 @@ def hit_reply(hit: Hit, *, include_text: bool) -> HitReply:
                 score=passage.score,
                 scores=dict(passage.scores),
                 text=passage.text if include_text else None,
-                highlights=[HighlightReply(**asdict(each)) for each in passage.highlights],
+                highlights=[
+                    HighlightReply(
+                        start_char=each.start_char,
+                        end_char=each.end_char,
+                        weight=each.weight,
+                        query_words=list(each.query_words),
+                    )
+                    for each in passage.highlights
+                ],
             )
             for passage in hit.passages
         ],

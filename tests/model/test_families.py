@@ -10,6 +10,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -18,7 +19,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
 
 from pipeline.config import Backend, EncoderConfig
 from pipeline.context.store import ContextSet
@@ -26,9 +26,10 @@ from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import ConfigError
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.backbone import Backbone
-from pipeline.model.families.m3bert import M3Bert, M3BertConfig, save_m3bert
+from pipeline.model.folders.encoder_folder import save_encoder_folder
 from pipeline.model.folders.model_types import MODEL_TYPES
 from pipeline.poolings import POOLINGS, Attention, Pooling
+from tests.train.families import tiny_new
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "models.md"
 BEGIN, END = "<!-- models: begin, written by `make models` -->\n", "<!-- models: end -->\n"
@@ -48,24 +49,9 @@ TEXTS = ["the cat sat on the mat.", "old stone path " * 12, "a", "walking mounta
 
 
 def _write_m3bert(tokenizer_folder: Path, folder: Path) -> Path:
-    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
-    sizes = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 96,
-    }
-    model = M3Bert(
-        M3BertConfig(
-            vocab_size=tokenizer.get_vocab_size(), matryoshka_layers=(1, 2), matryoshka_dims=(8, 32), **sizes
-        ),
-        seed=3,
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(4)
-    save_m3bert(model, folder, tokenizer)
+    checkpoint = tiny_new("m3bert", tokenizer_folder, seed=3)
+    weights = {name: 4.0 * tensor for name, tensor in checkpoint.tensors.items()}
+    save_encoder_folder(folder, replace(checkpoint, tensors=weights), EncoderConfig())
     return folder
 
 

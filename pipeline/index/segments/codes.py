@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import faiss
 import numpy as np
 from jaxtyping import Int64, UInt8
 
 from pipeline.config import IndexConfig
+from pipeline.faiss_library import faiss
 from pipeline.index.faiss_build import (
     SPILL_VECTORS,
     Codebook,

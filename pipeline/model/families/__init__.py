@@ -3,7 +3,6 @@
     readers: from a model type to its reader, by the table in ``folders/model_types``
     rope_settings: the rotary settings of several families
     cde, cde_checkpoint: the two stages of a CDE checkpoint
-    m3bert: the architecture of m³BERT
     others: a family each
 
 Import from the modules; this package imports nothing by itself.

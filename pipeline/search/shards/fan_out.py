@@ -1,102 +1,66 @@
-"""Which shard has which positions, and what several shards answer put together.
+"""Ask shards by the positions they have, and put together what they answer.
 
-S shards    Q queries    K found    N documents    M chunks
+N items
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64, Shaped
 
 from pipeline.index.generation import Generation
-from pipeline.index.protocol import NO_POSITION
 from pipeline.ragged import ranges
-from pipeline.search.shards.messages import Ask, Nearest, PartKey, Question, content_of
+from pipeline.search.shards.messages import Ask, PartKey, Question, content_of
+from pipeline.search.shards.placement import Places, Sharding, place
 
-Places = Int64[np.ndarray, " _"]
-
-
-def document_bounds(
-    chunk_offsets: Int64[np.ndarray, " N_plus_1"], num_shards: int
-) -> Int64[np.ndarray, " S_plus_1"]:
-    """Return the first document of each shard, and N at the end.
-
-    Shards have about as many chunks each; there are fewer of them where there are few documents.
-    """
-    wanted = np.linspace(0, int(chunk_offsets[-1]), num_shards + 1)
-    return np.unique(np.searchsorted(chunk_offsets, wanted))
-
-
-def part_keys(generation: Generation, num_shards: int) -> list[PartKey]:
-    """Return which part of a generation each shard has."""
-    content = content_of(generation)
-    bounds = document_bounds(generation.chunk_offsets, num_shards).tolist()
-    return [
-        PartKey(generation.layout.name, generation.number, content, first, end)
-        for first, end in pairwise(bounds)
-    ]
+Arguments = Callable[[Places, Places], tuple[Any, ...]]
+"""A question's arguments, given where a shard's items stand among those asked for, and its own numbers."""
 
 
 class FanOut:
     """Asks the shards of one generation, each for the positions it has."""
 
-    def __init__(self, generation: Generation, num_shards: int, ask: Ask) -> None:
+    def __init__(self, generation: Generation, sharding: Sharding, ask: Ask) -> None:
         self._ask = ask
-        self._keys = part_keys(generation, num_shards)
-        self.bounds = np.array([0, *(key.end for key in self._keys)], np.int64)
-        self.chunk_bounds = generation.chunk_offsets[self.bounds]
+        self.sharding = sharding
+        num_shards, place_by = sharding.num_shards, sharding.place_by
+        self.placement = place(generation, num_shards, place_by)
+        content = content_of(generation, self.placement)
+        self.keys = [
+            PartKey(generation.layout.name, generation.number, content, place_by, num_shards, shard)
+            for shard in range(len(self.placement.documents))
+        ]
 
     def each(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Ask some shards at once, each with its own arguments; return their answers."""
         questions = [
-            Question(shard, self._keys[shard], method, own) for shard, own in sorted(arguments.items())
+            Question(shard, self.keys[shard], method, own) for shard, own in sorted(arguments.items())
         ]
         return dict(zip(sorted(arguments), self._ask(questions), strict=True))
 
-    def every(self, method: str, *arguments: Any) -> list[Any]:
-        """Ask all shards the same."""
-        return list(self.each(method, dict.fromkeys(range(len(self._keys)), arguments)).values())
+    def of_documents(self, method: str, documents: Places, arguments: Arguments) -> list[tuple[Places, Any]]:
+        """Ask the shards that have some documents; return where each one's stand, and its answer."""
+        return self._of_owners(method, self.placement.split_documents(documents), arguments)
 
-    def of_documents(
-        self, method: str, documents: Places, arguments: Callable[[Places, int], tuple[Any, ...]]
-    ) -> list[tuple[Places, Any]]:
-        """Ask the shards that have some documents; return the places of each one's documents and its answer.
-
-        ``arguments`` gets those places and the first document of the shard.
-        """
-        return self._of_owners(method, self.bounds, documents, arguments)
-
-    def of_chunks(
-        self, method: str, chunks: Places, arguments: Callable[[Places, int], tuple[Any, ...]]
-    ) -> list[tuple[Places, Any]]:
+    def of_chunks(self, method: str, chunks: Places, arguments: Arguments) -> list[tuple[Places, Any]]:
         """Ask the shards that have some chunks, as :meth:`of_documents` does."""
-        return self._of_owners(method, self.chunk_bounds, chunks, arguments)
+        return self._of_owners(method, self.placement.split_chunks(chunks), arguments)
 
     def allowed(self, documents: Int64[np.ndarray, " A"] | None) -> dict[int, Places | None]:
-        """Return which of some ascending documents each shard has, as it counts them; None allows all."""
+        """Return which of some ascending documents each shard has, by its own numbers; None allows all."""
         if documents is None:
-            return dict.fromkeys(range(len(self._keys)))
-        cuts = np.searchsorted(documents, self.bounds).tolist()
-        own = [documents[begin:end] for begin, end in pairwise(cuts)]
-        return {shard: each - self.bounds[shard] for shard, each in enumerate(own) if len(each)}
+            return dict.fromkeys(range(len(self.keys)))
+        return {shard: numbers for shard, _, numbers in self.placement.split_documents(documents)}
 
     def _of_owners(
-        self,
-        method: str,
-        bounds: Int64[np.ndarray, " S_plus_1"],
-        positions: Places,
-        arguments: Callable[[Places, int], tuple[Any, ...]],
+        self, method: str, owners: Iterable[tuple[int, Places, Places]], arguments: Arguments
     ) -> list[tuple[Places, Any]]:
-        owners = np.searchsorted(bounds[1:], positions, side="right")
-        places = {owner: np.flatnonzero(owners == owner) for owner in np.unique(owners).tolist()}
-        answers = self.each(
-            method, {owner: arguments(own, int(bounds[owner])) for owner, own in places.items()}
-        )
-        return [(places[owner], answer) for owner, answer in answers.items()]
+        split = list(owners)
+        answers = self.each(method, {shard: arguments(places, numbers) for shard, places, numbers in split})
+        return [(places, answers[shard]) for shard, places, _ in split]
 
 
 def best(
@@ -107,21 +71,6 @@ def best(
     scores = np.concatenate([each for _, each in found])
     order = np.lexsort((positions, -scores))[:limit]
     return positions[order], scores[order]
-
-
-def nearest_of_all(
-    found: Mapping[int, Nearest], bounds: Int64[np.ndarray, " S_plus_1"], top_k: int
-) -> Int64[np.ndarray, "Q K"]:
-    """Return the positions of the nearest vectors of several shards, best first, ties by position."""
-    positions = [
-        np.where(each.positions_QK == NO_POSITION, NO_POSITION, each.positions_QK + bounds[shard])
-        for shard, each in found.items()
-    ]
-    positions_QF = np.concatenate(positions, axis=1)
-    scores_QF = np.concatenate([each.scores_QK for each in found.values()], axis=1)
-    last = np.where(positions_QF == NO_POSITION, np.iinfo(np.int64).max, positions_QF)
-    order = np.lexsort((last, -scores_QF), axis=1)[:, :top_k]
-    return np.take_along_axis(positions_QF, order, axis=1)
 
 
 def gathered(

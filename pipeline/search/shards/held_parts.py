@@ -16,13 +16,12 @@ from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.part import part_of
 from pipeline.search.shards.messages import PartKey, content_of
+from pipeline.search.shards.placement import place
 from pipeline.search.shards.shard_part import ShardPart
 
 METHODS: Final = frozenset(
     {
-        "word_totals",
-        "best_words",
-        "nearest",
+        "search",
         "score",
         "windows",
         "max_sim",
@@ -64,12 +63,13 @@ class HeldParts:
                 return known
             layout = CollectionLayout(self._root, key.collection)
             generation = open_generation(layout, key.generation)
-            if content_of(generation) != key.content:
+            placement = place(generation, key.num_shards, key.place_by)
+            if content_of(generation, placement) != key.content:
                 raise StorageError(
                     f"generation {key.generation} of {key.collection!r} must be the same for every process "
                     "of a search, got two; let all see one root folder"
                 )
-            part = self._parts[key] = ShardPart(part_of(generation, key.first, key.end))
+            part = self._parts[key] = ShardPart(part_of(generation, placement.documents[key.shard]))
             self._close_unused(key)
             return part
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,16 +13,22 @@ from pipeline.index.bm25 import Totals
 from pipeline.index.generation import Generation
 from pipeline.manifest import fingerprint
 from pipeline.search.reader import WindowScores
+from pipeline.search.shards.placement import Placement
+from pipeline.types import PlaceBy
 
 
 class PartKey(NamedTuple):
-    """Documents ``first`` to ``end`` of a generation; ``content`` is a hash of what it is made of."""
+    """What one shard of ``num_shards`` has of a generation.
+
+    ``content`` is a hash of what the generation is made of, and of which shard has which document.
+    """
 
     collection: str
     generation: int
     content: str
-    first: int
-    end: int
+    place_by: PlaceBy
+    num_shards: int
+    shard: int
 
 
 class Question(NamedTuple):
@@ -39,39 +44,66 @@ Ask = Callable[[Sequence[Question]], list[Any]]
 """Asks all questions at once, and returns the answers in their order."""
 
 
-def content_of(generation: Generation) -> str:
-    """Return the hash that tells a generation from another one of the same number."""
+def content_of(generation: Generation, placement: Placement) -> str:
+    """Return the hash that tells a generation from another one of the same number, or placed otherwise."""
     files = {name: record.sha256 for name, record in generation.manifest.files.items()}
-    return fingerprint(generation=generation.number, files=files)
+    return fingerprint(generation=generation.number, files=files, placement=placement.fingerprint)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WordTotals:
-    """Sums that BM25 needs of all shards: of texts and titles, and of windows of each size."""
+    """Sums over the collection that BM25 needs: of texts and titles, and of windows of each size."""
 
     documents: tuple[Totals, Totals]
     passages: Mapping[int, tuple[Totals, Totals]]
 
-    @staticmethod
-    def sum(parts: Sequence[WordTotals]) -> WordTotals:
-        """Return the totals of all parts."""
-        return WordTotals(
-            documents=_sum([part.documents for part in parts]),
-            passages={size: _sum([part.passages[size] for part in parts]) for size in parts[0].passages},
-        )
-
-
-def _sum(pairs: Sequence[tuple[Totals, Totals]]) -> tuple[Totals, Totals]:
-    first, second = zip(*pairs, strict=True)
-    return reduce(Totals.__add__, first), reduce(Totals.__add__, second)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words:
-    """A query whose words are scored, with the totals of all shards."""
+    """A query whose words are scored, with the totals of the collection."""
 
     query: str
     totals: WordTotals
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BestAsked:
+    """How many documents are wanted by BM25, and of how many chunks the passages are that nominate others."""
+
+    num_candidates: int
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PartScoresAsked:
+    """What is to be scored with a search: what the shard finds, and ``known`` documents of it.
+
+    ``parts`` are cosines; BM25 is that of passages of ``rank_size`` chunks. Windows of ``window_size`` are
+    scored, None for none. ``min_documents`` are scored however long they are.
+    """
+
+    known: Int64[np.ndarray, " A"]
+    parts: Sequence[str]
+    rank_size: int
+    window_size: int | None
+    min_documents: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SearchAsked:
+    """One search of a shard: the documents and chunks nearest to a vector, None of an index not asked.
+
+    Only ``allowed`` documents count, None for all. ``best`` asks for the best by the ``words``, ``scores``
+    for scores of all that is found.
+    """
+
+    vector_V: Float32[np.ndarray, " V"]
+    num_documents: int | None
+    num_chunks: int | None
+    allowed: Int64[np.ndarray, " A"] | None
+    words: Words | None
+    best: BestAsked | None
+    scores: PartScoresAsked | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -89,8 +121,8 @@ class BestWords:
 class Nearest:
     """Scores and positions of the nearest vectors of an index, as it gives them."""
 
-    scores_QK: Float32[np.ndarray, "Q K"]
-    positions_QK: Int64[np.ndarray, "Q K"]
+    scores_K: Float32[np.ndarray, " K"]
+    positions_K: Int64[np.ndarray, " K"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -101,6 +133,17 @@ class PartScores:
     chunk_N: Float32[np.ndarray, " N"] | None
     passage_N: Float32[np.ndarray, " N"] | None
     windows: WindowScores | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PartFound:
+    """The answer to :class:`SearchAsked`; ``scores`` are those of ``positions``, which ascend."""
+
+    documents: Nearest | None
+    chunks: Nearest | None
+    words: BestWords | None
+    positions: Int64[np.ndarray, " N"]
+    scores: PartScores | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -11,11 +11,14 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from pipeline.index.generation import Generation
-from pipeline.index.protocol import VectorIndex
+from pipeline.index.protocol import NO_POSITION, VectorIndex
 from pipeline.search.candidates import (
     best_of_documents,
     chunk_positions,
+    documents_of_chunks,
+    merge_nominees,
     score_chunks,
+    score_chunks_and_windows,
     score_documents,
     window_cosines,
     window_firsts,
@@ -24,7 +27,16 @@ from pipeline.search.candidates import (
 from pipeline.search.late import LateQuery, best_places, window_max_sim
 from pipeline.search.lexical import bm25_documents, bounded_words, is_in_documents
 from pipeline.search.reader import LocalReader, TokenMatches, WindowScores
-from pipeline.search.shards.messages import BestWords, Nearest, PartMatches, PartScores, Words, WordTotals
+from pipeline.search.shards.messages import (
+    BestAsked,
+    BestWords,
+    Nearest,
+    PartFound,
+    PartMatches,
+    PartScores,
+    SearchAsked,
+    Words,
+)
 
 KEPT_SCORES: Final = 8
 """BM25 of all passages for the last queries, 4 bytes a chunk each: candidates are looked up in it."""
@@ -39,53 +51,34 @@ class ShardPart:
         self._kept: OrderedDict[tuple[str, int], Float32[np.ndarray, " M"]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def word_totals(self, query: str, sizes: Sequence[int]) -> WordTotals:
-        """Return what BM25 has to know of this part, passages by the sizes of their windows."""
-        documents, passages = self.part.document_bm25, self.part.passage_bm25
-        assert documents is not None
-        assert passages is not None
-        words = bounded_words(query)
-        return WordTotals(
-            documents=documents.totals(words),
-            passages={size: passages.totals(words, size) for size in sizes},
+    def search(self, asked: SearchAsked) -> PartFound:
+        """Search by a vector, and by words where the best are asked for; score what is found where asked."""
+        documents, chunks = self._nearest(asked)
+        best = None
+        if asked.best is not None:
+            assert asked.words is not None, "without words none are the best"
+            best = self._best_words(asked.words, asked.allowed, asked.best)
+        if asked.scores is None:
+            return PartFound(
+                documents=documents, chunks=chunks, words=best, positions=np.empty(0, np.int64), scores=None
+            )
+        nominees = [asked.scores.known]
+        if documents is not None:
+            nominees.append(_found(documents))
+        if chunks is not None:
+            nominees.append(documents_of_chunks(self.part, _found(chunks)))
+        if best is not None:
+            nominees += [best.documents, documents_of_chunks(self.part, best.passages)]
+        positions = merge_nominees(self.part, nominees, asked.scores.min_documents)
+        scores = self.score(
+            positions,
+            asked.vector_V,
+            asked.scores.parts,
+            asked.words,
+            asked.scores.rank_size,
+            asked.scores.window_size,
         )
-
-    def best_words(
-        self, words: Words, allowed: Int64[np.ndarray, " A"] | None, num_candidates: int, size: int
-    ) -> BestWords:
-        """Return the best allowed documents and passages of ``size`` chunks by BM25."""
-        documents, scores = bm25_documents(
-            self.part, words.query, allowed, num_candidates, totals=words.totals.documents
-        )
-        found_M = {each: self._passage_scores(words, each) for each in words.totals.passages}
-        if allowed is not None:
-            is_allowed_M = is_in_documents(self.part, allowed)
-            found_M = {each: scores_M * is_allowed_M for each, scores_M in found_M.items()}
-        held = np.flatnonzero(found_M[size] > 0.0)
-        best = held[best_places(found_M[size][held], num_candidates)]
-        return BestWords(
-            documents=documents,
-            scores=scores,
-            passages=best,
-            passage_scores=found_M[size][best],
-            highs={each: float(scores_M.max(initial=0.0)) for each, scores_M in found_M.items()},
-        )
-
-    def nearest(
-        self,
-        vectors_QV: Float32[np.ndarray, "Q V"],
-        num_documents: int | None,
-        num_chunks: int | None,
-        allowed: Int64[np.ndarray, " A"] | None,
-    ) -> tuple[Nearest | None, Nearest | None]:
-        """Return the nearest documents and chunks, None of an index that is not asked."""
-        chunks = None
-        if num_chunks is not None:
-            allowed_chunks = None if allowed is None else chunk_positions(self.part, allowed)
-            chunks = _nearest(self.part.chunks, vectors_QV, num_chunks, allowed_chunks)
-        if num_documents is None:
-            return None, chunks
-        return _nearest(self.part.documents, vectors_QV, num_documents, allowed), chunks
+        return PartFound(documents=documents, chunks=chunks, words=best, positions=positions, scores=scores)
 
     def score(
         self,
@@ -104,16 +97,19 @@ class ShardPart:
         if words is not None:
             own_M = self._passage_scores(words, rank_size)[chunk_positions(self.part, positions)]
             passage_N = best_of_documents(self.part, own_M, positions)
-        chunk_N = None
-        if "chunk" in parts:
-            chunk_N = best_of_documents(self.part, score_chunks(self.part, positions, vector_V), positions)
+        chunk_N = chunk_M = windows = None
+        if window_size is not None:
+            chunk_M, cosine_W = score_chunks_and_windows(self.part, positions, vector_V, window_size)
+            windows = self._with_words(positions, cosine_W, window_size, words)
+        elif "chunk" in parts:
+            chunk_M = score_chunks(self.part, positions, vector_V)
+        if chunk_M is not None and "chunk" in parts:
+            chunk_N = best_of_documents(self.part, chunk_M, positions)
         return PartScores(
             document_N=score_documents(self.part, positions, vector_V) if "document" in parts else None,
             chunk_N=chunk_N,
             passage_N=passage_N,
-            windows=None
-            if window_size is None
-            else self.windows(positions, vector_V, window_size, words, rank_size),
+            windows=windows,
         )
 
     def windows(
@@ -122,14 +118,21 @@ class ShardPart:
         vector_V: Float32[np.ndarray, " V"],
         size: int,
         words: Words | None,
-        word_size: int,
     ) -> WindowScores:
-        """Score all windows of ``size`` chunks of some documents; BM25 is that of ``word_size`` chunks."""
+        """Score all windows of ``size`` chunks of some documents."""
+        return self._with_words(positions, window_cosines(self.part, positions, vector_V, size), size, words)
+
+    def _with_words(
+        self,
+        positions: Int64[np.ndarray, " N"],
+        cosine_W: Float32[np.ndarray, " W"],
+        size: int,
+        words: Words | None,
+    ) -> WindowScores:
         words_W = None
         if words is not None:
-            first_W = window_firsts(self.part, positions, size)
-            words_W = self._passage_scores(words, word_size)[first_W]
-        return WindowScores(cosine_W=window_cosines(self.part, positions, vector_V, size), words_W=words_W)
+            words_W = self._passage_scores(words, size)[window_firsts(self.part, positions, size)]
+        return WindowScores(cosine_W=cosine_W, words_W=words_W)
 
     def max_sim(
         self,
@@ -158,6 +161,38 @@ class ShardPart:
         """Return the vectors of some chunks."""
         return self.part.chunks.reconstruct(chunks)
 
+    def _nearest(self, asked: SearchAsked) -> tuple[Nearest | None, Nearest | None]:
+        """Return the nearest documents and chunks."""
+        allowed_chunks = None
+        if asked.allowed is not None and asked.num_chunks is not None:
+            allowed_chunks = chunk_positions(self.part, asked.allowed)
+        return (
+            _nearest_of(self.part.documents, asked.vector_V, asked.num_documents, asked.allowed),
+            _nearest_of(self.part.chunks, asked.vector_V, asked.num_chunks, allowed_chunks),
+        )
+
+    def _best_words(
+        self, words: Words, allowed: Int64[np.ndarray, " A"] | None, asked: BestAsked
+    ) -> BestWords:
+        """Return the best allowed documents and passages by BM25."""
+        documents, scores = bm25_documents(
+            self.part, words.query, allowed, asked.num_candidates, totals=words.totals.documents
+        )
+        found_M = {each: self._passage_scores(words, each) for each in words.totals.passages}
+        if allowed is not None:
+            is_allowed_M = is_in_documents(self.part, allowed)
+            found_M = {each: scores_M * is_allowed_M for each, scores_M in found_M.items()}
+        ranked_M = found_M[asked.size]
+        held = np.flatnonzero(ranked_M > 0.0)
+        best = held[best_places(ranked_M[held], asked.num_candidates)]
+        return BestWords(
+            documents=documents,
+            scores=scores,
+            passages=best,
+            passage_scores=ranked_M[best],
+            highs={each: float(scores_M.max(initial=0.0)) for each, scores_M in found_M.items()},
+        )
+
     def _passage_scores(self, words: Words, size: int) -> Float32[np.ndarray, " M"]:
         """Return BM25 of all windows by first chunk, whatever a filter allows; the last ones are kept."""
         key = words.query, size
@@ -176,12 +211,18 @@ class ShardPart:
         return scores_M
 
 
-def _nearest(
+def _nearest_of(
     index: VectorIndex,
-    vectors_QV: Float32[np.ndarray, "Q V"],
-    num_wanted: int,
+    vector_V: Float32[np.ndarray, " V"],
+    num_wanted: int | None,
     allowed: Int64[np.ndarray, " A"] | None,
-) -> Nearest:
+) -> Nearest | None:
+    if num_wanted is None:
+        return None
     num_found = min(num_wanted, index.num_vectors if allowed is None else len(allowed))
-    scores_QK, positions_QK = index.search(vectors_QV, num_found, allowed)
-    return Nearest(scores_QK=scores_QK, positions_QK=positions_QK)
+    scores_QK, positions_QK = index.search(vector_V[None], num_found, allowed)
+    return Nearest(scores_K=scores_QK[0], positions_K=positions_QK[0])
+
+
+def _found(nearest: Nearest) -> Int64[np.ndarray, " _"]:
+    return nearest.positions_K[nearest.positions_K != NO_POSITION]

@@ -1,13 +1,16 @@
-"""An index reader that asks shards, each of which has consecutive documents of the generation.
+"""An index reader that asks shards, each of which has some documents of the generation.
+
+    one question a shard: vector, words ─▶ nearest documents and chunks, best by BM25, scores of them all
 
 The process that asks has the columns of all positions, the tables and the projection of token vectors, mapped
-from the generation's files: it knows which shard has which position. Vectors, words and token vectors are
-read by the shards alone.
+from the generation's files: it knows which shard has which position. It counts the words of the collection,
+and reads sampled vectors when it starts. All other vectors, words and token vectors are read by the shards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -15,12 +18,22 @@ from jaxtyping import Float32, Int64
 from pipeline.errors import StorageError
 from pipeline.index.generation import Generation, sampled_chunks
 from pipeline.index.protocol import NO_POSITION
-from pipeline.search.candidates import documents_of_best_chunks, documents_of_chunks
+from pipeline.search.candidates import documents_of_best_chunks
 from pipeline.search.late import LateQuery
-from pipeline.search.reader import NearestAsked, TokenMatches, WordsAsked, WordScores
-from pipeline.search.shards.fan_out import FanOut, best, gathered, nearest_of_all
-from pipeline.search.shards.fetched_scores import AskedWords, FetchedScores
-from pipeline.search.shards.messages import Ask, BestWords, Nearest, Words, WordTotals
+from pipeline.search.reader import (
+    NearestAsked,
+    Nominate,
+    Nominees,
+    ScoresAsked,
+    TokenMatches,
+    WordsAsked,
+)
+from pipeline.search.shards.corpus_totals import CorpusTotals
+from pipeline.search.shards.fan_out import FanOut, Places, best, gathered
+from pipeline.search.shards.fetched_scores import FetchedScores, FoundNominees
+from pipeline.search.shards.fetched_words import FetchedWords
+from pipeline.search.shards.messages import Nearest, PartFound, PartScoresAsked, SearchAsked
+from pipeline.search.shards.routes import Routes
 
 
 class ShardedReader:
@@ -29,108 +42,50 @@ class ShardedReader:
     Making one opens the generation on every shard; where one cannot, what ``ask`` raises passes.
     """
 
-    def __init__(self, generation: Generation, num_shards: int, ask: Ask) -> None:
+    def __init__(self, generation: Generation, shards: FanOut) -> None:
         if any(segment.lengths is None for segment in generation.segments):
             raise StorageError(
                 f"generation {generation.number} of {generation.layout.name!r} must have word counts of its "
                 f"documents to be searched in shards; run `{generation.layout.command('compact')}`"
             )
         self._generation = generation
-        self._shards = FanOut(generation, num_shards, ask)
+        self._shards = shards
+        self._totals = CorpusTotals(generation)
+        self._routes = None
+        if shards.sharding.route_clusters is not None:
+            self._routes = Routes(generation, shards.placement, shards.sharding.route_clusters)
         sampled = sampled_chunks(generation.num_chunks)
-        found = self._shards.of_chunks(
-            "chunk_vectors", sampled, lambda places, first: (sampled[places] - first,)
-        )
+        found = self._shards.of_chunks("chunk_vectors", sampled, lambda _, numbers: (numbers,))
         self._mean_V = gathered(np.ones_like(sampled), found).mean(axis=0)
 
     def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
         """See :class:`~pipeline.search.reader.IndexReader`."""
         return self._mean_V
 
-    def read_words(self, asked: WordsAsked) -> AskedWords:
-        """See :class:`~pipeline.search.reader.IndexReader`."""
+    def read_words(self, asked: WordsAsked) -> FetchedWords:
+        """See :class:`~pipeline.search.reader.IndexReader`; the shards are asked with the vector."""
         sizes = [asked.size] if asked.shown_size is None else [asked.size, asked.shown_size]
-        totals: list[WordTotals] = self._shards.every("word_totals", asked.query, sizes)
-        words = Words(query=asked.query, totals=WordTotals.sum(totals))
-        allowed = self._shards.allowed(asked.allowed)
-        found: dict[int, BestWords] = self._shards.each(
-            "best_words",
-            {shard: (words, own, asked.num_candidates, asked.size) for shard, own in allowed.items()},
-        )
-        bounds, chunk_bounds = self._shards.bounds, self._shards.chunk_bounds
-        documents, scores = best(
-            [(bounds[shard] + each.documents, each.scores) for shard, each in found.items()],
-            asked.num_candidates,
-        )
-        passages, _ = best(
-            [(chunk_bounds[shard] + each.passages, each.passage_scores) for shard, each in found.items()],
-            asked.num_candidates,
-        )
-        nominees = [documents]
-        if len(passages):
-            nominees.append(documents_of_chunks(self._generation, passages))
-        return AskedWords(
-            documents=documents,
-            scores=scores,
-            nominees=nominees,
-            has_passages=len(passages) > 0,
-            shown_high=max(each.highs[sizes[-1]] for each in found.values()) or None,
-            words=words,
-            size=asked.size,
-            shown_size=sizes[-1],
-        )
+        return FetchedWords(self._generation, self._shards, asked, self._totals.of(asked.query, sizes))
 
-    def nominate(
-        self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked
-    ) -> list[tuple[Int64[np.ndarray, " _"], ...]]:
-        """See :class:`~pipeline.search.reader.IndexReader`."""
-        allowed = self._shards.allowed(asked.allowed)
-        lists: list[list[Int64[np.ndarray, " _"]]] = []
-
-        def search(num_chunks: int | None) -> dict[int, Nearest]:
-            """Search the chunks, and the documents with them the first time."""
-            num_documents = None if lists else asked.num_documents
-            found: dict[int, tuple[Nearest, Nearest]] = self._shards.each(
-                "nearest",
-                {shard: (vectors_QV, num_documents, num_chunks, own) for shard, own in allowed.items()},
-            )
-            if num_documents is not None:
-                documents = {shard: each for shard, (each, _) in found.items()}
-                rows = nearest_of_all(documents, self._shards.bounds, num_documents)
-                lists.append([row[row != NO_POSITION] for row in rows])
-            return {shard: each for shard, (_, each) in found.items()}
-
-        if asked.num_chunks is None:
-            search(None)
-            return list(zip(*lists, strict=True))
-        by_chunk = documents_of_best_chunks(
-            self._generation,
-            lambda num_hits: nearest_of_all(search(num_hits), self._shards.chunk_bounds, num_hits),
-            self._num_chunks(asked.allowed),
-            asked.num_chunks,
-            asked.min_documents,
-        )
-        return list(zip(*lists, by_chunk, strict=True))
+    def nominate(self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked) -> Nominate:
+        """See :class:`~pipeline.search.reader.IndexReader`; the shards are asked for each query."""
+        return lambda index, scores: self._search(vectors_QV[index], asked, scores)
 
     def score(
         self,
+        nominees: Nominees,
         positions: Int64[np.ndarray, " N"],
         vector_V: Float32[np.ndarray, " V"],
-        words: WordScores | None,
-        *,
-        parts: Sequence[str],
-        size: int | None,
+        asked: ScoresAsked,
     ) -> FetchedScores:
         """See :class:`~pipeline.search.reader.IndexReader`."""
-        assert words is None or isinstance(words, AskedWords), "words are read and scored by one reader"
-        return FetchedScores(
-            self._generation, self._shards, positions, vector_V, words, parts=parts, size=size
-        )
+        assert isinstance(nominees, FoundNominees), "candidates are nominated and scored by one reader"
+        return FetchedScores(self._generation, self._shards, nominees, positions, vector_V, asked)
 
     def token_matches(self, chunk_C: Int64[np.ndarray, " C"], query: LateQuery) -> TokenMatches:
         """See :class:`~pipeline.search.reader.IndexReader`."""
         found: list[tuple[Int64[np.ndarray, " _"], TokenMatches]] = self._shards.of_chunks(
-            "token_matches", chunk_C, lambda places, first: (chunk_C[places] - first, query)
+            "token_matches", chunk_C, lambda _, numbers: (numbers, query)
         )
         size_C = gathered(np.ones_like(chunk_C), [(places, each.size_C) for places, each in found])
         return TokenMatches(
@@ -139,8 +94,103 @@ class ShardedReader:
             step_T=gathered(size_C, [(places, each.step_T) for places, each in found]),
         )
 
+    def _search(
+        self, vector_V: Float32[np.ndarray, " V"], asked: NearestAsked, scores: ScoresAsked
+    ) -> FoundNominees:
+        words = scores.words
+        assert words is None or isinstance(words, FetchedWords), "words are read and scored by one reader"
+        best_asked = None if words is None else words.best_asked
+        known = {} if words is None or best_asked is not None else self._numbers(words)
+        allowed = self._asked_shards(vector_V, asked, set(known))
+        questions = {
+            shard: SearchAsked(
+                vector_V=vector_V,
+                num_documents=asked.num_documents,
+                num_chunks=asked.num_chunks,
+                allowed=own,
+                words=None if words is None else words.words,
+                best=best_asked,
+                scores=PartScoresAsked(
+                    known=known.get(shard, np.empty(0, np.int64)),
+                    parts=scores.parts,
+                    rank_size=0 if words is None else words.size,
+                    window_size=scores.size,
+                    min_documents=asked.min_documents,
+                ),
+            )
+            for shard, own in allowed.items()
+        }
+        found = self._ask(questions)
+        if words is not None and best_asked is not None:
+            words.keep({shard: each.words for shard, each in found.items() if each.words is not None})
+        return FoundNominees(lists=self._lists(asked, questions, found), found=found)
+
+    def _asked_shards(
+        self, vector_V: Float32[np.ndarray, " V"], asked: NearestAsked, known: set[int]
+    ) -> dict[int, Places | None]:
+        """Return the shards to search with their allowed documents; those with ``known`` ones are asked."""
+        allowed = self._shards.allowed(asked.allowed)
+        if self._routes is None:
+            return allowed
+        wanted = self._routes.shards(vector_V, asked.allowed) | known
+        return {shard: own for shard, own in allowed.items() if shard in wanted}
+
+    def _numbers(self, words: FetchedWords) -> dict[int, Places]:
+        """Return the documents that words nominated, by the numbers of their shards."""
+        documents = np.unique(np.concatenate(words.nominees))
+        return {shard: own for shard, _, own in self._shards.placement.split_documents(documents)}
+
+    def _lists(
+        self, asked: NearestAsked, questions: Mapping[int, SearchAsked], found: Mapping[int, PartFound]
+    ) -> list[Places]:
+        """Return the documents that each index nominates; for more of them the chunks are searched again."""
+        placement = self._shards.placement
+        lists: list[Places] = []
+        if asked.num_documents is not None:
+            documents = {shard: part.documents for shard, part in found.items()}
+            lists.append(_nearest(documents, placement.documents_of, asked.num_documents))
+        if asked.num_chunks is None:
+            return lists
+        num_asked = asked.num_chunks
+
+        def search(num_hits: int) -> Int64[np.ndarray, "Q K"]:
+            parts = found
+            if num_hits > num_asked:
+                wider = {
+                    shard: replace(
+                        each, num_documents=None, num_chunks=num_hits, words=None, best=None, scores=None
+                    )
+                    for shard, each in questions.items()
+                }
+                parts = self._ask(wider)
+            chunks = {shard: part.chunks for shard, part in parts.items()}
+            return _nearest(chunks, placement.chunks_of, num_hits)[None]
+
+        lists += documents_of_best_chunks(
+            self._generation, search, self._num_chunks(asked.allowed), num_asked, asked.min_documents
+        )
+        return lists
+
+    def _ask(self, questions: Mapping[int, SearchAsked]) -> dict[int, PartFound]:
+        return self._shards.each("search", {shard: (each,) for shard, each in questions.items()})
+
     def _num_chunks(self, documents: Int64[np.ndarray, " A"] | None) -> int:
         if documents is None:
             return self._generation.num_chunks
         offsets = self._generation.chunk_offsets
         return int((offsets[documents + 1] - offsets[documents]).sum())
+
+
+def _nearest(
+    found: Mapping[int, Nearest | None], positions_of: Callable[[int, Places], Places], top_k: int
+) -> Places:
+    """Return the positions of the nearest vectors of several shards, best first, ties by position.
+
+    ``positions_of`` gives the positions of a shard's own numbers.
+    """
+    lists: list[tuple[Places, Float32[np.ndarray, " _"]]] = []
+    for shard, nearest in found.items():
+        assert nearest is not None, "an index that was asked"
+        is_found_K = nearest.positions_K != NO_POSITION
+        lists.append((positions_of(shard, nearest.positions_K[is_found_K]), nearest.scores_K[is_found_K]))
+    return best(lists, top_k)[0]

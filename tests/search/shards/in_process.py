@@ -9,19 +9,27 @@ from typing import Any
 
 from pipeline.index.generation import Generation
 from pipeline.search.served import MakeReader
+from pipeline.search.shards.fan_out import FanOut
 from pipeline.search.shards.held_parts import HeldParts
 from pipeline.search.shards.messages import Question
+from pipeline.search.shards.placement import Sharding
 from pipeline.search.shards.sharded_reader import ShardedReader
+from pipeline.types import PlaceBy
 
 
 class Shards:
-    """So many shards; ``asked`` are the methods they were asked for."""
+    """So many shards; ``asked`` are the methods they were asked for, ``rounds`` how often."""
 
-    def __init__(self, root: Path, num_shards: int) -> None:
+    def __init__(
+        self, root: Path, num_shards: int, place_by: PlaceBy = "order", route_clusters: int | None = None
+    ) -> None:
+        self.sharding = Sharding(num_shards=num_shards, place_by=place_by, route_clusters=route_clusters)
         self.held = [HeldParts(root) for _ in range(num_shards)]
         self.asked: list[str] = []
+        self.rounds = 0
 
     def ask(self, questions: Sequence[Question]) -> list[Any]:
+        self.rounds += 1
         self.asked += [question.method for question in questions]
         return [
             pickle.loads(
@@ -35,8 +43,8 @@ class Shards:
         ]
 
     def reader(self, generation: Generation) -> ShardedReader:
-        return ShardedReader(generation, len(self.held), self.ask)
+        return ShardedReader(generation, FanOut(generation, self.sharding, self.ask))
 
 
-def shards_of(root: Path, num_shards: int) -> MakeReader:
-    return Shards(root, num_shards).reader
+def shards_of(root: Path, num_shards: int, place_by: PlaceBy = "order") -> MakeReader:
+    return Shards(root, num_shards, place_by).reader

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,16 @@ from jobs.build_index import build_index
 from pipeline import Collection, open_collection
 from pipeline.collection import load_query_encoder
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
-from pipeline.errors import CairnError
+from pipeline.errors import CairnError, StorageError
 from pipeline.index import tiers
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.part import part_of
 from pipeline.search.searcher import Searcher
-from pipeline.search.shards.fan_out import document_bounds
+from pipeline.search.shards.fan_out import FanOut
+from pipeline.search.shards.placement import Placement, cut_points
 from pipeline.search_options import SearchOptions
+from pipeline.types import PlaceBy
 from tests.search.shards.in_process import Shards, shards_of
 
 QUERIES = ("granite basalt", "stone3 slate slate marble", "title 7", "nothing of this", "é flint chert tuff")
@@ -79,11 +80,17 @@ options = st.fixed_dictionaries(
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(num_shards=st.integers(1, 4), query=st.sampled_from(QUERIES), asked=options)
+@given(
+    num_shards=st.integers(1, 4),
+    place_by=st.sampled_from(["order", "cluster"]),
+    query=st.sampled_from(QUERIES),
+    asked=options,
+)
 def test_search_of_any_shards_equals_that_of_one_process(
     split_layout: CollectionLayout,
     make_encoder: Callable[[], Any],
     num_shards: int,
+    place_by: PlaceBy,
     query: str,
     asked: dict[str, Any],
 ) -> None:
@@ -93,7 +100,7 @@ def test_search_of_any_shards_equals_that_of_one_process(
         except CairnError as error:
             return type(error), str(error)
 
-    assert answer(make_reader=shards_of(split_layout.root, num_shards)) == answer()
+    assert answer(make_reader=shards_of(split_layout.root, num_shards, place_by)) == answer()
 
 
 @pytest.mark.parametrize("num_shards", [2, 3])
@@ -103,6 +110,26 @@ def test_batch_of_shards_equals_that_of_one_process(
     sharded = Searcher(split_layout, make_encoder(), make_reader=shards_of(split_layout.root, num_shards))
     whole = Searcher(split_layout, make_encoder())
     assert sharded.answer(QUERIES, SearchOptions()) == whole.answer(QUERIES, SearchOptions())
+
+
+@pytest.mark.parametrize("asked", [{}, {"hybrid": False, "granularity": "chunk"}, {"max_characters": 400}])
+def test_search_asks_every_shard_once(
+    split_layout: CollectionLayout, make_encoder: Callable[[], Any], asked: dict[str, Any]
+) -> None:
+    shards = Shards(split_layout.root, 3)
+    searcher = Searcher(split_layout, make_encoder(), make_reader=shards.reader)
+    shards.asked.clear()
+    searcher.search("granite basalt", **asked)
+    assert shards.asked == ["search"] * 3
+
+
+def test_part_that_was_placed_otherwise_is_refused(split_layout: CollectionLayout) -> None:
+    shards = Shards(split_layout.root, 2)
+    key = FanOut(open_generation(split_layout), shards.sharding, shards.ask).keys[0]
+    nothing = np.empty(0, np.int64)
+    assert len(shards.held[0].answer(key, "chunk_vectors", (nothing,))) == 0
+    with pytest.raises(StorageError, match="must be the same for every process"):
+        shards.held[0].answer(key._replace(place_by="cluster"), "chunk_vectors", (nothing,))
 
 
 def test_more_shards_than_documents_leaves_some_out(
@@ -116,22 +143,35 @@ def test_more_shards_than_documents_leaves_some_out(
 
 def test_shards_have_about_as_many_chunks_each() -> None:
     offsets = np.concatenate([[0], np.cumsum(np.random.default_rng(0).integers(1, 9, 1_000))])
-    bounds = document_bounds(offsets, 4)
+    bounds = cut_points(offsets, np.arange(1_001), 4)
     chunks = np.diff(offsets[bounds])
     assert (bounds[0], bounds[-1], len(bounds)) == (0, 1_000, 5)
     assert chunks.max() - chunks.min() <= 16
 
 
+def test_cuts_move_to_the_end_of_a_near_cluster_and_split_a_big_one() -> None:
+    offsets = np.arange(0, 2_001, 2)
+    assert cut_points(offsets, np.array([0, 280, 480, 760, 1_000]), 4).tolist() == [0, 280, 480, 760, 1_000]
+    assert cut_points(offsets, np.array([0, 20, 980, 1_000]), 4).tolist() == [0, 250, 500, 750, 1_000]
+
+
 def test_parts_hold_every_row_once(split_layout: CollectionLayout) -> None:
     generation = open_generation(split_layout)
     num_documents = generation.num_documents
-    bounds = [0, 7, 39, 50, num_documents]
-    parts = [part_of(generation, first, end) for first, end in pairwise(bounds)]
-    doc_ids = pa.concat_arrays([part.doc_ids for part in parts])
-    assert doc_ids.equals(generation.doc_ids)
-    vectors = [part.chunks.reconstruct(np.arange(part.num_chunks)) for part in parts]
+    owner_N = np.random.default_rng(0).integers(0, 3, num_documents)
+    placement = Placement(generation, [np.flatnonzero(owner_N == shard) for shard in range(3)])
     expected = generation.chunks.reconstruct(np.arange(generation.num_chunks))
-    np.testing.assert_array_equal(np.concatenate(vectors), expected)
+    seen = np.zeros(generation.num_chunks, np.int64)
+    for shard, documents in enumerate(placement.documents):
+        part = part_of(generation, documents)
+        assert part.doc_ids.equals(generation.doc_ids.take(pa.array(documents)))
+        numbers = np.arange(part.num_chunks)
+        chunks = placement.chunks_of(shard, numbers)
+        np.testing.assert_array_equal(part.chunks.reconstruct(numbers), expected[chunks])
+        [(owner, _, found)] = placement.split_chunks(chunks)
+        assert (owner, found.tolist()) == (shard, numbers.tolist())
+        seen[chunks] += 1
+    assert np.all(seen == 1)
 
 
 @pytest.fixture

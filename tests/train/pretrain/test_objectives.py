@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 
-from pipeline.model.families.m3bert import NO_LABEL, M3Bert, M3BertConfig
 from pipeline.model.folders.checkpoint import read_checkpoint
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.pretrain.decoder import EnhancedDecoder, sampled_visibility
 from pipeline.train.pretrain.masking import masked, vocabulary_of
 from pipeline.train.pretrain.objectives import OBJECTIVES, MaskedPart, PretrainHeads, _generator
 from pipeline.train.pretrain.settings import PretrainConfig
+from tests.m3bert_reference import states_by_layer
 from tests.train.families import tiny_new
 
 SCORED = 0.3
@@ -37,62 +39,55 @@ def part_of(stream: Any, folder: Path, step: int = 0) -> MaskedPart:
     )
 
 
-def m3bert_of(folder: Path) -> tuple[LandmarkEncoder, M3Bert]:
-    """One model twice: as training runs it, and as the paper's plain module with padded rows."""
+def m3bert_of(folder: Path) -> tuple[LandmarkEncoder, PretrainHeads]:
     model = LandmarkEncoder(tiny_new("m3bert", folder))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter *= 4.0
-    vocab_size = len(model.token_table)
-    plain = M3Bert(
-        M3BertConfig(
-            vocab_size=vocab_size,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=48,
-            max_position_embeddings=96,
-            matryoshka_layers=(1, 2),
-            matryoshka_dims=(4, 16, 32),
-        )
-    )
-    tensors = model.published_tensors()
-    own = {name: tensors[name] for name in plain.state_dict() if name in tensors}
-    bias = torch.randn(vocab_size, generator=torch.Generator().manual_seed(0))
-    head = {"mlm_head.weight": tensors["embed_tokens.weight"].T, "mlm_head.bias": bias}
-    plain.load_state_dict({**own, **head})
-    model.objective = PretrainHeads(bias.clone(), None)
-    return model, plain
+    bias = torch.randn(len(model.token_table), generator=torch.Generator().manual_seed(0))
+    return model, PretrainHeads(bias, None)
+
+
+def total_written_out(
+    weights: Mapping[str, torch.Tensor], bias: torch.Tensor, part: MaskedPart, widths: tuple[int, ...]
+) -> dict[tuple[int, int], torch.Tensor]:
+    """m³BERT's L_MLM of each layer and width, row by row and word by word."""
+    losses: dict[tuple[int, int], list[torch.Tensor]] = {}
+    ends = np.cumsum(part.plain.rows.lengths_B)
+    for start, end in zip(ends - part.plain.rows.lengths_B, ends, strict=True):
+        ids = torch.from_numpy(part.hidden.rows.ids_N[start:end].astype(np.int64))
+        states = states_by_layer(weights, ids, num_heads=4, theta=10_000.0)
+        for place in part.scored_K[(part.scored_K >= start) & (part.scored_K < end)]:
+            for layer, width in itertools.product((1, 2), widths):
+                head = weights["embed_tokens.weight"].T[:width]
+                shares = (states[layer - 1][place - start, :width] @ head + bias).softmax(0)
+                loss = -shares[part.plain.rows.ids_N[place]].log()
+                losses.setdefault((layer, width), []).append(loss)
+    return {exit_: torch.stack(of_words).mean() for exit_, of_words in losses.items()}
 
 
 def test_mlm_over_layers_and_widths_equals_the_papers_total_and_its_gradient(
     make_stream: Any, tiny_model_folder: Path
 ):
-    model, plain = m3bert_of(tiny_model_folder)
+    model, heads = m3bert_of(tiny_model_folder)
     part = part_of(make_stream(), tiny_model_folder)
-    config = PretrainConfig(steps=1, matryoshka_layers=(1, 2), matryoshka_dims=(4, 16, 32))
-    rows = part.plain.rows
-    shape = (len(rows), int(rows.lengths_B.max()))
-    ids, labels = np.zeros(shape, np.int64), np.full(shape, NO_LABEL)
-    ends = np.cumsum(rows.lengths_B)
-    for row, (start, end) in enumerate(zip(ends - rows.lengths_B, ends, strict=True)):
-        ids[row, : end - start] = part.hidden.rows.ids_N[start:end]
-        places = part.scored_K[(part.scored_K >= start) & (part.scored_K < end)]
-        labels[row, places - start] = rows.ids_N[places]
-    losses = plain.mlm_losses(*map(torch.from_numpy, (ids, rows.lengths_B, labels)))
+    weights = {name: tensor.clone().requires_grad_() for name, tensor in model.published_tensors().items()}
+    bias, widths = heads.bias.detach().clone().requires_grad_(), (4, 16, 32)
+    losses = total_written_out(weights, bias, part, widths)
     total = torch.stack(list(losses.values())).sum()
     total.backward()
-    assert isinstance(model.objective, PretrainHeads)
-    terms = OBJECTIVES["mlm"](model, model.objective, part, config)
+    config = PretrainConfig(steps=1, matryoshka_layers=(1, 2), matryoshka_dims=widths)
+    terms = OBJECTIVES["mlm"](model, heads, part, config)
     terms["mlm"].backward()
     assert terms["mlm"].item() == pytest.approx(total.item(), rel=1e-5)
     for (layer, width), loss in losses.items():
         assert terms[f"mlm/{layer}/{width}"].item() == pytest.approx(loss.item(), rel=1e-5)
-    table = plain.embed_tokens.weight.grad + plain.mlm_head.weight.grad.T
-    assert torch.allclose(model.token_table.grad, table, atol=1e-5)
-    for name, parameter in plain.named_parameters():
-        if name.startswith(("layers.", "norm.")):
-            assert torch.allclose(model.get_parameter(name).grad, parameter.grad, atol=1e-5), name
+    assert torch.allclose(heads.bias.grad, bias.grad, atol=1e-5)
+    for name, weight in weights.items():
+        if weight.grad is not None:
+            difference = (model.get_parameter(name).grad - weight.grad).abs().max()
+            assert difference <= 1e-5 * max(1.0, float(weight.grad.abs().max())), name
+    assert sum(weight.grad is not None for weight in weights.values()) == 2 + 9 * 2
 
 
 def test_retromae_equals_encoder_loss_plus_every_word_rebuilt_from_the_landmarks(

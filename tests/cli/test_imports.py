@@ -1,0 +1,68 @@
+"""What a command imports, and what it says where FAISS is not installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WITHOUT_FAISS = "import sys; sys.modules['faiss'] = None; "
+"""What makes ``import faiss`` fail as if there were none."""
+
+
+def run_python(program: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'pipeline/alias')!r}]; "
+    command = [sys.executable, "-c", path + program, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status",),
+        ("search", "x", "--collection", "c"),
+        ("evaluate", "."),
+        ("ingest", ".", "--collection", "c"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_command_without_faiss_is_one_sentence(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = run_python(WITHOUT_FAISS + "from cli.main import main; main()", tmp_path, *arguments)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: an index must have the package faiss-cpu or faiss-gpu, got none; install it with "
+        "`pip install 'cairn-retrieval[cpu]'`\n"
+    )
+
+
+def test_the_library_without_faiss_names_the_extra(tmp_path: Path) -> None:
+    program = WITHOUT_FAISS + (
+        "import cairn\ntry:\n    cairn.open_collection\nexcept cairn.CairnError as error:\n    print(error)"
+    )
+    done = run_python(program, tmp_path)
+    assert done.stdout.startswith("an index must have the package faiss-cpu or faiss-gpu")
+    assert done.stdout.endswith("`pip install 'cairn-retrieval[cpu]'`\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (("status",), {"torch", "transformers", "lance", "lancedb", "ray"}),
+        (("keys", "list"), {"torch", "transformers", "lance", "lancedb", "ray", "faiss", "pyarrow"}),
+        (("jobs", "--help"), {"torch", "transformers", "lance", "lancedb", "ray", "faiss", "pyarrow"}),
+    ],
+    ids=["status", "keys", "jobs"],
+)
+def test_a_command_that_encodes_nothing_imports_no_heavy_library(
+    arguments: tuple[str, ...], heavy: set[str], tmp_path: Path
+) -> None:
+    program = (
+        "from cli.main import cairn, run; run(cairn, sys.argv[1:], 'cairn'); print('imported', *sys.modules)"
+    )
+    done = run_python(program, tmp_path, *arguments)
+    *_, imported = done.stdout.splitlines()
+    assert imported.startswith("imported "), done.stderr
+    assert heavy & set(imported.split()) == set()
