@@ -1,0 +1,169 @@
+"""Small experiments on pretraining: the claims of m³BERT and of RetroMAE with landmarks, on Python's
+documentation.
+
+A model of 4 layers of 128 dimensions and a vocabulary of 4,096, made of the same text, with one thread.
+Seconds of training show a direction at most: figures are means over seeds, and the second has a bootstrap
+interval of its paired difference over queries.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from pipeline.config import EncoderConfig
+from pipeline.corpus.sample import write_sample
+from pipeline.encode.documents import DocumentEncoder
+from pipeline.model.folders.checkpoint import read_checkpoint
+from pipeline.model.folders.encoder_folder import save_encoder_folder
+from pipeline.model.folders.model_defaults import encoder_config
+from pipeline.model.folders.names import model_folder
+from pipeline.train.log import read_log
+from pipeline.train.new_weights import new_checkpoint
+from pipeline.train.pretrain.loop import pretrain
+from pipeline.train.pretrain.settings import PretrainConfig
+
+pytestmark = pytest.mark.bench
+
+SEEDS, STEPS, ROWS, TOKENS = (0, 1), 60, 8, 128
+LAYERS, WIDTHS = (2, 4), (16, 32, 128)
+NUM_DOCUMENTS, DOCUMENT_CHARACTERS, QUERY_CHARACTERS = 100, 4_000, 200
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SIZES = {
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 344,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return the documents of the sample corpus."""
+    folder = tmp_path_factory.mktemp("sample")
+    write_sample(folder)
+    torch.set_num_threads(1)
+    return [
+        text
+        for path in sorted(folder.glob("*.parquet"))
+        for text in pq.read_table(path, columns=["text"]).column("text").to_pylist()
+    ]
+
+
+@pytest.fixture(scope="module")
+def source(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def new_model(folder: Path, model_type: str, texts: list[str], seed: int) -> Path:
+    """Write new weights behind a tokenizer made of the texts."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.train_from_iterator(
+        texts, trainers.WordPieceTrainer(vocab_size=4_096, special_tokens=SPECIAL, show_progress=False)
+    )
+    (folder / "tokenizer").mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
+    like = replace(
+        read_checkpoint(model_folder("all-MiniLM-L6-v2")),
+        folder=folder / "tokenizer", tokenizer=tokenizer, cls_id=2, landmark_id=3, pad_id=0,
+    )  # fmt: skip
+    checkpoint = new_checkpoint({"model_type": model_type, **SIZES}, like, seed=seed)
+    save_encoder_folder(folder / "model", checkpoint, EncoderConfig())
+    return folder / "model"
+
+
+def run(source: Path, folder: Path, base: Path, seed: int, **settings: Any) -> Path:
+    config: dict[str, Any] = {
+        "steps": STEPS, "batch_rows": ROWS, "max_tokens": TOKENS, "heldout_rows": 32, "peak_lr": 2e-3,
+        "evaluate_every": STEPS, "checkpoint_every": STEPS, "precision": "fp32", "seed": seed,
+    }  # fmt: skip
+    pretrain([source], folder, PretrainConfig(**{**config, **settings}), base=str(base))
+    return folder / "model"
+
+
+def exits_of(folder: Path, step: int) -> dict[str, float]:
+    """Return the held-out cross entropy by layer and width."""
+    record = next(r for r in read_log(folder / "log.jsonl") if "heldout_terms" in r and r["step"] == step)
+    return {name: value for name, value in record["heldout_terms"].items() if "/" in name}
+
+
+def test_bench_m3bert_exits_of_joint_pretraining_against_those_of_the_last_alone(
+    texts: list[str], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: dict[str, list[Mapping[str, float]]] = {"joint": [], "last alone": []}
+    exits: dict[str, Any] = {"matryoshka_layers": LAYERS, "matryoshka_dims": WIDTHS}
+    for seed in SEEDS:
+        base = new_model(tmp_path / f"base{seed}", "m3bert", texts, seed)
+        run(source, tmp_path / f"joint{seed}", base, seed, **exits)
+        found["joint"].append(exits_of(tmp_path / f"joint{seed}", STEPS))
+        plain = run(source, tmp_path / f"plain{seed}", base, seed)
+        run(source, tmp_path / f"again{seed}", plain, seed, steps=1, evaluate_every=1, **exits)
+        found["last alone"].append(exits_of(tmp_path / f"again{seed}", 0))
+    lines = [
+        f"{name:10} " + "  ".join(
+            f"{layer}/{width} {np.mean(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+            for layer, width in itertools.product(LAYERS, WIDTHS)
+            for values in [[terms[f"mlm/{layer}/{width}"] for terms in of_seeds]]
+        )
+        for name, of_seeds in found.items()
+    ]  # fmt: skip
+    with capsys.disabled():
+        print("\nheld-out cross entropy by layer/width, mean (range over seeds)", *lines, sep="\n")
+    smallest = f"mlm/{LAYERS[0]}/{WIDTHS[0]}"
+    pairs = zip(found["joint"], found["last alone"], strict=True)
+    assert all(joint[smallest] < alone[smallest] for joint, alone in pairs)
+
+
+def ranks_of(folder: Path, documents: list[str], queries: list[str]) -> np.ndarray:
+    """Return the rank of each query's document, by the mean of a document's landmarks."""
+    config = encoder_config({"model": str(folder), "window_tokens": TOKENS, "window_overlap_tokens": 0})
+    encoder = DocumentEncoder(replace(config, precision="fp32", landmark_interval=32))
+    scores_QN = encoder.encode_queries(queries) @ encoder.encode(documents).document_vectors_NV.T
+    return 1 + (scores_QN > np.diag(scores_QN)[:, None]).sum(1)
+
+
+def test_bench_retromae_with_landmarks_against_masked_words_and_no_pretraining(
+    texts: list[str], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = [text[:DOCUMENT_CHARACTERS] for text in texts if len(text) >= DOCUMENT_CHARACTERS][:NUM_DOCUMENTS]
+    start = DOCUMENT_CHARACTERS // 2
+    queries = [text[start : start + QUERY_CHARACTERS] for text in long]
+    documents = [text[:start] + text[start + QUERY_CHARACTERS :] for text in long]
+    reciprocal: dict[str, list[np.ndarray]] = {}
+    for seed in SEEDS:
+        base = new_model(tmp_path / f"base{seed}", "bert", texts, seed)
+        intervals = {"landmark_intervals": (16, 32, 64)}
+        folders = {
+            "masked words": run(source, tmp_path / f"mlm{seed}", base, seed, mask_share=0.3, **intervals),
+            "RetroMAE": run(source, tmp_path / f"r{seed}", base, seed, objective="retromae", **intervals),
+        }
+        untrained = {"steps": 1, "peak_lr": 1e-12, **intervals}
+        folders["none"] = run(source, tmp_path / f"none{seed}", base, seed, **untrained)
+        for name, folder in folders.items():
+            reciprocal.setdefault(name, []).append(1.0 / ranks_of(folder, documents, queries))
+    scores = {name: np.stack(of_seeds).mean(0) for name, of_seeds in reciprocal.items()}
+    generator = np.random.default_rng(0)
+    draws = generator.integers(0, len(long), (10_000, len(long)))
+    with capsys.disabled():
+        for name, values in scores.items():
+            print(f"\n{name}: MRR {values.mean():.3f}", end="")
+            if name != "RetroMAE":
+                low, high = np.quantile((scores["RetroMAE"] - values)[draws].mean(1), [0.025, 0.975])
+                print(f"; RetroMAE above it by {low:+.3f} to {high:+.3f}", end="")
+        print()
+    assert scores["RetroMAE"].mean() > scores["none"].mean()
