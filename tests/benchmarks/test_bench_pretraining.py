@@ -35,7 +35,7 @@ from pipeline.train.pretrain.settings import PretrainConfig
 
 pytestmark = pytest.mark.bench
 
-SEEDS, STEPS, ROWS, TOKENS = (0, 1), 60, 8, 128
+SEEDS, STEPS, ROWS, TOKENS = (0, 1), 40, 8, 128
 LAYERS, WIDTHS = (2, 4), (16, 32, 128)
 NUM_DOCUMENTS, DOCUMENT_CHARACTERS, QUERY_CHARACTERS = 100, 4_000, 200
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
