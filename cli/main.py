@@ -43,6 +43,8 @@ _VERBS = {
     "train-mixer": "Train what mixes title, document and context into a model's landmarks, on your own "
     "pairs.",
     "train-late": "Train the token projection of a model's late interaction, on your own pairs.",
+    "compress": "Prune and quantise a model, and measure what that costs.",
+    "distill": "Let a smaller model follow a larger one on plain texts.",
     "schedule": "Run ingests at the times of cron expressions.",
     "submit": "Run a job from a file on a Ray cluster, and follow it.",
     "jobs": "List the jobs of a Ray cluster.",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.judged_sets import dev_scorer
 from cli.options import COUNT, NamedPath, add_options, chosen, given
 from cli.settings import json_option
 from cli.terminal import ProgressBars, duration, table, thousands
@@ -134,20 +135,14 @@ def _scorer(
             if name in set_options:
                 raise ConfigError(f"{name} must go with dev sets, got none; name them with --dev")
         return None
-    from pipeline.evaluate.dev_scores import DevScorer
-    from pipeline.evaluate.retrieval_set import read_retrieval_set, sample_set
-
-    sets = [
-        sample_set(
-            read_retrieval_set(folder), max_queries=max_queries, max_documents=max_documents, seed=config.seed
-        )
-        for folder in folders
-    ]
-    for judged in sets:
-        if judged.skipped:
-            counted = ", ".join(f"{count} {reason}" for reason, count in judged.skipped.items())
-            click.echo(f"warning: left out of {judged.name}: {counted}", err=True)
-    return DevScorer(sets, precision=config.precision, progress=progress)
+    return dev_scorer(
+        folders,
+        max_queries=max_queries,
+        max_documents=max_documents,
+        seed=config.seed,
+        precision=config.precision,
+        progress=progress,
+    )
 
 
 def report_rows(report: dict[str, Any]) -> list[tuple[str, str]]:

@@ -9,5 +9,6 @@
 starts commands by the clock, ``configs`` has a file for each job. Only this package knows how work is spread
 over processes and machines; the stages it calls are in ``pipeline``.
 
-Import from the modules: ``build_index``, ``recontextualise``, ``plan_index``, ``train_encoder``.
+Import from the modules: ``build_index``, ``recontextualise``, ``plan_index``, ``train_encoder``,
+``compress_model``, ``distill_encoder``.
 """

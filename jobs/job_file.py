@@ -12,8 +12,10 @@
     landmark_interval = 64
 
 ``train_encoder`` has sources or documents, output, base and judged instead, and its settings under
-``[train]``; ``pretrain_encoder`` has sources, output, base and from_config, and ``[pretrain]``. Relative
-paths start from the working folder. ``jobs/configs`` has files of every job.
+``[train]``; ``pretrain_encoder`` has sources, output, base and from_config, and ``[pretrain]``;
+``compress_model`` has texts, output, model and judged, and ``[compress]``; ``distill_encoder`` has teacher,
+student, texts and output, and ``[distill]``. Relative paths start from the working folder. ``jobs/configs``
+has files of every job.
 """
 
 from __future__ import annotations
@@ -32,7 +34,14 @@ from pipeline.errors import ConfigError
 
 IngestJobName = Literal["cluster_corpus", "encode_corpus", "write_index", "build_index"]
 JobName = Literal[
-    "cluster_corpus", "encode_corpus", "write_index", "build_index", "train_encoder", "pretrain_encoder"
+    "cluster_corpus",
+    "encode_corpus",
+    "write_index",
+    "build_index",
+    "train_encoder",
+    "pretrain_encoder",
+    "compress_model",
+    "distill_encoder",
 ]
 JOBS: Final[tuple[str, ...]] = get_args(JobName)
 
@@ -102,7 +111,45 @@ class PretrainJob:
         return Path(self.output).name
 
 
-def read_job(path: Path) -> IngestJob | TrainJob | PretrainJob:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompressJob:
+    """A compression; ``settings`` are those of :class:`pipeline.compress.settings.CompressConfig`."""
+
+    job: Literal["compress_model"]
+    output: str
+    texts: tuple[str, ...]
+    model: str = BASE_MODEL
+    judged: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    cpus: float = 0
+    gpus: float = 0
+
+    @property
+    def subject(self) -> str:
+        """What the job works on, for its name."""
+        return Path(self.output).name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistillJob:
+    """A distillation; ``settings`` are those of :class:`pipeline.train.distill.settings.DistillConfig`."""
+
+    job: Literal["distill_encoder"]
+    teacher: str
+    student: str
+    texts: tuple[str, ...]
+    output: str
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    cpus: float = 0
+    gpus: float = 0
+
+    @property
+    def subject(self) -> str:
+        """What the job works on, for its name."""
+        return Path(self.output).name
+
+
+def read_job(path: Path) -> IngestJob | TrainJob | PretrainJob | CompressJob | DistillJob:
     """Read a job; raise :class:`ConfigError` for a file that is no job and for an unknown key or value."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -125,6 +172,16 @@ def read_job(path: Path) -> IngestJob | TrainJob | PretrainJob:
         known = {"output": str, "sources": list, "base": str, "from_config": str}
         values = _checked(path, content, known, required=("output", "sources"))
         return PretrainJob(job="pretrain_encoder", settings=settings, **values, **resources)
+    if name == "compress_model":
+        settings = _settings(path, content, "compress")
+        known = {"output": str, "texts": list, "model": str, "judged": list}
+        values = _checked(path, content, known, required=("output", "texts"))
+        return CompressJob(job="compress_model", settings=settings, **values, **resources)
+    if name == "distill_encoder":
+        settings = _settings(path, content, "distill")
+        known = {"teacher": str, "student": str, "texts": list, "output": str}
+        values = _checked(path, content, known, required=tuple(known))
+        return DistillJob(job="distill_encoder", settings=settings, **values, **resources)
     kinds: Mapping[str, Any] = {item.name: object for item in fields(EngineConfig)}
     engine = _table(path, content, "engine", kinds)
     stages = {

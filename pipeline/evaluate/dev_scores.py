@@ -9,12 +9,12 @@ says the whole table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from pipeline.config import ContextConfig, Precision
+from pipeline.config import Backend, ContextConfig, Precision
 from pipeline.evaluate.bench import primary_measures, run_bench
 from pipeline.evaluate.encoding_cache import text_digest
 from pipeline.evaluate.measures import require_measures
@@ -36,12 +36,13 @@ class DevScorer:
         sets: Sequence[RetrievalSet],
         *,
         precision: Precision = "auto",
+        backend: Backend = "torch",
         progress: ProgressListener = silent_progress,
     ) -> None:
         require_measures()
         require_distinct_names(sets)
         self._sets = sets
-        self._precision: Precision = precision
+        self._machine: Mapping[str, str] = {"precision": precision, "backend": backend}
         self._progress = progress
 
     @property
@@ -51,7 +52,7 @@ class DevScorer:
 
     def score(self, model_folder: Path) -> ModelScores:
         """Score a model folder; measures are named ``set/measure``."""
-        config = encoder_config({"model": str(model_folder), "precision": self._precision})
+        config = encoder_config({"model": str(model_folder), **self._machine})
         system = next(system for system in configured_systems(config) if system.ranking == RANKING)
         context = context_config(str(model_folder), {})
         found = {judged.name: self._means(judged, system, context) for judged in self._sets}

@@ -47,8 +47,13 @@ def test_use_is_a_command_that_parses_or_a_module_that_exists(row: list[str]) ->
             assert (ROOT / use).exists(), use
         else:
             verb, _, rest = use.removeprefix("cairn ").partition(" ")
-            sources = {"ingest": "texts/ --collection texts", "train": "pairs.jsonl --output run"}
-            sources["pretrain"] = "texts.jsonl --output run"
+            sources = {
+                "ingest": "texts/ --collection texts",
+                "train": "pairs.jsonl --output run",
+                "pretrain": "texts.jsonl --output run",
+                "compress": "all-MiniLM-L6-v2 --texts texts/ --output small",
+                "distill": "all-MiniLM-L6-v2 small --texts texts/ --output run",
+            }
             parse(f"cairn {verb} {sources.get(verb, '')} {rest}")
 
 

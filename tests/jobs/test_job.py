@@ -18,6 +18,8 @@ import pytest
 
 from jobs.build_index import build_index
 from jobs.cluster_corpus import cluster_corpus
+from jobs.compress_model import compress_model
+from jobs.distill_encoder import distill_encoder
 from jobs.encode_corpus import encode_corpus
 from jobs.job import ingest_job, main
 from jobs.job_file import JOBS, PretrainJob, TrainJob, read_job
@@ -38,6 +40,8 @@ RUN = {
     "write_index": ingest_job(write_index),
     "train_encoder": train_encoder,
     "pretrain_encoder": pretrain_encoder,
+    "compress_model": compress_model,
+    "distill_encoder": distill_encoder,
 }
 RECIPES = {
     "train_default": "train_encoder",
@@ -266,6 +270,57 @@ def test_train_encoder_setting_of_another_type_is_refused_before_torch_is_loaded
         "2 False\n",
         "error: [train] steps must be a whole number of at least 1, got 'two'\n",
     )
+
+
+def test_compress_model_and_distill_encoder_make_models(folder: Path, run: Any, tiny_model_folder: Path):
+    words = ["the", "old", "cat", "sat", "on", "a", "mat", "by", "river", "stone", "and", "path"]
+    texts = [" ".join(words[start:] + words[:start]) for start in range(len(words))]
+    pq.write_table(pa.table({"text": texts}), folder / "texts.parquet")
+    (folder / "compress.toml").write_text(
+        f'job = "compress_model"\nmodel = "{tiny_model_folder}"\ntexts = ["texts.parquet"]\n'
+        'output = "small"\n[compress]\nlayers = 1\n'
+    )
+    code, report, error = run("compress_model", str(folder / "compress.toml"))
+    assert (code, error.partition("error")[1]) == (0, "")
+    assert [step["layers"] for step in report["steps"]] == [2, 1]
+    (folder / "distill.toml").write_text(
+        f'job = "distill_encoder"\nteacher = "{tiny_model_folder}"\nstudent = "small"\n'
+        'texts = ["texts.parquet"]\noutput = "run"\n[distill]\nsteps = 2\nbatch_texts = 4\n'
+        "heldout_texts = 2\nmax_tokens = 20\nprecision = 'fp32'\n"
+    )
+    code, report, error = run("distill_encoder", str(folder / "distill.toml"))
+    assert (code, error.partition("error")[1]) == (0, "")
+    assert report["follows"] == "both"
+    assert (folder / "run" / "model" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("job", "text", "sentence"),
+    [
+        (
+            "compress_model",
+            'texts = ["a"]\noutput = "b"\n[compress]\nlayer = 2',
+            "[compress] must not have",
+        ),
+        (
+            "compress_model",
+            'texts = ["a"]\noutput = "b"\n[compress]\nlayers = 0',
+            "[compress] layers must be",
+        ),
+        (
+            "distill_encoder",
+            'teacher = "a"\nstudent = "b"\ntexts = ["a"]\noutput = "b"\n',
+            "[distill] steps must be given",
+        ),
+    ],
+)
+def test_settings_of_a_compression_that_are_wrong_are_refused(
+    folder: Path, run: Any, job: str, text: str, sentence: str
+):
+    (folder / "job.toml").write_text(f'job = "{job}"\n{text}')
+    code, _, error = run(job, str(folder / "job.toml"))
+    assert (code, error.count("\n")) == (2, 1)
+    assert error.startswith(f"error: {sentence}")
 
 
 def test_every_job_has_a_config_that_says_what_to_expect():

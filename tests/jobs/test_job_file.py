@@ -78,7 +78,7 @@ def test_job_of_a_training_holds_what_the_file_says(tmp_path: Path):
     [
         ("job = ", "a job must be a TOML file"),
         ('job = "bake"', ("job must be one of cluster_corpus, encode_corpus, write_index, build_index, "
-"train_encoder, got 'bake'")),
+"train_encoder, pretrain_encoder, compress_model, distill_encoder, got 'bake'")),
         ('job = "build_index"\nsources = ["a"]', "collection must be given"),
         (f"{INGEST}colour = 1", "must not have 'colour'; there are sources, collection, root, sync"),
         (f"{INGEST}sync = 1", "sync must be true or false, got 1"),

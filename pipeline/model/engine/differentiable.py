@@ -16,7 +16,7 @@ from jaxtyping import Float, Float32
 
 from pipeline.model.engine.layer import Activation
 from pipeline.model.engine.pattern import Shape
-from pipeline.model.engine.weights import Linear, Norm
+from pipeline.model.engine.weights import AnyLinear, Norm
 
 _Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -45,7 +45,7 @@ class DifferentiableOperations:
         """See :class:`LayerOperations`."""
         return norm(x)
 
-    def heads(self, qkv: Linear, x: torch.Tensor) -> _Heads:
+    def heads(self, qkv: AnyLinear, x: torch.Tensor) -> _Heads:
         """See :class:`LayerOperations`."""
         num_heads, num_keys = self._shape.num_heads, self._shape.num_key_value_heads
         heads = _project(qkv, x).unflatten(-1, (-1, self._shape.head_dim))
@@ -72,21 +72,21 @@ class DifferentiableOperations:
         """See :class:`LayerOperations`: all of them."""
         return x
 
-    def inner(self, up: Linear, activation: Activation, x: torch.Tensor) -> torch.Tensor:
+    def inner(self, up: AnyLinear, activation: Activation, x: torch.Tensor) -> torch.Tensor:
         """See :class:`LayerOperations`."""
         return _ACTIVATE[activation](_project(up, x))
 
-    def gated_inner(self, gate_up: Linear, activation: Activation, x: torch.Tensor) -> torch.Tensor:
+    def gated_inner(self, gate_up: AnyLinear, activation: Activation, x: torch.Tensor) -> torch.Tensor:
         """See :class:`LayerOperations`."""
         gate, up = _project(gate_up, x).chunk(2, dim=-1)
         return _ACTIVATE[activation](gate) * up
 
-    def add_projection(self, linear: Linear, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def add_projection(self, linear: AnyLinear, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """See :class:`LayerOperations`; a new tensor."""
         return residual + _project(linear, x)
 
 
-def _project(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+def _project(linear: AnyLinear, x: torch.Tensor) -> torch.Tensor:
     return F.linear(x, linear.weight, linear.bias)
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812 - the name torch documents
 
 from pipeline.model.engine.layer import Activation, Layer
 from pipeline.model.engine.pattern import Pattern, Shape
-from pipeline.model.engine.weights import Linear, Norm
+from pipeline.model.engine.weights import AnyLinear, Norm
 from pipeline.model.engine.workspace import Workspace
 
 _ACTIVATE: Final[Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]]] = {
@@ -62,7 +62,7 @@ class InPlaceOperations:
         """See :class:`LayerOperations`; a new tensor."""
         return norm(x_ND)
 
-    def heads(self, qkv: Linear, x_ND: torch.Tensor) -> torch.Tensor:
+    def heads(self, qkv: AnyLinear, x_ND: torch.Tensor) -> torch.Tensor:
         """See :class:`LayerOperations`; with the rows of zeros before and after that the pattern asks for."""
         heads = project(qkv, x_ND, self._workspace, "qkv")
         if any(self._margins):
@@ -105,43 +105,47 @@ class InPlaceOperations:
         """See :class:`LayerOperations`."""
         return self._pattern.text(x_ND) if self._drop_lead else x_ND
 
-    def inner(self, up: Linear, activation: Activation, x_ND: torch.Tensor) -> torch.Tensor:
+    def inner(self, up: AnyLinear, activation: Activation, x_ND: torch.Tensor) -> torch.Tensor:
         """See :class:`LayerOperations`."""
         return project(up, x_ND, self._workspace, "inner", activation)
 
-    def gated_inner(self, gate_up: Linear, activation: Activation, x_ND: torch.Tensor) -> torch.Tensor:
+    def gated_inner(self, gate_up: AnyLinear, activation: Activation, x_ND: torch.Tensor) -> torch.Tensor:
         """See :class:`LayerOperations`."""
         gate_NI, up_NI = project(gate_up, x_ND, self._workspace, "inner").chunk(2, dim=1)
         return _ACTIVATE[activation](gate_NI).mul_(up_NI)
 
-    def add_projection(self, linear: Linear, x_NE: torch.Tensor, residual_ND: torch.Tensor) -> torch.Tensor:
+    def add_projection(
+        self, linear: AnyLinear, x_NE: torch.Tensor, residual_ND: torch.Tensor
+    ) -> torch.Tensor:
         """See :class:`LayerOperations`."""
         return add_projection(linear, x_NE, residual_ND)
 
 
 def project(
-    linear: Linear,
+    linear: AnyLinear,
     x_ND: torch.Tensor,
     workspace: Workspace,
     purpose: str,
     activation: Activation | None = None,
 ) -> torch.Tensor:
     """Return the activated projection, in the workspace's memory unless oneDNN brings its own."""
-    if linear.weight.is_mkldnn:
+    weight = linear.weight
+    if weight.is_mkldnn:
         name, variant = _OF_ONEDNN[activation]
-        return torch.ops.mkldnn._linear_pointwise(x_ND, linear.weight, linear.bias, name, [], variant)
-    out = workspace.take(purpose, (x_ND.shape[0], linear.weight.shape[0]), x_ND.dtype)
+        return torch.ops.mkldnn._linear_pointwise(x_ND, weight, linear.bias, name, [], variant)
+    out = workspace.take(purpose, (x_ND.shape[0], weight.shape[0]), x_ND.dtype)
     if linear.bias is None:
-        torch.mm(x_ND, linear.weight.t(), out=out)
+        torch.mm(x_ND, weight.t(), out=out)
     else:
-        torch.addmm(linear.bias, x_ND, linear.weight.t(), out=out)
+        torch.addmm(linear.bias, x_ND, weight.t(), out=out)
     return out if activation is None else _ACTIVATE[activation](out)
 
 
-def add_projection(linear: Linear, x_NE: torch.Tensor, residual_ND: torch.Tensor) -> torch.Tensor:
+def add_projection(linear: AnyLinear, x_NE: torch.Tensor, residual_ND: torch.Tensor) -> torch.Tensor:
     """Return the projection added to ``residual``, which may be overwritten."""
-    if linear.weight.is_mkldnn:
-        return torch.ops.mkldnn._linear_pointwise.binary(x_NE, residual_ND, linear.weight, linear.bias, "add")
+    weight = linear.weight
+    if weight.is_mkldnn:
+        return torch.ops.mkldnn._linear_pointwise.binary(x_NE, residual_ND, weight, linear.bias, "add")
     if linear.bias is not None:
         residual_ND.add_(linear.bias)
-    return residual_ND.addmm_(x_NE, linear.weight.t())
+    return residual_ND.addmm_(x_NE, weight.t())

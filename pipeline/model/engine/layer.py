@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol, TypeVar, runtime_checkable
 
 from pipeline.errors import ModelError
-from pipeline.model.engine.weights import Linear, Norm
+from pipeline.model.engine.weights import AnyLinear, Norm
 
 Activation = Literal["gelu", "tanh_gelu", "relu", "silu"]
 
@@ -45,12 +45,12 @@ def activation_named(setting: str, name: str) -> Activation:
 class PlainMlp:
     """``down(act(up(x)))``."""
 
-    up: Linear
-    down: Linear
+    up: AnyLinear
+    down: AnyLinear
     activation: Activation
 
     @property
-    def linears(self) -> tuple[Linear, Linear]:
+    def linears(self) -> tuple[AnyLinear, AnyLinear]:
         """Return its projections."""
         return self.up, self.down
 
@@ -63,12 +63,12 @@ class PlainMlp:
 class GatedMlp:
     """``down(act(gate(x)) · up(x))``; ``gate_up`` holds the rows of the gate, then those of the factor."""
 
-    gate_up: Linear
-    down: Linear
+    gate_up: AnyLinear
+    down: AnyLinear
     activation: Activation
 
     @property
-    def linears(self) -> tuple[Linear, Linear]:
+    def linears(self) -> tuple[AnyLinear, AnyLinear]:
         """Return its projections."""
         return self.gate_up, self.down
 
@@ -86,8 +86,8 @@ class Layer:
     the embedding norm has normed the first layer's input.
     """
 
-    qkv: Linear
-    attention_output: Linear
+    qkv: AnyLinear
+    attention_output: AnyLinear
     attention_norm: Norm | None
     mlp: PlainMlp | GatedMlp
     mlp_norm: Norm
@@ -117,7 +117,7 @@ class LayerOperations(Protocol[State, Heads]):
         """Return normed states."""
         ...
 
-    def heads(self, qkv: Linear, x: State, /) -> Heads:
+    def heads(self, qkv: AnyLinear, x: State, /) -> Heads:
         """Project states to the heads of queries, keys and values."""
         ...
 
@@ -137,15 +137,15 @@ class LayerOperations(Protocol[State, Heads]):
         """Return the states of the tokens that go on after this layer's attention."""
         ...
 
-    def inner(self, up: Linear, activation: Activation, x: State, /) -> State:
+    def inner(self, up: AnyLinear, activation: Activation, x: State, /) -> State:
         """Return ``act(up(x))``."""
         ...
 
-    def gated_inner(self, gate_up: Linear, activation: Activation, x: State, /) -> State:
+    def gated_inner(self, gate_up: AnyLinear, activation: Activation, x: State, /) -> State:
         """Return ``act(gate(x)) · up(x)``."""
         ...
 
-    def add_projection(self, linear: Linear, x: State, residual: State, /) -> State:
+    def add_projection(self, linear: AnyLinear, x: State, residual: State, /) -> State:
         """Return the projection added to ``residual``, which may be overwritten."""
         ...
 

@@ -21,7 +21,7 @@ import torch
 from pipeline.model.engine.layer import Activation, Layer, run_layer
 from pipeline.model.engine.openvino_runtime import op, ov
 from pipeline.model.engine.pattern import Shape
-from pipeline.model.engine.weights import Linear, Norm
+from pipeline.model.engine.weights import AnyLinear, Linear, Norm
 
 KINDS: Final = {False: "global", True: "local"}
 """By ``is_local``: how the inputs of a kind of layer are named."""
@@ -84,7 +84,7 @@ class GraphOperations:
         """See :class:`LayerOperations`."""
         return _norm(norm, x)
 
-    def heads(self, qkv: Linear, x: Any) -> tuple[Any, Any, Any]:
+    def heads(self, qkv: AnyLinear, x: Any) -> tuple[Any, Any, Any]:
         """See :class:`LayerOperations`."""
         num_heads, num_kv, head_dim = (
             self._shape.num_heads,
@@ -140,21 +140,21 @@ class GraphOperations:
         """See :class:`LayerOperations`: all of them."""
         return x
 
-    def inner(self, up: Linear, activation: Activation, x: Any) -> Any:
+    def inner(self, up: AnyLinear, activation: Activation, x: Any) -> Any:
         """See :class:`LayerOperations`."""
         return _ACTIVATE[activation](self._project(up, x))
 
-    def gated_inner(self, gate_up: Linear, activation: Activation, x: Any) -> Any:
+    def gated_inner(self, gate_up: AnyLinear, activation: Activation, x: Any) -> Any:
         """See :class:`LayerOperations`."""
         inner = len(gate_up.weight) // 2
         gate, up = (self._project(_rows(gate_up, *part), x) for part in ((0, inner), (inner, 2 * inner)))
         return op.multiply(_ACTIVATE[activation](gate), up)
 
-    def add_projection(self, linear: Linear, x: Any, residual: Any) -> Any:
+    def add_projection(self, linear: AnyLinear, x: Any, residual: Any) -> Any:
         """See :class:`LayerOperations`."""
         return op.add(residual, self._project(linear, x))
 
-    def _project(self, linear: Linear, x: Any) -> Any:
+    def _project(self, linear: AnyLinear, x: Any) -> Any:
         product = op.matmul(x, self._weights(linear.weight), False, True)
         return product if linear.bias is None else op.add(product, _constant(linear.bias))
 
@@ -186,7 +186,7 @@ def _rotate(x: Any, cos: Any, sin: Any, head_dim: int) -> Any:
     return op.concat([*turned, rest] if head_dim > 2 * half else turned, -1)
 
 
-def _rows(linear: Linear, start: int, end: int) -> Linear:
+def _rows(linear: AnyLinear, start: int, end: int) -> Linear:
     return Linear(
         weight=linear.weight[start:end], bias=None if linear.bias is None else linear.bias[start:end]
     )

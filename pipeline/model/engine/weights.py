@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 
 from pipeline.errors import ModelError
+from pipeline.quantized_matrix import QuantizedMatrix, QuantizedTensors, stacked_matrices
 
 _HAS_ONEDNN: Final = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 """What torch's own compiler calls oneDNN by; builds for other processors have none."""
@@ -45,6 +46,30 @@ class Linear:
         return replace(self, weight=torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), None))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class QuantizedLinear:
+    """A projection whose weight stays quantised in memory and is made anew, in ``dtype``, for each product.
+
+    That costs little beside a product of a batch, and takes no memory beyond one matrix.
+    """
+
+    matrix: QuantizedMatrix
+    dtype: torch.dtype
+    bias: torch.Tensor | None = None
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Return the weight as a new tensor."""
+        return self.matrix.dequantized(self.dtype)
+
+    def packed(self) -> QuantizedLinear:
+        """Return it as it is."""
+        return self
+
+
+AnyLinear = Linear | QuantizedLinear
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Norm:
     """LayerNorm, or RMSNorm without a bias, over the last dimension."""
@@ -61,12 +86,15 @@ class Norm:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
 
 
-def stack_rows(linears: Sequence[Linear]) -> Linear:
+def stack_rows(linears: Sequence[AnyLinear]) -> AnyLinear:
     """Lay projections of one input one below the other, as one product."""
     biases = [linear.bias for linear in linears if linear.bias is not None]
-    return Linear(
-        weight=torch.cat([linear.weight for linear in linears]), bias=torch.cat(biases) if biases else None
-    )
+    bias = torch.cat(biases) if biases else None
+    quantized = [linear for linear in linears if isinstance(linear, QuantizedLinear)]
+    if len(quantized) == len(linears):
+        matrix = stacked_matrices([linear.matrix for linear in quantized])
+        return QuantizedLinear(matrix=matrix, dtype=quantized[0].dtype, bias=bias)
+    return Linear(weight=torch.cat([linear.weight for linear in linears]), bias=bias)
 
 
 def require_floats(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -161,10 +189,23 @@ class WeightReader:
                 "give the model_type they were made for"
             )
 
-    def linear(self, name: str, shape: tuple[int, int], dtype: torch.dtype, *, bias: bool) -> Linear:
-        """Return ``name.weight``, and ``name.bias`` when there is one."""
-        weight = self.read(f"{name}.weight", shape, dtype)
-        return Linear(weight=weight, bias=self.read(f"{name}.bias", shape[:1], dtype) if bias else None)
+    def linear(self, name: str, shape: tuple[int, int], dtype: torch.dtype, *, bias: bool) -> AnyLinear:
+        """Return ``name.weight``, quantised where the file has it so, and ``name.bias`` when there is one."""
+        bias_E = self.read(f"{name}.bias", shape[:1], dtype) if bias else None
+        matrix = self._quantized(f"{name}.weight", shape)
+        if matrix is not None:
+            return QuantizedLinear(matrix=matrix, dtype=dtype, bias=bias_E)
+        return Linear(weight=self.read(f"{name}.weight", shape, dtype), bias=bias_E)
+
+    def _quantized(self, name: str, shape: tuple[int, int]) -> QuantizedMatrix | None:
+        """Return a matrix as it is stored; None where it is not quantised or of another shape."""
+        if not isinstance(self._tensors, QuantizedTensors):
+            return None
+        matrix = self._tensors.matrices.get(self._prefix + name)
+        if matrix is None or matrix.shape != shape:
+            return None
+        self._read.add(self._prefix + name)
+        return matrix.to(self._device)
 
     def norm(
         self,

@@ -48,7 +48,7 @@ from tokenizers import Tokenizer
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.engine.pattern import Batch
 from pipeline.model.engine.transformer import Transformer
-from pipeline.model.engine.weights import Linear, WeightReader
+from pipeline.model.engine.weights import AnyLinear, WeightReader
 from pipeline.model.families.cde_checkpoint import StagedCheckpoint
 from pipeline.model.families.modernbert import read_modernbert
 from pipeline.model.families.nomic_bert import read_nomic_bert
@@ -69,8 +69,8 @@ _READERS: Final[Mapping[str, Callable[..., Transformer]]] = {
 class _Head:
     """Two projections with an activation between, in float32: it sees pooled vectors only."""
 
-    first: Linear
-    second: Linear
+    first: AnyLinear
+    second: AnyLinear
     activate: Callable[[torch.Tensor], torch.Tensor]
 
     def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from pipeline.model.engine.layer import GatedMlp, Layer, activation_named
 from pipeline.model.engine.pattern import Shape
 from pipeline.model.engine.rotary import RotaryTable, even_head_dim
 from pipeline.model.engine.transformer import Embedding, Transformer
-from pipeline.model.engine.weights import Linear, Norm, WeightReader, stack_rows
+from pipeline.model.engine.weights import AnyLinear, Linear, Norm, WeightReader, stack_rows
 from pipeline.model.families.rope_settings import read_rope
 from pipeline.model.folders.checkpoint import Checkpoint
 
@@ -150,7 +150,13 @@ def _read_native_layer(
 
 
 def _layer(
-    checkpoint: Checkpoint, *, qkv: Linear, output: Linear, norms: list[Norm], gate_up: Linear, down: Linear
+    checkpoint: Checkpoint,
+    *,
+    qkv: AnyLinear,
+    output: AnyLinear,
+    norms: list[Norm],
+    gate_up: AnyLinear,
+    down: AnyLinear,
 ) -> Layer:
     activation = str(checkpoint.config.get("hidden_act", "gelu"))
     return Layer(

@@ -21,7 +21,7 @@ from pipeline.model.engine.layer import ACTIVATIONS, GatedMlp, Layer
 from pipeline.model.engine.pattern import Shape
 from pipeline.model.engine.rotary import RotaryTable, even_head_dim
 from pipeline.model.engine.transformer import Embedding, Transformer
-from pipeline.model.engine.weights import Linear, WeightReader, stack_rows
+from pipeline.model.engine.weights import AnyLinear, WeightReader, stack_rows
 from pipeline.model.folders.checkpoint import Checkpoint
 
 _OTHER_VARIANTS: Final = (
@@ -167,5 +167,5 @@ def _read_native_layer(
     )
 
 
-def _gated_mlp(gate: Linear, up: Linear, down: Linear) -> GatedMlp:
+def _gated_mlp(gate: AnyLinear, up: AnyLinear, down: AnyLinear) -> GatedMlp:
     return GatedMlp(gate_up=stack_rows([gate, up]), down=down, activation=ACTIVATIONS["silu"])

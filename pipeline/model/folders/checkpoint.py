@@ -29,6 +29,7 @@ from pipeline.manifest import fingerprint
 from pipeline.model.folders.model_defaults import Base, base_of_folder
 from pipeline.model.folders.names import model_folder
 from pipeline.model.folders.own_tensors import OWN_PREFIXES
+from pipeline.model.folders.quantized_weights import QUANTIZED_NAME, quantized_tensors, require_described
 from pipeline.model.folders.sentence_transformers_folder import (
     SentenceTransformersFolder,
     Step,
@@ -115,12 +116,12 @@ def read_checkpoint(folder: Path, extra_path: Path | None = None) -> Checkpoint:
         own: Any = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
     weights_sha256 = _sha256_of(weights_paths)
-    tensors: dict[str, torch.Tensor] = {}
+    stored: dict[str, torch.Tensor] = {}
     for path in weights_paths:
-        tensors |= _read_tensors(path)
+        stored |= _read_tensors(path)
     added: dict[str, Any] = {}
     if extra_path.is_file():
-        tensors |= _read_tensors(extra_path)
+        stored |= _read_tensors(extra_path)
         added["extra"] = durable.sha256_of_file(extra_path)
     if modules.steps:
         added["steps"] = steps_fingerprint(modules.steps)
@@ -131,7 +132,7 @@ def read_checkpoint(folder: Path, extra_path: Path | None = None) -> Checkpoint:
     return Checkpoint(
         folder=folder,
         config=config,
-        tensors=tensors,
+        tensors=quantized_tensors(stored) if weights_paths[0].name == QUANTIZED_NAME else stored,
         tokenizer=tokenizer,
         cls_id=cls_id,
         landmark_id=landmark_id,
@@ -160,7 +161,8 @@ def weights_sha256_of(folder: Path) -> str:
 
 def _sha256_of(weights_paths: Sequence[Path]) -> str:
     hashes = {path.name: durable.sha256_of_file(path) for path in weights_paths}
-    return hashes[WEIGHTS_NAME] if WEIGHTS_NAME in hashes else fingerprint(shards=hashes)
+    only = next(iter(hashes.values()))
+    return only if hashes.keys() <= {WEIGHTS_NAME, QUANTIZED_NAME} else fingerprint(shards=hashes)
 
 
 def _on_base(folder: Path, base: Base) -> Checkpoint:
@@ -182,7 +184,11 @@ def _on_base(folder: Path, base: Base) -> Checkpoint:
 
 
 def _weights_paths(folder: Path) -> list[Path]:
-    """Return the one file of weights, else all that the index names."""
+    """Return the one file of weights, else the quantised one, else all that the index names."""
+    quantized = folder / QUANTIZED_NAME
+    if quantized.is_file() and not (folder / WEIGHTS_NAME).is_file():
+        require_described(quantized)
+        return [quantized]
     if (folder / WEIGHTS_NAME).is_file() or not (folder / WEIGHTS_INDEX_NAME).is_file():
         return [_require(folder / WEIGHTS_NAME)]
     index = read_json(folder / WEIGHTS_INDEX_NAME)
@@ -231,7 +237,7 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 def _apart(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.nbytes < _COPIED_BYTES:
         return tensor.clone()
-    if _COPIES_KEPT.get() and ("embed" in name or path.name == EXTRA_NAME):
+    if _COPIES_KEPT.get() and ("embed" in name or path.name in (EXTRA_NAME, QUANTIZED_NAME)):
         return tensor.clone()
     if "embed" not in name:
         return tensor

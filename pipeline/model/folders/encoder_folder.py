@@ -1,6 +1,7 @@
 """Our checkpoint format: read back by Cairn without loss, by Sentence-Transformers as a stock model.
 
     model.safetensors, config.json, tokenizer.json …    the transformer, as published
+    cairn_quantized.safetensors                         in its place where weights are quantised
     cairn_extra.safetensors                             tensors that no stock module has (``own_tensors``)
     cairn_config.json                                   the encoder's settings (``model_defaults`` reads them)
     modules.json, 1_Pooling/, 2_Dense/ …                the same for Sentence-Transformers, where it can
@@ -29,6 +30,7 @@ from pipeline.model.folders.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoi
 from pipeline.model.folders.model_defaults import CAIRN_SETTINGS_NAME, settings_of_a_folder
 from pipeline.model.folders.model_types import CAUSAL_TYPES, model_type_named
 from pipeline.model.folders.own_tensors import LANDMARK_MIXER, OWN_PREFIXES
+from pipeline.model.folders.quantized_weights import write_quantized
 from pipeline.model.folders.sentence_transformers_folder import (
     MODULES_NAME,
     SETTINGS_NAME,
@@ -36,6 +38,7 @@ from pipeline.model.folders.sentence_transformers_folder import (
     read_json_if_any,
 )
 from pipeline.poolings import pooling_rule
+from pipeline.quantized_matrix import QuantizedTensors
 from pipeline.token_vectors.projection import TokenProjection, save_token_projection
 
 _NESTED_PREFIX: Final = "embedding_model."
@@ -70,6 +73,7 @@ def beyond_stock_modules(
         "query_temperature": settings.query_temperature not in (None, 1.0),
         "use_context": settings.use_context,
         "whitening": settings.whitening > 0,
+        "quantised weights": isinstance(tensor_names, QuantizedTensors),
         "landmark mixer": any(name.startswith(LANDMARK_MIXER) for name in tensor_names),
         f"model_type {config.get('model_type')}": not _is_in_transformers(config),
     }
@@ -177,6 +181,9 @@ def _with_native_names(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_tensors(folder: Path, checkpoint: Checkpoint) -> None:
+    if isinstance(checkpoint.tensors, QuantizedTensors):
+        write_quantized(folder, checkpoint.tensors)
+        return
     own = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(OWN_PREFIXES)}
     transformer = {
         name.removeprefix(_NESTED_PREFIX): tensor

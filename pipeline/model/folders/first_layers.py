@@ -16,10 +16,10 @@ from pipeline.manifest import fingerprint
 from pipeline.model.folders.checkpoint import Checkpoint
 from pipeline.model.folders.own_tensors import FIRST_STAGE, GATE_NAMES
 
-_LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer")
+LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer")
 """What configurations call the number of layers: nearly all of them, and NomicBERT's."""
 
-_OF_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.(\d+)\.")
+OF_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.(\d+)\.")
 """The number of the layer a tensor belongs to."""
 
 
@@ -30,7 +30,7 @@ def first_layers(checkpoint: Checkpoint, num_layers: int | None) -> Checkpoint:
     """
     if num_layers is None:
         return checkpoint
-    available = checkpoint.integer(*_LAYER_COUNTS)
+    available = checkpoint.integer(*LAYER_COUNTS)
     if not 1 <= num_layers <= available:
         raise ConfigError(
             f"layers must lie between 1 and the model's {available}, got {num_layers}; "
@@ -52,7 +52,7 @@ def first_layers(checkpoint: Checkpoint, num_layers: int | None) -> Checkpoint:
 
 def of_so_many_layers(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     """Return the configuration of a model's first layers."""
-    cut = {name: num_layers if name in _LAYER_COUNTS else value for name, value in config.items()}
+    cut = {name: num_layers if name in LAYER_COUNTS else value for name, value in config.items()}
     if isinstance(kinds := cut.get("layer_types"), list):
         cut["layer_types"] = kinds[:num_layers]
     return cut
@@ -60,5 +60,5 @@ def of_so_many_layers(config: Mapping[str, Any], num_layers: int) -> dict[str, A
 
 def layer_of(tensor_name: str) -> int:
     """Return the number of the layer a tensor belongs to, -1 for one outside layers."""
-    found = _OF_LAYER.search(tensor_name)
+    found = OF_LAYER.search(tensor_name)
     return int(found[1]) if found else -1

@@ -54,6 +54,9 @@ MODEL_TYPES: Final[Mapping[str, ModelType]] = {
 CAUSAL_TYPES: Final = tuple(name for name, kind in MODEL_TYPES.items() if kind.can_be_causal)
 """Model types that have a causal mask to keep."""
 
+HEAD_DIM_TYPES: Final = CAUSAL_TYPES
+"""Model types whose configuration may give a head's width apart from the number of heads: the decoders."""
+
 
 def model_type_named(name: object) -> ModelType:
     """Return what is known of a model type; an unknown one raises :class:`ModelError`."""

@@ -1,0 +1,243 @@
+"""`cairn distill` from end to end: texts, rows, the teacher's vectors, steps, log, checkpoints.
+
+    texts ─▶ rows, some held out ─▶ (vectors of a teacher of another tokenizer) ─▶ steps ─▶ model/, best/
+
+A run killed at any moment goes on from its newest checkpoint, and on one thread ends with the same bytes as
+if nothing had happened. A folder belongs to one run: other settings, texts, teacher or student are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+
+from pipeline.config import EncoderConfig
+from pipeline.errors import ConfigError, ModelError, SourceError
+from pipeline.manifest import fingerprint
+from pipeline.model.engine.precision import resolve_precision
+from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
+from pipeline.model.folders.model_defaults import encoder_config
+from pipeline.model.folders.names import model_folder
+from pipeline.model.folders.own_tensors import LANDMARK_MIXER
+from pipeline.train.checkpoints import RunFolder, held_folder
+from pipeline.train.distill.rows import text_row
+from pipeline.train.distill.settings import DistillConfig
+from pipeline.train.distill.task import DistillTask
+from pipeline.train.landmark_encoder import OWN_NAMES, LandmarkEncoder
+from pipeline.train.objectives.hidden_states import spread_layers
+from pipeline.train.pretrain.texts import read_texts
+from pipeline.train.processes import ALONE, Processes, first_before_others
+from pipeline.train.run_claim import claim_folder
+from pipeline.train.surrogate import PairVectors, embed_texts, kept_vectors
+from pipeline.train.teacher import Teacher, fitted_positions, laid_onto
+from pipeline.train.trainer import Trainer
+from pipeline.types import ProgressListener, silent_progress
+
+MIN_TEXTS = 10
+HELDOUT_PART = 10
+"""Of few texts no more than one in so many is held out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistillReport:
+    """What a run did; ``best_cosine`` is of held-out texts.
+
+    Losses are None where no step was left to make.
+    """
+
+    folder: str
+    texts: int
+    heldout_texts: int
+    follows: str
+    steps: int
+    resumed_at: int
+    first_loss: float | None
+    last_loss: float | None
+    best_cosine: float | None
+    best_step: int
+    seconds: float
+    tokens_per_second: float
+
+
+def distill(
+    teacher: str,
+    student: str,
+    sources: Sequence[Path],
+    folder: Path,
+    config: DistillConfig,
+    *,
+    stop_after_seconds: float | None = None,
+    processes: Processes = ALONE,
+    progress: ProgressListener = silent_progress,
+) -> DistillReport:
+    """Train ``student`` to follow ``teacher`` on the texts of ``sources``; leave the run in ``folder``.
+
+    After ``stop_after_seconds`` a checkpoint is written and :class:`TryAgainError` raised: the same call goes
+    on.
+    """
+    device, started = processes.device, time.monotonic()
+    # Resolved before it is written down: a run must not go on in another arithmetic.
+    config = replace(
+        config, precision="bf16" if resolve_precision(config.precision, device) == torch.bfloat16 else "fp32"
+    )
+    checkpoint, settings = read_checkpoint(model_folder(student)), encoder_config({"model": student})
+    taught_by = read_checkpoint(model_folder(teacher))
+    _require_student(checkpoint, settings)
+    model = LandmarkEncoder(checkpoint)
+    for name in OWN_NAMES:
+        model.get_parameter(name).requires_grad_(False)
+    guide = LandmarkEncoder(taught_by).requires_grad_(False) if _compare(taught_by, checkpoint) else None
+    state_weight = _state_weight(config, guide)
+    layers = _layers(config, model, guide) if state_weight else ()
+    read = read_texts(sources)
+    texts = read.texts
+    num_heldout = _num_heldout(texts, config)
+    _require_positions(config, model, guide)
+    rows = [text_row(text, checkpoint, max_tokens=config.max_tokens) for text in texts]
+    made_of = {
+        "student": checkpoint.fingerprint,
+        "teacher": taught_by.fingerprint,
+        "texts": read.fingerprint,
+    }
+    with contextlib.nullcontext() if processes.rank else held_folder(folder):
+        taught_ND = None
+        with first_before_others(processes):
+            claim_folder(folder, config, made_of, read.skipped)
+            if guide is None:
+                taught_ND = _taught(texts, teacher, student, folder, made_of, progress)
+        files = RunFolder(folder, checkpoint, settings)
+        task = DistillTask(
+            files=files,
+            model=model.to(device),
+            teacher=None if guide is None else guide.to(device),
+            taught_ND=taught_ND,
+            layers=layers,
+            state_weight=state_weight,
+            rows=rows,
+            num_heldout=num_heldout,
+            config=config,
+            processes=processes,
+        )
+        steps = Trainer(
+            files=files,
+            model=model,
+            task=task,
+            config=config,
+            stops_at_seconds=math.inf if stop_after_seconds is None else started + stop_after_seconds,
+            processes=processes,
+            progress=progress,
+        ).run()
+    return DistillReport(
+        folder=str(folder),
+        texts=len(texts),
+        heldout_texts=num_heldout,
+        follows="vectors" if not state_weight else "hidden states" if not config.vector_weight else "both",
+        steps=config.steps,
+        resumed_at=steps.resumed_at,
+        first_loss=steps.first_loss,
+        last_loss=steps.last_loss,
+        best_cosine=steps.state.best_score if num_heldout else None,
+        best_step=steps.state.best_step,
+        seconds=steps.seconds,
+        tokens_per_second=steps.counts["num_tokens"] / steps.seconds,
+    )
+
+
+def _compare(teacher: Checkpoint, student: Checkpoint) -> bool:
+    """Say whether both read the same tokens, with states of one width."""
+    special = [(each.cls_id, each.landmark_id) for each in (teacher, student)]
+    vocabularies = [each.tokenizer.get_vocab(with_added_tokens=True) for each in (teacher, student)]
+    widths = [each.integer("hidden_size", "n_embd") for each in (teacher, student)]
+    return special[0] == special[1] and vocabularies[0] == vocabularies[1] and widths[0] == widths[1]
+
+
+def _require_student(checkpoint: Checkpoint, settings: EncoderConfig) -> None:
+    has_mixer = any(name.startswith(LANDMARK_MIXER) for name in checkpoint.tensors)
+    if checkpoint.steps or has_mixer:
+        raise ModelError(
+            "a student must be a transformer without dense layers and a landmark mixer, got another; distill "
+            "its base"
+        )
+    if settings.pooling not in ("mean", "lmk") or settings.causal:
+        raise ModelError(
+            "a student must pool the mean of all tokens without a causal mask, got pooling "
+            f"{settings.pooling}; choose another"
+        )
+
+
+def _state_weight(config: DistillConfig, guide: LandmarkEncoder | None) -> float:
+    if guide is None and config.state_weight:
+        raise ConfigError(
+            "state_weight must be 0 with a teacher of another tokenizer or width, whose hidden states do not "
+            f"compare, got {config.state_weight:g}; leave it out to follow its vectors alone"
+        )
+    if guide is None and not config.vector_weight:
+        raise ConfigError(
+            "vector_weight must be above 0 with a teacher of another tokenizer or width, got 0; leave it out"
+        )
+    return (0.0 if guide is None else 1.0) if config.state_weight is None else config.state_weight
+
+
+def _layers(config: DistillConfig, model: LandmarkEncoder, guide: LandmarkEncoder | None) -> tuple[int, ...]:
+    assert guide is not None, "hidden states have a teacher"
+    layers = config.teacher_layers or spread_layers(model.num_layers, guide.num_layers)
+    if len(layers) != model.num_layers or not all(1 <= layer <= guide.num_layers for layer in layers):
+        raise ConfigError(
+            f"teacher_layers must be one of the teacher's {guide.num_layers} layers for each of the "
+            f"student's {model.num_layers}, got {list(layers)}"
+        )
+    return layers
+
+
+def _num_heldout(texts: Sequence[str], config: DistillConfig) -> int:
+    if len(texts) < MIN_TEXTS:
+        raise SourceError(
+            f"distillation must have at least {MIN_TEXTS} different texts, got {len(texts)}; give more"
+        )
+    return min(config.heldout_texts, len(texts) // HELDOUT_PART)
+
+
+def _require_positions(config: DistillConfig, model: LandmarkEncoder, guide: LandmarkEncoder | None) -> None:
+    most = min(each.max_positions for each in (model, guide) if each is not None)
+    if config.max_tokens > most:
+        raise ConfigError(f"max_tokens must be at most the models' {most} positions, got {config.max_tokens}")
+
+
+def _taught(
+    texts: Sequence[str],
+    teacher: str,
+    student: str,
+    folder: Path,
+    made_of: dict[str, str],
+    progress: ProgressListener,
+) -> Float32[np.ndarray, "texts D"]:
+    """Embed the texts with a teacher whose states do not compare; its vectors stay in the run's folder."""
+
+    def embed() -> PairVectors:
+        guide = Teacher.named(teacher)
+        taught_NE = embed_texts(
+            lambda some: guide.encoder.encode(some).document_vectors_NV, texts, "teacher", progress
+        )
+        base = Teacher.named(student)
+        fitted = set(fitted_positions(len(texts)).tolist())
+        own_ND = embed_texts(
+            lambda some: base.encoder.encode(some).document_vectors_NV,
+            [text for place, text in enumerate(texts) if place in fitted],
+            "student",
+            progress,
+        )
+        # Texts alone: both sides of a pair are the same.
+        return laid_onto(
+            PairVectors(document_NV=taught_NE, query_NV=taught_NE, fingerprint=made_of["teacher"]),
+            PairVectors(document_NV=own_ND, query_NV=own_ND, fingerprint=made_of["student"]),
+        )
+
+    return kept_vectors(folder / "teacher.safetensors", fingerprint(**made_of), len(texts), embed).document_NV

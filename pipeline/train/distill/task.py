@@ -1,0 +1,158 @@
+"""What ``cairn distill`` makes of a step: rows of texts, their losses, the score of held-out texts.
+
+N tokens    B texts    D width of the student
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name torch documents
+from jaxtyping import Float, Float32, Int64
+
+from pipeline.train.checkpoints import RunFolder, RunState
+from pipeline.train.distill.rows import packed_rows
+from pipeline.train.distill.settings import DistillConfig
+from pipeline.train.landmark_encoder import LandmarkEncoder, PackedRows
+from pipeline.train.log import TrainingLog
+from pipeline.train.objectives.hidden_states import state_loss
+from pipeline.train.processes import Processes
+from pipeline.train.sequences import split_rows
+from pipeline.train.trainer import Report
+
+_BATCHES: Final = 23
+"""What is drawn, as part of its seed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistillStep(Report):
+    """What a step made of its texts."""
+
+    num_texts: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistillTask:
+    """Implements :class:`pipeline.train.trainer.Task` for texts.
+
+    ``rows`` are token ids by text, the last ``num_heldout`` of which are kept out. ``teacher`` is None where
+    its vectors of the texts, ``taught_ND``, are all that is followed.
+    """
+
+    files: RunFolder
+    model: LandmarkEncoder
+    teacher: LandmarkEncoder | None
+    taught_ND: Float32[np.ndarray, "texts D"] | None
+    layers: tuple[int, ...]
+    state_weight: float
+    rows: Sequence[Int64[np.ndarray, " _"]]
+    num_heldout: int
+    config: DistillConfig
+    processes: Processes
+
+    def step(self, step: int) -> DistillStep:
+        """See :class:`Task`."""
+        texts = self._batch(step)
+        packed = packed_rows([self.rows[text] for text in texts.tolist()])
+        most = min(self.config.micro_batch_tokens, -(-len(packed.ids_N) // self.processes.size))
+        parts = split_rows(packed, most)
+        starts = np.cumsum([0, *map(len, parts)])
+        loss = torch.zeros((), device=self.processes.device)
+        for number in self.processes.share(len(parts)):
+            part = parts[number]
+            own = self._loss(part, texts[starts[number] : starts[number + 1]]) * len(part) / len(packed)
+            own.backward()
+            loss += own.detach()
+        self.processes.add_up_gradients(self.model.parameters())
+        self.processes.add_up(loss)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_gradient_norm)
+        return DistillStep(
+            loss=float(loss), gradient_norm=float(norm), num_texts=len(texts), num_tokens=len(packed.ids_N)
+        )
+
+    def observed(self) -> Mapping[str, float]:
+        """See :class:`Task`: nothing."""
+        return {}
+
+    def evaluate(self, state: RunState, log: TrainingLog) -> RunState:
+        """See :class:`Task`: the mean cosine of held-out texts with the teacher's vectors."""
+        is_due = state.step % self.config.evaluate_every == 0 or state.step == self.config.steps
+        if not is_due or not self.num_heldout:
+            return state
+        texts = np.arange(len(self.rows) - self.num_heldout, len(self.rows))
+        cosines: list[torch.Tensor] = []
+        packed = packed_rows([self.rows[text] for text in texts.tolist()])
+        start = 0
+        with torch.no_grad(), self._autocast():
+            for part in split_rows(packed, self.config.micro_batch_tokens):
+                vectors_BD = _vectors(self.model.states(part, landmarks=False)[self.model.num_layers], part)
+                taught_BD = self._taught(part, texts[start : start + len(part)])
+                cosines.append(F.cosine_similarity(vectors_BD, taught_BD, dim=1))
+                start += len(part)
+        score = float(torch.cat(cosines).mean())
+        log.append({"step": state.step, "heldout_cosine": score})
+        if score <= state.best_score:
+            return state
+        self.files.save_model("best", self.model)
+        return replace(state, best_score=score, best_step=state.step)
+
+    def _batch(self, step: int) -> Int64[np.ndarray, " B"]:
+        """Return the texts of a step, each once before any comes again."""
+        num_trained = len(self.rows) - self.num_heldout
+        places = np.arange(step * self.config.batch_texts, (step + 1) * self.config.batch_texts)
+        rounds = [
+            np.random.default_rng([self.config.seed, _BATCHES, number]).permutation(num_trained)
+            for number in range(places[0] // num_trained, places[-1] // num_trained + 1)
+        ]
+        return np.concatenate(rounds)[places - places[0] // num_trained * num_trained]
+
+    def _loss(self, part: PackedRows, texts: Int64[np.ndarray, " B"]) -> torch.Tensor:
+        with self._autocast():
+            own_layers = range(1, self.model.num_layers + 1)
+            states = self.model.states(part, layers=list(own_layers), landmarks=False)
+            loss = torch.zeros((), device=self.model.device)
+            taught_layers: Mapping[int, torch.Tensor] = {}
+            if self.teacher is not None:
+                with torch.no_grad():
+                    taught_layers = self.teacher.states(
+                        part, layers=sorted({*self.layers, self.teacher.num_layers}), landmarks=False
+                    )
+        if self.state_weight:
+            pairs = [
+                (states[own], taught_layers[layer])
+                for own, layer in zip(own_layers, self.layers, strict=True)
+            ]
+            student, teacher = zip(*pairs, strict=True)
+            loss = loss + self.state_weight * state_loss(student, teacher, self.config.state_loss)
+        if self.config.vector_weight:
+            if self.teacher is not None:
+                taught_BD = _vectors(taught_layers[self.teacher.num_layers], part)
+            else:
+                taught_BD = self._taught(part, texts)
+            vectors_BD = _vectors(states[self.model.num_layers], part)
+            distance = 1.0 - F.cosine_similarity(vectors_BD, taught_BD, dim=1).mean()
+            loss = loss + self.config.vector_weight * distance
+        return loss
+
+    def _taught(self, part: PackedRows, texts: Int64[np.ndarray, " B"]) -> torch.Tensor:
+        """Return the teacher's vectors of texts."""
+        if self.teacher is not None:
+            return _vectors(self.teacher.states(part, landmarks=False)[self.teacher.num_layers], part)
+        assert self.taught_ND is not None, "a teacher is there, or its vectors are"
+        return torch.from_numpy(self.taught_ND[texts]).to(self.model.device)
+
+    def _autocast(self) -> torch.autocast:
+        is_half = self.config.precision == "bf16"
+        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=is_half)
+
+
+def _vectors(states_ND: Float[torch.Tensor, "N D"], rows: PackedRows) -> Float32[torch.Tensor, "B D"]:
+    text_N = torch.from_numpy(np.repeat(np.arange(len(rows)), rows.lengths_B)).to(states_ND.device)
+    sums_BD = states_ND.new_zeros((len(rows), states_ND.shape[1]), dtype=torch.float32)
+    lengths_B = torch.from_numpy(rows.lengths_B).to(states_ND.device)
+    return sums_BD.index_add_(0, text_N, states_ND.float()) / lengths_B[:, None]

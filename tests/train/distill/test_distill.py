@@ -1,0 +1,160 @@
+"""A student follows its teacher: losses, layers, what is drawn, kills, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.compress.compression import compress
+from pipeline.compress.settings import CompressConfig
+from pipeline.errors import ConfigError, SourceError, TryAgainError
+from pipeline.train.distill.loop import distill
+from pipeline.train.distill.settings import DistillConfig
+from pipeline.train.objectives.hidden_states import spread_layers, state_loss
+
+WORDS = [
+    "the",
+    "old",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "by",
+    "the",
+    "river",
+    "and",
+    "walks",
+    "a",
+    "stone",
+    "path",
+]
+SMALL: dict[str, Any] = {
+    "steps": 6,
+    "batch_texts": 8,
+    "max_tokens": 24,
+    "heldout_texts": 4,
+    "evaluate_every": 3,
+    "checkpoint_every": 2,
+    "peak_lr": 3e-3,
+    "precision": "fp32",
+}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    generator = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("texts") / "texts.parquet"
+    rows = [" ".join(generator.choice(WORDS, int(generator.integers(4, 16)))) for _ in range(40)]
+    pq.write_table(pa.table({"text": rows}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def student(tiny_model_folder: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("student") / "small"
+    compress(str(tiny_model_folder), [texts], folder, CompressConfig(layers=1, feed_forward=16))
+    return str(folder)
+
+
+def logged(folder: Path, name: str) -> list[float]:
+    lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    return [line[name] for line in lines if name in line]
+
+
+@pytest.mark.parametrize("kind", ["mse", "cosine"])
+def test_pruned_student_comes_nearer_to_its_teacher(tiny_model_folder, student, texts, tmp_path, kind):
+    config = DistillConfig(**(SMALL | {"steps": 30, "evaluate_every": 30, "state_loss": kind}))
+    report = distill(str(tiny_model_folder), student, [texts], tmp_path / "run", config)
+    before, after = logged(tmp_path / "run", "heldout_cosine")
+    assert report.follows == "both"
+    assert 1 - after < 0.6 * (1 - before)
+    assert report.last_loss < 0.6 * report.first_loss
+
+
+def test_state_loss_equals_the_naive_mean():
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = torch.randn(2, 2, 5, 8, generator=generator)
+    naive = [
+        ((own - taught) ** 2).sum() / (taught**2).sum() for own, taught in zip(student, teacher, strict=True)
+    ]
+    assert float(state_loss(list(student), list(teacher), "mse")) == pytest.approx(float(sum(naive)) / 2)
+    own, taught = student[0], teacher[0]
+    cosines = (own * taught).sum(1) / own.norm(dim=1) / taught.norm(dim=1)
+    assert float(state_loss([own], [taught], "cosine")) == pytest.approx(float(1 - cosines.mean()))
+
+
+def test_layers_are_spread_up_to_the_last():
+    assert spread_layers(3, 6) == (2, 4, 6)
+    assert spread_layers(4, 6) == (2, 3, 4, 6)
+    assert spread_layers(6, 6) == (1, 2, 3, 4, 5, 6)
+
+
+def test_micro_batches_move_only_rounding(tiny_model_folder, student, texts, tmp_path):
+    for name, tokens in (("whole", 10_000), ("cut", 40)):
+        config = DistillConfig(**(SMALL | {"steps": 2, "micro_batch_tokens": tokens, "state_loss": "cosine"}))
+        distill(str(tiny_model_folder), student, [texts], tmp_path / name, config)
+    whole, cut = (logged(tmp_path / name, "loss") for name in ("whole", "cut"))
+    np.testing.assert_allclose(whole[0], cut[0], rtol=0.05)
+
+
+def test_stopped_run_ends_with_the_same_bytes(tiny_model_folder, student, texts, tmp_path):
+    config = DistillConfig(**SMALL)
+    distill(str(tiny_model_folder), student, [texts], tmp_path / "whole", config)
+    with pytest.raises(TryAgainError, match="must make 6 steps"):
+        distill(str(tiny_model_folder), student, [texts], tmp_path / "cut", config, stop_after_seconds=1e-9)
+    report = distill(str(tiny_model_folder), student, [texts], tmp_path / "cut", config)
+    assert 0 < report.resumed_at < 6
+    whole, cut = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "cut"))
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def test_teacher_of_another_width_is_followed_by_its_vectors(
+    make_bert: Callable[..., Path], model_size: Any, student, texts, tmp_path
+):
+    teacher = str(make_bert(model_size(width=48)))
+    config = DistillConfig(**(SMALL | {"steps": 20, "evaluate_every": 20}))
+    report = distill(teacher, student, [texts], tmp_path / "run", config)
+    assert report.follows == "vectors"
+    assert report.last_loss < 0.9 * report.first_loss
+    with pytest.raises(ConfigError, match="state_weight must be 0 with a teacher of another tokenizer"):
+        distill(
+            teacher, student, [texts], tmp_path / "other", DistillConfig(**(SMALL | {"state_weight": 1.0}))
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "sentence"),
+    [
+        ({"teacher_layers": (1, 2)}, ConfigError, "teacher_layers must be one of the teacher's 2 layers"),
+        ({"max_tokens": 500}, ConfigError, "max_tokens must be at most the models' 96 positions, got 500"),
+    ],
+)
+def test_what_cannot_be_distilled_is_refused(
+    tiny_model_folder, student, texts, tmp_path, changes, error, sentence
+):
+    with pytest.raises(error, match=sentence):
+        distill(
+            str(tiny_model_folder), student, [texts], tmp_path / "run", DistillConfig(**(SMALL | changes))
+        )
+
+
+def test_too_few_texts_are_refused(tiny_model_folder, student, tmp_path):
+    path = tmp_path / "few.jsonl"
+    path.write_text("".join(json.dumps({"text": f"cat {number}"}) + "\n" for number in range(9)))
+    with pytest.raises(SourceError, match="at least 10 different texts, got 9"):
+        distill(str(tiny_model_folder), student, [path], tmp_path / "run", DistillConfig(**SMALL))
+
+
+def test_no_loss_is_refused():
+    with pytest.raises(ConfigError, match="state_weight or vector_weight must be above 0"):
+        DistillConfig(steps=1, state_weight=0.0, vector_weight=0.0)
