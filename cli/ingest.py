@@ -15,6 +15,7 @@ from cli.settings import json_option, root_option
 from cli.terminal import ProgressBars, duration, table, thousands
 from jobs.ingest_settings import STAGES, resolve_ingest_config
 from pipeline.config import (
+    DEFAULT_MODEL,
     ClusterConfig,
     ContextConfig,
     CorpusConfig,
@@ -52,6 +53,7 @@ Examples:
 @add_options(IndexConfig, heading="Index")
 @engine_options
 @add_options(IngestConfig, heading="This run")
+@click.option("--download", is_flag=True, help="Fetch the model from the Hugging Face hub if it is not here.")
 @click.option(
     "--dry-run", is_flag=True, help="Say what would be done, and how long it would take; change nothing."
 )
@@ -64,6 +66,7 @@ def ingest(
     collection: str,
     root: str,
     *,
+    download: bool,
     dry_run: bool,
     quiet: bool,
     as_json: bool,
@@ -77,9 +80,13 @@ def ingest(
     from jobs.build_index import build_index
     from jobs.compatibility import stored_settings
     from jobs.plan_index import plan_index
+    from pipeline.model.folders.download import download_if_missing
 
     engine = resolve_engine(given(ctx))
-    config = resolve_ingest_config(_chosen(ctx), stored_settings(root, collection))
+    settings = _chosen(ctx)
+    if download:
+        download_if_missing(settings["encoder"].get("model", DEFAULT_MODEL))
+    config = resolve_ingest_config(settings, stored_settings(root, collection))
     if dry_run:
         with ProgressBars(quiet=quiet) as progress:
             plan = plan_index(sources, root, collection, config, progress)

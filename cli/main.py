@@ -48,6 +48,7 @@ _VERBS = {
     "schedule": "Run ingests at the times of cron expressions.",
     "submit": "Run a job from a file on a Ray cluster, and follow it.",
     "jobs": "List the jobs of a Ray cluster.",
+    "models": "List encoders, and fetch one from the Hugging Face hub.",
     "sample": "Write a sample corpus made from Python's own documentation.",
     "verify": "Check every stored file of a collection against its hashes.",
     "repair": "Bring a damaged collection back to its last good state.",

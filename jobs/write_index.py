@@ -30,6 +30,7 @@ from pipeline.index.publish import GenerationFacts, next_generation_number, publ
 from pipeline.index.store_tasks import store_tasks
 from pipeline.index.tables import CHUNKS, DOCUMENTS
 from pipeline.manifest import Manifest
+from pipeline.model.folders.names import hub_revision, model_folder
 from pipeline.token_vectors.projection import LATE_NAME
 from pipeline.types import IngestReport, ProgressListener, silent_progress
 
@@ -127,6 +128,7 @@ def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Commi
         sizes, at_context = tuple(sizes_K.tolist()), int(sizes_K.sum())
     measured = encoded.tokens / encoded.seconds if encoded.tokens else 0.0
     folder = view_folder(run.layout, base)
+    revision = hub_revision(model_folder(run.config.encoder.model))
     facts = GenerationFacts(
         run_id=run.run_id,
         side_files={
@@ -138,6 +140,7 @@ def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Commi
             "context": view.context.fingerprint,
             "clusters": view.clusters.fingerprint,
             **({"token_vectors": view.token_projection.fingerprint} if view.token_projection else {}),
+            **({"model_revision": revision} if revision else {}),
         },
         settings=run.config.to_dict(),
         context_documents=len(view.context.doc_ids),

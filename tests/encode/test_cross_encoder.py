@@ -88,7 +88,7 @@ def test_command_line_ranks_by_the_model(
 
 
 def test_model_that_is_not_there_says_how_to_get_it() -> None:
-    with pytest.raises(ConfigError, match="hf download cross-encoder/none"):
+    with pytest.raises(ConfigError, match="cairn models get cross-encoder/none"):
         CrossEncoderReranker("cross-encoder/none")
 
 

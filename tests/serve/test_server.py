@@ -77,7 +77,7 @@ def test_every_search_thread_keeps_to_one_processor(tmp_path: Path, monkeypatch:
 
 
 def test_rerank_model_that_is_not_there_is_told_before_anything_is_served(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="hf download cross-encoder/none"):
+    with pytest.raises(ConfigError, match="cairn models get cross-encoder/none"):
         run_server(ServeSettings(root=tmp_path, port=0, rerank_model="cross-encoder/none"), pytest.fail)
 
 

@@ -5,9 +5,9 @@
     FOLDER ───────────▶ itself
     ORG/NAME ─────────▶ models--ORG--NAME/snapshots/<refs/main> in the Hugging Face cache
 
-Nothing is downloaded and no network is asked. A name without an organisation is looked for below
-``sentence-transformers``, too, as that library does. The cache stands where ``HF_HUB_CACHE`` says, else
-``HF_HOME``, else ``XDG_CACHE_HOME``, else ``~/.cache``.
+Nothing is downloaded here and no network is asked; ``download`` does that on request. A name without an
+organisation is looked for below ``sentence-transformers``, too, as that library does. The cache stands where
+``HF_HUB_CACHE`` says, else ``HF_HOME``, else ``XDG_CACHE_HOME``, else ``~/.cache``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.config import DEFAULT_MODEL
 from pipeline.errors import ConfigError
 from pipeline.model.folders.embedded_weights import MODEL_NAMES, embedded_folder
 
-_HUB_NAME: Final = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
+HUB_NAME: Final = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 _REVISION: Final = "main"
 _TRAINED: Final = Path(__file__).parents[1] / "cairn_minilm"
 
@@ -45,14 +45,14 @@ def model_folder(model: str) -> Path:
     raise ConfigError(
         "model must be cairn-minilm, all-MiniLM-L6-v2, a folder that holds config.json, "
         "model.safetensors and tokenizer.json, or a name in "
-        f"the Hugging Face cache {_cache_folder()}, got {model!r}; {how_to_get(model)}, or give the folder"
+        f"the Hugging Face cache {cache_folder()}, got {model!r}; {how_to_get(model)}, or give the folder"
     )
 
 
 def how_to_get(model: str) -> str:
     """Say what to do about a model that is not on this machine."""
-    wanted = model if _HUB_NAME.fullmatch(model) else "NAME"
-    return f"models are not downloaded here: run `hf download {wanted}` once where there is a network"
+    wanted = model if HUB_NAME.fullmatch(model) else "ORG/NAME"
+    return f"nothing is downloaded unasked: run `cairn models get {wanted}` where there is a network"
 
 
 def describe_model(model: str) -> str:
@@ -61,7 +61,13 @@ def describe_model(model: str) -> str:
         folder = model_folder(model)
     except ConfigError:
         return f"{model!r}, which is no longer there"
-    return f"{model!r}, revision {folder.name}" if folder.parent.name == "snapshots" else repr(model)
+    revision = hub_revision(folder)
+    return f"{model!r}, revision {revision}" if revision else repr(model)
+
+
+def hub_revision(folder: Path) -> str | None:
+    """Return the commit of a model folder in the Hugging Face cache, None of another folder."""
+    return folder.name if folder.parent.name == "snapshots" else None
 
 
 def is_folder(model: str) -> bool:
@@ -75,7 +81,7 @@ def is_folder(model: str) -> bool:
 
 
 def _hub_names(model: str) -> Iterator[str]:
-    if _HUB_NAME.fullmatch(model) and "--" not in model and ".." not in model:
+    if HUB_NAME.fullmatch(model) and "--" not in model and ".." not in model:
         yield model
         if "/" not in model:
             yield f"sentence-transformers/{model}"
@@ -86,7 +92,7 @@ def _cached_snapshot(name: str) -> Path | None:
 
     None when the cache has none.
     """
-    repository = _cache_folder() / f"models--{name.replace('/', '--')}"
+    repository = cache_folder() / f"models--{name.replace('/', '--')}"
     snapshots = repository / "snapshots"
     try:
         commit = (repository / "refs" / _REVISION).read_text(encoding="ascii").strip()
@@ -98,7 +104,8 @@ def _cached_snapshot(name: str) -> Path | None:
     return snapshots / commit if is_safe and (snapshots / commit).is_dir() else None
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Return the folder of the Hugging Face cache."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if folder := os.environ.get(variable):
             return _expanded(folder)

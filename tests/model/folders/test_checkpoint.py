@@ -239,7 +239,7 @@ def test_load_weights_below_a_prefix_are_found(folder):
 
 @pytest.mark.parametrize("model", ["bert-base-uncased", "/nowhere/at/all", "x" * 5000, "a\0b"])
 def test_load_name_that_is_no_folder_says_how_to_get_it(model):
-    with pytest.raises(ConfigError, match="hf download"):
+    with pytest.raises(ConfigError, match="cairn models get"):
         load_backbone(EncoderConfig(model=model))
 
 

@@ -68,7 +68,7 @@ def test_folder_of_a_cached_name_without_main_is_its_only_snapshot(cache, tiny_m
 
 def test_folder_of_a_cached_name_without_main_and_with_two_snapshots_is_refused(cache, tiny_model_folder):
     _add(cache, "stone/small-v1", tiny_model_folder, commits=(OLDER, COMMIT), main=None)
-    with pytest.raises(ConfigError, match="hf download stone/small-v1"):
+    with pytest.raises(ConfigError, match="cairn models get stone/small-v1"):
         model_folder("stone/small-v1")
 
 
@@ -93,7 +93,7 @@ def test_folder_of_a_cached_name_whose_main_points_nowhere_is_refused(
     (tmp_path / "elsewhere").mkdir()
     _add(cache, "stone/small-v1", tiny_model_folder, main=COMMIT)
     (cache / "models--stone--small-v1" / "refs" / "main").write_text(main)
-    with pytest.raises(ConfigError, match="hf download"):
+    with pytest.raises(ConfigError, match="cairn models get"):
         model_folder("stone/small-v1")
 
 
@@ -113,7 +113,9 @@ def test_cache_stands_in_the_users_cache_folder_by_default(cache, tiny_model_fol
 
 @pytest.mark.parametrize("model", ["stone/small-v1", "bert-base-uncased"])
 def test_name_not_to_be_had_says_how_to_get_it_and_where_it_was_looked_for(cache, model):
-    with pytest.raises(ConfigError, match=f"{re.escape(str(cache))}, got '{model}'; .*`hf download {model}`"):
+    with pytest.raises(
+        ConfigError, match=f"{re.escape(str(cache))}, got '{model}'; .*`cairn models get {model}`"
+    ):
         model_folder(model)
 
 

@@ -1,0 +1,240 @@
+"""Models fetched from a hub on loopback: whole, cut short, damaged, pickled, without a tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import cairn
+import pytest
+
+from pipeline.model.folders.names import model_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(ThreadingHTTPServer):
+    """What the hub's API says of repositories, and their files; ``cut_bytes`` ends a body early."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answer)
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.listed: dict[str, str] = {}
+        self.cut_bytes: int | None = None
+        self.sent: list[tuple[str, str | None]] = []
+
+    def add(self, name: str, folder: Path, **more: bytes) -> None:
+        files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        self.repositories[name] = {**files, **more, "README.md": b"x", "onnx/model.onnx": b"x", "a.bin": b"x"}
+
+    def siblings(self, name: str) -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = []
+        for file, content in self.repositories[name].items():
+            each: dict[str, Any] = {"rfilename": file, "size": len(content)}
+            if file.endswith(".safetensors"):
+                sha256 = self.listed.get(file, hashlib.sha256(content).hexdigest())
+                each |= {
+                    "blobId": "0" * 40,
+                    "lfs": {"sha256": sha256, "size": len(content), "pointerSize": 1},
+                }
+            else:
+                each["blobId"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+            listed.append(each)
+        return listed
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if found := re.fullmatch(r"/api/models/(.+)/revision/main", path):
+            if found[1] in self.server.repositories:
+                body = {"id": found[1], "sha": COMMIT, "siblings": self.server.siblings(found[1])}
+                self.answer(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            else:
+                self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
+            return
+        found = re.fullmatch(rf"/(.+)/resolve/{COMMIT}/(.+)", path)
+        assert found is not None, path
+        content = self.server.repositories[found[1]][found[2]]
+        etag = hashlib.sha256(content).hexdigest()
+        asked = self.headers.get("Range")
+        start = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"', "Accept-Ranges": "bytes"}
+        if asked:
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        if self.command == "GET":
+            self.server.sent.append((found[2], asked))
+        self.answer(206 if asked else 200, content[start:], headers)
+
+    def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        cut = self.server.cut_bytes
+        if cut is not None and len(body) > cut:
+            self.wfile.write(body[:cut])
+            self.close_connection = True
+        else:
+            self.wfile.write(body)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def get(hub: Hub, cache: Path, *names: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
+        "HF_HUB_CACHE": str(cache),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        **variables,
+    }
+    program = (
+        "import sys; from cli.main import cairn, run; "
+        "sys.exit([run(cairn, ['models', 'get', name], 'cairn') for name in sys.argv[1:]][-1])"
+    )
+    command = [sys.executable, "-c", program, *names]
+    return subprocess.run(command, env=environment, cwd=cache.parent, capture_output=True, text=True)
+
+
+def test_get_fetches_what_a_model_is_made_of_and_no_more(
+    hub: Hub, cache: Path, tiny_model_folder: Path
+) -> None:
+    hub.add("stone/small", tiny_model_folder)
+    done = get(hub, cache, "stone/small")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"stone/small: revision {COMMIT}, ")
+    folder = model_folder("stone/small")
+    assert folder == cache / "models--stone--small" / "snapshots" / COMMIT
+    assert {path.name for path in folder.iterdir()} == {path.name for path in tiny_model_folder.iterdir()}
+    hub.sent.clear()
+    assert get(hub, cache, "stone/small").returncode == 0
+    assert hub.sent == []
+    settings = {"encoder": {"landmark_interval": 16}}
+    notes = cairn.Collection.create("notes", root=cache.parent, model="stone/small", settings=settings)
+    notes.add([{"id": "a", "text": "old stone path"}])
+    assert notes.status()["fingerprints"]["model_revision"] == COMMIT
+
+
+def test_get_resumes_a_file_whose_connection_broke(hub: Hub, cache: Path, tiny_model_folder: Path) -> None:
+    hub.add("stone/small", tiny_model_folder)
+    content = b"x" * (11 << 20)  # huggingface_hub keeps what arrived in steps of 10 MiB
+    hub.repositories["stone/small"]["model.safetensors"] = content
+    hub.cut_bytes = len(content) - 1
+    done = get(hub, cache, "stone/small")
+    assert done.returncode == 0, done.stderr
+    asked = [asked for file, asked in hub.sent if file == "model.safetensors"]
+    assert asked == [None, f"bytes={10 << 20}-"]
+    assert (model_folder("stone/small") / "model.safetensors").read_bytes() == content
+
+
+def test_get_after_a_failure_fetches_what_is_missing(hub: Hub, cache: Path, tiny_model_folder: Path) -> None:
+    hub.add("stone/small", tiny_model_folder)
+    hub.cut_bytes = (tiny_model_folder / "model.safetensors").stat().st_size // 8
+    stopped = get(hub, cache, "stone/small")
+    assert stopped.returncode == 75, stopped.stderr
+    assert stopped.stderr.splitlines()[-1].startswith("error: the hub did not send stone/small: ")
+    assert not (cache / "models--stone--small" / "refs" / "main").exists()
+    hub.cut_bytes = None
+    hub.sent.clear()
+    done = get(hub, cache, "stone/small")
+    assert done.returncode == 0, done.stderr
+    assert {file for file, _ in hub.sent} == {"model.safetensors", "tokenizer.json"}
+
+
+def test_get_removes_a_file_of_another_hash(hub: Hub, cache: Path, tiny_model_folder: Path) -> None:
+    hub.add("stone/small", tiny_model_folder)
+    hub.listed["model.safetensors"] = "f" * 64
+    done = get(hub, cache, "stone/small")
+    assert done.returncode == 1
+    assert f"model.safetensors of stone/small must have the hash {'f' * 64}, got " in done.stderr
+    hub.listed.clear()
+    assert get(hub, cache, "stone/small").returncode == 0
+
+
+def test_get_gives_a_cde_model_the_tokenizer_of_its_backbone(
+    hub: Hub, cache: Path, tiny_model_folder: Path
+) -> None:
+    hub.add("google-bert/bert-base-uncased", tiny_model_folder)
+    hub.add("jxm/cde", tiny_model_folder)
+    config = {"architecture": "transductive", "embedder": "nomic-ai/nomic-bert-2048"}
+    hub.repositories["jxm/cde"]["config.json"] = json.dumps(config).encode()
+    del hub.repositories["jxm/cde"]["tokenizer.json"]
+    done = get(hub, cache, "jxm/cde")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("its tokenizer is that of google-bert/bert-base-uncased\n")
+    given = model_folder("jxm/cde") / "tokenizer.json"
+    assert given.read_bytes() == (tiny_model_folder / "tokenizer.json").read_bytes()
+
+
+def test_get_refuses_what_cannot_be_read(hub: Hub, cache: Path, tiny_model_folder: Path) -> None:
+    hub.add("stone/pickled", tiny_model_folder)
+    del hub.repositories["stone/pickled"]["model.safetensors"]
+    hub.add("stone/wordless", tiny_model_folder)
+    del hub.repositories["stone/wordless"]["tokenizer.json"]
+    said = {
+        "stone/pickled": "must be in safetensors, got only a.bin, which is pickled",
+        "stone/wordless": "must hold tokenizer.json, got none",
+        "stone/none": "must be a model on the hub, got none of that name",
+        "../etc": "must be called ORG/NAME",
+    }
+    done = get(hub, cache, *said)
+    assert done.returncode == 2
+    for line, sentence in zip(done.stderr.splitlines(), said.values(), strict=True):
+        assert sentence in line
+    assert get(hub, cache, "stone/pickled", HF_HUB_OFFLINE="1").stderr == (
+        "error: a download must be allowed, got HF_HUB_OFFLINE=1; unset it\n"
+    )
+    assert {file for file, _ in hub.sent if file.endswith(".bin")} == set()
+
+
+def test_models_lists_those_here_and_public_ones(call: Any) -> None:
+    code, out, _ = call("models", "--json")
+    listed = {row["name"]: row for row in json.loads(out)}
+    assert code == 0
+    assert listed["cairn-minilm"]["here"] == "installed"
+    assert listed["jxm/cde-small-v2"] == {
+        "name": "jxm/cde-small-v2",
+        "here": None,
+        "million_parameters": 306,
+        "width": 768,
+        "brings": "English, reads the context",
+    }
