@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from jobs.job_file import TrainJob
 from pipeline.errors import ConfigError
+from pipeline.train.schedules import RunSettings
 from pipeline.types import ProgressListener
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-_Settings = TypeVar("_Settings", bound="DataclassInstance")
+_Settings = TypeVar("_Settings", bound=RunSettings)
 
 
 def train_encoder(
@@ -52,7 +51,7 @@ def train_encoder(
 
 def run_settings(table: str, kind: type[_Settings], settings: Mapping[str, Any]) -> _Settings:
     """Return a run's settings; an unknown, missing or wrong one raises :class:`ConfigError`."""
-    known = [item.name for item in fields(kind)]
+    known = list(signature(kind).parameters)
     for name in settings:
         if name not in known:
             raise ConfigError(f"[{table}] must not have {name!r}; there are {', '.join(known)}")

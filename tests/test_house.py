@@ -95,6 +95,14 @@ def test_source_files_leave_nothing_unfinished():
     assert found == []
 
 
+def test_pages_hold_no_two_sides_of_a_merge():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "pyproject.toml"]
+
+    assert [
+        relative(page) for page in pages if re.search(r"^(<{7}|>{7}) ", page.read_text("utf-8"), re.M)
+    ] == []
+
+
 def test_source_files_say_what_they_are():
     silent = [relative(path) for path in SOURCES if not ast.get_docstring(ast.parse(path.read_bytes()))]
 
