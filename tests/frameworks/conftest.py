@@ -12,8 +12,8 @@ import pytest
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 os.environ["LANGSMITH_TRACING"] = "false"
 
-from pipeline import Collection, open_collection
 from pipeline.client import CairnClient
+from pipeline.collection import Collection, open_collection
 from pipeline.frameworks.source import Searchable
 
 QUERY = "granite and slate"

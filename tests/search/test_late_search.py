@@ -13,7 +13,7 @@ import pytest
 from cli.main import cairn, run
 from cli.search import _found_by
 from jobs.build_index import build_index
-from pipeline import Collection, open_collection
+from pipeline.collection import Collection, open_collection
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.index.generation import open_generation
 from pipeline.search.searcher import Searcher

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.build_index import build_index
-from pipeline import Collection, open_collection
-from pipeline.collection import load_query_encoder
+from pipeline.collection import Collection, load_query_encoder, open_collection
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
 from pipeline.errors import CairnError, StorageError
 from pipeline.index import tiers
