@@ -26,7 +26,7 @@ from cli.settings import load_default_map, settings_of_verb
 from tests.docs.pages import ROOT, Block, shell_lines
 
 ADDRESS = re.compile(r"(http://)?(127\.0\.0\.1|localhost):8400")
-SMALLER = {"2000": "2"}
+SMALLER = {"2000": "2", "200": "2"}
 """Steps of a training, which would take hours, and how many are run."""
 SETTINGS = {
     "CAIRN_EVALUATE_CONTEXT_DOCUMENTS": "4",
