@@ -259,8 +259,8 @@ class LandmarkEncoder(_Parameters):
         """Return the same, and the states of all tokens after the last layer that was run."""
         asked = [self.num_layers] if layers is None else list(layers)
         states = self.states(rows, context_CD, asked, landmarks=landmarks)
-        pooled = [_pool(states[layer], rows) for layer in asked]
-        return torch.cat(pooled, dim=1), states[max(asked)]
+        found = [pooled(states[layer], rows) for layer in asked]
+        return torch.cat(found, dim=1), states[max(asked)]
 
     def states(
         self,
@@ -342,7 +342,7 @@ class LandmarkEncoder(_Parameters):
         """
         engine = self._engine(is_first_stage=True)
         states = self._states(engine, rows.alone, None, [engine.num_layers], landmarks=False)
-        return _pool(states[engine.num_layers], rows.alone)
+        return pooled(states[engine.num_layers], rows.alone)
 
     def read_alone(self, rows: PackedRows) -> tuple[Float[torch.Tensor, "B D"], Float[torch.Tensor, "N D"]]:
         """Embed rows like that with the second stage; return the states of all tokens, too."""
@@ -385,7 +385,7 @@ def _mix(
     ).transpose(1, 2)
 
 
-def _pool(x_ND: torch.Tensor, rows: PackedRows) -> Float32[torch.Tensor, "B D"]:
+def pooled(x_ND: torch.Tensor, rows: PackedRows) -> Float32[torch.Tensor, "B D"]:
     """Average each row's span, in float32."""
     starts_B = np.cumsum(rows.lengths_B) - rows.lengths_B
     num_pooled_B = rows.pooled_end_B - rows.pooled_start_B

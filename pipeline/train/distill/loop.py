@@ -1,6 +1,6 @@
 """`cairn distill` from end to end: texts, rows, the teacher's vectors, steps, log, checkpoints.
 
-    texts ─▶ rows, some held out ─▶ (vectors of a teacher of another tokenizer) ─▶ steps ─▶ model/, best/
+    texts ─▶ rows, some held out ─▶ (vectors of a teacher that differs) ─▶ steps ─▶ model/, best/
 
 A run killed at any moment goes on from its newest checkpoint, and on one thread ends with the same bytes as
 if nothing had happened. A folder belongs to one run: other settings, texts, teacher or student are refused.
@@ -20,15 +20,17 @@ import torch
 from jaxtyping import Float32
 
 from pipeline.config import EncoderConfig
+from pipeline.encode.prefixes import Prefix
 from pipeline.errors import ConfigError, ModelError, SourceError
 from pipeline.manifest import fingerprint
 from pipeline.model.engine.precision import resolve_precision
+from pipeline.model.folders.cde_settings import is_cde
 from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from pipeline.model.folders.model_defaults import encoder_config
 from pipeline.model.folders.names import model_folder
 from pipeline.model.folders.own_tensors import LANDMARK_MIXER
 from pipeline.train.checkpoints import RunFolder, held_folder
-from pipeline.train.distill.rows import text_row
+from pipeline.train.distill.rows import num_left_out, text_row
 from pipeline.train.distill.settings import DistillConfig
 from pipeline.train.distill.task import DistillTask
 from pipeline.train.landmark_encoder import OWN_NAMES, LandmarkEncoder
@@ -89,22 +91,25 @@ def distill(
         config, precision="bf16" if resolve_precision(config.precision, device) == torch.bfloat16 else "fp32"
     )
     checkpoint, settings = read_checkpoint(model_folder(student)), encoder_config({"model": student})
-    taught_by = read_checkpoint(model_folder(teacher))
+    taught_by, taught_as = read_checkpoint(model_folder(teacher)), encoder_config({"model": teacher})
     _require_student(checkpoint, settings)
     model = LandmarkEncoder(checkpoint)
     for name in OWN_NAMES:
         model.get_parameter(name).requires_grad_(False)
-    guide = LandmarkEncoder(taught_by).requires_grad_(False) if _compare(taught_by, checkpoint) else None
+    compares = _compare(taught_by, taught_as, checkpoint, settings)
+    guide = LandmarkEncoder(taught_by).requires_grad_(False) if compares else None
     state_weight = _state_weight(config, guide)
     layers = _layers(config, model, guide) if state_weight else ()
     read = read_texts(sources)
     texts = read.texts
     num_heldout = _num_heldout(texts, config)
     _require_positions(config, model, guide)
-    rows = [text_row(text, checkpoint, max_tokens=config.max_tokens) for text in texts]
+    _require_room(config, checkpoint, settings)
+    prefix = settings.document_prefix
+    rows = [text_row(text, checkpoint, max_tokens=config.max_tokens, prefix=prefix) for text in texts]
     made_of = {
-        "student": checkpoint.fingerprint,
-        "teacher": taught_by.fingerprint,
+        "student": _served(checkpoint, settings),
+        "teacher": _served(taught_by, taught_as),
         "texts": read.fingerprint,
     }
     with contextlib.nullcontext() if processes.rank else held_folder(folder):
@@ -122,6 +127,7 @@ def distill(
             layers=layers,
             state_weight=state_weight,
             rows=rows,
+            first_pooled=num_left_out(checkpoint, settings),
             num_heldout=num_heldout,
             config=config,
             processes=processes,
@@ -151,8 +157,17 @@ def distill(
     )
 
 
-def _compare(teacher: Checkpoint, student: Checkpoint) -> bool:
-    """Say whether both read the same tokens, with states of one width."""
+def _compare(
+    teacher: Checkpoint, teacher_settings: EncoderConfig, student: Checkpoint, student_settings: EncoderConfig
+) -> bool:
+    """Say whether both read the same tokens, with states of one width and vectors that are their mean."""
+    prefixes = [
+        (each.document_prefix, bool(each.document_prefix) and each.pool_prefix)
+        for each in (teacher_settings, student_settings)
+    ]
+    is_mean = teacher_settings.pooling == "mean" and not teacher_settings.causal
+    if not is_mean or not _is_plain(teacher) or prefixes[0] != prefixes[1]:
+        return False
     special = [(each.cls_id, each.landmark_id) for each in (teacher, student)]
     vocabularies = [each.tokenizer.get_vocab(with_added_tokens=True) for each in (teacher, student)]
     widths = [each.integer("hidden_size", "n_embd") for each in (teacher, student)]
@@ -160,28 +175,46 @@ def _compare(teacher: Checkpoint, student: Checkpoint) -> bool:
 
 
 def _require_student(checkpoint: Checkpoint, settings: EncoderConfig) -> None:
-    has_mixer = any(name.startswith(LANDMARK_MIXER) for name in checkpoint.tensors)
-    if checkpoint.steps or has_mixer:
+    if not _is_plain(checkpoint):
         raise ModelError(
-            "a student must be a transformer without dense layers and a landmark mixer, got another; distill "
-            "its base"
+            "a student must be a transformer of one stage without dense layers and a landmark mixer, got "
+            "another; distill its base"
         )
-    if settings.pooling not in ("mean", "lmk") or settings.causal:
+    if settings.pooling != "mean" or settings.causal:
         raise ModelError(
             "a student must pool the mean of all tokens without a causal mask, got pooling "
-            f"{settings.pooling}; choose another"
+            f"{settings.pooling}{' with a causal mask' if settings.causal else ''}; choose another"
         )
+
+
+def _is_plain(checkpoint: Checkpoint) -> bool:
+    """Say whether nothing comes before, behind or beside the transformer: no CDE, dense layers or mixer."""
+    has_mixer = any(name.startswith(LANDMARK_MIXER) for name in checkpoint.tensors)
+    return not (checkpoint.steps or has_mixer or is_cde(checkpoint.config))
+
+
+def _served(checkpoint: Checkpoint, settings: EncoderConfig) -> str:
+    """Identify a model and how its folder has it pooled."""
+    return fingerprint(
+        model=checkpoint.fingerprint,
+        pooling=settings.pooling,
+        causal=settings.causal,
+        document_prefix=settings.document_prefix,
+        pool_prefix=settings.pool_prefix,
+    )
 
 
 def _state_weight(config: DistillConfig, guide: LandmarkEncoder | None) -> float:
     if guide is None and config.state_weight:
         raise ConfigError(
-            "state_weight must be 0 with a teacher of another tokenizer or width, whose hidden states do not "
-            f"compare, got {config.state_weight:g}; leave it out to follow its vectors alone"
+            "state_weight must be 0 with a teacher of another tokenizer, width, prefix or pooling, whose "
+            f"hidden states do not compare, got {config.state_weight:g}; leave it out to follow its vectors "
+            "alone"
         )
     if guide is None and not config.vector_weight:
         raise ConfigError(
-            "vector_weight must be above 0 with a teacher of another tokenizer or width, got 0; leave it out"
+            "vector_weight must be above 0 with a teacher of another tokenizer, width, prefix or pooling, "
+            "got 0; leave it out"
         )
     return (0.0 if guide is None else 1.0) if config.state_weight is None else config.state_weight
 
@@ -209,6 +242,16 @@ def _require_positions(config: DistillConfig, model: LandmarkEncoder, guide: Lan
     most = min(each.max_positions for each in (model, guide) if each is not None)
     if config.max_tokens > most:
         raise ConfigError(f"max_tokens must be at most the models' {most} positions, got {config.max_tokens}")
+
+
+def _require_room(config: DistillConfig, checkpoint: Checkpoint, settings: EncoderConfig) -> None:
+    """Require one token of a text beside prefix, [CLS] and [LMK]."""
+    least = 3 + len(Prefix.of(settings.document_prefix, checkpoint.tokenizer).ids)
+    if config.max_tokens < least:
+        raise ConfigError(
+            f"max_tokens must be at least {least} with the student's document prefix, got "
+            f"{config.max_tokens}; raise it"
+        )
 
 
 def _taught(

@@ -19,7 +19,7 @@ class DistillConfig:
     """Settings of ``cairn distill``.
 
     ``teacher_layers`` are the teacher's layers that the student's follow, one each; () spreads them evenly.
-    ``state_weight`` = None is 1 for a teacher of the student's tokenizer and width, else 0.
+    ``state_weight`` = None is 1 for a teacher of the student's tokenizer, width, prefix and pooling, else 0.
     """
 
     steps: int = field(metadata=metadata_of(About("Optimiser steps, one a batch.", low=1)))

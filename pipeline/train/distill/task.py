@@ -17,7 +17,7 @@ from jaxtyping import Float, Float32, Int64
 from pipeline.train.checkpoints import RunFolder, RunState
 from pipeline.train.distill.rows import packed_rows
 from pipeline.train.distill.settings import DistillConfig
-from pipeline.train.landmark_encoder import LandmarkEncoder, PackedRows
+from pipeline.train.landmark_encoder import LandmarkEncoder, PackedRows, pooled
 from pipeline.train.log import TrainingLog
 from pipeline.train.objectives.hidden_states import state_loss
 from pipeline.train.processes import Processes
@@ -40,8 +40,9 @@ class DistillStep(Report):
 class DistillTask:
     """Implements :class:`pipeline.train.trainer.Task` for texts.
 
-    ``rows`` are token ids by text, the last ``num_heldout`` of which are kept out. ``teacher`` is None where
-    its vectors of the texts, ``taught_ND``, are all that is followed.
+    ``rows`` are token ids by text, the last ``num_heldout`` of which are kept out, and a text's vector is the
+    mean of their states from ``first_pooled`` on. ``teacher`` is None where its vectors of the texts,
+    ``taught_ND``, are all that is followed.
     """
 
     files: RunFolder
@@ -51,6 +52,7 @@ class DistillTask:
     layers: tuple[int, ...]
     state_weight: float
     rows: Sequence[Int64[np.ndarray, " _"]]
+    first_pooled: int
     num_heldout: int
     config: DistillConfig
     processes: Processes
@@ -58,14 +60,14 @@ class DistillTask:
     def step(self, step: int) -> DistillStep:
         """See :class:`Task`."""
         texts = self._batch(step)
-        packed = packed_rows([self.rows[text] for text in texts.tolist()])
+        packed = self._packed(texts)
         most = min(self.config.micro_batch_tokens, -(-len(packed.ids_N) // self.processes.size))
         parts = split_rows(packed, most)
         starts = np.cumsum([0, *map(len, parts)])
         loss = torch.zeros((), device=self.processes.device)
         for number in self.processes.share(len(parts)):
             part = parts[number]
-            own = self._loss(part, texts[starts[number] : starts[number + 1]]) * len(part) / len(packed)
+            own = self._loss(part, texts[starts[number] : starts[number + 1]], packed)
             own.backward()
             loss += own.detach()
         self.processes.add_up_gradients(self.model.parameters())
@@ -86,13 +88,13 @@ class DistillTask:
             return state
         texts = np.arange(len(self.rows) - self.num_heldout, len(self.rows))
         cosines: list[torch.Tensor] = []
-        packed = packed_rows([self.rows[text] for text in texts.tolist()])
+        packed = self._packed(texts)
         start = 0
         with torch.no_grad(), self._autocast():
             for part in split_rows(packed, self.config.micro_batch_tokens):
-                vectors_BD = _vectors(self.model.states(part, landmarks=False)[self.model.num_layers], part)
+                vectors_BD = pooled(self.model.states(part, landmarks=False)[self.model.num_layers], part)
                 taught_BD = self._taught(part, texts[start : start + len(part)])
-                cosines.append(F.cosine_similarity(vectors_BD, taught_BD, dim=1))
+                cosines.append(_cosines(vectors_BD, taught_BD))
                 start += len(part)
         score = float(torch.cat(cosines).mean())
         log.append({"step": state.step, "heldout_cosine": score})
@@ -111,7 +113,14 @@ class DistillTask:
         ]
         return np.concatenate(rounds)[places - places[0] // num_trained * num_trained]
 
-    def _loss(self, part: PackedRows, texts: Int64[np.ndarray, " B"]) -> torch.Tensor:
+    def _packed(self, texts: Int64[np.ndarray, " B"]) -> PackedRows:
+        return packed_rows([self.rows[text] for text in texts.tolist()], self.first_pooled)
+
+    def _loss(self, part: PackedRows, texts: Int64[np.ndarray, " B"], whole: PackedRows) -> torch.Tensor:
+        """Return what a micro-batch adds to the loss of the ``whole`` batch.
+
+        Hidden states weigh by its tokens, vectors by its texts.
+        """
         with self._autocast():
             own_layers = range(1, self.model.num_layers + 1)
             states = self.model.states(part, layers=list(own_layers), landmarks=False)
@@ -128,21 +137,23 @@ class DistillTask:
                 for own, layer in zip(own_layers, self.layers, strict=True)
             ]
             student, teacher = zip(*pairs, strict=True)
-            loss = loss + self.state_weight * state_loss(student, teacher, self.config.state_loss)
+            token_share = len(part.ids_N) / len(whole.ids_N)
+            distance = state_loss(student, teacher, self.config.state_loss)
+            loss = loss + self.state_weight * token_share * distance
         if self.config.vector_weight:
             if self.teacher is not None:
-                taught_BD = _vectors(taught_layers[self.teacher.num_layers], part)
+                taught_BD = pooled(taught_layers[self.teacher.num_layers], part)
             else:
                 taught_BD = self._taught(part, texts)
-            vectors_BD = _vectors(states[self.model.num_layers], part)
-            distance = 1.0 - F.cosine_similarity(vectors_BD, taught_BD, dim=1).mean()
+            vectors_BD = pooled(states[self.model.num_layers], part)
+            distance = (1.0 - _cosines(vectors_BD, taught_BD)).sum() / len(whole)
             loss = loss + self.config.vector_weight * distance
         return loss
 
     def _taught(self, part: PackedRows, texts: Int64[np.ndarray, " B"]) -> torch.Tensor:
         """Return the teacher's vectors of texts."""
         if self.teacher is not None:
-            return _vectors(self.teacher.states(part, landmarks=False)[self.teacher.num_layers], part)
+            return pooled(self.teacher.states(part, landmarks=False)[self.teacher.num_layers], part)
         assert self.taught_ND is not None, "a teacher is there, or its vectors are"
         return torch.from_numpy(self.taught_ND[texts]).to(self.model.device)
 
@@ -151,8 +162,8 @@ class DistillTask:
         return torch.autocast(self.model.device.type, torch.bfloat16, enabled=is_half)
 
 
-def _vectors(states_ND: Float[torch.Tensor, "N D"], rows: PackedRows) -> Float32[torch.Tensor, "B D"]:
-    text_N = torch.from_numpy(np.repeat(np.arange(len(rows)), rows.lengths_B)).to(states_ND.device)
-    sums_BD = states_ND.new_zeros((len(rows), states_ND.shape[1]), dtype=torch.float32)
-    lengths_B = torch.from_numpy(rows.lengths_B).to(states_ND.device)
-    return sums_BD.index_add_(0, text_N, states_ND.float()) / lengths_B[:, None]
+def _cosines(
+    vectors_BD: Float[torch.Tensor, "B D"], taught_BV: Float[torch.Tensor, "B V"]
+) -> Float[torch.Tensor, " B"]:
+    """Compare the first dimensions, as many as the student is served with."""
+    return F.cosine_similarity(vectors_BD[:, : taught_BV.shape[1]], taught_BV, dim=1)

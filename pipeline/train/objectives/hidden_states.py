@@ -1,10 +1,12 @@
 """Distillation of hidden states: a student's layers stay near those of a teacher, token by token.
 
-    mse      mean over tokens of ‖s - t‖², divided by the teacher's mean ‖t‖² in the batch
+    mse      mean over tokens of ‖s - t‖², divided by the teacher's mean ‖t‖² in the micro-batch
     cosine   mean over tokens of 1 - cos(s, t)
 
-Source: NV-Embed, appendix A.2, the sum of MSE over layers. Differs: each layer's error is divided by the size
-of its states, which differs tenfold between layers, and layers are mapped where the student has fewer.
+Source: NV-Embed, appendix A.2, MSE of the states of each layer. Differs: there the errors are summed over
+layers and a contrastive loss is added; here layers are averaged, and texts alone are read. Each layer's error
+is divided by the size of its states, which differs tenfold between layers, and layers are mapped where the
+student has fewer. That size is measured in the micro-batch, so other micro-batches give a slightly other MSE.
 """
 
 from __future__ import annotations
