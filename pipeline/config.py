@@ -102,11 +102,9 @@ class ClusterConfig:
         None, About("Clusters of the corpus.", low=1, high=65_536, default_text="from its size")
     )
     max_sample_documents: int = option(32_768, About(low=1))
-    num_iterations: int = option(
-        20, About("Iterations of K-means.", low=1, high=10_000, flag="--cluster-iterations")
-    )
+    num_iterations: int = option(20, About("Iterations of K-means.", low=1, flag="--cluster-iterations"))
     num_redos: int = option(
-        1, About("Attempts of K-means; the best is kept.", low=1, high=100, flag="--cluster-attempts")
+        1, About("Attempts of K-means; the best is kept.", low=1, flag="--cluster-attempts")
     )
     surrogate: Surrogate = option("static", About("What clustering embeds with."))
     seed: int = option(0, _SEED)

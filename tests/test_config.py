@@ -113,7 +113,7 @@ def test_setting_of_another_type_is_refused(changes, words):
             {"seed": None},
             "seed must be a whole number from -2,147,483,648 to 2,147,483,647",
         ),
-        (ClusterConfig, {"num_redos": 0}, "num_redos must be a whole number from 1 to 100, got 0"),
+        (ClusterConfig, {"num_redos": 0}, "num_redos must be a whole number of at least 1, got 0"),
         (ClusterConfig, {"seed": 2**31}, "seed must be a whole number from -2,147,483,648 to 2,147,483,647"),
         (IndexConfig, {"flat_max_vectors": 1.5}, "flat_max_vectors must be a whole number, got 1.5"),
         (IngestConfig, {"sync": "yes"}, "sync must be true or false, got 'yes'"),

@@ -19,7 +19,7 @@ from pipeline.config import Backend, Precision
 from pipeline.errors import ConfigError
 from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from pipeline.model.folders.encoder_folder import save_encoder_folder
-from pipeline.model.folders.model_defaults import encoder_config
+from pipeline.model.folders.model_defaults import encoder_config, trained_context
 from pipeline.model.folders.names import model_folder
 from pipeline.types import ModelScorer, ProgressListener, silent_progress
 
@@ -68,7 +68,7 @@ def compress(
         folder = source
         for step, smaller in _steps(checkpoint, rows, config, is_causal=settings.causal, progress=progress):
             folder = Path(scratch) / step
-            save_encoder_folder(folder, smaller, settings)
+            save_encoder_folder(folder, smaller, settings, context=trained_context(model))
             measured.append(measure_model(step, folder, rows, scorer, backend=backend, precision=precision))
         with durable.storage_errors(f"saving the model to {output}"):
             durable.put_in_place(folder, output)

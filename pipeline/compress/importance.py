@@ -4,8 +4,9 @@
     heads, neurons  estimated: E ‖∂e/∂m‖², m the gate of the part, from one backward pass a text
 
 The first-order term of a loss that compares a model with itself is zero, so the estimate is the leading,
-second-order one: by Gauss-Newton, taking part i away changes the embedding e by ½ ‖∂e/∂mᵢ‖² in squared
-distance. ‖∂e/∂m‖² is estimated without bias by (∂⟨e, r⟩/∂m)², r a random direction.
+second-order one: by Gauss-Newton, the cosine of the embedding e falls by ½ ‖∂e/∂mᵢ‖² without part i.
+An embedding is the mean of all tokens here, whatever the model pools. ‖∂e/∂m‖² is estimated without bias by
+(∂⟨e, r⟩/∂m)², r a random direction.
 
 Source: Kwon et al. 2022 (a fast post-training pruning framework for Transformers), diagonal Fisher
 information of mask variables; Michel et al. 2019 for gates of heads. Differs: the loss is the change of

@@ -29,7 +29,7 @@ class CompressConfig:
     )
     rounding: Rounding = option("gptq", About("How weights are rounded; fp8: to the nearest alone."))
     group_size: int = option(64, About("Weights of a row that share a scale in int4.", low=8, high=4_096))
-    calibration_texts: int = option(128, About("Texts that are read, evenly spread.", low=1, high=100_000))
+    calibration_texts: int = option(128, About("Texts that are read, evenly spread.", low=8, high=100_000))
     max_tokens: int = option(128, About("Tokens of a text that are read.", low=8))
     seed: int = option(0, About("Seed of everything drawn.", low=0, high=MAX_SEED))
 

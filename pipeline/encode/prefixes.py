@@ -1,4 +1,4 @@
-"""Instructions before a text (NV-Embed §3.2).
+"""Instructions before a text (NV-Embed §4).
 
 They stand after a row's [CLS], are read by every token, and are in no pooled span.
 

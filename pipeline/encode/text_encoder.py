@@ -30,7 +30,7 @@ from pipeline.model.families.decoder import language_model
 from pipeline.model.folders.checkpoint import read_checkpoint
 from pipeline.model.folders.encoder_folder import beyond_stock_modules, save_encoder_folder
 from pipeline.model.folders.first_layers import first_layers
-from pipeline.model.folders.model_defaults import encoder_config
+from pipeline.model.folders.model_defaults import encoder_config, trained_context
 from pipeline.model.folders.names import model_folder
 from pipeline.token_vectors.projection import LATE_NAME
 from pipeline.types import QueryTokens
@@ -135,6 +135,7 @@ class TextEncoder:
             self._saved_as,
             copies_weights=checkpoint is read,
             late_path=model_folder(self.config.model) / LATE_NAME,
+            context=trained_context(self.config.model),
         )
         return beyond_stock_modules(self._saved_as, checkpoint.config, checkpoint.tensors)
 

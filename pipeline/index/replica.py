@@ -233,14 +233,14 @@ class Replica:
                 kept |= self._keys(generation)
         lease = self._store.read(LEASE_KEY)  # renewed a moment ago: the store's clock
 
-        def is_there(key: str, record: FileRecord) -> bool:
-            if key not in stored or stored[key][0] != record.size_bytes:
+        def is_there(key: str, path: Path, record: FileRecord) -> bool:
+            size, modified_at = stored.get(key, (-1, None))
+            if size != record.size_bytes or modified_at is None:
                 return False
-            return key in kept or (
-                lease is not None and lease.modified_at - stored[key][1] < timedelta(seconds=REUSED_SECONDS)
-            )
+            is_new = lease and lease.modified_at - modified_at < timedelta(seconds=REUSED_SECONDS)
+            return bool(is_new) or key in kept or not path.exists()  # a worker wrote it to the store alone
 
-        missing = [(key, path) for key, (path, record) in files.items() if not is_there(key, record)]
+        missing = [(key, path) for key, (path, record) in files.items() if not is_there(key, path, record)]
         with durable.storage_errors(f"uploading to {self.uri}"), ThreadPoolExecutor(TRANSFERS) as pool:
             list(pool.map(lambda each: self._store.write(*each), missing))
 

@@ -19,7 +19,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pipeline.durable import commit_point, storage_errors
 from pipeline.errors import CairnError
@@ -34,8 +34,6 @@ from pipeline.manifest import FileRecord, record_file
 
 Files = Mapping[str, FileRecord]
 """Files by path below the collection's folder."""
-FOLDER_PREFIX: Final = "cairn-task-"
-"""Of a worker's temporary folder; its process id follows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,15 +86,24 @@ class StoredTask:
             return StoredAnswer(answer=answer, written=written)
 
 
+def folder_prefix() -> str:
+    """Return how temporary folders of this namespace of processes begin; a process id follows."""
+    return f"cairn-task-{Path('/proc/self/ns/pid').stat().st_ino}-"
+
+
 @contextlib.contextmanager
 def _own_folder() -> Generator[Path]:
-    """Make a temporary folder; those of processes that are dead by now are removed."""
+    """Make a temporary folder; those of processes that are dead by now are removed.
+
+    Processes of another container, which may have the same temporary folder, are told by their namespace.
+    """
     parent = Path(tempfile.gettempdir())
-    for left in parent.glob(f"{FOLDER_PREFIX}*-*"):
-        pid = left.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+    prefix = folder_prefix()
+    for left in parent.glob(f"{prefix}*-*"):
+        pid = left.name.removeprefix(prefix).partition("-")[0]
         if pid.isdigit() and not Path("/proc", pid).exists():
             shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-", dir=parent) as folder:
         yield Path(folder).resolve()
 
 

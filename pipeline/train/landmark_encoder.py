@@ -160,7 +160,7 @@ class LandmarkEncoder(_Parameters):
 
     @staticmethod
     def _read(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Transformer:
-        return reader_of(checkpoint.config["model_type"])(checkpoint, dtype=dtype, device=device)
+        return reader_of(checkpoint.config.get("model_type"))(checkpoint, dtype=dtype, device=device)
 
     def _engine(self, *, is_first_stage: bool = False) -> Transformer:
         """Return the engine whose weights are the parameters as they are now, low-rank updates included.

@@ -22,6 +22,7 @@ score do not join the pool that negatives are mined from.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -204,6 +205,8 @@ def _refused(record: PairRecord, min_score: float) -> str | None:
     texts = (record.query, record.document, record.title, record.source, record.instruction, record.label)
     if not all(map(_is_unicode, (*texts, *record.negatives))):
         return "text that is not valid Unicode"
+    if record.score is not None and math.isnan(record.score):
+        return "score that is no number"
     if record.score is not None and record.score < min_score:
         return f"score below {min_score:g}"
     return None

@@ -10,13 +10,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from cairn import load_encoder
 from safetensors.torch import load_file, save_file
 
 from pipeline.compress.compression import compress
 from pipeline.compress.settings import CompressConfig
+from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.errors import ConfigError, ModelError, SourceError
+from pipeline.model.folders.checkpoint import EXTRA_NAME, read_checkpoint
+from pipeline.model.folders.encoder_folder import save_encoder_folder
+from pipeline.model.folders.model_defaults import trained_context
 from pipeline.model.folders.quantized_weights import DESCRIPTION_NAME, QUANTIZED_NAME
+from pipeline.quantized_matrix import QuantizedTensors
 
 TEXTS = ["the old cat sat on the mat.", "a river by the mountain"]
 
@@ -85,6 +91,36 @@ def test_saved_quantised_encoder_is_the_same_again(tiny_model_folder, texts_path
     encoder = load_encoder(str(tmp_path / "small"), precision="fp32")
     assert "quantised weights" in encoder.save(tmp_path / "saved")
     assert np.array_equal(vectors(tmp_path / "saved"), vectors(tmp_path / "small"))
+
+
+def test_smaller_model_keeps_the_context_it_was_trained_with(tiny_model_folder, texts_path, tmp_path):
+    trained = ContextConfig(context_documents=64, max_document_tokens=32)
+    save_encoder_folder(
+        tmp_path / "trained",
+        read_checkpoint(tiny_model_folder),
+        EncoderConfig(use_context=True),
+        context=trained,
+    )
+    compress(str(tmp_path / "trained"), [texts_path], tmp_path / "small", CompressConfig(weights="int8"))
+    load_encoder(str(tmp_path / "small"), precision="fp32").save(tmp_path / "saved")
+    for name in ("small", "saved"):
+        assert trained_context(str(tmp_path / name)) == trained
+
+
+def test_matrix_trained_since_is_read_in_place_of_the_rounded_one(tiny_model_folder, texts_path, tmp_path):
+    compress(str(tiny_model_folder), [texts_path], tmp_path / "small", CompressConfig(weights="int8"))
+    name = next(iter(quantized(tmp_path / "small").matrices))
+    trained = torch.zeros(quantized(tmp_path / "small")[name].shape)
+    save_file({name: trained}, tmp_path / "small" / EXTRA_NAME)
+    tensors = quantized(tmp_path / "small")
+    assert torch.equal(tensors[name], trained)
+    assert list(tensors).count(name) == 1
+
+
+def quantized(folder: Path) -> QuantizedTensors:
+    tensors = read_checkpoint(folder).tensors
+    assert isinstance(tensors, QuantizedTensors)
+    return tensors
 
 
 def test_same_texts_give_the_same_bytes(tiny_model_folder, texts_path, tmp_path):

@@ -21,7 +21,7 @@ from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import verify_collection
 from pipeline.index.segments import parts
 from pipeline.index.segments.parts import Task
-from pipeline.index.store_tasks import FOLDER_PREFIX, StoredTask, store_tasks
+from pipeline.index.store_tasks import StoredTask, folder_prefix, store_tasks
 from tests.jobs.test_row_tasks import corpus
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def test_task_writes_to_the_store_alone_and_clears_the_folders_of_dead_workers(
     layout = on("one")
     layout.folder.mkdir(parents=True)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    dead, alive = (tmp_path / f"{FOLDER_PREFIX}{pid}-x" for pid in (2**22 + 1, os.getppid()))
+    dead, alive = (tmp_path / f"{folder_prefix()}{pid}-x" for pid in (2**22 + 1, os.getppid()))
     dead.mkdir()
     alive.mkdir()
     with layout.writer_lock():
@@ -139,4 +139,4 @@ def test_task_writes_to_the_store_alone_and_clears_the_folders_of_dead_workers(
         assert not (layout.folder / "written").exists()
         layout.replica.worker_files.fetch(layout.folder / "written")
     assert (layout.folder / "written").read_bytes() == b"by a worker"
-    assert [path.name for path in tmp_path.glob(f"{FOLDER_PREFIX}*")] == [alive.name]
+    assert [path.name for path in tmp_path.glob(f"{folder_prefix()}*")] == [alive.name]

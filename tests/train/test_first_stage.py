@@ -18,6 +18,7 @@ from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.context_encoder import ContextEncoder
 from pipeline.model.folders.checkpoint import EXTRA_NAME, read_checkpoint
 from pipeline.model.folders.encoder_folder import save_encoder_folder
+from pipeline.model.folders.first_layers import first_layers
 from pipeline.model.folders.own_tensors import FIRST_STAGE
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.low_rank import add_low_rank, low_rank_parameters
@@ -102,6 +103,19 @@ def test_first_stage_of_fewer_layers_is_the_base_s_first_ones_and_layers_cut_the
     served = saved(model, tiny_model_folder, tmp_path / "saved")
     np.testing.assert_allclose(embedded(served), embedded(tiny_model_folder, layers=1), atol=1e-5)
     np.testing.assert_array_equal(embedded(served, layers=1), embedded(served))
+
+
+def test_first_layers_keep_the_kinds_of_a_first_stage_with_more_layers(tiny_model_folder: Path):
+    model = LandmarkEncoder(read_checkpoint(tiny_model_folder), first_stage_layers=2)
+    base = read_checkpoint(tiny_model_folder)
+    checkpoint = replace(
+        base,
+        config={**base.config, "layer_types": ["full_attention", "sliding_attention"]},
+        tensors={**base.tensors, **model.published_tensors()},
+    )
+    kinds = first_layers(checkpoint, 1).config["layer_types"]
+    assert kinds == ["full_attention", "sliding_attention"]
+    assert first_layers(replace(checkpoint, tensors=base.tensors), 1).config["layer_types"] == kinds[:1]
 
 
 def test_first_stage_is_part_of_fingerprints(tiny_model_folder: Path, tmp_path: Path):

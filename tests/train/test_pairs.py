@@ -182,14 +182,14 @@ def test_read_pairs_labels_of_one_class_are_refused(tmp_path: Path):
 def test_read_pairs_scored_texts_are_pairs_in_both_directions_from_a_score_on(tmp_path: Path):
     path = write_parquet(
         tmp_path / "p.parquet",
-        query=["a", "b"],
-        document=["x", "y"],
-        score=[4.0, 3.9],
-        instruction=["i", "i"],
+        query=["a", "b", "c"],
+        document=["x", "y", "z"],
+        score=[4.0, 3.9, float("nan")],
+        instruction=["i", "i", "i"],
     )
     pairs = read_pairs([path])
     assert list(zip(pairs.queries, pairs.documents, strict=True)) == [("a", "x"), ("x", "a")]
-    assert pairs.skipped == {"score below 4": 1}
+    assert pairs.skipped == {"score below 4": 1, "score that is no number": 1}
     assert pairs.tasks == ("similarity", "similarity")
     assert read_pairs([path], min_score=3.0).queries == ("a", "x", "b", "y")
 

@@ -36,9 +36,14 @@ def first_layers(checkpoint: Checkpoint, num_layers: int | None) -> Checkpoint:
             f"layers must lie between 1 and the model's {available}, got {num_layers}; "
             "leave it out to run all"
         )
+    config = of_so_many_layers(checkpoint.config, num_layers)
+    if isinstance(kinds := checkpoint.config.get("layer_types"), list):
+        # A first stage of its own may have more layers; each stage reads as many kinds as it has layers.
+        own = [layer_of(name) + 1 for name in checkpoint.tensors if name.startswith(FIRST_STAGE)]
+        config["layer_types"] = kinds[: max([num_layers, *own])]
     return replace(
         checkpoint,
-        config=of_so_many_layers(checkpoint.config, num_layers),
+        config=config,
         tensors={
             name: tensor[:num_layers] if name in GATE_NAMES else tensor
             for name, tensor in checkpoint.tensors.items()

@@ -179,6 +179,12 @@ def context_defaults(model: str) -> dict[str, Any]:
     return stored
 
 
+def trained_context(model: str) -> ContextConfig | None:
+    """Return the context a model was trained with, None where its folder does not say; see above."""
+    stored = context_defaults(model)
+    return ContextConfig(**stored) if stored else None
+
+
 def _of_description(described: SentenceTransformersFolder, settled: Set[str]) -> dict[str, Any]:
     """Return what the folder describes.
 

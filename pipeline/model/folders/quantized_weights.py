@@ -57,7 +57,10 @@ def require_described(path: Path) -> None:
 
 
 def quantized_tensors(stored: Mapping[str, torch.Tensor]) -> QuantizedTensors:
-    """Return what the file holds, matrices as they are stored."""
+    """Return what the file holds, matrices as they are stored.
+
+    A matrix that is there whole as well, such as one trained since, is read whole.
+    """
     matrices: dict[str, QuantizedMatrix] = {}
     for name in stored:
         if name.endswith(".codes"):
@@ -66,4 +69,5 @@ def quantized_tensors(stored: Mapping[str, torch.Tensor]) -> QuantizedTensors:
                 codes=stored[name], scales_EG=stored[f"{base}.scales"], zeros_EG=stored.get(f"{base}.zeros")
             )
     parts = {f"{base}.{part}" for base in matrices for part in ("codes", "scales", "zeros")}
-    return QuantizedTensors({name: tensor for name, tensor in stored.items() if name not in parts}, matrices)
+    plain = {name: tensor for name, tensor in stored.items() if name not in parts}
+    return QuantizedTensors(plain, {name: each for name, each in matrices.items() if name not in plain})

@@ -26,7 +26,7 @@ from pipeline.manifest import fingerprint
 from pipeline.model.engine.precision import resolve_precision
 from pipeline.model.folders.cde_settings import is_cde
 from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
-from pipeline.model.folders.model_defaults import encoder_config
+from pipeline.model.folders.model_defaults import encoder_config, trained_context
 from pipeline.model.folders.names import model_folder
 from pipeline.model.folders.own_tensors import LANDMARK_MIXER
 from pipeline.train.checkpoints import RunFolder, held_folder
@@ -118,7 +118,7 @@ def distill(
             claim_folder(folder, config, made_of, read.skipped)
             if guide is None:
                 taught_ND = _taught(texts, teacher, student, folder, made_of, progress)
-        files = RunFolder(folder, checkpoint, settings)
+        files = RunFolder(folder, checkpoint, settings, context=trained_context(student))
         task = DistillTask(
             files=files,
             model=model.to(device),
