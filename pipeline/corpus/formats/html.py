@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from bs4 import BeautifulSoup
 
 _LEFT_OUT: Final = ("script", "style", "template", "noscript", "nav", "aside", "form", "iframe", "svg")
-_BLANK_LINES: Final = re.compile(r"\s*\n\s*\n\s*\n")
+_BLANK_LINES: Final = re.compile(r"\n{3,}")
+_LONG_SPACE: Final = re.compile(r"(?<![ \t\r\n])([ \t\r\n]{200})[ \t\r\n]+")
+"""markdownify takes time quadratic in the length of white space, so longer runs are cut."""
 
 
 class HtmlFormat:
@@ -59,16 +61,23 @@ class HtmlFormat:
 def _converted(raw: bytes) -> tuple[str, str]:
     """Return title and Markdown of a page."""
     from bs4 import BeautifulSoup
+    from bs4.exceptions import ParserRejectedMarkup
     from markdownify import MarkdownConverter
 
-    page = BeautifulSoup(raw, "html.parser")
+    try:
+        page = BeautifulSoup(raw, "html.parser")
+    except (ParserRejectedMarkup, AssertionError) as error:  # on declarations such as <![foo[bar]]>
+        raise ValueError("its markup cannot be parsed") from error
     title = _title(page)
     for element in page.find_all([*_LEFT_OUT]):
         element.decompose()
+    for text in page.find_all(string=_LONG_SPACE):
+        text.replace_with(type(text)(_LONG_SPACE.sub(r"\1", text)))
     articles = page.find_all("article")
     content = page.find("main") or (articles[0] if len(articles) == 1 else page.body or page)
     converter = MarkdownConverter(heading_style="ATX", bullets="-", strip=["img"])
-    return title, _BLANK_LINES.sub("\n\n", converter.convert_soup(content)).strip()
+    lines = (line if line.strip() else "" for line in converter.convert_soup(content).split("\n"))
+    return title, _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip()
 
 
 def _title(page: BeautifulSoup) -> str:

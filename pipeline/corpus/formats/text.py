@@ -7,7 +7,8 @@ Its id is its path below the source, its text the file as it is, so that heading
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -22,9 +23,10 @@ from pipeline.corpus.sources import SourceFile
 DOCUMENT_SCHEMA: Final = pa.schema(
     [pa.field("id", pa.string()), pa.field("title", pa.string()), pa.field("text", pa.large_string())]
 )
-_FRONT_MATTER: Final = re.compile(rb"\A---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
-_TITLE: Final = re.compile(rb"^title:[ \t]*(.+?)\s*$", re.MULTILINE)
-_HEADING: Final = re.compile(rb"^#{1,6}[ \t]+(.+?)[ \t#]*$|^(\S.*?)\s*\n={3,}\s*$", re.MULTILINE)
+_HEADING: Final = re.compile(rb"#{1,6}[ \t]+(.*)", re.DOTALL)
+_UNDERLINE: Final = re.compile(rb"={3,}[ \t]*")
+TITLE_BYTES: Final = 64 << 10
+"""How much of the start of a file is searched for its title."""
 
 
 class TextFormat:
@@ -54,13 +56,30 @@ def read_document(file: SourceFile, config: CorpusConfig) -> bytes:
 
 def title_of(file: SourceFile, raw: bytes) -> str:
     """Return the title of a Markdown or plain text file."""
-    front = _FRONT_MATTER.match(raw)
-    if front and (named := _TITLE.search(front[1])):
-        return named[1].strip(b"\"'").decode("utf-8", "replace")
+    front, lines = _parts(raw[:TITLE_BYTES].splitlines())
+    named = next((line[6:].strip() for line in front if line.startswith(b"title:") and line[6:].strip()), b"")
     is_markdown = not file.path.lower().endswith(".txt")
-    heading = _HEADING.search(raw, front.end() if front else 0) if is_markdown else None
-    found = (heading[1] or heading[2]).strip() if heading else b""
+    found = named.strip(b"\"'") or (_heading(lines) if is_markdown else b"")
     return found.decode("utf-8", "replace") or PurePosixPath(file.relative).stem
+
+
+def _parts(lines: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """Split lines into those of the front matter, none where there is none, and those behind it."""
+    if lines[:1] == [b"---"]:
+        for index, line in enumerate(lines[1:], start=1):
+            if line.rstrip() == b"---":
+                return lines[1:index], lines[index + 1 :]
+    return [], lines
+
+
+def _heading(lines: Sequence[bytes]) -> bytes:
+    """Return the first heading, empty where there is none. No pattern here can backtrack."""
+    for line, below in zip_longest(lines, lines[1:], fillvalue=b""):
+        if (marked := _HEADING.match(line)) and (text := marked[1].strip(b" \t#")):
+            return text
+        if line[:1].strip() and _UNDERLINE.fullmatch(below):
+            return line.strip()
+    return b""
 
 
 def one_document(

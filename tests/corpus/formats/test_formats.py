@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,10 +179,12 @@ def test_text_files_are_documents_with_titles(tmp_path: Path) -> None:
         "guide/b.md": "---\nlayout: page\ntitle: 'Invoices'\n---\n# Other\n\ntext",
         "c.txt": "# no heading in plain text",
         "d.markdown": "\ufeffUnderlined\n===\n\nbody",
+        "e.md": "---\ntitle:\n---\n#\n# ##\r\n## C and more #\r\n",
+        "f.md": "====\n#tag\n\n  ===\n",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text.encode())
     (tmp_path / "bad.md").write_bytes(b"caf\xe9")
     (tmp_path / "empty.md").write_bytes(b"")
     (tmp_path / "large.md").write_bytes(b"x" * 101)
@@ -189,6 +192,8 @@ def test_text_files_are_documents_with_titles(tmp_path: Path) -> None:
     assert {row["doc_id"]: row["title"] for row in rows} == {
         "c.txt": "c",
         "d.markdown": "Underlined",
+        "e.md": "C and more",
+        "f.md": "f",
         "guide/a.md": "Reset a password",
         "guide/b.md": "Invoices",
     }
@@ -217,6 +222,40 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
     assert [(row["doc_id"], row["title"]) for row in rows] == [("a.html", "Reset a password"), ("b.htm", "b")]
     assert rows[0]["text"] == "# Reset\n\nOpen **settings**, café.\n\n## Steps\n\n- one\n- two"
     assert reasons(rejected) == [(0, "damaged_rows")]
+
+
+@pytest.mark.parametrize("markup", ["<![foo[bar]]>", "<![ CDATA[", "<![1]>"])
+def test_html_that_no_parser_takes_is_quarantined_and_the_others_read(tmp_path: Path, markup: str) -> None:
+    (tmp_path / "bad.html").write_text(f"<p>text</p>{markup}<p>more</p>")
+    (tmp_path / "good.html").write_text("<p>text</p>")
+    rows, rejected = read(tmp_path)
+    assert [row["doc_id"] for row in rows] == ["good.html"]
+    assert [(row["reason"], row["detail"]) for row in rejected] == [
+        ("damaged_rows", "its markup cannot be parsed")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "unit"),
+    [
+        ("a.md", "# x", " "),
+        ("a.md", "# x", " #"),
+        ("a.md", "x", "\n"),
+        ("a.md", "x", " \n"),
+        ("a.md", "---\ntitle: x", " "),
+        ("a.html", "<p>x", " "),
+        ("a.html", "<pre>x", " \n"),
+    ],
+)
+def test_time_grows_with_the_length_of_a_document(tmp_path: Path, name: str, start: str, unit: str) -> None:
+    def seconds(size: int) -> float:
+        (tmp_path / name).write_text(start + unit * (size // len(unit)) + "x")
+        begin = time.process_time()
+        assert len(read(tmp_path)[0]) == 1
+        return time.process_time() - begin
+
+    seconds(1_000)  # what is loaded once
+    assert seconds(1 << 20) < 16 * max(seconds(1 << 17), 0.05)  # quadratic time: 64 times
 
 
 def test_a_folder_is_read_as_the_first_kind_it_holds(tmp_path: Path) -> None:
