@@ -20,13 +20,13 @@ from pipeline.corpus import quarantine
 from pipeline.corpus.checks import CheckedBatch, RowChecker
 from pipeline.corpus.decode import DECODE_ERRORS
 from pipeline.corpus.file_identity import file_identities
-from pipeline.corpus.formats.format import Undecoded, damage_of
+from pipeline.corpus.formats.format import damage_of, damage_reported
 from pipeline.corpus.formats.formats import FORMATS
 from pipeline.corpus.quarantine import REJECTED_SCHEMA
 from pipeline.corpus.schema import ColumnMapping, CorpusSchema, agree_on_schema
 from pipeline.corpus.source_record import Footer, recorded_footers
 from pipeline.corpus.sources import Source, SourceFile, resolve_sources
-from pipeline.errors import SourceError
+from pipeline.errors import SourceError, TryAgainError
 from pipeline.manifest import fingerprint
 from pipeline.types import staged_schema
 
@@ -140,39 +140,31 @@ def read_damaged_files(scan: Scan) -> Iterator[CheckedBatch]:
 
 
 def read_file(scan: Scan, place: int, config: CorpusConfig) -> Iterator[CheckedBatch]:
-    """Yield every row of the file at a place of ``scan.files``, as :func:`read_checked` does."""
+    """Yield every row of the file at a place of ``scan.files``, as :func:`read_checked` does.
+
+    Raises :class:`TryAgainError` where the file does not have as many rows as it had when they were counted:
+    a row that is not delivered would count as deleted.
+    """
     file, num_rows = scan.files[place], scan.file_rows[place]
     checker = _checker(scan, file, config)
-    done = 0
+    done, is_cut = 0, False
     types = {column: checker.stored_types[stored] for stored, column in checker.sources.items()}
-    for item in _damage_reported(file, FORMATS[file.format].decode(file, num_rows, types, config)):
+    for item in damage_reported(file, FORMATS[file.format].decode(file, num_rows, types, config)):
         if isinstance(item, pa.RecordBatch):
             for batch in checker.check(item, done):
                 yield batch
                 done += batch.num_rows
         else:
-            stop = num_rows if item.num_rows is None else done + item.num_rows
+            is_cut = is_cut or item.num_rows is None
+            # Where the file ends damaged behind its last row, it is one row more: it was not read whole.
+            stop = max(num_rows, done + 1) if item.num_rows is None else done + item.num_rows
             yield from _damaged_rows(scan, file, done, stop, item.detail)
             done = stop
-
-
-def _damage_reported(
-    file: SourceFile, items: Iterator[pa.RecordBatch | Undecoded]
-) -> Iterator[pa.RecordBatch | Undecoded]:
-    """End a stream that fails to decode with the damage.
-
-    A fault of ours further on, or of a store, is not mistaken for one.
-    """
-    while True:
-        try:
-            item = next(items)
-        except StopIteration:
-            return
-        except DECODE_ERRORS as error:
-            file.require_reachable(error)
-            yield Undecoded(num_rows=None, detail=damage_of(error))
-            return
-        yield item
+    if done != num_rows and not is_cut:
+        raise TryAgainError(
+            f"{file.name} must not change while it is read, got {done} rows where {num_rows} were counted; "
+            "run the command again"
+        )
 
 
 def _checker(scan: Scan, file: SourceFile, config: CorpusConfig) -> RowChecker:

@@ -58,7 +58,7 @@ class CsvFormat:
     def decode(
         self,
         file: SourceFile,
-        num_rows: int,  # noqa: ARG002 - a row more or less is seen by the identity of the next run
+        num_rows: int,  # noqa: ARG002 - `scan.read_file` compares what is read with it
         types: Mapping[str, pa.DataType],
         config: CorpusConfig,
     ) -> Iterator[pa.RecordBatch | Undecoded]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
 from pipeline.config import CorpusConfig
+from pipeline.corpus.decode import DECODE_ERRORS
 from pipeline.corpus.source_record import Footer
 from pipeline.corpus.sources import SourceFile
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +46,23 @@ class SourceFormat(Protocol):
         of their own makes values of it, others may leave them as they are.
         """
         ...
+
+
+def damage_reported(file: SourceFile, items: Iterator[_Item | Undecoded]) -> Iterator[_Item | Undecoded]:
+    """End a stream that fails to decode with the damage.
+
+    A fault of ours further on, or of a store, is not mistaken for one.
+    """
+    while True:
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        except DECODE_ERRORS as error:
+            file.require_reachable(error)
+            yield Undecoded(num_rows=None, detail=damage_of(error))
+            return
+        yield item
 
 
 def damage_of(error: BaseException) -> str:

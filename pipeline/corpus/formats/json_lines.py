@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import pyarrow as pa
 
 from pipeline.config import CorpusConfig
-from pipeline.corpus.formats.format import Undecoded
+from pipeline.corpus.formats.format import Undecoded, damage_reported
 from pipeline.corpus.formats.inferred import footer_of
 from pipeline.corpus.formats.values import as_column, type_of
 from pipeline.corpus.source_record import Footer
@@ -43,14 +43,14 @@ class JsonLinesFormat:
     def decode(
         self,
         file: SourceFile,
-        num_rows: int,  # noqa: ARG002 - a line more or less is seen by the identity of the next run
+        num_rows: int,  # noqa: ARG002 - `scan.read_file` compares what is read with it
         types: Mapping[str, pa.DataType],
         config: CorpusConfig,
     ) -> Iterator[pa.RecordBatch | Undecoded]:
         """Yield the rows, and each damaged line where it stands."""
         rows: list[dict[str, Any]] = []
         size_bytes = 0
-        for row in _rows(file, config):
+        for row in damage_reported(file, _rows(file, config)):  # rows in front of damage are kept
             if not isinstance(row, Undecoded):
                 rows.append(row)
                 size_bytes += sum(len(value) for value in row.values() if isinstance(value, str))

@@ -16,8 +16,8 @@ import pytest
 from pyarrow import csv
 
 from pipeline.config import CorpusConfig
-from pipeline.corpus.scan import scan_sources
-from pipeline.errors import SchemaError, SourceError
+from pipeline.corpus.scan import read_checked, scan_sources
+from pipeline.errors import SchemaError, SourceError, TryAgainError
 from tests.corpus.checked_rows import read, reasons
 
 ROWS = [
@@ -142,6 +142,34 @@ def test_damaged_rows_of_csv_are_quarantined(tmp_path: Path) -> None:
     details = [row["detail"] for row in rejected if row["reason"] == "damaged_rows"]
     assert "row 3 must have 2 fields, got 1" in details
     assert "row 7 must have 2 fields, got 3" in details
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
+def test_a_file_that_changes_between_the_count_and_the_reading_loses_no_row(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    lines = {
+        "rows.jsonl": [f'{{"id": "{each}", "text": "x"}}\n' for each in "abc"],
+        "rows.csv": ["id,text\n", "a,x\n", "b,x\n"],
+    }[name]
+    path.write_text("".join(lines[:2]))
+    scan = scan_sources([str(path)], CorpusConfig())
+    for changed in (lines[:1], lines):
+        path.write_text("".join(changed))
+        with pytest.raises(TryAgainError, match=f"{name} must not change while it is read, got"):
+            list(read_checked(scan, CorpusConfig()))
+
+
+def test_a_file_damaged_behind_its_last_counted_row_is_not_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    line = json.dumps({"id": "a", "text": "x" * 700_000}).encode() + b"\n"
+    path.write_bytes(gzip.compress(line))
+    scan = scan_sources([str(path)], CorpusConfig())
+    path.write_bytes(gzip.compress(line * 2) + b"damage")
+    batches = list(read_checked(scan, CorpusConfig()))
+    assert sum(batch.rows.num_rows for batch in batches) == 1
+    assert reasons(row for batch in batches for row in batch.rejected.to_pylist()) == [(1, "damaged_rows")]
 
 
 @pytest.mark.parametrize("name", ["rows.feather", "rows.arrow", "rows.jsonl.gz"])
