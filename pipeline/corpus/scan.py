@@ -106,9 +106,14 @@ def scan_sources(sources: Sequence[Source], config: CorpusConfig, record: Path |
             + (f" and {len(footers) - 1} more" if len(footers) > 1 else "")
         )
     # A file of JSON lines without a line has no columns.
-    schema = agree_on_schema(
-        [(file, footer.schema) for file, footer in footers if footer.schema.names], config
-    )
+    schemas = [(file, footer.schema) for file, footer in footers if footer.schema.names]
+    if not schemas:
+        named = next(file.name for file, footer in footers if footer.num_rows)
+        raise SourceError(
+            f"a corpus must have columns, got none in any row of {named}; "
+            f"each row must have {config.id_column!r} and {config.text_column!r}"
+        )
+    schema = agree_on_schema(schemas, config)
     return Scan(
         files=tuple(file for file, _ in footers),
         file_rows=tuple(footer.num_rows for _, footer in footers),

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -42,7 +42,7 @@ SUFFIXES: Mapping[str, FormatName] = {
     ".html": "html",
     ".htm": "html",
 }
-COMPRESSED = (".gz", ".zst", ".bz2")
+COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 """What may follow the suffix of JSON lines and CSV."""
 KINDS: Sequence[frozenset[FormatName]] = (
     frozenset({"parquet"}),
@@ -104,7 +104,8 @@ class SourceFile:
 
     def open_stream(self) -> pa.NativeFile:
         """Open for reading from the start, decompressed as its suffix says; the caller closes it."""
-        return self.filesystem.open_input_stream(self.path)
+        compression = COMPRESSED.get(PurePosixPath(self.path.lower()).suffix)
+        return self.filesystem.open_input_stream(self.path, compression=compression)
 
     def require_reachable(self, error: BaseException) -> None:
         """Raise :class:`TryAgainError` where an error of reading comes from a store that does not answer.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping
+from csv import Error as CsvError
 from csv import reader as csv_rows
 from typing import Any, Final
 
@@ -116,7 +117,10 @@ def _header(file: SourceFile) -> tuple[list[str], str]:
         header = stream.read(_HEADER_BYTES)
     line = header.removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0]
     delimiter = max(",;\t", key=lambda each: line.count(each.encode()))
-    fields = next(csv_rows(io.StringIO(header.decode("utf-8-sig", "ignore")), delimiter=delimiter), None)
+    try:
+        fields = next(csv_rows(io.StringIO(header.decode("utf-8-sig", "ignore")), delimiter=delimiter), None)
+    except CsvError as error:
+        raise ValueError(f"its header cannot be read: {error}") from error
     if not fields:
         raise ValueError("it has no header")
     return fields, delimiter

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -16,12 +16,20 @@ from pipeline.config import CorpusConfig
 from pipeline.corpus.formats.format import Undecoded, damage_reported
 from pipeline.corpus.formats.inferred import footer_of
 from pipeline.corpus.formats.values import as_column, type_of
+from pipeline.corpus.listing import is_utf8
 from pipeline.corpus.source_record import Footer
 from pipeline.corpus.sources import SourceFile
 
 _READ_BYTES: Final = 1 << 20
 _LINE_DOCUMENTS: Final = 4
 """A line may be so many times as long as a document: it is escaped, and has more than the text."""
+
+
+class _Row(NamedTuple):
+    """An object, and how many bytes its line has."""
+
+    columns: dict[str, Any]
+    num_bytes: int
 
 
 class JsonLinesFormat:
@@ -35,7 +43,7 @@ class JsonLinesFormat:
                 if isinstance(row, Undecoded):
                     yield row
                 else:
-                    yield {name: type_of(value) for name, value in row.items()}
+                    yield {name: type_of(value) for name, value in row.columns.items()}
                     yield 1
 
         return footer_of(file, parts())
@@ -52,8 +60,8 @@ class JsonLinesFormat:
         size_bytes = 0
         for row in damage_reported(file, _rows(file, config)):  # rows in front of damage are kept
             if not isinstance(row, Undecoded):
-                rows.append(row)
-                size_bytes += sum(len(value) for value in row.values() if isinstance(value, str))
+                rows.append({name: row.columns[name] for name in types if name in row.columns})
+                size_bytes += row.num_bytes
             if rows and (
                 isinstance(row, Undecoded)
                 or len(rows) == config.batch_rows
@@ -73,7 +81,7 @@ def _batch(rows: list[dict[str, Any]], types: Mapping[str, pa.DataType]) -> pa.R
     return pa.RecordBatch.from_arrays(arrays, names=[*types])
 
 
-def _rows(file: SourceFile, config: CorpusConfig) -> Iterator[dict[str, Any] | Undecoded]:
+def _rows(file: SourceFile, config: CorpusConfig) -> Iterator[_Row | Undecoded]:
     for number, line in _lines(file, _LINE_DOCUMENTS * config.max_document_bytes):
         if isinstance(line, Undecoded):
             yield line
@@ -84,10 +92,14 @@ def _rows(file: SourceFile, config: CorpusConfig) -> Iterator[dict[str, Any] | U
             fault = str(error) or type(error).__name__
             yield Undecoded(num_rows=1, detail=f"line {number} is not JSON: {fault}"[:300])
             continue
-        if isinstance(row, dict):
-            yield cast("dict[str, Any]", row)
-        else:
+        if not isinstance(row, dict):
             yield Undecoded(num_rows=1, detail=f"line {number} must be an object, got {type(row).__name__}")
+            continue
+        columns = cast("dict[str, Any]", row)
+        if is_utf8("".join(columns)):
+            yield _Row(columns=columns, num_bytes=len(line))
+        else:
+            yield Undecoded(num_rows=1, detail=f"line {number} has a key that is not valid Unicode")
 
 
 def _lines(file: SourceFile, max_bytes: int) -> Iterator[tuple[int, bytes | Undecoded]]:

@@ -33,7 +33,10 @@ def type_of(value: object) -> pa.DataType:
     if isinstance(value, str):
         return pa.string()
     if isinstance(value, list | tuple):
-        element = reduce(joined, map(type_of, cast("Sequence[object]", value)), pa.null())
+        elements = cast("Sequence[object]", value)
+        if any(isinstance(element, list | tuple | dict) for element in elements):
+            return _OBJECT  # however deeply they are nested: nothing looks into them
+        element = reduce(joined, map(type_of, elements), pa.null())
         return _OBJECT if pa.types.is_nested(element) else pa.list_(element)
     return _OBJECT
 

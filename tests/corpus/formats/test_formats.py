@@ -16,6 +16,7 @@ import pytest
 from pyarrow import csv
 
 from pipeline.config import CorpusConfig
+from pipeline.corpus.formats.json_lines import JsonLinesFormat
 from pipeline.corpus.scan import read_checked, scan_sources
 from pipeline.errors import SchemaError, SourceError, TryAgainError
 from tests.corpus.checked_rows import read, reasons
@@ -170,6 +171,46 @@ def test_a_file_damaged_behind_its_last_counted_row_is_not_whole(tmp_path: Path)
     batches = list(read_checked(scan, CorpusConfig()))
     assert sum(batch.rows.num_rows for batch in batches) == 1
     assert reasons(row for batch in batches for row in batch.rejected.to_pylist()) == [(1, "damaged_rows")]
+
+
+def test_keys_and_values_that_no_column_can_hold_cost_at_most_their_row(tmp_path: Path) -> None:
+    lines = [
+        '{"id": "a", "text": "x", "deep": ' + "[" * 700 + "]" * 700 + "}",
+        '{"\\ud800": 1}',
+        '{"id": "b", "text": "y", "deep": [1]}',
+    ]
+    (tmp_path / "rows.JSONL.GZ").write_bytes(gzip.compress("\n".join(lines).encode()))
+    rows, rejected = read(tmp_path)
+    assert [row["doc_id"] for row in rows] == ["a", "b"]
+    assert reasons(rejected) == [(1, "damaged_rows")]
+    assert rejected[0]["detail"] == "line 2 has a key that is not valid Unicode"
+
+
+def test_files_without_columns_or_with_too_many_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("{}\n[1]\n")
+    (tmp_path / "0.jsonl").write_text("")
+    with pytest.raises(SourceError, match=r"must have columns, got none in any row of .*a\.jsonl"):
+        scan_sources([str(tmp_path)], CorpusConfig())
+    path.write_text("".join(json.dumps({f"{row}-{n}": n for n in range(101)}) + "\n" for row in range(100)))
+    with pytest.raises(SourceError, match=r"a\.jsonl is not .*: a file must have at most 10000 columns"):
+        scan_sources([str(path)], CorpusConfig())
+    (tmp_path / "a.csv").write_bytes(b"id,text\ra,x\rb,y")
+    with pytest.raises(SourceError, match="its header cannot be read: new-line character"):
+        scan_sources([str(tmp_path / "a.csv")], CorpusConfig())
+
+
+def test_batches_of_json_lines_are_bounded_by_the_bytes_of_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    line = json.dumps({"id": "a", "text": "x", "unread": [1] * 1_000, "nested": {"x": "y" * 1_000}})
+    path.write_text(f"{line}\n" * 20)
+    config = CorpusConfig(batch_bytes=10_000, max_document_bytes=10_000, metadata_columns=("id",))
+    scan = scan_sources([str(path)], config)
+    types = {"id": pa.string(), "text": pa.string()}
+    batches = list(JsonLinesFormat().decode(scan.files[0], 20, types, config))
+    sizes = [batch.num_rows for batch in batches]
+    assert sum(sizes) == 20
+    assert max(sizes) <= 4
 
 
 @pytest.mark.parametrize("name", ["rows.feather", "rows.arrow", "rows.jsonl.gz"])
