@@ -7,13 +7,14 @@ types of their values (``formats.values``). Everything is in memory at once. It 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
 from pipeline.config import CorpusConfig
+from pipeline.corpus.formats.format import damage_of
 from pipeline.corpus.formats.values import as_column, joined, type_of
 from pipeline.errors import UsageError
 from pipeline.options import shown
@@ -47,14 +48,21 @@ def table_of(given: GivenRows, config: CorpusConfig) -> pa.Table:
     if isinstance(given, pa.RecordBatch):
         return pa.Table.from_batches([given])
     if isinstance(given, ArrowStream):
-        table = pa.table(given)
+        table = _made(pa.table, given)
         return table.select([name for name in table.schema.names if not _PANDAS_INDEX.fullmatch(name)])
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise _refused(given)
+        raise _refused(shown(given))
     rows = list(given)
     if rows and all(isinstance(row, pa.RecordBatch) for row in rows):
-        return pa.Table.from_batches(cast("list[pa.RecordBatch]", rows))
+        return _made(pa.Table.from_batches, rows)
     return _table_of_rows([_fields(row, config) for row in rows], config)
+
+
+def _made(make: Callable[[Any], pa.Table], given: object) -> pa.Table:
+    try:
+        return make(given)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise _refused(f"what Arrow does not take ({damage_of(error)})") from error
 
 
 def _fields(row: object, config: CorpusConfig) -> Mapping[str, Any]:
@@ -63,7 +71,7 @@ def _fields(row: object, config: CorpusConfig) -> Mapping[str, Any]:
             raise UsageError(f"the keys of a document must be texts, got {shown(other[0])}; convert it")
         return cast("Mapping[str, Any]", row)
     if not isinstance(row, Document):
-        raise _refused(row)
+        raise _refused(shown(row))
     title = {} if row.title is None else {config.title_column or "title": row.title}
     return {config.id_column: row.doc_id, **title, config.text_column: row.text, **row.metadata}
 
@@ -72,18 +80,25 @@ def _table_of_rows(rows: Sequence[Mapping[str, Any]], config: CorpusConfig) -> p
     names = dict.fromkeys(name for row in rows for name in row)
     if not rows:
         names = {config.id_column: None, config.text_column: None}
-    return pa.table({name: _column([row.get(name) for row in rows]) for name in names})
+    return pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
 
 
-def _column(values: Sequence[Any]) -> pa.Array:
+def _column(name: str, values: Sequence[Any]) -> pa.Array:
     try:
         return pa.array(values)  # knows dates, decimals and numpy's numbers
     except (pa.ArrowException, UnicodeEncodeError, OverflowError):
+        pass
+    try:
         return as_column(values, reduce(joined, map(type_of, values), pa.null()))
+    except (pa.ArrowException, TypeError) as error:
+        raise UsageError(
+            f"the values of {name!r} must be texts, numbers, booleans, or lists of one kind, got others: "
+            f"{damage_of(error)}; convert them"
+        ) from error
 
 
-def _refused(given: object) -> UsageError:
+def _refused(got: str) -> UsageError:
     return UsageError(
-        "documents must be an Arrow table or batches, a pandas or polars frame, or dictionaries, got "
-        f"{shown(given)}; give a list of dictionaries with an id and a text"
+        "documents must be an Arrow table or batches of one schema, a pandas or polars frame, or "
+        f"dictionaries, got {got}; give a list of dictionaries with an id and a text"
     )

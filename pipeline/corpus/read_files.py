@@ -1,8 +1,9 @@
 """Which files of a run are read, and what the record keeps of them at its end.
 
 A file is passed over where the record has it with the same identity and the same key. The key names all that
-its rows are read by: the release, the settings of the corpus, the columns that all files agreed on, and the
-values of its folders. A file is read after all where a row of an earlier file takes one of its documents.
+its rows are read by: the release, the settings of the corpus, the columns that all files agreed on, the
+values of its folders, and the id of a file that is a document.
+A file is read after all where a row of an earlier file takes one of its documents.
 
 A run that went through is recorded in one transaction. Files that it did not name stay in the record, unless
 it took over or deleted one of their documents.
@@ -23,6 +24,7 @@ from pipeline.corpus.ledger import NO_FILE, SEEN_UNCHANGED, Ledger
 from pipeline.corpus.quarantine import DAMAGED_ROWS, REJECTED_SCHEMA, reason_counts
 from pipeline.corpus.scan import Scan
 from pipeline.corpus.source_record import recorded_files
+from pipeline.corpus.sources import DOCUMENTS
 from pipeline.durable import commit_point
 from pipeline.manifest import fingerprint
 
@@ -174,4 +176,9 @@ def _keys(scan: Scan, config: CorpusConfig) -> list[str]:
         "from_folders": sorted(scan.schema.partition_keys),
     }
     common = fingerprint(**shared)
-    return [fingerprint(common=common, folders=file.partitions) for file in scan.files]
+    return [
+        fingerprint(common=common, folders=file.partitions)
+        if file.format not in DOCUMENTS
+        else fingerprint(common=common, folders=file.partitions, doc_id=file.relative)
+        for file in scan.files
+    ]

@@ -44,12 +44,14 @@ SUFFIXES: Mapping[str, FormatName] = {
 }
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 """What may follow the suffix of JSON lines and CSV."""
+DOCUMENTS: frozenset[FormatName] = frozenset({"text", "html"})
+"""Formats whose files are a document each; its id is the file's ``relative``."""
 KINDS: Sequence[frozenset[FormatName]] = (
     frozenset({"parquet"}),
     frozenset({"arrow"}),
     frozenset({"json_lines"}),
     frozenset({"csv"}),
-    frozenset({"text", "html"}),
+    DOCUMENTS,
 )
 READABLE = ".parquet, .arrow, .jsonl, .csv, .md, .txt, .html"
 """The suffixes that a sentence names."""

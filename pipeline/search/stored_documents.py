@@ -67,12 +67,7 @@ class StoredDocuments:
         tokens and metadata.
         """
         generation = self._searcher.generation
-        stored = generation.document_schema.names
-        chosen = document_columns(generation) if columns is None else list(columns)
-        if unknown := sorted({*chosen} - {*stored}):
-            raise UsageError(
-                f"columns of documents must be among {', '.join(stored)}, got {', '.join(unknown)}"
-            )
+        chosen = _columns(generation, columns)
         for positions in _places(generation):
             with lance_errors("reading documents", generation.layout):
                 found = generation.fetch_documents(positions, chosen)
@@ -80,13 +75,21 @@ class StoredDocuments:
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all documents as one table, in memory; the columns are those of :meth:`batches`."""
-        chosen = columns or document_columns(self._searcher.generation)
-        schema = pa.schema([self._searcher.generation.document_schema.field(name) for name in chosen])
+        generation = self._searcher.generation
+        chosen = _columns(generation, columns)
+        schema = pa.schema([generation.document_schema.field(name) for name in chosen])
         return pa.Table.from_batches(list(self.batches(chosen)), schema=schema)
 
     @override
     def __repr__(self) -> str:
         return f"<{len(self):,} documents of {self._name!r}>"
+
+
+def _columns(generation: Generation, columns: Sequence[str] | None) -> list[str]:
+    chosen, stored = list(columns or document_columns(generation)), generation.document_schema.names
+    if unknown := sorted({*chosen} - {*stored}):
+        raise UsageError(f"columns of documents must be among {', '.join(stored)}, got {', '.join(unknown)}")
+    return chosen
 
 
 def _places(generation: Generation) -> Iterator[Int64[np.ndarray, " A"]]:

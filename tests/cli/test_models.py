@@ -31,6 +31,7 @@ class Hub(ThreadingHTTPServer):
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.listed: dict[str, str] = {}
         self.cut_bytes: int | None = None
+        self.has_hashes = True
         self.sent: list[tuple[str, str | None]] = []
 
     def add(self, name: str, folder: Path, **more: bytes) -> None:
@@ -47,7 +48,7 @@ class Hub(ThreadingHTTPServer):
                     "blobId": "0" * 40,
                     "lfs": {"sha256": sha256, "size": len(content), "pointerSize": 1},
                 }
-            else:
+            elif self.has_hashes:
                 each["blobId"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
             listed.append(each)
         return listed
@@ -190,6 +191,17 @@ def test_get_removes_a_file_of_another_hash(hub: Hub, cache: Path, tiny_model_fo
     assert get(hub, cache, "stone/small").returncode == 0
 
 
+def test_get_refuses_a_file_that_is_listed_without_a_hash(
+    hub: Hub, cache: Path, tiny_model_folder: Path
+) -> None:
+    hub.add("stone/small", tiny_model_folder)
+    hub.has_hashes = False
+    done = get(hub, cache, "stone/small")
+    assert done.returncode == 1
+    assert "config.json of stone/small must be listed with its hash, got none" in done.stderr
+    assert hub.sent == []
+
+
 def test_get_gives_a_cde_model_the_tokenizer_of_its_backbone(
     hub: Hub, cache: Path, tiny_model_folder: Path
 ) -> None:
@@ -210,7 +222,13 @@ def test_get_refuses_what_cannot_be_read(hub: Hub, cache: Path, tiny_model_folde
     del hub.repositories["stone/pickled"]["model.safetensors"]
     hub.add("stone/wordless", tiny_model_folder)
     del hub.repositories["stone/wordless"]["tokenizer.json"]
+    for name, config in {"stone/torn": b'{"a"', "stone/list": b"[1]"}.items():
+        hub.add(name, tiny_model_folder)
+        del hub.repositories[name]["tokenizer.json"]
+        hub.repositories[name]["config.json"] = config
     said = {
+        "stone/torn": "config.json of stone/torn must be a JSON object",
+        "stone/list": "config.json of stone/list must be a JSON object",
         "stone/pickled": "must be in safetensors, got only a.bin, which is pickled",
         "stone/wordless": "must hold tokenizer.json, got none",
         "stone/none": "must be a model on the hub, got none of that name",

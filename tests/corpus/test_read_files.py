@@ -137,6 +137,14 @@ def test_unchanged_files_are_not_opened_again(
     assert (done["rows"], done["unchanged"], done["changed"]) == (6, 5, 1)
 
 
+def test_documents_take_their_ids_from_how_the_source_is_named(published: Published, tmp_path: Path) -> None:
+    (sub := tmp_path / "m" / "sub").mkdir(parents=True)
+    (sub / "a.md").write_text("text")
+    touch(sub / "a.md")
+    found = [[*published.ingest(source, sync=True)["documents"]] for source in (sub.parent, sub)]
+    assert found == [["sub/a.md"], ["a.md"]]
+
+
 def test_file_that_was_only_touched_is_read_once(published: Published, corpus: Path) -> None:
     published.ingest(corpus)
     touch(corpus / "a.parquet")

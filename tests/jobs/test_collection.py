@@ -120,6 +120,8 @@ def test_documents_are_read_by_id_and_in_order_and_copied(notes: cairn.Collectio
     assert [document.text for document in notes.documents] == [row["text"] for row in ROWS]
     with pytest.raises(UsageError, match="must be among doc_id, title, text"):
         list(notes.documents.batches(["vektor"]))
+    with pytest.raises(UsageError, match="must be among doc_id, title, text"):
+        notes.documents.to_arrow(["vektor"])
     copy = cairn.Collection.create("copy", root=root, settings={"encoder": notes.status()["encoder"]})
     copy.add(notes.documents)
     assert [document.metadata for document in copy.documents] == [{"year": row["year"]} for row in ROWS]
@@ -194,4 +196,19 @@ def test_create_refuses_what_cannot_be(
 @pytest.mark.parametrize("given", [7, "no-such-folder", [1, 2], [{1: "x"}], [b"x"]], ids=repr)
 def test_add_refuses_what_is_no_document(notes: cairn.Collection, given: Any) -> None:
     with pytest.raises(UsageError):
+        notes.add(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ([{"id": "a", "m": {"x": 1}}, {"id": "b", "m": 3}], "the values of 'm' must be texts, numbers"),
+        ([{"a": 1}, 3], "or dictionaries, got 3; give"),
+        (pd.DataFrame({"a": [{"x": 1}, 3]}), "got what Arrow does not take .*cannot mix struct"),
+        ([pa.record_batch({name: [1]}) for name in "ab"], "got what Arrow does not take .*Schema at index 1"),
+    ],
+    ids=["column", "row", "pandas", "batches"],
+)
+def test_add_names_what_arrow_cannot_hold(notes: cairn.Collection, given: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
         notes.add(given)

@@ -67,7 +67,7 @@ def download_model(name: str) -> Downloaded:
     folder = paths["config.json"].parent
     base = None
     if _TOKENIZER not in paths:
-        base = _tokenizer_of(name, json.loads(paths["config.json"].read_text("utf-8")))
+        base = _tokenizer_of(name, _config(name, paths["config.json"]))
         its_revision, its_files = _list(base)
         if _TOKENIZER not in its_files:
             raise ConfigError(f"{base} must hold {_TOKENIZER} for {name}, got none; put one into {folder}")
@@ -113,6 +113,18 @@ def _wanted(name: str, listed: Mapping[str, object]) -> Sequence[str]:
     return sorted({*weights, *(file for file in listed if _SETTINGS.fullmatch(file))})
 
 
+def _config(name: str, path: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise ConfigError(
+            f"config.json of {name} must be a JSON object, got something else; choose another model"
+        )
+    return config
+
+
 def _tokenizer_of(name: str, config: Mapping[str, Any]) -> str:
     base = CDE_TOKENIZERS.get(str(config.get("embedder"))) if is_cde(config) else None
     if base is None:
@@ -124,6 +136,12 @@ def _fetch(name: str, revision: str, file: RepoSibling) -> Path:
     """Return the path of a file in the cache, once it is what the hub lists."""
     from huggingface_hub import hf_hub_download
 
+    listed = file.blob_id if file.lfs is None else file.lfs.sha256
+    if listed is None:
+        raise ModelError(
+            f"{file.rfilename} of {name} must be listed with its hash, got none from the hub; set "
+            "HF_ENDPOINT to a hub that lists hashes"
+        )
     path = Path(
         _asked(
             name,
@@ -131,11 +149,11 @@ def _fetch(name: str, revision: str, file: RepoSibling) -> Path:
         )
     )
     if file.lfs is not None:
-        listed, found = file.lfs.sha256, durable.sha256_of_file(path)
+        found = durable.sha256_of_file(path)
     else:  # a small file is listed with its hash in git
         content = path.read_bytes()
-        listed, found = file.blob_id, hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # noqa: S324
-    if listed is not None and listed != found:
+        found = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # noqa: S324
+    if listed != found:
         path.resolve().unlink()
         path.unlink(missing_ok=True)
         raise ModelError(
