@@ -1,6 +1,7 @@
 """Arrow IPC: files (Feather) and streams, which Hugging Face datasets keep; told apart by their first bytes.
 
-A batch is believed when its buffers are as long as its offsets say. What is damaged ends the file.
+A batch is believed when its buffers are as long as its offsets say. What is damaged ends the file. Columns
+that are not wanted are not decompressed; what a batch of the others comes to is known once it is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from pipeline.config import CorpusConfig
+from pipeline.corpus.decode import GROUP_BUDGET_BATCHES
 from pipeline.corpus.formats.format import Undecoded, check_names
 from pipeline.corpus.source_record import Footer
 from pipeline.corpus.sources import SourceFile
@@ -40,8 +42,15 @@ class ArrowFileFormat:
         """Yield the rows of each batch."""
         done = 0
         with _opened(file) as reader:
+            indices = [reader.schema.get_field_index(name) for name in types]
+        with _opened(file, pa.ipc.IpcReadOptions(included_fields=indices)) as reader:
             for batch in _batches(reader):
                 chosen = batch.select([*types])
+                refused = _refusal(chosen, config)
+                if refused is not None:
+                    done += batch.num_rows
+                    yield Undecoded(num_rows=batch.num_rows, detail=refused)
+                    continue
                 for column in chosen.columns:
                     _as_binary(column).validate(full=True)
                 done += batch.num_rows
@@ -52,11 +61,14 @@ class ArrowFileFormat:
 
 
 @contextmanager
-def _opened(file: SourceFile) -> Generator[pa.RecordBatchFileReader | pa.RecordBatchStreamReader]:
+def _opened(
+    file: SourceFile, options: pa.ipc.IpcReadOptions | None = None
+) -> Generator[pa.RecordBatchFileReader | pa.RecordBatchStreamReader]:
     with file.open() as stream:
         magic = stream.read(len(_MAGIC))
         stream.seek(0)
-        with pa.ipc.open_file(stream) if magic == _MAGIC else pa.ipc.open_stream(stream) as reader:
+        opened = pa.ipc.open_file if magic == _MAGIC else pa.ipc.open_stream
+        with opened(stream, options=options) as reader:
             yield reader
 
 
@@ -66,6 +78,19 @@ def _batches(reader: pa.RecordBatchFileReader | pa.RecordBatchStreamReader) -> I
             yield reader.get_batch(index)
     else:
         yield from reader
+
+
+def _refusal(batch: pa.RecordBatch, config: CorpusConfig) -> str | None:
+    """Say why a batch must not be handed on, by the bound that Parquet's row groups have."""
+    bound = max(GROUP_BUDGET_BATCHES * config.batch_bytes, batch.num_rows * config.max_document_bytes)
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        held = column.get_total_buffer_size()
+        if held > bound:
+            return (
+                f"column {name!r} holds {held} bytes in {batch.num_rows} rows, more than max_document_bytes "
+                "a row"
+            )
+    return None
 
 
 def _as_binary(column: pa.Array) -> pa.Array:

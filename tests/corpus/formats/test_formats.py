@@ -16,6 +16,7 @@ import pytest
 from pyarrow import csv
 
 from pipeline.config import CorpusConfig
+from pipeline.corpus.formats.formats import FORMATS
 from pipeline.corpus.formats.json_lines import JsonLinesFormat
 from pipeline.corpus.scan import read_checked, scan_sources
 from pipeline.errors import SchemaError, SourceError, TryAgainError
@@ -240,6 +241,32 @@ def test_flipped_bytes_of_arrow_files_end_no_process(tmp_path: Path) -> None:
             except SchemaError:
                 continue
             assert len(rows) >= 3, (name, place)
+
+
+@pytest.mark.parametrize("name", ["a.feather", "a.arrow"])
+def test_batches_of_arrow_are_bounded_and_only_wanted_columns_decoded(tmp_path: Path, name: str) -> None:
+    wide = pa.array(["x" * (1 << 20)] * 8)
+    table = pa.table({"wide": wide, "text": ["t"] * 8, "id": list("abcdefgh")})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    create = pa.ipc.new_file if name == "a.feather" else pa.ipc.new_stream
+    with (
+        pa.OSFile(str(tmp_path / name), "wb") as sink,
+        create(sink, table.schema, options=options) as writer,
+    ):
+        writer.write_table(table, max_chunksize=4)
+    config = CorpusConfig(metadata_columns=())
+    scan = scan_sources([str(tmp_path)], config)
+    types = {"id": pa.string(), "text": pa.string()}
+    before = pa.total_allocated_bytes()
+    for batch in FORMATS["arrow"].decode(scan.files[0], 8, types, config):
+        assert isinstance(batch, pa.RecordBatch)
+        assert pa.total_allocated_bytes() - before < 1 << 20
+    assert len(read(tmp_path, config=config)[0]) == 8
+    small = CorpusConfig(batch_bytes=1 << 10, max_document_bytes=2_000)
+    rows, rejected = read(tmp_path, config=small)
+    assert rows == []
+    assert reasons(rejected) == [(row, "damaged_rows") for row in range(8)]
+    assert "column 'wide' holds" in rejected[0]["detail"]
 
 
 def test_text_files_are_documents_with_titles(tmp_path: Path) -> None:
