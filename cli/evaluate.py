@@ -19,7 +19,7 @@ from cli.evaluation_tables import (
 )
 from cli.options import COUNT, SEED, NamedPath, add_options, chosen
 from cli.settings import json_option
-from cli.terminal import ProgressBars, table
+from cli.terminal import ProgressBars, duration, table, thousands
 from pipeline.config import DEFAULT_MODEL, ContextConfig, EncoderConfig
 
 if TYPE_CHECKING:
@@ -146,6 +146,8 @@ def evaluate(
         return _ablate_context(sets, encoder, context, quiet=quiet, as_json=as_json)
     systems = _systems(chosen(ctx, EncoderConfig), baseline_model, patterns, ablate=ablate)
     _require_known(against, systems)
+    if not (quiet or as_json):
+        _say_estimate(sets, systems)
     with ProgressBars(quiet=quiet) as progress:
         results = list(_score(sets, systems, context, runs, cache, progress))
     _show(sets, results, against, seed, as_json=as_json)
@@ -172,6 +174,17 @@ def _systems(
         names = ", ".join(name for name, own in reasons.items() if own == reason)
         click.echo(f"left out: {names}: {reason}", err=True)
     return selection.systems
+
+
+def _say_estimate(sets: Sequence[RetrievalSet], systems: Sequence[System]) -> None:
+    from pipeline.evaluate.estimate import estimate_seconds
+
+    estimate = estimate_seconds(sets, systems)
+    click.echo(
+        f"about {duration(estimate.seconds)}: {len(systems)} systems, {estimate.encodings} encodings of "
+        f"{thousands(estimate.tokens)} tokens; --max-queries and --max-documents make it shorter",
+        err=True,
+    )
 
 
 def _require_known(against: str | None, systems: Sequence[System]) -> None:
@@ -309,4 +322,4 @@ def _show(
     if len(sets) > 1:
         click.echo(f"\naverage of {len(sets)} sets")
         click.echo(measure_table(report.averages(), {}))
-    click.echo("\n".join(advice_lines(report.advise(seed), report)))
+    click.echo("\n".join(advice_lines(report, seed)))

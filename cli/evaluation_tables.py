@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pipeline.evaluate.analysis.length_collapse import LengthCollapse
     from pipeline.evaluate.bench import Cost
     from pipeline.evaluate.context_ablation import AblationRow
-    from pipeline.evaluate.report import Advice, Report
+    from pipeline.evaluate.report import Report
     from pipeline.evaluate.retrieval_set import RetrievalSet
     from pipeline.evaluate.significance import Comparison
 
@@ -77,10 +77,11 @@ def _cost_cells(cost: Cost) -> tuple[str, str, str]:
     return duration(cost.encode_seconds), size(cost.index_bytes), f"{cost.query_milliseconds:.1f} ms"
 
 
-def advice_lines(advice: Sequence[Advice], report: Report) -> Iterator[str]:
-    """Yield which configuration to use, and a cheaper one where there is one."""
+def advice_lines(report: Report, seed: int) -> Iterator[str]:
+    """Yield which configuration to use, a cheaper one where there is one, and what is noise."""
     from pipeline.evaluate.report import MAX_LOSS
 
+    advice = report.advise(seed)
     for title, own in zip(
         ("use", f"cheaper, and worse by at most {MAX_LOSS:g} (95 %)"), advice, strict=False
     ):
@@ -93,11 +94,22 @@ def advice_lines(advice: Sequence[Advice], report: Report) -> Iterator[str]:
             f"({thousands(speed)} a second), "
             f"{size(own.index_bytes)} of vectors and BM25, {own.query_milliseconds:.1f} ms to encode a query"
         )
-    if advice and (ties := report.as_good_as(advice[0].system)):
-        yield f"\nexactly as good here: {', '.join(ties)}; more queries may tell them apart"
+    if not advice:
+        return
+    yield from _noise_lines(report, advice[0].system, seed)
     best = report.best_baseline()
-    if advice and best is not None and report.quality(best) > advice[0].quality:
+    if best is not None and report.quality(best) > advice[0].quality:
         yield f"\nthe baseline {best} is better here (quality {report.quality(best):.4f})"
+
+
+def _noise_lines(report: Report, name: str, seed: int) -> Iterator[str]:
+    alike = sorted(report.not_told_apart(name, seed).items(), key=lambda item: -item[1].difference)
+    if not alike:
+        return
+    yield f"\nnoise: these queries do not tell it from {len(alike)} of the others; more queries may"
+    yield table(
+        [("", "difference", "95 % interval", "p")] + [(other, *compared_cells(each)) for other, each in alike]
+    )
 
 
 def context_table(rows: Sequence[AblationRow]) -> str:

@@ -101,7 +101,10 @@ def _planned(planned: RecontextualisationPlan, *, is_applied: bool) -> list[tupl
             ),
         ),
         *(("changed" if not number else "", share) for number, share in enumerate(shares)),
-        ("to encode", f"{thousands(planned.encode_documents)} of {thousands(planned.documents)} documents"),
+        (
+            "to encode" if planned.is_due else "would encode",
+            f"{thousands(planned.encode_documents)} of {thousands(planned.documents)} documents",
+        ),
         ("", f"{thousands(planned.encode_tokens)} tokens, about {duration(planned.encode_seconds)}"),
         ("to do", advice),
     ]

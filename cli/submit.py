@@ -35,7 +35,9 @@ _EXAMPLES = sorted(
 )
 @click.option("--detach", is_flag=True, help="Submit and return; do not follow.")
 @click.option("--quiet", is_flag=True, help="Do not show the job's log.")
-@click.option("--json", "as_json", is_flag=True, help="Print the job's report on stdout, its log on stderr.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON on stdout: the job's report; its log on stderr."
+)
 def submit(
     *,
     config: Path | None,
@@ -51,7 +53,7 @@ def submit(
     A job that runs already is joined. Ctrl-C leaves it running; the same command follows it again.
     """
     if example is not None:
-        return _write_example(example)
+        return _write_example(example, as_json=as_json)
     if config is None:
         raise click.UsageError("submit must have a job file, got none; --example build_index writes one")
     from jobs.ray_cluster.submission import JobServer
@@ -83,11 +85,12 @@ def submit(
     return outcome.exit_code
 
 
-def _write_example(name: str) -> int:
+def _write_example(name: str, *, as_json: bool) -> int:
     path = Path(f"{name}.toml")
     if path.exists():
         raise ConfigError(f"{path} must not be there yet, got one that is; move it away")
     with durable.storage_errors(f"writing {path}"):
         durable.write_bytes(path, (_CONFIGS / path.name).read_bytes())
-    click.echo(f"{path} is written: change it, then run `cairn submit {path}`")
+    say = f"{path} is written: change it, then run `cairn submit {path}`"
+    click.echo(json.dumps({"file": str(path)}) if as_json else say)
     return 0

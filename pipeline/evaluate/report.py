@@ -2,8 +2,9 @@
 
 Systems are chosen by their quality: the mean of the primary measures of a set (nDCG@10, and evidence recall
 at 2,000 characters where there is evidence), averaged over the sets. The advice names only what an ingest can
-build. Beside the best it names a cheaper one, where one of at most half the encoding time or half the bytes
-loses at most .02 to it (the 95 % interval, paired over all queries): a few queries show no difference between
+build. The settings as they were given, searched without flags, stand as long as none is better beyond noise.
+The advice also names a cheaper one, where one of at most half the encoding time or half the bytes loses at
+most .02 to it (the 95 % interval, paired over all queries): a few queries show no difference between
 anything, and so none that small either.
 
 Tests are paired query by query; with several sets the queries of all count alike, so a large set decides more
@@ -21,7 +22,7 @@ from jaxtyping import Float64
 
 from pipeline.config import DEFAULT_MODEL, WINDOW_TOKENS, EncoderConfig, default_overlap
 from pipeline.evaluate.bench import MAIN_EVIDENCE, SystemResult, primary_measures
-from pipeline.evaluate.significance import Comparison, compare_paired
+from pipeline.evaluate.significance import Comparison, compare_paired, verdict_of
 from pipeline.evaluate.systems import System
 from pipeline.model.backbone_loader import brings_projection
 from pipeline.model.folders.model_defaults import model_defaults
@@ -106,11 +107,16 @@ class Report:
         ]
 
     def advise(self, seed: int) -> list[Advice]:
-        """Return the best configuration an ingest can build, then a cheaper one about as good, if any."""
-        buildable = [name for name, own in self.by_system.items() if is_buildable(own[0].system)]
+        """Return the best configuration an ingest can build, then a cheaper one about as good, if any.
+
+        The configuration as it was given is the best one unless another is better beyond noise.
+        """
+        buildable = self._buildable()
         best = self._best(buildable)
         if best is None:
             return []
+        not_told_apart = self.not_told_apart(best, seed)
+        best = next((name for name in not_told_apart if _is_as_given(self.by_system[name][0].system)), best)
         as_good = [
             name
             for name in buildable
@@ -119,13 +125,17 @@ class Report:
         cheaper = self._best(as_good)
         return [self._advice(name) for name in (best, cheaper) if name is not None]
 
-    def as_good_as(self, name: str) -> list[str]:
-        """Return the other configurations an ingest can build whose quality is the very same."""
-        return [
-            other
-            for other, own in self.by_system.items()
-            if other != name and is_buildable(own[0].system) and self.quality(other) == self.quality(name)
-        ]
+    def not_told_apart(self, name: str, seed: int) -> dict[str, Comparison]:
+        """Return what an ingest can build, too, and whose difference from this one is noise."""
+        compared = {
+            other: compare_paired(self._per_query(other), self._per_query(name), seed=seed)
+            for other in self._buildable()
+            if other != name
+        }
+        return {other: each for other, each in compared.items() if verdict_of(each) == "noise"}
+
+    def _buildable(self) -> list[str]:
+        return [name for name, own in self.by_system.items() if is_buildable(own[0].system)]
 
     def to_dict(self, reference: str | None, seed: int) -> dict[str, Any]:
         """Return plain JSON values: every mean, cost and comparison with the reference."""
@@ -134,13 +144,16 @@ class Report:
             for name, results in self.by_system.items()
         }
         compared = self._comparisons(reference, seed) if reference else {}
+        advice = self.advise(seed)
+        alike = self.not_told_apart(advice[0].system, seed) if advice else {}
         return {
             "systems": results,
             "averages": self.averages(),
             "quality": {name: self.quality(name) for name in self.by_system},
             "reference": reference,
             "comparisons": compared,
-            "advice": [asdict(advice) for advice in self.advise(seed)],
+            "advice": [asdict(each) for each in advice],
+            "not_told_apart": {name: asdict(each) for name, each in alike.items()},
         }
 
     def _comparisons(self, reference: str, seed: int) -> dict[str, Any]:
@@ -200,6 +213,11 @@ def is_buildable(system: System) -> bool:
         return False
     is_whole = not encoding.has_titles and encoding.max_document_tokens is None
     return is_whole and encoding.context != "random" and system.ranking in _SEARCH_FLAGS
+
+
+def _is_as_given(system: System) -> bool:
+    """Whether an ingest with the evaluated settings and a search without flags give this system."""
+    return system.name.startswith("cairn/") and not search_flags(system)
 
 
 def ingest_flags(system: System) -> str:

@@ -11,13 +11,18 @@ A p-value is for one comparison: of fifty, some fall below .05 by chance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 from jaxtyping import Float, Float64
 
+MAX_P_VALUE: Final = 0.05
 NUM_SAMPLES = 10_000
 BLOCK_SAMPLES = 256
 """Samples drawn at once: 25 MB of indices at 13,000 queries."""
+
+
+Verdict = Literal["helps", "hurts", "noise"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +34,16 @@ class Comparison:
     high: float
     p_value: float
     num_queries: int
+
+
+def verdict_of(comparison: Comparison) -> Verdict:
+    """Say whether a difference lies beyond noise: its interval leaves 0 out, and p is below .05.
+
+    Both are asked: where few queries changed, an interval alone is too narrow.
+    """
+    if comparison.p_value >= MAX_P_VALUE or comparison.low <= 0 <= comparison.high:
+        return "noise"
+    return "helps" if comparison.low > 0 else "hurts"
 
 
 def compare_paired(

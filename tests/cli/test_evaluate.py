@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,16 @@ def test_evaluate_prints_the_table_the_differences_and_the_advice(call: Any, fol
     assert "difference from " in out
     assert "use: " in out
     assert "ingest … --model" in out
+
+
+def test_evaluate_says_first_how_long_it_takes(
+    capsys: pytest.CaptureFixture[str], folder: str, tiny_model_folder: Path
+) -> None:
+    options = ("--model", str(tiny_model_folder), "--landmark-interval", "8", "--context-documents", "2")
+    assert run(cairn, ["evaluate", folder, "--systems", "cairn/*", *options], "cairn") == 0
+
+    first = capsys.readouterr().err.partition("\n")[0]
+    assert re.fullmatch(r"about \d+\.\d s: 4 systems, 1 encodings of \d+ tokens; .*", first)
 
 
 def test_evaluate_in_json_holds_every_system_and_the_advice(call: Any, folder: str) -> None:

@@ -95,6 +95,14 @@ def test_example_is_written_once_and_is_a_job(call: Any, tmp_path: Path, monkeyp
     assert (code, "build_index.toml must not be there yet" in error) == (2, True)
 
 
+def test_example_in_json_is_json(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+    code, said, _ = call("submit", "--example", "build_index", "--json")
+
+    assert (code, json.loads(said)) == (0, {"file": "build_index.toml"})
+
+
 def test_submit_of_nothing_names_the_example(call: Any):
     code, _, error = call("submit")
     assert (code, "--example build_index" in error) == (2, True)

@@ -101,12 +101,30 @@ def test_advice_names_no_other_one_that_costs_as_much():
     assert [advice.system for advice in report.advise(seed=0)] == ["best"]
 
 
-def test_advice_names_what_is_exactly_as_good():
+def test_advice_names_what_the_queries_do_not_tell_apart():
     report = Report([result("a", 0.5), result("b", 0.5), result("c", 0.4)])
 
-    lines = list(advice_lines(report.advise(seed=0), report))
+    said = "\n".join(advice_lines(report, seed=0))
 
-    assert "\nexactly as good here: b; more queries may tell them apart" in lines
+    assert list(report.not_told_apart("a", seed=0)) == ["b"]
+    assert "noise: these queries do not tell it from 1 of the others" in said
+    assert "b  +0.0000" in said
+
+
+def test_settings_as_given_stand_where_another_is_better_by_noise_alone():
+    given = replace(result("x", 0.5).system, name="cairn/fused+bm25", ranking="fused+bm25")
+    better_by_noise = 0.001 + result("x", 0.5).values[NDCG] + 0.1 * (-1.0) ** np.arange(100)
+    results = [
+        replace(result("x", 0.5), system=given),
+        replace(result("best", 0.5), values={NDCG: better_by_noise}),
+    ]
+
+    report = Report(results)
+    far = Report([results[0], result("best", 0.7)])
+
+    assert report.quality("best") > report.quality("cairn/fused+bm25")
+    assert report.advise(seed=0)[0].system == "cairn/fused+bm25"
+    assert far.advise(seed=0)[0].system == "best"
 
 
 def test_advice_leaves_out_what_no_ingest_builds():
@@ -219,3 +237,4 @@ def test_report_as_json_has_means_costs_comparisons_and_advice():
         report.averages()["x"][NDCG] - report.averages()["low"][NDCG]
     )
     assert read["advice"][0]["system"] == "x"
+    assert list(read["not_told_apart"]) == []

@@ -35,7 +35,7 @@ from pipeline.evaluate.encodings import EncodedSet, Encoding, build_encoder, enc
 from pipeline.evaluate.measures import NDCG, document_measures
 from pipeline.evaluate.ranking import SetRanker
 from pipeline.evaluate.retrieval_set import RetrievalSet
-from pipeline.evaluate.significance import Comparison, compare_paired
+from pipeline.evaluate.significance import Comparison, Verdict, compare_paired, verdict_of
 from pipeline.evaluate.systems import System
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.backbone import Backbone
@@ -48,20 +48,7 @@ QUERY_EDGES: Final = (8, 16)
 MIN_CLASS: Final = 10
 """Queries a class needs to be shown by itself."""
 
-MAX_P_VALUE: Final = 0.05
-
 Side = Literal["documents", "queries"]
-Verdict = Literal["helps", "hurts", "noise"]
-
-
-def verdict_of(comparison: Comparison) -> Verdict:
-    """Say whether a difference lies beyond noise: its interval leaves 0 out, and p is below .05.
-
-    Both are asked: where few queries changed, an interval alone is too narrow.
-    """
-    if comparison.p_value >= MAX_P_VALUE or comparison.low <= 0 <= comparison.high:
-        return "noise"
-    return "helps" if comparison.low > 0 else "hurts"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

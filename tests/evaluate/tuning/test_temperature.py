@@ -13,9 +13,9 @@ from pipeline.evaluate.encodings import Encoding, encode_set
 from pipeline.evaluate.known_items import known_items_of
 from pipeline.evaluate.measures import NDCG
 from pipeline.evaluate.retrieval_set import RetrievalSet
-from pipeline.evaluate.significance import Comparison, compare_paired
+from pipeline.evaluate.significance import Comparison, compare_paired, verdict_of
 from pipeline.evaluate.systems import System
-from pipeline.evaluate.tuning.temperature import _half, tune_temperature, verdict_of
+from pipeline.evaluate.tuning.temperature import _half, tune_temperature
 from pipeline.types import silent_progress
 
 WORDS = ["stone", "path", "way", "mark", "river", "mountain", "walk", "old", "cat", "mat", "sat", "on", "the"]
