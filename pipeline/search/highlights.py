@@ -10,7 +10,6 @@ below :data:`LEAST_COSINE` or :data:`LEAST_SHARE` are left out, as is punctuatio
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import regex
 from jaxtyping import Float32, Int64, Shaped, UInt8
 
 from pipeline.index.generation import Generation
@@ -32,7 +32,8 @@ LEAST_COSINE: Final = 0.5
 """Below, tokens are not alike: unrelated ones reach .4."""
 LEAST_SHARE: Final = 0.2
 """Of the strongest word's weight; below, a word is a stop word or hardly alike."""
-_WORD: Final = re.compile(r"\w+")
+_WORD: Final = regex.compile(r"[\p{L}\p{N}_][\w\p{N}]*")
+"""Letters and digits with their marks: a span never parts a letter from its accent."""
 
 Span = tuple[int, int]
 
@@ -52,7 +53,7 @@ class Explanation:
     ) -> Explanation:
         """Read which word of a query each of its judging tokens belongs to."""
         words = _words_of(text)
-        spans = [_word_at(words, int(tokens.start_char[place])) for place in late.places_q]
+        spans = [_word_at(text, words, int(tokens.start_char[place])) for place in late.places_q]
         return cls(
             generation=generation,
             reader=reader,
@@ -97,7 +98,7 @@ class Explanation:
         for asked, cosine, start, weight in zip(
             self.words_q, cosine_q.tolist(), starts.tolist(), weights_q, strict=True
         ):
-            span = _word_at(words, start) if asked and cosine >= LEAST_COSINE else None
+            span = _word_at(text, words, start) if asked and cosine >= LEAST_COSINE else None
             if span is not None:
                 found[span][asked] = found[span].get(asked, 0.0) + weight
         return _strongest(found, first_char)
@@ -132,8 +133,12 @@ def _words_of(text: str) -> list[Span]:
     return [match.span() for match in _WORD.finditer(text)]
 
 
-def _word_at(words: Sequence[Span], place: int) -> Span | None:
-    """Return the word that holds a character, None for punctuation and what lies outside of the text."""
+def _word_at(text: str, words: Sequence[Span], place: int) -> Span | None:
+    """Return the word of a token that begins at a character, None for punctuation and outside of the text.
+
+    Some tokenizers count the space before a word to its first token.
+    """
+    place += place >= 0 and text[place : place + 1].isspace()
     index = bisect_right(words, place, key=lambda word: word[0]) - 1
     return words[index] if index >= 0 and place < words[index][1] else None
 
