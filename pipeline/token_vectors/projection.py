@@ -121,7 +121,7 @@ def read_token_projection(
 
 
 def load_token_projection(path: Path) -> TokenProjection:
-    """Read the file; one that is damaged or of another format raises :class:`ModelError`."""
+    """Read the file; one that is damaged, not finite or of another format raises :class:`ModelError`."""
     try:
         with safe_open(path, framework="np") as stored:
             settings = json.loads((stored.metadata() or {})[METADATA_KEY])
@@ -139,15 +139,29 @@ def load_token_projection(path: Path) -> TokenProjection:
                 bits=int(settings["bits"]),
                 base_sha256=settings["base_sha256"],
             )
-            is_whole = matrix_DV.shape[1:] == rms_V.shape and codes_X.ndim == 1
+            is_usable = _is_usable(projection)
             _ = projection.codec
     except ModelError:
         raise
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise _damaged() from error
-    if not is_whole:
+    if not is_usable:
         raise _damaged()
     return projection
+
+
+def _is_usable(projection: TokenProjection) -> bool:
+    """Tell whether the parts fit one another, and whether all codes and scores of them will be finite."""
+    matrix_DV, rms_V, codes_X = projection.matrix_DV, projection.rms_V, projection.weight_codes_X
+    return (
+        matrix_DV.shape[1:] == rms_V.shape
+        and len(rms_V) > 0
+        and (codes_X.ndim, codes_X.dtype) == (1, np.uint8)
+        and bool(np.isfinite(matrix_DV).all())
+        and bool((np.isfinite(rms_V) & (rms_V > 0.0)).all())
+        and 0.0 <= projection.weight_step < np.inf
+        and projection.pool_tokens >= 1
+    )
 
 
 def _damaged() -> ModelError:

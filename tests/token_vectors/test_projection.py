@@ -84,6 +84,28 @@ def test_damaged_projection_is_said_in_a_sentence(tmp_path: Path, content: bytes
 
 
 @pytest.mark.parametrize(
+    "damage",
+    [
+        {"matrix_DV": np.full((32, 8), np.nan, np.float32)},
+        {"matrix_DV": np.full((32, 8), np.inf, np.float32)},
+        {"rms_V": np.full(8, np.nan, np.float32)},
+        {"rms_V": np.zeros(8, np.float32)},
+        {"matrix_DV": np.zeros((32, 0), np.float32), "rms_V": np.zeros(0, np.float32)},
+        {"weight_codes_X": np.full(50, np.nan, np.float32)},
+        {"weight_step": np.nan},
+        {"pool_tokens": 0},
+    ],
+    ids=lambda damage: " ".join(damage),
+)
+def test_projection_that_would_give_scores_that_are_no_numbers_is_refused(
+    projection: TokenProjection, tmp_path: Path, damage: dict[str, object]
+):
+    save_token_projection(tmp_path, replace(projection, **damage))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ModelError, match="must be a whole token projection, got a damaged file"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
     "changes", [{"model_dim": 64}, {"vocabulary_size": 51}, {"weights_sha256": "b" * 64}]
 )
 def test_projection_of_another_model_is_refused(
