@@ -17,6 +17,9 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from pipeline import durable
+from pipeline.config import EncoderConfig
+from pipeline.encode.encoder_fit import prefixes_of
+from pipeline.encode.prefixes import Prefix
 from pipeline.encode.token_states import TokenStates, embed_tokens
 from pipeline.errors import SourceError
 from pipeline.manifest import fingerprint
@@ -69,12 +72,15 @@ def embed_pairs(
     pairs: TrainingPairs,
     backbone: Backbone,
     config: LateConfig,
+    settings: EncoderConfig,
     *,
-    batch_tokens: int,
     cache: Path | None,
     progress: ProgressListener,
 ) -> LateData:
-    """Return the token states of all pairs, from the cache where they are kept."""
+    """Return the token states of all pairs behind the settings' prefixes, from the cache where they are kept.
+
+    Documents or queries without a token raise :class:`SourceError`.
+    """
     done = 0
 
     def listen(tokens: int) -> None:
@@ -82,25 +88,31 @@ def embed_pairs(
         done += tokens
         progress("embed", done, None, "tokens")
 
-    def embed(texts: Sequence[str], row_tokens: int, max_tokens: int) -> TokenStates:
-        path = None if cache is None else _cache_file(cache, backbone, texts, row_tokens, max_tokens)
+    def embed(prefix: Prefix, own: Sequence[str], row_tokens: int, max_tokens: int) -> TokenStates:
+        texts = [prefix.continued(text) for text in own]
+        path = None if cache is None else _cache_file(cache, backbone, prefix, texts, row_tokens, max_tokens)
         kept = None if path is None else _read(path)
         if kept is not None:
             return kept
         states = embed_tokens(
             backbone,
             texts,
-            batch_tokens=batch_tokens,
+            batch_tokens=settings.batch_tokens,
             row_tokens=row_tokens,
             max_tokens=max_tokens,
+            prefix_ids=prefix.ids,
             on_tokens=listen,
         )
         if path is not None:
             _write(path, states)
         return states
 
-    documents = embed(pairs.documents, config.row_tokens, config.document_tokens)
-    queries = embed(pairs.queries, config.query_tokens, config.query_tokens)
+    document_prefix, query_prefix = prefixes_of(settings, backbone)
+    documents = embed(document_prefix, pairs.documents, config.row_tokens, config.document_tokens)
+    queries = embed(query_prefix, pairs.queries, config.query_tokens, config.query_tokens)
+    for what, states in (("documents", documents), ("queries", queries)):
+        if not len(states.states_TV):
+            raise SourceError(f"{what} of the training pairs must hold tokens, got none; give other pairs")
     numbers = np.arange(len(pairs)).reshape(-1, config.batch_queries)
     return LateData(
         documents=documents,
@@ -146,11 +158,12 @@ def _runs(pairs: TrainingPairs, source: str, size: int) -> list[Sequence[int]]:
 
 
 def _cache_file(
-    cache: Path, backbone: Backbone, texts: Sequence[str], row_tokens: int, max_tokens: int
+    cache: Path, backbone: Backbone, prefix: Prefix, texts: Sequence[str], row_tokens: int, max_tokens: int
 ) -> Path:
     key = fingerprint(
         format=FORMAT_VERSION,
         weights=backbone.weights_fingerprint,
+        prefix=prefix.ids.tolist(),
         texts=list(texts),
         row_tokens=row_tokens,
         max_tokens=max_tokens,

@@ -26,7 +26,7 @@ import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from jaxtyping import Bool, Float32, Int64
 
 from pipeline import durable
-from pipeline.config import Backend, EncoderConfig, Precision
+from pipeline.config import Backend, Precision
 from pipeline.encode.token_states import TokenStates
 from pipeline.errors import ConfigError, ModelError
 from pipeline.model.backbone_loader import load_backbone
@@ -94,15 +94,13 @@ def train_late(
     """
     require_new(folder)
     log_path = log_path_of(folder)
-    settings = EncoderConfig(model=base, backend=backend, precision=precision)
+    settings = encoder_config({"model": base, "backend": backend, "precision": precision})
     backbone = load_backbone(settings)
     if config.dims > backbone.model_dim:
         raise ConfigError(f"dims must be at most the base model's {backbone.model_dim}, got {config.dims}")
     pairs = draw_batches(without_judged(read_pairs(files), judged, progress), config)
     started = time.monotonic()
-    data = embed_pairs(
-        pairs, backbone, config, batch_tokens=settings.batch_tokens, cache=cache, progress=progress
-    )
+    data = embed_pairs(pairs, backbone, config, settings, cache=cache, progress=progress)
     embedded = time.monotonic()
     log = TrainingLog(log_path)
     run = LateRun(data, text_numbers(pairs.documents), config, backbone.tokenizer.get_vocab_size(), log)
@@ -112,7 +110,7 @@ def train_late(
     if base_of_folder(model_folder(base)) is None:
         # The folder is a model of its own, for `--model`; beside a mixer the file goes into that folder.
         named = Base(model=str(Path(base).absolute()) if is_folder(base) else base, weights_sha256=sha256)
-        content = {**settings_of_a_folder(encoder_config({"model": base})), "base": asdict(named)}
+        content = {**settings_of_a_folder(settings), "base": asdict(named)}
         durable.write_json(folder / CAIRN_SETTINGS_NAME, content)
     return LateReport(
         folder=str(folder),

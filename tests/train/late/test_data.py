@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import EncoderConfig
+from pipeline.encode.documents import DocumentEncoder
 from pipeline.errors import SourceError
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.train.late import data as late_data
@@ -49,7 +51,8 @@ def test_states_are_embedded_once_and_a_damaged_cache_again(
 ):
     caplog.set_level(logging.INFO)
     pairs = draw_batches(make_pairs(60), CONFIG)
-    backbone = load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="fp32"))
+    settings = EncoderConfig(model=str(tiny_model_folder), precision="fp32", batch_tokens=256)
+    backbone = load_backbone(settings)
     calls: list[int] = []
     original = late_data.embed_tokens
 
@@ -60,9 +63,7 @@ def test_states_are_embedded_once_and_a_damaged_cache_again(
     monkeypatch.setattr(late_data, "embed_tokens", counting)
 
     def embed():
-        return embed_pairs(
-            pairs, backbone, CONFIG, batch_tokens=256, cache=tmp_path, progress=silent_progress
-        )
+        return embed_pairs(pairs, backbone, CONFIG, settings, cache=tmp_path, progress=silent_progress)
 
     first, second = embed(), embed()
     assert len(calls) == 2
@@ -77,8 +78,42 @@ def test_held_out_documents_are_mined_by_no_query(
     make_pairs: Callable[..., TrainingPairs], tiny_model_folder: Path
 ):
     pairs = draw_batches(make_pairs(60), CONFIG)
-    backbone = load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="fp32"))
-    data = embed_pairs(pairs, backbone, CONFIG, batch_tokens=256, cache=None, progress=silent_progress)
+    settings = EncoderConfig(model=str(tiny_model_folder), precision="fp32", batch_tokens=256)
+    data = embed_pairs(pairs, load_backbone(settings), CONFIG, settings, cache=None, progress=silent_progress)
 
     assert not set(data.batches[0]) & set(data.mined_Nk.ravel().tolist())
     assert np.linalg.norm(means_of(data.documents), axis=1) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_states_are_those_a_search_and_an_ingest_make_behind_their_prefixes(
+    make_pairs: Callable[..., TrainingPairs], tiny_model_folder: Path
+):
+    settings = EncoderConfig(
+        model=str(tiny_model_folder),
+        precision="fp32",
+        batch_tokens=256,
+        landmark_interval=64,
+        attention="chunk",
+        use_context=False,
+        query_prefix="the cat: ",
+        document_prefix="a stone: ",
+    )
+    pairs = draw_batches(make_pairs(60), CONFIG)
+    served = DocumentEncoder(settings)
+    data = embed_pairs(pairs, served.backbone, CONFIG, settings, cache=None, progress=silent_progress)
+    _, tokens = served.encode_query_tokens(pairs.queries)
+    turned = DocumentEncoder(replace(settings, query_prefix=settings.document_prefix))
+    _, document_tokens = turned.encode_query_tokens(pairs.documents)
+
+    for states, expected in ((data.queries, tokens), (data.documents, document_tokens)):
+        for text, one in enumerate(expected):
+            np.testing.assert_allclose(states.states_TV[states.of(text)], one.states_TD, atol=2e-3)
+
+
+def test_pairs_without_a_token_are_refused(make_pairs: Callable[..., TrainingPairs], tiny_model_folder: Path):
+    settings = EncoderConfig(model=str(tiny_model_folder), precision="fp32")
+    pairs = draw_batches(make_pairs(60), CONFIG)
+    blank = replace(pairs, documents=tuple("\x01" for _ in pairs.documents))
+
+    with pytest.raises(SourceError, match="documents of the training pairs must hold tokens, got none"):
+        embed_pairs(blank, load_backbone(settings), CONFIG, settings, cache=None, progress=silent_progress)
