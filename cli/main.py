@@ -34,6 +34,7 @@ _VERBS = {
     "mcp": "Serve a collection to a language model as MCP tools, on stdin and stdout.",
     "keys": "Make, list and revoke API keys of the server.",
     "status": "Show what a collection holds and how it was built.",
+    "lineage": "Show where a document came from: file, row, run, model, context.",
     "plan": "Show whether the corpus has drifted from its context, and give it a new one.",
     "evaluate": "Score systems on judged corpora, and say which configuration to use.",
     "analyse": "Show what a model's attention does with long texts, and what its landmarks hold.",

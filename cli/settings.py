@@ -45,6 +45,7 @@ _EVERYWHERE = (
     "serve",
     "keys",
     "status",
+    "lineage",
     "plan",
     "tune",
     "verify",

@@ -17,6 +17,7 @@ from jobs.engine import EngineConfig
 from jobs.job_file import IngestJobName
 from jobs.run import Run, StageWatch, new_run_id, open_engine
 from pipeline.config import IngestConfig
+from pipeline.corpus.origins import origin_writer
 from pipeline.corpus.quarantine import QuarantineWriter
 from pipeline.corpus.read_files import record_run
 from pipeline.corpus.scan import Scan, scan_sources
@@ -84,7 +85,7 @@ def open_ingest(
                     base=base,
                     tables=tables,
                     metadata_fields=scan.metadata_fields,
-                    sources=tuple(file.name for file in scan.files),
+                    sources=scan.source_names,
                     ledger=ledger,
                     engine=opened,
                     progress=watch,
@@ -117,7 +118,10 @@ def prepare_record(
 
 def stage_corpus(run: IngestRun) -> Staged:
     """Check, hash and compare every row of the sources; stage what has to be encoded."""
-    with QuarantineWriter(run.layout.quarantine_path(run.run_id)) as quarantine:
+    with (
+        QuarantineWriter(run.layout.quarantine_path(run.run_id)) as quarantine,
+        origin_writer(run.layout.origins_folder / f"{run.run_id}.parquet") as origins,
+    ):
         return stage_changes(
             run.scan,
             run.config.corpus,
@@ -126,6 +130,7 @@ def stage_corpus(run: IngestRun) -> Staged:
             run.config.shard_characters,
             quarantine,
             run.progress,
+            origins,
         )
 
 

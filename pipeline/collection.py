@@ -45,7 +45,7 @@ from pipeline.search.shards.placement import Sharding
 from pipeline.search.shards.route_recall import RouteRecall, measure_route_recall
 from pipeline.search.stored_documents import StoredDocuments
 from pipeline.search_options import PublicSearchKeywords, SearchOptions
-from pipeline.types import Document, QueryEncoder, QueryTokens, Reranker, SearchResult
+from pipeline.types import Document, Lineage, QueryEncoder, QueryTokens, Reranker, SearchResult
 
 if TYPE_CHECKING:
     from pipeline.encode.text_encoder import TextEncoder
@@ -175,6 +175,13 @@ class Collection:
     def read_document(self, doc_id: str) -> Document | None:
         """Return a document by its id, None where there is none."""
         return self._searcher().read_document(doc_id)
+
+    def lineage(self, doc_id: str) -> Lineage | None:
+        """Say where a document came from: source file and row, run, model, context, generation.
+
+        None where there is no such document. No model is loaded.
+        """
+        return self._searcher().read_lineage(doc_id)
 
     @override
     def __repr__(self) -> str:

@@ -308,6 +308,48 @@ class Document:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LineageRun:
+    """A run that read a document: when it began, in UTC, and the generation it published, where known."""
+
+    run_id: str
+    started_at: str
+    job: str | None
+    generation: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lineage:
+    """Where a document came from and what its vectors were made with.
+
+    ``source_row`` counts from 0; it and ``run`` are None where no file of a run tells. ``model_revision`` is
+    the commit of a model that was fetched from a hub. ``context_documents`` is 0 where no vector depends on a
+    context. ``generation`` is the one that answered, published by the run ``published_by``.
+    """
+
+    doc_id: str
+    source_file: str
+    source_row: int | None
+    content_sha256: str
+    cluster_id: int
+    num_tokens: int
+    num_chunks: int
+    run: LineageRun | None
+    model: str
+    model_revision: str | None
+    encoder_fingerprint: str
+    context_documents: int
+    context_fingerprint: str
+    collection: str
+    generation: int
+    published_by: str
+    published_at: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class IngestReport:
     """What one ingest did; ``rows == indexed + unchanged + quarantined`` always holds.
 

@@ -20,7 +20,7 @@ from jaxtyping import Float32
 from pipeline.client.errors import BLANK_TYPE, NotFoundError, ServerFailedError
 from pipeline.client.records import CollectionDescription, CollectionSummary, SearchParameters
 from pipeline.errors import UsageError
-from pipeline.types import Document, Highlight, Hit, Passage, SearchResult
+from pipeline.types import Document, Highlight, Hit, Lineage, LineageRun, Passage, SearchResult
 
 MAX_QUERIES: Final = 32
 """Queries of one request."""
@@ -66,6 +66,12 @@ def document_call(name: str, doc_id: str, start_char: int) -> Call:
         f"{_quoted(doc_id, 'doc_id')}",
         parameters=parameters,
     )
+
+
+def lineage_call(name: str, doc_id: str) -> Call:
+    """Ask where a document came from."""
+    path = f"{describe_call(name).path}/lineage/{_quoted(doc_id, 'doc_id')}"
+    return Call(path=path)
 
 
 def search_call(name: str, query: str, parameters: SearchParameters, cursor: str | None = None) -> Call:
@@ -156,6 +162,13 @@ def vectors_of(answer: Any) -> Float32[np.ndarray, "N V"]:
         return np.stack(
             [np.frombuffer(base64.b64decode(row["embedding"], validate=True), dtype="<f4") for row in rows]
         ).astype(np.float32)
+
+
+def lineage_of(answer: Any) -> Lineage:
+    """Read where a document came from."""
+    with _reading():
+        run = answer["run"] and LineageRun(**_known(LineageRun, answer["run"]))
+        return Lineage(**_known(Lineage, answer, run=run))
 
 
 class DocumentReading:

@@ -23,7 +23,7 @@ from pipeline.client.connection import (
 from pipeline.client.errors import NotFoundError
 from pipeline.client.records import CollectionDescription, CollectionSummary, SearchParameters
 from pipeline.client.retries import Attempts, RetryPolicy
-from pipeline.types import Document, SearchResult
+from pipeline.types import Document, Lineage, SearchResult
 
 
 class CairnClient:
@@ -131,6 +131,15 @@ class RemoteCollection:
                     return None
                 raise
         return reading.document()
+
+    def lineage(self, doc_id: str) -> Lineage | None:
+        """Say where a document came from, None where there is none."""
+        try:
+            return calls.lineage_of(self._client.send(calls.lineage_call(self.name, doc_id)))
+        except NotFoundError as error:
+            if calls.is_unknown_document(error):
+                return None
+            raise
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
         """Embed texts as the collection's queries, L2-normalised; the key needs the scope embed."""

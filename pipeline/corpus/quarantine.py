@@ -6,16 +6,14 @@ quotes a document. A file that cannot be read at all counts as one row without a
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+from typing_extensions import override
 
-from pipeline import durable
+from pipeline.corpus.row_writer import RowWriter
 
 NULL_ID = "null_id"
 EMPTY_ID = "empty_id"
@@ -59,12 +57,6 @@ REJECTED_SCHEMA = pa.schema(
     ]
 )
 
-ROW_GROUP_ROWS = 8_192
-"""Rejected rows held before they are written.
-
-One row group for each bad row would make a footer larger than the file.
-"""
-
 SHOWN_ID_CHARACTERS = 1_024
 """Longer ids are cut in the report: a poison id must not poison the quarantine file as well.
 
@@ -87,63 +79,19 @@ def reason_counts(rejected: pa.RecordBatch) -> dict[str, int]:
     return dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
 
 
-class QuarantineWriter:
-    """Stream rejected rows into one Parquet file.
-
-    No file appears when nothing was rejected, or when the block fails.
-    """
+class QuarantineWriter(RowWriter):
+    """Stream rejected rows, of :data:`REJECTED_SCHEMA`, and count them by reason."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.num_rows = 0
+        super().__init__(path, REJECTED_SCHEMA, "writing the quarantine file")
         self._counts: Counter[str] = Counter()
-        self._pending: list[pa.RecordBatch] = []
-        self._pending_rows = 0
-        self._stack = contextlib.ExitStack()
-        self._writer: pq.ParquetWriter | None = None
 
     @property
     def counts(self) -> Mapping[str, int]:
         """Rejected rows by reason, reasons sorted."""
         return dict(sorted(self._counts.items()))
 
-    def write(self, rejected: pa.RecordBatch) -> None:
-        """Append rows of :data:`REJECTED_SCHEMA`."""
-        if rejected.num_rows == 0:
-            return
-        self._pending.append(rejected)
-        self._pending_rows += rejected.num_rows
-        self.num_rows += rejected.num_rows
-        self._counts.update(reason_counts(rejected))
-        if self._pending_rows >= ROW_GROUP_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        if not self._pending:
-            return
-        with durable.storage_errors("writing the quarantine file"):
-            if self._writer is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                temporary = self._stack.enter_context(durable.replacing(self.path))
-                self._writer = self._stack.enter_context(
-                    pq.ParquetWriter(temporary, REJECTED_SCHEMA, compression="zstd")
-                )
-            self._writer.write_table(pa.Table.from_batches(self._pending, REJECTED_SCHEMA))
-        self._pending, self._pending_rows = [], 0
-
-    def __enter__(self) -> QuarantineWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._stack.__exit__(kind, error, trace)
-            return
-        try:
-            self._flush()
-        except BaseException as failure:
-            self._stack.__exit__(type(failure), failure, failure.__traceback__)
-            raise
-        with durable.storage_errors("writing the quarantine file"):
-            self._stack.close()
+    @override
+    def write(self, rows: pa.RecordBatch) -> None:
+        super().write(rows)
+        self._counts.update(reason_counts(rows))

@@ -54,6 +54,11 @@ class Scan:
         return sum(self.file_rows)
 
     @property
+    def source_names(self) -> tuple[str, ...]:
+        """Name what was read as the user named it: the folder or the glob, not each of its files."""
+        return tuple(dict.fromkeys(file.source for file in self.files))
+
+    @property
     def metadata_fields(self) -> tuple[pa.Field, ...]:
         """Metadata columns as they are stored, in order."""
         return self.schema.metadata_fields

@@ -82,13 +82,15 @@ Source = str | TableSource
 class SourceFile:
     """One file to read, or a table in memory, which has no identity and no path.
 
-    ``name`` is how the user would call it, ``relative`` its path below the source, ``partitions`` its
-    ``key=value`` folders, outermost first. A file with a ``fault`` cannot be opened.
+    ``name`` is how the user would call it, ``source`` the file, folder or glob that was named, ``relative``
+    its path below that, ``partitions`` its ``key=value`` folders, outermost first. A file with a ``fault``
+    cannot be opened.
     """
 
     filesystem: FileSystem
     path: str
     name: str
+    source: str
     relative: str = ""
     partitions: tuple[tuple[str, str | None], ...] = ()
     fault: str | None = None
@@ -142,6 +144,7 @@ class _Root:
             filesystem=self.filesystem,
             path=entry.path,
             name=f"{self.name.rstrip('/')}/{relative}" if relative else self.name,
+            source="/".join((self.name.rstrip("/") or "/", *self.pattern)),
             relative=relative or entry.name,
             partitions=partitions,
             fault=entry.fault,
@@ -168,7 +171,12 @@ def resolve_sources(sources: Sequence[Source]) -> tuple[SourceFile, ...]:
 
 def _in_memory(source: TableSource, place: int) -> SourceFile:
     return SourceFile(
-        filesystem=LocalFileSystem(), path=str(place), name=source.name, format="table", table=source.table
+        filesystem=LocalFileSystem(),
+        path=str(place),
+        name=source.name,
+        source=source.name,
+        format="table",
+        table=source.table,
     )
 
 

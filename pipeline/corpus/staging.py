@@ -19,12 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
 import pyarrow.parquet as pq
-from jaxtyping import Int8
+from jaxtyping import Bool, Int8
 
 from pipeline import durable
 from pipeline.config import CorpusConfig
 from pipeline.corpus.checks import CheckedBatch
 from pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
+from pipeline.corpus.origins import ORIGIN_SCHEMA
 from pipeline.corpus.quarantine import (
     DAMAGED_FILE,
     DAMAGED_ROWS,
@@ -34,7 +35,9 @@ from pipeline.corpus.quarantine import (
     reason_counts,
 )
 from pipeline.corpus.read_files import ReadFiles
+from pipeline.corpus.row_writer import RowWriter
 from pipeline.corpus.scan import Scan, read_damaged_files, read_file
+from pipeline.corpus.source_record import digest_of
 from pipeline.types import ProgressListener, silent_progress, staged_schema
 
 pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
@@ -89,13 +92,17 @@ def stage_changes(
     shard_characters: int,
     quarantine: QuarantineWriter,
     progress: ProgressListener = silent_progress,
+    origins: RowWriter | None = None,
 ) -> Staged:
-    """Pass the corpus through checks and ledger; write the rows to encode to ``folder``, emptied first."""
+    """Pass the corpus through checks and ledger; write the rows to encode to ``folder``, emptied first.
+
+    ``origins`` takes where each row that is to be indexed stands, as :data:`ORIGIN_SCHEMA`.
+    """
     with durable.storage_errors("staging the corpus"):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     with _ShardWriter(folder, staged_schema(scan.metadata_fields), shard_characters) as shards:
-        return _Pass(scan, config, ledger, shards, quarantine, progress).run()
+        return _Pass(scan, config, ledger, shards, quarantine, progress, origins).run()
 
 
 def plan_changes(
@@ -151,6 +158,7 @@ class _Pass:
         shards: _ShardWriter | None,
         quarantine: QuarantineWriter | None,
         progress: ProgressListener,
+        origins: RowWriter | None = None,
     ) -> None:
         self._scan = scan
         self._config = config
@@ -158,6 +166,7 @@ class _Pass:
         self._shards = shards
         self._quarantine = quarantine
         self._progress = progress
+        self._origins = origins
         self._files = ReadFiles(ledger, scan, config)
         self._codes: Counter[int] = Counter()
         self._reasons: Counter[str] = Counter()
@@ -209,6 +218,8 @@ class _Pass:
         self._characters += int(pc.sum(pc.utf8_length(staged.column("text"))).as_py() or 0)
         if self._shards is not None:
             self._shards.write(staged)
+        if self._origins is not None:
+            self._origins.write(_origins(batch, is_staged | (codes == ENCODED)))
         self._count(batch.num_rows)
         return batch.rejected, duplicates
 
@@ -226,6 +237,18 @@ class _Pass:
 
     def _report(self) -> None:
         self._progress("corpus", self._rows, self._scan.num_rows + len(self._scan.damaged_files), "rows")
+
+
+def _origins(batch: CheckedBatch, is_indexed: Bool[np.ndarray, " N"]) -> pa.RecordBatch:
+    rows = batch.rows.filter(pa.array(is_indexed))
+    arrays = [
+        rows.column("doc_id"),
+        pa.array(
+            map(digest_of, rows.column("content_sha256").to_pylist()), ORIGIN_SCHEMA.field("content").type
+        ),
+        pa.array(batch.row_indices()[is_indexed] if rows.num_rows else [], pa.int64()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=ORIGIN_SCHEMA)
 
 
 def _duplicates(batch: CheckedBatch, codes: Int8[np.ndarray, " N"]) -> pa.RecordBatch:

@@ -1,6 +1,6 @@
 """Where everything of a collection lies on disk, and who may write to it.
 
-    <root>/<name>/  lance/ generations/<n>/ CURRENT .lock quarantine/ runs/ pending/ sources.sqlite
+    <root>/<name>/  lance/ generations/<n>/ CURRENT .lock quarantine/ runs/ origins/ pending/ sources.sqlite
 
 Knows names and the lock, no file's content but ``CURRENT``. A collection exists for readers once a generation
 stands in it. Under an ``s3://`` root these are the paths of this machine's copy; see ``replica``.
@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.config import DEFAULT_ROOT
-from pipeline.durable import (
-    exclusive_lock,
-    is_locked,
-    read_bytes,
-    sha256_of_file,
-    storage_errors,
-)
+from pipeline.durable import exclusive_lock, is_locked, read_bytes, sha256_of_file, storage_errors
 from pipeline.errors import (
     CollectionBusyError,
     CollectionNotFoundError,
@@ -180,6 +174,11 @@ class CollectionLayout:
     def run_path(self, run_id: str) -> Path:
         """The report of one run."""
         return self.runs_folder / f"{run_id}.json"
+
+    @property
+    def origins_folder(self) -> Path:
+        """The rows that each run indexed, one Parquet file a run."""
+        return self.folder / "origins"
 
     def generation_folder(self, number: int) -> Path:
         """The folder of a published generation."""

@@ -54,7 +54,7 @@ REFRESH_SECONDS: Final = 1.0
 """How old a reader's knowledge of ``CURRENT`` may be: one small request each time."""
 TRANSFERS: Final = 4
 """Files on their way at a time, each holding a piece or a few parts in memory."""
-RECORD_FOLDERS: Final = ("runs", "quarantine")
+RECORD_FOLDERS: Final = ("runs", "quarantine", "origins")
 
 REPLICA_POINTS: Final = (
     "store-files-written",

@@ -25,13 +25,21 @@ def read_document(
     timeout: dt.timedelta | None,
 ) -> Document | None:
     """Return the document of this id that matches ``restriction``, None where there is none."""
+    positions = positions_of(generation, doc_id, restriction, timeout)
+    return read_documents(generation, positions[:1])[0] if len(positions) else None
+
+
+def positions_of(
+    generation: Generation,
+    doc_id: str,
+    restriction: Mapping[str, Any] | None,
+    timeout: dt.timedelta | None,
+) -> Int64[np.ndarray, " A"]:
+    """Return the position of the document of this id that matches ``restriction``, or none."""
     schema = generation.document_schema
     wanted = compile_filter({"type": "eq", "key": "doc_id", "value": doc_id}, schema)
     where = wanted if restriction is None else compile_restriction(restriction, schema).and_(wanted)
-    positions = allowed_documents(generation, where, timeout)
-    if not len(positions):
-        return None
-    return read_documents(generation, positions[:1])[0]
+    return allowed_documents(generation, where, timeout)
 
 
 def read_documents(generation: Generation, positions: Int64[np.ndarray, " A"]) -> list[Document]:

@@ -27,6 +27,7 @@ from pipeline.search.filters import compile_filter, compile_restriction
 from pipeline.search.highlights import Explanation
 from pipeline.search.hits import make_hits
 from pipeline.search.late import LateQuery
+from pipeline.search.lineage import read_lineage
 from pipeline.search.prepared import PreparedSearch
 from pipeline.search.queries import check_queries, unit_vectors
 from pipeline.search.ranking import rank_queries
@@ -38,6 +39,7 @@ from pipeline.search_options import SearchKeywords, SearchOptions
 from pipeline.types import (
     Document,
     EncodedQueries,
+    Lineage,
     QueryEncoder,
     Reranker,
     SearchResult,
@@ -186,6 +188,10 @@ class Searcher:
     def read_document(self, doc_id: str, *, restriction: Mapping[str, Any] | None = None) -> Document | None:
         """Return a document by its id; None where there is none, or none that matches ``restriction``."""
         return self.reading(lambda: read_document(self.generation, doc_id, restriction, self._timeout))
+
+    def read_lineage(self, doc_id: str, *, restriction: Mapping[str, Any] | None = None) -> Lineage | None:
+        """Say where a document came from; None where there is none that matches ``restriction``."""
+        return self.reading(lambda: read_lineage(self.generation, doc_id, restriction, self._timeout))
 
     def count_documents(self, restriction: Mapping[str, Any] | None = None) -> int:
         """Count the documents that match ``restriction``."""

@@ -25,6 +25,7 @@ from pipeline.serve.schemas import (
     Column,
     DocumentReply,
 )
+from pipeline.types import Lineage
 
 
 class DocIdConvertor(Convertor[str]):
@@ -101,6 +102,21 @@ async def read_document(
     if reply is None:
         raise ProblemError(UNKNOWN_DOCUMENT, "ids are those of the source's rows, as hits give them")
     return reply
+
+
+@router.get("/{name}/lineage/{doc_id:doc_id}")
+async def read_lineage(name: CollectionName, doc_id: DocId, state: State, grant: SearchGrant) -> Lineage:
+    """Say where a document came from, and what its vectors were made with."""
+
+    async def attempt(served: ServedCollection) -> Lineage | None:
+        return await state.search_threads.run(
+            lambda: served.searcher.read_lineage(doc_id, restriction=grant.restriction)
+        )
+
+    found = await with_collection(state, await reachable(state, grant, name), attempt)
+    if found is None:
+        raise ProblemError(UNKNOWN_DOCUMENT, "ids are those of the source's rows, as hits give them")
+    return found
 
 
 def _visible(summary: CollectionSummary, grant: Grant) -> CollectionSummary:

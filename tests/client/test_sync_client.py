@@ -75,6 +75,15 @@ def test_document_comes_whole_whatever_a_request_may_give(
     assert document.metadata == {"year": 2002, "found": "2002-01-01"}
 
 
+def test_lineage_is_what_the_server_says(stones: RemoteCollection) -> None:
+    found = stones.lineage("stones/slate/2")
+    assert found is not None
+    assert (found.doc_id, found.collection, found.generation) == ("stones/slate/2", "stones", 1)
+    assert found.run is not None
+    assert found.run.run_id == found.published_by
+    assert stones.lineage("stones/slate/99") is None
+
+
 def test_document_that_is_not_there_is_none(stones: RemoteCollection) -> None:
     assert stones.read_document("stones/../slate") is None
     assert stones.read_document(".") is None

@@ -29,7 +29,7 @@ class Told(fsspec.AbstractFileSystem):
 
 def identity(**told: Any) -> str | None:
     filesystem = PyFileSystem(FSSpecHandler(Told(**told, skip_instance_cache=True)))
-    return file_identities([SourceFile(filesystem=filesystem, path="a", name="a")])[0]
+    return file_identities([SourceFile(filesystem=filesystem, path="a", name="a", source="a")])[0]
 
 
 def test_file_with_a_tag_is_told_by_it() -> None:

@@ -4,7 +4,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.corpus import quarantine
 from pipeline.corpus.quarantine import REJECTED_SCHEMA, QuarantineWriter, shown_id
 
 
@@ -36,7 +35,7 @@ def test_writer_stores_rows_in_order_and_counts_reasons(tmp_path: Path) -> None:
 
 
 def test_writer_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quarantine, "ROW_GROUP_ROWS", 1)
+    monkeypatch.setattr("pipeline.corpus.row_writer.ROW_GROUP_ROWS", 1)
 
     def fail() -> None:
         with QuarantineWriter(tmp_path / "run.parquet") as writer:
@@ -50,7 +49,7 @@ def test_writer_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_writer_file_appears_only_when_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quarantine, "ROW_GROUP_ROWS", 1)
+    monkeypatch.setattr("pipeline.corpus.row_writer.ROW_GROUP_ROWS", 1)
     with QuarantineWriter(tmp_path / "run.parquet") as writer:
         writer.write(rejected("null_id"))
         assert not (tmp_path / "run.parquet").exists()

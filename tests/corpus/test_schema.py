@@ -20,7 +20,13 @@ def agree(
     values = partitions or ((),) * len(schemas)
     files = [
         (
-            SourceFile(filesystem=LocalFileSystem(), path=f"/{i}", name=f"{i}.parquet", partitions=values[i]),
+            SourceFile(
+                filesystem=LocalFileSystem(),
+                path=f"/{i}",
+                name=f"{i}.parquet",
+                source="",
+                partitions=values[i],
+            ),
             pa.schema([*schema.items()]),
         )
         for i, schema in enumerate(schemas)
@@ -175,7 +181,7 @@ def test_metadata_column_that_has_a_role_is_not_stored_twice() -> None:
 
 
 def test_repeated_column_name_is_refused() -> None:
-    file = SourceFile(filesystem=LocalFileSystem(), path="/a", name="a.parquet")
+    file = SourceFile(filesystem=LocalFileSystem(), path="/a", name="a.parquet", source="a.parquet")
     with pytest.raises(SchemaError, match=r"'text' more than once in a\.parquet"):
         agree_on_schema(
             [(file, pa.schema([("id", pa.string()), ("text", pa.string()), ("text", pa.string())]))],

@@ -77,6 +77,7 @@ def test_curl_shows_every_kind_of_address() -> None:
         "/v1/collections",
         "/v1/collections/{}/search",
         "/v1/collections/{}/documents/{}",
+        "/v1/collections/{}/lineage/{}",
         "/v1/vector_stores/{}/search",
         "/v1/embeddings",
     }

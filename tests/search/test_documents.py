@@ -31,6 +31,8 @@ def test_unknown_document_is_none(searcher: Searcher, doc_id: str) -> None:
 def test_document_outside_the_restriction_is_none(stones, searcher: Searcher) -> None:
     found = [row["doc_id"] for row in stones.rows if searcher.read_document(row["doc_id"], restriction=OWN)]
     assert found == own_ids(stones)
+    traced = [row["doc_id"] for row in stones.rows if searcher.read_lineage(row["doc_id"], restriction=OWN)]
+    assert traced == found
 
 
 def test_count_documents_counts_those_within_the_restriction(stones, searcher: Searcher) -> None:

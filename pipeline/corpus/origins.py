@@ -1,0 +1,78 @@
+"""Where each indexed document came from: one Parquet file a run, of the rows that the run indexed.
+
+    doc_id    digest of its content    row in its source file, counted from 0
+
+The source file itself is a column of the stored documents. A run may be killed before it publishes, and then
+another one indexes its rows, and lists them, too: the newest file with the id and the content tells. The
+files grow with what changes, not with the corpus, and only :func:`find_origin` reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as arrow_compute
+import pyarrow.parquet as pq
+
+from pipeline.corpus.row_writer import RowWriter
+from pipeline.corpus.source_record import DIGEST_HEX_DIGITS, digest_of
+
+pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
+
+ORIGIN_SCHEMA: Final = pa.schema(
+    [
+        pa.field("doc_id", pa.string(), nullable=False),
+        pa.field("content", pa.binary(DIGEST_HEX_DIGITS // 2), nullable=False),
+        pa.field("row_index", pa.int64(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """The run that indexed a document, and the row it read it from, counted from 0."""
+
+    run_id: str
+    row_index: int
+
+
+def origin_writer(path: Path) -> RowWriter:
+    """Write the file of one run; it appears when the block ends well and a row was written."""
+    return RowWriter(path, ORIGIN_SCHEMA, "recording where documents came from")
+
+
+def find_origin(folder: Path, doc_id: str, content_sha256: str) -> Origin | None:
+    """Return the last run that indexed a document with this content; None where no file tells.
+
+    A file that cannot be read is passed over.
+    """
+    content = digest_of(content_sha256)
+    for path in sorted(folder.glob("*.parquet"), key=_age, reverse=True):
+        row = next(_rows(path, doc_id, content), None)
+        if row is not None:
+            return Origin(run_id=path.stem, row_index=row)
+    return None
+
+
+def _age(path: Path) -> tuple[str, int]:
+    """Order runs by the second in their name, those of one second by when they wrote."""
+    return path.stem.partition("-")[0], path.stat().st_mtime_ns
+
+
+def _rows(path: Path, doc_id: str, content: bytes) -> Iterator[int]:
+    try:
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                rows = file.read_row_group(group)
+                found = rows.filter(
+                    pc.and_(
+                        pc.equal(rows.column("doc_id"), doc_id), pc.equal(rows.column("content"), content)
+                    )
+                )
+                yield from found.column("row_index").to_pylist()
+    except (pa.ArrowException, OSError, KeyError):
+        return
