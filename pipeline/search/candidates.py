@@ -150,7 +150,7 @@ def score_chunks(
     """Return the cosine of every chunk of each document, one document after another; ``positions`` ascend."""
     firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
     scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
-    for start, stop in _blocks(ends - firsts):
+    for start, stop in blocks(ends - firsts):
         vectors_MV = generation.chunks.reconstruct(chunk_positions(generation, positions[start:stop]))
         scores.append(inner_products(vectors_MV, vector_V))
     return np.concatenate(scores)
@@ -163,7 +163,7 @@ def score_chunks_and_windows(
     firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
     scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
     cosines: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
-    for start, stop in _blocks(ends - firsts):
+    for start, stop in blocks(ends - firsts):
         vectors_MV = generation.chunks.reconstruct(chunk_positions(generation, positions[start:stop]))
         scores.append(inner_products(vectors_MV, vector_V))
         if stop - start == 1:
@@ -230,7 +230,7 @@ def window_cosines(
     """Return the cosine of every window of ``size`` chunks of each document, one document after another."""
     firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
     scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
-    for start, stop in _blocks(ends - firsts):
+    for start, stop in blocks(ends - firsts):
         if stop - start == 1:
             scores += _score_long_document(generation, int(firsts[start]), int(ends[start]), vector_V, size)
         else:
@@ -258,12 +258,12 @@ def _score_long_document(
         yield window_scores(generation.chunks.reconstruct(np.arange(start, stop)), vector_V, size)
 
 
-def _blocks(counts_N: Int64[np.ndarray, " N"]) -> Iterator[tuple[int, int]]:
-    """Cut documents into runs of at most :data:`BLOCK_CHUNKS` chunks, or of one longer document."""
+def blocks(counts_N: Int64[np.ndarray, " N"], most_chunks: int = BLOCK_CHUNKS) -> Iterator[tuple[int, int]]:
+    """Yield runs of documents, or passages, of at most so many chunks together, or of one longer one."""
     assert np.all(counts_N >= 1), "a document without chunks was published"
     start = num_chunks = 0
     for index, count in enumerate(counts_N.tolist()):
-        if num_chunks and num_chunks + count > BLOCK_CHUNKS:
+        if num_chunks and num_chunks + count > most_chunks:
             yield start, index
             start, num_chunks = index, 0
         num_chunks += count

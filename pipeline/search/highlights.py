@@ -22,7 +22,8 @@ from jaxtyping import Float32, Int64, Shaped, UInt8
 
 from pipeline.index.generation import Generation
 from pipeline.ragged import ranges
-from pipeline.search.late import LateQuery
+from pipeline.search.candidates import blocks
+from pipeline.search.late import BLOCK_ROWS, LateQuery
 from pipeline.search.passages import ChosenPassage
 from pipeline.search.reader import IndexReader
 from pipeline.token_vectors.codes import FAR
@@ -64,7 +65,19 @@ class Explanation:
     def highlights(
         self, passages: Sequence[ChosenPassage], texts: Sequence[str]
     ) -> list[tuple[Highlight, ...]]:
-        """Return the highlights of passages with these texts, in characters of their documents."""
+        """Return the highlights of passages with these texts, in characters of their documents.
+
+        Only so many chunks are compared at a time, or one longer passage.
+        """
+        num_chunks = np.array([passage.end - passage.first for passage in passages], np.int64)
+        found: list[tuple[Highlight, ...]] = []
+        for start, stop in blocks(num_chunks, BLOCK_ROWS):
+            found += self._highlights_of_block(passages[start:stop], texts[start:stop])
+        return found
+
+    def _highlights_of_block(
+        self, passages: Sequence[ChosenPassage], texts: Sequence[str]
+    ) -> list[tuple[Highlight, ...]]:
         chunk_C = ranges(
             np.array([passage.first for passage in passages], np.int64),
             np.array([passage.end - passage.first for passage in passages], np.int64),

@@ -29,6 +29,8 @@ JUDGED_WINDOWS: Final = 50
 """Best windows of the fused ranking that are judged."""
 ABSENT: Final = -2.0
 """Below any cosine."""
+BLOCK_ROWS: Final = 1_024
+"""Chunks whose tokens are compared at once: at most 35 MB for 64 tokens each, whatever a window holds."""
 MaxSim = Callable[
     [Int64[np.ndarray, " W"], Int64[np.ndarray, " W"], Int64[np.ndarray, " W"]], Float32[np.ndarray, " W"]
 ]
@@ -165,20 +167,17 @@ def _best_matches(
 ) -> Float32[np.ndarray, "W q"]:
     """Return the highest cosine of each query token in windows of rows; ABSENT in one without tokens.
 
-    Rows of overlapping windows are decoded once.
+    Rows of overlapping windows are decoded once, and only so many at a time.
     """
     rows = np.unique(ranges(first_W, end_W - first_W))
-    tokens = column.read(rows)
-    best_Wq = np.full((len(first_W), len(query.vectors_qV)), ABSENT, np.float32)
-    if not len(tokens.codes):
-        return best_Wq
-    score_Tq = stored.projection.codec.cosines(tokens.codes, query.vectors_qV)
-    local = np.concatenate([[0], np.cumsum(tokens.size_C)])
-    begin_W = local[np.searchsorted(rows, first_W)]
-    stop_W = local[np.searchsorted(rows, end_W)]
-    is_filled_W = stop_W > begin_W
-    # Every second stretch of reduceat lies between windows; a last row lets a window end with the tokens.
-    padded = np.concatenate([score_Tq, score_Tq[-1:]])
-    bounds = np.stack([begin_W[is_filled_W], stop_W[is_filled_W]], axis=1).ravel()
-    best_Wq[is_filled_W] = np.maximum.reduceat(padded, bounds, axis=0)[::2]
-    return best_Wq
+    # Every second stretch of reduceat lies between windows; a last row lets a window end with the rows.
+    best_Rq = np.full((len(rows) + 1, len(query.vectors_qV)), ABSENT, np.float32)
+    for start in range(0, len(rows), BLOCK_ROWS):
+        tokens = column.read(rows[start : start + BLOCK_ROWS])
+        filled = np.flatnonzero(tokens.size_C)
+        if len(filled):
+            score_Tq = stored.projection.codec.cosines(tokens.codes, query.vectors_qV)
+            first_T = (np.cumsum(tokens.size_C) - tokens.size_C)[filled]
+            best_Rq[start + filled] = np.maximum.reduceat(score_Tq, first_T, axis=0)
+    bounds = np.stack([np.searchsorted(rows, first_W), np.searchsorted(rows, end_W)], axis=1).ravel()
+    return np.maximum.reduceat(best_Rq, bounds, axis=0)[::2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from functools import partial
 
@@ -171,3 +172,24 @@ def test_moved_query_is_the_unit_sum_with_the_mean_of_windows():
         moved(query, windows.astype(np.float32)), expected / np.linalg.norm(expected), atol=1e-6
     )
     np.testing.assert_array_equal(moved(np.zeros(8, np.float32), np.zeros((3, 8), np.float32)), np.zeros(8))
+
+
+def test_windows_of_many_chunks_take_no_more_memory_than_a_block():
+    projection = make_projection()
+    sizes = np.full(8_000, 16)
+    stored = TokenVectors(
+        projection=projection,
+        chunks=make_column(projection, sizes, 0),
+        titles=make_column(projection, np.zeros(len(sizes), np.int64), 0),
+    )
+    query = LateQuery.of(make_query([place % VOCABULARY for place in range(128)]), projection)
+    assert query is not None
+    windows = (np.array([0, 5]), np.array([7_000, 8_000]), np.array([0, 0]))
+    tracemalloc.start()
+    found = window_max_sim(stored, query, *windows)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert peak < 30 * 2**20
+    expected = naive_max_sim(stored, query, 5, 8_000, 0)
+    assert found[1] == pytest.approx(expected, abs=1e-5)
