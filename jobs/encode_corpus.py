@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs import pending
 from jobs.cluster_corpus import view_corpus
 from jobs.compatibility import require_same_encoder
 from jobs.corpus_view import CorpusView
@@ -19,7 +20,9 @@ from jobs.engine import EngineConfig
 from jobs.ingest import finish, open_ingest, stage_corpus
 from jobs.run import Run
 from pipeline.config import IngestConfig
-from pipeline.encode.shards import finished_shards, write_encoded_shard
+from pipeline.encode.shards import count_rows, finished_shards, write_encoded_shard
+from pipeline.index.pending_area import PendingArea
+from pipeline.index.segments.parts import num_parts
 from pipeline.types import IngestReport, ProgressListener, silent_progress
 
 TYPICAL_TOKENS_A_CHARACTER = 0.25
@@ -70,7 +73,7 @@ def encode_shards(run: Run, view: CorpusView, shards: Sequence[Path], characters
     first = max(finished_shards(folder), default=-1) + 1
     meter = _TokenMeter(characters, run.progress)
     documents = 0
-    for number, shard in run.engine.encode(shards, meter.add):
+    for number, shard in run.engine.encode(shards, meter.add, _shared_area(run, characters)):
         write_encoded_shard(folder, first + number, shards[number], shard.documents, shard.chunks)
         documents += shard.num_documents
         meter.close_shard(shard.num_characters)
@@ -83,6 +86,15 @@ def encode_shards(run: Run, view: CorpusView, shards: Sequence[Path], characters
         tokens=meter.tokens,
         seconds=meter.seconds,
     )
+
+
+def _shared_area(run: Run, characters: int) -> PendingArea | None:
+    """Return where workers leave shards, None where there are too few for workers to commit them."""
+    folder = run.layout.encoded_folder
+    earlier = sum(count_rows(folder, "chunks", number) for number in finished_shards(folder))
+    new = characters * TYPICAL_TOKENS_A_CHARACTER / run.config.encoder.landmark_interval
+    is_by_tasks = run.engine.run_tasks is not None and num_parts(earlier + round(new)) > 1
+    return pending.pending_area(run.layout) if is_by_tasks else None
 
 
 class _TokenMeter:

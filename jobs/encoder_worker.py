@@ -5,13 +5,15 @@
 
 A worker loads the model once, is given Parquet bytes and returns Parquet bytes. So it needs no disk in common
 with the driver. Where it sees the driver's folder, it leaves the files there under names of its own, and
-returns those: what crosses the network is a tenth. The driver alone gives them the names that count, so a
-worker that was believed dead cannot damage anything when it wakes.
+returns those: what crosses the network is a tenth. Where it reaches the collection's object store, it may be
+told to leave them there. The driver alone gives them the names that count, so a worker that was believed dead
+cannot damage anything when it wakes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import uuid
@@ -37,13 +39,17 @@ from pipeline.encode.context_vectors import with_vectors
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.encode.encoder_fit import require_context_fit, require_fit
 from pipeline.encode.shard_tables import shard_tables
-from pipeline.encode.shards import as_parquet
+from pipeline.encode.shards import as_parquet, as_stored
+from pipeline.errors import CairnError
+from pipeline.index.pending_area import PendingArea
 from pipeline.model.backbone_loader import load_backbone, token_projection_of
 from pipeline.model.context_encoder import ContextEncoder
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.static_embeddings import StaticEmbedder, StaticFit
 from pipeline.token_vectors.projection import TokenProjection
 from pipeline.types import TextEmbedder
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +87,7 @@ class EncoderWorker:
         self._view: CorpusView | None = None
         self._assigner: ClusterAssigner | None = None
         self._folder: Path | None = None
+        self._area: PendingArea | None = None
 
     def load(self) -> Loaded:
         """Load the model and check that the settings fit it."""
@@ -130,6 +137,10 @@ class EncoderWorker:
         """Leave encoded shards in ``folder`` from here on, if it holds the file that the driver left."""
         self._folder = folder if (folder / mark).is_file() else None
 
+    def share_store(self, area: PendingArea | None) -> None:
+        """Leave encoded shards in an object store from here on, if this process reaches it."""
+        self._area = area if area is not None and area.is_reached() else None
+
     def encode(self, staged: bytes, on_tokens: Callable[[int], None] | None = None) -> EncodedShard:
         """Encode the bytes of a staged shard; ``on_tokens`` receives the number of tokens of each batch."""
         assert self._encoder is not None, "begin comes first"
@@ -138,13 +149,32 @@ class EncoderWorker:
         encoded = self._encoder.encode(texts, on_tokens, titles=titles)
         assignments_N = self._assign(doc_ids, titles, texts, queries)
         documents, chunks = shard_tables(doc_ids, encoded, assignments_N)
+        stored = self._stored(staged, documents, chunks)
         return EncodedShard(
-            documents=self._handed_over(documents),
-            chunks=self._handed_over(chunks),
+            documents=stored or self._handed_over(documents),
+            chunks=None if stored else self._handed_over(chunks),
             num_documents=len(texts),
             num_characters=sum(map(len, texts)),
             num_tokens=int(encoded.num_tokens.sum()),
         )
+
+    def _stored(self, staged: bytes, documents: pa.Table, chunks: pa.Table) -> pa.Buffer | None:
+        """Upload a shard's files; return the file that says so, None where this worker can upload nothing."""
+        if self._area is None:
+            return None
+        files = {
+            "rows": staged,
+            "documents": as_parquet(documents).to_pybytes(),
+            "chunks": as_parquet(chunks).to_pybytes(),
+        }
+        try:
+            records = {name: self._area.write(content) for name, content in files.items()}
+        except CairnError as error:
+            log.warning("encode.not_stored: shards of this worker pass the driver from here on: %s", error)
+            self._area = None
+            return None
+        durable.commit_point("shard-uploaded")
+        return as_stored(documents, records)
 
     def _handed_over(self, table: pa.Table) -> pa.Buffer | Path:
         """Return a table's Parquet file: in the shared folder, or as bytes where it cannot be written."""

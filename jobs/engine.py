@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # the command line reads EngineConfig for its help, and must 
     from jobs.corpus_view import CorpusView
     from jobs.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
     from pipeline.context.store import ContextSet
+    from pipeline.index.pending_area import PendingArea
     from pipeline.index.segments.parts import RunTasks
 
 EngineName = Literal["local", "ray"]
@@ -84,9 +85,12 @@ class Engine(Protocol):
         ...
 
     def encode(
-        self, shards: Sequence[Path], on_tokens: Callable[[int], None]
+        self, shards: Sequence[Path], on_tokens: Callable[[int], None], area: PendingArea | None
     ) -> Iterator[tuple[int, EncodedShard]]:
-        """Encode staged shards and yield each with its position, in the order in which they finish."""
+        """Encode staged shards and yield each with its position, in the order in which they finish.
+
+        Workers leave them in ``area``, if there is one and they reach it.
+        """
         ...
 
     @property

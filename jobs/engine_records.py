@@ -47,10 +47,13 @@ class EmbeddedSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedShard:
-    """One staged shard, encoded: its two Parquet files, as bytes or in the folder shared with the driver."""
+    """One staged shard, encoded: its two Parquet files, as bytes or in the folder shared with the driver.
+
+    Where they are in an object store, ``chunks`` is None and ``documents`` the file that says so.
+    """
 
     documents: pa.Buffer | Path
-    chunks: pa.Buffer | Path
+    chunks: pa.Buffer | Path | None
     num_documents: int
     num_characters: int
     num_tokens: int

@@ -14,6 +14,7 @@ from jobs.corpus_view import CorpusView
 from jobs.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet
+from pipeline.index.pending_area import PendingArea
 from pipeline.index.segments.parts import RunTasks
 
 if TYPE_CHECKING:
@@ -53,9 +54,11 @@ class LocalEngine:
         return self._worker.begin(view)
 
     def encode(
-        self, shards: Sequence[Path], on_tokens: Callable[[int], None]
+        self, shards: Sequence[Path], on_tokens: Callable[[int], None], area: PendingArea | None
     ) -> Iterator[tuple[int, EncodedShard]]:
         """See :class:`jobs.engine.Engine`; shards come in order, ``on_tokens`` is called for every batch."""
+        if shards:
+            self._worker.share_store(area)
         for number, shard in enumerate(shards):
             yield number, self._worker.encode(shard.read_bytes(), on_tokens)
 

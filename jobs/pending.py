@@ -1,13 +1,16 @@
 """The work of a run that is not published yet, kept so that a killed run goes on where it stopped.
 
 ``pending/PENDING.json`` holds the key of the work: every setting that shapes an encoded shard, its format,
-and the generation it builds on. Leftovers with another key are dropped before anything is read from them.
+and the generation it builds on. Leftovers with another key are dropped before anything is read from them. It
+also names the area of an object store in which workers may leave shards of this work.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Generator, Iterator, Mapping
+import uuid
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
@@ -23,17 +26,24 @@ from pipeline import durable
 from pipeline.config import IngestConfig
 from pipeline.corpus.ledger import Ledger
 from pipeline.encode.shards import (
+    ENCODED_TABLES,
     SHARD_FORMAT,
     EncodedTable,
     count_rows,
     finished_shards,
+    is_stored,
     read_chunk_counts,
     read_cluster_ids,
     read_document_hashes,
     read_encoded,
+    stored_files,
     table_paths,
+    unfinish_shard,
 )
+from pipeline.errors import CairnError
 from pipeline.index.layout import CollectionLayout
+from pipeline.index.pending_area import PendingArea
+from pipeline.index.worker_files import WorkerFiles
 from pipeline.manifest import fingerprint
 from pipeline.types import TOKEN_FIELDS
 
@@ -58,11 +68,12 @@ def open_ledger(layout: CollectionLayout, key: str, record: Path | None = None) 
 
     ``record`` says what is published; without one nothing is.
     """
-    if _read_key(layout) != key:
+    if _read(layout).get("key") != key:
         discard(layout)
         with durable.storage_errors(f"preparing {layout.pending_folder.name}/ of collection {layout.name!r}"):
             layout.encoded_folder.mkdir(parents=True)
-            durable.write_json(layout.pending_path, {"key": key})
+            durable.write_json(layout.pending_path, {"key": key, "area": uuid.uuid4().hex})
+    _unfinish_lost(layout)
     with Ledger(layout.ledger_path, record) as ledger:
         for number in finished_shards(layout.encoded_folder):
             hashes = read_document_hashes(layout.encoded_folder, number)
@@ -74,11 +85,48 @@ def open_ledger(layout: CollectionLayout, key: str, record: Path | None = None) 
 
 def discard(layout: CollectionLayout) -> None:
     """Remove everything; called when it is published, or fits no longer."""
+    area = pending_area(layout)
+    if area is not None:
+        with contextlib.suppress(CairnError):  # what stays goes as the files of no generation do
+            area.clear()
     # The key goes first: a folder without it is never believed, however far the removal got.
     with durable.storage_errors(f"removing {layout.pending_folder.name}/ of collection {layout.name!r}"):
         if layout.pending_folder.is_dir():
             durable.remove_entry(layout.pending_path)
         durable.remove_entry(layout.pending_folder)
+
+
+def pending_area(layout: CollectionLayout) -> PendingArea | None:
+    """Return where in an object store shards of the pending work may lie, None where there is no store.
+
+    Work of an earlier release has no such place.
+    """
+    name = _read(layout).get("area")
+    if layout.replica is None or name is None:
+        return None
+    return PendingArea(uri=layout.replica.uri, name=name)
+
+
+def _note_stored(layout: CollectionLayout, numbers: Iterable[int]) -> None:
+    """Tell the collection's replica which files of these shards are in the store."""
+    area = pending_area(layout)
+    if area is not None and layout.replica is not None:
+        layout.replica.worker_files.pending_area = area
+        for number in numbers:
+            if is_stored(layout.encoded_folder, number):
+                files = stored_files(layout.encoded_folder, number)
+                layout.replica.worker_files.note({path: area.record(file) for path, file in files.items()})
+
+
+def _unfinish_lost(layout: CollectionLayout) -> None:
+    """Let shards count as not encoded whose files are not in the store; hashes are checked by who reads."""
+    folder, area = layout.encoded_folder, pending_area(layout)
+    stored = [number for number in finished_shards(folder) if is_stored(folder, number)]
+    sizes = area.sizes() if area is not None and stored else {}
+    for number in stored:
+        records = [area.record(file) for file in stored_files(folder, number).values()] if area else []
+        if not records or any(sizes.get(record.key) != record.size_bytes for record in records):
+            unfinish_shard(folder, number)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +145,7 @@ class EncodedShards:
     def of(cls, layout: CollectionLayout, ledger: Ledger, first_own_shard: int) -> EncodedShards:
         """Find everything in ``pending/encoded`` that this run commits."""
         folder, numbers = layout.encoded_folder, finished_shards(layout.encoded_folder)
+        _note_stored(layout, numbers)
         earlier = (number for number in numbers if number < first_own_shard)
         stale = {number: _stale_chunks(folder, number, ledger) for number in earlier}
         counts: dict[int, tuple[int, int]] = {}
@@ -126,6 +175,24 @@ class EncodedShards:
         """Yield the files that a stream of one table reads."""
         for number in self.counts:
             yield from table_paths(self.folder, table, number)
+
+    def fetch(self, files: WorkerFiles) -> None:
+        """Bring shards here that are in an object store.
+
+        Raises :class:`LostFilesError` for those that are not there as they were written.
+        """
+        files.fetch(path for table in ENCODED_TABLES for path in self.files(table) if not path.is_file())
+
+    def unfinish(self, lost: Collection[Path]) -> int:
+        """Let those count as not encoded that have one of these files; return how many they are."""
+        numbers = [
+            number
+            for number in self.counts
+            if not set(lost).isdisjoint(chain(*(table_paths(self.folder, t, number) for t in ENCODED_TABLES)))
+        ]
+        for number in numbers:
+            unfinish_shard(self.folder, number)
+        return len(numbers)
 
     def cluster_sizes(self, num_clusters: int) -> Int64[np.ndarray, " K"]:
         """Count the documents to commit of each cluster."""
@@ -160,9 +227,9 @@ def _stale_chunks(folder: Path, number: int, ledger: Ledger) -> dict[str, int]:
     return {doc_id: chunks for doc_id, chunks in counts.items() if doc_id not in current}
 
 
-def _read_key(layout: CollectionLayout) -> str | None:
+def _read(layout: CollectionLayout) -> dict[str, Any]:
     try:
         content: Any = json.loads(durable.read_bytes(layout.pending_path))
     except (OSError, ValueError):
-        return None
-    return content.get("key") if isinstance(content, dict) else None
+        return {}
+    return content if isinstance(content, dict) else {}

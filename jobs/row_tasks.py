@@ -15,18 +15,19 @@ import pyarrow as pa
 
 from jobs.pending import EncodedShards
 from pipeline.durable import commit_point, fsync_file
-from pipeline.encode.shards import EncodedTable
+from pipeline.encode.shards import ENCODED_TABLES, EncodedTable
+from pipeline.errors import TryAgainError
 from pipeline.index.allocator import returning_freed_memory
 from pipeline.index.lance_append import Fragments, fragment_files
 from pipeline.index.lance_files import LanceFiles, small_table_files
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.segments.parts import RunTasks, num_parts
 from pipeline.index.tiers import FACTOR
+from pipeline.index.worker_files import LostFilesError
 from pipeline.manifest import record_file
 
 MAX_FRAGMENTS: Final = FACTOR - 1
 """Of a table in one commit: one more, and the next ingest would merge them."""
-_TABLES: Final[tuple[EncodedTable, ...]] = ("documents", "chunks")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,20 +70,38 @@ def rows_to_append(
 ) -> RowsToAppend:
     """Return rows as fragments where there are enough for workers to write, else as streams.
 
-    ``folder`` is one that workers see if they see the root.
+    ``folder`` is one that workers see if they see the root. Raises :class:`TryAgainError` where shards in an
+    object store are not what was uploaded; they count as not encoded then.
     """
+    try:
+        return _rows_to_append(shards, tables, run_tasks, folder)
+    except LostFilesError as error:
+        lost = shards.unfinish(error.files)
+        if not lost:
+            raise
+        raise TryAgainError(
+            f"encoded shards in the object store must be there as they were uploaded, got {lost} that are "
+            f"not ({error.fault}); run the same command again, it encodes them again"
+        ) from error
+
+
+def _rows_to_append(
+    shards: EncodedShards, tables: LanceTables, run_tasks: RunTasks | None, folder: Path
+) -> RowsToAppend:
     _, num_chunks = shards.count()
     parts = min(num_parts(num_chunks), MAX_FRAGMENTS)
     if run_tasks is None or parts < 2:
-        streams = {table: shards.stream(table, tables.schemas[table]) for table in _TABLES}
+        if tables.layout.replica is not None:
+            shards.fetch(tables.layout.replica.worker_files)
+        streams = {table: shards.stream(table, tables.schemas[table]) for table in ENCODED_TABLES}
         return RowsToAppend(rows=streams, files={})
     tasks = [
         WriteFragments(tables=tables, table=table, shards=part, num_rows=num_rows)
         for part in shards.cut(parts)
-        for table, num_rows in zip(_TABLES, part.count(), strict=True)
+        for table, num_rows in zip(ENCODED_TABLES, part.count(), strict=True)
         if num_rows
     ]
-    rows: dict[str, Fragments] = {table: [] for table in _TABLES}
+    rows: dict[str, Fragments] = {table: [] for table in ENCODED_TABLES}
     files: LanceFiles = {}
     for task, (fragments, written) in zip(tasks, run_tasks(tasks, folder), strict=True):
         rows[task.table] += fragments

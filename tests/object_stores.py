@@ -33,17 +33,14 @@ class ObjectStore:
 
         obstore.put(from_url("s3://cairn"), key, content)
 
-    def fault(self, method: str, path: str, fault: str, times: int = 1) -> None:
+    def fault(self, method: str, path: str, fault: str, times: int = 1, access_key: str = "") -> None:
         """Make the next requests that match fail: ``refuse``, ``forbid``, ``lose-reply`` or ``stall``."""
-        self.request(
-            "PUT",
-            "/-/faults",
-            json.dumps([{"method": method, "path": path, "fault": fault, "times": times}]).encode(),
-        )
+        rule = {"method": method, "path": path, "fault": fault, "times": times, "access_key": access_key}
+        self.request("PUT", "/-/faults", json.dumps([rule]).encode())
 
-    def traffic(self) -> dict[str, int]:
-        """Return the requests since the last call, and the bytes that ``came`` to the store and ``went``."""
-        counted = json.loads(self.request("GET", "/-/traffic"))
+    def traffic(self, access_key: str = "tester") -> dict[str, int]:
+        """Return the requests with a key since the last call, and the bytes that ``came`` and ``went``."""
+        counted = json.loads(self.request("GET", "/-/traffic")).get(access_key, {})
         return {name: counted.get(name, 0) for name in ("requests", "came", "went")}
 
     def kill(self) -> None:

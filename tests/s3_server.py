@@ -1,14 +1,15 @@
 """Run moto's S3-compatible server on a free loopback port, with faults on demand.
 
 It writes its address on stdout. ``PUT /-/faults`` takes a list of rules. Each has a method, a pattern of
-paths, a fault and how many requests it applies to:
+paths, the access key it is for (empty: any), a fault and how many requests it applies to:
 
     refuse        answer 503
     forbid        answer 403
     lose-reply    do what is asked, but do not answer
     stall         answer after ``STALL_SECONDS``
 
-``GET /-/traffic`` returns the requests, and the bytes of bodies that came and went, since it was asked last.
+``GET /-/traffic`` returns, by access key, the requests and the bytes of bodies that came and went, since it
+was asked last.
 
 Writes are made one at a time, because moto checks a condition and writes in two steps. This server cannot
 show the latency, the throughput and the clock of a real store, nor how long a real one answers 503.
@@ -35,7 +36,7 @@ class FaultyStore:
         self._rules: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._traffic = Counter[str]()
+        self._traffic: dict[str, Counter[str]] = {}
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/-/faults":
@@ -46,10 +47,12 @@ class FaultyStore:
             return [b"{}"]
         if environ["PATH_INFO"] == "/-/traffic":
             with self._lock:
-                counted, self._traffic = self._traffic, Counter[str]()
+                counted, self._traffic = self._traffic, {}
             start_response("200 OK", [])
             return [json.dumps(counted).encode()]
-        fault = self._fault(environ["REQUEST_METHOD"], environ["PATH_INFO"])
+        credential = re.search(r"Credential=([^/]+)/", environ.get("HTTP_AUTHORIZATION", ""))
+        access_key = credential.group(1) if credential else ""
+        fault = self._fault(environ["REQUEST_METHOD"], environ["PATH_INFO"], access_key)
         if fault == "refuse":
             start_response("503 Service Unavailable", [("Content-Type", "application/xml")])
             return [b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"]
@@ -63,17 +66,19 @@ class FaultyStore:
             answer = list(self._store(environ, start_response))
         with self._lock:
             came = int(environ.get("CONTENT_LENGTH") or 0)
-            self._traffic.update(requests=1, came=came, went=sum(map(len, answer)))
+            traffic = self._traffic.setdefault(access_key, Counter())
+            traffic.update(requests=1, came=came, went=sum(map(len, answer)))
         if fault == "lose-reply":
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         if fault == "stall":
             time.sleep(STALL_SECONDS)
         return answer
 
-    def _fault(self, method: str, path: str) -> str | None:
+    def _fault(self, method: str, path: str, access_key: str) -> str | None:
         with self._lock:
             for rule in self._rules:
-                if rule["times"] > 0 and rule["method"] == method and re.search(rule["path"], path):
+                is_meant = rule["method"] == method and rule["access_key"] in ("", access_key)
+                if rule["times"] > 0 and is_meant and re.search(rule["path"], path):
                     rule["times"] -= 1
                     return rule["fault"]
         return None

@@ -1,8 +1,9 @@
 """The Ray engine: the local engine's worker, many times, on the machines of a cluster.
 
 The driver is the process that ingests: it stages, hands each staged shard to a worker as bytes, and alone
-commits what comes back: bytes, or files where the worker sees the driver's folder. So workers need the
-package, the model and a connection, but no disk in common with the driver. Clusters and context of a first
+commits what comes back: bytes, or files where the worker sees the driver's folder, or names of files in the
+object store of the collection. So workers need the package, the model and a connection, but no disk in common
+with the driver. Clusters and context of a first
 ingest come from one worker's model; the driver loads none. Workers that see the collection's root then write
 its new segment, see ``tasks``.
 """
@@ -29,6 +30,7 @@ from jobs.ray_cluster.tasks import TaskPool
 from pipeline import durable
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet
+from pipeline.index.pending_area import PendingArea
 from pipeline.index.segments.parts import RunTasks, Task
 
 
@@ -65,12 +67,13 @@ class RayEngine:
         return self._at_work().step("begin", view)
 
     def encode(
-        self, shards: Sequence[Path], on_tokens: Callable[[int], None]
+        self, shards: Sequence[Path], on_tokens: Callable[[int], None], area: PendingArea | None
     ) -> Iterator[tuple[int, EncodedShard]]:
         """See :class:`jobs.engine.Engine`; tokens are heard of shard by shard."""
         sizes = [shard.stat().st_size for shard in shards]
         if shards:
             self._at_work().step("share", *_shared_folder(shards[0].parent))
+            self._at_work().step("share_store", area)
         for number, encoded in self._at_work().map(
             "encode", lambda number: (shards[number].read_bytes(),), sizes
         ):

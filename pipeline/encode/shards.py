@@ -1,9 +1,11 @@
-"""Encoded shards on disk: three Parquet files each, written once, read back as streams.
+"""Encoded shards on disk: Parquet files, three each, written once, read back as streams.
 
     encoded/rows-000007.parquet        the staged shard, moved here as it is: ids, titles, texts, metadata
     encoded/chunks-000007.parquet
     encoded/documents-000007.parquet   what the encoder adds to the rows, in their order. Written last: the
                                        shard is finished when this file exists
+    encoded/stored-000007.parquet      stands for the last two where they, and a copy of the rows, are in an
+                                       object store: their sizes and hashes, and what the driver reads of them
 
 A killed run leaves whole shards and nothing else to trust; a rerun encodes only the others. Reading leaves
 out documents that went stale between two runs, shard by shard, because a later shard may hold the same
@@ -12,9 +14,11 @@ document's new text.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -25,15 +29,19 @@ from jaxtyping import Int64
 
 from pipeline import durable
 from pipeline.errors import IntegrityError
+from pipeline.manifest import FileRecord
 from pipeline.types import TOKEN_FIELDS
 
 EncodedTable = Literal["documents", "chunks"]
-EncodedFile = Literal["rows", "documents", "chunks"]
+ENCODED_TABLES: Final[tuple[EncodedTable, ...]] = ("documents", "chunks")
+EncodedFile = Literal["rows", "documents", "chunks", "stored"]
 
 SHARD_FORMAT: Final = 3
 """Raised when the files of a shard change, so that a run does not take over shards it cannot read."""
 READ_BATCH_ROWS: Final = 4_096
-_DOCUMENTS_NAME = re.compile(r"documents-(\d{6,})\.parquet")
+_LAST_NAME = re.compile(r"(documents|stored)-(\d{6,})\.parquet")
+_STORED_FILES: Final = b"files"
+"""The key of the records in the metadata of a ``stored`` file's schema."""
 
 
 def shard_path(folder: Path, file: EncodedFile, number: int) -> Path:
@@ -53,23 +61,39 @@ def as_parquet(table: pa.Table) -> pa.Buffer:
     return stream.getvalue()
 
 
+def as_stored(documents: pa.Table, files: Mapping[str, FileRecord]) -> pa.Buffer:
+    """Return the ``stored`` file of a shard whose files are in an object store."""
+    records = json.dumps({name: asdict(record) for name, record in files.items()}).encode()
+    known = documents.drop_columns(["vector"])
+    return as_parquet(known.replace_schema_metadata({_STORED_FILES: records}))
+
+
 def write_encoded_shard(
-    folder: Path, number: int, staged: Path, documents: pa.Buffer | Path, chunks: pa.Buffer | Path
+    folder: Path, number: int, staged: Path, documents: pa.Buffer | Path, chunks: pa.Buffer | Path | None
 ) -> None:
     """Put a staged shard beside its two tables, durably; after a crash it is finished or does not exist.
 
-    Tables that are files already lie on the disk of ``folder``, durably, and are moved.
+    Tables that are files already lie on the disk of ``folder``, durably, and are moved. Where ``chunks`` is
+    None, both are in an object store, and ``documents`` is the ``stored`` file.
     """
+    last: EncodedFile = "stored" if chunks is None else "documents"
     with durable.storage_errors(f"writing encoded shard {number}"):
         folder.mkdir(parents=True, exist_ok=True)
         # What a deleted file left: until the end no shard of this number is finished.
-        shard_path(folder, "documents", number).unlink(missing_ok=True)
+        unfinish_shard(folder, number)
         durable.fsync_file(staged)
         staged.replace(shard_path(folder, "rows", number))
-        _put(chunks, shard_path(folder, "chunks", number))
+        if chunks is not None:
+            _put(chunks, shard_path(folder, "chunks", number))
         durable.commit_point("shard-chunks-written")
-        _put(documents, shard_path(folder, "documents", number))
+        _put(documents, shard_path(folder, last, number))
     durable.commit_point("shard-written")
+
+
+def unfinish_shard(folder: Path, number: int) -> None:
+    """Let a shard count as not encoded."""
+    for last in ("documents", "stored"):
+        shard_path(folder, last, number).unlink(missing_ok=True)
 
 
 def _put(content: pa.Buffer | Path, path: Path) -> None:
@@ -84,13 +108,27 @@ def finished_shards(folder: Path) -> list[int]:
     """Return the numbers of the finished shards, ascending."""
     if not folder.is_dir():
         return []
-    matches = (_DOCUMENTS_NAME.fullmatch(path.name) for path in folder.iterdir())
-    numbers = sorted(int(match.group(1)) for match in matches if match)
-    return [number for number in numbers if all(path.is_file() for path in _other_paths(folder, number))]
+    matches = (_LAST_NAME.fullmatch(path.name) for path in folder.iterdir())
+    numbers = sorted({int(match.group(2)) for match in matches if match})
+    return [number for number in numbers if _is_finished(folder, number)]
 
 
-def _other_paths(folder: Path, number: int) -> tuple[Path, Path]:
-    return shard_path(folder, "rows", number), shard_path(folder, "chunks", number)
+def _is_finished(folder: Path, number: int) -> bool:
+    has_tables = all(shard_path(folder, file, number).is_file() for file in ("documents", "chunks"))
+    return shard_path(folder, "rows", number).is_file() and (has_tables or is_stored(folder, number))
+
+
+def is_stored(folder: Path, number: int) -> bool:
+    """Tell whether the tables of a finished shard are in an object store."""
+    return shard_path(folder, "stored", number).is_file()
+
+
+def stored_files(folder: Path, number: int) -> dict[Path, FileRecord]:
+    """Return what each file of a shard in an object store must be, by the path that it would have here."""
+    path = shard_path(folder, "stored", number)
+    with _damage_of(path):
+        records = json.loads(pq.read_schema(path).metadata[_STORED_FILES])
+    return {shard_path(folder, file, number): FileRecord(**record) for file, record in records.items()}
 
 
 def table_paths(folder: Path, table: EncodedTable, number: int) -> tuple[Path, ...]:
@@ -102,9 +140,16 @@ def table_paths(folder: Path, table: EncodedTable, number: int) -> tuple[Path, .
 
 def count_rows(folder: Path, table: EncodedTable, number: int) -> int:
     """Return the rows of one table of a finished shard, as its footer says."""
-    path = shard_path(folder, table, number)
+    if table == "chunks" and is_stored(folder, number):
+        return sum(read_chunk_counts(folder, number).values())
+    path = shard_path(folder, table, number) if table == "chunks" else _known_path(folder, number)
     with _damage_of(path), pq.ParquetFile(path) as file:
         return file.metadata.num_rows
+
+
+def _known_path(folder: Path, number: int) -> Path:
+    """Return the file with the numbers that the encoder added to each document."""
+    return shard_path(folder, "stored" if is_stored(folder, number) else "documents", number)
 
 
 def read_document_hashes(folder: Path, number: int) -> pa.Table:
@@ -115,13 +160,13 @@ def read_document_hashes(folder: Path, number: int) -> pa.Table:
 def read_chunk_counts(folder: Path, number: int) -> dict[str, int]:
     """Return the number of chunks of each document of a finished shard, by document id."""
     doc_ids = _read_columns(shard_path(folder, "rows", number), ["doc_id"]).column("doc_id")
-    counts = _read_columns(shard_path(folder, "documents", number), ["num_chunks"]).column("num_chunks")
+    counts = _read_columns(_known_path(folder, number), ["num_chunks"]).column("num_chunks")
     return dict(zip(doc_ids.to_pylist(), counts.to_pylist(), strict=True))
 
 
 def read_cluster_ids(folder: Path, number: int, stale_ids: Collection[str]) -> Int64[np.ndarray, " N"]:
     """Return the cluster of each document of a finished shard, without stale ones."""
-    clusters = _read_columns(shard_path(folder, "documents", number), ["cluster_id"]).column("cluster_id")
+    clusters = _read_columns(_known_path(folder, number), ["cluster_id"]).column("cluster_id")
     doc_ids = _read_columns(shard_path(folder, "rows", number), ["doc_id"]).column("doc_id").to_pylist()
     is_kept = np.array([doc_id not in stale_ids for doc_id in doc_ids], np.bool_)
     return clusters.to_numpy()[is_kept].astype(np.int64)

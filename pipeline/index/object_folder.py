@@ -29,6 +29,8 @@ PART_BYTES: Final = 8 << 20
 PARTS_AT_A_TIME: Final = 4
 MAX_PARTS: Final = 9_000
 """Below S3's 10,000 parts an upload."""
+TRANSFERS: Final = 4
+"""Files on their way at a time, each holding a piece or a few parts in memory."""
 RETRIES: Final = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
 
 

@@ -6,6 +6,7 @@ Everything else works on the copy as on any local collection.
       CURRENT        which generations there are  ──▶ CURRENT, REMOTE
       files/<sha256> every file of theirs, once   ──▶ generations/<n>/, lance/
       LEASE          who is writing
+  pending/       encoded shards of runs that are not published
       runs/, quarantine/
 
 A file never changes under its name, so nothing can be torn: :meth:`Replica.push` uploads what is new and then
@@ -33,7 +34,7 @@ from pipeline.errors import CairnError, CollectionBusyError, DamageError, Integr
 from pipeline.index.copied_names import COPIES, LANCE_FILES, copied_name
 from pipeline.index.current import KEPT_GENERATIONS, Current
 from pipeline.index.lease import LEASE_KEY, Lease
-from pipeline.index.object_folder import ObjectFolder, StoredObject
+from pipeline.index.object_folder import TRANSFERS, ObjectFolder, StoredObject
 from pipeline.index.remote_pointer import Pointer, RemoteGeneration
 from pipeline.index.verified_files import VerifiedFiles
 from pipeline.index.worker_files import WorkerFiles, key_of
@@ -52,8 +53,6 @@ An interrupted upload goes on, and none of its files is about to go.
 """
 REFRESH_SECONDS: Final = 1.0
 """How old a reader's knowledge of ``CURRENT`` may be: one small request each time."""
-TRANSFERS: Final = 4
-"""Files on their way at a time, each holding a piece or a few parts in memory."""
 RECORD_FOLDERS: Final = ("runs", "quarantine", "origins")
 
 REPLICA_POINTS: Final = (
@@ -272,7 +271,7 @@ class Replica:
         oldest = self._seen.modified_at - timedelta(seconds=KEPT_SECONDS)
         self._store.delete(
             key
-            for key, (_, modified_at) in self._store.list("files").items()
+            for key, (_, modified_at) in {**self._store.list("files"), **self._store.list("pending")}.items()
             if key not in kept and modified_at < oldest
         )
 

@@ -22,26 +22,26 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.durable import commit_point, storage_errors
-from pipeline.errors import CairnError
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
-from pipeline.index.lease import LEASE_KEY
-from pipeline.index.object_folder import ObjectFolder
-from pipeline.index.replica import TRANSFERS, Replica
+from pipeline.index.object_folder import TRANSFERS, ObjectFolder
+from pipeline.index.pending_area import is_reached
+from pipeline.index.replica import Replica
 from pipeline.index.segments.parts import RunTasks, Task
-from pipeline.index.worker_files import key_of
+from pipeline.index.worker_files import Files, LostFilesError, fetch_files, key_of
 from pipeline.manifest import FileRecord, record_file
-
-Files = Mapping[str, FileRecord]
-"""Files by path below the collection's folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredAnswer:
-    """What a task answered, and the files that it wrote to the store."""
+    """What a task answered, and the files that it wrote to the store.
+
+    ``lost`` are files that it could not read, each with what is wrong with it; such a task was not run.
+    """
 
     answer: Any
     written: Files
+    lost: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,10 +61,7 @@ class StoredTask:
 
     def is_reached(self) -> bool:
         """Tell whether this process can read the store."""
-        try:
-            return ObjectFolder(self.uri).read(LEASE_KEY) is not None
-        except CairnError:
-            return False
+        return is_reached(self.uri)
 
     def run(self) -> StoredAnswer:
         """Run it in a folder of its own, which goes with its end."""
@@ -72,9 +69,9 @@ class StoredTask:
         with storage_errors("preparing a folder for a task"), _own_folder() as root:
             folder = root / self.name
             folder.mkdir()
-            with ThreadPoolExecutor(TRANSFERS) as pool:
-                fetched = ((key_of(record), folder / name, record) for name, record in self.inputs.items())
-                list(pool.map(lambda each: store.download(*each), fetched))
+            lost = fetch_files(store, folder, self.inputs)
+            if lost:
+                return StoredAnswer(answer=None, written={}, lost=lost)
             task: Task = moved(self.task, self.root, root)
             answer = moved(task.run(), root, self.root)
             paths = [path for path in folder.rglob("*") if path.is_file()]
@@ -83,7 +80,7 @@ class StoredTask:
             with ThreadPoolExecutor(TRANSFERS) as pool:
                 list(pool.map(lambda name: store.write(key_of(written[name]), names[name]), written))
             commit_point("task-files-uploaded")
-            return StoredAnswer(answer=answer, written=written)
+            return StoredAnswer(answer=answer, written=written, lost={})
 
 
 def folder_prefix() -> str:
@@ -128,6 +125,9 @@ class StoreTasks:
             for task in tasks
         ]
         answers: Sequence[StoredAnswer] = self._run_tasks(stored, folder)
+        lost = {name: fault for answer in answers for name, fault in answer.lost.items()}
+        if lost:
+            raise LostFilesError({self._layout.folder / name: fault for name, fault in lost.items()})
         for answer in answers:
             self._replica.worker_files.note(
                 {self._layout.folder / name: record for name, record in answer.written.items()}

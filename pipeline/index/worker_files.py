@@ -6,16 +6,46 @@ fetched. The rest comes with the next pull, as what another machine published do
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pipeline.index.object_folder import ObjectFolder
+from pipeline.durable import storage_errors
+from pipeline.errors import DamageError
+from pipeline.index.object_folder import TRANSFERS, ObjectFolder
+from pipeline.index.pending_area import PendingArea, PendingRecord
 from pipeline.manifest import FileRecord, record_file
+
+Files = Mapping[str, FileRecord]
+"""Files by path below the collection's folder."""
+
+
+class LostFilesError(DamageError):
+    """Files of a collection are not in its store as they were written; ``files`` says what is wrong."""
+
+    def __init__(self, files: Mapping[Path, str]) -> None:
+        super().__init__(next(iter(files.values())))
+        self.files = files
 
 
 def key_of(record: FileRecord) -> str:
     """Return the name of a file in the store."""
-    return f"files/{record.sha256}"
+    return record.key if isinstance(record, PendingRecord) else f"files/{record.sha256}"
+
+
+def fetch_files(store: ObjectFolder, folder: Path, files: Files) -> dict[str, str]:
+    """Fetch files into a folder; return what is wrong with those that are missing or were changed."""
+    lost: dict[str, str] = {}
+
+    def fetch(name: str) -> None:
+        try:
+            store.download(key_of(files[name]), folder / name, files[name])
+        except DamageError as error:
+            lost[name] = error.fault
+
+    with ThreadPoolExecutor(TRANSFERS) as pool:
+        list(pool.map(fetch, files))
+    return lost
 
 
 class WorkerFiles:
@@ -24,10 +54,13 @@ class WorkerFiles:
     def __init__(self, store: ObjectFolder, folder: Path) -> None:
         self._store, self._folder = store, folder
         self._records: dict[str, FileRecord] = {}
+        self.pending_area: PendingArea | None = None
+        """Where files of ``pending/`` are uploaded to; None is the place of all files."""
 
     def clear(self) -> None:
         """Forget all: another run begins."""
         self._records.clear()
+        self.pending_area = None
 
     def note(self, records: Mapping[Path, FileRecord]) -> None:
         """Remember what workers wrote."""
@@ -36,6 +69,8 @@ class WorkerFiles:
     def upload(self, path: Path) -> FileRecord:
         """Write a file of the copy to the store, for workers."""
         record = record_file(path)
+        if self.pending_area is not None and self._name(path).startswith("pending/"):
+            record = self.pending_area.record(record)
         self._store.write(key_of(record), path)
         self._records[self._name(path)] = record
         return record
@@ -56,9 +91,13 @@ class WorkerFiles:
             if (self._folder / name).parent == folder
         }
 
-    def fetch(self, path: Path) -> None:
-        """Bring a file into the copy."""
-        self._store.download(key_of(self._records[self._name(path)]), path, self._records[self._name(path)])
+    def fetch(self, paths: Iterable[Path]) -> None:
+        """Bring files into the copy; raise :class:`LostFilesError` for those that are not as written."""
+        files = {self._name(path): self._records[self._name(path)] for path in paths}
+        with storage_errors("fetching what workers wrote"):
+            lost = fetch_files(self._store, self._folder, files)
+        if lost:
+            raise LostFilesError({self._folder / name: fault for name, fault in lost.items()})
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._folder).as_posix()

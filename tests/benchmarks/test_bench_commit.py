@@ -37,6 +37,7 @@ from pipeline.encode.documents import EncodedDocuments
 from pipeline.encode.shard_tables import shard_tables
 from pipeline.encode.shards import as_parquet
 from pipeline.index.layout import CollectionLayout
+from pipeline.index.pending_area import PendingArea
 from pipeline.index.segments.parts import RunTasks
 
 pytestmark = pytest.mark.bench
@@ -108,7 +109,7 @@ class RandomEngine:
         return Begun(encoder_fingerprint="e" * 64, vector_dim=VECTOR_DIM, host="bench")
 
     def encode(
-        self, shards: Sequence[Path], on_tokens: Callable[[int], None]
+        self, shards: Sequence[Path], on_tokens: Callable[[int], None], area: PendingArea | None
     ) -> Iterator[tuple[int, EncodedShard]]:
         for number, shard in enumerate(shards):
             rows = pq.read_table(shard)

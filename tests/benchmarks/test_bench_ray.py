@@ -115,7 +115,7 @@ def test_bench_two_workers_against_two_bare_encoders(
 
         def ask_ray(folder: Path) -> None:
             encoded = []
-            for number, shard in engine.encode(shards, lambda _: None):
+            for number, shard in engine.encode(shards, lambda _: None, None):
                 staged = shutil.copy(shards[number], folder.with_suffix(".staged"))  # writing moves it
                 write_encoded_shard(folder, number, Path(staged), shard.documents, shard.chunks)
                 encoded.append(shard.num_tokens)

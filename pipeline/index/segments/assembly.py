@@ -268,8 +268,8 @@ class Assembly:
             assert replica is not None, "what is not in the folder is in a store"
             for name in written.files:
                 replica.worker_files.move(written.folder / name, self._folder / name)
-            for name in (DOCUMENTS_ARROW, CHUNKS_ARROW):
-                replica.worker_files.fetch(self._folder / (written.record.name + name))
+            names = (DOCUMENTS_ARROW, CHUNKS_ARROW)
+            replica.worker_files.fetch(self._folder / (written.record.name + name) for name in names)
         return written.record
 
     def _codebooks(self, base: Manifest, records: Sequence[SegmentRecord]) -> dict[str, Codebook | None]:
