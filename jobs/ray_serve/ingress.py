@@ -76,7 +76,7 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
     for name in ("collections", "allowed_hosts"):
         if name in values:
             values[name] = tuple(values[name])
-    for name in ("root", "keys_file"):
+    for name in ("root", "keys_file", "feedback_log"):
         if name in values:
             values[name] = Path(values[name])
     settings = ServeSettings(**values)

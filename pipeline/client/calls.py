@@ -74,6 +74,12 @@ def lineage_call(name: str, doc_id: str) -> Call:
     return Call(path=path)
 
 
+def click_call(name: str, query: str, doc_id: str, rank: int | None) -> Call:
+    """Say that a hit was opened."""
+    body = {"query": _text(query, "query"), "doc_id": _text(doc_id, "doc_id"), "rank": rank}
+    return Call(path=f"{describe_call(name).path}/clicks", body=_json(body))
+
+
 def search_call(name: str, query: str, parameters: SearchParameters, cursor: str | None = None) -> Call:
     """Ask for the documents that answer a query."""
     body = {"query": _text(query, "query"), **parameters}
@@ -169,6 +175,12 @@ def lineage_of(answer: Any) -> Lineage:
     with _reading():
         run = answer["run"] and LineageRun(**_known(LineageRun, answer["run"]))
         return Lineage(**_known(Lineage, answer, run=run))
+
+
+def is_logged(answer: Any) -> bool:
+    """Read whether a click was logged."""
+    with _reading():
+        return bool(answer["logged"])
 
 
 class DocumentReading:

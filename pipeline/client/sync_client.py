@@ -141,6 +141,13 @@ class RemoteCollection:
                 return None
             raise
 
+    def click(self, query: str, doc_id: str, *, rank: int | None = None) -> bool:
+        """Tell the server's feedback log that a hit was opened; false where the server keeps none.
+
+        ``rank`` is its place in the answer, from 1.
+        """
+        return calls.is_logged(self._client.send(calls.click_call(self.name, query, doc_id, rank)))
+
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
         """Embed texts as the collection's queries, L2-normalised; the key needs the scope embed."""
         return self._encode(texts, "query")

@@ -13,6 +13,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from pipeline.serve.collections import Collections, ServedCollection
+from pipeline.serve.feedback_log import FeedbackLog
 from pipeline.serve.guard import GRANT
 from pipeline.serve.keys import Grant, Keyring
 from pipeline.serve.length_curve import LengthBin
@@ -47,6 +48,7 @@ class ServerState:
     maps: GenerationCache[CorpusMap]
     map_files: MapFiles
     length_curves: GenerationCache[list[LengthBin]]
+    feedback: FeedbackLog | None
 
 
 async def _state(request: Request) -> ServerState:

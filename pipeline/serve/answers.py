@@ -64,7 +64,11 @@ async def search(
 
     results = await with_collection(state, served, attempt)
     state.metrics.generation.labels(name).set(results[0].generation)
-    return results if reranker is None else await _reranked(state, reranker, results, asked)
+    if reranker is not None:
+        results = await _reranked(state, reranker, results, asked)
+    if state.feedback is not None and asked.offset == 0:  # a further page is no other query
+        state.feedback.searched(name, results)
+    return results
 
 
 def _reranker(state: ServerState) -> Reranker:

@@ -7,6 +7,7 @@ Pages and other routers are added to what it returns with FastAPI's own ``mount`
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from pipeline.search.reader import LocalReader
 from pipeline.search.served import MakeReader
 from pipeline.serve import (
     collection_routes,
+    feedback_routes,
     health_routes,
     map_routes,
     openai_routes,
@@ -38,6 +40,7 @@ from pipeline.serve import (
 from pipeline.serve.access import ServerState, refuse_unknown_parameters
 from pipeline.serve.collections import Collections, LoadEncoder
 from pipeline.serve.envelope import Envelope
+from pipeline.serve.feedback_log import FeedbackLog
 from pipeline.serve.guard import Guard
 from pipeline.serve.keys import KeyFile, Keyring
 from pipeline.serve.length_curve import LengthBin
@@ -56,6 +59,7 @@ _DESCRIPTION: Final = (
 )
 _REQUESTS: Final = (
     *(schemas.SearchRequest, schemas.Weights, schemas.Comparison, schemas.Membership, schemas.Combination),
+    feedback_routes.ClickRequest,
     *(openai_schemas.VectorStoreSearch, openai_schemas.RankingOptions, openai_schemas.EmbeddingsRequest),
 )
 _PARAMETERS: Final = frozenset({"name", "doc_id", "start_char", "max_characters", "vector_store_id"})
@@ -96,11 +100,18 @@ def create_app(
     rerank_pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-rerank", initializer=on_encoder_thread)
     map_pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-map", initializer=lower_thread_priority)
     maps = GenerationCache[CorpusMap](map_pool)
+    feedback = settings.feedback_log and FeedbackLog(
+        settings.feedback_log, settings.feedback_log_megabytes << 20
+    )
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         collections.start_preloading()
+        if feedback is not None:
+            feedback.start()
         yield
+        if feedback is not None:
+            await asyncio.to_thread(feedback.stop)
         maps.stop()
         await collections.close()
         for each in (pool, rerank_pool, map_pool):
@@ -137,8 +148,9 @@ def create_app(
         maps=maps,
         map_files=MapFiles(),
         length_curves=GenerationCache[list[LengthBin]](pool),
+        feedback=feedback,
     )
-    for routes in (search_routes, collection_routes, map_routes, openai_routes):
+    for routes in (search_routes, collection_routes, feedback_routes, map_routes, openai_routes):
         app.include_router(routes.router, dependencies=[Depends(refuse_unknown_parameters)])
     for routes in (health_routes, page_routes):
         app.include_router(routes.router)

@@ -24,6 +24,7 @@ TABLE_TIMEOUT_SECONDS: Final = 2.0
 MAX_SECONDS: Final = 600
 MAX_THREADS: Final = 256
 MAX_REQUESTS: Final = 10_000
+MAX_LOG_MEGABYTES: Final = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +59,14 @@ class ServeSettings:
             "Cross-encoder for requests that ask to rerank, a name or folder; extra rerank.",
             metavar="MODEL",
         ),
+    )
+
+    feedback_log: Path | None = option(
+        None,
+        About("Log queries and clicks as Parquet in this folder.", metavar="FOLDER", default_text="no log"),
+    )
+    feedback_log_megabytes: int = option(
+        256, About("What the feedback log may take; its oldest files go.", low=8, high=MAX_LOG_MEGABYTES)
     )
 
     def __post_init__(self) -> None:

@@ -33,6 +33,8 @@ async def test_every_method_answers_as_the_client_that_waits(stones_address: str
             assert await stones.read_document("stones/slate/99") is None
             assert await stones.lineage("stones/slate/2") == expected.lineage("stones/slate/2")
             assert await stones.lineage("stones/slate/99") is None
+            assert await stones.click("slate", "stones/slate/2", rank=1) is False  # it keeps no log
+            assert expected.click("slate", "stones/slate/2") is False
             assert (await stones.encode_queries(["slate"]) == expected.encode_queries(["slate"])).all()
             assert (await stones.encode_documents(["slate"]) == expected.encode_documents(["slate"])).all()
             with pytest.raises(NotFoundError):

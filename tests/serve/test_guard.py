@@ -208,6 +208,8 @@ ROUTES_BY_SCOPE = {
         ("GET", "/v1/collections", None),
         ("GET", "/v1/collections/stones", None),
         ("GET", "/v1/collections/stones/documents/stones/granite/0", None),
+        ("GET", "/v1/collections/stones/lineage/stones/granite/0", None),
+        ("POST", "/v1/collections/stones/clicks", {"query": "slate", "doc_id": "stones/slate/2"}),
         ("GET", "/v1/collections/stones/map", None),
         ("GET", "/v1/collections/stones/map/places?doc_id=a", None),
         ("GET", "/v1/collections/stones/health", None),
@@ -240,6 +242,8 @@ def test_every_route_needs_a_scope_or_is_open_on_purpose(client: TestClient) -> 
         "/v1/collections",
         "/v1/collections/{name}",
         "/v1/collections/{name}/documents/{doc_id}",
+        "/v1/collections/{name}/lineage/{doc_id}",
+        "/v1/collections/{name}/clicks",
         "/v1/collections/{name}/search",
     }
     known |= {f"/v1/collections/{{name}}/{look}" for look in ("map", "map/places", "health")}

@@ -1,0 +1,120 @@
+"""What was asked and clicked, kept only where a folder was named."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from starlette.testclient import TestClient
+
+from pipeline.serve import feedback_log
+from pipeline.serve.feedback_log import FeedbackLog, logged_queries
+from pipeline.serve.settings import ServeSettings
+from pipeline.types import Hit, SearchResult
+
+CLICK = {"query": "granite", "doc_id": "stones/granite/0", "rank": 1}
+
+
+def answer(query: str) -> SearchResult:
+    hit = Hit(doc_id=f"of {query}", title=None, score=1.0, scores={}, metadata={}, passages=())
+    return SearchResult(query=query, generation=3, hits=(hit,))
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def test_searches_and_clicks_are_logged_without_who_asked(
+    served_root: Path, tmp_path: Path, serve: Callable[..., TestClient]
+) -> None:
+    folder = tmp_path / "log"
+    client = serve(ServeSettings(root=served_root, feedback_log=folder))
+    found = client.post("/v1/collections/stones/search", json={"query": "granite", "top_k": 3}).json()
+    client.post("/v1/collections/stones/search", json={"query": ["slate", "chalk"], "passages": 0})
+    client.post("/v1/vector_stores/pebbles/search", json={"query": "flint"})
+    assert client.post("/v1/collections/stones/clicks", json=CLICK).json() == {"logged": True}
+    client.app.state.server.feedback.stop()  # pyright: ignore[reportAttributeAccessIssue]
+
+    rows = rows_of(folder)
+    assert [(row["kind"], row["collection"], row["query"]) for row in rows] == [
+        ("search", "stones", "granite"),
+        ("search", "stones", "slate"),
+        ("search", "stones", "chalk"),
+        ("search", "pebbles", "flint"),
+        ("click", "stones", "granite"),
+    ]
+    assert rows[0]["doc_ids"] == [hit["doc_id"] for hit in found["hits"]]
+    assert (rows[-1]["doc_ids"], rows[-1]["rank"]) == (["stones/granite/0"], 1)
+    assert set(rows[0]) == {"at", "kind", "collection", "generation", "query", "doc_ids", "rank"}
+    (path,) = folder.iterdir()
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (path, folder)] == [0o600, 0o700]
+    assert logged_queries(folder) == ["granite", "slate", "chalk", "flint"]
+
+
+def test_server_without_a_folder_logs_nothing(own_client: TestClient) -> None:
+    assert own_client.post("/v1/collections/stones/clicks", json=CLICK).json() == {"logged": False}
+
+
+def test_further_page_is_not_logged_as_another_query(
+    served_root: Path, tmp_path: Path, serve: Callable[..., TestClient]
+) -> None:
+    client = serve(ServeSettings(root=served_root, feedback_log=tmp_path / "log"))
+    cursor = "*"
+    for _ in range(2):
+        body = {"query": "granite", "top_k": 2, "cursor": cursor}
+        cursor = client.post("/v1/collections/stones/search", json=body).json()["next_cursor"]
+    client.app.state.server.feedback.stop()  # pyright: ignore[reportAttributeAccessIssue]
+    assert [row["query"] for row in rows_of(tmp_path / "log")] == ["granite"]
+
+
+def test_file_grows_until_it_is_large_and_oldest_files_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = FeedbackLog(tmp_path, max_bytes=0)
+    for number in range(2):
+        log.searched("c", [answer(f"query {number}")])
+        log._write(log._rows[number:])
+    (first,) = tmp_path.iterdir()
+    assert [row["query"] for row in rows_of(tmp_path)] == ["query 0", "query 1"]
+
+    monkeypatch.setattr(feedback_log, "FILE_BYTES", 1)
+    log.searched("c", [answer("query 2")])
+    log._write(log._rows[2:])
+    (second,) = tmp_path.iterdir()  # with no room for both, the newest stays
+    assert second != first
+    assert [row["query"] for row in rows_of(tmp_path)] == ["query 2"]
+
+
+def test_rows_wait_for_the_disk_and_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(feedback_log, "WRITE_SECONDS", 0.01)
+    monkeypatch.setattr(feedback_log, "MAX_WAITING_ROWS", 3)
+    log = FeedbackLog(tmp_path / "log", max_bytes=1 << 20)
+    log.searched("c", [answer(f"query {number}") for number in range(5)])
+    log.start()
+    log.stop()
+    assert [row["query"] for row in rows_of(tmp_path / "log")] == ["query 0", "query 1", "query 2"]
+    assert "serve.feedback_lost rows=2" in caplog.text
+
+
+def test_file_that_cannot_be_written_leaves_the_old_one_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = FeedbackLog(tmp_path, max_bytes=1 << 20)
+    log.searched("c", [answer("query")])
+    log._write(log._rows)
+    before = rows_of(tmp_path)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(feedback_log.pq, "write_table", fail)
+    with pytest.raises(feedback_log.CairnError):
+        log._write(log._rows)
+    assert rows_of(tmp_path) == before
+    assert len([*tmp_path.iterdir()]) == 1
