@@ -6,7 +6,8 @@
 The context's states depend on no text: its vectors see one another in global layers, in local ones each
 itself alone, and have no position, so their order does not matter. A text pays for their keys, never again
 for their layers. With another τ the memory is another one, since τ belongs to the context's own attention
-too.
+too. Where there is no context, a model that was trained with a null token reads that token in the place of
+every context vector (CDE §4.2); a model without one reads the text alone.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ModelError
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.engine.landmark_attention import Memory
 from pipeline.model.engine.landmark_windows import LandmarkWindows
 from pipeline.model.engine.pattern import Batch, PassSettings
 from pipeline.model.engine.rectangle import Rectangle
 from pipeline.model.engine.transformer import Transformer
+from pipeline.model.folders.own_tensors import NULL_CONTEXT
 from pipeline.model.landmark_gates import gates_of
 
 
@@ -35,6 +37,9 @@ class LandmarkReader:
 
     def __init__(self, backbone: Backbone, context_CD: Float32[np.ndarray, "C D"] | None = None) -> None:
         self._transformer = transformer = require_transformer(backbone)
+        null_token = transformer.own_tensors.get(NULL_CONTEXT)
+        if context_CD is None and null_token is not None:
+            context_CD = _null_context(null_token, transformer.model_dim)
         self._context_CD = context_CD
         self._memories: dict[float, tuple[Memory, ...]] = {}
         self._lock = threading.Lock()
@@ -73,6 +78,16 @@ class LandmarkReader:
             if temperature not in self._memories:
                 self._memories[temperature] = remember(self._transformer, self._context_CD, temperature)
             return self._memories[temperature]
+
+
+def _null_context(null_token: torch.Tensor, model_dim: int) -> Float32[np.ndarray, "1 D"]:
+    """Return the null token as a context of one, which weighs as all of training's; see the gates."""
+    if null_token.shape != (model_dim,) or not bool(null_token.isfinite().all()):
+        raise ModelError(
+            f"{NULL_CONTEXT} must be {model_dim} finite numbers, got others of shape "
+            f"{tuple(null_token.shape)}; train the model again"
+        )
+    return null_token.float().cpu().numpy()[None]
 
 
 def require_transformer(backbone: Backbone) -> Transformer:

@@ -1,36 +1,59 @@
 """Sequence dropout (CDE §4.2): in training a null token takes a context vector's place with some probability.
 
-It teaches the second stage to do with less context, or none: at inference, where nothing is dropped, the null
-token stands in for the context a caller does not give. Pure and differentiable in both inputs; which vectors
-fall is the caller's generator's business.
+It teaches the second stage to do with less context, or none. Which vectors fall is drawn for every example,
+a window of its own. The context is read once for a whole batch, so an example sees a null token in the place
+of each vector that fell, while what the other vectors read of that one stays: the draw is a bias on the
+logits of C vectors and one null token.
 
-Source: Morris & Rush 2024 (CDE), §4.2, embedding without context; drawn for every row of a batch, as the
-public code does.
+    vector that stays   0        null token, n fell   log n
+    vector that fell    -inf     none fell            -inf
+
+Source: Morris & Rush 2024 (CDE), §4.2, embedding without context. Differs: there the second stage reads the
+context anew with every text, so that the other vectors do not see the one that fell.
+
+    W examples    C context vectors
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from pipeline.errors import ConfigError
+from pipeline.model.engine.landmark_attention import Memory
 
 
-def drop_context(
-    context_CD: Float[torch.Tensor, "*B C D"],
-    null_D: Float[torch.Tensor, " D"],
-    probability: float,
-    generator: torch.Generator,
-) -> Float[torch.Tensor, "*B C D"]:
-    """Replace each context vector by the null token with ``probability``; 0 leaves all, 1 leaves none.
-
-    The generator lives on the device of the context. Gradients flow to the vectors that stayed and, summed,
-    to the null token.
-    """
+def draw_dropped(
+    num_examples: int, num_context: int, probability: float, generator: torch.Generator
+) -> Bool[torch.Tensor, "W C"]:
+    """Draw which context vectors give way to the null token, for each example by itself."""
     if not 0.0 <= probability <= 1.0:
         raise ConfigError(
             f"the probability of sequence dropout must lie between 0 and 1, got {probability}; 0 drops "
             "nothing"
         )
-    draws = torch.rand(context_CD.shape[:-1], generator=generator, device=context_CD.device)
-    return torch.where((draws < probability).unsqueeze(-1), null_D, context_CD)
+    return torch.rand(num_examples, num_context, generator=generator) < probability
+
+
+def null_bias(dropped_WC: Bool[torch.Tensor, "W C"]) -> Float[torch.Tensor, "W C1"]:
+    """Return what is added to the logits of the context vectors and of one null token behind them."""
+    num_W1 = dropped_WC.sum(1, keepdim=True).float()
+    kept_WC = torch.zeros(dropped_WC.shape, device=dropped_WC.device).masked_fill(dropped_WC, -torch.inf)
+    return torch.cat([kept_WC, num_W1.log()], dim=1)
+
+
+def with_null_token(
+    memory: Sequence[Memory], null: Sequence[Memory], dropped_BC: Bool[torch.Tensor, "B C"]
+) -> tuple[Memory, ...]:
+    """Return each layer's memory with the null token behind it, and the rows' draw as its bias."""
+    bias_BC = null_bias(dropped_BC)
+    return tuple(
+        Memory(
+            key_GCd=torch.cat([own.key_GCd, other.key_GCd], dim=1),
+            value_GCd=torch.cat([own.value_GCd, other.value_GCd], dim=1),
+            bias_BC=bias_BC,
+        )
+        for own, other in zip(memory, null, strict=True)
+    )

@@ -21,20 +21,14 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final, cast
 
-import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name torch documents
-from jaxtyping import Float, Float32
+from jaxtyping import Bool, Float
 from torch import nn
 from typing_extensions import override
 
 from pipeline.errors import ModelError
-from pipeline.model.engine.differentiable import Angles, Attend, DifferentiableOperations
-from pipeline.model.engine.landmark_attention import Memory, cut_into_blocks, landmark_attention
-from pipeline.model.engine.layer import run_layer
 from pipeline.model.engine.transformer import Transformer
 from pipeline.model.families.readers import reader_of
 from pipeline.model.folders.checkpoint import Checkpoint
@@ -48,10 +42,11 @@ from pipeline.model.folders.own_tensors import (
     NULL_CONTEXT,
 )
 from pipeline.model.landmark_gates import context_size_of
-from pipeline.ragged import places_in_groups, ranges
+from pipeline.model.sequence_dropout import with_null_token
 from pipeline.train.first_stage import first_stage_parameters
+from pipeline.train.landmark_pass import remember, run_rows
 from pipeline.train.late.head import TokenHead
-from pipeline.train.packed_rows import PackedRows
+from pipeline.train.packed_rows import PackedRows, pooled
 from pipeline.train.recorded_tensors import RecordedTensors, shared_prefix
 
 OWN_NAMES: Final = (LANDMARK_GATES, CONTEXT_GATES, NULL_CONTEXT)
@@ -69,9 +64,6 @@ _EMBEDDINGS: Final = "emb"
 _IN_A_LAYER: Final = re.compile(r"\.\d+\.")
 _IN_ATTENTION: Final = re.compile(r"\.(attention|attn|self_attn)\.")
 
-SCORES_PER_STEP: Final = 1 << 22
-"""Scores of one head in a block; the graph keeps them all, so this bounds only what is gathered at a time."""
-
 
 class _Parameters(nn.Module):
     """Parameters below their published names, each part of a name a module."""
@@ -87,11 +79,14 @@ class _Parameters(nn.Module):
 
 
 class LandmarkEncoder(_Parameters):
-    """The trainable model; new gates stand at ``initial_gate``, a new null token at zero.
+    """The trainable model.
 
+    New gates stand at ``initial_gate``, and a new null token is the mean of the input table.
     ``context_size`` is the number of context vectors that new gates are trained for: any other number weighs
     as much. ``first_stage_layers`` > 0 gives the model a first stage of its own, a copy of so many of its
     first layers and, unless it ``shares_embeddings``, of the input tables. One that the base has goes on.
+    With a ``null_token``, or a base that has one, rows without a context see it in the place of every context
+    vector. A base whose gates do not say their ``context_size`` gets none.
     """
 
     head: TokenHead | None
@@ -107,6 +102,7 @@ class LandmarkEncoder(_Parameters):
         context_size: int | None = None,
         first_stage_layers: int = 0,
         shares_embeddings: bool = False,
+        null_token: bool = False,
     ) -> None:
         super().__init__()
         self.head = None
@@ -135,7 +131,7 @@ class LandmarkEncoder(_Parameters):
         own = {
             LANDMARK_GATES: torch.full(gates, initial_gate),
             CONTEXT_GATES: torch.full(gates, initial_gate),
-            NULL_CONTEXT: torch.zeros(self.model_dim),
+            NULL_CONTEXT: self.token_table.detach().mean(0),
         }
         for name, tensor in own.items():
             stored = checkpoint.tensors.get(name)
@@ -143,6 +139,8 @@ class LandmarkEncoder(_Parameters):
         # Gates of a base that does not say what context they were trained for go on without.
         has_gates = CONTEXT_GATES in checkpoint.tensors
         self.context_size = context_size_of(checkpoint.tensors) if has_gates else context_size
+        self.reads_null = self.context_size is not None and (null_token or NULL_CONTEXT in checkpoint.tensors)
+        self.null_token.requires_grad_(self.reads_null)
         copied = {
             name: parameter
             for name, parameter in self.named_parameters()
@@ -170,7 +168,7 @@ class LandmarkEncoder(_Parameters):
         live = {name: self._tensor(name) for name in self._published_names}
         second, first = split_stages(replace(self._config, tensors=live))
         stage = first if is_first_stage and first is not None else second
-        return self._read(stage, self.null_context.dtype, self.device)
+        return self._read(stage, self.null_token.dtype, self.device)
 
     def _tensor(self, name: str) -> torch.Tensor:
         path, _, leaf = name.rpartition(".")
@@ -180,13 +178,14 @@ class LandmarkEncoder(_Parameters):
     def published_tensors(self) -> dict[str, torch.Tensor]:
         """Return the parameters on the CPU, low-rank updates merged, named as in the base's files.
 
-        Gates and null token are left out where they are not trained.
+        Gates are left out where they are not trained, and a null token that is not read.
         """
         size = {} if self.context_size is None else {CONTEXT_SIZE: torch.tensor([float(self.context_size)])}
         return size | {
             self.published_name(name): self._tensor(name).detach().cpu().contiguous()
             for name in self._published_names
             if name not in OWN_NAMES or self.get_parameter(name).requires_grad
+            if name != NULL_CONTEXT or self.reads_null
         }
 
     @property
@@ -225,11 +224,11 @@ class LandmarkEncoder(_Parameters):
     @property
     def device(self) -> torch.device:
         """Return where the parameters lie."""
-        return self.null_context.device
+        return self.null_token.device
 
     @property
-    def null_context(self) -> Float[torch.Tensor, " D"]:
-        """Return the token that stands for a dropped context vector."""
+    def null_token(self) -> Float[torch.Tensor, " D"]:
+        """Return what stands for a context vector that was dropped, or that there is none of."""
         return self.get_parameter(NULL_CONTEXT)
 
     @override
@@ -255,10 +254,11 @@ class LandmarkEncoder(_Parameters):
         layers: Sequence[int] | None = None,
         *,
         landmarks: bool = True,
+        dropped_BC: Bool[torch.Tensor, "B C"] | None = None,
     ) -> tuple[Float[torch.Tensor, "B E"], Float[torch.Tensor, "N D"]]:
         """Return the same, and the states of all tokens after the last layer that was run."""
         asked = [self.num_layers] if layers is None else list(layers)
-        states = self.states(rows, context_CD, asked, landmarks=landmarks)
+        states = self.states(rows, context_CD, asked, landmarks=landmarks, dropped_BC=dropped_BC)
         found = [pooled(states[layer], rows) for layer in asked]
         return torch.cat(found, dim=1), states[max(asked)]
 
@@ -269,10 +269,18 @@ class LandmarkEncoder(_Parameters):
         layers: Sequence[int] | None = None,
         *,
         landmarks: bool = True,
+        dropped_BC: Bool[torch.Tensor, "B C"] | None = None,
     ) -> dict[int, Float[torch.Tensor, "N D"]]:
-        """Return the states of all tokens after each of ``layers``, behind the final norm of the family."""
+        """Return the states of all tokens after each of ``layers``, behind the final norm of the family.
+
+        A row sees the null token in the place of the context vectors ``dropped`` for it.
+        """
         asked = [self.num_layers] if layers is None else list(layers)
-        return self._states(self._engine(), rows, context_CD, asked, landmarks=landmarks)
+        if context_CD is None and landmarks and self.reads_null:
+            context_CD = self.null_token[None]
+        return self._states(
+            self._engine(), rows, context_CD, asked, landmarks=landmarks, dropped_BC=dropped_BC
+        )
 
     def _states(
         self,
@@ -282,58 +290,24 @@ class LandmarkEncoder(_Parameters):
         asked: Sequence[int],
         *,
         landmarks: bool,
+        dropped_BC: Bool[torch.Tensor, "B C"] | None = None,
     ) -> dict[int, Float[torch.Tensor, "N D"]]:
-        memory = None if context_CD is None else self._remember(engine, context_CD, max(asked))
-        blocks = cut_into_blocks(
-            rows.lengths_B,
-            rows.windows_B if landmarks else np.arange(len(rows)),
-            scores_per_step=SCORES_PER_STEP // self.num_heads,
-            num_context=0 if context_CD is None else len(context_CD),
-            local_radius=engine.shape.local_radius,
-            device=self.device,
-        )
         gates_LH, context_gates_LH = (self.get_parameter(name) for name in GATE_NAMES)
+        memory = None if context_CD is None else remember(engine, context_CD, max(asked))
         if context_CD is not None and self.context_size is not None:
             context_gates_LH = context_gates_LH + math.log(self.context_size / len(context_CD))
-        places_N = torch.from_numpy(places_in_groups(rows.lengths_B).astype(np.int64)).to(self.device)
-        angles = {is_local: table.at(places_N) for is_local, table in (engine.rotary or {}).items()}
-        x_ND = self._embed(engine, rows, places_N)
-        found: dict[int, torch.Tensor] = {}
-        for index in range(max(asked)):
-            is_local = engine.layers[index].is_local
-            attend = partial(
-                landmark_attention,
-                blocks=blocks,
-                mix=_mix,
-                gates_H=gates_LH[index],
-                memory=None if memory is None else memory[index],
-                context_gates_H=context_gates_LH[index],
-                is_local=is_local,
-            )
-            x_ND = _run_layer(engine, index, x_ND, attend, angles.get(is_local))
-            if index + 1 in asked:
-                found[index + 1] = x_ND if engine.final_norm is None else engine.final_norm(x_ND)
-        return found
-
-    def _remember(
-        self, engine: Transformer, context_CD: Float[torch.Tensor, "C D"], num_layers: int
-    ) -> tuple[Memory, ...]:
-        """Run context vectors through the layers and return each layer's keys and values."""
-        memories: list[Memory] = []
-
-        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            is_local = engine.layers[len(memories)].is_local
-            query, key, value = (part.transpose(0, 1) for part in (query, key, value))
-            memories.append(Memory(key_GCd=key, value_GCd=value))
-            if is_local:
-                # Without a position a vector is in no other's window: its own value comes out.
-                return value.repeat_interleave(len(query) // len(value), dim=0).transpose(0, 1)
-            return _mix(query[None], key[None], value[None], None)[0]
-
-        x_CD = engine.norm_embeddings(engine.embed_context(context_CD))
-        for index in range(num_layers):
-            x_CD = _run_layer(engine, index, x_CD, attend)
-        return tuple(memories)
+        if memory is not None and dropped_BC is not None:
+            null = remember(engine, self.null_token[None], max(asked))
+            memory = with_null_token(memory, null, dropped_BC.to(self.device))
+        return run_rows(
+            engine,
+            rows,
+            asked,
+            gates_LH=gates_LH,
+            memory=memory,
+            context_gates_LH=context_gates_LH,
+            landmarks=landmarks,
+        )
 
     def embed_documents(self, rows: PackedRows) -> Float[torch.Tensor, "B D"]:
         """Embed context documents, a row each, with the first stage.
@@ -348,23 +322,6 @@ class LandmarkEncoder(_Parameters):
         """Embed rows like that with the second stage; return the states of all tokens, too."""
         return self.read(rows.alone)
 
-    def _embed(self, engine: Transformer, rows: PackedRows, places_N: torch.Tensor) -> torch.Tensor:
-        longest = int(rows.lengths_B.max())
-        if longest > self.max_positions:
-            raise ModelError(
-                f"a row must have at most {self.max_positions} tokens, got {longest}; choose a smaller "
-                "interval"
-            )
-        ids_N = torch.from_numpy(rows.ids_N.astype(np.int64)).to(self.device)
-        return engine.norm_embeddings(engine.embedding.look_up(ids_N, places_N))
-
-
-def _run_layer(
-    engine: Transformer, index: int, x_ND: torch.Tensor, attend: Attend, angles: Angles | None = None
-) -> torch.Tensor:
-    operations = DifferentiableOperations(engine.shape, attend, angles)
-    return run_layer(engine.layers[index], x_ND, operations, norm_first=engine.shape.norm_first)
-
 
 def _fitting(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     if tensor.shape != parameter.shape:
@@ -373,26 +330,3 @@ def _fitting(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> torch.
             "does not fit its config.json"
         )
     return tensor.float()
-
-
-def _mix(
-    query_BHQd: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    mask = None if bias is None else bias.to(query_BHQd.dtype)
-    shares_keys = key.shape[1] != query_BHQd.shape[1]
-    return F.scaled_dot_product_attention(
-        query_BHQd, key, value, attn_mask=mask, enable_gqa=shares_keys
-    ).transpose(1, 2)
-
-
-def pooled(x_ND: torch.Tensor, rows: PackedRows) -> Float32[torch.Tensor, "B D"]:
-    """Average each row's span, in float32."""
-    starts_B = np.cumsum(rows.lengths_B) - rows.lengths_B
-    num_pooled_B = rows.pooled_end_B - rows.pooled_start_B
-    row_P = np.repeat(np.arange(len(rows)), num_pooled_B)
-    token_P = ranges(starts_B + rows.pooled_start_B, num_pooled_B)
-    tokens, owners, sizes = (torch.from_numpy(x).to(x_ND.device) for x in (token_P, row_P, num_pooled_B))
-    sums_BD = x_ND.new_zeros((len(rows), x_ND.shape[1]), dtype=torch.float32).index_add_(
-        0, owners, x_ND[tokens].float()
-    )
-    return sums_BD / sizes[:, None]

@@ -94,6 +94,7 @@ def train(
         context_size=config.context_documents if config.reads_context else None,
         first_stage_layers=config.first_stage_layers,
         shares_embeddings=config.freeze_embeddings or config.lora_rank > 0,
+        null_token=config.reads_context and config.context_dropout > 0,
     )
     if config.freeze_embeddings:
         model.freeze_embeddings()

@@ -55,8 +55,10 @@ def add_low_rank(model: LandmarkEncoder, config: TrainConfig) -> None:
 
     A rank that no matrix has room for raises :class:`ConfigError`.
     """
+    own = [x for x in model.get_submodule("landmark_attention").parameters() if x.requires_grad]
     model.requires_grad_(False)
-    model.get_submodule("landmark_attention").requires_grad_(True)
+    for parameter in own:
+        parameter.requires_grad_(True)
     generator = torch.Generator().manual_seed(config.seed)
     scale = ALPHA_OF_RANK if config.lora_alpha is None else config.lora_alpha / config.lora_rank
     for module in model.layer_matrices(attention_only=config.lora_matrices == "attention"):

@@ -1,6 +1,6 @@
 """Rows of token ids as a model in training reads them: end to end, without padding.
 
-N tokens of a batch    B rows, a chunk each
+N tokens of a batch    B rows, a chunk each    D width
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int32, Int64
+import torch
+from jaxtyping import Float32, Int32, Int64
+
+from pipeline.ragged import ranges
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -48,3 +51,16 @@ class PackedRows:
             pooled_start_B=start_B,
             pooled_end_B=self.lengths_B,
         )
+
+
+def pooled(x_ND: torch.Tensor, rows: PackedRows) -> Float32[torch.Tensor, "B D"]:
+    """Average each row's span, in float32."""
+    starts_B = np.cumsum(rows.lengths_B) - rows.lengths_B
+    num_pooled_B = rows.pooled_end_B - rows.pooled_start_B
+    row_P = np.repeat(np.arange(len(rows)), num_pooled_B)
+    token_P = ranges(starts_B + rows.pooled_start_B, num_pooled_B)
+    tokens, owners, sizes = (torch.from_numpy(x).to(x_ND.device) for x in (token_P, row_P, num_pooled_B))
+    sums_BD = x_ND.new_zeros((len(rows), x_ND.shape[1]), dtype=torch.float32).index_add_(
+        0, owners, x_ND[tokens].float()
+    )
+    return sums_BD / sizes[:, None]

@@ -31,8 +31,9 @@ class TrainConfig:
     """Settings of ``cairn train``.
 
     ``batch_pairs`` pairs make a batch, in sequences of up to ``sequence_documents`` neighbouring documents of
-    one source; ``context_documents`` of the batch are its context, None of them in a share
-    ``context_absence`` of the steps, each replaced by the null token with ``context_dropout``.
+    one source; ``context_documents`` of the batch are its context, none of them in a share
+    ``context_absence`` of the steps. Each is replaced by the null token with ``context_dropout``, drawn for
+    every text; above 0, texts without a context read the null token, in training and when served.
     ``first_stage_layers`` > 0 gives the model a first stage of its own, which starts as the base's first
     layers and alone embeds the context; it shares the input tables where those stay as they are. Prefixes
     stand before the texts in training and, in the saved folder, at serving; None takes the base's.

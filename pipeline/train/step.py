@@ -1,13 +1,13 @@
 """One step: a batch's rows and context through both stages, its loss, its gradient.
 
     units ─▶ rows ─▶ M2 ─▶ chunk embeddings ─▶ text vectors at each width and layer ─▶ InfoNCE ─┐
-    context ─▶ M1 ───┘ (nothing, or partly the null token)                                      ├─▶ loss
+    context ─▶ M1 ───┘ (wholly or partly the null token)                                        ├─▶ loss
                     vectors of the base, or of another teacher ─▶ distillation ─────────────────┤
                     token vectors of the same pass ─▶ late interaction, where it is asked for ──┘
 
-Everything drawn at random is drawn from the seed and the number of the step, so that a step is the same after
-a kill, in micro-batches of any size and in any number of processes. Differs from CDE in this: the null token
-takes the place of the same context vectors throughout a step, not of others in every row.
+Everything drawn at random is drawn from the seed and the number of the step, so that a step is the same
+after a kill, in micro-batches of any size and in any number of processes. Which context vectors give way to
+the null token is drawn for each query and each sequence of documents.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Int64
 
 from pipeline.model.landmarks import draw_intervals
-from pipeline.model.sequence_dropout import drop_context
+from pipeline.model.sequence_dropout import draw_dropped
 from pipeline.train.grad_cache import Embedded, FirstStage, SecondStage, cached_backward, gather_each
 from pipeline.train.heldout import mean_by_text
 from pipeline.train.joint_late import batch_late_loss, own_states, project_tokens
@@ -97,7 +97,11 @@ def train_step(
         _first_stage(model, part, config)
         for part in (() if context is None else _micro_batches(context, config, processes))
     ]
-    second = [_second_stage(model, part, seed, config) for part in parts]
+    dropped_WC = None
+    if context is not None and config.context_dropout:
+        num_windows, draws = int(batch.rows.windows_B.max()) + 1, torch.Generator().manual_seed(seed)
+        dropped_WC = draw_dropped(num_windows, len(context), config.context_dropout, draws)
+    second = [_second_stage(model, part, dropped_WC, config) for part in parts]
     teacher_BD = teacher_TD1 = None
     if teacher is not None:
         teacher_BD, teacher_TD1 = _teach(teacher, parts, config, processes)
@@ -290,14 +294,20 @@ def _first_stage(model: LandmarkEncoder, rows: PackedRows, config: TrainConfig) 
     return embed
 
 
-def _second_stage(model: LandmarkEncoder, rows: PackedRows, seed: int, config: TrainConfig) -> SecondStage:
+def _second_stage(
+    model: LandmarkEncoder,
+    rows: PackedRows,
+    dropped_WC: Bool[torch.Tensor, "W C"] | None,
+    config: TrainConfig,
+) -> SecondStage:
     def embed(context_CD: torch.Tensor | None) -> Embedded:
-        if context_CD is not None:
-            draws = torch.Generator(context_CD.device).manual_seed(seed)
-            context_CD = drop_context(context_CD, model.null_context, config.context_dropout, draws)
         with _autocast(model, config):
             embeddings_BE, states_ND = model.read(
-                rows, context_CD, config.matryoshka_layers or None, landmarks=config.attention == "landmark"
+                rows,
+                context_CD,
+                config.matryoshka_layers or None,
+                landmarks=config.attention == "landmark",
+                dropped_BC=None if dropped_WC is None else dropped_WC[torch.from_numpy(rows.windows_B)],
             )
         if model.head is None:
             return (embeddings_BE.float(),)

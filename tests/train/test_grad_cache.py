@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.model.sequence_dropout import drop_context
 from pipeline.train.grad_cache import FirstStage, SecondStage, cached_backward, plain_backward
 from pipeline.train.objectives.contrastive import contrastive_loss
 from pipeline.train.processes import Processes
@@ -37,7 +36,8 @@ class TwoStages(nn.Module):
             queries = self.m2(texts)
             if context is None:
                 return (queries,)
-            seen = drop_context(context, self.null, 0.3, torch.Generator().manual_seed(seed))
+            is_dropped = torch.rand(len(context), 1, generator=torch.Generator().manual_seed(seed)) < 0.3
+            seen = torch.where(is_dropped, self.null, context)
             return (queries + (queries @ seen.T).softmax(1) @ seen,)
 
         return embed

@@ -199,10 +199,10 @@ def test_landmark_encoder_first_layers_are_the_model_of_so_many_layers(
 
 
 def test_landmark_encoder_gradients_reach_every_parameter_that_is_used(tiny_model_folder: Path):
-    model = moved(LandmarkEncoder(read_checkpoint(tiny_model_folder)))
+    model = moved(LandmarkEncoder(read_checkpoint(tiny_model_folder), context_size=4, null_token=True))
     rows = rows_of([9, 4, 12, 7], [0, 0, 0, 1])
     context = torch.stack(
-        [model.null_context, *torch.randn(3, model.model_dim, generator=torch.Generator().manual_seed(1))]
+        [model.null_token, *torch.randn(3, model.model_dim, generator=torch.Generator().manual_seed(1))]
     )
     (
         model(rows, context) * torch.randn(4, model.model_dim, generator=torch.Generator().manual_seed(2))
@@ -283,7 +283,8 @@ def test_landmark_encoder_reads_a_prefixed_base_and_keeps_what_it_does_not_train
 
 
 def test_landmark_encoder_gates_are_read_back(tiny_model_folder: Path, tmp_path: Path):
-    model = moved(LandmarkEncoder(read_checkpoint(tiny_model_folder), initial_gate=-0.5))
+    checkpoint = read_checkpoint(tiny_model_folder)
+    model = moved(LandmarkEncoder(checkpoint, initial_gate=-0.5, context_size=4, null_token=True))
     folder = saved(model, tiny_model_folder, tmp_path / "model")
     again = LandmarkEncoder(read_checkpoint(folder))
     for (name, one), other in zip(model.named_parameters(), again.parameters(), strict=True):

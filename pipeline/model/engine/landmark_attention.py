@@ -44,9 +44,10 @@ class Block:
 
     Indices count the batch's tokens.
     Biases are 0 where a query sees a key and -inf elsewhere, None where all is seen; ``local_bias`` keeps to
-    the radius of local layers.
+    the radius of local layers. ``rows_R`` are the rows' numbers in the batch.
     """
 
+    rows_R: Int64[torch.Tensor, " R"]
     keys_RS: Int64[torch.Tensor, "R S"]
     num_own: int
     is_token_RT: Bool[torch.Tensor, "R T"] | None
@@ -57,10 +58,14 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Keys and values of C context vectors in one layer."""
+    """Keys and values of C context vectors in one layer.
+
+    ``bias_BC`` is added to the logits of each of a batch's B rows; None adds nothing.
+    """
 
     key_GCd: Float[torch.Tensor, "G C d"]
     value_GCd: Float[torch.Tensor, "G C d"]
+    bias_BC: Float[torch.Tensor, "B C"] | None = None
 
 
 def cut_into_blocks(
@@ -133,6 +138,7 @@ def _block(
         )
         local_bias = _bias(seen[:, None], device)
     return Block(
+        rows_R=torch.from_numpy(rows_R).to(device),
         keys_RS=torch.from_numpy(np.concatenate([own_RT, others_RL], axis=1)).to(device),
         num_own=num_own,
         is_token_RT=torch.from_numpy(is_token_RT).to(device) if is_padded else None,
@@ -170,13 +176,7 @@ def landmark_attention(
         if memory is not None:
             key = torch.cat([key, memory.key_GCd.expand(len(key), -1, -1, -1)], dim=2)
             value = torch.cat([value, memory.value_GCd.expand(len(value), -1, -1, -1)], dim=2)
-        bias = _logit_bias(
-            block,
-            gates_H,
-            context_gates_H,
-            0 if memory is None else memory.key_GCd.shape[1],
-            is_local=is_local,
-        )
+        bias = _logit_bias(block, gates_H, context_gates_H, memory, is_local=is_local)
         mixed_RTHd = mix(query_NHd[tokens_RT].transpose(1, 2), key, value, bias)
         if block.is_token_RT is None:
             mixed_NHd[tokens_RT] = mixed_RTHd
@@ -189,10 +189,11 @@ def _logit_bias(
     block: Block,
     gates_H: Float[torch.Tensor, " H"] | None,
     context_gates_H: Float[torch.Tensor, " H"] | None,
-    num_context: int,
+    memory: Memory | None,
     *,
     is_local: bool,
 ) -> Float[torch.Tensor, "_R _H _Q S"] | None:
+    num_context = 0 if memory is None else memory.key_GCd.shape[1]
     own_bias = block.local_bias if is_local else block.own_bias
     num_others = block.keys_RS.shape[1] - block.num_own
     parts: list[torch.Tensor] = []
@@ -202,7 +203,10 @@ def _logit_bias(
             gates.expand(-1, -1, -1, num_others) if block.others_bias is None else gates + block.others_bias
         )
     if context_gates_H is not None and num_context:
-        parts.append(context_gates_H.float()[None, :, None, None].expand(-1, -1, -1, num_context))
+        context = context_gates_H.float()[None, :, None, None].expand(-1, -1, -1, num_context)
+        if memory is not None and memory.bias_BC is not None:
+            context = context + memory.bias_BC[block.rows_R][:, None, None]
+        parts.append(context)
     if not parts:
         return own_bias
     own = parts[0].new_zeros(1, 1, 1, block.num_own) if own_bias is None else own_bias

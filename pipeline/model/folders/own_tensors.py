@@ -13,7 +13,11 @@ CONTEXT_SIZE: Final = "landmark_attention.context_size"
 """How many context vectors the gates were trained for; one number."""
 
 GATE_NAMES: Final = (LANDMARK_GATES, CONTEXT_GATES)
-NULL_CONTEXT: Final = "landmark_attention.null_context"
+NULL_CONTEXT: Final = "landmark_attention.null_token"
+"""What a text without a context sees in the place of every context vector; a model without one sees nothing.
+
+Older releases wrote ``landmark_attention.null_context``, which nothing reads.
+"""
 LANDMARK_MIXER: Final = "landmark_mixer."
 FIRST_STAGE: Final = "first_stage."
 """A first stage of its own: what follows is the published name of a tensor of the transformer."""

@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from pipeline.config import EncoderConfig
 from pipeline.encode.prefixes import Prefix
 from pipeline.model.folders.checkpoint import Checkpoint
-from pipeline.train.landmark_encoder import PackedRows
+from pipeline.train.packed_rows import PackedRows
 
 
 def text_row(

@@ -17,9 +17,10 @@ from jaxtyping import Float, Float32, Int64
 from pipeline.train.checkpoints import RunFolder, RunState
 from pipeline.train.distill.rows import packed_rows
 from pipeline.train.distill.settings import DistillConfig
-from pipeline.train.landmark_encoder import LandmarkEncoder, PackedRows, pooled
+from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.log import TrainingLog
 from pipeline.train.objectives.hidden_states import state_loss
+from pipeline.train.packed_rows import PackedRows, pooled
 from pipeline.train.processes import Processes
 from pipeline.train.sequences import split_rows
 from pipeline.train.trainer import Report
