@@ -36,6 +36,7 @@ _VERBS = {
     "status": "Show what a collection holds and how it was built.",
     "lineage": "Show where a document came from: file, row, run, model, context.",
     "plan": "Show whether the corpus has drifted from its context, and give it a new one.",
+    "switch": "Let a name answer from another collection, and back.",
     "evaluate": "Score systems on judged corpora, and say which configuration to use.",
     "analyse": "Show what a model's attention does with long texts, and what its landmarks hold.",
     "tune": "Choose temperatures of a collection by what they measure, and weigh a funnel search.",

@@ -47,6 +47,7 @@ _EVERYWHERE = (
     "status",
     "lineage",
     "plan",
+    "switch",
     "tune",
     "verify",
     "repair",

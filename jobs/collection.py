@@ -57,9 +57,7 @@ def open_collection(
     ``encoder`` replaces the one the manifest describes; its fingerprint must be the same. Raises
     :class:`CollectionNotFoundError` naming the collections there are.
     """
-    layout = CollectionLayout(collections_root(root), name)
-    layout.require_exists()
-    return Collection(layout, encoder)
+    return Collection(read_only.switched_layout(name, root), encoder)
 
 
 class Collection(read_only.Collection):

@@ -6,8 +6,8 @@ The steps between, clusters and context, encoding, commit and publication, are t
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,7 +24,8 @@ from pipeline.corpus.scan import Scan, scan_sources
 from pipeline.corpus.source_record import create_record, holds_for
 from pipeline.corpus.sources import Source
 from pipeline.corpus.staging import Staged, stage_changes
-from pipeline.errors import CairnError, SourceError
+from pipeline.errors import CairnError, IntegrityError, SourceError
+from pipeline.index.aliases import target_of
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.publish import prepare_writer
@@ -200,11 +201,23 @@ def _record_files(run: IngestRun, served: Manifest, *, has_deleted: bool) -> Non
 
 
 def _warnings(run: IngestRun, staged: Staged) -> tuple[str, ...]:
-    warnings = (*run.scan.warnings, *settings_warnings(run.config.encoder, run.config.context))
+    warnings = (
+        *run.scan.warnings,
+        *settings_warnings(run.config.encoder, run.config.context),
+        *_switch_warnings(run.layout),
+    )
     if run.config.sync and not staged.is_complete:
         kept = "--sync deleted nothing: documents of a damaged source file cannot be told from vanished ones"
         return (*warnings, kept)
     return warnings
+
+
+def _switch_warnings(layout: CollectionLayout) -> Iterator[str]:
+    with suppress(IntegrityError):  # readers say so
+        target = target_of(layout.root, layout.name)
+        if target != layout.name:
+            back = layout.command("switch", layout.name, layout.name)
+            yield f"{layout.name} answers from {target}; `{back}` lets it answer from what is ingested here"
 
 
 def describe_reasons(reasons: Mapping[str, int]) -> str:

@@ -27,7 +27,7 @@ from typing_extensions import override
 from jobs.build_index import build_index
 from jobs.compatibility import stored_settings
 from jobs.ingest_settings import resolve_ingest_config
-from pipeline.collection import Collection, collections_root, open_collection
+from pipeline.collection import Collection, collections_root
 from pipeline.errors import ConfigError, UsageError, extra_missing
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import delete_documents
@@ -219,7 +219,7 @@ class CairnVectorStore(VectorStore):
 
     def _collection(self) -> Collection:
         if self._opened is None:
-            self._opened = open_collection(self.layout.name, root=self._root)
+            self._opened = Collection(self.layout)  # what it writes, whatever the name answers from
         return self._opened
 
 

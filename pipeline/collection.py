@@ -28,6 +28,7 @@ from pipeline.errors import (
     StorageError,
     UsageError,
 )
+from pipeline.index.aliases import target_of
 from pipeline.index.copied_names import CONTEXT_ARROW
 from pipeline.index.generation import Generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout, list_states
@@ -69,9 +70,15 @@ def open_collection(
     ``encoder`` replaces the one the manifest describes; its fingerprint must be the same. Raises
     :class:`CollectionNotFoundError` naming the collections there are.
     """
-    layout = CollectionLayout(collections_root(root), name)
+    return Collection(switched_layout(name, root), encoder)
+
+
+def switched_layout(name: str, root: str | Path | None) -> CollectionLayout:
+    """Return the collection that a name answers from; see :mod:`pipeline.index.aliases`."""
+    place = collections_root(root)
+    layout = CollectionLayout(place, target_of(place, name))
     layout.require_exists()
-    return Collection(layout, encoder)
+    return layout
 
 
 class Collection:

@@ -8,6 +8,7 @@ collection is opened again. A failure is remembered for some seconds, so that re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pipeline.errors import CairnError, ConfigError, FingerprintMismatchError, IntegrityError, StorageError
+from pipeline.index.aliases import Alias, aliases_path, read_aliases
 from pipeline.index.generation import Generation, open_latest_intact_generation
 from pipeline.index.layout import (
     FIRST_INGEST,
@@ -99,14 +101,19 @@ class Collections:
         self._encoder_of: dict[str, EncoderQueue] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-open")
         self._preloading: asyncio.Task[None] | None = None
+        self._switched: Mapping[str, Alias] = {}
+        self._aliases_stamp: tuple[int, int] | None = None
+        self._answering: dict[str, str] = {}
 
     def names(self) -> list[str]:
         """List what can be asked for, by name."""
-        return [name for name in list_collections(self._settings.root) if self.serves(name)]
+        found = {*list_collections(self._settings.root), *self._aliases()}
+        return sorted(filter(self.serves, found))
 
     def listed(self) -> list[str]:
         """List what can be asked for and what was begun, by name."""
-        return [name for name in list_states(self._settings.root) if self.serves(name)]
+        found = {*list_states(self._settings.root), *self._aliases()}
+        return sorted(filter(self.serves, found))
 
     def serves(self, name: str) -> bool:
         """Tell whether the server was started for this collection."""
@@ -115,17 +122,43 @@ class Collections:
     async def get(self, name: str) -> ServedCollection:
         """Return an opened collection.
 
-        Anything that prevents it raises :class:`ProblemError`, also that it takes long.
+        Anything that prevents it raises :class:`ProblemError`, also that it takes long. A switched name
+        answers from the collection before until the new one is open.
         """
-        return await self._opened_within(name, OPENING_SHARE * self._settings.deadline_seconds)
+        if not self.serves(name):
+            raise unknown_collection()
+        target = self._target(name)
+        before = self._outcome(self._answering.get(name, target))
+        if isinstance(before, ServedCollection) and before.name != target and name in self._switched:
+            with contextlib.suppress(ProblemError):
+                self._begin(target)
+            if not isinstance(self._outcome(target), ServedCollection):
+                return before
+        found = await self._opened_within(target, OPENING_SHARE * self._settings.deadline_seconds)
+        self._answering[name] = target
+        return found
+
+    def _aliases(self) -> Mapping[str, Alias]:
+        """Return the switched names, as they were last read where they cannot be read now."""
+        try:
+            found = aliases_path(self._settings.root).stat()
+            stamp = found.st_ino, found.st_mtime_ns
+        except OSError:
+            stamp = None
+        if stamp != self._aliases_stamp:
+            self._aliases_stamp = stamp
+            try:
+                self._switched = read_aliases(self._settings.root)
+            except IntegrityError as error:
+                log.error("serve.aliases_unreadable sentence=%s", error)  # noqa: TRY400 - it says it
+        return self._switched
+
+    def _target(self, name: str) -> str:
+        alias = self._aliases().get(name)
+        return name if alias is None else alias.to
 
     async def _opened_within(self, name: str, timeout_seconds: float | None) -> ServedCollection:
-        task = self._opened.get(name)
-        if task is None or (
-            isinstance(found := self._outcome(name), _Failure) and time.monotonic() >= found.retry_at
-        ):
-            self._require_published(name)
-            task = self._opened[name] = asyncio.create_task(self._open(name))
+        task = self._begin(name)
         if not task.done():
             await asyncio.wait({task}, timeout=timeout_seconds)
         if not task.done():
@@ -138,6 +171,16 @@ class Collections:
             raise outcome.problem.with_traceback(None)
         return outcome
 
+    def _begin(self, name: str) -> asyncio.Task[ServedCollection | _Failure]:
+        """Open a collection, once more where that failed a while ago, and return at once."""
+        task = self._opened.get(name)
+        if task is None or (
+            isinstance(found := self._outcome(name), _Failure) and time.monotonic() >= found.retry_at
+        ):
+            self._require_published(name)
+            task = self._opened[name] = asyncio.create_task(self._open(name))
+        return task
+
     async def reopen(self, stale: ServedCollection) -> ServedCollection:
         """Open a collection again whose generation or encoder is another one now.
 
@@ -145,7 +188,7 @@ class Collections:
         """
         if self._outcome(stale.name) is stale:
             del self._opened[stale.name]
-        return await self.get(stale.name)
+        return await self._opened_within(stale.name, OPENING_SHARE * self._settings.deadline_seconds)
 
     async def is_healed(self, name: str, suspects: Collection[str] = ()) -> bool:
         """Mend a damaged collection where that costs no row; tell whether another attempt may succeed."""
@@ -179,7 +222,7 @@ class Collections:
         if self._preloading is None or not self._preloading.done():
             return "collections are being opened"
         outcomes = {name: self._outcome(name) for name in self._standing()}
-        wanted = set(self._settings.collections) or set(outcomes)
+        wanted = {self._target(name) for name in self._settings.collections} or set(outcomes)
         ready = {
             name
             for name, found in outcomes.items()
@@ -219,7 +262,10 @@ class Collections:
         return [name for name in sorted(self._opened) if CollectionLayout(root, name).exists()]
 
     def summarise(self, name: str) -> CollectionSummary:
-        """Describe a collection in a line, as it is served where it is open, else as its files say."""
+        """Describe what answers for a name in a line, as it is served where open, else as its files say."""
+        return self._summary(self._target(name)).model_copy(update={"name": name})
+
+    def _summary(self, name: str) -> CollectionSummary:
         found = self._outcome(name)
         if isinstance(found, _Failure) and found.problem.kind is COLLECTION_DAMAGED:
             return CollectionSummary(name=name, status="damaged")
@@ -254,7 +300,8 @@ class Collections:
             await asyncio.to_thread(queue.stop)
 
     async def _preload(self) -> None:
-        for name in self._settings.collections or self.names():
+        names = self._settings.collections or self.names()
+        for name in dict.fromkeys(map(self._target, names)):
             try:
                 await self._opened_within(name, None)
             except ProblemError as problem:
@@ -266,8 +313,6 @@ class Collections:
             layout = CollectionLayout(self._settings.root, name)
         except ConfigError:
             raise unknown_collection() from None
-        if not self.serves(name):
-            raise unknown_collection()
         if not layout.exists():
             self._opened.pop(name, None)
             begun = layout.first_ingest()

@@ -1,0 +1,103 @@
+"""Names that answer from another collection: `cairn switch` moves one in a single rename, and back.
+
+    <root>/aliases.json    {"handbook": {"to": "handbook-2", "before": "handbook"}}
+
+Readers follow a name: a server, `cairn search`, ``open_collection``. Whoever writes names the collection
+itself, so a nightly ingest of ``handbook`` goes on with its own files whatever the name answers from. A name
+leads to a collection, never to another name. The file is replaced whole, under a lock of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from pipeline import durable
+from pipeline.errors import CollectionBusyError, ConfigError, IntegrityError
+from pipeline.index.generation import open_latest_intact_generation
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.roots import resolve_root, store_uri
+from pipeline.manifest import COLLECTION_NAME
+
+ALIASES_NAME: Final = "aliases.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alias:
+    """The collection that a name answers from, and the one before."""
+
+    to: str
+    before: str
+
+
+def aliases_path(root: Path | str) -> Path:
+    """Return where the names of a root are kept."""
+    return resolve_root(root) / ALIASES_NAME
+
+
+def read_aliases(root: Path | str) -> Mapping[str, Alias]:
+    """Return the switched names of a root; a damaged file raises :class:`IntegrityError`."""
+    try:
+        found = json.loads(durable.read_bytes(aliases_path(root)))
+        aliases = {name: Alias(**alias) for name, alias in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise IntegrityError(
+            f"{ALIASES_NAME} under the root cannot be read; remove it, and switch each name again"
+        ) from error
+    if not all(
+        COLLECTION_NAME.fullmatch(name) for alias in aliases.values() for name in asdict(alias).values()
+    ):
+        raise IntegrityError(
+            f"{ALIASES_NAME} under the root names no collection; remove it, and switch again"
+        )
+    return aliases
+
+
+def target_of(root: Path | str, name: str) -> str:
+    """Return the collection that a name answers from: itself where it was not switched."""
+    alias = read_aliases(root).get(name)
+    return name if alias is None else alias.to
+
+
+def switch(root: Path | str, name: str, target: str | None) -> Alias:
+    """Let a name answer from another collection, None: from the one before; return what holds now.
+
+    The target is checked whole first. Raises :class:`CollectionNotFoundError` where it is not there,
+    :class:`DamageError` where it is damaged.
+    """
+    if store_uri(root) is not None:
+        raise ConfigError(
+            f"a switched name must be under a root that is a folder, got {str(root)!r}; in an object store "
+            "let each server's clients name the collection itself"
+        )
+    CollectionLayout(Path(root), name)  # checks the name
+    path = aliases_path(root)
+
+    def busy(by_whom: str) -> CollectionBusyError:
+        return CollectionBusyError(f"another name is being switched{by_whom}; try again")
+
+    with durable.exclusive_lock(path.with_name(f".{ALIASES_NAME}.lock"), "the lock of switched names", busy):
+        aliases = dict(read_aliases(root))
+        now = aliases.get(name, Alias(to=name, before=name))
+        chosen = now.before if target is None else target
+        if chosen == now.to:
+            return now
+        if chosen != name and chosen in aliases:
+            raise ConfigError(
+                f"a name must be switched to a collection, got {chosen!r}, which answers from "
+                f"{aliases[chosen].to!r}; name that one"
+            )
+        layout = CollectionLayout(Path(root), chosen)
+        layout.require_exists()
+        if open_latest_intact_generation(layout).warning is not None:
+            raise layout.damaged(f"collection {chosen!r} must be whole to be switched to")
+        aliases[name] = Alias(to=chosen, before=now.to)
+        content = {name: asdict(alias) for name, alias in sorted(aliases.items())}
+        with durable.storage_errors("switching a name"):
+            durable.write_json(path, content)
+        return aliases[name]

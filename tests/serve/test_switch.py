@@ -1,0 +1,159 @@
+"""A name that answers from another collection: moved in one step and back, and every request answered."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from cli.main import cairn, run
+from pipeline.collection import open_collection
+from pipeline.errors import CollectionNotFoundError, ConfigError, DamageError, IntegrityError
+from pipeline.index.aliases import ALIASES_NAME, Alias, read_aliases, switch, target_of
+from pipeline.index.layout import CollectionLayout
+from pipeline.serve.collections import Collections
+from pipeline.serve.settings import ServeSettings
+
+SECONDS = 60.0
+
+
+def answering(client: TestClient, name: str = "stones") -> str:
+    """Return which collection answers: ``pebbles`` has four documents."""
+    answer = client.post(f"/v1/collections/{name}/search", json={"query": "slate", "top_k": 20})
+    assert answer.status_code == 200, answer.text
+    return "pebbles" if len(answer.json()["hits"]) == 4 else "stones"
+
+
+def wait_until(claim: Callable[[], bool]) -> None:
+    ends = time.monotonic() + SECONDS
+    while not claim():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def test_switched_name_is_searched_in_its_target_and_back(own_root: Path) -> None:
+    assert switch(own_root, "stones", "pebbles") == Alias(to="pebbles", before="stones")
+    assert len(open_collection("stones", root=own_root).documents) == 4
+    assert switch(own_root, "stones", None) == Alias(to="stones", before="pebbles")
+    assert len(open_collection("stones", root=own_root).documents) == 20
+    assert switch(own_root, "stones", None) == Alias(to="pebbles", before="stones")
+
+
+def test_name_is_switched_to_whole_collections_only(own_root: Path) -> None:
+    switch(own_root, "rocks", "stones")
+    with pytest.raises(ConfigError, match="answers from 'stones'; name that one"):
+        switch(own_root, "other", "rocks")
+    with pytest.raises(CollectionNotFoundError, match="known collections: pebbles, stones"):
+        switch(own_root, "rocks", "nowhere")
+    with pytest.raises(ConfigError, match="a collection's name must match"):
+        switch(own_root, "../rocks", "stones")
+    with pytest.raises(ConfigError, match="must be under a root that is a folder"):
+        switch("s3://bucket/prefix", "rocks", "stones")
+    layout = CollectionLayout(own_root, "pebbles")
+    damaged = layout.generation_folder(1) / "documents.faiss"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises((DamageError, IntegrityError)):
+        switch(own_root, "rocks", "pebbles")
+    assert target_of(own_root, "rocks") == "stones"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": {"to": "b"}}', '{"a": {"to": "../b", "before": "a"}}'])
+def test_damaged_names_are_said_in_a_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / ALIASES_NAME).write_text(content)
+    with pytest.raises(IntegrityError, match="remove it, and switch"):
+        read_aliases(tmp_path)
+
+
+@pytest.mark.parametrize("collections", [(), ("stones",)])
+def test_server_follows_and_every_request_between_is_answered(
+    own_root: Path,
+    serve: Callable[..., TestClient],
+    monkeypatch: pytest.MonkeyPatch,
+    collections: tuple[str, ...],
+) -> None:
+    client = serve(ServeSettings(root=own_root, collections=collections))
+    assert answering(client) == "stones"
+    go_on = threading.Event()
+    open_now = Collections._open_now
+
+    def slowly(self: Collections, name: str) -> Any:
+        assert go_on.wait(SECONDS)
+        return open_now(self, name)
+
+    monkeypatch.setattr(Collections, "_open_now", slowly)
+    switch(own_root, "stones", "pebbles")
+    if collections:  # a server of all collections has the target open
+        assert [answering(client) for _ in range(3)] == ["stones"] * 3
+    go_on.set()
+    wait_until(lambda: answering(client) == "pebbles")
+    assert client.get("/readyz").status_code == 200
+    go_on.clear()
+    switch(own_root, "stones", None)
+    assert answering(client) == "stones"
+
+
+def test_server_answers_for_a_name_that_is_no_collection_and_lists_it(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
+    client = serve(ServeSettings(root=own_root))
+    assert client.get("/v1/collections/rocks").status_code == 404
+    switch(own_root, "rocks", "pebbles")
+    assert answering(client, "rocks") == "pebbles"
+    listed = client.get("/v1/collections").json()["collections"]
+    assert [(each["name"], each["documents"]) for each in listed] == [
+        ("pebbles", 4),
+        ("rocks", 4),
+        ("stones", 20),
+    ]
+    (own_root / ALIASES_NAME).unlink()
+    assert client.get("/v1/collections/rocks").status_code == 404
+
+
+def test_target_that_is_gone_leaves_the_collection_before(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
+    client = serve(ServeSettings(root=own_root, collections=("stones",)))
+    assert answering(client) == "stones"
+    switch(own_root, "stones", "pebbles")
+    (own_root / "pebbles").rename(own_root / ".gone")
+    assert answering(client) == "stones"
+    (own_root / ".gone").rename(own_root / "pebbles")
+    wait_until(lambda: answering(client) == "pebbles")
+
+
+def test_switch_verb_moves_lists_and_goes_back(own_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def call(*arguments: str) -> tuple[int, str]:
+        code = run(cairn, ["switch", *arguments, "--root", str(own_root)], "cairn")
+        return code, capsys.readouterr().out.strip()
+
+    assert call() == (0, f"no switched names under {own_root}")
+    assert call("stones", "pebbles") == (0, "stones answers from pebbles; before from stones")
+    assert call("--json") == (0, json.dumps({"stones": {"to": "pebbles", "before": "stones"}}))
+    assert "stones  pebbles" in call()[1]
+    assert call("stones", "--back", "--json") == (
+        0,
+        json.dumps({"name": "stones", "to": "stones", "before": "pebbles"}),
+    )
+    assert call("stones")[0] == call("stones", "pebbles", "--back")[0] == 2
+
+
+def test_ingest_into_a_switched_name_says_where_its_documents_are_not(
+    own_root: Path, ingest: Callable[..., None], make_rows: Callable[..., Any], caplog: Any
+) -> None:
+    from jobs.ingest import _switch_warnings
+
+    layout = CollectionLayout(own_root, "stones")
+    assert list(_switch_warnings(layout)) == []
+    switch(own_root, "stones", "pebbles")
+    (said,) = _switch_warnings(layout)
+    ingest(own_root, "stones", make_rows(22))
+
+    assert said.startswith("stones answers from pebbles; `cairn switch stones stones --root ")
+    assert len(open_collection("stones", root=own_root).documents) == 4
+    assert layout.current_generation_number() == 2
