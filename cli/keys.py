@@ -57,7 +57,7 @@ def _place_options(function: _Function) -> _Function:
     "filters",
     multiple=True,
     metavar="COLUMN=VALUE",
-    help="See matching documents only; =, !=, >, >=, <, <=; repeat.",
+    help="See matching documents only; =, !=, >, >=, <, <=, ~ (contains), or JSON; repeat.",
 )
 @click.option(
     "--from-env",

@@ -36,7 +36,7 @@ _TERMINAL_DEFAULTS: Final[dict[str, Any]] = {"top_k": 5, "passages": 2}
     "filters",
     multiple=True,
     metavar="COLUMN=VALUE",
-    help="Keep matching documents; =, !=, >, >=, <, <=; repeat.",
+    help="Keep matching documents; =, !=, >, >=, <, <=, ~ (contains), or JSON; repeat.",
 )
 @json_option
 @click.pass_context

@@ -45,6 +45,25 @@ RESERVED_COLUMNS = frozenset(
 """Column names the stored tables own; a metadata column may not carry one of them."""
 
 
+def is_filterable(arrow_type: pa.DataType) -> bool:
+    """Tell whether filters can name a column of this type.
+
+    Text, booleans, integers, floats, dates and timestamps can be named, and lists of them.
+    """
+    if pa.types.is_list(arrow_type) or pa.types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    checks = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_boolean,
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_date,
+        pa.types.is_timestamp,
+    )
+    return any(check(arrow_type) for check in checks)
+
+
 def staged_schema(metadata: Sequence[pa.Field]) -> pa.Schema:
     """Return the schema of a checked source row, before encoding.
 

@@ -17,7 +17,7 @@ from pipeline.config import CorpusConfig
 from pipeline.corpus.formats.values import joined
 from pipeline.corpus.sources import INFERRED, SourceFile
 from pipeline.errors import SchemaError
-from pipeline.types import RESERVED_COLUMNS
+from pipeline.types import RESERVED_COLUMNS, is_filterable
 
 KEEP_HINT = "name the metadata columns to keep (--metadata-columns) and leave it out, or rename it"
 
@@ -161,6 +161,9 @@ def agree_on_schema(files: Sequence[tuple[SourceFile, pa.Schema]], config: Corpu
             warnings[arrow_type] = None
         else:
             fields.append(pa.field(name, arrow_type))
+    others = [f"{field.name!r} ({field.type})" for field in fields if not is_filterable(field.type)]
+    if others:
+        warnings[f"filters cannot name {', '.join(others)}; the values are kept and shown"] = None
     return CorpusSchema(
         mapping=mapping, metadata_fields=tuple(fields), partition_keys=from_folders, warnings=tuple(warnings)
     )

@@ -36,6 +36,7 @@ _COMPARISONS: Final = {
     "not in": "nin",
 }
 _COMBINATIONS: Final = {"AND": "and", "OR": "or"}
+_NULLS: Final = {"eq": "is_null", "ne": "is_not_null"}
 
 
 @component
@@ -119,13 +120,13 @@ def as_document(passage: FoundPassage) -> Document:
 
 
 def cairn_filter(filters: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return a filter in Cairn's grammar; one that is in it already stays as it is.
+    """Return a filter in Cairn's grammar; one without an operator is in it already and stays as it is.
 
     NOT has no counterpart and is refused.
     """
     if not filters:
         return None
-    if "type" in filters:
+    if "operator" not in filters:
         return dict(filters)
     operator = filters.get("operator")
     if operator in _COMBINATIONS:
@@ -139,8 +140,7 @@ def cairn_filter(filters: Mapping[str, Any] | None) -> dict[str, Any] | None:
             f"a filter must have a field and one of the operators {known}, got {str(operator)[:20]!r}; "
             "say != or not in for NOT"
         )
-    return {
-        "type": _COMPARISONS[operator],
-        "key": filters["field"].removeprefix("meta."),
-        "value": filters.get("value"),
-    }
+    kind, key, value = _COMPARISONS[operator], filters["field"].removeprefix("meta."), filters.get("value")
+    if value is None and kind in _NULLS:
+        return {"type": _NULLS[kind], "key": key}
+    return {"type": kind, "key": key, "value": value}

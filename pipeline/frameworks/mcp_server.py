@@ -97,8 +97,8 @@ def make_server(collection: Searchable) -> MCPServer:
         filters: Annotated[
             dict[str, Any] | None,
             Field(
-                description='What documents must match, such as {"type": "gte", "key": "year", "value": '
-                "2020}."
+                description='What documents must match: columns with values, such as {"kind": ["guide", '
+                '"note"]}, or {"type": "gte", "key": "year", "value": 2020}.'
             ),
         ] = None,
     ) -> SearchAnswer:

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Int64
 
 from pipeline.index.generation import Generation
-from pipeline.search.filters import compile_filter, compile_restriction
+from pipeline.search.conditions import allowed_documents
+from pipeline.search.filters import compile_both, compile_filter, compile_restriction
 from pipeline.search.hits import read_rows
-from pipeline.search.lexical import allowed_documents
 from pipeline.types import RESERVED_COLUMNS, Document
 
 _OWN_COLUMNS: Final = ("doc_id", "title", "text", "num_tokens")
@@ -36,10 +36,10 @@ def positions_of(
     timeout: dt.timedelta | None,
 ) -> Int64[np.ndarray, " A"]:
     """Return the position of the document of this id that matches ``restriction``, or none."""
-    schema = generation.document_schema
-    wanted = compile_filter({"type": "eq", "key": "doc_id", "value": doc_id}, schema)
-    where = wanted if restriction is None else compile_restriction(restriction, schema).and_(wanted)
-    return allowed_documents(generation, where, timeout)
+    wanted: dict[str, Any] = {"type": "eq", "key": "doc_id", "value": doc_id}
+    condition = compile_both(wanted, restriction, generation.document_schema)
+    assert condition is not None, "an id is asked for"
+    return allowed_documents(generation, condition, timeout)
 
 
 def read_documents(generation: Generation, positions: Int64[np.ndarray, " A"]) -> list[Document]:
@@ -69,5 +69,5 @@ def count_documents(
     """Count the documents that match ``restriction``."""
     if restriction is None:
         return generation.num_documents
-    where = compile_restriction(restriction, generation.document_schema)
-    return len(allowed_documents(generation, where, timeout))
+    condition = compile_restriction(restriction, generation.document_schema)
+    return len(allowed_documents(generation, condition, timeout))

@@ -1,40 +1,45 @@
-"""Metadata filters: a JSON tree, checked against the table's schema and compiled to a LanceDB expression.
+"""Metadata filters: JSON, checked against the table's schema and compiled to a condition on documents.
 
-Grammar (OpenAI vector stores): ``{type: eq|ne|gt|gte|lt|lte, key, value}``, ``{type: in|nin, key, value:
-[...]}``, ``{type: and|or, filters: [...]}``. A filter restricts the documents before they are searched. No
-part of it is ever SQL text: columns come from a list, values become typed literals. LanceDB, whose literals
-they are, is imported with the first filter: importing it takes longer than a search without one.
+    {"kind": "module", "year": [2019, 2020]}                        columns with a value, or one of several
+    {"type": eq|ne|gt|gte|lt|lte|contains, "key": …, "value": …}    the grammar of OpenAI's vector stores,
+    {"type": in|nin, "key": …, "value": […]}                        with `contains` and nulls
+    {"type": is_null|is_not_null, "key": …}
+    {"type": and|or, "filters": […]}
 
-Nulls follow SQL: a null matches no comparison, ``ne`` and ``nin`` included. Strings compare by code point,
-floats as 64-bit numbers, timestamps as instants (a value without UTC offset counts as UTC where the column
-has a time zone). ``like``, ``not`` and arithmetic are left out on purpose.
+A filter restricts the documents before they are searched. No part of it is ever SQL text: columns come from a
+list, values become typed literals. LanceDB, whose literals they are, is imported with the first filter:
+importing it takes longer than a search without one.
+
+``contains`` asks for a part of a text, case and all, or for an element of a list. ``in`` asks of a list
+whether it holds any of the values, ``nin`` whether it holds none. An object without ``key`` and ``filters``
+names columns: a list of values stands for ``in``, null for ``is_null``, one value for ``eq``, or for
+``contains`` where the column holds lists. Nulls follow SQL: a null matches no comparison, ``ne`` and ``nin``
+included. ``like``, ``not`` and arithmetic are left out on purpose.
 """
 
 from __future__ import annotations
 
-import datetime as dt
-import math
+import json
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final, Literal, cast
 
 import pyarrow as pa
 
 from pipeline.errors import FilterError, RestrictionError
-from pipeline.types import RESERVED_COLUMNS
-
-if TYPE_CHECKING:
-    from lancedb.expr import Expr
+from pipeline.search.conditions import Condition, HoldsAny, IsNull, combined
+from pipeline.search.filter_values import is_text, literal, literals, number_of, shown_value
+from pipeline.types import RESERVED_COLUMNS, is_filterable
 
 MAX_DEPTH = 8
 MAX_NODES = 256
 MAX_LIST_VALUES = 1_000
-MAX_STRING_BYTES = 8_192
 
 STORED_FILTER_COLUMNS = ("doc_id", "title", "source_file", "cluster_id", "num_tokens")
 """Columns of every collection that may be filtered on, beside the metadata."""
+TREE_FIELDS: Final = frozenset({"key", "filters"})
+"""An object with one of these fields is a node of a tree; one without names columns."""
 
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq,
@@ -45,37 +50,37 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "lte": operator.le,
 }
 _LISTS = ("in", "nin")
+_NULLS = ("is_null", "is_not_null")
 _LOGIC = ("and", "or")
-_TYPES = (*_COMPARISONS, *_LISTS, *_LOGIC)
-_EXPRESSION = re.compile(r"\s*(?P<key>.+?)\s*(?P<sign>>=|<=|!=|==|=|>|<)\s*(?P<value>.*?)\s*", re.DOTALL)
-_SIGNS = {"=": "eq", "==": "eq", "!=": "ne", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
-_INT64 = range(-(2**63), 2**63)
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_TYPES = (*_COMPARISONS, "contains", *_LISTS, *_NULLS, *_LOGIC)
+_EXPRESSION = re.compile(r"\s*(?P<key>.+?)\s*(?P<sign>>=|<=|!=|==|=|>|<|~)\s*(?P<value>.*?)\s*", re.DOTALL)
+_SIGNS = {"=": "eq", "==": "eq", "!=": "ne", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte", "~": "contains"}
+_SIGNS_OF_LISTS = {"eq": "contains", "contains": "contains", "ne": "nin"}
 
 
 def filterable_columns(schema: pa.Schema) -> dict[str, pa.DataType]:
     """Return the columns a filter may name, with their types.
 
-    The stored ones, then the metadata of a comparable type.
+    The stored ones, then the metadata of a type that filters know.
     """
     names = [name for name in STORED_FILTER_COLUMNS if name in schema.names]
     names += [name for name in schema.names if name not in RESERVED_COLUMNS]
     return {
         name: schema.field(name).type
         for name in dict.fromkeys(names)
-        if _is_comparable(schema.field(name).type)
+        if is_filterable(schema.field(name).type)
     }
 
 
-def compile_filter(tree: Mapping[str, Any], schema: pa.Schema) -> Expr:
-    """Check a filter tree against the documents table's schema and return the expression.
+def compile_filter(tree: Mapping[str, Any], schema: pa.Schema) -> Condition:
+    """Check a filter against the documents table's schema and return the condition it stands for.
 
     Any violation raises :class:`FilterError`.
     """
     return _Compiler(filterable_columns(schema)).compile(tree, depth=1)
 
 
-def compile_restriction(tree: Mapping[str, Any], schema: pa.Schema) -> Expr:
+def compile_restriction(tree: Mapping[str, Any], schema: pa.Schema) -> Condition:
     """Compile a filter that its caller did not choose.
 
     One that does not fit raises :class:`RestrictionError`.
@@ -86,16 +91,38 @@ def compile_restriction(tree: Mapping[str, Any], schema: pa.Schema) -> Expr:
         raise RestrictionError(str(error)) from error
 
 
+def compile_both(
+    filters: Mapping[str, Any] | None, restriction: Mapping[str, Any] | None, schema: pa.Schema
+) -> Condition | None:
+    """Compile two filters, each by itself, into one condition that asks for both; None where there is none.
+
+    ``restriction`` is the one that its caller did not choose, see :func:`compile_restriction`.
+    """
+    allowed = None if restriction is None else compile_restriction(restriction, schema)
+    wanted = None if filters is None else compile_filter(filters, schema)
+    if allowed is None or wanted is None:
+        return allowed if wanted is None else wanted
+    return combined("and", [allowed, wanted])
+
+
 def parse_filter(expressions: Sequence[str], schema: pa.Schema) -> dict[str, Any] | None:
-    """Turn ``key=value``, ``key!=value``, ``key>=value``, … into a filter tree that requires all of them.
+    """Turn ``key=value``, ``key!=value``, ``key>=value``, ``key~value``, … into a filter that requires all.
 
     None where there are none. The first sign ends the key; the rest, stripped of blanks, is the value, read
-    by the column's type (``true``/``false`` for booleans).
+    by the column's type (``true``/``false`` for booleans). ``~`` asks whether the column contains the value,
+    and so does ``=`` of a list. A JSON object is a filter by itself.
     """
-    leaves = [_parse_expression(expression, filterable_columns(schema)) for expression in expressions]
-    if len(leaves) <= 1:
-        return leaves[0] if leaves else None
-    return {"type": "and", "filters": leaves}
+    parts = [
+        _parse_json(expression)
+        if expression.lstrip().startswith("{")
+        else _parse_expression(expression, filterable_columns(schema))
+        for expression in expressions
+    ]
+    for part in parts:
+        compile_filter(part, schema)
+    if len(parts) <= 1:
+        return parts[0] if parts else None
+    return {"type": "and", "filters": parts}
 
 
 class _Compiler:
@@ -105,226 +132,165 @@ class _Compiler:
         self.columns = columns
         self.num_nodes = 0
 
-    def compile(self, node: Any, depth: int) -> Expr:
+    def compile(self, node: Any, depth: int) -> Condition:
         if depth > MAX_DEPTH:
             raise FilterError(
                 f"a filter must be at most {MAX_DEPTH} levels deep; flatten nested `and` and `or`"
             )
-        self.num_nodes += 1
-        if self.num_nodes > MAX_NODES:
-            raise FilterError(f"a filter must have at most {MAX_NODES} nodes; use `in` for a list of values")
-        if not isinstance(node, Mapping):
-            raise FilterError(f"a filter must be an object with `type`, got {_shown(node)}")
+        if not isinstance(node, Mapping) or not node:
+            raise FilterError(
+                f"a filter must be an object that names columns or has a `type`, got {shown_value(node)}"
+            )
+        if not TREE_FIELDS & node.keys():
+            plain = cast("Mapping[Any, Any]", node)
+            return combined("and", [self._compile_plain(key, value) for key, value in plain.items()])
+        self._count()
         kind = node.get("type")
         if not isinstance(kind, str) or kind not in _TYPES:
-            raise FilterError(f"a filter's `type` must be one of {', '.join(_TYPES)}, got {_shown(kind)}")
-        if kind in _LOGIC:
+            raise FilterError(
+                f"a filter's `type` must be one of {', '.join(_TYPES)}, got {shown_value(kind)}"
+            )
+        if kind in ("and", "or"):
             return self._compile_logic(kind, node, depth)
         return self._compile_leaf(kind, node)
 
-    def _compile_logic(self, kind: str, node: Mapping[str, Any], depth: int) -> Expr:
+    def _count(self) -> None:
+        self.num_nodes += 1
+        if self.num_nodes > MAX_NODES:
+            raise FilterError(f"a filter must have at most {MAX_NODES} nodes; use `in` for a list of values")
+
+    def _compile_plain(self, key: Any, value: Any) -> Condition:
+        self._count()
+        data_type = _require_column(key, self.columns)
+        if value is None:
+            return IsNull(column=key, is_negated=False)
+        if isinstance(value, list | tuple):
+            return self._compile_members("in", key, data_type, cast("Sequence[Any]", value))
+        if isinstance(value, Mapping):
+            raise FilterError(
+                f"the value of column {key!r} must be a value or a list of them, got {shown_value(value)}; "
+                'a comparison reads like {"type": "gte", "key": …, "value": …}'
+            )
+        if pa.types.is_list(data_type):
+            return _holds_any(key, data_type, [value], is_negated=False)
+        return operator.eq(_column(key), literal(key, data_type, value))
+
+    def _compile_logic(self, kind: Literal["and", "or"], node: Mapping[str, Any], depth: int) -> Condition:
         _require_fields(kind, node, {"type", "filters"})
         children = node["filters"]
         if not isinstance(children, list | tuple) or not children:
             raise FilterError(
-                f"`filters` of `{kind}` must be a list of at least one filter, got {_shown(children)}"
+                f"`filters` of `{kind}` must be a list of at least one filter, got {shown_value(children)}"
             )
-        compiled = [self.compile(child, depth + 1) for child in children]
-        return reduce(operator.and_ if kind == "and" else operator.or_, compiled)
+        return combined(kind, [self.compile(child, depth + 1) for child in cast("list[Any]", children)])
 
-    def _compile_leaf(self, kind: str, node: Mapping[str, Any]) -> Expr:
-        from lancedb.expr import col
-
-        _require_fields(kind, node, {"type", "key", "value"})
-        key, value = node["key"], node["value"]
+    def _compile_leaf(self, kind: str, node: Mapping[str, Any]) -> Condition:
+        _require_fields(kind, node, {"type", "key"} if kind in _NULLS else {"type", "key", "value"})
+        key = node["key"]
         data_type = _require_column(key, self.columns)
-        column = col(key)
+        if kind in _NULLS:
+            return IsNull(column=key, is_negated=kind == "is_not_null")
+        value = node["value"]
         if kind in _LISTS:
-            if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_LIST_VALUES:
+            return self._compile_members(kind, key, data_type, value)
+        if pa.types.is_list(data_type):
+            if kind != "contains":
                 raise FilterError(
-                    f"`{kind}` on {key!r} must have a list of 1 to {MAX_LIST_VALUES:,} values, got "
-                    f"{_shown(value)}"
+                    f"column {key!r} holds lists and must be asked with contains, in, nin, is_null or "
+                    f"is_not_null, got `{kind}`"
                 )
-            found = column.isin([_literal(key, data_type, item) for item in value])
-            return found if kind == "in" else ~found
+            return _holds_any(key, data_type, [value], is_negated=False)
+        if kind == "contains":
+            if not is_text(data_type):
+                raise FilterError(f"`contains` must ask a column of text or lists, got {key!r}; use `eq`")
+            return _column(key).contains(literal(key, data_type, value))
         if pa.types.is_boolean(data_type) and kind not in ("eq", "ne"):
             raise FilterError(
                 f"column {key!r} is boolean and must be compared with eq, ne, in or nin, got `{kind}`"
             )
-        return _COMPARISONS[kind](column, _literal(key, data_type, value))
+        return _COMPARISONS[kind](_column(key), literal(key, data_type, value))
+
+    def _compile_members(self, kind: str, key: str, data_type: pa.DataType, values: Any) -> Condition:
+        if not isinstance(values, list | tuple) or not 1 <= len(values) <= MAX_LIST_VALUES:
+            raise FilterError(
+                f"`{kind}` on {key!r} must have a list of 1 to {MAX_LIST_VALUES:,} values, got "
+                f"{shown_value(values)}"
+            )
+        members = cast("Sequence[Any]", values)
+        if pa.types.is_list(data_type):
+            return _holds_any(key, data_type, members, is_negated=kind == "nin")
+        found = _column(key).isin([literal(key, data_type, member) for member in members])
+        return found if kind == "in" else ~found
+
+
+def _column(key: str) -> Any:
+    from lancedb.expr import col
+
+    return col(key)
+
+
+def _holds_any(key: str, data_type: pa.ListType, values: Sequence[Any], *, is_negated: bool) -> HoldsAny:
+    return HoldsAny(column=key, values=literals(key, data_type.value_type, values), is_negated=is_negated)
 
 
 def _require_fields(kind: str, node: Mapping[str, Any], expected: set[str]) -> None:
     if set(node) != expected:
         raise FilterError(
             f"a `{kind}` filter must have exactly the fields {', '.join(sorted(expected))}, got "
-            f"{_shown(', '.join(sorted(map(str, node))))}"
+            f"{shown_value(', '.join(sorted(map(str, node))))}"
         )
 
 
 def _require_column(key: Any, columns: Mapping[str, pa.DataType]) -> pa.DataType:
     if not isinstance(key, str) or key not in columns:
-        raise FilterError(f"a filter's `key` must be one of {', '.join(columns)}, got {_shown(key)}")
+        raise FilterError(f"a filter's `key` must be one of {', '.join(columns)}, got {shown_value(key)}")
     return columns[key]
 
 
-def _is_comparable(data_type: pa.DataType) -> bool:
-    return (
-        _is_string(data_type)
-        or pa.types.is_boolean(data_type)
-        or pa.types.is_integer(data_type)
-        or pa.types.is_floating(data_type)
-        or pa.types.is_date(data_type)
-        or pa.types.is_timestamp(data_type)
-    )
-
-
-def _is_string(data_type: pa.DataType) -> bool:
-    if pa.types.is_dictionary(data_type):
-        data_type = data_type.value_type
-    return pa.types.is_string(data_type) or pa.types.is_large_string(data_type)
-
-
-def _literal(key: str, data_type: pa.DataType, value: Any) -> Expr:
-    """Return the typed literal of a value that fits its column."""
-    from lancedb.expr import lit
-
-    if _is_string(data_type):
-        return lit(_string(key, value))
-    if pa.types.is_boolean(data_type):
-        if not isinstance(value, bool):
-            raise FilterError(
-                f"column {key!r} is boolean: its value must be true or false, got {_shown(value)}"
-            )
-        return lit(value)
-    if pa.types.is_date(data_type):
-        return lit(_date(key, value))
-    if pa.types.is_timestamp(data_type):
-        return _timestamp(key, data_type, value)
-    return lit(_number(key, value))
-
-
-def _string(key: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise FilterError(f"column {key!r} is text: its value must be a string, got {_shown(value)}")
+def _parse_json(text: str) -> dict[str, Any]:
     try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
+        return json.loads(text)
+    except (ValueError, RecursionError):
         raise FilterError(
-            f"the value of column {key!r} must be valid Unicode, got a lone surrogate"
+            f"a filter that begins with a brace must be a JSON object, got {shown_value(text)}"
         ) from None
-    if size > MAX_STRING_BYTES:
-        raise FilterError(
-            f"the value of column {key!r} must have at most {MAX_STRING_BYTES:,} bytes, got {size:,}"
-        )
-    return value
-
-
-def _number(key: str, value: Any) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise FilterError(f"column {key!r} is numeric: its value must be a number, got {_shown(value)}")
-    if isinstance(value, int) and value not in _INT64:
-        raise FilterError(f"the value of column {key!r} must fit 64 bits, got {_shown(value)}")
-    if not math.isfinite(value):
-        raise FilterError(f"the value of column {key!r} must be finite, got {value}")
-    return value
-
-
-def _date(key: str, value: Any) -> dt.date:
-    if isinstance(value, str):
-        try:
-            value = dt.date.fromisoformat(value)
-        except ValueError:
-            raise FilterError(
-                f"column {key!r} is a date: its value must read like 2024-05-31, got {_shown(value)}"
-            ) from None
-    if not isinstance(value, dt.date) or isinstance(value, dt.datetime):
-        raise FilterError(
-            f"column {key!r} is a date: its value must read like 2024-05-31, got {_shown(value)}"
-        )
-    return value
-
-
-def _timestamp(key: str, data_type: pa.TimestampType, value: Any) -> Expr:
-    """Return the instant as a cast integer.
-
-    Lance reads a literal timestamp in the column's own zone, and wraps nanoseconds beyond 2262.
-    """
-    example = "2024-05-31T08:30:00" if data_type.tz is None else "2024-05-31T08:30:00Z"
-    sentence = f"column {key!r} is a timestamp: its value must read like {example}, got {_shown(value)}"
-    if isinstance(value, str):
-        try:
-            value = dt.datetime.fromisoformat(value)
-        except ValueError:
-            raise FilterError(sentence) from None
-    if not isinstance(value, dt.datetime):
-        raise FilterError(sentence)
-    if value.tzinfo is None:
-        value = value.replace(tzinfo=dt.UTC)
-    elif data_type.tz is None:
-        raise FilterError(
-            f"column {key!r} has no time zone: its value must have no UTC offset, got "
-            f"{_shown(value.isoformat())}"
-        )
-    from lancedb.expr import lit
-
-    unit = "ns" if data_type.unit == "ns" else "us"
-    ticks = (value - _EPOCH) // dt.timedelta(microseconds=1) * (1_000 if unit == "ns" else 1)
-    if ticks not in _INT64:
-        raise FilterError(
-            f"the value of column {key!r} must lie between the years 1678 and 2262, got "
-            f"{_shown(value.isoformat())}"
-        )
-    return lit(ticks).cast(pa.timestamp(unit, data_type.tz))
 
 
 def _parse_expression(expression: str, columns: Mapping[str, pa.DataType]) -> dict[str, Any]:
     match = _EXPRESSION.fullmatch(expression)
     if match is None:
         raise FilterError(
-            f"a filter must read like key=value, key!=value or key>=value, got {_shown(expression)}"
+            "a filter must read like key=value, key!=value, key>=value or key~value, or be a JSON object, "
+            f"got {shown_value(expression)}"
         )
-    key, text = match["key"], match["value"]
-    return {
-        "type": _SIGNS[match["sign"]],
-        "key": key,
-        "value": _parse_value(key, _require_column(key, columns), text),
-    }
+    key, kind = match["key"], _SIGNS[match["sign"]]
+    data_type = _require_column(key, columns)
+    if not pa.types.is_list(data_type):
+        return {"type": kind, "key": key, "value": _parse_value(key, data_type, match["value"])}
+    if kind not in _SIGNS_OF_LISTS:
+        raise FilterError(
+            f"column {key!r} holds lists and must be asked with =, != or ~, got {match['sign']}"
+        )
+    value = _parse_value(key, data_type.value_type, match["value"])
+    kind = _SIGNS_OF_LISTS[kind]
+    return {"type": kind, "key": key, "value": value if kind == "contains" else [value]}
 
 
 def _parse_value(key: str, data_type: pa.DataType, text: str) -> Any:
     if pa.types.is_boolean(data_type):
         if text.lower() not in ("true", "false"):
             raise FilterError(
-                f"column {key!r} is boolean: its value must be true or false, got {_shown(text)}"
+                f"column {key!r} is boolean: its value must be true or false, got {shown_value(text)}"
             )
         return text.lower() == "true"
     if pa.types.is_integer(data_type) or pa.types.is_floating(data_type):
         for read in (int, float):
             try:
-                return _number(key, read(text))
+                return number_of(key, read(text))
             except FilterError:
                 raise
             except ValueError:
                 continue
-        raise FilterError(f"column {key!r} is numeric: its value must be a number, got {_shown(text)}")
-    _literal(key, data_type, text)
+        raise FilterError(f"column {key!r} is numeric: its value must be a number, got {shown_value(text)}")
+    literal(key, data_type, text)
     return text
-
-
-def _shown(value: Any) -> str:
-    """Show a scalar's beginning or a container's size.
-
-    A message never carries a document, and deep nesting is never walked.
-    """
-    if isinstance(value, str):
-        return repr(value) if len(value) <= 80 else f"{value[:79]!r}…"
-    if isinstance(value, int) and not isinstance(value, bool) and value not in _INT64:
-        return f"an integer of {value.bit_length()} bits"
-    if value is None or isinstance(value, bool | int | float):
-        return repr(value)
-    return (
-        f"{type(value).__name__} of {len(value)} items"
-        if isinstance(value, list | tuple | Mapping)
-        else f"a value of type {type(value).__name__}"
-    )

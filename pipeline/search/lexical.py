@@ -1,4 +1,4 @@
-"""BM25 of documents and passages from the words of segments, and filters as Lance answers them, by position.
+"""BM25 of documents and passages from the words of segments, by position.
 
 In generations of earlier releases LanceDB's full-text index scores documents. Its query is a match-query
 object: quotes, operators and boolean words in a user's text are words or nothing, never syntax. Everything
@@ -8,10 +8,9 @@ reads the table pinned by the generation. Lance's error messages contain paths: 
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 from collections import Counter
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
@@ -21,9 +20,6 @@ from pipeline.index.bm25 import Totals
 from pipeline.index.generation import Generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.tables import TEXT_INDEX_COLUMNS
-
-if TYPE_CHECKING:
-    from lancedb.expr import Expr
 
 MAX_WORDS = 128
 """Words of a query that reach BM25.
@@ -72,13 +68,10 @@ def bounded_words(query: str) -> str:
     return " ".join(kept[:MAX_WORDS])
 
 
-def match_any_word(query: str, columns: Sequence[str], kinds: Any = None) -> Any:
-    """Return the full-text query for any of the words in any of the columns; scores of columns are added.
+def match_any_word(query: str, columns: Sequence[str]) -> Any:
+    """Return the full-text query for any of the words in any of the columns; scores of columns are added."""
+    from lance import query as kinds
 
-    ``kinds`` is the module whose classes it is made of: that of a table, or None for that of the dataset.
-    """
-    if kinds is None:
-        from lance import query as kinds
     matches = [kinds.MatchQuery(bounded_words(query), column) for column in columns]
     return (
         matches[0]
@@ -92,17 +85,15 @@ def bm25_documents(
     query: str,
     allowed: Int64[np.ndarray, " A"] | None,
     limit: int,
-    where: Expr | None = None,
     totals: tuple[Totals, Totals] | None = None,
 ) -> tuple[Int64[np.ndarray, " D"], Float32[np.ndarray, " D"]]:
     """Return the positions and scores of the ``allowed`` documents with the best BM25 of title and text.
 
-    Best first, ties by position; empty where no word of the query stands in any. ``where`` is the filter that
-    allows them: LanceDB reads it in generations of earlier releases. ``totals`` are those of a corpus that
-    the generation is a part of.
+    Best first, ties by position; empty where no word of the query stands in any. ``totals`` are those of a
+    corpus that the generation is a part of.
     """
     if generation.document_bm25 is None:
-        return _full_text_documents(generation, query, where, limit)
+        return _full_text_documents(generation, query, allowed, limit)
     scores = generation.document_bm25.scores(bounded_words(query), totals)
     found = np.flatnonzero(scores > 0.0) if allowed is None else allowed[scores[allowed] > 0.0]
     if len(found) > limit:
@@ -113,27 +104,15 @@ def bm25_documents(
 
 
 def _full_text_documents(
-    generation: Generation, query: str, where: Expr | None, limit: int
+    generation: Generation, query: str, allowed: Int64[np.ndarray, " A"] | None, limit: int
 ) -> tuple[Int64[np.ndarray, " D"], Float32[np.ndarray, " D"]]:
     with lance_errors("the BM25 search", generation.layout):
-        if where is None:
-            found = generation.match_documents(match_any_word(query, TEXT_INDEX_COLUMNS), limit)
-        else:
-            from lancedb import query as table_query  # see `filters`
-
-            # The dataset takes a filter as SQL alone, and refuses some that the table resolves: a whole
-            # number compared with 1e-231.
-            search = generation.document_table.search(
-                match_any_word(query, TEXT_INDEX_COLUMNS, table_query), query_type="fts"
-            )
-            found = (
-                search.where(where, prefilter=True)
-                .with_row_id(True)
-                .select([ROW_ID, SCORE])
-                .limit(limit)
-                .to_arrow()
-            )
-    return generation.position_of_row_ids(found.column(ROW_ID).to_numpy()), found.column(SCORE).to_numpy()
+        found = generation.match_documents(
+            match_any_word(query, TEXT_INDEX_COLUMNS), limit if allowed is None else generation.num_documents
+        )
+    positions = generation.position_of_row_ids(found.column(ROW_ID).to_numpy())
+    is_kept = np.ones(len(positions), np.bool_) if allowed is None else np.isin(positions, allowed)
+    return positions[is_kept][:limit], found.column(SCORE).to_numpy()[is_kept][:limit]
 
 
 def bm25_passages(
@@ -160,20 +139,3 @@ def is_in_documents(generation: Generation, documents: Int64[np.ndarray, " A"]) 
     is_one = np.zeros(generation.num_documents, np.bool_)
     is_one[documents] = True
     return is_one[generation.chunk_documents]
-
-
-def allowed_documents(
-    generation: Generation, where: Expr, timeout: dt.timedelta | None
-) -> Int64[np.ndarray, " A"]:
-    """Return the positions of all documents a filter matches, ascending."""
-    if not generation.num_documents:
-        return np.empty(0, dtype=np.int64)
-    with lance_errors("reading the filter's documents", generation.layout):
-        search = generation.document_table.search().where(where)
-        found = (
-            search.with_row_id(True)
-            .select([ROW_ID])
-            .limit(generation.num_documents)
-            .to_arrow(timeout=timeout)
-        )
-    return np.sort(generation.position_of_row_ids(found.column(ROW_ID).to_numpy()))

@@ -12,18 +12,14 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int64
 
 from pipeline.index.generation import Generation
-from pipeline.search.lexical import allowed_documents
+from pipeline.search.conditions import Condition, allowed_documents
 from pipeline.search.reader import IndexReader, WordsAsked, WordScores
 from pipeline.search_options import SearchOptions
-
-if TYPE_CHECKING:
-    from lancedb.expr import Expr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +38,7 @@ class PreparedSearch:
     reader: IndexReader
     options: SearchOptions
     queries: Sequence[str] | None
-    where: Expr | None
+    condition: Condition | None
     window: int
     ranking_window: int
     timeout: dt.timedelta | None
@@ -51,9 +47,9 @@ class PreparedSearch:
 
     def read(self) -> PreparedSearch:
         """Read what needs no vector."""
-        if self.where is None:
+        if self.condition is None:
             return replace(self, first_words=self.read_words(0))
-        allowed = allowed_documents(self.generation, self.where, self.timeout)
+        allowed = allowed_documents(self.generation, self.condition, self.timeout)
         filtered = replace(self, allowed=allowed)
         return replace(filtered, first_words=filtered.read_words(0))
 
@@ -74,7 +70,6 @@ class PreparedSearch:
             WordsAsked(
                 query=self.queries[index],
                 allowed=self.allowed,
-                where=self.where,
                 num_candidates=options.num_candidates,
                 size=self.ranking_window,
                 shown_size=self.window if is_shown else None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt8
@@ -33,22 +33,17 @@ from pipeline.search.candidates import (
 from pipeline.search.late import LateQuery, window_max_sim
 from pipeline.search.lexical import bm25_documents, bm25_passages
 
-if TYPE_CHECKING:
-    from lancedb.expr import Expr
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WordsAsked:
     """What is to be known of a query's words.
 
     ``size`` is the number of chunks in the passages that rank, ``shown_size`` that of those that are shown,
-    None where they are the same. Only ``allowed`` documents count, ascending; ``where`` is the filter that
-    allows them.
+    None where they are the same. Only ``allowed`` documents count, ascending.
     """
 
     query: str
     allowed: Int64[np.ndarray, " A"] | None
-    where: Expr | None
     num_candidates: int
     size: int
     shown_size: int | None
@@ -225,9 +220,7 @@ class LocalReader:
     def read_words(self, asked: WordsAsked) -> LocalWords:
         """See :class:`IndexReader`."""
         generation, allowed = self._generation, asked.allowed
-        documents, scores = bm25_documents(
-            generation, asked.query, allowed, asked.num_candidates, where=asked.where
-        )
+        documents, scores = bm25_documents(generation, asked.query, allowed, asked.num_candidates)
         nominees = [documents]
         passages = windows = bm25_passages(generation, asked.query, asked.size, allowed)
         if passages is not None:

@@ -12,10 +12,9 @@ import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
-import pyarrow as pa
 from jaxtyping import Float
 
 from pipeline.errors import IntegrityError, StorageError, UsageError
@@ -23,7 +22,7 @@ from pipeline.index.faiss_index import one_faiss_thread
 from pipeline.index.generation import Generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.search.documents import count_documents, read_document
-from pipeline.search.filters import compile_filter, compile_restriction
+from pipeline.search.filters import compile_both
 from pipeline.search.highlights import Explanation
 from pipeline.search.hits import make_hits
 from pipeline.search.late import LateQuery
@@ -45,9 +44,6 @@ from pipeline.types import (
     SearchResult,
     TokenQueryEncoder,
 )
-
-if TYPE_CHECKING:
-    from lancedb.expr import Expr
 
 _Answer = TypeVar("_Answer")
 Vectors = Float[np.ndarray, "Q V"] | EncodedQueries
@@ -207,7 +203,7 @@ class Searcher:
             reader=served.reader,
             options=options,
             queries=queries,
-            where=_both(options.filters, options.restriction, generation.document_schema),
+            condition=compile_both(options.filters, options.restriction, generation.document_schema),
             window=window_size(options.chunk_tokens, generation.manifest.settings),
             ranking_window=window_size(None, generation.manifest.settings),
             timeout=self._timeout,
@@ -280,12 +276,3 @@ def _explanations(search: PreparedSearch, encoded: EncodedQueries) -> list[Expla
         None if late is None else Explanation.of(search.generation, search.reader, text, tokens, late)
         for text, tokens, late in zip(search.queries, encoded.tokens, queries, strict=True)
     ]
-
-
-def _both(
-    filters: Mapping[str, Any] | None, restriction: Mapping[str, Any] | None, schema: pa.Schema
-) -> Expr | None:
-    """Compile two filters, each by itself, into one expression that asks for both."""
-    allowed = None if restriction is None else compile_restriction(restriction, schema)
-    wanted = None if filters is None else compile_filter(filters, schema)
-    return wanted if allowed is None else (allowed if wanted is None else allowed.and_(wanted))

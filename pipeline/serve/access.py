@@ -28,7 +28,8 @@ from pipeline.serve.problems import (
     unknown_collection,
     unknown_names,
 )
-from pipeline.serve.schemas import MAX_TOLD, InvalidField
+from pipeline.serve.request_schemas import MAX_TOLD
+from pipeline.serve.schemas import InvalidField
 from pipeline.serve.search_threads import SearchThreads
 from pipeline.serve.settings import ServeSettings
 from pipeline.types import Reranker

@@ -49,6 +49,7 @@ from pipeline.serve.maps.map_cache import GenerationCache, lower_thread_priority
 from pipeline.serve.maps.map_files import MapFiles
 from pipeline.serve.metrics import Metrics
 from pipeline.serve.problems import INTERNAL_ERROR, METHOD_REFUSED, NOT_FOUND, ProblemError, schema_problem
+from pipeline.serve.request_schemas import Combination, Comparison, Membership
 from pipeline.serve.search_threads import SearchThreads
 from pipeline.serve.settings import ServeSettings, num_processors
 from pipeline.types import Reranker
@@ -58,7 +59,7 @@ _DESCRIPTION: Final = (
     "Errors are problem+json (RFC 9457) with a stable `type`."
 )
 _REQUESTS: Final = (
-    *(schemas.SearchRequest, schemas.Weights, schemas.Comparison, schemas.Membership, schemas.Combination),
+    *(schemas.SearchRequest, schemas.Weights, Comparison, Membership, Combination),
     feedback_routes.ClickRequest,
     *(openai_schemas.VectorStoreSearch, openai_schemas.RankingOptions, openai_schemas.EmbeddingsRequest),
 )

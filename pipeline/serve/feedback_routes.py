@@ -9,7 +9,8 @@ from pydantic import Field
 
 from pipeline.search_options import MAX_TOP_K
 from pipeline.serve.access import SearchGrant, State, reachable
-from pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName, Query, Reply, Request
+from pipeline.serve.request_schemas import Request
+from pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName, Query, Reply
 
 router = APIRouter(prefix="/v1/collections", tags=["feedback"])
 

@@ -14,9 +14,9 @@ from jaxtyping import Int64
 
 from pipeline.context.drift import Drift, measure_drift
 from pipeline.index.generation import Generation
-from pipeline.search.filters import compile_filter, compile_restriction
+from pipeline.search.conditions import allowed_documents
+from pipeline.search.filters import compile_both, compile_restriction
 from pipeline.search.hits import read_rows
-from pipeline.search.lexical import allowed_documents
 from pipeline.serve.access import SearchGrant, ServerState, State, reachable
 from pipeline.serve.answers import with_collection
 from pipeline.serve.collections import ServedCollection
@@ -132,8 +132,8 @@ def _visible(generation: Generation, restriction: Mapping[str, Any] | None) -> I
     """Return the positions of the documents a key sees, ascending."""
     if restriction is None:
         return np.arange(generation.num_documents)
-    where = compile_restriction(restriction, generation.document_schema)
-    return allowed_documents(generation, where, dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS))
+    condition = compile_restriction(restriction, generation.document_schema)
+    return allowed_documents(generation, condition, dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS))
 
 
 def _place(
@@ -142,11 +142,9 @@ def _place(
     doc_ids: Sequence[str],
     restriction: Mapping[str, Any] | None,
 ) -> MapPoints:
-    schema = generation.document_schema
-    where = compile_filter({"type": "in", "key": "doc_id", "value": list(doc_ids)}, schema)
-    if restriction is not None:
-        where = compile_restriction(restriction, schema).and_(where)
-    positions = allowed_documents(generation, where, dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS))
+    condition = compile_both({"doc_id": list(doc_ids)}, restriction, generation.document_schema)
+    assert condition is not None, "ids are asked for"
+    positions = allowed_documents(generation, condition, dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS))
     vectors = generation.documents.reconstruct(positions)
     places = place(vectors, corpus_map.sample_vectors_SV, corpus_map.sample_places_S2)
     known = {int(position): n for n, position in enumerate(corpus_map.positions_N)}

@@ -9,6 +9,7 @@ import numpy as np
 from fastapi import APIRouter
 from jaxtyping import Float32
 
+from pipeline.search_options import SearchKeywords
 from pipeline.serve.access import EmbedGrant, SearchGrant, State, reachable
 from pipeline.serve.answers import json_value, search
 from pipeline.serve.openai_schemas import (
@@ -22,7 +23,7 @@ from pipeline.serve.openai_schemas import (
     VectorStoreSearch,
 )
 from pipeline.serve.problems import INVALID_REQUEST, ProblemError
-from pipeline.serve.schemas import CollectionName, InvalidField
+from pipeline.serve.schemas import CollectionName, InvalidField, plain
 from pipeline.types import Hit, SearchResult
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -34,10 +35,8 @@ async def search_vector_store(
 ) -> FileResults:
     """Search a collection as OpenAI's clients search a vector store."""
     queries = request.query if isinstance(request.query, list) else [request.query]
-    filters = None if request.filters is None else request.filters.model_dump()
-    results = await search(
-        state, grant, vector_store_id, queries, {"top_k": request.max_num_results, "filters": filters}
-    )
+    options: SearchKeywords = {"top_k": request.max_num_results, "filters": plain(request.filters)}
+    results = await search(state, grant, vector_store_id, queries, options)
     threshold = request.ranking_options.score_threshold if request.ranking_options else 0.0
     found = [_file_result(hit) for hit in _best_of(results)[: request.max_num_results]]
     return FileResults(

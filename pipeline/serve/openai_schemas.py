@@ -10,7 +10,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from pipeline.serve.schemas import MAX_QUERIES, CollectionName, Filter, Query, Reply, Request, not_blank
+from pipeline.serve.request_schemas import Filter, Request
+from pipeline.serve.schemas import MAX_QUERIES, CollectionName, Query, Reply, not_blank
 
 MAX_RESULTS: Final = 50
 MAX_INPUTS: Final = 256

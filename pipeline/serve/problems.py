@@ -27,7 +27,8 @@ from pipeline.errors import (
     TryAgainError,
     UsageError,
 )
-from pipeline.serve.schemas import MAX_TOLD, UNKNOWN_FIELD, InvalidField, Problem
+from pipeline.serve.request_schemas import MAX_TOLD, UNKNOWN_FIELD
+from pipeline.serve.schemas import InvalidField, Problem
 
 MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:problem-type:cairn:"

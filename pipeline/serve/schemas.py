@@ -9,15 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    create_model,
+)
 from pydantic_core import PydanticCustomError
 
 from pipeline.manifest import COLLECTION_NAME
 from pipeline.options import Option, options_of
-from pipeline.search.filters import MAX_LIST_VALUES, MAX_NODES, MAX_STRING_BYTES
 from pipeline.search.rerank import RERANK_DOCUMENTS
 from pipeline.search.windows import DEFAULT_CHUNK_TOKENS
 from pipeline.search_options import MAX_QUERY_BYTES, SearchKeywords, SearchOptions
+from pipeline.serve.request_schemas import Filter, Request
 
 MAX_QUERIES: Final = 32
 """Queries of one request: more would keep the encoder from others."""
@@ -27,34 +34,11 @@ CHARACTERS_A_TOKEN: Final = 4
 MAX_RERANK_PAIRS: Final = 1_000
 """Passages that one request may have judged: some seconds of a small cross-encoder on two cores."""
 MAX_WEIGHT: Final = 1e6
-MAX_TOLD: Final = 10
-"""Parts of a request that a problem speaks of; a caller who has mended those may hear of others."""
-UNKNOWN_FIELD: Final = "unknown_field"
-"""The type of the error that names fields a schema does not have."""
 MAX_CURSOR_CHARACTERS: Final = 256
 START_CURSOR: Final = "*"
 MAX_DOC_ID_CHARACTERS: Final = 1_024
 MAX_DOCUMENT_CHARACTERS: Final = 1_000_000
 DEFAULT_DOCUMENT_CHARACTERS: Final = 100_000
-
-
-class Request(BaseModel):
-    """Base of what is taken."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown_fields(cls, sent: Any) -> Any:
-        """Say which fields are not known, and which are; pydantic says the former only."""
-        if isinstance(sent, dict):
-            names = [name for name in cast("dict[str, Any]", sent) if name not in cls.model_fields]
-            if names:
-                told = {"names": names[:MAX_TOLD], "fields": list(cls.model_fields)}
-                raise PydanticCustomError(
-                    UNKNOWN_FIELD, "There are fields here that the schema does not have", told
-                )
-        return cast("Any", sent)
 
 
 class Reply(BaseModel):
@@ -97,42 +81,6 @@ Query = Annotated[
     AfterValidator(not_blank),
     _within_bytes(MAX_QUERY_BYTES),
 ]
-FilterValue = Annotated[str, Field(max_length=MAX_STRING_BYTES)] | bool | int | float
-Key = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=MAX_STRING_BYTES,
-        description="A column of the collection.",
-        examples=["year"],
-    ),
-]
-
-
-class Comparison(Request):
-    """A column compared with a value. A null matches no comparison."""
-
-    type: Literal["eq", "ne", "gt", "gte", "lt", "lte"]
-    key: Key
-    value: FilterValue
-
-
-class Membership(Request):
-    """A column compared with a list of values."""
-
-    type: Literal["in", "nin"]
-    key: Key
-    value: Annotated[list[FilterValue], Field(min_length=1, max_length=MAX_LIST_VALUES)]
-
-
-class Combination(Request):
-    """Filters of which all or any must match; at most 8 levels and 256 nodes."""
-
-    type: Literal["and", "or"]
-    filters: Annotated[list[Filter], Field(min_length=1, max_length=MAX_NODES)]
-
-
-Filter = Annotated[Comparison | Membership | Combination, Field(discriminator="type")]
 
 
 class Weights(Request):
@@ -391,9 +339,9 @@ def rerank_pairs(request: SearchRequest) -> int:
 def search_keywords(request: SearchRequest) -> SearchKeywords:
     """Return the keywords of the Python search that a request stands for."""
     names = [name for name, each in options_of(SearchOptions).items() if each.about.help]
-    sent = {name: getattr(request, name) for name in names}
-    plain = {
-        name: value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
-        for name, value in sent.items()
-    }
-    return cast("SearchKeywords", plain)
+    return cast("SearchKeywords", {name: plain(getattr(request, name)) for name in names})
+
+
+def plain(value: Any) -> Any:
+    """Return what was sent for a part of a request, where that is a schema of its own."""
+    return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value

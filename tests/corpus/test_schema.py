@@ -180,6 +180,15 @@ def test_metadata_column_that_has_a_role_is_not_stored_twice() -> None:
     assert "not stored twice" in schema.warnings[0]
 
 
+def test_columns_that_filters_cannot_name_are_kept_and_named_in_one_warning() -> None:
+    others = {"price": pa.decimal128(5, 2), "axis": pa.list_(pa.float32(), 3)}
+    schema = agree({**BASE, **others, "tags": pa.list_(pa.string())})
+    assert fields(schema) == {**others, "tags": pa.list_(pa.string())}
+    assert [warning.partition(";")[0] for warning in schema.warnings] == [
+        "filters cannot name 'price' (decimal128(5, 2)), 'axis' (fixed_size_list<item: float>[3])"
+    ]
+
+
 def test_repeated_column_name_is_refused() -> None:
     file = SourceFile(filesystem=LocalFileSystem(), path="/a", name="a.parquet", source="a.parquet")
     with pytest.raises(SchemaError, match=r"'text' more than once in a\.parquet"):

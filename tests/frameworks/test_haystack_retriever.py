@@ -66,6 +66,9 @@ def test_key_is_written_by_its_variable_only() -> None:
         (None, None),
         ({}, None),
         ({"type": "eq", "key": "year", "value": 1}, {"type": "eq", "key": "year", "value": 1}),
+        ({"kind": ["a", "b"]}, {"kind": ["a", "b"]}),
+        ({"field": "meta.year", "operator": "==", "value": None}, {"type": "is_null", "key": "year"}),
+        ({"field": "year", "operator": "!=", "value": None}, {"type": "is_not_null", "key": "year"}),
         (
             {"field": "meta.year", "operator": "not in", "value": [1]},
             {"type": "nin", "key": "year", "value": [1]},

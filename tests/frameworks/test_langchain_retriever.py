@@ -44,6 +44,8 @@ def test_documents_say_where_they_stand(stones: Searchable) -> None:
         first.id == f"{first.metadata['doc_id']}#{first.metadata['start_char']}-{first.metadata['end_char']}"
     )
     assert {document.metadata["year"] for document in retriever.invoke(QUERY, filters=None)} != {2005}
+    two = retriever.invoke(QUERY, k=9, filters={"year": [2001, 2004, 1900]})
+    assert {document.metadata["year"] for document in two} == {2001, 2004}
     assert len(retriever.invoke(QUERY, k=9, parameters={"passages": 1})) == 7
 
 

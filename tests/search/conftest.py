@@ -47,7 +47,9 @@ METADATA = (
     pa.field("made_at", pa.timestamp("ns")),
     pa.field("Odd name", pa.string()),
     pa.field("tags", pa.list_(pa.string())),
+    pa.field("sizes", pa.list_(pa.float32())),
 )
+TAGS = (["a", "b"], ["b"], [], ["it's", None], None)
 NASTY = ("it's", "x' OR 1=1 --", 'double "quote"', "back\\slash", "100%", "日本語", "NULL", "`tick`")
 
 
@@ -104,7 +106,8 @@ def make_row(index: int, rng: np.random.Generator, version: int) -> dict[str, An
         "seen_at": dt.datetime.combine(day, dt.time(12), dt.UTC) if has_all else None,
         "made_at": dt.datetime.combine(day, dt.time(12)) if has_all else None,
         "Odd name": f"o{index % 3}",
-        "tags": ["a", "b"],
+        "tags": TAGS[index % len(TAGS)],
+        "sizes": [index, index / 2, None][: index % 4] if has_all else None,
     }
 
 

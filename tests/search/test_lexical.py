@@ -5,8 +5,9 @@ import pytest
 
 from pipeline.errors import StorageError, TryAgainError
 from pipeline.index.generation import Generation, open_generation
+from pipeline.search.conditions import allowed_documents
 from pipeline.search.filters import compile_filter
-from pipeline.search.lexical import MAX_WORDS, allowed_documents, bm25_documents, bounded_words, lance_errors
+from pipeline.search.lexical import MAX_WORDS, bm25_documents, bounded_words, lance_errors
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,8 @@ from pipeline.serve.problems import (
     search_problem,
     unknown_names,
 )
-from pipeline.serve.schemas import InvalidField, Membership, SearchRequest, field_names
+from pipeline.serve.request_schemas import Membership
+from pipeline.serve.schemas import InvalidField, SearchRequest, field_names
 
 PLACE = "/srv/secret/place"
 SENTENCE = f"top_k must be a number, got 'canary'; see {PLACE}"

@@ -45,10 +45,16 @@ values = (
     | st.text(max_size=8)
     | st.integers()
 )
+nulls = st.builds(lambda t, k: {"type": t, "key": k}, st.sampled_from(["is_null", "is_not_null"]), keys)
+columns = st.dictionaries(
+    keys, values | st.none() | st.lists(values, min_size=1, max_size=3), min_size=1, max_size=3
+)
 leaves = st.one_of(
+    nulls,
+    columns,
     st.builds(
         lambda t, k, v: {"type": t, "key": k, "value": v},
-        st.sampled_from(["eq", "ne", "gt", "gte", "lt", "lte"]),
+        st.sampled_from(["eq", "ne", "gt", "gte", "lt", "lte", "contains"]),
         keys,
         values,
     ),
@@ -60,6 +66,9 @@ leaves = st.one_of(
     ),
 )
 likely = st.one_of(
+    st.sampled_from(["acme", "zenith", ["acme", "zenith"], None]).map(lambda value: {"tenant": value}),
+    st.just({"type": "contains", "key": "tenant", "value": "e"}),
+    st.sampled_from(["is_null", "is_not_null"]).map(lambda t: {"type": t, "key": "year"}),
     st.sampled_from(["eq", "ne"]).flatmap(
         lambda t: st.sampled_from(["acme", "zenith"]).map(lambda v: {"type": t, "key": "tenant", "value": v})
     ),
@@ -144,9 +153,16 @@ def test_counts_are_of_the_documents_the_key_sees(tenant: TestClient) -> None:
 
 
 def matches(row: dict[str, Any], tree: dict[str, Any]) -> bool:
-    if tree["type"] in ("and", "or"):
+    if tree.get("type") in ("and", "or"):
         return (all if tree["type"] == "and" else any)(matches(row, each) for each in tree["filters"])
+    if "key" not in tree:
+        value = tree["tenant"]
+        return row["tenant"] in (value if isinstance(value, list) else [value])
     value = row[tree["key"]]
+    if tree["type"] in ("is_null", "is_not_null"):
+        return (value is None) == (tree["type"] == "is_null")
+    if tree["type"] == "contains":
+        return tree["value"] in value
     return value is not None and getattr(operator, {"gte": "ge"}.get(tree["type"], tree["type"]))(
         value, tree["value"]
     )
