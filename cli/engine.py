@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar, get_args
 
 import click
@@ -44,10 +44,10 @@ def job_server_option(function: _Function) -> _Function:
     )(function)
 
 
-def engine_options(function: _Function) -> _Function:
-    """Add the flags of an engine."""
+def engine_options(function: _Function, but: Collection[str] = ()) -> _Function:
+    """Add the flags of an engine, without the fields named in ``but``."""
     for option in (
-        add_options(EngineConfig, heading=_HEADING),
+        add_options(EngineConfig, but=but, heading=_HEADING),
         click.option(
             "--workers",
             cls=HeadedOption,
@@ -60,7 +60,7 @@ def engine_options(function: _Function) -> _Function:
             cls=HeadedOption,
             heading=_HEADING,
             type=click.Choice(get_args(EngineName)),
-            help="Who encodes.  [default: ray with an address, else local]",
+            help="Who does the work.  [default: ray with an address, else local]",
         ),
     ):
         function = option(function)
@@ -79,7 +79,7 @@ def resolve_engine(chosen: Mapping[str, Any]) -> EngineConfig:
     engine = EngineConfig(name=name, **fields)
     if name == "local" and set(fields) - {"address"}:
         click.echo(
-            "warning: engine local encodes in this process and has no workers; flags about them move nothing",
+            "warning: engine local works in this process and has no workers; flags about them move nothing",
             err=True,
         )
     return engine

@@ -23,7 +23,9 @@ from pipeline.index.lance_index import LanceTables, id_batches
 from pipeline.index.layout import DOCUMENTS_ARROW, CollectionLayout
 from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
 from pipeline.index.repair import RepairReport, index_config_of, repair_collection
+from pipeline.index.segments.parts import RunTasks
 from pipeline.index.status import stored_columns
+from pipeline.index.store_tasks import store_tasks
 from pipeline.index.stored_files import check_generation_files
 from pipeline.index.verify import Problem, verify_collection
 from pipeline.manifest import Manifest
@@ -49,14 +51,23 @@ class DeleteReport:
     generation: int
 
 
-def compact_collection(layout: CollectionLayout, progress: ProgressListener = silent_progress) -> Manifest:
-    """Merge small files and drop deleted rows for good; publish the same documents as a new generation."""
+def compact_collection(
+    layout: CollectionLayout,
+    progress: ProgressListener = silent_progress,
+    run_tasks: RunTasks | None = None,
+) -> Manifest:
+    """Merge small files and drop deleted rows for good; publish the same documents as a new generation.
+
+    With ``run_tasks``, workers write the segment of a large collection, as in an ingest.
+    """
     layout.require_exists()
     with layout.writer_lock():
         manifest = _served(layout)
         require_whole_rows(layout, manifest)
         before_sha256 = layout.hash_of_manifest(manifest.generation)
-        compacted = _republish(layout, manifest, (), progress, run_id="compact", compact=True)
+        compacted = _republish(
+            layout, manifest, (), progress, run_id="compact", compact=True, run_tasks=run_tasks
+        )
         carry_over(layout.sources_path, before_sha256, layout.hash_of_manifest(compacted.generation))
         return compacted
 
@@ -102,6 +113,7 @@ def _republish(
     *,
     run_id: str,
     compact: bool = False,
+    run_tasks: RunTasks | None = None,
 ) -> Manifest:
     tables = LanceTables.open(layout)
     tables.roll_back(manifest.lance_versions)
@@ -109,4 +121,13 @@ def _republish(
     versions = tables.commit(generation=next_generation_number(layout), deleted_ids=id_batches(deleted))
     facts = GenerationFacts.of(layout, manifest, run_id)
     config = index_config_of(manifest.settings)
-    return publish_generation(layout, tables, versions, facts, config, progress, None if compact else since)
+    return publish_generation(
+        layout,
+        tables,
+        versions,
+        facts,
+        config,
+        progress,
+        None if compact else since,
+        run_tasks=store_tasks(layout, run_tasks),
+    )

@@ -104,6 +104,29 @@ def test_ingests_by_tasks_over_a_store_build_the_collection_of_the_local_engine(
     assert {name for name in files if files[name] != others[name]} <= {"lance_files.json"}
 
 
+def test_compaction_by_tasks_over_a_store_publishes_the_files_of_one_process(
+    on: Callable[[str], CollectionLayout],
+    tmp_path: Path,
+    config: IngestConfig,
+) -> None:
+    """The driver's copy lacks what workers wrote, and the next writer pulls it."""
+    layout = on("one")
+    for begin in (0, 60):
+        source = corpus(tmp_path / f"{begin}.parquet", dict.fromkeys(range(begin, begin + 60), 0))
+        build_index([source], ROOT, "c", config)
+    merged = compact_collection(layout, run_tasks=run_elsewhere)
+    assert len(merged.segments) == 1
+    assert not (
+        layout.generation_folder(merged.generation) / f"{merged.segments[0].name}chunks.faiss"
+    ).exists()
+    again = compact_collection(layout)
+    names = {name.removeprefix(merged.segments[0].name): name for name in merged.files}
+    others = {name.removeprefix(again.segments[0].name): name for name in again.files}
+    differing = {each for each in names if merged.files[names[each]] != again.files[others[each]]}
+    assert differing <= {"lance_files.json"}
+    require_whole(on("reader"), 120)
+
+
 @pytest.mark.parametrize(
     "point",
     [
