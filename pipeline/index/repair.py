@@ -42,6 +42,7 @@ from pipeline.index.segments.segment import segment_files
 from pipeline.index.stored_files import read_manifest
 from pipeline.index.verify import Problem, read_current, store_problems, verify_generation
 from pipeline.manifest import Manifest
+from pipeline.token_vectors.projection import LATE_NAME
 from pipeline.types import ProgressListener, silent_progress
 
 REPAIR_RUN_ID = "repair"
@@ -89,6 +90,10 @@ def repair_collection(
             removed = f"generation {', '.join(map(str, numbers))}, which was damaged, is removed"
             report = _adding(report, f"; {removed}{caveat}", dropped)
         report = _naming_earlier_losses(layout, report)
+        names = {problem.file for problem in report.problems}
+        if LATE_NAME in names and LATE_NAME not in read_manifest(layout, report.generation).files:
+            again = f"`cairn plan {layout.name} --apply --late` makes them again"
+            report = _adding(report, f"; its token vectors are lost with {LATE_NAME}: {again}")
         with storage_errors("ending the repair"):
             losses_path(layout).unlink(missing_ok=True)
         return report

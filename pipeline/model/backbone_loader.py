@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from pipeline.config import EncoderConfig
+from pipeline.config import DEFAULT_MODEL, EncoderConfig
 from pipeline.errors import CairnError, ConfigError, ModelError
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.engine.precision import default_device, resolve_precision
@@ -28,7 +28,7 @@ from pipeline.model.folders.embedded_weights import MODEL_NAMES, require_officia
 from pipeline.model.folders.first_layers import first_layers
 from pipeline.model.folders.first_stage import split_stages
 from pipeline.model.folders.model_types import CAUSAL_TYPES
-from pipeline.model.folders.names import model_folder
+from pipeline.model.folders.names import model_folder, require_shipped_files
 from pipeline.model.projection import read_projection
 from pipeline.token_vectors.projection import LATE_NAME, TokenProjection, read_token_projection
 
@@ -48,6 +48,8 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
     precision = resolve_precision(config.precision, device)
     dtype, run_on = (torch.float32, _to_openvino(precision)) if on_openvino else (precision, _packed)
     folder = model_folder(config.model)
+    if config.model == DEFAULT_MODEL:
+        require_shipped_files()
     with _odd_files_reported(folder):
         checkpoint = read_checkpoint(folder)
     if config.model in MODEL_NAMES:

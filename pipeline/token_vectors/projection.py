@@ -4,16 +4,18 @@
 
 One file, ``cairn_late.safetensors``, beside the model it was trained for: the matrix W in float16, a weight a
 token id in 8 bits, root mean squares of the projected dimensions, from which a codec takes its steps, how
-many neighbours it was trained to pool, and the bits its dimensions are stored in. Its metadata names the base
-with the hash of its weights. A collection keeps a copy, so that its codes stay readable when the model's file
-changes.
+many neighbours it was trained to pool, and the bits its dimensions are stored in. Its metadata holds a hash
+of the tensors, and names the base with the hash of its weights. A collection keeps a copy, so that its codes
+stay readable when the model's file changes.
 
     T tokens    D model dim    V vector dim    X vocabulary
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -93,6 +95,7 @@ def save_token_projection(folder: Path, projection: TokenProjection) -> None:
         "pool_tokens": projection.pool_tokens,
         "bits": projection.bits,
         "base_sha256": projection.base_sha256,
+        "tensors_sha256": _tensors_sha256(tensors),
     }
     # One entry: safetensors writes several in any order.
     metadata = {METADATA_KEY: json.dumps(settings, sort_keys=True)}
@@ -112,10 +115,15 @@ def read_token_projection(
         return None
     projection = load_token_projection(folder / LATE_NAME)
     found_dim, num_weights = len(projection.matrix_DV), len(projection.weight_codes_X)
-    if (found_dim, num_weights, projection.base_sha256) != (model_dim, vocabulary_size, weights_sha256):
+    if (found_dim, num_weights) != (model_dim, vocabulary_size):
         raise ModelError(
-            f"{LATE_NAME} of the model must be trained for its weights, got one of {found_dim} dimensions "
-            f"and {num_weights} token ids for others; train one with `cairn train-late`"
+            f"{LATE_NAME} of the model must read states of {model_dim} dimensions and {vocabulary_size} "
+            f"token ids, got one for {found_dim} and {num_weights}; train one with `cairn train-late`"
+        )
+    if projection.base_sha256 != weights_sha256:
+        raise ModelError(
+            f"{LATE_NAME} of the model must be trained for its weights, got one that was trained for others; "
+            "train one with `cairn train-late`"
         )
     return projection
 
@@ -127,9 +135,11 @@ def load_token_projection(path: Path) -> TokenProjection:
             settings = json.loads((stored.metadata() or {})[METADATA_KEY])
             if settings["format"] != LATE_FORMAT:
                 raise _other_format(settings["format"])
-            matrix_DV, codes_X, rms_V = (
-                stored.get_tensor(name) for name in ("matrix", "term_weights", "rms")
-            )
+            tensors = {name: stored.get_tensor(name) for name in ("matrix", "term_weights", "rms")}
+            # A file of before has no hash.
+            if settings.get("tensors_sha256") not in (None, _tensors_sha256(tensors)):
+                raise _damaged()
+            matrix_DV, codes_X, rms_V = tensors.values()
             projection = TokenProjection(
                 matrix_DV=matrix_DV.astype(np.float32),
                 weight_codes_X=codes_X,
@@ -148,6 +158,10 @@ def load_token_projection(path: Path) -> TokenProjection:
     if not is_usable:
         raise _damaged()
     return projection
+
+
+def _tensors_sha256(tensors: Mapping[str, np.ndarray]) -> str:
+    return hashlib.sha256(b"".join(tensors[name].tobytes() for name in sorted(tensors))).hexdigest()
 
 
 def _is_usable(projection: TokenProjection) -> bool:

@@ -147,8 +147,11 @@ def test_collection_whose_projection_is_lost_is_repaired_to_one_without_token_ve
     (folder / LATE_NAME).write_bytes(b"x")
     assert open_generation(layout(tmp_path)).token_vectors is not None  # by the second copy
     (folder / COPIES / LATE_NAME).write_bytes(b"x")
-    repair_collection(layout(tmp_path))
+    report = repair_collection(layout(tmp_path))
 
+    assert report.action.endswith(
+        f"; its token vectors are lost with {LATE_NAME}: `cairn plan c --apply --late` makes them again"
+    )
     assert open_generation(layout(tmp_path)).token_vectors is None
     assert open_collection("c", root=tmp_path / "root").search("stone path").hits
     assert (

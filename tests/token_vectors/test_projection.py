@@ -83,6 +83,15 @@ def test_damaged_projection_is_said_in_a_sentence(tmp_path: Path, content: bytes
         read(tmp_path)
 
 
+def test_flipped_bit_of_a_projection_is_said_in_a_sentence(projection: TokenProjection, tmp_path: Path):
+    save_token_projection(tmp_path, projection)
+    content = bytearray((tmp_path / LATE_NAME).read_bytes())
+    content[-100] ^= 1
+    (tmp_path / LATE_NAME).write_bytes(content)
+    with pytest.raises(ModelError, match="must be a whole token projection, got a damaged file"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -106,11 +115,22 @@ def test_projection_that_would_give_scores_that_are_no_numbers_is_refused(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"model_dim": 64}, {"vocabulary_size": 51}, {"weights_sha256": "b" * 64}]
+    ("changes", "sentence"),
+    [
+        ({"model_dim": 64}, "states of 64 dimensions and 50 token ids, got one for 32 and 50"),
+        (
+            {"vocabulary_size": 51},
+            "states of 32 dimensions and 51 token ids, got one for 32 and 50",
+        ),
+        (
+            {"weights_sha256": "b" * 64},
+            "for its weights, got one that was trained for others",
+        ),
+    ],
 )
 def test_projection_of_another_model_is_refused(
-    projection: TokenProjection, tmp_path: Path, changes: dict[str, object]
+    projection: TokenProjection, tmp_path: Path, changes: dict[str, object], sentence: str
 ):
     save_token_projection(tmp_path, projection)
-    with pytest.raises(ModelError, match="must be trained for its weights"):
+    with pytest.raises(ModelError, match=sentence):
         read(tmp_path, **changes)

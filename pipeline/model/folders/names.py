@@ -19,13 +19,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from pipeline import durable
 from pipeline.config import DEFAULT_MODEL
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ModelError
 from pipeline.model.folders.embedded_weights import MODEL_NAMES, embedded_folder
 
 HUB_NAME: Final = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 _REVISION: Final = "main"
 _TRAINED: Final = Path(__file__).parents[1] / "cairn_minilm"
+_TRAINED_SHA256: Final = {
+    "cairn_extra.safetensors": "c2299df36898c75e897dbacb21fd0ed251352c6685dfd980049d0ee75db85ed6",
+    "cairn_late.safetensors": "8a6093820773e379af57b43de54a201e586eb6cfc022330edcd029cde567d7ba",
+}
 
 
 def model_folder(model: str) -> Path:
@@ -47,6 +52,18 @@ def model_folder(model: str) -> Path:
         "model.safetensors and tokenizer.json, or a name in "
         f"the Hugging Face cache {cache_folder()}, got {model!r}; {how_to_get(model)}, or give the folder"
     )
+
+
+def require_shipped_files() -> None:
+    """Raise :class:`ModelError` unless the default model's files are those that Cairn is shipped with."""
+    for name, sha256 in _TRAINED_SHA256.items():
+        path = _TRAINED / name
+        found = durable.sha256_of_file(path) if path.is_file() else "no file"
+        if found != sha256:
+            raise ModelError(
+                f"{name} of {DEFAULT_MODEL} must have SHA-256 {sha256}, got {found}; it is damaged: install "
+                "Cairn again"
+            )
 
 
 def how_to_get(model: str) -> str:

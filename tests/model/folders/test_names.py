@@ -8,9 +8,10 @@ import pytest
 
 from pipeline.config import EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ModelError
+from pipeline.model.folders import names
 from pipeline.model.folders.embedded_weights import embedded_folder
-from pipeline.model.folders.names import model_folder
+from pipeline.model.folders.names import model_folder, require_shipped_files
 
 COMMIT = "1f0c" * 10
 OLDER = "2e9b" * 10
@@ -136,3 +137,17 @@ def test_encoder_of_a_cached_name_gives_the_vectors_of_its_folder(cache, tiny_mo
         by_name.encode(["the old cat"]).document_vectors_NV,
         by_path.encode(["the old cat"]).document_vectors_NV,
     )
+
+
+@pytest.mark.parametrize("damage", ["flipped", "removed"])
+def test_default_model_is_served_only_as_it_was_shipped(damage, tmp_path, monkeypatch):
+    require_shipped_files()
+    folder = tmp_path / "cairn_minilm"
+    shutil.copytree(model_folder("cairn-minilm"), folder)
+    path = folder / "cairn_late.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 4
+    path.unlink() if damage == "removed" else path.write_bytes(content)
+    monkeypatch.setattr(names, "_TRAINED", folder)
+    with pytest.raises(ModelError, match=r"^cairn_late\.safetensors of cairn-minilm must have SHA-256"):
+        DocumentEncoder(EncoderConfig(model="cairn-minilm"))
