@@ -33,8 +33,10 @@ LEAST_COSINE: Final = 0.5
 """Below, tokens are not alike: unrelated ones reach .4."""
 LEAST_SHARE: Final = 0.2
 """Of the strongest word's weight; below, a word is a stop word or hardly alike."""
-_WORD: Final = regex.compile(r"[\p{L}\p{N}_][\w\p{N}]*")
-"""Letters and digits with their marks: a span never parts a letter from its accent."""
+LONGEST_ASKED: Final = 100
+"""Characters of a query's word, at most: every highlight that it answers repeats it."""
+_WORD: Final = regex.compile(r"(?V1)\p{Han}\p{M}*|[\p{L}\p{N}_][[\w\p{N}]--\p{Han}]*")
+"""An ideograph, or letters and digits; with their marks, so that no span parts a letter from its accent."""
 
 Span = tuple[int, int]
 
@@ -59,7 +61,10 @@ class Explanation:
             generation=generation,
             reader=reader,
             late=late,
-            words_q=["" if span is None else text[span[0] : span[1]] for span in spans],
+            words_q=[
+                "" if span is None or span[1] - span[0] > LONGEST_ASKED else text[span[0] : span[1]]
+                for span in spans
+            ],
         )
 
     def highlights(

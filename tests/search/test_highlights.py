@@ -18,16 +18,15 @@ WORDS = {"the", "old", "cafe\u0301", "हिन्दी", "on", "1\ufe0f\u20e3"
 TEXT = "the old cafe\u0301 हिन्दी on the 1\ufe0f\u20e3 stone path 👩\u200d👩\u200d👧 river"
 
 
-def highlighted_words(folder: Path, root: Path) -> set[str]:
-    """Return the words of :data:`TEXT` that answer itself, all tokens weighing alike."""
+def collection_of(folder: Path, root: Path, text: str) -> Collection:
+    """Index a text; all tokens of a query weigh alike."""
     projection = random_projection(folder)
     alike = replace(projection, weight_codes_X=np.full_like(projection.weight_codes_X, 255))
     save_token_projection(folder, alike)
     settings = {"encoder": {"model": str(folder), "landmark_interval": 64, "use_context": False}}
     collection = Collection.create("c", root=root, settings=settings)
-    collection.add([{"id": "0", "text": TEXT}])
-    (hit,) = collection.search(TEXT).hits
-    return {TEXT[each.start_char : each.end_char] for each in hit.passages[0].highlights}
+    collection.add([{"id": "0", "text": text}])
+    return collection
 
 
 def space_before_words(folder: Path) -> None:
@@ -50,4 +49,23 @@ def test_highlights_are_whole_words_with_their_marks_whichever_token_holds_the_s
     if is_spaced:
         space_before_words(folder)
 
-    assert highlighted_words(folder, tmp_path) == WORDS
+    (hit,) = collection_of(folder, tmp_path, TEXT).search(TEXT).hits
+    assert {TEXT[each.start_char : each.end_char] for each in hit.passages[0].highlights} == WORDS
+
+
+def test_ideographs_are_words_of_their_own(tiny_late_folder: Path, tmp_path: Path):
+    text = "stone 古石の道"
+    (hit,) = collection_of(tiny_late_folder, tmp_path, text).search(text).hits
+    found = {text[each.start_char : each.end_char] for each in hit.passages[0].highlights}
+
+    assert found & {"古", "石", "の", "道"}
+    assert found <= {"stone", "古", "石", "の", "道"}
+
+
+def test_highlights_do_not_repeat_a_query_that_is_one_endless_word(tiny_late_folder: Path, tmp_path: Path):
+    text = "stone_stone"
+    collection = collection_of(tiny_late_folder, tmp_path, text)
+    once, often = (collection.search(query).hits[0].passages[0] for query in (text, f"{text}_" * 600))
+
+    assert {word for each in once.highlights for word in each.query_words} == {text}
+    assert often.highlights == ()
