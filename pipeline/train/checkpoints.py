@@ -200,7 +200,11 @@ class RunFolder:
         for name, tensor in model.published_tensors().items():
             if name in (*OWN_NAMES, CONTEXT_SIZE):
                 changed[name] = tensor
-            elif name.startswith(FIRST_STAGE) or not torch.equal(tensor, self._base.tensors[name].float()):
+            elif (
+                name.startswith(FIRST_STAGE)
+                or name not in self._base.tensors
+                or not torch.equal(tensor, self._base.tensors[name].float())
+            ):
                 changed[name] = tensor.to(dtype)
         with (
             durable.storage_errors("writing what changed"),

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, cast
 
@@ -39,9 +39,11 @@ from pipeline.model.folders.own_tensors import (
     FIRST_STAGE,
     GATE_NAMES,
     LANDMARK_GATES,
+    LATENT_ATTENTION,
     NULL_CONTEXT,
 )
 from pipeline.model.landmark_gates import context_size_of
+from pipeline.model.latent_attention import LatentAttention, read_latent_attention
 from pipeline.model.sequence_dropout import with_null_token
 from pipeline.train.first_stage import first_stage_parameters
 from pipeline.train.landmark_pass import remember, run_rows
@@ -156,6 +158,12 @@ class LandmarkEncoder(_Parameters):
             self.add(name, tensor)
         self._published_names = tuple(name for name, _ in self.named_parameters())
 
+    def add_published(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Add parameters beside the transformer's, which every folder has by these names."""
+        for name, tensor in tensors.items():
+            self.add(name, tensor)
+        self._published_names += tuple(tensors)
+
     @staticmethod
     def _read(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Transformer:
         return reader_of(checkpoint.config.get("model_type"))(checkpoint, dtype=dtype, device=device)
@@ -169,6 +177,15 @@ class LandmarkEncoder(_Parameters):
         second, first = split_stages(replace(self._config, tensors=live))
         stage = first if is_first_stage and first is not None else second
         return self._read(stage, self.null_token.dtype, self.device)
+
+    def _latent_attention(self) -> LatentAttention | None:
+        """Return the block of the parameters as they are now, None without one."""
+        live = {
+            name: self._tensor(name) for name in self._published_names if name.startswith(LATENT_ATTENTION)
+        }
+        return read_latent_attention(
+            live, self._config.config, model_dim=self.model_dim, dtype=torch.float32, device=self.device
+        )
 
     def _tensor(self, name: str) -> torch.Tensor:
         path, _, leaf = name.rpartition(".")
@@ -201,7 +218,7 @@ class LandmarkEncoder(_Parameters):
 
     def published_name(self, name: str) -> str:
         """Return what a parameter is called in a folder."""
-        if name in OWN_NAMES:
+        if name in OWN_NAMES or name.startswith(LATENT_ATTENTION):
             return name
         stage = FIRST_STAGE if name.startswith(FIRST_STAGE) else ""
         return stage + self.base_prefix + name.removeprefix(stage)
@@ -219,6 +236,7 @@ class LandmarkEncoder(_Parameters):
             self.get_submodule(path)
             for path in paths
             if _IN_A_LAYER.search(path) and (not attention_only or _IN_ATTENTION.search(path))
+            if not path.startswith(LATENT_ATTENTION)
         ]
 
     @property
@@ -259,7 +277,10 @@ class LandmarkEncoder(_Parameters):
         """Return the same, and the states of all tokens after the last layer that was run."""
         asked = [self.num_layers] if layers is None else list(layers)
         states = self.states(rows, context_CD, asked, landmarks=landmarks, dropped_BC=dropped_BC)
-        found = [pooled(states[layer], rows) for layer in asked]
+        block = self._latent_attention()
+        found = [
+            pooled(states[layer] if block is None else block(states[layer][None])[0], rows) for layer in asked
+        ]
         return torch.cat(found, dim=1), states[max(asked)]
 
     def states(

@@ -42,6 +42,7 @@ from pipeline.train.documents import like_headed, read_document_pairs
 from pipeline.train.heldout import choose_heldout
 from pipeline.train.joint_late import begin_head
 from pipeline.train.landmark_encoder import LandmarkEncoder
+from pipeline.train.latent_block import add_latent_block
 from pipeline.train.leakage import without_judged
 from pipeline.train.low_rank import add_low_rank
 from pipeline.train.mining import NONE_FOUND, mine_hard_negatives
@@ -88,18 +89,7 @@ def train(
     """
     device, started = processes.device, time.monotonic()
     checkpoint = read_checkpoint(model_folder(base))
-    model = LandmarkEncoder(
-        checkpoint,
-        initial_gate=config.initial_gate,
-        context_size=config.context_documents if config.reads_context else None,
-        first_stage_layers=config.first_stage_layers,
-        shares_embeddings=config.freeze_embeddings or config.lora_rank > 0,
-        null_token=config.reads_context and config.context_dropout > 0,
-    )
-    if config.freeze_embeddings:
-        model.freeze_embeddings()
-    if config.lora_rank:
-        add_low_rank(model, config)
+    model, base_teacher = _models(checkpoint, config)
     if config.late_weight and config.late_dims > model.model_dim:
         raise ConfigError(
             f"late_dims must be at most the base model's {model.model_dim}, got {config.late_dims}"
@@ -128,7 +118,6 @@ def train(
             if config.late_weight:
                 model.head, idf_X = begin_head(pairs, heldout, base, config)
                 data = replace(data, idf_X=idf_X)
-        follows_base = bool(config.late_weight) or (config.distillation_weight > 0 and teacher is None)
         files = RunFolder(
             folder,
             checkpoint,
@@ -139,7 +128,7 @@ def train(
         task = PairTask(
             files=files,
             model=model.to(device),
-            teacher=LandmarkEncoder(checkpoint).to(device).requires_grad_(False) if follows_base else None,
+            teacher=None if base_teacher is None else base_teacher.to(device),
             data=data,
             heldout=heldout,
             pairs=pairs,
@@ -158,6 +147,29 @@ def train(
             progress=progress,
         )
         return task.report(trainer.run())
+
+
+def _models(checkpoint: Checkpoint, config: TrainConfig) -> tuple[LandmarkEncoder, LandmarkEncoder | None]:
+    """Return the model that is trained, and the base as its teacher where it follows that one."""
+    model = LandmarkEncoder(
+        checkpoint,
+        initial_gate=config.initial_gate,
+        context_size=config.context_documents if config.reads_context else None,
+        first_stage_layers=config.first_stage_layers,
+        shares_embeddings=config.freeze_embeddings or config.lora_rank > 0,
+        null_token=config.reads_context and config.context_dropout > 0,
+    )
+    follows_base = bool(config.late_weight) or (config.distillation_weight > 0 and config.teacher is None)
+    teacher = LandmarkEncoder(checkpoint) if follows_base else None
+    if config.pooling == "latent":
+        for each in (model, teacher):
+            if each is not None:
+                add_latent_block(each, checkpoint, num_latents=config.latents, seed=config.seed)
+    if config.freeze_embeddings:
+        model.freeze_embeddings()
+    if config.lora_rank:
+        add_low_rank(model, config)
+    return model, None if teacher is None else teacher.requires_grad_(False)
 
 
 def _read(sources: Sequence[Path], documents: Sequence[Path], config: TrainConfig) -> TrainingPairs:

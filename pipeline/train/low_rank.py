@@ -23,6 +23,7 @@ from torch.nn.utils import parametrize
 from typing_extensions import override
 
 from pipeline.errors import ConfigError
+from pipeline.model.folders.own_tensors import LATENT_ATTENTION
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.settings import TrainConfig
 
@@ -55,7 +56,11 @@ def add_low_rank(model: LandmarkEncoder, config: TrainConfig) -> None:
 
     A rank that no matrix has room for raises :class:`ConfigError`.
     """
-    own = [x for x in model.get_submodule("landmark_attention").parameters() if x.requires_grad]
+    own = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and name.startswith(("landmark_attention.", LATENT_ATTENTION))
+    ]
     model.requires_grad_(False)
     for parameter in own:
         parameter.requires_grad_(True)

@@ -18,7 +18,7 @@ from pipeline.options import MAX_SEED, About, check_options, metadata_of, option
 from pipeline.token_vectors.codes import require_packable
 from pipeline.train.schedules import Schedule
 
-TrainedPooling = Literal["mean", "lmk"]
+TrainedPooling = Literal["mean", "lmk", "latent"]
 TrainedAttention = Literal["chunk", "landmark"]
 LoraMatrices = Literal["attention", "all"]
 ContextFrom = Literal["batch", "source"]
@@ -57,6 +57,15 @@ class TrainConfig:
     sequence_documents: int = option(4, About("Neighbouring documents that make one sequence.", low=1))
     pooling: TrainedPooling = option("lmk", About("What a chunk's vector is pooled from."))
     attention: TrainedAttention = option("landmark", About("What a token sees."))
+    latents: int | None = option(
+        None,
+        About(
+            "Latents of pooling latent.",
+            low=1,
+            high=65_536,
+            default_text="as the base model has, else 512",
+        ),
+    )
     query_prefix: str | None = option(
         None, About("Text before every query; read, never pooled.", default_text="as the base model has it")
     )
@@ -181,6 +190,8 @@ class TrainConfig:
             raise ConfigError(
                 "lora_rank must be at least 1 where lora_alpha or lora_matrices is given, got 0; give a rank"
             )
+        if self.latents is not None and self.pooling != "latent":
+            raise ConfigError(f"latents must go with pooling latent, got {self.pooling}; leave them out")
         if self.teacher is not None and not self.distillation_weight:
             raise ConfigError(
                 "distillation_weight must be above 0 with a teacher, got 0; leave one of them out"
