@@ -1,4 +1,4 @@
-"""Random BERTs and RoBERTas in their published layout, tiny by default, and the folders that tests share."""
+"""Random BERTs, RoBERTas and a cross-encoder in their published layout, tiny by default, for many folders."""
 
 from __future__ import annotations
 
@@ -204,3 +204,31 @@ def model_size() -> type[Size]:
 def make_bert(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Size], Path]:
     """Return a writer of random BERTs of a size."""
     return lambda size: make_tiny_model(tmp_path_factory.mktemp("bert") / "model", size=size)
+
+
+@pytest.fixture(scope="session")
+def tiny_cross_encoder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """Return the folder of a random cross-encoder of one score, as Sentence-Transformers reads it."""
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny-cross-encoder")
+    tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {
+        "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": TINY.width,
+        "num_hidden_layers": TINY_LAYERS,
+        "num_attention_heads": TINY.heads,
+        "intermediate_size": TINY.inner,
+        "max_position_embeddings": TINY.positions,
+        "num_labels": 1,
+        "initializer_range": 0.5,
+    }
+    BertForSequenceClassification(BertConfig(**settings)).save_pretrained(folder)
+    return folder

@@ -14,7 +14,9 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Float64
 
+from pipeline import durable
 from pipeline.errors import ConfigError, ModelError, extra_missing
+from pipeline.manifest import fingerprint
 from pipeline.model.folders.names import how_to_get, model_folder
 
 MAX_TOKENS: Final = 512
@@ -43,6 +45,7 @@ class CrossEncoderReranker:
                 f"cross-encoder/ms-marco-MiniLM-L6-v2, got {model!r}; {how_to_get(model)}"
             ) from None
         config = _config(folder, model)
+        self._folder = folder
         try:
             import torch
             from sentence_transformers import CrossEncoder
@@ -80,6 +83,10 @@ class CrossEncoderReranker:
 
         What the model raises becomes :class:`ModelError`, without the texts.
         """
+        return 1.0 / (1.0 + np.exp(-self.logits(query, texts)))
+
+    def logits(self, query: str, texts: Sequence[str]) -> Float64[np.ndarray, " N"]:
+        """Return the logit of each text; see above."""
         try:
             logits = self._model.predict(
                 [(query, text) for text in texts], batch_size=BATCH_PAIRS, show_progress_bar=False
@@ -88,7 +95,16 @@ class CrossEncoderReranker:
             raise ModelError(
                 f"the rerank model must score every passage, got {type(error).__name__}"
             ) from error
-        return 1.0 / (1.0 + np.exp(-np.asarray(logits, dtype=np.float64)))
+        return np.asarray(logits, dtype=np.float64)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identify the model by the bytes of its configuration, tokenizer and weights."""
+        files = sorted(
+            path for path in self._folder.rglob("*") if path.suffix in (".json", ".safetensors", ".txt")
+        )
+        hashes = {path.name: durable.sha256_of_file(path) for path in files}
+        return fingerprint(kind="cross-encoder", files=hashes)
 
 
 def _config(folder: Path, model: str) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float32, Int64
 
 from pipeline.config import BASE_MODEL, ContextConfig, EncoderConfig
+from pipeline.encode.cross_encoder import CrossEncoderReranker
 from pipeline.errors import (
     ConfigError,
     ModelError,
@@ -37,6 +38,7 @@ from pipeline.model.folders.names import model_folder
 from pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PREFIX
 from pipeline.poolings import PREFIX_POOLINGS
 from pipeline.train.batch_plan import BatchPlan, require_batch
+from pipeline.train.candidate_scores import candidate_scores
 from pipeline.train.checkpoints import RunFolder, held_folder
 from pipeline.train.documents import like_headed, read_document_pairs
 from pipeline.train.heldout import choose_heldout
@@ -105,16 +107,20 @@ def train(
     require_batch(len(pairs) - len(heldout), config)
     dev_sets = None if scorer is None else scorer.fingerprint
     teacher = None if config.teacher is None else Teacher.named(config.teacher)
+    score_teacher = None if config.score_teacher is None else CrossEncoderReranker(config.score_teacher)
     made_of = {
         "base": checkpoint.fingerprint,
         "pairs": pairs_fingerprint(pairs),
         "dev sets": dev_sets,
         "teacher": None if teacher is None else teacher.encoder.fingerprint,
+        "score teacher": None if score_teacher is None else score_teacher.fingerprint,
     }
     with contextlib.nullcontext() if processes.rank else held_folder(folder):
         with first_before_others(processes):
             claim_folder(folder, config, made_of, pairs.skipped)
             data = _prepare(pairs, heldout, folder, config, served, checkpoint, teacher, progress)
+            if score_teacher is not None:
+                data = replace(data, scores_NK=_scored(score_teacher, pairs, heldout, folder, data, progress))
             if config.late_weight:
                 model.head, idf_X = begin_head(pairs, heldout, base, config)
                 data = replace(data, idf_X=idf_X)
@@ -275,6 +281,27 @@ def _prepare(
         ),
         taught=None if teacher is None else _taught(pairs, folder, teacher, backbone, progress),
         pool_of_pair=_pools(pairs, heldout) if config.context_from == "source" else None,
+    )
+
+
+def _scored(
+    teacher: CrossEncoderReranker,
+    pairs: TrainingPairs,
+    heldout: Int64[np.ndarray, " n"],
+    folder: Path,
+    data: TrainingData,
+    progress: ProgressListener,
+) -> Float32[np.ndarray, "N K"]:
+    """Score each query's candidates with a cross-encoder; no pair with a negative raises."""
+    own_Nk = data.hard_negatives_Nk
+    if not (np.delete(own_Nk, heldout, axis=0) != NONE_FOUND).any():
+        raise SourceError(
+            "pairs must have negatives that score_teacher ranks with their documents, got none; mine some "
+            "with --hard-negatives, or give a column negatives"
+        )
+    texts = Candidates.of(pairs).texts
+    return candidate_scores(
+        folder / "scores.safetensors", teacher, pairs.queries, texts, own_Nk, heldout, progress
     )
 
 

@@ -46,10 +46,11 @@ class TrainConfig:
     updates of that rank (LoRA) to its layers' matrices, those of attention or all, times ``lora_alpha`` /
     rank; None is twice the rank. ``late_weight`` > 0 trains a token projection along, of ``late_dims``
     dimensions in ``late_bits`` bits, with weights of query tokens. With a ``teacher`` texts follow its
-    vectors and scores, instead of chunks those of the base. ``evaluate_every`` and ``dev_every`` steps the
-    held-out pairs and the dev sets are scored. ``precision`` is that of the products, auto: bf16 where the
-    device has it; weights, sums and the optimiser are in float32. ``micro_batch_tokens`` bounds memory and
-    moves nothing but rounding.
+    vectors and scores, instead of chunks those of the base. With a
+    ``score_teacher`` a query's positive and own negatives are ranked as by its scores, too.
+    ``evaluate_every`` and ``dev_every`` steps the held-out pairs and the dev sets are scored. ``precision``
+    is that of the products, auto: bf16 where the device has it; weights, sums and the optimiser are in
+    float32. ``micro_batch_tokens`` bounds memory and moves nothing but rounding.
     """
 
     steps: int = field(metadata=metadata_of(About("Optimiser steps, one a batch.", low=1)))
@@ -127,6 +128,14 @@ class TrainConfig:
         None,
         About("Model whose vectors and scores are followed, by name or folder.", default_text="the base"),
     )
+    score_teacher: str | None = option(
+        None,
+        About(
+            "Cross-encoder whose scores of a query's own candidates are followed, by name or folder.",
+            default_text="none",
+        ),
+    )
+    score_weight: float = option(1.0, About("Weight of following its scores.", above=0, high=1e6))
     distillation_weight: float = option(0.5, About("Pull towards the teacher's vectors; 0: none.", low=0))
     distillation_temperature: float = option(
         0.05, About("Temperature of its ranking of the others.", above=0)

@@ -30,6 +30,7 @@ from pipeline.train.joint_late import batch_late_loss, own_states, project_token
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.late.head import TokenHead
 from pipeline.train.mining import NONE_FOUND
+from pipeline.train.objectives.candidate_ranking import candidate_ranking_loss
 from pipeline.train.objectives.contrastive import FalseNegatives, contrastive_loss
 from pipeline.train.objectives.distillation import distillation_loss
 from pipeline.train.objectives.matryoshka import over_widths
@@ -49,7 +50,8 @@ class TrainingData:
     """What steps draw on: texts by position of their pair, surrogate vectors, mined negatives.
 
     Equal documents share a number. ``taught`` are the vectors of a teacher other than the base, of the width
-    of the model's. ``idf_X`` weighs token ids in the teacher's late interaction, None without any.
+    of the model's; ``scores_NK`` are a cross-encoder's of each pair's document and hard negatives. ``idf_X``
+    weighs token ids in the teacher's late interaction, None without any.
     ``pool_of_pair`` are the documents of each pair's source, where contexts are drawn from sources.
     """
 
@@ -58,6 +60,7 @@ class TrainingData:
     document_number_N: Int64[np.ndarray, " NM"]
     hard_negatives_Nk: Int64[np.ndarray, "N k"]
     taught: PairVectors | None = None
+    scores_NK: Float32[np.ndarray, "N K"] | None = None
     idf_X: Float32[torch.Tensor, " X"] | None = None
     pool_of_pair: Sequence[Int64[np.ndarray, " _"]] | None = None
 
@@ -217,8 +220,18 @@ def batch_loss(
     loss = over_widths(loss_of_width, config.matryoshka_dims or (model_dim,))
     if teacher_BD is not None and data.taught is None and config.distillation_weight:
         loss = loss + config.distillation_weight * _distillation(layers[-1], teacher_BD, config)
+    texts = mean_by_text(layers[-1], batch.text_B, num_queries + len(batch.pair_D))
+    if data.scores_NK is not None:
+        own_Qk = own_negatives(batch, data.hard_negatives_Nk[batch.pair_Q])
+        places_QK = np.concatenate([batch.positive_Q[:, None], own_Qk], axis=1)
+        loss = loss + config.score_weight * candidate_ranking_loss(
+            texts[:num_queries],
+            texts[num_queries:],
+            torch.from_numpy(places_QK).to(device),
+            torch.from_numpy(data.scores_NK[batch.pair_Q]).to(device),
+            temperature=config.temperature,
+        )
     if data.taught is not None:
-        texts = mean_by_text(layers[-1], batch.text_B, num_queries + len(batch.pair_D))
         taught = np.concatenate([data.taught.query_NV[batch.pair_Q], data.taught.document_NV[batch.pair_D]])
         taught_ND = torch.from_numpy(taught).to(device)
         loss = loss + config.distillation_weight * _distillation(texts, taught_ND, config)

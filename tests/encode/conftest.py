@@ -1,10 +1,9 @@
-"""Shared by the tests of encoding: a tiny model, its settings, contexts for it, and a tiny cross-encoder."""
+"""Shared by the tests of encoding: a tiny model, its settings and contexts for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from pipeline.config import EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.backbone import Backbone
-from tests.tiny_models import TINY, TINY_LAYERS
 
 
 @pytest.fixture(scope="session")
@@ -50,31 +48,3 @@ def _context(num_documents: int = 5, seed: int = 0) -> ContextSet:
         embeddings_CD=embeddings,
         first_stage_fingerprint="first",
     )
-
-
-@pytest.fixture(scope="session")
-def tiny_cross_encoder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
-    """Return the folder of a random cross-encoder of one score, as Sentence-Transformers reads it."""
-    import torch
-    from tokenizers import Tokenizer
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("tiny-cross-encoder")
-    tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
-    torch.manual_seed(0)
-    settings: dict[str, Any] = {
-        "vocab_size": tokenizer.get_vocab_size(),
-        "hidden_size": TINY.width,
-        "num_hidden_layers": TINY_LAYERS,
-        "num_attention_heads": TINY.heads,
-        "intermediate_size": TINY.inner,
-        "max_position_embeddings": TINY.positions,
-        "num_labels": 1,
-        "initializer_range": 0.5,
-    }
-    BertForSequenceClassification(BertConfig(**settings)).save_pretrained(folder)
-    return folder

@@ -61,7 +61,12 @@ def gradients(
     processes: Processes = ALONE,
 ) -> tuple[Any, dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
-    model = LandmarkEncoder(read_checkpoint(folder), first_stage_layers=config.first_stage_layers)
+    model = LandmarkEncoder(
+        read_checkpoint(folder),
+        context_size=config.context_documents if config.reads_context else None,
+        first_stage_layers=config.first_stage_layers,
+        null_token=config.context_dropout > 0,
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
