@@ -37,6 +37,7 @@ _VERBS = {
     "lineage": "Show where a document came from: file, row, run, model, context.",
     "plan": "Show whether the corpus has drifted from its context, and give it a new one.",
     "switch": "Let a name answer from another collection, and back.",
+    "compare": "Show what would change if one collection took another's place.",
     "evaluate": "Score systems on judged corpora, and say which configuration to use.",
     "analyse": "Show what a model's attention does with long texts, and what its landmarks hold.",
     "tune": "Choose temperatures of a collection by what they measure, and weigh a funnel search.",

@@ -48,6 +48,7 @@ _EVERYWHERE = (
     "lineage",
     "plan",
     "switch",
+    "compare",
     "tune",
     "verify",
     "repair",

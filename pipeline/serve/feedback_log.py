@@ -142,11 +142,3 @@ class FeedbackLog:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
             sizes.remove(size)
-
-
-def logged_queries(folder: Path) -> list[str]:
-    """Return the distinct queries of a folder's files, in the order in which they were first asked."""
-    queries: dict[str, None] = {}
-    for path in sorted(folder.glob(_NAME)):
-        queries |= dict.fromkeys(pq.read_table(path, columns=["query"]).column("query").to_pylist())
-    return list(queries)

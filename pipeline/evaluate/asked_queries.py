@@ -1,0 +1,108 @@
+"""Queries to compare collections by: a list, what users asked, a judged set, or sentences of the collection.
+
+a .txt file                          a query a line
+a .parquet or .jsonl file            the column ``query``
+a folder of a server's feedback log  its searches; clicked documents count as relevant
+a judged folder                      queries.parquet and qrels.parquet; scores above 0 are relevant
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.cluster.queries import leading_sentence
+from pipeline.collection import Collection
+from pipeline.errors import SourceError
+from pipeline.evaluate.known_items import MIN_QUERY_CHARACTERS
+from pipeline.evaluate.retrieval_set import QRELS_FILE, QUERIES_FILE
+
+LOG_FILES = "queries-*.parquet"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskedQueries:
+    """Distinct queries, and the ids of the documents that answer each; empty where none is known."""
+
+    queries: tuple[str, ...]
+    relevant: tuple[frozenset[str], ...]
+
+    @classmethod
+    def of(cls, queries: Sequence[str], answers: Sequence[tuple[str, str]] = ()) -> AskedQueries:
+        """Take queries in order, and pairs of a query and a document that answers it."""
+        found: dict[str, set[str]] = {query: set() for query in queries if query.strip()}
+        for query, doc_id in answers:
+            if query in found:
+                found[query].add(doc_id)
+        return cls(queries=tuple(found), relevant=tuple(map(frozenset, found.values())))
+
+    def sample(self, max_queries: int, seed: int) -> AskedQueries:
+        """Draw at most so many queries, in their order."""
+        if len(self.queries) <= max_queries:
+            return self
+        drawn = np.sort(np.random.default_rng(seed).permutation(len(self.queries))[:max_queries]).tolist()
+        return AskedQueries(
+            queries=tuple(self.queries[place] for place in drawn),
+            relevant=tuple(self.relevant[place] for place in drawn),
+        )
+
+
+def read_asked_queries(path: Path) -> AskedQueries:
+    """Read queries; raises :class:`SourceError` where there are none."""
+    try:
+        asked = _read(path)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise SourceError(
+            "queries must be text, Parquet or JSON lines with the column query, a judged folder or a "
+            f"feedback log, got {path.name} ({type(error).__name__})"
+        ) from error
+    if not asked.queries:
+        raise SourceError(f"{path.name} must hold at least one query, got none")
+    return asked
+
+
+def known_items(collection: Collection, num_queries: int, seed: int) -> AskedQueries:
+    """Let first sentences of documents ask for their documents, which still hold them."""
+    documents = collection.documents
+    ids = np.array(documents.ids(), dtype=object)
+    answers: list[tuple[str, str]] = []
+    for doc_id in np.random.default_rng(seed).permutation(ids).tolist():
+        if len(answers) == num_queries:
+            break
+        sentence = leading_sentence(documents[doc_id].text)
+        if len(sentence) >= MIN_QUERY_CHARACTERS:
+            answers.append((sentence, doc_id))
+    if not answers:
+        raise SourceError(f"{collection.name!r} has no document with a sentence to ask by; give --queries")
+    return AskedQueries.of([query for query, _ in answers], answers)
+
+
+def _read(path: Path) -> AskedQueries:
+    if not path.is_dir():
+        if path.suffix == ".txt":
+            return AskedQueries.of([line.strip() for line in path.read_text("utf-8").splitlines()])
+        if path.suffix == ".jsonl":
+            import pyarrow.json as pj
+
+            return AskedQueries.of(_column(pj.read_json(path), "query"))
+        return AskedQueries.of(_column(pq.read_table(path, columns=["query"]), "query"))
+    if (path / QUERIES_FILE).is_file():
+        texts = pq.read_table(path / QUERIES_FILE, columns=["id", "text"])
+        queries = dict(zip(_column(texts, "id"), _column(texts, "text"), strict=True))
+        qrels = pq.read_table(path / QRELS_FILE, columns=["query_id", "doc_id", "score"]).to_pylist()
+        good = [row for row in qrels if row["score"] > 0 and str(row["query_id"]) in queries]
+        answers = [(queries[str(row["query_id"])], str(row["doc_id"])) for row in good]
+        return AskedQueries.of(list(queries.values()), answers)
+    files = sorted(path.glob(LOG_FILES))
+    rows = [row for file in files for row in pq.read_table(file).to_pylist()]
+    clicks = [(row["query"], row["doc_ids"][0]) for row in rows if row["kind"] == "click"]
+    return AskedQueries.of([row["query"] for row in rows], clicks)
+
+
+def _column(table: pa.Table, name: str) -> list[str]:
+    return table.column(name).cast(pa.string()).drop_null().to_pylist()
