@@ -113,6 +113,12 @@ def train(
             progress=progress,
         )
     if processes.rank == 0:
+        if report.judged_by != "nothing" and not report.best_step:
+            click.echo(
+                "no step scored above the base, so FOLDER/best is the base; give more pairs, or lower "
+                "--peak-lr",
+                err=True,
+            )
         click.echo(
             json.dumps(asdict(report), default=dict) if as_json else table(report_rows(asdict(report)))
         )

@@ -43,5 +43,7 @@ def train_late(
         report = run(files, output, config, progress=progress, **frozen_base(ctx))
     if report.best_score is None:
         click.echo("nothing was held out, so the last step was kept; raise --hold-out", err=True)
+    elif not report.best_step:
+        click.echo("no step scored above the start, which was kept; give more pairs", err=True)
     click.echo(json.dumps(asdict(report), default=dict) if as_json else table(report_rows(asdict(report))))
     return 0

@@ -35,7 +35,9 @@ def test_train_command_trains_and_prints_what_it_did(
         "matryoshka_dims"
     ] == [8, 32]
     assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet"), "cairn") == 0
-    assert "resumed at" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "resumed at" in printed.out
+    assert ("no step scored above the base" in printed.err) == (report["best_step"] == 0)
 
 
 def test_train_command_has_an_option_for_every_setting():
