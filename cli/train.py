@@ -18,6 +18,7 @@ from cli.options import COUNT, NamedPath, add_options, chosen, given
 from cli.settings import json_option
 from cli.terminal import ProgressBars, duration, table, thousands
 from pipeline.config import BASE_MODEL
+from pipeline.train.query_writer import QueryWriterConfig
 from pipeline.train.settings import TrainConfig
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     help="Stop after so many, at a checkpoint; the same command goes on.  [default: no limit]",
     show_default=False,
 )
-@add_options(TrainConfig)
+@add_options(TrainConfig, QueryWriterConfig)
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 @click.pass_context
@@ -106,6 +107,7 @@ def train(
             config,
             base=base,
             documents=documents,
+            query_writer=QueryWriterConfig(**chosen(ctx, QueryWriterConfig)),
             judged=(*judged, *dev),
             scorer=scorer,
             stop_after_seconds=None if minutes is None else 60 * minutes,

@@ -9,7 +9,8 @@
 
 A heading is a line of Markdown (``## Install``), of a wiki (``== Install ==``) or underlined
 (reStructuredText). A text without any is cut at its paragraphs, and asks with sentences alone. What is drawn
-is drawn by a hash of the text.
+is drawn by a hash of the text. Where a language model writes the queries
+(:mod:`pipeline.train.query_writer`), nothing is cut out.
 
 Source: a way of our own; cut-out sentences are the inverse cloze task (Lee et al. 2019).
 """
@@ -20,7 +21,7 @@ import hashlib
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -64,10 +65,17 @@ class Section:
     is_whole: bool
 
 
-def read_document_pairs(paths: Sequence[Path], max_document_tokens: int) -> TrainingPairs:
+Ask = Callable[[str, str], tuple[str, str] | str]
+"""From a title and the body of a section to a query and what answers it, or why there is none."""
+
+
+def read_document_pairs(
+    paths: Sequence[Path], max_document_tokens: int, ask: Ask | None = None
+) -> TrainingPairs:
     """Return a pair for each section of the documents in Parquet files, or in all files below folders.
 
-    Column text is required, title and source are optional. What makes no pair is counted. Files without a
+    ``ask`` = None cuts queries from the documents. Column text is required, title and source are optional.
+    What makes no pair is counted. Files without a
     single section to train on raise :class:`SourceError`, a missing or mistyped column :class:`SchemaError`.
     """
     kept: dict[PairRow, None] = {}
@@ -80,7 +88,7 @@ def read_document_pairs(paths: Sequence[Path], max_document_tokens: int) -> Trai
                 continue
             page = f"{file_number}:{number}"
             for section in split_sections(text, CHARACTERS_PER_TOKEN * max_document_tokens):
-                asked = _ask(title.strip(), section)
+                asked = _ask(title.strip(), section, ask)
                 if isinstance(asked, str):
                     skipped[asked] += 1
                     continue
@@ -203,10 +211,12 @@ def _last(places: Sequence[int], after: int, until: int) -> int:
     return places[found - 1] if found and places[found - 1] > after else 0
 
 
-def _ask(title: str, section: Section) -> tuple[str, str] | str:
+def _ask(title: str, section: Section, ask: Ask | None) -> tuple[str, str] | str:
     """Return a query and what answers it, or why the section has none."""
     if len(section.body) < MIN_SECTION_CHARACTERS:
         return "short section"
+    if ask is not None:
+        return ask(title, section.body)
     draw = int.from_bytes(
         hashlib.blake2b(section.body.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
     )

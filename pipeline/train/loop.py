@@ -40,7 +40,7 @@ from pipeline.poolings import PREFIX_POOLINGS
 from pipeline.train.batch_plan import BatchPlan, require_batch
 from pipeline.train.candidate_scores import candidate_scores
 from pipeline.train.checkpoints import RunFolder, held_folder
-from pipeline.train.documents import like_headed, read_document_pairs
+from pipeline.train.documents import Ask, like_headed, read_document_pairs
 from pipeline.train.heldout import choose_heldout
 from pipeline.train.joint_late import begin_head
 from pipeline.train.landmark_encoder import LandmarkEncoder
@@ -51,6 +51,7 @@ from pipeline.train.mining import NONE_FOUND, mine_hard_negatives
 from pipeline.train.pair_task import SERVED_INTERVAL, PairTask, TrainReport
 from pipeline.train.pairs import Candidates, TrainingPairs, join_pairs, read_pairs, text_numbers
 from pipeline.train.processes import ALONE, Processes, first_before_others
+from pipeline.train.query_writer import QueryWriter, QueryWriterConfig
 from pipeline.train.run_claim import claim_folder
 from pipeline.train.sequences import SequenceMaker
 from pipeline.train.settings import TrainConfig, require_within
@@ -76,6 +77,7 @@ def train(
     *,
     base: str,
     documents: Sequence[Path] = (),
+    query_writer: QueryWriterConfig | None = None,
     judged: Sequence[Path] = (),
     scorer: ModelScorer | None = None,
     stop_after_seconds: float | None = None,
@@ -84,6 +86,7 @@ def train(
 ) -> TrainReport:
     """Train ``base`` on pairs of ``sources`` and pairs made of ``documents``; leave the run in ``folder``.
 
+    A ``query_writer`` with an address writes the queries of ``documents``.
     ``judged`` evaluation sets are kept out of the data. A ``scorer`` says which of the models that are saved
     on the way is the best; without one the held-out pairs do. Several ``processes`` make the steps of one;
     they see the same files, and the first of them writes. After ``stop_after_seconds`` a checkpoint is
@@ -102,7 +105,12 @@ def train(
     )
     served = _served_settings(config, encoder_config({"model": base}))
     _check_fit(config, checkpoint, model)
-    pairs = without_judged(_read(sources, documents, config), judged, progress)
+    with first_before_others(processes):
+        writer = _writer(query_writer, documents, folder)
+        read = _read(sources, documents, config, None if writer is None else writer.write)
+        if writer is not None:
+            writer.finish()
+    pairs = without_judged(read, judged, progress)
     heldout = choose_heldout(pairs, config.heldout_pairs)
     require_batch(len(pairs) - len(heldout), config)
     dev_sets = None if scorer is None else scorer.fingerprint
@@ -178,7 +186,17 @@ def _models(checkpoint: Checkpoint, config: TrainConfig) -> tuple[LandmarkEncode
     return model, None if teacher is None else teacher.requires_grad_(False)
 
 
-def _read(sources: Sequence[Path], documents: Sequence[Path], config: TrainConfig) -> TrainingPairs:
+def _writer(config: QueryWriterConfig | None, documents: Sequence[Path], folder: Path) -> QueryWriter | None:
+    if config is None or config.query_writer is None:
+        return None
+    if not documents:
+        raise ConfigError("query_writer must go with documents, got none; name them with --documents")
+    return QueryWriter(config, folder)
+
+
+def _read(
+    sources: Sequence[Path], documents: Sequence[Path], config: TrainConfig, writer: Ask | None
+) -> TrainingPairs:
     if not sources and not documents:
         raise SourceError(
             "training must have pairs or documents, got neither; name files of pairs, or give --documents"
@@ -196,7 +214,7 @@ def _read(sources: Sequence[Path], documents: Sequence[Path], config: TrainConfi
         else []
     )
     if documents:
-        parts.append(read_document_pairs(documents, config.max_document_tokens))
+        parts.append(read_document_pairs(documents, config.max_document_tokens, writer))
     return join_pairs(parts)
 
 
