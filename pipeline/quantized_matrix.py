@@ -4,8 +4,9 @@
     fp8    (E, D) float8_e4m3fn              weight = code · scale
     int4   (E, D / 2) uint8, two codes each  weight = (code - zero) · scale, codes 0 to 15
 
-Of int4 the low halves of the bytes are the first D / 2 columns. Nothing is multiplied in these formats here:
-a product takes :meth:`QuantizedMatrix.dequantized`. How codes are chosen is not this module's business.
+In int4, the low four bits of the bytes hold the first D / 2 columns, and the high four bits the others.
+Matrix products use the weights that :meth:`QuantizedMatrix.dequantized` returns.
+:mod:`pipeline.compress.rounding` chooses the codes.
 
     E rows    D columns    G groups of D / G columns
 """

@@ -14,6 +14,7 @@ from pipeline.compress.calibration import read_calibration
 from pipeline.compress.measuring import MeasuredModel, measure_model
 from pipeline.compress.pruning import pruned
 from pipeline.compress.quantization import quantized
+from pipeline.compress.reading import read_engine
 from pipeline.compress.settings import CompressConfig
 from pipeline.config import Backend, Precision
 from pipeline.errors import ConfigError
@@ -62,6 +63,13 @@ def compress(
         max_tokens=config.max_tokens,
         prefix=settings.document_prefix,
     )
+    most = read_engine(checkpoint, is_causal=settings.causal).max_positions
+    longest = max(map(len, rows))
+    if longest > most:
+        raise ConfigError(
+            f"max_tokens must be at most the model's {most} positions, got a text of {longest} tokens; lower "
+            "it"
+        )
     measured = [measure_model("before", source, rows, scorer, backend=backend, precision=precision)]
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:

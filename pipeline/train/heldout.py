@@ -29,7 +29,8 @@ MAX_SHARE = 0.1
 def choose_heldout(pairs: TrainingPairs, num_pairs: int) -> Int64[np.ndarray, " n"]:
     """Return about so many pairs, at most a tenth of all, whole documents at a time, in order.
 
-    Drawn by a hash of the document. Texts of classes are left out: any of a class is as good as the one.
+    Documents are chosen by a hash of their text. Pairs of classes are never held out: every text of a class
+    answers its queries, so the rank of one of them says nothing.
     """
     wanted = min(num_pairs, int(MAX_SHARE * len(pairs)))
     owners: dict[str, list[int]] = {}

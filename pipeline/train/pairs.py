@@ -169,7 +169,9 @@ def read_pairs(
             if reason := _refused(record, min_score):
                 skipped[reason] += 1
             elif record.label:
-                examples.setdefault((record.source, record.instruction), {})[record] = None
+                own = examples.setdefault((record.source, record.instruction), {})
+                skipped["repeated pair"] += record in own
+                own[record] = None
             else:
                 for row in _rows_of(record, file):
                     if row in kept:
@@ -179,6 +181,7 @@ def read_pairs(
         for own in examples.values():
             pairs = class_pairs(list(own), class_negatives, seed)
             skipped["only text of its class"] += len(own) - len(pairs)
+            skipped["repeated pair"] += len(pairs) - len(dict.fromkeys(pairs).keys() - kept.keys())
             kept |= dict.fromkeys(pairs)
     skipped = +skipped
     if not kept:

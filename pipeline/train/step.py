@@ -220,6 +220,8 @@ def batch_loss(
     loss = over_widths(loss_of_width, config.matryoshka_dims or (model_dim,))
     if teacher_BD is not None and data.taught is None and config.distillation_weight:
         loss = loss + config.distillation_weight * _distillation(layers[-1], teacher_BD, config)
+    if data.scores_NK is None and data.taught is None:
+        return loss
     texts = mean_by_text(layers[-1], batch.text_B, num_queries + len(batch.pair_D))
     if data.scores_NK is not None:
         own_Qk = own_negatives(batch, data.hard_negatives_Nk[batch.pair_Q])

@@ -186,6 +186,13 @@ def test_texts_that_are_too_short_or_few_are_refused(tiny_model_folder, tmp_path
         compress(str(tiny_model_folder), [path], tmp_path / "small", CompressConfig(layers=1))
 
 
+def test_texts_beyond_the_positions_of_the_model_are_refused(tiny_model_folder, tmp_path):
+    path = tmp_path / "long.parquet"
+    pq.write_table(pa.table({"text": [f"{'the cat ' * 80} {number}" for number in range(9)]}), path)
+    with pytest.raises(ConfigError, match="max_tokens must be at most the model's 96 positions, got a text"):
+        compress(str(tiny_model_folder), [path], tmp_path / "small", CompressConfig(layers=1))
+
+
 def test_a_model_with_nan_is_refused(tiny_model_folder, texts_path, tmp_path):
     folder = shutil.copytree(tiny_model_folder, tmp_path / "nan")
     tensors = load_file(folder / "model.safetensors")

@@ -172,6 +172,14 @@ def test_read_pairs_of_two_classes_the_labels_are_the_documents(tmp_path: Path):
     assert pairs.negatives == (("no",), ("yes",), ("no",))
 
 
+def test_read_pairs_repeated_rows_with_labels_are_counted(tmp_path: Path):
+    rows = [{"query": query, "label": label, "source": "s"} for query, label in (("a", "yes"), ("b", "no"))]
+    files = [write_lines(tmp_path / f"{name}.jsonl", *rows, rows[0]) for name in ("p", "q")]
+    pairs = read_pairs(files)
+    assert pairs.queries == ("a", "b")
+    assert pairs.skipped == {"repeated pair": 4}
+
+
 def test_read_pairs_labels_of_one_class_are_refused(tmp_path: Path):
     with pytest.raises(
         SourceError, match="at least two classes, got 'x' alone in 'p'; give texts of another"

@@ -1,12 +1,12 @@
-"""Which temperature τ is worth its place: measured for documents and for queries, by length (TempScale).
+"""Choose the temperatures τ of documents and of queries that improve retrieval (TempScale), if any do.
 
     half of the queries    chooses the pair of τ with the best mean nDCG@10
-    the other half         tests that one pair against the settings as they are, query by query
+    the other half         compares that pair with the present settings, query by query
 
-So the choice is not tested on what it was chosen by, and one test is made, not one a pair. A pair is kept
-where the 95 % interval of its gain lies above 0 and p is below .05. Documents are ranked by vectors alone
-(``cairn/fused``), as BM25 knows no τ. Tables by length show each side by itself, over all queries,
-and whitening the same vectors stands beside them.
+The queries that chose a pair therefore do not test it, and there is one test only. A pair is recommended if
+the 95 % interval of its gain lies above 0 and p is below .05. Documents are ranked by their vectors alone
+(``cairn/fused``), because BM25 does not depend on τ. Tables show the effect of each τ by the length of texts,
+over all queries, next to the effect of whitening.
 
 Source: Zhou et al., "Length-Induced Embedding Collapse in Transformer-based Models", §4, table 2 and E.6 (τ
 of queries and of documents apart, lower τ for longer texts). Differs: chosen by retrieval on the user's own

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 
 from pipeline.config import EncoderConfig
 from pipeline.encode.prefixes import Prefix
@@ -40,7 +40,7 @@ from pipeline.train.processes import ALONE, Processes, first_before_others
 from pipeline.train.run_claim import claim_folder
 from pipeline.train.surrogate import PairVectors, embed_texts, kept_vectors
 from pipeline.train.teacher import Teacher, fitted_positions, laid_onto
-from pipeline.train.trainer import Trainer
+from pipeline.train.trainer import Steps, Trainer
 from pipeline.types import ProgressListener, silent_progress
 
 MIN_TEXTS = 10
@@ -93,20 +93,15 @@ def distill(
     checkpoint, settings = read_checkpoint(model_folder(student)), encoder_config({"model": student})
     taught_by, taught_as = read_checkpoint(model_folder(teacher)), encoder_config({"model": teacher})
     _require_student(checkpoint, settings)
-    model = LandmarkEncoder(checkpoint)
-    for name in OWN_NAMES:
-        model.get_parameter(name).requires_grad_(False)
     compares = _compare(taught_by, taught_as, checkpoint, settings)
-    guide = LandmarkEncoder(taught_by).requires_grad_(False) if compares else None
+    model, guide = _models(checkpoint, taught_by if compares else None)
     state_weight = _state_weight(config, guide)
-    layers = _layers(config, model, guide) if state_weight else ()
+    layers = _layers(config, model, guide if state_weight else None)
     read = read_texts(sources)
     texts = read.texts
     num_heldout = _num_heldout(texts, config)
     _require_positions(config, model, guide)
     _require_room(config, checkpoint, settings)
-    prefix = settings.document_prefix
-    rows = [text_row(text, checkpoint, max_tokens=config.max_tokens, prefix=prefix) for text in texts]
     made_of = {
         "student": _served(checkpoint, settings),
         "teacher": _served(taught_by, taught_as),
@@ -118,39 +113,66 @@ def distill(
             claim_folder(folder, config, made_of, read.skipped)
             if guide is None:
                 taught_ND = _taught(texts, teacher, student, folder, made_of, progress)
-        files = RunFolder(folder, checkpoint, settings, context=trained_context(student))
         task = DistillTask(
-            files=files,
+            files=RunFolder(folder, checkpoint, settings, context=trained_context(student)),
             model=model.to(device),
             teacher=None if guide is None else guide.to(device),
             taught_ND=taught_ND,
             layers=layers,
             state_weight=state_weight,
-            rows=rows,
+            rows=_rows(texts, checkpoint, settings, config),
             first_pooled=num_left_out(checkpoint, settings),
             num_heldout=num_heldout,
             config=config,
             processes=processes,
         )
-        steps = Trainer(
-            files=files,
-            model=model,
-            task=task,
-            config=config,
-            stops_at_seconds=math.inf if stop_after_seconds is None else started + stop_after_seconds,
-            processes=processes,
-            progress=progress,
-        ).run()
+        stops_at = math.inf if stop_after_seconds is None else started + stop_after_seconds
+        steps = _run(task, stops_at, progress)
+    return _report(folder, config, task, steps)
+
+
+def _models(
+    student: Checkpoint, teacher: Checkpoint | None
+) -> tuple[LandmarkEncoder, LandmarkEncoder | None]:
+    """Return the student, whose gates and null token stay as they are, and the teacher."""
+    model = LandmarkEncoder(student)
+    for name in OWN_NAMES:
+        model.get_parameter(name).requires_grad_(False)
+    return model, None if teacher is None else LandmarkEncoder(teacher).requires_grad_(False)
+
+
+def _rows(
+    texts: Sequence[str], checkpoint: Checkpoint, settings: EncoderConfig, config: DistillConfig
+) -> list[Int64[np.ndarray, " _"]]:
+    prefix = settings.document_prefix
+    return [text_row(text, checkpoint, max_tokens=config.max_tokens, prefix=prefix) for text in texts]
+
+
+def _run(task: DistillTask, stops_at_seconds: float, progress: ProgressListener) -> Steps:
+    trainer = Trainer(
+        files=task.files,
+        model=task.model,
+        task=task,
+        config=task.config,
+        stops_at_seconds=stops_at_seconds,
+        processes=task.processes,
+        progress=progress,
+    )
+    return trainer.run()
+
+
+def _report(folder: Path, config: DistillConfig, task: DistillTask, steps: Steps) -> DistillReport:
+    follows = "both" if config.vector_weight else "hidden states"
     return DistillReport(
         folder=str(folder),
-        texts=len(texts),
-        heldout_texts=num_heldout,
-        follows="vectors" if not state_weight else "hidden states" if not config.vector_weight else "both",
+        texts=len(task.rows),
+        heldout_texts=task.num_heldout,
+        follows=follows if task.state_weight else "vectors",
         steps=config.steps,
         resumed_at=steps.resumed_at,
         first_loss=steps.first_loss,
         last_loss=steps.last_loss,
-        best_cosine=steps.state.best_score if num_heldout else None,
+        best_cosine=steps.state.best_score if task.num_heldout else None,
         best_step=steps.state.best_step,
         seconds=steps.seconds,
         tokens_per_second=steps.counts["num_tokens"] / steps.seconds,
@@ -220,7 +242,14 @@ def _state_weight(config: DistillConfig, guide: LandmarkEncoder | None) -> float
 
 
 def _layers(config: DistillConfig, model: LandmarkEncoder, guide: LandmarkEncoder | None) -> tuple[int, ...]:
-    assert guide is not None, "hidden states have a teacher"
+    """Return the teacher's layer that each of the student's follows, () where only vectors are followed."""
+    if guide is None and config.teacher_layers:
+        raise ConfigError(
+            "teacher_layers must go with hidden states that are followed, got a run that follows vectors "
+            "alone; leave them out"
+        )
+    if guide is None:
+        return ()
     layers = config.teacher_layers or spread_layers(model.num_layers, guide.num_layers)
     if len(layers) != model.num_layers or not all(1 <= layer <= guide.num_layers for layer in layers):
         raise ConfigError(

@@ -254,6 +254,7 @@ def test_cde_student_is_refused(make_cde: Callable[..., Path], tiny_model_folder
     ("changes", "error", "sentence"),
     [
         ({"teacher_layers": (1, 2)}, ConfigError, "teacher_layers must be one of the teacher's 2 layers"),
+        ({"teacher_layers": (1,), "state_weight": 0.0}, ConfigError, "teacher_layers must go with hidden"),
         ({"max_tokens": 500}, ConfigError, "max_tokens must be at most the models' 96 positions, got 500"),
     ],
 )
