@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.option(
     "--ablate-context",
     is_flag=True,
-    help="Only compare contexts: none, random, of several sizes and lengths.",
+    help="Only compare contexts: none, random, tied, of several sizes and lengths.",
 )
 @click.option(
     "--systems",

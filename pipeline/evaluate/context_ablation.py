@@ -3,14 +3,16 @@
     as served    the corpus's context, as an ingest with these settings has it
     none         no context
     random       as many documents of random words
+    tied         the second stage embeds the context, where the model has a first stage of its own
     size         8, 32, 128, 512 documents
     tokens       16, 64, 256 tokens of each
 
 Every row changes one thing, and is compared with the first, query by query.
 
-Source: Morris & Rush 2024 (CDE), figure 5 and §10.5 (number of context vectors) and §6 (random documents).
-Differs: random words in place of documents of another corpus; the paper's tied first stage is a model of its
-own, so it is compared by evaluating both models.
+Source: Morris & Rush 2024 (CDE), figure 5 and §10.5 (number of context vectors), §6 (random documents) and §5
+(weights not shared between the stages). Differs: random words in place of documents of another corpus; the
+tied row is of the same weights, which were not trained for it. Two models trained either way are compared by
+evaluating both.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from typing import Final
 from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.evaluate.bench import run_bench
+from pipeline.evaluate.contexts import has_own_first_stage
 from pipeline.evaluate.encodings import Encoding
 from pipeline.evaluate.measures import NDCG
 from pipeline.evaluate.retrieval_set import RetrievalSet
 from pipeline.evaluate.significance import Comparison, compare_paired
 from pipeline.evaluate.systems import Ranking, System
+from pipeline.model.backbone_loader import load_backbone
 from pipeline.types import ProgressListener, silent_progress
 
 CONTEXT_SIZES: Final = (8, 32, 128, 512)
@@ -92,6 +96,8 @@ def _contexts(
     yield "as served", corpus, served
     yield "none", Encoding(encoder=encoder.without_context), served
     yield "random", Encoding(encoder=encoder, context="random"), served
+    if has_own_first_stage(load_backbone(encoder)):
+        yield "tied", Encoding(encoder=encoder, context="tied"), served
     for documents in CONTEXT_SIZES:
         if documents <= num_documents and documents != size:
             yield f"{documents} documents", corpus, replace(served, context_documents=documents)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from copy import copy
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import TypeIs
 
 from pipeline.cluster.assignment import assign
 from pipeline.cluster.asymmetric_kmeans import train_clusters
@@ -23,6 +25,7 @@ from pipeline.encode.context_vectors import with_vectors
 from pipeline.evaluate.retrieval_set import RetrievalSet
 from pipeline.model.context_encoder import ContextEncoder
 from pipeline.model.engine.backbone import Backbone
+from pipeline.model.engine.transformer import Transformer
 from pipeline.model.static_embeddings import StaticEmbedder
 
 RANDOM_TOKENS: Final = 64
@@ -47,6 +50,21 @@ def corpus_context(
     return _build(
         judged.doc_ids, judged.titles, texts, assign(clusters, phi_NV, psi_NV), config, backbone, encoder
     )
+
+
+def tied_context(
+    judged: RetrievalSet, config: ContextConfig, backbone: Backbone, encoder: EncoderConfig
+) -> ContextSet:
+    """Make the corpus's context with the second stage in the place of a first stage of its own."""
+    assert has_own_first_stage(backbone), "a model without one is tied already"
+    tied = copy(backbone)
+    tied.own_first_stage = None
+    return corpus_context(judged, config, tied, encoder)
+
+
+def has_own_first_stage(backbone: Backbone) -> TypeIs[Transformer]:
+    """Say whether a transformer embeds its context with layers of its own, beside CDE's two backbones."""
+    return isinstance(backbone, Transformer) and backbone.own_first_stage is not None
 
 
 def random_context(

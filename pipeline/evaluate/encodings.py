@@ -23,7 +23,7 @@ from pipeline.context.store import ContextSet
 from pipeline.corpus.tokenization import tokenize
 from pipeline.encode.documents import DocumentEncoder, EncodedDocuments
 from pipeline.encode.texts import first_tokens
-from pipeline.evaluate.contexts import corpus_context, random_context
+from pipeline.evaluate.contexts import corpus_context, random_context, tied_context
 from pipeline.evaluate.retrieval_set import RetrievalSet
 from pipeline.model.backbone_loader import load_backbone, token_projection_of
 from pipeline.model.engine.backbone import Backbone
@@ -31,7 +31,7 @@ from pipeline.model.landmarks import chunk_spans, split_into_chunks
 from pipeline.ragged import ranges
 from pipeline.types import ProgressListener
 
-ContextKind = Literal["none", "random", "corpus"]
+ContextKind = Literal["none", "random", "tied", "corpus"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,7 +220,7 @@ def context_for(
     """Return the context that an encoding asks for, drawn for this set."""
     if encoding.context == "none":
         return None
-    make = corpus_context if encoding.context == "corpus" else random_context
+    make = {"random": random_context, "tied": tied_context, "corpus": corpus_context}[encoding.context]
     return make(judged, context_config, backbone, encoding.encoder)
 
 

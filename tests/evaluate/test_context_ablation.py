@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.errors import ConfigError
@@ -14,6 +15,10 @@ from pipeline.evaluate.measures import NDCG
 from pipeline.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
 from pipeline.evaluate.significance import compare_paired
 from pipeline.evaluate.systems import System
+from pipeline.model.folders.checkpoint import read_checkpoint
+from pipeline.model.folders.encoder_folder import save_encoder_folder
+from pipeline.model.folders.own_tensors import FIRST_STAGE
+from pipeline.train.landmark_encoder import LandmarkEncoder
 
 WORDS = ("cat", "mat", "river", "mountain", "stone", "path", "mark", "walk", "old", "way")
 
@@ -50,6 +55,32 @@ def test_ablation_compares_each_context_with_the_one_that_is_served(
         values.append(result.values[NDCG])
     assert rows[0].ndcg == pytest.approx(float(values[0].mean()))
     assert rows[1].comparison == compare_paired(values[1], values[0], seed=3)
+
+
+def test_tied_row_is_that_of_the_model_without_its_first_stage(
+    judged: RetrievalSet, tiny_config: EncoderConfig, tmp_path: Path
+):
+    model = LandmarkEncoder(read_checkpoint(Path(tiny_config.model)), first_stage_layers=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    checkpoint = read_checkpoint(Path(tiny_config.model))
+    whole = {**checkpoint.tensors, **model.published_tensors()}
+    second = {name: tensor for name, tensor in whole.items() if not name.startswith(FIRST_STAGE)}
+    for name, tensors in (("untied", whole), ("tied", second)):
+        save_encoder_folder(tmp_path / name, replace(checkpoint, tensors=tensors), tiny_config)
+    untied, tied = (
+        ablate_context(
+            judged,
+            replace(tiny_config, model=str(tmp_path / name), use_context=True, attention="landmark"),
+            ContextConfig(context_documents=6, max_document_tokens=64),
+            seed=3,
+        )
+        for name in ("untied", "tied")
+    )
+    assert [row.name for row in untied if row.name not in {row.name for row in tied}] == ["tied"]
+    (row,) = (row for row in untied if row.name == "tied")
+    assert row.ndcg == pytest.approx(tied[0].ndcg)
 
 
 def test_ablation_of_a_model_without_a_context_is_refused(judged: RetrievalSet, tiny_config: EncoderConfig):
