@@ -185,14 +185,13 @@ class EncodedShards:
 
     def unfinish(self, lost: Collection[Path]) -> int:
         """Let those count as not encoded that have one of these files; return how many they are."""
-        numbers = [
-            number
-            for number in self.counts
-            if not set(lost).isdisjoint(chain(*(table_paths(self.folder, t, number) for t in ENCODED_TABLES)))
-        ]
-        for number in numbers:
-            unfinish_shard(self.folder, number)
-        return len(numbers)
+        paths, unfinished = set(lost), 0
+        for number in self.counts:
+            files = (path for table in ENCODED_TABLES for path in table_paths(self.folder, table, number))
+            if not paths.isdisjoint(files):
+                unfinish_shard(self.folder, number)
+                unfinished += 1
+        return unfinished
 
     def cluster_sizes(self, num_clusters: int) -> Int64[np.ndarray, " K"]:
         """Count the documents to commit of each cluster."""

@@ -3,9 +3,8 @@
 The driver is the process that ingests: it stages, hands each staged shard to a worker as bytes, and alone
 commits what comes back: bytes, or files where the worker sees the driver's folder, or names of files in the
 object store of the collection. So workers need the package, the model and a connection, but no disk in common
-with the driver. Clusters and context of a first
-ingest come from one worker's model; the driver loads none. Workers that see the collection's root then write
-its new segment, see ``tasks``.
+with the driver. Clusters and context of a first ingest come from one worker's model; the driver loads none.
+Workers that see the collection's root then write its new segment, see ``tasks``.
 """
 
 from __future__ import annotations

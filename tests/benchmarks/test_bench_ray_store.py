@@ -98,6 +98,9 @@ def test_bench_bytes_of_the_driver_a_chunk(
         chunks = more.pop("chunks")
         totals[way] = sum(more.values()) / chunks
         shown = ", ".join(f"{name} {count / chunks:,.0f}" for name, count in sorted(more.items()))
-        print(f"\nshards {way}: {totals[way]:,.0f} bytes a chunk of the driver ({shown}; {chunks:,} chunks)")
+        print(
+            f"\nshards {way}: {totals[way]:,.0f} bytes of the driver for each of {chunks:,} further chunks "
+            f"({shown})"
+        )
     ratio = totals["in the store"] / totals["through the driver"]
     print(f"{100 * ratio:.1f} % of what passes the driver without (goal <= 10)")

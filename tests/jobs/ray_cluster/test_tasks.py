@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from cli.main import cairn, run
 from jobs.ray_cluster import pool
+from jobs.ray_cluster.engine import RayEngine
 from jobs.ray_cluster.runtime import RayConnection
 from jobs.ray_cluster.tasks import TaskPool
 from pipeline import durable
@@ -146,3 +148,24 @@ def test_task_whose_worker_is_killed_is_done_by_another(
     assert hashes(disturbed) == hashes(whole)
     assert verify_collection(disturbed) == []
     assert list(disturbed.generations_folder.glob(".*")) == []
+
+
+def test_compact_on_a_cluster_writes_the_files_of_one_process(
+    tmp_path: Path, ray_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = set[str]()
+    run_tasks: Callable[..., Any] = RayEngine._run_tasks
+
+    def watched(engine: RayEngine, tasks: Sequence[Task], folder: Path) -> list[Any]:
+        asked.update(type(task).__name__ for task in tasks)
+        return run_tasks(engine, tasks, folder)
+
+    monkeypatch.setattr(RayEngine, "_run_tasks", watched)
+    layouts = {name: CollectionLayout(tmp_path / name, "stones") for name in ("ray", "local")}
+    for name, layout in layouts.items():
+        publish_with_merge(layout, None)
+        flags = ["--engine", "ray", "--address", ray_cluster.address] if name == "ray" else []
+        assert run(cairn, ["compact", "stones", "--root", str(layout.root), *flags], "cairn") == 0
+    assert {"WritePart", "JoinParts"} <= asked
+    assert hashes(layouts["ray"]) == hashes(layouts["local"])
+    assert verify_collection(layouts["ray"]) == []
