@@ -9,7 +9,7 @@ logits of C vectors and one null token.
     vector that fell    -inf     none fell            -inf
 
 Source: Morris & Rush 2024 (CDE), §4.2, embedding without context. Differs: there the second stage reads the
-context anew with every text, so that the other vectors do not see the one that fell.
+context again with every text, so that the other vectors do not see the one that fell.
 
     W examples    C context vectors
 """
