@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -56,6 +56,20 @@ while True:
 """
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give requests five minutes, not half of one: the tests' server takes one to join parts of 2 GB."""
+    from obstore import store
+
+    opened: Any = store.from_url
+
+    def from_url(uri: str, **settings: Any) -> Any:
+        return opened(uri, **{**settings, "client_options": {"allow_http": True, "timeout": "300s"}})
+
+    monkeypatch.setattr(store, "from_url", from_url)
+
+
+@pytest.mark.usefixtures("patient")
 def test_bench_reader_of_a_store_after_one_document(
     object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
