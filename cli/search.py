@@ -67,21 +67,20 @@ def search(
     return 0
 
 
-def _found_by(passage: Passage) -> Iterator[str]:
-    """Name the passage's words that answered the query, strongest first, with the query's own.
-
-    Words such as `of` and `is` are left out on both sides.
-    """
-    from pipeline.index.words import STOP_WORDS
-
-    seen: set[str] = set(STOP_WORDS)
-    for each in sorted(passage.highlights, key=lambda highlight: -highlight.weight):
-        word = passage.text[each.start_char - passage.start_char : each.end_char - passage.start_char]
-        asked = [query_word for query_word in each.query_words if query_word.casefold() not in STOP_WORDS]
-        others = [query_word for query_word in asked if query_word.casefold() != word.casefold()]
-        if asked and word.casefold() not in seen:
+def _found_by(passage: Passage, title: str) -> Iterator[str]:
+    """Name the words of passage and title that answered the query, strongest first, with the query's own."""
+    found = [
+        *((each, passage.text, passage.start_char, []) for each in passage.highlights),
+        *((each, title, 0, ["title"]) for each in passage.title_highlights),
+    ]
+    seen: set[str] = set()
+    for each, text, start_char, place in sorted(found, key=lambda one: -one[0].weight):
+        word = text[each.start_char - start_char : each.end_char - start_char]
+        others = ", ".join(asked for asked in each.query_words if asked.casefold() != word.casefold())
+        if word.casefold() not in seen:
             seen.add(word.casefold())
-            yield f"{word} ({', '.join(others)})" if others else word
+            notes = "; ".join([others, *place] if others else place)
+            yield f"{word} ({notes})" if notes else word
 
 
 def _lines(result: SearchResult, *, has_budget: bool) -> Iterator[str]:
@@ -102,6 +101,6 @@ def _lines(result: SearchResult, *, has_budget: bool) -> Iterator[str]:
                 max_lines=4,
                 placeholder=" …",
             )
-            if words := ", ".join(_found_by(passage)):
+            if words := ", ".join(_found_by(passage, hit.title or "")):
                 yield f"     found by: {words}"
         yield ""

@@ -251,9 +251,10 @@ class TextEmbedder(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Highlight:
-    """A word of a passage, ``document.text[start_char:end_char]``, and the words of the query it answered.
+    """A word of a document's text or title, and the words of the query it answered, strongest first.
 
-    ``weight`` is its share of the passage's MaxSim; ``query_words`` stand strongest first.
+    It is ``document.text[start_char:end_char]``, or that of ``document.title``. ``weight`` is what it adds to
+    the passage's MaxSim.
     """
 
     start_char: int
@@ -267,8 +268,9 @@ class Passage:
     """A span of a document: ``text`` is ``document.text[start_char:end_char]``.
 
     ``scores`` holds parts of ``score``: ``chunk`` is the passage's own cosine, ``bm25`` its own BM25, where
-    it has one, ``late`` its MaxSim. ``highlights`` are its words that answered the query, in order; there are
-    none where token vectors did not judge.
+    it has one, ``late`` its MaxSim. ``highlights`` are its words that answered the query, in order, and
+    ``title_highlights`` those of the title that did so better; there are none where token vectors did not
+    judge, and where no word is like one of the query.
     """
 
     start_char: int
@@ -277,6 +279,7 @@ class Passage:
     score: float
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
     highlights: Sequence[Highlight] = ()
+    title_highlights: Sequence[Highlight] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

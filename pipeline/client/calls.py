@@ -230,11 +230,14 @@ def _hit(hit: Any) -> Hit:
 
 
 def _passage(passage: Any) -> Passage:
-    found = passage.get("highlights", [])  # an older server names none
-    highlights = tuple(
-        Highlight(**_known(Highlight, each, query_words=tuple(each["query_words"]))) for each in found
-    )
-    return Passage(**_known(Passage, {"highlights": (), **passage}, highlights=highlights))
+    found = {
+        name: tuple(
+            Highlight(**_known(Highlight, each, query_words=tuple(each["query_words"])))
+            for each in passage.get(name, [])  # an older server names none
+        )
+        for name in ("highlights", "title_highlights")
+    }
+    return Passage(**_known(Passage, {**passage, **found}))
 
 
 def _known(kind: type, answer: Any, **replaced: Any) -> dict[str, Any]:

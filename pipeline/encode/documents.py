@@ -30,7 +30,7 @@ from pipeline.context.whitening import Whitening
 from pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context, whitening_of
 from pipeline.encode.prefixes import Prefix, tokenize_after
 from pipeline.encode.sentences import rank_sentences
-from pipeline.encode.token_rows import TokenKeeper, TokenRows, keep_codes, keep_states
+from pipeline.encode.token_rows import TokenKeeper, TokenRows, joined_codes, keep_codes, keep_states
 from pipeline.errors import ModelError
 from pipeline.manifest import fingerprint
 from pipeline.model.attention_temperature import row_temperatures
@@ -238,8 +238,7 @@ class DocumentEncoder:
         vectors_ND[place_N >= 0] = encoded.document_vectors_NV[place_N[place_N >= 0]]
         if encoded.chunk_tokens is None:
             return vectors_ND, None
-        # A long title is several chunks.
-        of_titles = replace(encoded.chunk_tokens, offsets=encoded.chunk_tokens.offsets[encoded.chunk_offsets])
+        of_titles = joined_codes(encoded.chunk_tokens, encoded.chunk_offsets, encoded.start_char)
         return vectors_ND, of_titles.take(place_N)
 
     def _encode(

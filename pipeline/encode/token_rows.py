@@ -118,6 +118,25 @@ def with_steps(
     return replace(codes, rows=np.concatenate([codes.rows, steps_P[:, None]], axis=1))
 
 
+def joined_codes(
+    codes: TokenRows, text_offsets: Int64[np.ndarray, " N1"], start_char_M: Int64[np.ndarray, " M"]
+) -> TokenRows:
+    """Return codes of chunks as those of their texts: text ``i`` has chunks ``text_offsets[i]`` to the next.
+
+    A later chunk's first step counts from the token before it, not from the chunk's start.
+    """
+    rows = codes.rows.copy()
+    steps_M1 = np.concatenate([[0], np.cumsum(rows[:, -1], dtype=np.int64)])[codes.offsets]
+    last_char_M = start_char_M + np.diff(steps_M1)
+    is_later_M = np.diff(codes.offsets) > 0
+    is_later_M[text_offsets[:-1]] = False
+    later = np.flatnonzero(is_later_M)
+    first_tokens = codes.offsets[later]
+    steps = rows[first_tokens, -1] + start_char_M[later] - last_char_M[later - 1]
+    rows[first_tokens, -1] = np.clip(steps, 0, FAR)
+    return TokenRows(rows=rows, offsets=codes.offsets[text_offsets])
+
+
 def keep_states(num_M: Int64[np.ndarray, " M"], model_dim: int) -> TokenKeeper:
     """Keep unit states in float32."""
 

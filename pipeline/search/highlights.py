@@ -1,29 +1,32 @@
 """Which words of a passage answered which words of a query: where token vectors found each other.
 
-    query token ─▶ the passage's token most like it ─▶ whole words ─▶ spans with weights and query words
+    query token ─▶ the token of passage or title most like it ─▶ whole words ─▶ spans, weights, query words
 
-A span's weight is its share of the passage's MaxSim: what the query's tokens weigh, times their cosine. Words
-below :data:`LEAST_COSINE` or :data:`LEAST_SHARE` are left out, as is punctuation.
+A span's weight is its share of the passage's MaxSim: what the query's tokens weigh, times their cosine. Left
+out are words below :data:`LEAST_COSINE` or :data:`LEAST_SHARE`, function words, punctuation, and all but the
+:data:`MAX_WORDS` strongest.
 
-    q query tokens    P tokens of a passage    C chunks of all passages, T their tokens
+    q query tokens    P tokens of a passage or title    n passages
+    M chunks of all passages    N titles    C both    T their tokens
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import regex
 from jaxtyping import Float32, Int64, Shaped, UInt8
 
 from pipeline.index.generation import Generation
+from pipeline.index.words import STOP_WORDS
 from pipeline.ragged import ranges
 from pipeline.search.candidates import blocks
-from pipeline.search.late import BLOCK_ROWS, LateQuery
+from pipeline.search.late import ABSENT, BLOCK_ROWS, LateQuery
 from pipeline.search.passages import ChosenPassage
 from pipeline.search.reader import IndexReader
 from pipeline.token_vectors.codes import FAR
@@ -32,13 +35,24 @@ from pipeline.types import Highlight, QueryTokens
 LEAST_COSINE: Final = 0.5
 """Below, tokens are not alike: unrelated ones reach .4."""
 LEAST_SHARE: Final = 0.2
-"""Of the strongest word's weight; below, a word is a stop word or hardly alike."""
+"""Of the strongest word's weight; below, a word is hardly alike, or weighs little in the query."""
+MAX_WORDS: Final = 6
+"""Words of a passage and its title, the strongest: more are not read."""
 LONGEST_ASKED: Final = 100
 """Characters of a query's word, at most: every highlight that it answers repeats it."""
 _WORD: Final = regex.compile(r"(?V1)\p{Han}\p{M}*|[\p{L}\p{N}_][[\w\p{N}]--\p{Han}]*")
 """An ideograph, or letters and digits; with their marks, so that no span parts a letter from its accent."""
 
 Span = tuple[int, int]
+_Place = tuple[bool, Span]
+"""Whether a word stands in the title, and where."""
+
+
+class Highlights(NamedTuple):
+    """The words of a passage, and of its document's title, in order; spans are those of the document."""
+
+    of_text: tuple[Highlight, ...]
+    of_title: tuple[Highlight, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -68,75 +82,98 @@ class Explanation:
         )
 
     def highlights(
-        self, passages: Sequence[ChosenPassage], texts: Sequence[str]
-    ) -> list[tuple[Highlight, ...]]:
-        """Return the highlights of passages with these texts, in characters of their documents.
+        self, passages: Sequence[ChosenPassage], texts: Sequence[str], titles: Sequence[str]
+    ) -> list[Highlights]:
+        """Return the highlights of passages with these texts, in documents with these titles.
 
         Only so many chunks are compared at a time, or one longer passage.
         """
         num_chunks = np.array([passage.end - passage.first for passage in passages], np.int64)
-        found: list[tuple[Highlight, ...]] = []
+        found: list[Highlights] = []
         for start, stop in blocks(num_chunks, BLOCK_ROWS):
-            found += self._highlights_of_block(passages[start:stop], texts[start:stop])
+            found += self._highlights_of_block(passages[start:stop], texts[start:stop], titles[start:stop])
         return found
 
     def _highlights_of_block(
-        self, passages: Sequence[ChosenPassage], texts: Sequence[str]
-    ) -> list[tuple[Highlight, ...]]:
-        chunk_C = ranges(
-            np.array([passage.first for passage in passages], np.int64),
-            np.array([passage.end - passage.first for passage in passages], np.int64),
+        self, passages: Sequence[ChosenPassage], texts: Sequence[str], titles: Sequence[str]
+    ) -> list[Highlights]:
+        generation = self.generation
+        first_n = np.array([passage.first for passage in passages], np.int64)
+        size_n = np.array([passage.end - passage.first for passage in passages], np.int64)
+        chunk_M = ranges(first_n, size_n)
+        title_N, title_of_n = np.unique(
+            generation.chunk_offsets[generation.chunk_documents[first_n]], return_inverse=True
         )
-        matches = self.reader.token_matches(chunk_C, self.late)
-        cosine_Tq = matches.cosine_Tq
-        start_T = self._token_starts(matches.step_T, chunk_C, matches.size_C)
-        bounds = np.cumsum([0, *(each.end - each.first for each in passages)])
-        ends = np.cumsum([0, *matches.size_C])[bounds].tolist()
-        return [
-            self._highlights_of(cosine_Tq[start:end], start_T[start:end], passage, text)
-            for passage, text, start, end in zip(passages, texts, ends[:-1], ends[1:], strict=True)
-        ]
+        matches = self.reader.token_matches(chunk_M, title_N, self.late)
+        start_C = np.concatenate([generation.chunk_starts[chunk_M], np.zeros(len(title_N), np.int64)])
+        start_T = _token_starts(matches.step_T, start_C, matches.size_C)
+        ends = np.cumsum([0, *matches.size_C])
+        ends_n = ends[np.cumsum([0, *size_n])]
+        found: list[Highlights] = []
+        for place, (text, title) in enumerate(zip(texts, titles, strict=True)):
+            own = slice(ends_n[place], ends_n[place + 1])
+            of_title = len(chunk_M) + title_of_n[place]
+            heading = slice(ends[of_title], ends[of_title + 1])
+            first_char = int(generation.chunk_starts[first_n[place]])
+            found.append(
+                self._highlights_of(
+                    _best_words(matches.cosine_Tq[own], start_T[own] - first_char, text),
+                    _best_words(matches.cosine_Tq[heading], start_T[heading], title),
+                    first_char,
+                )
+            )
+        return found
 
-    def _highlights_of(
-        self,
-        cosine_Pq: Float32[np.ndarray, "P q"],
-        start_P: Int64[np.ndarray, " P"],
-        passage: ChosenPassage,
-        text: str,
-    ) -> tuple[Highlight, ...]:
-        if not len(cosine_Pq):
-            return ()
-        place_q = cosine_Pq.argmax(axis=0)
-        cosine_q = cosine_Pq[place_q, np.arange(len(place_q))]
-        first_char = int(self.generation.chunk_starts[passage.first])
-        starts = start_P[place_q] - first_char
-        words = _words_of(text)
-        found: dict[Span, dict[str, float]] = defaultdict(dict)
-        weights_q = (cosine_q * self.late.weights_q).tolist()
-        for asked, cosine, start, weight in zip(
-            self.words_q, cosine_q.tolist(), starts.tolist(), weights_q, strict=True
+    def _highlights_of(self, text: _BestWords, title: _BestWords, first_char: int) -> Highlights:
+        is_title_q = title.cosine_q > text.cosine_q
+        cosine_q = np.where(is_title_q, title.cosine_q, text.cosine_q)
+        found: dict[_Place, dict[str, float]] = defaultdict(dict)
+        for asked, cosine, weight, is_title, of_text, of_title in zip(
+            self.words_q,
+            cosine_q.tolist(),
+            (cosine_q * self.late.weights_q).tolist(),
+            is_title_q.tolist(),
+            text.span_q,
+            title.span_q,
+            strict=True,
         ):
-            span = _word_at(text, words, start) if asked and cosine >= LEAST_COSINE else None
-            if span is not None:
-                found[span][asked] = found[span].get(asked, 0.0) + weight
+            span = of_title if is_title else of_text
+            if asked and span is not None and cosine >= LEAST_COSINE:
+                by_word = found[is_title, span]
+                by_word[asked] = by_word.get(asked, 0.0) + weight
         return _strongest(found, first_char)
 
-    def _token_starts(
-        self,
-        step_T: UInt8[np.ndarray, " T"],
-        chunk_C: Int64[np.ndarray, " C"],
-        size_C: Int64[np.ndarray, " C"],
-    ) -> Int64[np.ndarray, " T"]:
-        """Return where each token of some chunks begins in its document.
 
-        Before all characters where that is not kept: from the first step of a chunk that is too long.
-        """
-        first_C = np.cumsum(size_C) - size_C
-        far_T = _sums_of_each(step_T == FAR, first_C, size_C)
-        start_T = np.repeat(self.generation.chunk_starts[chunk_C], size_C) + _sums_of_each(
-            step_T, first_C, size_C
-        )
-        return np.where(far_T > 0, -1, start_T)
+class _BestWords(NamedTuple):
+    """The best match of each query token in a text: its cosine, and the word it lies in."""
+
+    cosine_q: Float32[np.ndarray, " q"]
+    span_q: Sequence[Span | None]
+
+
+def _best_words(
+    cosine_Pq: Float32[np.ndarray, "P q"], start_P: Int64[np.ndarray, " P"], text: str
+) -> _BestWords:
+    num_asked = cosine_Pq.shape[1]
+    if not len(cosine_Pq):
+        return _BestWords(np.full(num_asked, ABSENT, np.float32), [None] * num_asked)
+    place_q = cosine_Pq.argmax(axis=0)
+    words = _words_of(text)
+    spans = [_word_at(text, words, start) for start in start_P[place_q].tolist()]
+    return _BestWords(cosine_Pq[place_q, np.arange(num_asked)], spans)
+
+
+def _token_starts(
+    step_T: UInt8[np.ndarray, " T"], start_C: Int64[np.ndarray, " C"], size_C: Int64[np.ndarray, " C"]
+) -> Int64[np.ndarray, " T"]:
+    """Return where each token begins, given where each stretch of tokens does.
+
+    Before all characters where that is not kept: from the first step of a stretch that is too long.
+    """
+    first_C = np.cumsum(size_C) - size_C
+    far_T = _sums_of_each(step_T == FAR, first_C, size_C)
+    start_T = np.repeat(start_C, size_C) + _sums_of_each(step_T, first_C, size_C)
+    return np.where(far_T > 0, -1, start_T)
 
 
 def _sums_of_each(
@@ -148,11 +185,12 @@ def _sums_of_each(
 
 
 def _words_of(text: str) -> list[Span]:
-    return [match.span() for match in _WORD.finditer(text)]
+    """Return the words of a text but for function words."""
+    return [match.span() for match in _WORD.finditer(text) if match[0].casefold() not in STOP_WORDS]
 
 
 def _word_at(text: str, words: Sequence[Span], place: int) -> Span | None:
-    """Return the word of a token that begins at a character, None for punctuation and outside of the text.
+    """Return the word of a token that begins at a character, None for other tokens and outside of the text.
 
     Some tokenizers count the space before a word to its first token.
     """
@@ -161,16 +199,21 @@ def _word_at(text: str, words: Sequence[Span], place: int) -> Span | None:
     return words[index] if index >= 0 and place < words[index][1] else None
 
 
-def _strongest(found: dict[Span, dict[str, float]], first_char: int) -> tuple[Highlight, ...]:
-    weights = {span: sum(by_word.values()) for span, by_word in found.items()}
+def _strongest(found: Mapping[_Place, Mapping[str, float]], first_char: int) -> Highlights:
+    weights = {place: sum(by_word.values()) for place, by_word in found.items()}
     least = LEAST_SHARE * max(weights.values(), default=0.0)
-    return tuple(
-        Highlight(
-            start_char=first_char + span[0],
-            end_char=first_char + span[1],
-            weight=weights[span],
-            query_words=tuple(sorted(found[span], key=lambda word: (-found[span][word], word))),
+    of_text: list[Highlight] = []
+    of_title: list[Highlight] = []
+    strongest = sorted(weights, key=lambda place: (-weights[place], place))[:MAX_WORDS]
+    for place in sorted(place for place in strongest if weights[place] >= least):
+        is_title, (start, end) = place
+        moved = 0 if is_title else first_char
+        (of_title if is_title else of_text).append(
+            Highlight(
+                start_char=moved + start,
+                end_char=moved + end,
+                weight=weights[place],
+                query_words=tuple(sorted(found[place], key=lambda word: (-found[place][word], word))),
+            )
         )
-        for span in sorted(found)
-        if weights[span] >= least
-    )
+    return Highlights(tuple(of_text), tuple(of_title))

@@ -55,11 +55,14 @@ def _hits_of(
         for chosen in chosen_of_document
     ]
     if explanation is not None and passages:
-        highlights = explanation.highlights(
-            list(chain.from_iterable(ranking.passages)), [passage.text for passage in passages]
+        found = explanation.highlights(
+            list(chain.from_iterable(ranking.passages)),
+            [passage.text for passage in passages],
+            [row["title"] or "" for chosen, row in zip(ranking.passages, rows, strict=True) for _ in chosen],
         )
         passages = [
-            replace(passage, highlights=own) for passage, own in zip(passages, highlights, strict=True)
+            replace(passage, highlights=each.of_text, title_highlights=each.of_title)
+            for passage, each in zip(passages, found, strict=True)
         ]
     left = iter(passages)
     return tuple(

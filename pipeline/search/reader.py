@@ -113,7 +113,7 @@ Nominate = Callable[[int, ScoresAsked], Nominees]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenMatches:
-    """The cosines of the tokens of some chunks with a query's, chunk after chunk, and where they begin."""
+    """The cosines of the tokens of some chunks, then titles, with a query's, and where they begin."""
 
     size_C: Int64[np.ndarray, " C"]
     cosine_Tq: Float32[np.ndarray, "T q"]
@@ -185,8 +185,13 @@ class IndexReader(Protocol):
         """Score candidates, most of which are ``nominees`` of the same query."""
         ...
 
-    def token_matches(self, chunk_C: Int64[np.ndarray, " C"], query: LateQuery) -> TokenMatches:
-        """Return how the tokens of some chunks match a query's."""
+    def token_matches(
+        self, chunk_M: Int64[np.ndarray, " M"], title_N: Int64[np.ndarray, " N"], query: LateQuery
+    ) -> TokenMatches:
+        """Return how the tokens of some chunks, and of the titles of documents, match a query's.
+
+        ``title_N`` are the first chunks of the documents; C of the result is M + N.
+        """
         ...
 
     def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
@@ -266,14 +271,17 @@ class LocalReader:
         assert words is None or isinstance(words, LocalWords), "words are read and scored by one reader"
         return LocalScores(self._generation, positions, vector_V, words)
 
-    def token_matches(self, chunk_C: Int64[np.ndarray, " C"], query: LateQuery) -> TokenMatches:
+    def token_matches(
+        self, chunk_M: Int64[np.ndarray, " M"], title_N: Int64[np.ndarray, " N"], query: LateQuery
+    ) -> TokenMatches:
         """See :class:`IndexReader`."""
         stored = _tokens(self._generation)
-        tokens = stored.chunks.read(chunk_C)
+        parts = (stored.chunks.read(chunk_M), stored.titles.read(title_N))
+        codes = np.concatenate([part.codes for part in parts])
         return TokenMatches(
-            size_C=tokens.size_C,
-            cosine_Tq=stored.projection.codec.cosines(tokens.codes, query.vectors_qV),
-            step_T=tokens.step_T,
+            size_C=np.concatenate([part.size_C for part in parts]),
+            cosine_Tq=stored.projection.codec.cosines(codes, query.vectors_qV),
+            step_T=np.concatenate([part.step_T for part in parts]),
         )
 
     def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:

@@ -29,7 +29,7 @@ from pipeline.serve.collections import ServedCollection
 from pipeline.serve.keys import Grant
 from pipeline.serve.problems import INVALID_REQUEST, RERANKER_FAILED, ProblemError, contract, search_problem
 from pipeline.serve.schemas import HighlightReply, HitReply, InvalidField, PassageReply
-from pipeline.types import Hit, Reranker, SearchResult
+from pipeline.types import Highlight, Hit, Reranker, SearchResult
 
 log = logging.getLogger(__name__)
 
@@ -165,19 +165,24 @@ def hit_reply(hit: Hit, *, include_text: bool) -> HitReply:
                 score=passage.score,
                 scores=dict(passage.scores),
                 text=passage.text if include_text else None,
-                highlights=[
-                    HighlightReply(
-                        start_char=each.start_char,
-                        end_char=each.end_char,
-                        weight=each.weight,
-                        query_words=list(each.query_words),
-                    )
-                    for each in passage.highlights
-                ],
+                highlights=_highlight_replies(passage.highlights),
+                title_highlights=_highlight_replies(passage.title_highlights),
             )
             for passage in hit.passages
         ],
     )
+
+
+def _highlight_replies(highlights: Sequence[Highlight]) -> list[HighlightReply]:
+    return [
+        HighlightReply(
+            start_char=each.start_char,
+            end_char=each.end_char,
+            weight=each.weight,
+            query_words=list(each.query_words),
+        )
+        for each in highlights
+    ]
 
 
 def json_value(value: Any) -> JsonValue:

@@ -169,12 +169,12 @@ class SearchRequest(_WithOptions):
 
 
 class HighlightReply(Reply):
-    """A word of a passage with the words of the query it answered, and its share of the passage's MaxSim."""
+    """A word of a document's text or title, and the words of the query it answered."""
 
-    start_char: int
-    end_char: int
-    weight: float
-    query_words: list[str]
+    start_char: int = Field(description="Counts from the start of the document's text, or of its title.")
+    end_char: int = Field(description="The character behind the word's last.")
+    weight: float = Field(description="What the word adds to `late` of the passage's scores.")
+    query_words: list[str] = Field(description="Strongest first.")
 
 
 class PassageReply(Reply):
@@ -188,7 +188,16 @@ class PassageReply(Reply):
     score: float
     scores: dict[str, float] = Field(description="Parts of the score: chunk is the passage's own cosine.")
     text: str | None = Field(default=None, description="null where include_text is false.")
-    highlights: list[HighlightReply] = []
+    highlights: list[HighlightReply] = Field(
+        default=[],
+        description="Words of the passage that answered words of the query, in order; none without token "
+        "vectors, and where no word is like one of the query.",
+    )
+    title_highlights: list[HighlightReply] = Field(
+        default=[],
+        description="Words of the document's title that answered words of the query better than any of the "
+        "passage; they count in its `late`.",
+    )
 
 
 class HitReply(Reply):

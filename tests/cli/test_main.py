@@ -2,12 +2,15 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from pipeline.types import Passage
 
 
 def one_line(error: str) -> bool:
@@ -28,7 +31,7 @@ def test_ingest_then_search_and_status_answer_in_json(
     answer = json.loads(out)
     assert (code, answer["generation"], answer["hits"][0]["doc_id"]) == (0, 1, "b")
     passage = answer["hits"][0]["passages"][0]
-    assert set(passage) == {"start_char", "end_char", "text", "score", "scores", "highlights"}
+    assert set(passage) == {each.name for each in fields(Passage)}
     assert answer["hits"][0]["metadata"] == {"year": 2002}
     code, out, _ = call("status", "c", "--json")
     status = json.loads(out)

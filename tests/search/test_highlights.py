@@ -1,9 +1,10 @@
-"""Highlights of texts with marks, and of models whose tokens begin with the space before a word."""
+"""Highlights of titles, of texts with marks, and of tokens that begin with the space before a word."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,22 +12,32 @@ import numpy as np
 import pytest
 
 from jobs.collection import Collection
+from pipeline.search.highlights import MAX_WORDS
 from pipeline.token_vectors.projection import save_token_projection
+from pipeline.types import Highlight, Passage
 from tests.late_models import random_projection
 
-WORDS = {"the", "old", "cafe\u0301", "हिन्दी", "on", "1\ufe0f\u20e3", "stone", "path", "river"}
-TEXT = "the old cafe\u0301 हिन्दी on the 1\ufe0f\u20e3 stone path 👩\u200d👩\u200d👧 river"
+WORDS = {"old", "cafe\u0301", "हिन्दी", "1\ufe0f\u20e3", "stone", "river"}
+TEXT = "the old cafe\u0301 हिन्दी on the 1\ufe0f\u20e3 stone 👩\u200d👩\u200d👧 river"
+TITLE = "the old stone path over the mountain to the river"
 
 
-def collection_of(folder: Path, root: Path, text: str) -> Collection:
-    """Index a text; all tokens of a query weigh alike."""
+def found_by(
+    folder: Path, root: Path, query: str, text: str, title: str = "", landmark_interval: int = 64
+) -> Passage:
+    """Return the passage of one document that answers a query, all tokens weighing alike."""
     projection = random_projection(folder)
     alike = replace(projection, weight_codes_X=np.full_like(projection.weight_codes_X, 255))
     save_token_projection(folder, alike)
-    settings = {"encoder": {"model": str(folder), "landmark_interval": 64, "use_context": False}}
-    collection = Collection.create("c", root=root, settings=settings)
-    collection.add([{"id": "0", "text": text}])
-    return collection
+    encoder = {"model": str(folder), "landmark_interval": landmark_interval, "use_context": False}
+    collection = Collection.create("c", root=root, settings={"encoder": encoder})
+    collection.add([{"id": "0", "text": text, "title": title}])
+    (hit,) = collection.search(query).hits
+    return hit.passages[0]
+
+
+def words_of(text: str, highlights: Sequence[Highlight]) -> list[str]:
+    return [text[each.start_char : each.end_char] for each in highlights]
 
 
 def space_before_words(folder: Path) -> None:
@@ -49,14 +60,12 @@ def test_highlights_are_whole_words_with_their_marks_whichever_token_holds_the_s
     if is_spaced:
         space_before_words(folder)
 
-    (hit,) = collection_of(folder, tmp_path, TEXT).search(TEXT).hits
-    assert {TEXT[each.start_char : each.end_char] for each in hit.passages[0].highlights} == WORDS
+    assert set(words_of(TEXT, found_by(folder, tmp_path, TEXT, TEXT).highlights)) == WORDS
 
 
 def test_ideographs_are_words_of_their_own(tiny_late_folder: Path, tmp_path: Path):
     text = "stone 古石の道"
-    (hit,) = collection_of(tiny_late_folder, tmp_path, text).search(text).hits
-    found = {text[each.start_char : each.end_char] for each in hit.passages[0].highlights}
+    found = set(words_of(text, found_by(tiny_late_folder, tmp_path, text, text).highlights))
 
     assert found & {"古", "石", "の", "道"}
     assert found <= {"stone", "古", "石", "の", "道"}
@@ -64,8 +73,32 @@ def test_ideographs_are_words_of_their_own(tiny_late_folder: Path, tmp_path: Pat
 
 def test_highlights_do_not_repeat_a_query_that_is_one_endless_word(tiny_late_folder: Path, tmp_path: Path):
     text = "stone_stone"
-    collection = collection_of(tiny_late_folder, tmp_path, text)
-    once, often = (collection.search(query).hits[0].passages[0] for query in (text, f"{text}_" * 600))
+    once, often = (
+        found_by(tiny_late_folder, tmp_path / str(times), query, text)
+        for times, query in enumerate((text, f"{text}_" * 600))
+    )
 
     assert {word for each in once.highlights for word in each.query_words} == {text}
     assert often.highlights == ()
+
+
+@pytest.mark.parametrize("landmark_interval", [8, 64])
+def test_words_of_the_title_explain_the_late_score_of_a_passage_without_them(
+    tiny_late_folder: Path, tmp_path: Path, landmark_interval: int
+):
+    passage = found_by(tiny_late_folder, tmp_path, TITLE, "cat", TITLE, landmark_interval)
+    words = words_of(TITLE, passage.title_highlights)
+    explained = sum(each.weight for each in passage.title_highlights)
+
+    assert words == ["old", "stone", "path", "over", "mountain", "river"]
+    assert explained == pytest.approx(passage.scores["late"] * len(words) / len(TITLE.split()), rel=0.05)
+
+
+def test_highlights_of_a_long_query_are_a_few_words_and_no_function_words(
+    tiny_late_folder: Path, tmp_path: Path
+):
+    text = "the old stone path over the mountain, a river walks to the sea and the cat sat on the mat"
+    found = words_of(text, found_by(tiny_late_folder, tmp_path, text, text).highlights)
+
+    assert len(found) == MAX_WORDS
+    assert not {"the", "to", "on", "a", "and"} & set(found)

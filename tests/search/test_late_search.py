@@ -154,19 +154,26 @@ def test_highlights_are_absent_without_token_vectors(collection: Collection):
     assert all(passage.highlights == () for hit in hits for passage in hit.passages)
 
 
-def test_command_line_names_no_stop_words() -> None:
-    spans = [
-        (0, 2, 0.5, ("happens",)),
-        (7, 12, 0.3, ("is", "rock")),
-        (3, 6, 0.2, ("stone",)),
-        (13, 16, 0.1, ("the",)),
-    ]
-    highlights = tuple(
-        Highlight(start_char=start, end_char=end, weight=weight, query_words=words)
-        for start, end, weight, words in spans
+def test_command_line_names_the_strongest_word_first_and_those_of_the_title() -> None:
+    highlights = (
+        Highlight(start_char=7, end_char=12, weight=0.2, query_words=("stone", "rock")),
+        Highlight(start_char=13, end_char=16, weight=0.3, query_words=("way",)),
     )
-    passage = Passage(start_char=0, end_char=16, text="of old stone way", score=1.0, highlights=highlights)
-    assert list(_found_by(passage)) == ["stone (rock)", "old (stone)"]
+    titles = (
+        Highlight(start_char=0, end_char=3, weight=0.4, query_words=("new",)),
+        Highlight(start_char=4, end_char=7, weight=0.1, query_words=("way", "path")),
+    )
+    passage = Passage(
+        start_char=0,
+        end_char=16,
+        text="of old stone way",
+        score=1.0,
+        highlights=highlights,
+        title_highlights=titles,
+    )
+    found = list(_found_by(passage, "New way"))
+
+    assert found == ["New (title)", "way", "stone (rock)"]
 
 
 def test_command_line_names_the_words_a_passage_was_found_by(

@@ -57,7 +57,8 @@ def test_search_gives_what_python_gives(
         )
         for passage, other in zip(hit["passages"], wanted["passages"], strict=True):
             assert passage["scores"] == pytest.approx(other.pop("scores"), abs=1e-5)
-            assert passage["highlights"] == list(other.pop("highlights"))
+            for name in ("highlights", "title_highlights"):
+                assert passage[name] == list(other.pop(name))
         assert {key: hit[key] for key in ("doc_id", "title", "metadata")} == {
             key: wanted[key] for key in ("doc_id", "title", "metadata")
         }

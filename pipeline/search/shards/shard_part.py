@@ -153,9 +153,11 @@ class ShardPart:
             sums_nV=window_sums(self.part, first_W[best_n], end_W[best_n]),
         )
 
-    def token_matches(self, chunk_C: Int64[np.ndarray, " C"], query: LateQuery) -> TokenMatches:
-        """Return how the tokens of some chunks match a query's."""
-        return self._reader.token_matches(chunk_C, query)
+    def token_matches(
+        self, chunk_M: Int64[np.ndarray, " M"], title_N: Int64[np.ndarray, " N"], query: LateQuery
+    ) -> TokenMatches:
+        """Return how the tokens of some chunks and titles match a query's."""
+        return self._reader.token_matches(chunk_M, title_N, query)
 
     def chunk_vectors(self, chunks: Int64[np.ndarray, " S"]) -> Float32[np.ndarray, "S V"]:
         """Return the vectors of some chunks."""

@@ -82,11 +82,17 @@ class ShardedReader:
         assert isinstance(nominees, FoundNominees), "candidates are nominated and scored by one reader"
         return FetchedScores(self._generation, self._shards, nominees, positions, vector_V, asked)
 
-    def token_matches(self, chunk_C: Int64[np.ndarray, " C"], query: LateQuery) -> TokenMatches:
-        """See :class:`~pipeline.search.reader.IndexReader`."""
-        found: list[tuple[Int64[np.ndarray, " _"], TokenMatches]] = self._shards.of_chunks(
-            "token_matches", chunk_C, lambda _, numbers: (numbers, query)
-        )
+    def token_matches(
+        self, chunk_M: Int64[np.ndarray, " M"], title_N: Int64[np.ndarray, " N"], query: LateQuery
+    ) -> TokenMatches:
+        """See :class:`~pipeline.search.reader.IndexReader`; chunks and titles are asked for together."""
+
+        def arguments(places: Places, numbers: Places) -> tuple[Places, Places, LateQuery]:
+            num_chunks = int(np.searchsorted(places, len(chunk_M)))
+            return numbers[:num_chunks], numbers[num_chunks:], query
+
+        chunk_C = np.concatenate([chunk_M, title_N])
+        found: list[tuple[Places, TokenMatches]] = self._shards.of_chunks("token_matches", chunk_C, arguments)
         size_C = gathered(np.ones_like(chunk_C), [(places, each.size_C) for places, each in found])
         return TokenMatches(
             size_C=size_C,
