@@ -58,12 +58,12 @@ def search(
     options = {**_TERMINAL_DEFAULTS, **chosen(ctx, SearchOptions)}
     options["filters"] = opened.parse_filters(filters) if filters else None
     result = opened.search(query, rerank=rerank, **cast("PublicSearchKeywords", options))
-    for warning in opened.warnings:
+    for warning in (*opened.warnings, *result.warnings):
         click.echo(f"warning: {warning}", err=True)
     if as_json:
         click.echo(json.dumps(result.to_dict(), default=str, ensure_ascii=False))
     else:
-        click.echo("\n".join(_lines(result, has_budget=options.get("max_characters") is not None)))
+        click.echo("\n".join(_lines(result)))
     return 0
 
 
@@ -83,9 +83,9 @@ def _found_by(passage: Passage, title: str) -> Iterator[str]:
             yield f"{word} ({notes})" if notes else word
 
 
-def _lines(result: SearchResult, *, has_budget: bool) -> Iterator[str]:
+def _lines(result: SearchResult) -> Iterator[str]:
     if not result.hits:
-        yield "nothing matches, or no passage fits so few characters" if has_budget else "no document matches"
+        yield "no passage fits" if result.warnings else "no document matches"
     for rank, hit in enumerate(result.hits, start=1):
         parts = "  ".join(f"{name} {value:.3f}" for name, value in hit.scores.items())
         title, doc_id = (" ".join(name.split()) for name in (hit.title or hit.doc_id, hit.doc_id))

@@ -156,7 +156,7 @@ class QueryEncoder(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class QueryTokens:
-    """The tokens of one query: unit states of the last layer, ids, and the characters they stand for."""
+    """The tokens of one query's words: unit states of the last layer, ids, characters they stand for."""
 
     states_TD: Float32[np.ndarray, "T D"]
     ids_T: Int32[np.ndarray, " T"]
@@ -301,11 +301,12 @@ class Hit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchResult:
-    """A ranked answer, all of it from one generation."""
+    """A ranked answer, all of it from one generation; ``warnings`` are sentences on what it lacks."""
 
     query: str
     generation: int
     hits: Sequence[Hit]
+    warnings: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON shape of the CLI and the HTTP API."""

@@ -151,7 +151,10 @@ def result_of(answer: Any) -> SearchResult:
     """Read the answer to a query."""
     with _reading():
         return SearchResult(
-            query=answer["query"], generation=answer["generation"], hits=[_hit(hit) for hit in answer["hits"]]
+            query=answer["query"],
+            generation=answer["generation"],
+            hits=[_hit(hit) for hit in answer["hits"]],
+            warnings=tuple(answer.get("warnings", ())),  # an older server has none
         )
 
 

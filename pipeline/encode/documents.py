@@ -29,6 +29,7 @@ from pipeline.context.store import ContextSet
 from pipeline.context.whitening import Whitening
 from pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context, whitening_of
 from pipeline.encode.prefixes import Prefix, tokenize_after
+from pipeline.encode.query_words import word_tokens
 from pipeline.encode.sentences import rank_sentences
 from pipeline.encode.token_rows import TokenKeeper, TokenRows, joined_codes, keep_codes, keep_states
 from pipeline.errors import ModelError
@@ -180,20 +181,20 @@ class DocumentEncoder:
     def encode_query_tokens(
         self, texts: Sequence[str]
     ) -> tuple[Float32[np.ndarray, "Q V"], list[QueryTokens]]:
-        """Encode queries, and return the states of their tokens from the same pass, too."""
+        """Encode queries, and return the states of their words' tokens from the same pass, too."""
         encoded = self._encode_queries(texts, self._state_keeper)
         states = encoded.chunk_tokens
         assert states is not None, "states were asked for"
         tokens = tokenize_after(self._query_prefix, self.backbone.tokenizer, texts)
-        bounds = zip(tokens.text_offsets[:-1].tolist(), tokens.text_offsets[1:].tolist(), strict=True)
+        own = word_tokens(tokens, self.backbone.tokenizer, texts)
         return self._query_vectors(encoded), [
             QueryTokens(
-                states_TD=states.rows[first:end],
-                ids_T=tokens.ids[first:end],
-                start_char=tokens.start_char[first:end],
-                end_char=tokens.end_char[first:end],
+                states_TD=states.rows[places],
+                ids_T=tokens.ids[places],
+                start_char=tokens.start_char[places],
+                end_char=tokens.end_char[places],
             )
-            for first, end in bounds
+            for places in own
         ]
 
     @property

@@ -35,6 +35,8 @@ MaxSim = Callable[
     [Int64[np.ndarray, " W"], Int64[np.ndarray, " W"], Int64[np.ndarray, " W"]], Float32[np.ndarray, " W"]
 ]
 """MaxSim of windows by their first chunk, the one behind their last, and the first of their document."""
+LEAST_WEIGHT: Final = 0.15
+"""Of the heaviest token's weight: of the trained weights, function words are below, as is `the` with .03."""
 MAX_QUERY_TOKENS: Final = 128
 """Tokens of a query that judge, those of most weight: the cost grows with them."""
 
@@ -49,13 +51,13 @@ class LateQuery:
 
     @classmethod
     def of(cls, tokens: QueryTokens, projection: TokenProjection) -> LateQuery | None:
-        """Project a query's tokens; None where no token of it has a weight."""
+        """Project a query's tokens; None where none carries weight: function words alone ask for nothing."""
         weights = projection.weights_of(tokens.ids_T)
+        if weights.max(initial=0.0) <= LEAST_WEIGHT * projection.heaviest:
+            return None
         places = np.flatnonzero(weights > 0.0)
         if len(places) > MAX_QUERY_TOKENS:
             places = np.sort(places[np.argsort(-weights[places], kind="stable")[:MAX_QUERY_TOKENS]])
-        if not len(places):
-            return None
         return cls(
             vectors_qV=projection.project(tokens.states_TD[places]),
             weights_q=normalised_weights(weights[places]),

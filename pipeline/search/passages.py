@@ -72,6 +72,11 @@ def best_within(
     return {owner: _merged(pieces) for owner, pieces in chosen.items()}
 
 
+def budget_warning(max_characters: int, smallest: int) -> str:
+    """Say that no passage fits a budget, and the smallest that gives one."""
+    return f"no passage fits in {max_characters:,} characters; ask for at least {smallest:,}"
+
+
 def _merged(pieces: Sequence[ChosenPassage]) -> list[ChosenPassage]:
     """Join pieces that stand side by side; the best one's score and parts stand for all."""
     merged: list[ChosenPassage] = []

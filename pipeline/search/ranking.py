@@ -33,7 +33,7 @@ from pipeline.search.candidates import ScoredWindows, merge_nominees, score_wind
 from pipeline.search.feedback import moved_query
 from pipeline.search.fusion import COSINES_OF, Fusion, LateFusion, best_first, document_scores, passage_scores
 from pipeline.search.late import JudgedWindows, LateQuery, judge_windows
-from pipeline.search.passages import ChosenPassage, best_of_each, best_within
+from pipeline.search.passages import ChosenPassage, best_of_each, best_within, budget_warning
 from pipeline.search.prepared import PreparedSearch
 from pipeline.search.reader import (
     CandidateScores,
@@ -45,6 +45,7 @@ from pipeline.search.reader import (
 )
 
 LEXICAL_PARTS = ("bm25", "passage_bm25")
+BY_VECTORS_ALONE = "no word of the query carries weight: ranked by vectors alone"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,12 +53,14 @@ class Ranking:
     """The returned documents of one query, best first: everything a hit needs but its columns.
 
     ``parts`` are the scores a document's score was made of; ``passages`` is empty where none were asked for.
+    ``warnings`` are sentences on what the answer lacks.
     """
 
     positions: Int64[np.ndarray, " K"]
     scores: Float64[np.ndarray, " K"]
     parts: Sequence[Mapping[str, float]]
     passages: Sequence[Sequence[ChosenPassage]]
+    warnings: Sequence[str] = ()
 
 
 NOTHING = Ranking(positions=np.empty(0, dtype=np.int64), scores=np.empty(0), parts=(), passages=())
@@ -86,7 +89,10 @@ def rank_queries(
             moved_V = moved_query(candidates.stored, vector_V, first)
             moved = _score(search, moved_V, asked, _nominate(search, moved_V[None])(0, asked))
             candidates = _with_late(search, moved, late_query, first)
-        rankings.append(_rank(search, candidates))
+        ranking = _rank(search, candidates)
+        if late is not None and late_query is None and not any(map(len, words.nominees if words else ())):
+            ranking = replace(ranking, warnings=[*ranking.warnings, BY_VECTORS_ALONE])
+        rankings.append(ranking)
     return rankings
 
 
@@ -215,6 +221,7 @@ def _with_late(
 def _rank(search: PreparedSearch, candidates: _Candidates) -> Ranking:
     """Choose the documents and passages that are returned."""
     options, generation = search.options, search.generation
+    warnings: list[str] = []
     if options.max_characters is None:
         last = options.offset + options.top_k
         best = _best_first(search, candidates, _at_least_nth(candidates.scores, last))[options.offset : last]
@@ -229,11 +236,16 @@ def _rank(search: PreparedSearch, candidates: _Candidates) -> Ranking:
         )
         best = _best_first(search, candidates, np.array(sorted(found), np.int64))
         passages = [found[index] for index in best.tolist()]
+        if not found:
+            most = int(windows.scores.argmax())
+            size = generation.chunk_ends[windows.end[most] - 1] - generation.chunk_starts[windows.first[most]]
+            warnings.append(budget_warning(options.max_characters, int(size)))
     return Ranking(
         positions=candidates.positions[best],
         scores=candidates.scores[best],
         parts=[_parts_of(candidates.parts, index) for index in best.tolist()],
         passages=passages,
+        warnings=warnings,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from pipeline.errors import ConfigError, ModelError
+from pipeline.search.passages import budget_warning
 from pipeline.search_options import SearchOptions
 from pipeline.types import Hit, Passage, Reranker, SearchResult
 
@@ -50,11 +51,16 @@ def reranked(result: SearchResult, reranker: Reranker, asked: SearchOptions) -> 
     """
     scores = _scores(result, reranker)
     judged = [_judged(hit, [next(scores) for _ in hit.passages]) for hit in result.hits if hit.passages]
+    warnings = [*result.warnings]
     if asked.max_characters is not None:
+        sizes = [passage.end_char - passage.start_char for hit in judged for passage in hit.passages]
         judged = _within(judged, asked.max_characters, asked.top_k)
+        if sizes and not judged:
+            warnings.append(budget_warning(asked.max_characters, min(sizes)))
     else:
         judged = [replace(hit, passages=hit.passages[: asked.passages]) for hit in judged]
-    return replace(result, hits=tuple(sorted(judged, key=lambda hit: -hit.score)[: asked.top_k]))
+    hits = sorted(judged, key=lambda hit: -hit.score)[: asked.top_k]
+    return replace(result, hits=tuple(hits), warnings=tuple(warnings))
 
 
 def _scores(result: SearchResult, reranker: Reranker) -> Iterator[float]:

@@ -257,12 +257,13 @@ def finish_search(search: PreparedSearch, encoded: Vectors) -> list[SearchResult
     vectors = unit_vectors(vectors_QV, generation.manifest.vector_dim)
     # Threads that share one query wait for each other, spinning.
     with one_faiss_thread() if len(vectors) == 1 else nullcontext():
-        hits = make_hits(search, rank_queries(search, vectors, late), explanations)
+        rankings = rank_queries(search, vectors, late)
+        hits = make_hits(search, rankings, explanations)
     generation.require_whole()  # a file written into meanwhile gives wrong scores
     texts = [""] * len(hits) if search.queries is None else search.queries
     return [
-        SearchResult(query=text, generation=generation.number, hits=found)
-        for text, found in zip(texts, hits, strict=True)
+        SearchResult(query=text, generation=generation.number, hits=found, warnings=tuple(ranking.warnings))
+        for text, found, ranking in zip(texts, hits, rankings, strict=True)
     ]
 
 

@@ -217,6 +217,11 @@ class SearchReply(Reply):
     query: str
     generation: int
     hits: list[HitReply]
+    warnings: list[str] = Field(
+        default=[],
+        description="Sentences on what the answer lacks: a query without a word that carries weight, or a "
+        "budget of characters that no passage fits.",
+    )
     next_cursor: str | None = Field(
         default=None, description="Asks for the next page; null where there is none."
     )

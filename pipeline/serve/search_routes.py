@@ -76,5 +76,6 @@ def _reply(result: SearchResult, request: SearchRequest, next_cursor: str | None
         query=result.query,
         generation=result.generation,
         hits=[hit_reply(hit, include_text=request.include_text) for hit in result.hits],
+        warnings=list(result.warnings),
         next_cursor=next_cursor,
     )

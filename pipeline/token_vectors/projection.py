@@ -71,6 +71,11 @@ class TokenProjection:
         """Return the unit vectors of token states."""
         return unit(states_TD.astype(np.float32, copy=False) @ self.matrix_DV)
 
+    @property
+    def heaviest(self) -> float:
+        """Return the weight of the token that weighs most."""
+        return float(self.weight_codes_X.max()) * self.weight_step
+
     def weights_of(self, ids_q: Int[np.ndarray, " q"]) -> Float32[np.ndarray, " q"]:
         """Return what each token of a query weighs."""
         return self.weight_codes_X[ids_q].astype(np.float32) * np.float32(self.weight_step)

@@ -16,6 +16,7 @@ from jobs.build_index import build_index
 from pipeline.collection import Collection, open_collection
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.index.generation import open_generation
+from pipeline.search.ranking import BY_VECTORS_ALONE
 from pipeline.search.searcher import Searcher
 from pipeline.types import Highlight, Passage
 
@@ -111,6 +112,27 @@ def test_query_of_stop_words_unknown_characters_or_great_length_is_answered(
 ):
     assert collection.search(query).hits
     assert collection.search(query, hybrid=False).hits
+
+
+@pytest.mark.parametrize("query", ["日本語 ☃", "👩\u200d👧", "?!"])
+def test_query_without_a_word_that_the_model_knows_is_ranked_by_vectors_and_says_so(
+    collection: Collection, query: str
+):
+    found = collection.search(query)
+
+    assert found.warnings == (BY_VECTORS_ALONE,)
+    assert found.hits
+    assert all("late" not in hit.scores for hit in found.hits)
+    assert collection.search(QUERY).warnings == ()
+
+
+def test_budget_that_no_passage_fits_names_the_smallest_that_gives_one(collection: Collection):
+    (warning,) = collection.search(QUERY, max_characters=5).warnings
+    smallest = int(warning.split()[-1])
+
+    assert warning == f"no passage fits in 5 characters; ask for at least {smallest}"
+    assert collection.search(QUERY, max_characters=smallest - 1).hits == ()
+    assert collection.search(QUERY, max_characters=smallest).hits
 
 
 def test_batch_answers_as_single_queries_do(collection: Collection):
