@@ -26,6 +26,7 @@ COMES_WITH = {
     "aiohttp": "ray",
     "anyio": "mcp",
     "grpcio": "ray",
+    "opentelemetry-api": "fastapi",
     "pydantic": "fastapi",
     "pydantic-core": "fastapi",
     "requests": "ray",
@@ -190,6 +191,47 @@ def test_client_loads_no_requirement_of_indexing(installed: Path):
     assert loaded.isdisjoint({"torch", "transformers", "lancedb", "lance", "faiss", "ray", "click"})
 
 
+def test_client_alone_asks_for_what_all_of_cairn_does():
+    client = tomllib.loads((ROOT / "pipeline/client/pyproject.toml").read_text("utf-8"))
+    extra = PROJECT["optional-dependencies"]["client"]
+
+    assert set(client["project"]["dependencies"]) <= {*PROJECT["dependencies"], *extra}
+    assert client["project"]["version"] == PROJECT["version"]
+
+
+@pytest.mark.slow
+def test_client_alone_searches(
+    make_environment: MakeEnvironment, tmp_path: Path, stones_address: str, stones_root: Path
+):
+    source = ROOT / "pipeline/client"
+    build_without_network(
+        "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(tmp_path), str(source)
+    )
+    [wheel] = tmp_path.glob("cairn_client-*.whl")
+    environment = make_environment("client", str(wheel))
+    [packages] = environment.glob("lib/python*/site-packages")
+    modules = {path.name for path in (packages / "pipeline/client").glob("*.py")}
+    assert modules == {path.name for path in source.glob("*.py")}
+
+    program = f"""
+import sys
+for name in ("faiss", "jobs", "lancedb", "ray", "torch", "transformers"):
+    sys.modules[name] = None
+import cairn
+with cairn.CairnClient({stones_address!r}) as client:
+    answer = client.collection("stones").search("granite and slate", top_k=2)
+print(cairn.__version__, *(hit.doc_id for hit in answer.hits))
+try:
+    cairn.open_collection
+except ImportError as error:
+    print(error)
+"""
+    found, sentence = run(environment, "python", "-c", program).splitlines()
+    expected = cairn.open_collection("stones", root=stones_root).search("granite and slate", top_k=2)
+    assert found.split() == [PROJECT["version"], *(hit.doc_id for hit in expected.hits)]
+    assert "install cairn-retrieval" in sentence
+
+
 def test_every_import_is_of_a_declared_requirement():
     extras = PROJECT["optional-dependencies"]
     declared = {
@@ -202,7 +244,7 @@ def test_every_import_is_of_a_declared_requirement():
         for path in (ROOT / package).rglob("*.py"):
             if path.is_relative_to(ROOT / "jobs/configs"):  # files for other schedulers, run by theirs
                 continue
-            for module in imported_modules(path) - {"pipeline", "cli", "jobs"}:
+            for module in imported_modules(path) - {"cairn", "pipeline", "cli", "jobs"}:
                 names = {canonicalize_name(name) for name in providers.get(module, [])}
                 if declared.isdisjoint(names | {COMES_WITH[name] for name in names & set(COMES_WITH)}):
                     missing.setdefault(module, []).append(path.relative_to(ROOT).as_posix())

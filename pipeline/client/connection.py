@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any, Final
 
 from pipeline.errors import ConfigError, UsageError, extra_missing
+from pipeline.version import installed_version
 
 try:
     import httpx2
@@ -59,7 +59,7 @@ class Connection:
 
         Redirects are not followed, so the key goes nowhere else.
         """
-        headers = {"Accept": "application/json", "User-Agent": f"cairn/{version('cairn-retrieval')}"}
+        headers = {"Accept": "application/json", "User-Agent": f"cairn/{installed_version()}"}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key.strip()}"
         return {

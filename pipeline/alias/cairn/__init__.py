@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from importlib.metadata import version
-
     from jobs.collection import Collection, open_collection
     from pipeline.client import AsyncCairnClient, CairnClient
     from pipeline.encode.text_encoder import TextEncoder, load_encoder
     from pipeline.errors import CairnError
     from pipeline.index.maintenance import DeleteReport
     from pipeline.types import Document, Hit, IngestReport, Passage, SearchResult
+    from pipeline.version import installed_version
 
-    __version__ = version("cairn-retrieval")
+    __version__ = installed_version()
 
 __all__ = [
     "AsyncCairnClient",
@@ -68,6 +67,8 @@ def _load_own_packages() -> None:
         loaded = sys.modules.get(name)
         if loaded is None:
             spec = PathFinder.find_spec(name, [str(home)])
+            if spec is None and name == "jobs":  # the client alone is installed
+                return
             assert spec is not None, f"{name} is installed with cairn"
             assert spec.loader is not None, f"{name} is a package"
             loaded = sys.modules[name] = module_from_spec(spec)
@@ -89,9 +90,17 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from pipeline.version import installed_version
 
-        return version("cairn-retrieval")
+        return installed_version()
     if name in _HOMES:  # looked up when asked for, so that importing Cairn loads no model library
-        return getattr(import_module(_HOMES[name]), name)
+        try:
+            return getattr(import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in ("pipeline", "jobs"):
+                raise
+            raise ImportError(
+                f"cairn.{name} must have all of Cairn, got cairn-client alone; install cairn-retrieval in "
+                "its place"
+            ) from None
     raise AttributeError(f"module 'cairn' has no attribute {name!r}")

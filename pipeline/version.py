@@ -1,0 +1,13 @@
+"""The version that is installed: of all of Cairn, or of the client alone."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def installed_version() -> str:
+    """Return Cairn's version."""
+    try:
+        return version("cairn-retrieval")
+    except PackageNotFoundError:
+        return version("cairn-client")
