@@ -19,14 +19,14 @@ from cli.settings import collection_argument
 def mcp(*, collection: str, root: str, url: str | None) -> int:
     """Serve collection NAME to a language model.
 
-    MCP on stdin and stdout, tools search and get_document, which only read.
+    MCP on stdin and stdout, with tools that only read. `cairn serve` has them for all collections at /mcp.
     """
-    from pipeline.frameworks.mcp_server import make_server
+    from pipeline.frameworks.mcp_server import OneCollection, make_server
     from pipeline.frameworks.source import open_source
 
     source = open_source(
         collection, root=None if url else Path(root), url=url, api_key=os.environ.get("CAIRN_API_KEY")
     )
     with contextlib.suppress(KeyboardInterrupt):
-        make_server(source).run("stdio")
+        make_server(lambda _: OneCollection(source)).run("stdio")
     return 0

@@ -29,7 +29,8 @@ from pipeline.serve.collections import ServedCollection
 from pipeline.serve.keys import Grant
 from pipeline.serve.problems import INVALID_REQUEST, RERANKER_FAILED, ProblemError, contract, search_problem
 from pipeline.serve.schemas import HighlightReply, HitReply, InvalidField, PassageReply
-from pipeline.types import Highlight, Hit, Reranker, SearchResult
+from pipeline.serve.telemetry import stage, trace_future
+from pipeline.types import Document, Highlight, Hit, Reranker, SearchResult
 
 log = logging.getLogger(__name__)
 
@@ -58,17 +59,33 @@ async def search(
 
     async def attempt(opened: ServedCollection) -> list[SearchResult]:
         vectors = opened.encoder.submit_search(queries)
+        trace_future("search.encode", vectors)
         begun = opened.searcher.begin(queries, chosen, vectors, state.search_threads)
-        search, query_vectors = await asyncio.wrap_future(begun)
-        return await state.search_threads.run(lambda: finish_search(search, query_vectors))
+        with stage("search.prepare"):  # filter and words, and the wait for the vectors
+            search, query_vectors = await asyncio.wrap_future(begun)
+        with stage("search.rank"):
+            return await state.search_threads.run(lambda: finish_search(search, query_vectors))
 
-    results = await with_collection(state, served, attempt)
+    with stage("search", collection=name, queries=len(queries)):
+        results = await with_collection(state, served, attempt)
     state.metrics.generation.labels(name).set(results[0].generation)
     if reranker is not None:
-        results = await _reranked(state, reranker, results, asked)
+        with stage("search.rerank"):
+            results = await _reranked(state, reranker, results, asked)
     if state.feedback is not None and asked.offset == 0:  # a further page is no other query
         state.feedback.searched(name, results)
     return results
+
+
+async def read_document(state: ServerState, grant: Grant, name: str, doc_id: str) -> Document | None:
+    """Return a document of a collection, None where the grant shows no such document."""
+
+    async def attempt(opened: ServedCollection) -> Document | None:
+        return await state.search_threads.run(
+            lambda: opened.searcher.read_document(doc_id, restriction=grant.restriction)
+        )
+
+    return await with_collection(state, await reachable(state, grant, name), attempt)
 
 
 def _reranker(state: ServerState) -> Reranker:

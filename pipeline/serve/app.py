@@ -30,12 +30,14 @@ from pipeline.serve import (
     feedback_routes,
     health_routes,
     map_routes,
+    mcp_routes,
     openai_routes,
     openai_schemas,
     openapi,
     page_routes,
     schemas,
     search_routes,
+    vector_store_routes,
 )
 from pipeline.serve.access import ServerState, refuse_unknown_parameters
 from pipeline.serve.collections import Collections, LoadEncoder
@@ -48,10 +50,18 @@ from pipeline.serve.maps.corpus_map import CorpusMap
 from pipeline.serve.maps.map_cache import GenerationCache, lower_thread_priority
 from pipeline.serve.maps.map_files import MapFiles
 from pipeline.serve.metrics import Metrics
-from pipeline.serve.problems import INTERNAL_ERROR, METHOD_REFUSED, NOT_FOUND, ProblemError, schema_problem
+from pipeline.serve.problems import (
+    INTERNAL_ERROR,
+    METHOD_REFUSED,
+    NOT_FOUND,
+    OPENAI_PATHS,
+    ProblemError,
+    schema_problem,
+)
 from pipeline.serve.request_schemas import Combination, Comparison, Membership
 from pipeline.serve.search_threads import SearchThreads
 from pipeline.serve.settings import ServeSettings, num_processors
+from pipeline.serve.telemetry import telemetry_config
 from pipeline.types import Reranker
 
 _DESCRIPTION: Final = (
@@ -63,7 +73,10 @@ _REQUESTS: Final = (
     feedback_routes.ClickRequest,
     *(openai_schemas.VectorStoreSearch, openai_schemas.RankingOptions, openai_schemas.EmbeddingsRequest),
 )
-_PARAMETERS: Final = frozenset({"name", "doc_id", "start_char", "max_characters", "vector_store_id"})
+_PARAMETERS: Final = frozenset(
+    {"name", "doc_id", "start_char", "max_characters"}
+    | {"vector_store_id", "file_id", "limit", "order", "after", "before", "filter"}
+)
 _KNOWN_FIELDS: Final = schemas.field_names(*_REQUESTS) | _PARAMETERS
 
 
@@ -104,6 +117,7 @@ def create_app(
     feedback = settings.feedback_log and FeedbackLog(
         settings.feedback_log, settings.feedback_log_megabytes << 20
     )
+    mcp = mcp_routes.McpEndpoint()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -114,6 +128,7 @@ def create_app(
         if feedback is not None:
             await asyncio.to_thread(feedback.stop)
         maps.stop()
+        await mcp.close()
         await collections.close()
         for each in (pool, rerank_pool, map_pool):
             each.shutdown(wait=False, cancel_futures=True)
@@ -126,7 +141,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
-        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+        telemetry=telemetry_config(),
         middleware=[
             Middleware(
                 Envelope,
@@ -143,7 +158,7 @@ def create_app(
         keyring=keyring,
         collections=collections,
         metrics=metrics,
-        search_threads=SearchThreads(pool, metrics.search_seconds.observe),
+        search_threads=SearchThreads(pool, metrics.observe_search),
         rerank_pool=rerank_pool,
         reranker=reranker,
         maps=maps,
@@ -151,7 +166,9 @@ def create_app(
         length_curves=GenerationCache[list[LengthBin]](pool),
         feedback=feedback,
     )
-    for routes in (search_routes, collection_routes, feedback_routes, map_routes, openai_routes):
+    app.state.mcp = mcp
+    openai = (openai_routes, vector_store_routes)
+    for routes in (search_routes, collection_routes, feedback_routes, map_routes, *openai, mcp_routes):
         app.include_router(routes.router, dependencies=[Depends(refuse_unknown_parameters)])
     for routes in (health_routes, page_routes):
         app.include_router(routes.router)
@@ -164,8 +181,14 @@ async def _refuse_request(_: Request, error: Exception) -> Response:
     raise schema_problem(error.errors(), _KNOWN_FIELDS)
 
 
-async def _refuse_route(_: Request, error: Exception) -> Response:
+async def _refuse_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if request.method != "GET" and request.url.path.startswith(OPENAI_PATHS):
+        raise ProblemError(
+            METHOD_REFUSED,
+            "vector stores are only read here; collections are written by `ingest` and the Python library",
+            headers=error.headers,
+        )
     if error.status_code == 404:
         raise ProblemError(NOT_FOUND, "see GET /openapi.json for the addresses there are")
     if error.status_code == 405:

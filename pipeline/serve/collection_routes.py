@@ -9,6 +9,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from typing_extensions import override
 
 from pipeline.search.filters import filterable_columns
+from pipeline.serve import answers
 from pipeline.serve.access import SearchGrant, State, reachable
 from pipeline.serve.answers import json_value, with_collection
 from pipeline.serve.collections import ServedCollection
@@ -92,16 +93,22 @@ async def read_document(
     max_characters: Annotated[int, Query(ge=1, le=MAX_DOCUMENT_CHARACTERS)] = DEFAULT_DOCUMENT_CHARACTERS,
 ) -> DocumentReply:
     """Give a document by its id, or a stretch of its text."""
-
-    async def attempt(served: ServedCollection) -> DocumentReply | None:
-        return await state.search_threads.run(
-            lambda: _read(served, grant, doc_id, start_char, max_characters)
-        )
-
-    reply = await with_collection(state, await reachable(state, grant, name), attempt)
-    if reply is None:
+    document = await answers.read_document(state, grant, name, doc_id)
+    if document is None:
         raise ProblemError(UNKNOWN_DOCUMENT, "ids are those of the source's rows, as hits give them")
-    return reply
+    text = document.text[start_char : start_char + max_characters]
+    first = min(start_char, len(document.text))
+    return DocumentReply(
+        doc_id=document.doc_id,
+        title=document.title,
+        metadata={name: json_value(value) for name, value in document.metadata.items()},
+        generation=document.generation,
+        num_tokens=document.num_tokens,
+        num_characters=len(document.text),
+        start_char=first,
+        end_char=first + len(text),
+        text=text,
+    )
 
 
 @router.get("/{name}/lineage/{doc_id:doc_id}")
@@ -146,25 +153,4 @@ def _describe(served: ServedCollection, grant: Grant, *, reranks: bool) -> Colle
             for name, data_type in filterable_columns(generation.document_schema).items()
         ],
         is_outdated=searcher.is_outdated,
-    )
-
-
-def _read(
-    served: ServedCollection, grant: Grant, doc_id: str, start_char: int, max_characters: int
-) -> DocumentReply | None:
-    document = served.searcher.read_document(doc_id, restriction=grant.restriction)
-    if document is None:
-        return None
-    text = document.text[start_char : start_char + max_characters]
-    first = min(start_char, len(document.text))
-    return DocumentReply(
-        doc_id=document.doc_id,
-        title=document.title,
-        metadata={name: json_value(value) for name, value in document.metadata.items()},
-        generation=document.generation,
-        num_tokens=document.num_tokens,
-        num_characters=len(document.text),
-        start_char=first,
-        end_char=first + len(text),
-        text=text,
     )

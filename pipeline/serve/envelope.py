@@ -90,7 +90,7 @@ class Envelope:
             if problem is not None:
                 self._metrics.problems.labels(problem.kind.name).inc()
                 if not status:
-                    await problem_response(problem)(scope, receive, send_with_headers)
+                    await problem_response(problem, scope["path"])(scope, receive, send_with_headers)
         finally:
             self._num_requests -= 1
             self._metrics.requests_in_flight.set(self._num_requests)

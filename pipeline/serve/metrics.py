@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus.
+"""What the server counts, for Prometheus, and for OpenTelemetry where it is on.
 
 Labels are routes and names of this server's own, never what a caller sent.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from opentelemetry import metrics
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -57,10 +58,24 @@ class Metrics:
             "cairn_generation", "Generation of the last answer.", ["collection"], registry=self._registry
         )
 
+        meter = metrics.get_meter("cairn")  # does nothing where no exporter is set up
+        self._exported_pass_seconds = meter.create_histogram(
+            "cairn.encoder.pass.duration", unit="s", description="Duration of an encoder pass."
+        )
+        self._exported_search_seconds = meter.create_histogram(
+            "cairn.search.duration", unit="s", description="Duration of work on a search thread."
+        )
+
     def observe_pass(self, num_texts: int, seconds: float) -> None:
         """Count a pass of an encoder."""
         self.pass_texts.observe(num_texts)
         self.pass_seconds.observe(seconds)
+        self._exported_pass_seconds.record(seconds)
+
+    def observe_search(self, seconds: float) -> None:
+        """Count a piece of work of a search thread."""
+        self.search_seconds.observe(seconds)
+        self._exported_search_seconds.record(seconds)
 
     def text(self) -> bytes:
         """Return all figures in Prometheus' text format."""

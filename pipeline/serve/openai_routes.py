@@ -1,9 +1,10 @@
-"""Routes of OpenAI's API, so that its clients need only another base URL."""
+"""OpenAI's search and embeddings, so that its clients need only another base URL."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter
@@ -81,18 +82,21 @@ def _best_of(results: Sequence[SearchResult]) -> list[Hit]:
 
 
 def _file_result(hit: Hit) -> FileResult:
-    attributes = {name: json_value(value) for name, value in hit.metadata.items()}
     return FileResult(
         file_id=hit.doc_id,
         filename=hit.title or hit.doc_id,
         score=min(
             max(hit.score, 0.0), 1.0
         ),  # OpenAI's scores lie in 0..1; the cosine of a dense answer may not
-        attributes={
-            name: value for name, value in attributes.items() if isinstance(value, str | bool | int | float)
-        },
+        attributes=attributes_of(hit.metadata),
         content=[TextContent(text=passage.text) for passage in hit.passages],
     )
+
+
+def attributes_of(metadata: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
+    """Return what of a document's columns OpenAI's attributes can hold."""
+    values = {name: json_value(value) for name, value in metadata.items()}
+    return {name: value for name, value in values.items() if isinstance(value, str | bool | int | float)}
 
 
 def _encoded(vector: Float32[np.ndarray, " V"]) -> str:

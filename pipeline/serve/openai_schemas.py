@@ -1,4 +1,4 @@
-"""The two shapes of OpenAI's API that RAG applications speak: searching a vector store, and embeddings.
+"""The shapes of OpenAI's API that RAG applications speak: reading and searching vector stores, embeddings.
 
 A vector store is a collection, a file a document. What cannot be done here (rewriting queries, other
 dimensions) is refused, not ignored.
@@ -73,6 +73,74 @@ class FileResults(Reply):
     object: Literal["vector_store.search_results.page"] = "vector_store.search_results.page"
     search_query: list[str]
     data: list[FileResult]
+    has_more: Literal[False] = False
+    next_page: None = None
+
+
+class FileCounts(Reply):
+    """The documents of a collection, all of them ready."""
+
+    total: int
+    completed: int
+    in_progress: Literal[0] = 0
+    failed: Literal[0] = 0
+    cancelled: Literal[0] = 0
+
+
+class VectorStore(Reply):
+    """A collection that can be searched; times are those of its generation, in Unix seconds."""
+
+    id: str
+    object: Literal["vector_store"] = "vector_store"
+    name: str
+    created_at: int
+    last_active_at: int
+    status: Literal["completed"] = "completed"
+    file_counts: FileCounts
+    usage_bytes: Annotated[int, Field(description="Bytes of the search files; 0 for a key with a filter.")]
+    metadata: None = None
+    expires_after: None = None
+    expires_at: None = None
+
+
+class VectorStoreFile(Reply):
+    """A document; ``usage_bytes`` is the size of its text in UTF-8."""
+
+    id: str
+    object: Literal["vector_store.file"] = "vector_store.file"
+    vector_store_id: str
+    created_at: int
+    status: Literal["completed"] = "completed"
+    last_error: None = None
+    usage_bytes: int
+    attributes: dict[str, str | int | float | bool]
+
+
+class VectorStores(Reply):
+    """A page of collections."""
+
+    object: Literal["list"] = "list"
+    data: list[VectorStore]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class VectorStoreFiles(Reply):
+    """A page of documents."""
+
+    object: Literal["list"] = "list"
+    data: list[VectorStoreFile]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileContent(Reply):
+    """The whole text of a document."""
+
+    object: Literal["vector_store.file_content.page"] = "vector_store.file_content.page"
+    data: list[TextContent]
     has_more: Literal[False] = False
     next_page: None = None
 

@@ -16,8 +16,8 @@ from pipeline.serve.problems import (
     MEDIA_TYPE_REFUSED,
     PROBLEM_TYPES,
     TYPE_PREFIX,
+    Problem,
 )
-from pipeline.serve.schemas import Problem
 
 _STATUSES: Final = sorted({kind.status for kind in PROBLEM_TYPES.values()})
 _OF_A_BODY: Final = {kind.status for kind in (INVALID_JSON, BODY_SLOW, BODY_TOO_LARGE, MEDIA_TYPE_REFUSED)}

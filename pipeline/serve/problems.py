@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from starlette.responses import Response
 
@@ -28,10 +28,35 @@ from pipeline.errors import (
     UsageError,
 )
 from pipeline.serve.request_schemas import MAX_TOLD, UNKNOWN_FIELD
-from pipeline.serve.schemas import InvalidField, Problem
+from pipeline.serve.schemas import InvalidField, Reply
 
 MEDIA_TYPE: Final = "application/problem+json"
+OPENAI_PATHS: Final = ("/v1/vector_stores", "/v1/embeddings")
+"""Where addresses of OpenAI's API begin."""
 TYPE_PREFIX: Final = "urn:problem-type:cairn:"
+
+
+class OpenAIError(Reply):
+    """A problem as OpenAI's clients read it; ``code`` is the end of the problem's ``type``."""
+
+    message: str
+    type: Literal["invalid_request_error", "server_error"]
+    code: str
+    param: str | None = None
+
+
+class Problem(Reply):
+    """What went wrong (RFC 9457); ``type`` is stable, ``detail`` a sentence for a person.
+
+    ``error`` says the same on the addresses of OpenAI's API.
+    """
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[InvalidField] | None = None
+    error: OpenAIError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +136,8 @@ class ProblemError(Exception):
         self.headers = dict(headers or {})
 
 
-def problem_response(problem: ProblemError) -> Response:
-    """Return the response that tells of a problem."""
+def problem_response(problem: ProblemError, path: str = "") -> Response:
+    """Return the response that tells of a problem; ``path`` is the request's."""
     kind = problem.kind
     body = Problem(
         type=TYPE_PREFIX + kind.name,
@@ -120,6 +145,7 @@ def problem_response(problem: ProblemError) -> Response:
         status=kind.status,
         detail=problem.detail,
         errors=list(problem.errors) or None,
+        error=_openai_error(problem) if path.startswith(OPENAI_PATHS) else None,
     )
     headers = problem.headers
     if kind.retry_seconds is not None:
@@ -131,6 +157,17 @@ def problem_response(problem: ProblemError) -> Response:
         status_code=kind.status,
         media_type=MEDIA_TYPE,
         headers=headers,
+    )
+
+
+def _openai_error(problem: ProblemError) -> OpenAIError:
+    """Return the member that OpenAI's clients read, and show to their user."""
+    told = [f"{field.pointer}: {field.detail}" for field in problem.errors]
+    return OpenAIError(
+        message="; ".join([problem.kind.title, *(told or [problem.detail])]),
+        type="invalid_request_error" if problem.kind.status < 500 else "server_error",
+        code=problem.kind.name,
+        param=problem.errors[0].pointer.removeprefix("#/") if problem.errors else None,
     )
 
 

@@ -320,16 +320,6 @@ class InvalidField(Reply):
     detail: str
 
 
-class Problem(Reply):
-    """What went wrong (RFC 9457); ``type`` is stable, ``detail`` a sentence for a person."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    errors: list[InvalidField] | None = None
-
-
 def field_names(*models: type[BaseModel]) -> frozenset[str]:
     """Return the names of all fields of these models: what a problem may call by name."""
     return frozenset(name for model in models for name in model.model_fields)

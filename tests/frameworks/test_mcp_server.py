@@ -7,7 +7,7 @@ import re
 import pytest
 from mcp import Client
 
-from pipeline.frameworks.mcp_server import make_server
+from pipeline.frameworks.mcp_server import OneCollection, make_server
 from pipeline.frameworks.source import Searchable
 
 pytestmark = pytest.mark.anyio
@@ -20,9 +20,9 @@ def anyio_backend() -> str:
 
 
 async def test_tools_read_and_nothing_else(stones: Searchable) -> None:
-    async with Client(make_server(stones)) as client:
+    async with Client(make_server(lambda _: OneCollection(stones))) as client:
         tools = (await client.list_tools()).tools
-        assert {tool.name for tool in tools} == {"search", "get_document"}
+        assert {tool.name for tool in tools} == {"list_collections", "search", "get_document"}
         for tool in tools:
             assert tool.annotations is not None
             assert tool.annotations.read_only_hint is True
@@ -30,7 +30,7 @@ async def test_tools_read_and_nothing_else(stones: Searchable) -> None:
 
 
 async def test_search_finds_documents_that_get_document_reads(stones: Searchable) -> None:
-    async with Client(make_server(stones)) as client:
+    async with Client(make_server(lambda _: OneCollection(stones))) as client:
         filters = {"type": "gte", "key": "year", "value": 2003}
         asked = {"query": QUERY, "top_k": 3, "max_characters": 400, "filters": filters}
         answer = (await client.call_tool("search", asked)).structured_content
@@ -61,12 +61,14 @@ async def test_search_finds_documents_that_get_document_reads(stones: Searchable
         ("search", {"query": "  "}, "blank|white space|pattern"),
         ("search", {"query": "x", "filters": {"type": "eq", "key": "no_such_column", "value": 1}}, "key"),
         ("search", {"query": "x", "top_k": 1_000}, "less than or equal to 50"),
+        ("search", {"query": "x", "collection": "pebbles"}, "the only collection is 'stones'"),
+        ("search", {"query": "x", "collection": "../stones"}, "pattern"),
     ],
 )
 async def test_what_cannot_be_answered_is_a_sentence(
     stones: Searchable, tool: str, asked: dict[str, object], sentence: str
 ) -> None:
-    async with Client(make_server(stones)) as client:
+    async with Client(make_server(lambda _: OneCollection(stones))) as client:
         result = await client.call_tool(tool, asked)
         assert result.is_error
         text = " ".join(block.text for block in result.content if block.type == "text")

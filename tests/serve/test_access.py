@@ -8,7 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 
 SEARCH = "/v1/collections/stones/search"
-FILLED = {"name": "stones", "vector_store_id": "stones", "doc_id": "stones/granite/0"}
+FILLED = dict.fromkeys(("name", "vector_store_id"), "stones")
+FILLED |= dict.fromkeys(("doc_id", "file_id"), "stones/granite/0")
 BODIES = {"post": {"query": "slate"}}
 
 

@@ -38,7 +38,8 @@ CHECKS = [
     response_schema_conformance,
     negative_data_rejection,
 ]
-KNOWN = {"name": "stones", "vector_store_id": "stones", "doc_id": "stones/granite/0"}
+KNOWN = dict.fromkeys(("name", "vector_store_id"), "stones")
+KNOWN |= dict.fromkeys(("doc_id", "file_id"), "stones/granite/0")
 
 
 class ByLength:

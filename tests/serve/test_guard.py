@@ -247,7 +247,9 @@ def test_every_route_needs_a_scope_or_is_open_on_purpose(client: TestClient) -> 
         "/v1/collections/{name}/search",
     }
     known |= {f"/v1/collections/{{name}}/{look}" for look in ("map", "map/places", "health")}
-    known |= {"/v1/vector_stores/{vector_store_id}/search", "/v1/embeddings", "/metrics"}
+    known |= {"/v1/vector_stores", "/v1/embeddings", "/metrics"}
+    store = "/v1/vector_stores/{vector_store_id}"
+    known |= {store, f"{store}/search", f"{store}/files", f"{store}/files/{{file_id}}"}
     assert set(described) == known | {"/healthz", "/readyz"}
     page = {path for path in guard.OPEN_PATHS if path == "/" or path.startswith("/page/")}
     assert page | {"/healthz", "/readyz", "/openapi.json"} == guard.OPEN_PATHS

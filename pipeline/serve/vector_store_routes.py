@@ -1,0 +1,194 @@
+"""OpenAI's vector stores, read only: a store is a collection, a file a document.
+
+Files are listed in the order in which they were ingested.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+import numpy as np
+import pyarrow.compute as pc
+from fastapi import APIRouter, Depends, Query, Request
+from jaxtyping import Int64
+
+from pipeline.search.conditions import allowed_documents
+from pipeline.search.documents import read_documents
+from pipeline.search.filters import compile_restriction
+from pipeline.serve.access import SearchGrant, ServerState, State, reachable
+from pipeline.serve.answers import read_document, with_collection
+from pipeline.serve.collection_routes import DocId
+from pipeline.serve.collections import ServedCollection
+from pipeline.serve.keys import Grant
+from pipeline.serve.openai_routes import attributes_of
+from pipeline.serve.openai_schemas import (
+    FileContent,
+    FileCounts,
+    TextContent,
+    VectorStore,
+    VectorStoreFile,
+    VectorStoreFiles,
+    VectorStores,
+)
+from pipeline.serve.problems import INVALID_REQUEST, UNKNOWN_DOCUMENT, ProblemError
+from pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName, InvalidField
+from pipeline.serve.settings import TABLE_TIMEOUT_SECONDS
+from pipeline.types import Document
+
+router = APIRouter(prefix="/v1/vector_stores", tags=["openai"], redirect_slashes=False)
+
+Positions = Int64[np.ndarray, " A"]
+Place = Annotated[str | None, Query(min_length=1, max_length=MAX_DOC_ID_CHARACTERS)]
+_CONTENT: Final = b"/content"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paging:
+    """Which entries of a list to give; ``after`` and ``before`` are ids of entries."""
+
+    limit: Annotated[int, Query(ge=1, le=100, description="Entries to give.")] = 20
+    order: Annotated[Literal["asc", "desc"], Query(description="Oldest or newest first.")] = "desc"
+    after: Place = None
+    before: Place = None
+
+    def page(self, positions: Positions, position_of: Callable[[str], int | None]) -> tuple[Positions, bool]:
+        """Choose among ascending positions; tell whether there are more beyond the page."""
+        sign = 1 if self.order == "asc" else -1
+        kept = positions[::sign]
+        for name, mark, side in (("after", self.after, 1), ("before", self.before, -1)):
+            if mark is not None:
+                place = position_of(mark)
+                if place is None or place not in positions:
+                    field = InvalidField(pointer=f"query/{name}", detail="there is no entry of this id")
+                    raise ProblemError(
+                        INVALID_REQUEST, "1 part(s) of the request must be changed", errors=[field]
+                    )
+                kept = kept[sign * side * (kept - place) > 0]
+        is_backwards = self.before is not None and self.after is None
+        return kept[-self.limit :] if is_backwards else kept[: self.limit], len(kept) > self.limit
+
+
+Pages = Annotated[Paging, Depends()]
+
+
+@router.get("")
+async def list_vector_stores(state: State, grant: SearchGrant, paging: Pages) -> VectorStores:
+    """List the collections that this key can search, ordered by the time of their generation."""
+    found: list[VectorStore] = []
+    for name in await state.search_threads.run(state.collections.listed):
+        if grant.reaches(name):
+            try:
+                found.append(await _store(state, grant, name))
+            except ProblemError:  # not published yet, or damaged
+                continue
+    found.sort(key=lambda store: (store.created_at, store.id))
+    positions = {store.id: position for position, store in enumerate(found)}
+    chosen, has_more = paging.page(np.arange(len(found)), positions.get)
+    page = [found[position] for position in chosen]
+    return VectorStores(
+        data=page,
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+        has_more=has_more,
+    )
+
+
+@router.get("/{vector_store_id}")
+async def retrieve_vector_store(
+    vector_store_id: CollectionName, state: State, grant: SearchGrant
+) -> VectorStore:
+    """Describe a collection as OpenAI describes a vector store."""
+    return await _store(state, grant, vector_store_id)
+
+
+@router.get("/{vector_store_id}/files")
+async def list_files(
+    vector_store_id: CollectionName,
+    state: State,
+    grant: SearchGrant,
+    paging: Pages,
+    filter: Literal["in_progress", "completed", "failed", "cancelled"] | None = None,  # noqa: A002 - OpenAI's name
+) -> VectorStoreFiles:
+    """List documents in the order of their ingest; all are completed."""
+
+    def read(served: ServedCollection) -> tuple[list[Document], bool]:
+        generation = served.searcher.generation
+        positions = np.arange(generation.num_documents)
+        if grant.restriction is not None:
+            where = compile_restriction(grant.restriction, generation.document_schema)
+            positions = allowed_documents(generation, where, dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS))
+
+        def position_of(doc_id: str) -> int | None:
+            found = pc.index(generation.doc_ids, doc_id).as_py()
+            return None if found < 0 else found
+
+        chosen, has_more = paging.page(positions, position_of)
+        return read_documents(generation, chosen), has_more
+
+    async def attempt(served: ServedCollection) -> VectorStoreFiles:
+        documents, has_more = await state.search_threads.run(
+            lambda: served.searcher.reading(lambda: read(served))
+        )
+        data = [_file(served, document) for document in documents]
+        return VectorStoreFiles(
+            data=data,
+            first_id=data[0].id if data else None,
+            last_id=data[-1].id if data else None,
+            has_more=has_more,
+        )
+
+    served = await reachable(state, grant, vector_store_id)
+    if filter not in (None, "completed"):
+        return VectorStoreFiles(data=[], first_id=None, last_id=None, has_more=False)
+    return await with_collection(state, served, attempt)
+
+
+@router.get("/{vector_store_id}/files/{file_id:doc_id}")
+async def retrieve_file(
+    vector_store_id: CollectionName, file_id: DocId, request: Request, state: State, grant: SearchGrant
+) -> VectorStoreFile | FileContent:
+    """Describe a document, or give its text where the address ends in ``/content``.
+
+    Slashes of an id are sent as ``%2F``, so that an id may end in ``/content`` itself.
+    """
+    wants_content = request.scope.get("raw_path", b"").endswith(_CONTENT)
+    doc_id = file_id.removesuffix(_CONTENT.decode()) if wants_content else file_id
+    document = await read_document(state, grant, vector_store_id, doc_id)
+    if document is None:
+        raise ProblemError(UNKNOWN_DOCUMENT, "ids are those of the source's rows, as results give them")
+    if wants_content:
+        return FileContent(data=[TextContent(text=document.text)])
+    return _file(await reachable(state, grant, vector_store_id), document)
+
+
+async def _store(state: ServerState, grant: Grant, name: str) -> VectorStore:
+    async def attempt(served: ServedCollection) -> VectorStore:
+        count = await state.search_threads.run(lambda: served.searcher.count_documents(grant.restriction))
+        files = served.searcher.generation.manifest.files.values()
+        return VectorStore(
+            id=name,
+            name=name,
+            created_at=_created_at(served),
+            last_active_at=_created_at(served),
+            file_counts=FileCounts(total=count, completed=count),
+            usage_bytes=0 if grant.restriction else sum(each.size_bytes for each in files),
+        )
+
+    return await with_collection(state, await reachable(state, grant, name), attempt)
+
+
+def _file(served: ServedCollection, document: Document) -> VectorStoreFile:
+    return VectorStoreFile(
+        id=document.doc_id,
+        vector_store_id=served.name,
+        created_at=_created_at(served),
+        usage_bytes=len(document.text.encode()),
+        attributes=attributes_of(document.metadata),
+    )
+
+
+def _created_at(served: ServedCollection) -> int:
+    return int(dt.datetime.fromisoformat(served.searcher.generation.manifest.created_at).timestamp())

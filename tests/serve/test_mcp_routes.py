@@ -1,0 +1,150 @@
+"""MCP at /mcp, asked over loopback by the SDK's own client."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from starlette.testclient import TestClient
+
+from pipeline.collection import open_collection
+from pipeline.serve.app import create_app
+from pipeline.serve.keys import KeyFile
+from pipeline.serve.server import bind
+from pipeline.serve.settings import ServeSettings
+
+pytestmark = pytest.mark.anyio
+ZENITH = {"type": "eq", "key": "tenant", "value": "zenith"}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@contextmanager
+def served(settings: ServeSettings) -> Iterator[str]:
+    """Give the address of a server in a thread of this process."""
+    settings = replace(settings, port=0, deadline_seconds=300.0)
+    with bind(settings) as listener:
+        app = create_app(settings)
+        server = uvicorn.Server(uvicorn.Config(app, ws="none", log_config=None, access_log=False))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not server.started and thread.is_alive():
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def address(served_root: Path) -> Iterator[str]:
+    with served(ServeSettings(root=served_root)) as url:
+        yield url
+
+
+@asynccontextmanager
+async def connected(url: str, key: str | None = None, **options: Any) -> Any:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=300.0) as http,
+        Client(streamable_http_client(url, http_client=http), **options) as client,
+    ):
+        yield client
+
+
+async def test_search_at_mcp_finds_what_the_collection_does(address: str, served_root: Path) -> None:
+    async with connected(address) as client:
+        asked = {"query": "granite slate", "top_k": 3, "collection": "stones"}
+        answer = (await client.call_tool("search", asked)).structured_content
+    expected = open_collection("stones", root=served_root).search(
+        "granite slate", top_k=3, max_characters=4_000
+    )
+    assert [each["doc_id"] for each in answer["documents"]] == [hit.doc_id for hit in expected.hits]
+    assert answer["documents"][0]["passages"][0]["text"] == expected.hits[0].passages[0].text
+
+
+async def test_client_of_the_protocol_with_a_handshake_is_answered(address: str) -> None:
+    async with connected(address, mode="legacy") as client:
+        assert len((await client.list_tools()).tools) == 3
+        found = (await client.call_tool("list_collections", {})).structured_content
+    assert found == {"collections": ["pebbles", "stones"]}
+
+
+@pytest.mark.parametrize(
+    ("tool", "asked", "sentence"),
+    [
+        ("search", {"query": "x"}, "a collection must be named"),
+        ("search", {"query": "x", "collection": "marbles"}, "There is no such collection"),
+        ("search", {"query": "x", "collection": "stones", "filters": {"type": "eq"}}, "filter"),
+        ("get_document", {"doc_id": "x", "collection": "stones"}, "there is no document of this id"),
+    ],
+)
+async def test_what_cannot_be_answered_is_a_sentence_of_a_tool(
+    address: str, tool: str, asked: dict[str, Any], sentence: str
+) -> None:
+    async with connected(address) as client:
+        result = await client.call_tool(tool, asked)
+    assert result.is_error
+    assert sentence in result.content[0].text
+
+
+async def test_key_reaches_its_collection_and_documents_alone(own_root: Path) -> None:
+    settings = ServeSettings(root=own_root)
+    keys = KeyFile(settings.keys_path)
+    whole = keys.create("whole")[1]
+    narrow = keys.create("narrow", collections=("stones",), restriction=ZENITH)[1]
+    with served(settings) as url:
+        async with connected(url, whole) as client:
+            everything = await client.call_tool("search", {"query": "stone", "collection": "stones"})
+        async with connected(url, narrow) as client:
+            names = (await client.call_tool("list_collections", {})).structured_content
+            own = (await client.call_tool("search", {"query": "stone", "top_k": 50})).structured_content
+            hidden = await client.call_tool("get_document", {"doc_id": "stones/basalt/1"})
+            other = await client.call_tool("search", {"query": "stone", "collection": "pebbles"})
+    tenants = {each["metadata"]["tenant"] for each in everything.structured_content["documents"]}
+    assert tenants == {"acme", "zenith"}
+    assert names == {"collections": ["stones"]}
+    assert {each["metadata"]["tenant"] for each in own["documents"]} == {"zenith"}
+    assert hidden.is_error
+    assert other.is_error
+
+
+@pytest.mark.parametrize(("scopes", "status"), [((), 401), (("embed",), 403)])
+def test_request_without_a_key_for_searches_is_refused(
+    own_root: Path, serve: Callable[..., TestClient], scopes: tuple[str, ...], status: int
+) -> None:
+    settings = ServeSettings(root=own_root)
+    key = KeyFile(settings.keys_path).create("app", scopes=scopes or ("search",))[1]
+    headers = {"Authorization": f"Bearer {key}"} if scopes else {}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    assert serve(settings).post("/mcp", json=message, headers=headers).status_code == status
+
+
+def test_get_is_refused_for_there_are_no_streams(client: TestClient) -> None:
+    response = client.get("/mcp")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+
+
+def test_missing_extra_is_named(own_client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pipeline.frameworks.mcp_server", raising=False)
+    for name in ("mcp", "mcp.server", "mcp.server.mcpserver"):
+        monkeypatch.setitem(sys.modules, name, None)
+    response = own_client.post("/mcp", content=json.dumps({}), headers={"Content-Type": "application/json"})
+    assert response.status_code == 404
+    assert "the extra mcp" in response.json()["detail"]

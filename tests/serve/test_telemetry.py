@@ -1,0 +1,106 @@
+"""OpenTelemetry, received by a collector on loopback."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from pipeline.serve.telemetry import ENDPOINTS, telemetry_config
+
+ROOT = Path(__file__).parents[2]
+QUERY = "granite-canary"
+SEARCH_ONCE = f"""
+import sys
+from pathlib import Path
+from starlette.testclient import TestClient
+from pipeline.serve.app import create_app
+from pipeline.serve.settings import ServeSettings
+settings = ServeSettings(root=Path(sys.argv[1]), collections=("pebbles",), deadline_seconds=300.0)
+with TestClient(create_app(settings), base_url="http://127.0.0.1:8400") as client:
+    client.post("/v1/collections/pebbles/search", json={{"query": {QUERY!r}}}).raise_for_status()
+"""
+
+
+class Collector(HTTPServer):
+    """Keeps what is sent to it, by path."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Keep)
+        self.received: list[tuple[str, bytes]] = []
+
+
+class Keep(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        assert isinstance(self.server, Collector)
+        self.server.received.append((self.path, body))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_search_is_a_trace_of_its_stages_without_its_text(collector: Collector, served_root: Path) -> None:
+    """In a process of its own: a process sets its exporters up once."""
+    endpoint = f"http://127.0.0.1:{collector.server_port}"
+    subprocess.run(
+        [sys.executable, "-c", SEARCH_ONCE, str(served_root)],
+        cwd=ROOT,
+        env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint},
+        check=True,
+    )
+    spans: list[Span] = []
+    names: set[str] = set()
+    for path, body in collector.received:
+        assert QUERY.encode() not in body
+        if path == "/v1/traces":
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                spans += [span for scope in resource.scope_spans for span in scope.spans]
+        else:
+            for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                names |= {metric.name for scope in resource.scope_metrics for metric in scope.metrics}
+    by_name = {span.name: span for span in spans}
+    request = by_name["POST /v1/collections/{name}/search"]
+    search = by_name["search"]
+    assert search.parent_span_id == request.span_id
+    for stage in ("encode", "prepare", "rank"):
+        assert by_name[f"search.{stage}"].parent_span_id == search.span_id
+    assert {"http.server.request.duration", "cairn.encoder.pass.duration", "cairn.search.duration"} <= names
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_telemetry_is_off_without_an_endpoint_or_the_extra(
+    monkeypatch: pytest.MonkeyPatch, is_installed: bool
+) -> None:
+    for name in ENDPOINTS:
+        monkeypatch.delenv(name, raising=False)
+    if not is_installed:
+        monkeypatch.setenv(ENDPOINTS[0], "http://127.0.0.1:4318")
+        monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
+    config = telemetry_config()
+    assert not any(config.values())
