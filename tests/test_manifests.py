@@ -30,7 +30,7 @@ PODS = [
 
 def test_every_kind_of_manifest_has_pods() -> None:
     found = {str(each.id).rpartition("-")[0] for each in PODS}
-    assert found == {"search.yaml", "cronjob.yaml", "rayjob.yaml", "raycronjob.yaml"}
+    assert found == {"search.yaml", "serve.yaml", "cronjob.yaml", "rayjob.yaml", "raycronjob.yaml"}
 
 
 @pytest.mark.parametrize("pod", PODS)
