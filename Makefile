@@ -97,7 +97,7 @@ audit: ## Look the pinned packages up among PyPI's known vulnerabilities; needs 
 secrets: ## Write .env with fresh secrets for docker compose, unless there is one
 	@test -e .env || (umask 077 && $(PYTHON) -c "from secrets import token_hex, token_urlsafe; print(f'RAY_AUTH_TOKEN={token_hex(32)}\nAWS_ACCESS_KEY_ID=cairn\nAWS_SECRET_ACCESS_KEY={token_hex(32)}\nCAIRN_API_KEY=cairn_{token_hex(6)}_{token_urlsafe(32)}')" > .env)
 
-reference: $(DEV_STAMP) ## Write docs/reference from the command line's help and the API's description
+reference: $(DEV_STAMP) ## Write docs/reference from help texts, the API's description and docstrings
 	$(BIN)/python -m cli.reference docs/reference
 
 docs: $(DEV_STAMP) ## Build the documentation into site/; a broken link fails

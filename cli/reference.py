@@ -1,4 +1,4 @@
-"""The reference pages: verbs and options as click describes them, addresses and fields as OpenAPI does.
+"""The reference pages: verbs and options as click has them, the API as OpenAPI does, the library's names.
 
     python -m cli.reference docs/reference               which `make reference` does; a test compares
 
@@ -19,6 +19,7 @@ import click
 
 from cli.main import cairn
 from cli.options import NamedPath
+from cli.python_reference import python_library
 
 _INTRODUCTION: Final = (
     "# {title}\n\n{subject} Written by `make reference`: change the program, not this page.\n"
@@ -33,6 +34,7 @@ def pages() -> dict[str, str]:
     return {
         "command-line.md": _page("Command line", "Every verb and option.", _command_line()),
         "http.md": _page("HTTP API", "Every address, field and problem.", _search_api()),
+        "python.md": _page("Python library", "Every public name.", python_library()),
     }
 
 

@@ -14,7 +14,9 @@ README = ROOT / "README.md"
 GUIDE = sorted((DOCS / "guide").glob("*.md"))
 WRITTEN = [
     README,
+    ROOT / "AGENTS.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "examples/README.md",
     *sorted(page for page in DOCS.rglob("*.md") if GENERATED not in page.parents),
 ]
 """Every page that people write; those of the reference are made from the program."""

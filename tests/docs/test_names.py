@@ -22,7 +22,7 @@ from pipeline.poolings import POOLING_RULES
 from pipeline.search_options import DEFAULT_WEIGHTS
 from tests.docs.pages import DOCS, ROOT, WRITTEN, blocks, code_spans, prose, shell_lines, tables
 
-TOP_LEVEL = ("pipeline", "cli", "jobs", "tests", "docs")
+TOP_LEVEL = ("pipeline", "cli", "jobs", "tests", "docs", "examples")
 OTHERS_OPTIONS = {
     "--volumes": "docker",
     "--build": "docker",
