@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any, Final, cast
@@ -14,7 +15,10 @@ from cli.settings import json_option, root_option
 from pipeline.search_options import PublicSearchKeywords, SearchOptions
 from pipeline.types import Passage, SearchResult
 
-_WIDTH = 100
+_WIDTH = 95
+_EXCERPT_LINES = 4
+_BEGIN, _END = "\x02", "\x03"
+"""Stand around a word in bold while lines are broken."""
 _TERMINAL_DEFAULTS: Final[dict[str, Any]] = {"top_k": 5, "passages": 2}
 """A screen holds fewer documents and passages than the answers to a program."""
 
@@ -83,6 +87,27 @@ def _found_by(passage: Passage, title: str) -> Iterator[str]:
             yield f"{word} ({notes})" if notes else word
 
 
+def _excerpt(passage: Passage) -> list[str]:
+    """Return the lines of a passage with the most words that answered the query, these in bold."""
+    marked, done = "", passage.start_char
+    for each in passage.highlights:
+        start, end = each.start_char - passage.start_char, each.end_char - passage.start_char
+        marked += f"{passage.text[done - passage.start_char : start]}{_BEGIN}{passage.text[start:end]}{_END}"
+        done = each.end_char
+    marked += passage.text[done - passage.start_char :]
+    lines = textwrap.wrap(" ".join(marked.split()), width=_WIDTH)
+    firsts = range(max(len(lines) - _EXCERPT_LINES, 0) + 1)
+    first = max(firsts, key=lambda line: "".join(lines[line : line + _EXCERPT_LINES]).count(_BEGIN))
+    shown = lines[first : first + _EXCERPT_LINES]
+    if first:
+        shown[0] = f"… {shown[0]}"
+    if first + _EXCERPT_LINES < len(lines):
+        shown[-1] += " …"
+    return [
+        re.sub(f"{_BEGIN}(.*?){_END}", lambda word: click.style(word[1], bold=True), line) for line in shown
+    ]
+
+
 def _lines(result: SearchResult) -> Iterator[str]:
     if not result.hits:
         yield "no passage fits" if result.warnings else "no document matches"
@@ -92,15 +117,7 @@ def _lines(result: SearchResult) -> Iterator[str]:
         yield f"{rank}. {title}   [{doc_id}]   score {hit.score:.4f}  ({parts})"
         for passage in hit.passages:
             yield f"   {passage.start_char}-{passage.end_char}  {passage.score:.3f}"
-            text = " ".join(passage.text.split())
-            yield from textwrap.wrap(
-                text,
-                width=_WIDTH,
-                initial_indent="     ",
-                subsequent_indent="     ",
-                max_lines=4,
-                placeholder=" …",
-            )
+            yield from (f"     {line}" for line in _excerpt(passage))
             if words := ", ".join(_found_by(passage, hit.title or "")):
                 yield f"     found by: {words}"
         yield ""

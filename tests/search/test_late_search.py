@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli.main import cairn, run
-from cli.search import _found_by
+from cli.search import _excerpt, _found_by
 from jobs.build_index import build_index
 from pipeline.collection import Collection, open_collection
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
@@ -196,6 +196,26 @@ def test_command_line_names_the_strongest_word_first_and_those_of_the_title() ->
     found = list(_found_by(passage, "New way"))
 
     assert found == ["New (title)", "way", "stone (rock)"]
+
+
+def test_command_line_shows_a_passage_around_the_words_that_answered_in_bold() -> None:
+    text = "old stone " * 60 + "river walks " + "cat mat " * 60
+    start_char = 7
+    start = start_char + text.index("river")
+    river = Highlight(start_char=start, end_char=start + 5, weight=0.2, query_words=("sea",))
+    passage = Passage(
+        start_char=start_char,
+        end_char=start_char + len(text),
+        text=text,
+        score=1.0,
+        highlights=(river,),
+    )
+    lines = _excerpt(passage)
+
+    assert len(lines) == 4
+    assert "\x1b[1mriver\x1b[0m walks" in " ".join(lines)
+    assert lines[0].startswith("… ")
+    assert lines[-1].endswith(" …")
 
 
 def test_command_line_names_the_words_a_passage_was_found_by(
