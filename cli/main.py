@@ -43,6 +43,7 @@ _VERBS = {
     "tune": "Choose temperatures of a collection by what they measure, and weigh a funnel search.",
     "pretrain": "Pretrain an encoder on text, before it is fine-tuned.",
     "train": "Fine-tune an encoder for landmarks and context on your own pairs.",
+    "negatives": "Add hard negatives of a collection to training pairs.",
     "train-mixer": "Train what mixes title, document and context into a model's landmarks, on your own "
     "pairs.",
     "train-late": "Train the token projection of a model's late interaction, on your own pairs.",

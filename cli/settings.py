@@ -50,6 +50,7 @@ _EVERYWHERE = (
     "switch",
     "compare",
     "tune",
+    "negatives",
     "verify",
     "repair",
     "compact",

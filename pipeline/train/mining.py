@@ -26,6 +26,12 @@ NONE_FOUND: Final = -1
 BLOCK_QUERIES: Final = 256
 
 
+def score_limit(positive_q: Float32[np.ndarray, " q"], max_share: float, margin: float) -> np.ndarray:
+    """Return the score below which a text is a negative, for each query by its positive's score."""
+    # A negative score has its 95 % below it, too.
+    return positive_q - np.maximum((1.0 - max_share) * np.abs(positive_q), margin)
+
+
 def mine_hard_negatives(
     query_NV: Float32[np.ndarray, "N V"],
     document_NV: Float32[np.ndarray, "N V"],
@@ -57,8 +63,7 @@ def mine_hard_negatives(
             block = positions[start : start + BLOCK_QUERIES]
             scores_qc = query_NV[block] @ document_NV[candidates].T
             positive_q = np.einsum("qv,qv->q", query_NV[block], document_NV[block])
-            # A negative score has its 95 % below it, too.
-            limit_q = positive_q - np.maximum((1.0 - max_share) * np.abs(positive_q), margin)
+            limit_q = score_limit(positive_q, max_share, margin)
             is_refused = (scores_qc >= limit_q[:, None]) | (
                 numbers_N[candidates][None] == numbers_N[block][:, None]
             )
