@@ -17,6 +17,7 @@ from pipeline.types import Passage, SearchResult
 
 _WIDTH = 95
 _EXCERPT_LINES = 4
+"""Of a passage; one within a budget of characters is shown whole."""
 _BEGIN, _END = "\x02", "\x03"
 """Stand around a word in bold while lines are broken."""
 _TERMINAL_DEFAULTS: Final[dict[str, Any]] = {"top_k": 5, "passages": 2}
@@ -67,7 +68,8 @@ def search(
     if as_json:
         click.echo(json.dumps(result.to_dict(), default=str, ensure_ascii=False))
     else:
-        click.echo("\n".join(_lines(result)))
+        num_lines = _EXCERPT_LINES if options.get("max_characters") is None else None
+        click.echo("\n".join(_lines(result, num_lines)))
     return 0
 
 
@@ -87,8 +89,11 @@ def _found_by(passage: Passage, title: str) -> Iterator[str]:
             yield f"{word} ({notes})" if notes else word
 
 
-def _excerpt(passage: Passage) -> list[str]:
-    """Return the lines of a passage with the most words that answered the query, these in bold."""
+def _excerpt(passage: Passage, num_lines: int | None) -> list[str]:
+    """Return the lines of a passage with the most words that answered the query, these in bold.
+
+    None as ``num_lines`` returns all.
+    """
     marked, done = "", passage.start_char
     for each in passage.highlights:
         start, end = each.start_char - passage.start_char, each.end_char - passage.start_char
@@ -96,19 +101,20 @@ def _excerpt(passage: Passage) -> list[str]:
         done = each.end_char
     marked += passage.text[done - passage.start_char :]
     lines = textwrap.wrap(" ".join(marked.split()), width=_WIDTH)
-    firsts = range(max(len(lines) - _EXCERPT_LINES, 0) + 1)
-    first = max(firsts, key=lambda line: "".join(lines[line : line + _EXCERPT_LINES]).count(_BEGIN))
-    shown = lines[first : first + _EXCERPT_LINES]
+    num_shown = len(lines) if num_lines is None else min(num_lines, len(lines))
+    firsts = range(len(lines) - num_shown + 1)
+    first = max(firsts, key=lambda line: "".join(lines[line : line + num_shown]).count(_BEGIN))
+    shown = lines[first : first + num_shown]
     if first:
         shown[0] = f"… {shown[0]}"
-    if first + _EXCERPT_LINES < len(lines):
+    if first + num_shown < len(lines):
         shown[-1] += " …"
     return [
         re.sub(f"{_BEGIN}(.*?){_END}", lambda word: click.style(word[1], bold=True), line) for line in shown
     ]
 
 
-def _lines(result: SearchResult) -> Iterator[str]:
+def _lines(result: SearchResult, num_lines: int | None) -> Iterator[str]:
     if not result.hits:
         yield "no passage fits" if result.warnings else "no document matches"
     for rank, hit in enumerate(result.hits, start=1):
@@ -117,7 +123,7 @@ def _lines(result: SearchResult) -> Iterator[str]:
         yield f"{rank}. {title}   [{doc_id}]   score {hit.score:.4f}  ({parts})"
         for passage in hit.passages:
             yield f"   {passage.start_char}-{passage.end_char}  {passage.score:.3f}"
-            yield from (f"     {line}" for line in _excerpt(passage))
+            yield from (f"     {line}" for line in _excerpt(passage, num_lines))
             if words := ", ".join(_found_by(passage, hit.title or "")):
                 yield f"     found by: {words}"
         yield ""

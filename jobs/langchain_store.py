@@ -181,7 +181,7 @@ class CairnVectorStore(VectorStore):
 
     @override
     def _select_relevance_score_fn(self) -> Any:
-        return _as_relevance
+        return float
 
     def _ingest(self, documents: Mapping[str, Document]) -> None:
         name = self.layout.name
@@ -255,7 +255,3 @@ def _column_type(name: str, kind: str) -> pa.DataType:
 def _require_known(keywords: Iterable[str]) -> None:
     if unknown := sorted(keywords):
         raise ConfigError(f"the store knows no {', '.join(unknown)}; leave it out")
-
-
-def _as_relevance(score: float) -> float:
-    return min(max(score, 0.0), 1.0)

@@ -69,7 +69,7 @@ def _hits_of(
         Hit(
             doc_id=row["doc_id"],
             title=row["title"],
-            score=float(score),
+            score=_within_bounds(float(score)),
             scores=parts,
             metadata={name: row[name] for name in metadata},
             passages=tuple(islice(left, len(chosen))),
@@ -89,9 +89,18 @@ def _cut(generation: Generation, passage: ChosenPassage, text: str) -> Passage:
         start_char=start_char,
         end_char=end_char,
         text=text[start_char:end_char],
-        score=passage.score,
+        score=_within_bounds(passage.score),
         scores=passage.parts,
     )
+
+
+def _within_bounds(score: float) -> float:
+    """Return a score as answers have it, from 0 to 1.
+
+    A window can come nearer to the query than any of its landmarks, whose best is 1. What is less like the
+    query than an average chunk falls below 0.
+    """
+    return min(max(score, 0.0), 1.0)
 
 
 def read_rows(generation: Generation, positions: np.ndarray, columns: Sequence[str]) -> list[dict[str, Any]]:

@@ -85,9 +85,7 @@ def _file_result(hit: Hit) -> FileResult:
     return FileResult(
         file_id=hit.doc_id,
         filename=hit.title or hit.doc_id,
-        score=min(
-            max(hit.score, 0.0), 1.0
-        ),  # OpenAI's scores lie in 0..1; the cosine of a dense answer may not
+        score=hit.score,
         attributes=attributes_of(hit.metadata),
         content=[TextContent(text=passage.text) for passage in hit.passages],
     )

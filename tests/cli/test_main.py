@@ -220,15 +220,6 @@ def test_search_within_a_budget_of_characters(call: Any, corpus: str, ingest_opt
     assert call("search", "old stone mill", "--collection", "c", "--max-characters", "0")[0] == 2
 
 
-def test_search_filter_keeps_only_matching_documents(
-    call: Any, corpus: str, ingest_options: list[str]
-) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
-    for expression in ("year>=2002", '{"year": [2002, 2003]}'):
-        _, out, _ = call("search", "the way", "--collection", "c", "--filter", expression, "--json")
-        assert {hit["doc_id"] for hit in json.loads(out)["hits"]} == {"b", "c"}
-
-
 def test_status_for_people_says_what_the_base_model_was_not_trained_for(
     call: Any, corpus: str, ingest_options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from pipeline.index.words import terms_of
 from pipeline.manifest import Manifest
 from pipeline.search.searcher import Searcher
 from pipeline.search_options import SearchOptions
-from pipeline.types import Granularity, SearchResult
+from pipeline.types import Granularity, Hit, SearchResult
 
 if TYPE_CHECKING:
     from tests.search.conftest import StoneEncoder, Stones
@@ -136,7 +136,8 @@ def test_search_equals_the_brute_force_ranking(
             query, granularity=granularity, hybrid=hybrid, filters=filters, max_candidates=EVERYTHING
         )
         assert [hit.doc_id for hit in result.hits] == [doc_id for doc_id, _ in expected]
-        assert [hit.score for hit in result.hits] == pytest.approx([score for _, score in expected], abs=1e-5)
+        shown = [min(max(score, 0.0), 1.0) for _, score in expected]
+        assert [hit.score for hit in result.hits] == pytest.approx(shown, abs=1e-5)
 
 
 def flat(result: SearchResult) -> list[tuple[Any, ...]]:
@@ -360,3 +361,25 @@ def test_search_imports_neither_torch_nor_transformers_nor_lancedb() -> None:
     code = f"import sys, pipeline.search; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
+@pytest.mark.parametrize("hybrid", [True, False])
+def test_scores_are_shown_from_0_to_1_though_windows_come_nearer_than_their_best_landmark(
+    searcher: Searcher, granularity: Granularity, hybrid: bool
+) -> None:
+    results = searcher.answer(
+        QUERIES, SearchOptions(granularity=granularity, hybrid=hybrid, top_k=60, chunk_tokens=256)
+    )
+    scores = [score for result in results for hit in result.hits for score in _all_scores(hit)]
+    assert min(scores) >= 0.0
+    assert max(scores) <= 1.0
+    lowest = [hit for result in results for hit in result.hits if hit.score == 0.0]
+    assert len(lowest) > 1
+    assert [hit.score for hit in results[0].hits] == sorted(
+        (hit.score for hit in results[0].hits), reverse=True
+    )
+
+
+def _all_scores(hit: Hit) -> list[float]:
+    return [hit.score, *(passage.score for passage in hit.passages)]
