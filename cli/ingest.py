@@ -84,9 +84,11 @@ def ingest(
 
     engine = resolve_engine(given(ctx))
     settings = _chosen(ctx)
+    stored = stored_settings(root, collection)
     if download:
-        download_if_missing(settings["encoder"].get("model", DEFAULT_MODEL))
-    config = resolve_ingest_config(settings, stored_settings(root, collection))
+        built_with = stored["encoder"]["model"] if stored else DEFAULT_MODEL
+        download_if_missing(settings["encoder"].get("model", built_with))
+    config = resolve_ingest_config(settings, stored)
     if dry_run:
         with ProgressBars(quiet=quiet) as progress:
             plan = plan_index(sources, root, collection, config, progress)

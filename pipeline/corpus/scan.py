@@ -8,7 +8,8 @@ a file and counts as one row; what turns out damaged quarantines its rows, by th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from pipeline.manifest import fingerprint
 from pipeline.types import staged_schema
 
 REJECTED_BATCH_ROWS = 65_536
+SHOWN_SUFFIXES = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +41,7 @@ class Scan:
 
     ``num_rows`` is the total of the readable files' footers; ``damaged_files`` come on top, one quarantined
     row each. ``identities`` are those of :mod:`pipeline.corpus.file_identity`, taken before the footers.
+    ``unread`` counts files of other kinds by suffix.
     """
 
     files: tuple[SourceFile, ...]
@@ -47,6 +50,7 @@ class Scan:
     identities: tuple[str | None, ...]
     schema: CorpusSchema
     damaged_files: tuple[tuple[SourceFile, str], ...]
+    unread: Mapping[str, int]
 
     @property
     def num_rows(self) -> int:
@@ -71,12 +75,21 @@ class Scan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was left out or overridden, one sentence each."""
-        return self.schema.warnings
+        return (*self.schema.warnings, *_unread_warnings(self.unread))
 
     @property
     def schema_fingerprint(self) -> str:
         """Identify the stored columns: two scans that agree here may go into the same collection."""
         return fingerprint(metadata=[[field.name, str(field.type)] for field in self.metadata_fields])
+
+
+def _unread_warnings(unread: Mapping[str, int]) -> Iterator[str]:
+    if unread:
+        counts = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(unread.items())[:SHOWN_SUFFIXES])
+        yield (
+            f"files of other kinds were not read: {counts}; a folder is read as the first that it holds of "
+            "Parquet, Arrow, JSON lines, CSV, and text with HTML: name others by a glob"
+        )
 
 
 def scan_sources(sources: Sequence[Source], config: CorpusConfig, record: Path | None = None) -> Scan:
@@ -86,7 +99,8 @@ def scan_sources(sources: Sequence[Source], config: CorpusConfig, record: Path |
     :class:`SourceError` when there is nothing to read and :class:`SchemaError` when the columns are not what
     the settings say.
     """
-    found = resolve_sources(sources)
+    unread = Counter[str]()
+    found = resolve_sources(sources, unread)
     damaged = [(file, file.fault) for file in found if file.fault is not None]
     files = [file for file in found if file.fault is None]
     identities = dict(zip((file.address for file in files), file_identities(files), strict=True))
@@ -126,6 +140,7 @@ def scan_sources(sources: Sequence[Source], config: CorpusConfig, record: Path |
         identities=tuple(identities[file.address] for file, _ in footers),
         schema=schema,
         damaged_files=tuple(damaged),
+        unread=unread,
     )
 
 

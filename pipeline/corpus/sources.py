@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -57,6 +58,7 @@ READABLE = ".parquet, .arrow, .jsonl, .csv, .md, .txt, .html"
 """The suffixes that a sentence names."""
 INFERRED: frozenset[FormatName] = frozenset({"json_lines", "csv"})
 """Formats whose files have no types of their own."""
+_DATASET_FILES = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
 BUCKET_SCHEMES = ("s3", "gs", "gcs")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -152,9 +154,10 @@ class _Root:
         )
 
 
-def resolve_sources(sources: Sequence[Source]) -> tuple[SourceFile, ...]:
+def resolve_sources(sources: Sequence[Source], unread: Counter[str] | None = None) -> tuple[SourceFile, ...]:
     """Find every file of the sources, ordered by path, each once.
 
+    ``unread`` counts, by suffix, the files of folders and globs that are of no kind or of another one.
     Raises :class:`SourceError` in one sentence when a source does not exist or holds no file to read.
     """
     if not sources:
@@ -163,7 +166,7 @@ def resolve_sources(sources: Sequence[Source]) -> tuple[SourceFile, ...]:
         )
     found: dict[tuple[str, str], SourceFile] = {}
     for place, source in enumerate(sources):
-        files = _resolve_one(source) if isinstance(source, str) else [_in_memory(source, place)]
+        files = _resolve_one(source, unread) if isinstance(source, str) else [_in_memory(source, place)]
         for file in files:
             found.setdefault((file.address.removesuffix(file.path), file.path), file)
     return tuple(found[key] for key in sorted(found, key=lambda key: (key[1], key[0])))
@@ -180,7 +183,7 @@ def _in_memory(source: TableSource, place: int) -> SourceFile:
     )
 
 
-def _resolve_one(source: str) -> list[SourceFile]:
+def _resolve_one(source: str, unread: Counter[str] | None) -> list[SourceFile]:
     if not source.strip():
         raise SourceError(f"a source must be a path, a glob or a URI, got {source!r}")
     root = _root_of(source)
@@ -202,7 +205,12 @@ def _resolve_one(source: str) -> list[SourceFile]:
     except (OSError, pa.ArrowException) as error:
         _require_answer(root.name, error)
         raise SourceError(f"source {root.name} cannot be listed: {_first_line(error)}") from error
-    files = [root.file(entry) for entry in _of_one_kind(entries)]
+    kept = _of_one_kind(entries)
+    if unread is not None:
+        read = {entry.path for entry in kept}
+        others = [entry for entry in entries if entry.path not in read and not _is_of_a_dataset(entry)]
+        unread.update(PurePosixPath(entry.name).suffix or entry.name for entry in others)
+    files = [root.file(entry) for entry in kept]
     if not files:
         raise SourceError(f"{missing}; hidden files and names that start with _ are skipped")
     return files
@@ -283,14 +291,12 @@ def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 
 
 def _below(filesystem: FileSystem, match: Entry) -> Iterator[Entry]:
-    """Yield the files of a known format that a folder holds, or the file itself when it is one.
+    """Yield the files that a folder holds, or the file itself when it is one.
 
     A folder that could not be listed stands for the files in it.
     """
     is_listed = match.is_folder and match.fault is None
-    for entry in files_below(filesystem, match.path) if is_listed else (match,):
-        if entry.is_folder or _format_of(entry.path) is not None:
-            yield entry
+    yield from files_below(filesystem, match.path) if is_listed else (match,)
 
 
 def _of_one_kind(entries: Sequence[Entry]) -> list[Entry]:
@@ -298,6 +304,11 @@ def _of_one_kind(entries: Sequence[Entry]) -> list[Entry]:
     held = {_format_of(entry.path) for entry in entries if not entry.is_folder}
     kind = next((kind for kind in KINDS if kind & held), frozenset[FormatName]())
     return [entry for entry in entries if entry.is_folder or _format_of(entry.path) in kind]
+
+
+def _is_of_a_dataset(entry: Entry) -> bool:
+    """Whether Hugging Face datasets keep this file beside the rows."""
+    return entry.name in _DATASET_FILES or entry.name.startswith("cache-")
 
 
 def _format_of(path: str) -> FormatName | None:

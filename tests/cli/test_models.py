@@ -256,3 +256,18 @@ def test_models_lists_those_here_and_public_ones(call: Any) -> None:
         "width": 768,
         "brings": "English, reads the context",
     }
+
+
+def test_download_of_an_existing_collection_is_of_the_model_it_was_built_with(
+    tmp_path: Path, tiny_model_folder: Path, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("the cat sat on the mat")
+    wanted: list[str] = []
+    monkeypatch.setattr("pipeline.model.folders.download.download_if_missing", wanted.append)
+    ingest = ["ingest", str(tmp_path / "a.txt"), "--collection", "c", "--root", str(tmp_path / "root")]
+    settings = ["--landmark-interval", "8", "--context-documents", "2", "--quiet"]
+
+    assert call(*ingest, "--model", str(tiny_model_folder), "--download", *settings)[0] == 0
+    assert call(*ingest, "--download", "--quiet")[0] == 0
+
+    assert wanted == [str(tiny_model_folder)] * 2

@@ -1,3 +1,4 @@
+from collections import Counter
 from pathlib import Path
 
 import fsspec
@@ -22,6 +23,16 @@ def relative(folder: Path, sources: list[str]) -> list[str]:
 def test_folder_is_searched_recursively_and_sorted(tmp_path: Path) -> None:
     touch(tmp_path, "b.parquet", "a.pq", "sub/deep/c.PARQUET", "notes.txt")
     assert relative(tmp_path, [str(tmp_path)]) == ["a.pq", "b.parquet", "sub/deep/c.PARQUET"]
+
+
+def test_files_of_other_kinds_are_counted_by_their_suffix(tmp_path: Path) -> None:
+    touch(tmp_path / "mixed", "a.parquet", "b.md", "sub/c.md", "d.pdf", ".hidden.pdf", "LICENSE")
+    touch(tmp_path / "dataset", "data.arrow", "dataset_info.json", "state.json", "cache-1.arrow")
+    unread = Counter[str]()
+    resolve_sources([str(tmp_path / "mixed"), str(tmp_path / "dataset")], unread)
+    assert unread == {".md": 2, ".pdf": 1, "LICENSE": 1}
+    resolve_sources([str(tmp_path / "mixed" / "b.md"), f"{tmp_path}/mixed/*.parquet"], unread)
+    assert unread.total() == 4
 
 
 def test_folder_hidden_and_underscored_names_are_skipped(tmp_path: Path) -> None:
