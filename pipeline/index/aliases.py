@@ -43,7 +43,7 @@ def read_aliases(root: Path | str) -> Mapping[str, Alias]:
     try:
         found = json.loads(durable.read_bytes(aliases_path(root)))
         aliases = {name: Alias(**alias) for name, alias in found.items()}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise IntegrityError(

@@ -295,13 +295,14 @@ def _invalid_fields(error: Mapping[str, Any], known_fields: frozenset[str]) -> l
             _pointer(place, known), sent["names"], f"this object takes {', '.join(sent['fields'])}"
         )
     own = _OWN_WORDS.get(error["type"])
-    detail = str(error["msg"]) if own is None else own.format_map(error.get("ctx", {}))
+    detail = str(error["msg"]).replace("Dictionary", "Object") if own is None else own.format_map(error.get("ctx", {}))
     return [InvalidField(pointer=_pointer(place, known), detail=detail)]
 
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _OWN_WORDS: Final = {
     "model_attributes_type": "Input should be an object",
+    "dict_type": "Input should be an object",
     "union_tag_invalid": "Input should have a type that is one of {expected_tags}",
     "union_tag_not_found": "Input should have a field `type`",
 }

@@ -68,7 +68,11 @@ def test_parameters_of_addresses_without_documents_are_nobodys_business(client: 
             "#/filters/filters/0/vals",
             "key, value",
         ),
-        ({"filters": {"type": "or", "filter": []}}, "#/filters/filter", "takes type, filters"),
+        (
+            {"filters": {"type": "or", "filters": [], "filter": []}},
+            "#/filters/filter",
+            "takes type, filters",
+        ),
         ({"top k": 3}, "#", "query, top_k, granularity"),
     ],
 )
@@ -106,9 +110,10 @@ def test_parameter_that_comes_twice_is_refused_where_one_is_taken(client: TestCl
     [
         ([], "#", "Input should be an object"),
         ({"query": "a", "weights": 1}, "#/weights", "Input should be an object"),
-        ({"query": "a", "filters": {}}, "#/filters", "Input should have a field `type`"),
+        ({"query": "a", "filters": {}}, "#/filters", "Object should have at least 1 item"),
+        ({"query": "a", "filters": {"key": "year"}}, "#/filters", "Input should have a field `type`"),
         (
-            {"query": "a", "filters": {"type": "is"}},
+            {"query": "a", "filters": {"type": "is", "key": "year"}},
             "#/filters",
             "Input should have a type that is one of 'eq', 'ne', 'gt'",
         ),
