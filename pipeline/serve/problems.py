@@ -295,7 +295,10 @@ def _invalid_fields(error: Mapping[str, Any], known_fields: frozenset[str]) -> l
             _pointer(place, known), sent["names"], f"this object takes {', '.join(sent['fields'])}"
         )
     own = _OWN_WORDS.get(error["type"])
-    detail = str(error["msg"]).replace("Dictionary", "Object") if own is None else own.format_map(error.get("ctx", {}))
+    if own is None:
+        detail = str(error["msg"]).replace("Dictionary", "Object")  # JSON's word
+    else:
+        detail = own.format_map(error.get("ctx", {}))
     return [InvalidField(pointer=_pointer(place, known), detail=detail)]
 
 
