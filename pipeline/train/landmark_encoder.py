@@ -129,20 +129,7 @@ class LandmarkEncoder(_Parameters):
         )
         for name in tensors.names:
             self.add(name.removeprefix(self.base_prefix), checkpoint.tensors[name].float().clone())
-        gates = (self.num_layers, self.num_heads)
-        own = {
-            LANDMARK_GATES: torch.full(gates, initial_gate),
-            CONTEXT_GATES: torch.full(gates, initial_gate),
-            NULL_CONTEXT: self.token_table.detach().mean(0),
-        }
-        for name, tensor in own.items():
-            stored = checkpoint.tensors.get(name)
-            self.add(name, tensor if stored is None else _fitting(name, stored, tensor))
-        # Gates of a base that does not say what context they were trained for go on without.
-        has_gates = CONTEXT_GATES in checkpoint.tensors
-        self.context_size = context_size_of(checkpoint.tensors) if has_gates else context_size
-        self.reads_null = self.context_size is not None and (null_token or NULL_CONTEXT in checkpoint.tensors)
-        self.null_token.requires_grad_(self.reads_null)
+        self._add_own(checkpoint, initial_gate, context_size, has_null_token=null_token)
         copied = {
             name: parameter
             for name, parameter in self.named_parameters()
@@ -157,6 +144,27 @@ class LandmarkEncoder(_Parameters):
         ).items():
             self.add(name, tensor)
         self._published_names = tuple(name for name, _ in self.named_parameters())
+
+    def _add_own(
+        self, checkpoint: Checkpoint, initial_gate: float, context_size: int | None, *, has_null_token: bool
+    ) -> None:
+        """Add the parameters that no published checkpoint has: the base's, else new ones."""
+        gates = (self.num_layers, self.num_heads)
+        own = {
+            LANDMARK_GATES: torch.full(gates, initial_gate),
+            CONTEXT_GATES: torch.full(gates, initial_gate),
+            NULL_CONTEXT: self.token_table.detach().mean(0),
+        }
+        for name, tensor in own.items():
+            stored = checkpoint.tensors.get(name)
+            self.add(name, tensor if stored is None else _fitting(name, stored, tensor))
+        # Gates of a base that does not say what context they were trained for go on without.
+        has_gates = CONTEXT_GATES in checkpoint.tensors
+        self.context_size = context_size_of(checkpoint.tensors) if has_gates else context_size
+        self.reads_null = self.context_size is not None and (
+            has_null_token or NULL_CONTEXT in checkpoint.tensors
+        )
+        self.null_token.requires_grad_(self.reads_null)
 
     def add_published(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Add parameters beside the transformer's, which every folder has by these names."""

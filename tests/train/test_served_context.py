@@ -183,7 +183,7 @@ def test_base_whose_gates_do_not_say_their_context_goes_on_without(trained: Path
 def test_context_from_source_is_drawn_from_all_documents_of_the_batch_s_source(
     tiny_model_folder: Path, make_pairs: Callable[..., TrainingPairs]
 ):
-    from pipeline.train.loop import _pools  # pyright: ignore[reportPrivateUsage]
+    from pipeline.train.pair_data import pools_of_sources
     from pipeline.train.pairs import text_numbers
     from pipeline.train.surrogate import PairVectors
 
@@ -201,7 +201,7 @@ def test_context_from_source_is_drawn_from_all_documents_of_the_batch_s_source(
         ),
         document_number_N=text_numbers(pairs.documents),
         hard_negatives_Nk=np.zeros((60, 0), np.int64),
-        pool_of_pair=_pools(pairs, heldout),
+        pool_of_pair=pools_of_sources(pairs, heldout),
     )
     config = TrainConfig(steps=1, context_documents=20, context_absence=0.0)
     draw_batch(data, [(0, 1), (6, 7)], np.random.default_rng(0), config, 96)

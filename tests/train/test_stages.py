@@ -77,7 +77,7 @@ def test_pairs_without_negatives_are_counted_where_they_teach_nothing(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ):
-    with caplog.at_level(logging.WARNING, "pipeline.train.loop"):
+    with caplog.at_level(logging.WARNING, "pipeline.train.pair_data"):
         train(
             [pairs_file, labelled], tmp_path / "run", config_of(negatives="own"), base=str(tiny_model_folder)
         )

@@ -48,7 +48,7 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class QuantizedLinear:
-    """A projection whose weight stays quantised in memory and is made anew, in ``dtype``, for each product.
+    """A projection whose weight stays quantised in memory and is made again, in ``dtype``, for each product.
 
     That costs little beside a product of a batch, and takes no memory beyond one matrix.
     """

@@ -35,11 +35,11 @@ from pipeline.train.pretrain.objectives import PretrainHeads
 from pipeline.train.pretrain.settings import PretrainConfig
 from pipeline.train.pretrain.stream import TokenStream
 from pipeline.train.pretrain.task import PretrainTask
-from pipeline.train.pretrain.texts import read_texts
+from pipeline.train.pretrain.texts import Texts, read_texts
 from pipeline.train.processes import ALONE, Processes, first_before_others
 from pipeline.train.run_claim import claim_folder
 from pipeline.train.settings import require_within
-from pipeline.train.trainer import Trainer
+from pipeline.train.trainer import Steps, Trainer
 from pipeline.types import ProgressListener, silent_progress
 
 SERVED_INTERVAL = 64
@@ -126,19 +126,22 @@ def pretrain(
             progress=progress,
             saves_changes=False,
         )
-        steps = trainer.run()
+        return _report(task, texts, trainer.run())
+
+
+def _report(task: PretrainTask, texts: Texts, steps: Steps) -> PretrainReport:
     return PretrainReport(
-        folder=str(folder),
+        folder=str(task.files.folder),
         texts=len(texts.texts),
         skipped=texts.skipped,
-        tokens=stream.num_tokens,
-        rows=stream.num_rows,
-        parameters=sum(tensor.numel() for tensor in model.published_tensors().values()),
-        steps=config.steps,
+        tokens=task.stream.num_tokens,
+        rows=task.stream.num_rows,
+        parameters=sum(tensor.numel() for tensor in task.model.published_tensors().values()),
+        steps=task.config.steps,
         resumed_at=steps.resumed_at,
         first_loss=steps.first_loss,
         last_loss=steps.last_loss,
-        best_loss=-steps.state.best_score if stream.heldout else None,
+        best_loss=-steps.state.best_score if task.stream.heldout else None,
         best_step=steps.state.best_step,
         seconds=steps.seconds,
         tokens_per_second=steps.counts["num_tokens"] / steps.seconds,
