@@ -210,7 +210,7 @@ def test_command_line_shows_a_passage_around_the_words_that_answered_in_bold() -
         score=1.0,
         highlights=(river,),
     )
-    lines = _excerpt(passage)
+    lines = _excerpt(passage, 4)
 
     assert len(lines) == 4
     assert "\x1b[1mriver\x1b[0m walks" in " ".join(lines)
