@@ -61,8 +61,12 @@ def score_heldout(
     interval: int,
     max_tokens: int,
     context: PackedRows | None = None,
+    landmarks: bool = True,
 ) -> dict[str, float]:
-    """Return nDCG@10 and MRR@10 of these pairs' queries over their documents, behind a ``context``."""
+    """Return nDCG@10 and MRR@10 of these pairs' queries over their documents, behind a ``context``.
+
+    Without ``landmarks`` a row sees no other row, as in training with another attention.
+    """
     first = {documents[position]: position for position in reversed(positions)}
     distinct = sorted(first.values())
     number = {documents[position]: place for place, position in enumerate(distinct)}
@@ -71,8 +75,10 @@ def score_heldout(
         if context is None
         else torch.cat([model.embed_documents(part) for part in split_rows(context, max_tokens)])
     )
-    query_QV = embed_texts(model, *maker.queries(positions, interval), max_tokens, context_CD)
-    document_NV = embed_texts(model, *maker.documents(distinct, interval), max_tokens, context_CD)
+    query_QV, document_NV = (
+        embed_texts(model, *laid_out, max_tokens, context_CD, landmarks=landmarks)
+        for laid_out in (maker.queries(positions, interval), maker.documents(distinct, interval))
+    )
     return rank_scores(
         (query_QV @ document_NV.T).cpu().numpy(),
         np.array([number[documents[position]] for position in positions]),
@@ -85,10 +91,12 @@ def embed_texts(
     text_B: Int64[np.ndarray, " B"],
     max_tokens: int,
     context_CD: Float32[torch.Tensor, "C D"] | None = None,
+    *,
+    landmarks: bool = True,
 ) -> Float32[torch.Tensor, "N V"]:
     """Embed texts by their rows: the normalised mean of their chunks' normalised embeddings."""
     return mean_by_text(
-        torch.cat([model(part, context_CD) for part in split_rows(rows, max_tokens)]),
+        torch.cat([model(part, context_CD, landmarks=landmarks) for part in split_rows(rows, max_tokens)]),
         text_B,
         int(text_B.max()) + 1,
     )

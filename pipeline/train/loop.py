@@ -221,7 +221,7 @@ def _served_settings(config: TrainConfig, base: EncoderConfig) -> EncoderConfig:
         model=base.model,
         query_prefix=base.query_prefix if config.query_prefix is None else config.query_prefix,
         document_prefix=base.document_prefix if config.document_prefix is None else config.document_prefix,
-        pool_prefix=base.pool_prefix and config.pooling in PREFIX_POOLINGS,
+        pool_prefix=base.pool_prefix and config.attention != "full" and config.pooling in PREFIX_POOLINGS,
         pooling=config.pooling,
         attention=config.attention,
         landmark_interval=SERVED_INTERVAL,

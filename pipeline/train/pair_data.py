@@ -69,8 +69,8 @@ class PairData:
 
         Pairs without the negatives that the settings ask for raise :class:`SourceError`.
         """
-        maker = self._sequence_maker()
         backbone = load_backbone(EncoderConfig(model=self.served.model))
+        maker = self._sequence_maker(backbone.max_positions)
         maker.require_room(backbone.max_positions)
         surrogate = self.config.surrogate
         vectors = kept_vectors(
@@ -94,13 +94,15 @@ class PairData:
             else None,
         )
 
-    def _sequence_maker(self) -> SequenceMaker:
+    def _sequence_maker(self, max_positions: int) -> SequenceMaker:
         return SequenceMaker(
             self.checkpoint,
             self.pairs,
             pooling=self.config.pooling,
             max_query_tokens=self.config.max_query_tokens,
             max_document_tokens=self.config.max_document_tokens,
+            attention=self.config.attention,
+            window_tokens=min(self.served.window_tokens, max_positions),
             query_prefix=self.served.query_prefix,
             document_prefix=self.served.document_prefix,
             pool_prefix=self.served.pool_prefix,

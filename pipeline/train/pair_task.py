@@ -124,6 +124,7 @@ class PairTask:
             interval=min(SERVED_INTERVAL, self.model.max_positions - 2 - self.data.maker.prefix_tokens),
             max_tokens=self.config.micro_batch_tokens,
             context=self._served_context(),
+            landmarks=self.config.attention == "landmark",
         )
         log.append({"step": state.step, **scores})
         score = scores["heldout_ndcg_at_10"]

@@ -5,6 +5,7 @@
                chunks see one another's landmarks
     query      [CLS] q [LMK]      a window of its own, pooled alike
     prefix     [CLS] prefix z [LMK]   of queries and of documents, in every row; read, and not pooled
+    full       [CLS] d1 z1 [LMK] d1 z2 [LMK] …   with full attention: a document a row, without its neighbours
 
 Every document of a batch is a candidate for every query, so the other documents of its own sequence, which
 its chunks can see, are among a query's negatives: a landmark has to say what stands in its chunk, and not
@@ -18,7 +19,7 @@ masked from pooling as in NV-Embed, §4, eq. 2; texts of classes and scored ones
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -28,27 +29,27 @@ from pipeline.corpus.tokenization import tokenize
 from pipeline.encode.prefixes import Prefix, instruction_prefix
 from pipeline.errors import ConfigError
 from pipeline.model.folders.checkpoint import Checkpoint
-from pipeline.model.landmarks import Rows, chunk_rows, split_into_chunks
+from pipeline.model.landmarks import Chunks, Rows, chunk_rows, split_into_chunks, window_rows
 from pipeline.ragged import ranges
 from pipeline.train.packed_rows import PackedRows
 from pipeline.train.pairs import Candidates, TrainingPairs
-from pipeline.train.settings import TrainedPooling
+from pipeline.train.settings import TrainedAttention, TrainedPooling
 
 NO_TEXT = -1
-"""Number of a row that belongs to no text of the loss: a title."""
+"""Number of a chunk that belongs to no text of the loss: a title."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SequenceBatch:
     """Rows of a batch and what they are for.
 
-    Texts are numbered queries first, then documents; ``text_B`` is each row's. ``positive_Q`` counts
+    Texts are numbered queries first, then documents; ``text_B`` is each chunk's. ``positive_Q`` counts
     documents only, ``pair_Q`` and ``pair_D`` are positions of training pairs: those of the queries, and for
     each document one whose document it is.
     """
 
     rows: PackedRows
-    text_B: Int64[np.ndarray, " B"]
+    text_B: Int64[np.ndarray, " M"]
     pair_Q: Int64[np.ndarray, " Q"]
     pair_D: Int64[np.ndarray, " documents"]
     positive_Q: Int64[np.ndarray, " Q"]
@@ -104,6 +105,8 @@ class SequenceMaker:
         pooling: TrainedPooling,
         max_query_tokens: int,
         max_document_tokens: int,
+        attention: TrainedAttention = "landmark",
+        window_tokens: int = 512,
         query_prefix: str = "",
         document_prefix: str = "",
         pool_prefix: bool = False,
@@ -113,11 +116,14 @@ class SequenceMaker:
         self._cls_id, self._landmark_id = checkpoint.cls_id, checkpoint.landmark_id
         self._pairs = pairs
         self._pooling: TrainedPooling = pooling
+        self._attention: TrainedAttention = attention
+        self._window_tokens = window_tokens
         self._max_query_tokens, self._max_document_tokens = max_query_tokens, max_document_tokens
         self._candidates = Candidates.of(pairs)
         self._query_prefix, self._document_prefix = query_prefix, document_prefix
         self._pool_prefix = pool_prefix
-        used = {query_prefix, *map(instruction_prefix, pairs.instructions)} | {document_prefix, ""}
+        instructions = {instruction_prefix(text) for text in pairs.instructions if text}
+        used = {query_prefix, document_prefix, "", *instructions}
         self._prefixes = {text: Prefix.of(text, self._tokenizer) for text in sorted(used)}
 
     @property
@@ -167,7 +173,8 @@ class SequenceMaker:
         for unit, positions in enumerate(units):
             window, interval = num_queries + unit, int(intervals_U[unit])
             titles = {self._pairs.titles[position] for position in positions}
-            if has_title_U[unit] and len(titles) == 1 and (title := titles.pop()).strip():
+            is_titled = has_title_U[unit] and len(titles) == 1 and self._attention != "full"
+            if is_titled and (title := titles.pop()).strip():
                 texts.append(
                     _Text(title, NO_TEXT, window, interval, self._max_query_tokens, self._document_prefix)
                 )
@@ -182,10 +189,10 @@ class SequenceMaker:
         for window, position in enumerate(negatives, start=num_queries + len(units)):
             texts.append(self._document(position, num_queries + len(pair_D), window, negative_interval))
             pair_D.append(position)
-        rows, text_of_row = self._rows(texts)
+        rows, text_of_chunk = self._rows(texts)
         return SequenceBatch(
             rows=rows,
-            text_B=np.array([text.number for text in texts], np.int64)[text_of_row],
+            text_B=np.array([text.number for text in texts], np.int64)[text_of_chunk],
             pair_Q=pair_Q,
             pair_D=np.array(pair_D, np.int64),
             positive_Q=np.array(positive_Q, np.int64),
@@ -202,22 +209,22 @@ class SequenceMaker:
         ]
         return self._rows(texts)[0]
 
-    def queries(self, positions: Sequence[int], interval: int) -> tuple[PackedRows, Int64[np.ndarray, " B"]]:
-        """Lay out these pairs' queries, and the query each row is of."""
+    def queries(self, positions: Sequence[int], interval: int) -> tuple[PackedRows, Int64[np.ndarray, " M"]]:
+        """Lay out these pairs' queries, and the query each chunk is of."""
         texts = [self._query(position, number, number, interval) for number, position in enumerate(positions)]
         return self._rows(texts)
 
     def documents(
         self, positions: Sequence[int], interval: int
-    ) -> tuple[PackedRows, Int64[np.ndarray, " B"]]:
-        """Lay out these pairs' documents, each a window of its own, and the document each row is of."""
+    ) -> tuple[PackedRows, Int64[np.ndarray, " M"]]:
+        """Lay out these pairs' documents, each a window of its own, and the document each chunk is of."""
         texts = [
             self._document(position, number, number, interval) for number, position in enumerate(positions)
         ]
         return self._rows(texts)
 
-    def _rows(self, texts: Sequence[_Text]) -> tuple[PackedRows, Int64[np.ndarray, " B"]]:
-        """Return the rows of texts, each cut after its limit, and for each row the place of its text."""
+    def _rows(self, texts: Sequence[_Text]) -> tuple[PackedRows, Int64[np.ndarray, " M"]]:
+        """Return the rows of texts, each cut after its limit, and for each chunk the place of its text."""
         prefixes = [self._prefixes[text.prefix] for text in texts]
         tokens = tokenize(
             self._tokenizer,
@@ -231,21 +238,37 @@ class SequenceMaker:
         chunks = split_into_chunks(
             tokens.breaks[kept], offsets, np.array([text.interval for text in texts], np.int64)
         )
-        rows = chunk_rows(
-            tokens.ids[kept],
-            chunks,
-            cls_id=self._cls_id,
-            landmark_id=self._landmark_id,
-            pooling=self._pooling,
-        )
-        text_of_row = np.repeat(np.arange(len(texts)), np.diff(chunks.chunk_offsets))
+        rows = self._laid_out(tokens.ids[kept], chunks)
+        text_of_chunk = np.repeat(np.arange(len(texts)), np.diff(chunks.chunk_offsets))
+        first_of_row = np.searchsorted(rows.pooled_row, np.arange(len(rows.row_offsets) - 1))
+        text_of_row = text_of_chunk[first_of_row]
+        is_full = self._attention == "full"
         packed = behind_prefixes(
             rows,
             [prefixes[text].ids for text in text_of_row.tolist()],
-            np.array([text.window for text in texts], np.int64)[text_of_row],
+            np.arange(len(text_of_row))
+            if is_full
+            else np.array([text.window for text in texts], np.int64)[text_of_row],
             is_pooled=self._pool_prefix,
         )
-        return packed, text_of_row
+        return replace(packed, pooled_row_M=rows.pooled_row) if is_full else packed, text_of_chunk
+
+    def _laid_out(self, ids_T: Int32[np.ndarray, " T"], chunks: Chunks) -> Rows:
+        """Lay out chunks as an ingest with this attention does; windows of full attention do not overlap."""
+        if self._attention == "full":
+            longest_row = 2 + int(np.diff(chunks.token_offsets).max())
+            return window_rows(
+                ids_T,
+                chunks,
+                cls_id=self._cls_id,
+                landmark_id=self._landmark_id,
+                pooling=self._pooling,
+                max_window_tokens=max(longest_row, self._window_tokens - self.prefix_tokens),
+                overlap_tokens=0,
+            )
+        return chunk_rows(
+            ids_T, chunks, cls_id=self._cls_id, landmark_id=self._landmark_id, pooling=self._pooling
+        )
 
 
 def behind_prefixes(
@@ -265,13 +288,14 @@ def behind_prefixes(
     is_prefix = np.zeros(len(ids), np.bool_)
     is_prefix[ranges(starts_B + 1, num_prefix_B)] = True
     ids[is_prefix], ids[~is_prefix] = np.concatenate([np.zeros(0, np.int32), *prefixes]), rows.ids
-    first_B = 0 if is_pooled else np.where(num_prefix_B > 0, 1 + num_prefix_B, 0)
+    num_prefix_M = num_prefix_B[rows.pooled_row]
+    first_M = 0 if is_pooled else np.where(num_prefix_M > 0, 1 + num_prefix_M, 0)
     return PackedRows(
         ids_N=ids,
         lengths_B=lengths_B + num_prefix_B,
         windows_B=windows_B,
-        pooled_start_B=np.where(rows.pooled_start > 0, rows.pooled_start + num_prefix_B, first_B),
-        pooled_end_B=rows.pooled_end + num_prefix_B,
+        pooled_start_B=np.where(rows.pooled_start > 0, rows.pooled_start + num_prefix_M, first_M),
+        pooled_end_B=rows.pooled_end + num_prefix_M,
         num_prefix_B=num_prefix_B,
     )
 
@@ -294,12 +318,15 @@ def split_rows(rows: PackedRows, max_tokens: int) -> tuple[PackedRows, ...]:
 
 def _take(rows: PackedRows, first: int, end: int) -> PackedRows:
     offsets = np.concatenate([[0], np.cumsum(rows.lengths_B)])
-    part = slice(first, end)
+    part = chunks = slice(first, end)
+    if rows.pooled_row_M is not None:
+        chunks = slice(*np.searchsorted(rows.pooled_row_M, [first, end]))
     return PackedRows(
         ids_N=rows.ids_N[offsets[first] : offsets[end]],
         lengths_B=rows.lengths_B[part],
         windows_B=rows.windows_B[part],
-        pooled_start_B=rows.pooled_start_B[part],
-        pooled_end_B=rows.pooled_end_B[part],
+        pooled_start_B=rows.pooled_start_B[chunks],
+        pooled_end_B=rows.pooled_end_B[chunks],
         num_prefix_B=None if rows.num_prefix_B is None else rows.num_prefix_B[part],
+        pooled_row_M=None if rows.pooled_row_M is None else rows.pooled_row_M[chunks] - first,
     )

@@ -19,7 +19,7 @@ from pipeline.token_vectors.codes import require_packable
 from pipeline.train.schedules import Schedule
 
 TrainedPooling = Literal["mean", "lmk", "latent"]
-TrainedAttention = Literal["chunk", "landmark"]
+TrainedAttention = Literal["chunk", "landmark", "full"]
 LoraMatrices = Literal["attention", "all"]
 ContextFrom = Literal["batch", "source"]
 Negatives = Literal["batch", "own"]
@@ -37,7 +37,8 @@ class TrainConfig:
     ``first_stage_layers`` > 0 gives the model a first stage of its own, which starts as the base's first
     layers and alone embeds the context; it shares the input tables where those stay as they are. Prefixes
     stand before the texts in training and, in the saved folder, at serving; None takes the base's.
-    ``title_share`` of the sequences begin with their title as a chunk of its own. ``negatives`` of a query
+    ``title_share`` of the sequences begin with their title as a chunk of its own. With ``attention`` full
+    every document is a row by itself, without neighbours, title and context. ``negatives`` of a query
     are all other documents of the batch, or its own alone: mined ones and those that the data brings.
     ``margin`` is ε of the false negatives. ``matryoshka_dims`` = () trains the whole vector only,
     ``matryoshka_layers`` = () the
@@ -209,6 +210,10 @@ class TrainConfig:
             raise ConfigError(
                 "first_stage_layers must go with a context that is read (attention landmark, "
                 "context_documents above 0, context_absence below 1), got settings without; leave it out"
+            )
+        if self.late_weight and self.attention == "full":
+            raise ConfigError(
+                "late_weight must go with attention chunk or landmark, got full; leave one of them out"
             )
         require_packable(self.late_dims, self.late_bits)
         # Lists when read from JSON.
