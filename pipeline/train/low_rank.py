@@ -7,13 +7,20 @@ A parametrization of torch, so that every product is one with W' itself: what is
 matrix of an ordinary model, and no vector moves when it is merged. Gates and the null token, which the base
 has none of, are trained as they are.
 
-Source: Hu et al. 2021 (LoRA), §4.1, with its initial values. Differs: all matrices of a layer get an update
-unless told otherwise, not only those of queries and values; no dropout.
+With dropout a step leaves out a share of each update's inputs, the same ones for all tokens: rows are not
+seen one by one in W'. What is drawn follows from the step, so that a micro-batch that is computed twice comes
+out the same.
+
+Source: Hu et al. 2021 (LoRA), §4.1, with its initial values; dropout as in NV-Embed, appendix C. Differs: all
+matrices of a layer get an update unless told otherwise, not only those of queries and values; LoRA's own
+dropout draws the inputs for each token.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Generator
 from typing import Final
 
 import torch
@@ -43,12 +50,15 @@ class LowRankUpdate(nn.Module):
             (2.0 * torch.rand(rank, num_in, generator=generator) - 1.0) / math.sqrt(num_in)
         )
         self.scale = scale
+        self.kept_I: torch.Tensor | None = None
+        """What each input counts while some are left out."""
 
     @override
     def forward(self, weight: Float[torch.Tensor, "out in"]) -> Float[torch.Tensor, "out in"]:
         """Return W', in W's own precision, as it is saved."""
+        down = self.down if self.kept_I is None else self.down * self.kept_I
         with torch.autocast(weight.device.type, enabled=False):
-            return torch.addmm(weight, self.up, self.down, alpha=self.scale)
+            return torch.addmm(weight, self.up, down, alpha=self.scale)
 
 
 def add_low_rank(model: LandmarkEncoder, config: TrainConfig) -> None:
@@ -75,6 +85,24 @@ def add_low_rank(model: LandmarkEncoder, config: TrainConfig) -> None:
             )
         update = LowRankUpdate(num_out, num_in, config.lora_rank, scale, generator)
         parametrize.register_parametrization(module, "weight", update)
+
+
+@contextlib.contextmanager
+def dropped_inputs(model: nn.Module, share: float, seed: int) -> Generator[None]:
+    """Leave out a ``share`` of each update's inputs within the block, as drawn from ``seed``.
+
+    The others count 1 / (1 - share), so that the mean over draws is the whole update.
+    """
+    updates = [module for module in model.modules() if isinstance(module, LowRankUpdate)] if share else []
+    generator = torch.Generator().manual_seed(seed)
+    for update in updates:
+        is_kept_I = torch.rand(update.down.shape[1], generator=generator) >= share
+        update.kept_I = (is_kept_I / (1.0 - share)).to(update.down.device)
+    try:
+        yield
+    finally:
+        for update in updates:
+            update.kept_I = None
 
 
 def low_rank_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

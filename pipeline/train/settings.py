@@ -38,20 +38,19 @@ class TrainConfig:
     layers and alone embeds the context; it shares the input tables where those stay as they are. Prefixes
     stand before the texts in training and, in the saved folder, at serving; None takes the base's.
     ``title_share`` of the sequences begin with their title as a chunk of its own. With ``attention`` full
-    every document is a row by itself, without neighbours, title and context. ``negatives`` of a query
-    are all other documents of the batch, or its own alone: mined ones and those that the data brings.
-    ``margin`` is ε of the false negatives. ``matryoshka_dims`` = () trains the whole vector only,
-    ``matryoshka_layers`` = () the
-    last layer only. ``freeze_embeddings`` leaves the input tables as the base has them, so that what changed
-    is small enough to be shipped by itself. ``lora_rank`` > 0 leaves all of the base as it is and learns
-    updates of that rank (LoRA) to its layers' matrices, those of attention or all, times ``lora_alpha`` /
-    rank; None is twice the rank. ``late_weight`` > 0 trains a token projection along, of ``late_dims``
-    dimensions in ``late_bits`` bits, with weights of query tokens. With a ``teacher`` texts follow its
-    vectors and scores, instead of chunks those of the base. With a
-    ``score_teacher`` a query's positive and own negatives are ranked as by its scores, too.
-    ``evaluate_every`` and ``dev_every`` steps the held-out pairs and the dev sets are scored. ``precision``
-    is that of the products, auto: bf16 where the device has it; weights, sums and the optimiser are in
-    float32. ``micro_batch_tokens`` bounds memory and moves nothing but rounding.
+    every document is a row by itself, without neighbours, title and context. ``negatives`` of a query are all
+    other documents of the batch, or its own alone: mined ones and those that the data brings. ``margin`` is ε
+    of the false negatives. ``matryoshka_dims`` = () trains the whole vector only, ``matryoshka_layers`` = ()
+    the last layer only. ``freeze_embeddings`` leaves the input tables as the base has them, so that what
+    changed is small enough to be shipped by itself. ``lora_rank`` > 0 leaves all of the base as it is and
+    learns updates of that rank (LoRA) to its layers' matrices, those of attention or all, times
+    ``lora_alpha`` / rank; None is twice the rank. A step leaves a share ``lora_dropout`` of each update's
+    inputs out. ``late_weight`` > 0 trains a token projection along, of ``late_dims`` dimensions in
+    ``late_bits`` bits, with weights of query tokens. With a ``teacher`` texts follow its vectors and scores,
+    instead of chunks those of the base. With a ``score_teacher`` a query's positive and own negatives are
+    ranked as by its scores, too. ``evaluate_every`` and ``dev_every`` steps the held-out pairs and the dev
+    sets are scored. ``precision`` is that of the products, auto: bf16 where the device has it; weights, sums
+    and the optimiser are in float32. ``micro_batch_tokens`` bounds memory and moves nothing but rounding.
     """
 
     steps: int = field(metadata=metadata_of(About("Optimiser steps, one a batch.", low=1)))
@@ -186,6 +185,9 @@ class TrainConfig:
         About("What updates are multiplied with, over the rank.", above=0, default_text="twice the rank"),
     )
     lora_matrices: LoraMatrices = option("all", About("Matrices of a layer that get one."))
+    lora_dropout: float = option(
+        0.0, About("Share of the inputs that an update leaves out, drawn for each step.", low=0, high=0.9)
+    )
     heldout_pairs: int = option(256, About("Pairs kept out to find the best step.", low=0))
     evaluate_every: int = option(50, About("Steps between scores of the held-out pairs.", low=1))
     dev_every: int = option(500, About("Steps between scores of the dev sets.", low=1))
@@ -196,9 +198,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if not self.lora_rank and (self.lora_alpha is not None or self.lora_matrices != "all"):
+        given = self.lora_alpha is not None or self.lora_matrices != "all" or self.lora_dropout > 0
+        if not self.lora_rank and given:
             raise ConfigError(
-                "lora_rank must be at least 1 where lora_alpha or lora_matrices is given, got 0; give a rank"
+                "lora_rank must be at least 1 where lora_alpha, lora_matrices or lora_dropout is given, got "
+                "0; give a rank"
             )
         if self.latents is not None and self.pooling != "latent":
             raise ConfigError(f"latents must go with pooling latent, got {self.pooling}; leave them out")

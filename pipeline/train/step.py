@@ -29,6 +29,7 @@ from pipeline.train.heldout import mean_by_text
 from pipeline.train.joint_late import batch_late_loss, own_states, project_tokens
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.late.head import TokenHead
+from pipeline.train.low_rank import dropped_inputs
 from pipeline.train.mining import NONE_FOUND
 from pipeline.train.objectives.candidate_ranking import candidate_ranking_loss
 from pipeline.train.objectives.contrastive import FalseNegatives, contrastive_loss
@@ -118,7 +119,8 @@ def train_step(
         late_losses.append(late.item())
         return loss + config.late_weight * late
 
-    loss = cached_backward(first, second, loss_of, processes, 1 if model.head is None else 2)
+    with dropped_inputs(model, config.lora_dropout, seed):
+        loss = cached_backward(first, second, loss_of, processes, 1 if model.head is None else 2)
     processes.add_up_gradients(model.parameters())
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm)
     return StepReport(

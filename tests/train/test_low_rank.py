@@ -13,7 +13,7 @@ from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from pipeline.model.folders.encoder_folder import save_encoder_folder
 from pipeline.model.folders.own_tensors import GATE_NAMES
 from pipeline.train.landmark_encoder import OWN_NAMES, LandmarkEncoder
-from pipeline.train.low_rank import add_low_rank, low_rank_parameters
+from pipeline.train.low_rank import add_low_rank, dropped_inputs, low_rank_parameters
 from pipeline.train.packed_rows import PackedRows
 from pipeline.train.settings import TrainConfig
 
@@ -110,13 +110,43 @@ def test_low_rank_in_bf16_products_are_with_the_matrix_that_is_saved(base: Check
         assert torch.equal(embeddings(model), embeddings(merged))
 
 
+def test_low_rank_dropout_leaves_inputs_out_for_a_step_and_scales_the_others(base: Checkpoint):
+    model, name = adapted(base), "encoder.layer.0.attention.self.query"
+    update = 2.0 * low_rank_parameters(model)[f"{name}.parametrizations.weight.0.up"].detach()
+    down_RI = low_rank_parameters(model)[f"{name}.parametrizations.weight.0.down"].detach()
+    whole = model.get_submodule(name).weight.detach()
+    with dropped_inputs(model, 0.25, seed=5):
+        found = model.get_submodule(name).weight.detach() - base.tensors[f"{name}.weight"]
+    is_left_out_I = ~found.abs().sum(0).bool()
+    assert 0 < is_left_out_I.sum() < 20
+    expected = update @ (down_RI * ~is_left_out_I / 0.75)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    assert torch.equal(model.get_submodule(name).weight, whole)
+
+
+def test_low_rank_dropout_is_that_of_its_seed_and_of_no_share_the_whole_update(base: Checkpoint):
+    model, found = adapted(base), []
+    for share, seed in ((0.3, 1), (0.3, 1), (0.3, 2), (0.0, 3)):
+        with dropped_inputs(model, share, seed):
+            found.append(embeddings(model))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+    assert torch.equal(found[3], embeddings(model))
+
+
 def test_low_rank_beyond_the_models_width_is_refused(base: Checkpoint):
     with pytest.raises(ConfigError, match="lora_rank must be at most 32, the base model's width, got 33"):
         adapted(base, lora_rank=33)
 
 
 @pytest.mark.parametrize(
-    "settings", [{"lora_alpha": 4.0}, {"lora_matrices": "attention"}, {"lora_rank": 2, "lora_alpha": 0.0}]
+    "settings",
+    [
+        {"lora_alpha": 4.0},
+        {"lora_matrices": "attention"},
+        {"lora_dropout": 0.1},
+        {"lora_rank": 2, "lora_alpha": 0.0},
+    ],
 )
 def test_low_rank_settings_that_do_not_go_together_are_refused(settings: dict[str, object]):
     with pytest.raises(ConfigError, match=r"lora_(rank|alpha) must be"):

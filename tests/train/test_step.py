@@ -10,6 +10,7 @@ import torch
 
 from pipeline.model.folders.checkpoint import read_checkpoint
 from pipeline.train.landmark_encoder import LandmarkEncoder
+from pipeline.train.low_rank import add_low_rank
 from pipeline.train.pairs import TrainingPairs, text_numbers
 from pipeline.train.processes import ALONE, Processes
 from pipeline.train.sequences import SequenceMaker, make_units
@@ -67,6 +68,8 @@ def gradients(
         first_stage_layers=config.first_stage_layers,
         null_token=config.context_dropout > 0,
     )
+    if config.lora_rank:
+        add_low_rank(model, config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
@@ -102,6 +105,20 @@ def test_train_step_in_micro_batches_gives_the_gradient_of_the_whole(
         assert float((found[name] - gradient).abs().max()) <= 2e-4 * max(1.0, float(gradient.abs().max())), (
             name
         )
+
+
+def test_train_step_leaves_the_same_inputs_of_updates_out_in_every_micro_batch(
+    tiny_model_folder: Path, data: Any
+):
+    settings = {"lora_rank": 2, "lora_dropout": 0.3}
+    _, whole = gradients(tiny_model_folder, data, config_of(micro_batch_tokens=100_000, **settings))
+    _, found = gradients(tiny_model_folder, data, config_of(micro_batch_tokens=60, **settings))
+    _, without = gradients(tiny_model_folder, data, config_of(lora_rank=2))
+    for name, gradient in whole.items():
+        assert float((found[name] - gradient).abs().max()) <= 2e-4 * max(1.0, float(gradient.abs().max())), (
+            name
+        )
+    assert any(float((without[name] - gradient).abs().max()) > 1e-2 for name, gradient in whole.items())
 
 
 @pytest.mark.parametrize("size", [2, 3])
