@@ -205,10 +205,10 @@ def _check_fit(config: TrainConfig, checkpoint: Checkpoint, model: LandmarkEncod
             f"{list(config.matryoshka_layers)}"
         )
     has_mixer = any(name.startswith(MIXER_PREFIX) for name in checkpoint.tensors)
-    if checkpoint.steps or checkpoint.cls_id is None or has_mixer:
+    if checkpoint.steps or has_mixer:
         raise ModelError(
-            "training must start from a transformer with [CLS], and without dense layers and a landmark "
-            f"mixer, got another; choose another base, such as {BASE_MODEL}"
+            "training must start from a transformer without dense layers and a landmark mixer, got another; "
+            f"choose another base, such as {BASE_MODEL}"
         )
 
 

@@ -23,7 +23,8 @@ class PackedRows:
 
     ``pooled_start`` and ``pooled_end`` are positions within a chunk's row, whose mean is its embedding.
     ``num_prefix`` tokens behind [CLS] are not the text's own; None: no row has any. ``pooled_row`` is the row
-    of each chunk, in order; None: every row is one chunk.
+    of each chunk, in order; None: every row is one chunk. Rows of a tokenizer without [CLS] begin with the
+    prefix.
     """
 
     ids_N: Int32[np.ndarray, " N"]
@@ -33,6 +34,7 @@ class PackedRows:
     pooled_end_B: Int64[np.ndarray, " M"]
     num_prefix_B: Int64[np.ndarray, " B"] | None = None
     pooled_row_M: Int64[np.ndarray, " M"] | None = None
+    has_cls: bool = True
 
     def __len__(self) -> int:
         return len(self.lengths_B)
@@ -45,7 +47,7 @@ class PackedRows:
     @property
     def own_lengths(self) -> Int64[np.ndarray, " B"]:
         """Return the tokens of each row without [CLS], prefix and [LMK]; rows are of one chunk."""
-        return self.lengths_B - 2 - (0 if self.num_prefix_B is None else self.num_prefix_B)
+        return self.lengths_B - 1 - self.has_cls - (0 if self.num_prefix_B is None else self.num_prefix_B)
 
     @property
     def alone(self) -> PackedRows:
@@ -55,19 +57,20 @@ class PackedRows:
         start_B = np.zeros(len(self), np.int64)
         if self.num_prefix_B is not None:
             is_left_out_B = (self.num_prefix_B > 0) & (self.pooled_start_B > 0)
-            start_B = np.where(is_left_out_B, 1 + self.num_prefix_B, 0)
+            start_B = np.where(is_left_out_B, self.has_cls + self.num_prefix_B, 0)
         return PackedRows(
             ids_N=self.ids_N,
             lengths_B=self.lengths_B,
             windows_B=np.arange(len(self)),
             pooled_start_B=start_B,
             pooled_end_B=self.lengths_B,
+            has_cls=self.has_cls,
         )
 
     def _apart(self, row_M: Int64[np.ndarray, " M"]) -> PackedRows:
         """Return each chunk of a row of several in a row of its own, behind the row's [CLS] and prefix."""
         num_prefix_B = np.zeros(len(self), np.int64) if self.num_prefix_B is None else self.num_prefix_B
-        head_M = 1 + num_prefix_B[row_M]
+        head_M = self.has_cls + num_prefix_B[row_M]
         is_first_M = np.diff(row_M, prepend=-1) > 0
         own_start_M = np.where(is_first_M, head_M, np.roll(self.pooled_end_B, 1))
         own_M = self.pooled_end_B - own_start_M
@@ -80,6 +83,7 @@ class PackedRows:
             pooled_start_B=head_M,
             pooled_end_B=head_M + own_M,
             num_prefix_B=num_prefix_B[row_M],
+            has_cls=self.has_cls,
         )
 
 

@@ -111,7 +111,6 @@ class SequenceMaker:
         document_prefix: str = "",
         pool_prefix: bool = False,
     ) -> None:
-        assert checkpoint.cls_id is not None, "BERT has [CLS]"
         self._tokenizer: Tokenizer = checkpoint.tokenizer
         self._cls_id, self._landmark_id = checkpoint.cls_id, checkpoint.landmark_id
         self._pairs = pairs
@@ -203,8 +202,9 @@ class SequenceMaker:
 
         Without a prefix, as an ingest has it.
         """
+        own_tokens = max_tokens - (1 if self._cls_id is None else 2)
         texts = [
-            _Text(self._candidates.texts[position], number, number, max_tokens, max_tokens - 2)
+            _Text(self._candidates.texts[position], number, number, max_tokens, own_tokens)
             for number, position in enumerate(positions)
         ]
         return self._rows(texts)[0]
@@ -250,6 +250,7 @@ class SequenceMaker:
             if is_full
             else np.array([text.window for text in texts], np.int64)[text_of_row],
             is_pooled=self._pool_prefix,
+            has_cls=self._cls_id is not None,
         )
         return replace(packed, pooled_row_M=rows.pooled_row) if is_full else packed, text_of_chunk
 
@@ -277,6 +278,7 @@ def behind_prefixes(
     windows_B: Int64[np.ndarray, " B"],
     *,
     is_pooled: bool,
+    has_cls: bool = True,
 ) -> PackedRows:
     """Put a prefix behind the [CLS] of each row, as :func:`pipeline.model.landmarks.chunk_rows` has one.
 
@@ -286,10 +288,10 @@ def behind_prefixes(
     starts_B = rows.row_offsets[:-1] + np.cumsum(num_prefix_B) - num_prefix_B
     ids = np.empty(int((lengths_B + num_prefix_B).sum()), np.int32)
     is_prefix = np.zeros(len(ids), np.bool_)
-    is_prefix[ranges(starts_B + 1, num_prefix_B)] = True
+    is_prefix[ranges(starts_B + has_cls, num_prefix_B)] = True
     ids[is_prefix], ids[~is_prefix] = np.concatenate([np.zeros(0, np.int32), *prefixes]), rows.ids
     num_prefix_M = num_prefix_B[rows.pooled_row]
-    first_M = 0 if is_pooled else np.where(num_prefix_M > 0, 1 + num_prefix_M, 0)
+    first_M = 0 if is_pooled else np.where(num_prefix_M > 0, has_cls + num_prefix_M, 0)
     return PackedRows(
         ids_N=ids,
         lengths_B=lengths_B + num_prefix_B,
@@ -297,6 +299,7 @@ def behind_prefixes(
         pooled_start_B=np.where(rows.pooled_start > 0, rows.pooled_start + num_prefix_M, first_M),
         pooled_end_B=rows.pooled_end + num_prefix_M,
         num_prefix_B=num_prefix_B,
+        has_cls=has_cls,
     )
 
 
@@ -329,4 +332,5 @@ def _take(rows: PackedRows, first: int, end: int) -> PackedRows:
         pooled_end_B=rows.pooled_end_B[chunks],
         num_prefix_B=None if rows.num_prefix_B is None else rows.num_prefix_B[part],
         pooled_row_M=None if rows.pooled_row_M is None else rows.pooled_row_M[chunks] - first,
+        has_cls=rows.has_cls,
     )
