@@ -54,7 +54,7 @@ async def map_collection(name: CollectionName, state: State, grant: SearchGrant)
     async def attempt(served: ServedCollection) -> MapReply:
         generation, visible, found = await _find_map(state, served, grant)
         if found is None:
-            return MapReply(generation=generation.number, status="drawing", documents=len(visible))
+            return _drawing(state, generation, len(visible), grant)
         return await state.search_threads.run(lambda: _map_reply(generation, len(visible), found))
 
     return await with_collection(state, await reachable(state, grant, name), attempt)
@@ -70,7 +70,7 @@ async def place_documents(name: CollectionName, doc_id: DocIds, state: State, gr
     async def attempt(served: ServedCollection) -> MapReply:
         generation, visible, found = await _find_map(state, served, grant)
         if found is None:
-            return MapReply(generation=generation.number, status="drawing", documents=len(visible))
+            return _drawing(state, generation, len(visible), grant)
         points = await state.search_threads.run(lambda: _place(generation, found, doc_id, grant.restriction))
         return MapReply(generation=generation.number, status="ready", documents=len(visible), points=points)
 
@@ -101,12 +101,14 @@ async def _find_map(
 ) -> tuple[Generation, Int64[np.ndarray, " A"], CorpusMap | None]:
     generation = served.searcher.generation
     visible = await state.search_threads.run(lambda: _visible(generation, grant.restriction))
-    draw = partial(draw_map, generation, visible, state.map_files, state.maps.raise_if_stopped)
-    return (
-        generation,
-        visible,
-        await state.maps.get(cache_key(generation, grant.restriction), draw, MAP_WAIT_SECONDS),
-    )
+    key = cache_key(generation, grant.restriction)
+    draw = partial(draw_map, generation, visible, state.map_files, partial(state.maps.report, key))
+    return generation, visible, await state.maps.get(key, draw, MAP_WAIT_SECONDS)
+
+
+def _drawing(state: ServerState, generation: Generation, num_visible: int, grant: Grant) -> MapReply:
+    progress = state.maps.progress(cache_key(generation, grant.restriction))
+    return MapReply(generation=generation.number, status="drawing", documents=num_visible, progress=progress)
 
 
 def _map_reply(generation: Generation, num_visible: int, corpus_map: CorpusMap) -> MapReply:

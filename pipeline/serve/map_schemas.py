@@ -40,6 +40,9 @@ class MapReply(Reply):
         description="A map is drawn when it is first asked for: ask again in a second."
     )
     documents: int = Field(description="Documents this key sees, on the map or not.")
+    progress: float | None = Field(
+        default=None, description="While the map is being drawn: the share that is done, 0 to 1."
+    )
     points: MapPoints | None = None
     clusters: list[MapCluster] | None = None
 

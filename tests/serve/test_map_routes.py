@@ -56,6 +56,7 @@ def test_map_that_is_being_drawn_says_so(own_client: TestClient, monkeypatch: py
     for path in ("map", "map/places?doc_id=a"):
         reply = own_client.get(f"/v1/collections/pebbles/{path}").json()
         assert (reply["status"], reply["documents"], reply["points"]) == ("drawing", 4, None)
+        assert reply["progress"] == 0.0
         if path == "map":
             monkeypatch.setattr("pipeline.serve.maps.map_cache.GenerationCache.get", never_ready)
 

@@ -15,6 +15,7 @@ al. 2019), whose settings are left as they are; beginning with principal compone
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -40,7 +41,11 @@ ALIKE: Final = 1e-5
 MAX_TITLE_CHARACTERS: Final = 120
 SEED: Final = 0
 STEPS_AT_A_TIME: Final = 50
-"""Of 750, between two calls of ``raise_if_stopped``: half a second."""
+"""Between two reports: about half a second."""
+STEPS: Final = 750
+"""openTSNE's: 250 with early exaggeration, then 500."""
+Report = Callable[[float], None]
+"""Takes the share of a layout that is done, 0 to 1, and may end the layout by raising."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,18 +80,18 @@ def draw_map(
     generation: Generation,
     visible: Int64[np.ndarray, " A"],
     files: MapFiles,
-    raise_if_stopped: Callable[[], None] = lambda: None,
+    report: Report = lambda _: None,
 ) -> CorpusMap:
-    """Lay out the visible documents, of many an evenly spread part, unless a file says where they stand.
+    """Lay out the visible documents unless a file says where they stand.
 
-    ``raise_if_stopped`` is called now and then, and ends the layout by raising.
+    Of many, an evenly spread part with at least one document of every cluster.
     """
-    positions_N = _spread(visible, MAX_DOCUMENTS)
+    positions_N = _with_every_cluster(_spread(visible, MAX_DOCUMENTS), visible, generation.cluster_ids)
     vectors_NV = generation.documents.reconstruct(positions_N)
     sample_S = _spread(np.arange(len(positions_N)), MAX_SAMPLE)
     places_N2 = files.find(generation, positions_N, len(sample_S))
     if places_N2 is None:
-        places_S2 = lay_out(vectors_NV[sample_S], raise_if_stopped)
+        places_S2 = lay_out(vectors_NV[sample_S], report)
         places_N2 = place(vectors_NV, vectors_NV[sample_S], places_S2)
         places_N2[sample_S] = places_S2
         files.keep(generation, positions_N, len(sample_S), places_N2)
@@ -107,12 +112,9 @@ def draw_map(
 
 
 def lay_out(
-    vectors_SV: Float32[np.ndarray, "S V"], raise_if_stopped: Callable[[], None] = lambda: None
+    vectors_SV: Float32[np.ndarray, "S V"], report: Report = lambda _: None
 ) -> Float32[np.ndarray, "S 2"]:
-    """Return a place in [-1, 1]² for each vector; the same vectors give the same places, up to rounding.
-
-    ``raise_if_stopped`` is called now and then, and ends the layout by raising.
-    """
+    """Return a place in [-1, 1]² for each vector; the same vectors give the same places, up to rounding."""
     from openTSNE import TSNE  # scikit-learn and SciPy come in here, with the first map
 
     components_S2 = _principal_components(vectors_SV)
@@ -120,12 +122,13 @@ def lay_out(
         return np.zeros((len(vectors_SV), 2), np.float32)
     if len(vectors_SV) < MIN_SAMPLE:
         return _within_unit_square(components_S2)
+    steps = itertools.count(STEPS_AT_A_TIME, STEPS_AT_A_TIME)
     tsne = TSNE(
         perplexity=min(PERPLEXITY, (len(vectors_SV) - 1) // 3),
         initialization=1e-4 * components_S2 / components_S2[:, 0].std(),
         neighbors="exact",
         n_jobs=1,
-        callbacks=[lambda *_: raise_if_stopped()],
+        callbacks=[lambda *_: report(next(steps) / STEPS)],
         callbacks_every_iters=STEPS_AT_A_TIME,
         random_state=SEED,
     )
@@ -155,6 +158,15 @@ def place(
             )
         )
     return np.concatenate(found).astype(np.float32)
+
+
+def _with_every_cluster(
+    positions_N: Int64[np.ndarray, " N"], visible: Int64[np.ndarray, " A"], cluster_ids: np.ndarray
+) -> Int64[np.ndarray, " M"]:
+    """Add the first visible document of each cluster that has none among the positions, in order."""
+    clusters, firsts = np.unique(cluster_ids[visible], return_index=True)
+    missing = visible[firsts[~np.isin(clusters, cluster_ids[positions_N])]]
+    return np.sort(np.concatenate([positions_N, missing]))
 
 
 def _spread(values_A: Int64[np.ndarray, " A"], limit: int) -> Int64[np.ndarray, " B"]:

@@ -48,14 +48,23 @@ class GenerationCache(Generic[_Entry]):
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._entries: OrderedDict[CacheKey, asyncio.Future[_Entry]] = OrderedDict()
+        self._progress: dict[CacheKey, float] = {}
         self._is_stopped = threading.Event()
 
     def stop(self) -> None:
         """Let what is being computed end soon: a server that stops waits for its threads."""
         self._is_stopped.set()
 
-    def raise_if_stopped(self) -> None:
-        """Raise :class:`TryAgainError` after :meth:`stop`; called now and then by what is being computed."""
+    def progress(self, key: CacheKey) -> float:
+        """Return the share of an entry that has been computed so far, 0 to 1."""
+        return self._progress.get(key, 0.0)
+
+    def report(self, key: CacheKey, share: float) -> None:
+        """Take note of how much of an entry has been computed; called now and then by what computes it.
+
+        Raises :class:`TryAgainError` after :meth:`stop`.
+        """
+        self._progress[key] = share
         if self._is_stopped.is_set():
             raise TryAgainError(
                 "a map must be asked for while the server runs, got a server that stops; ask again once "
@@ -74,6 +83,7 @@ class GenerationCache(Generic[_Entry]):
             self._make_room(key)
             entry = self._entries[key] = asyncio.get_running_loop().run_in_executor(self._executor, compute)
             entry.add_done_callback(_retrieve_exception)
+            entry.add_done_callback(lambda _: self._progress.pop(key, None))
         self._entries.move_to_end(key)
         done, _ = await asyncio.wait({entry}, timeout=timeout_seconds)
         return entry.result() if done else None

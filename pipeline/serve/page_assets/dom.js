@@ -15,10 +15,3 @@ export function make(tag, { on = {}, data = {}, ...attributes } = {}, ...childre
 }
 
 export const byId = (id) => document.getElementById(id);
-
-const whole = new Intl.NumberFormat("en");
-export const count = (number, one, many = `${one}s`) => `${whole.format(number)} ${number === 1 ? one : many}`;
-export const digits = (number) => whole.format(number);
-
-/** Show a score as the terminal does. */
-export const score = (value, places = 3) => value.toFixed(places).replace(/^(-?)0\./, "$1.");

@@ -2,10 +2,20 @@
 
 import { collectionPath, get } from "./api.js";
 import { CollectionPanel } from "./collection_panel.js";
-import { count, digits, make, score } from "./dom.js";
+import { make } from "./dom.js";
+import { count, digits, moment, score } from "./formats.js";
+import { term } from "./term.js";
 
 const d3 = globalThis.d3;
 const WORDS = { none: "is in step with its context", slight: "has drifted a little", "re-contextualise": "has drifted: give it a new context" };
+const TILES = [
+  ["documents", "documents", "What was ingested: rows of a table, or files."],
+  ["chunks", "chunks", "Stretches of documents with a vector each. A search shows them as passages."],
+  ["tokens", "tokens", "Pieces of words, as the model reads them: about four letters of English each."],
+  ["clusters", "clusters", "Groups of documents whose vectors are alike. Only those that hold documents are counted."],
+  ["vector_dim", "dimensions", "The length of a vector. More tell texts apart more finely and take more memory."],
+  ["generation", "generation", "One complete state of the collection. Each ingest that changes something publishes the next."],
+];
 const LABEL_PIXELS = 30;
 const [WIDEST, HEIGHT, LEFT, BOTTOM, TOP] = [600, 240, 40, 44, 14];
 
@@ -25,31 +35,17 @@ export class Health extends CollectionPanel {
   }
 
   #show(health) {
-    const tile = (value, name) => make("div", { class: "tile" }, make("dd", {}, value), make("dt", {}, name));
+    const tile = ([field, name, meaning]) => make("div", { class: "tile" }, make("dd", {}, digits(health[field])), make("dt", {}, term(name, meaning)));
     this.element.replaceChildren(
       ...(health.is_outdated ? [make("p", { class: "notice" }, "A newer generation was published but is damaged; this older one answers.")] : []),
       make("h2", {}, "What it holds"),
-      make(
-        "dl",
-        { class: "tiles" },
-        tile(digits(health.documents), "documents"),
-        tile(digits(health.chunks), "chunks"),
-        tile(digits(health.tokens), "tokens"),
-        tile(digits(health.clusters), "clusters"),
-        tile(digits(health.vector_dim), "dimensions"),
-        tile(digits(health.generation), "generation"),
-      ),
-      make("p", { class: "note" }, `Published ${when(health.created_at)}.`),
+      make("dl", { class: "tiles" }, ...TILES.map(tile)),
+      make("p", { class: "note" }, `Published ${moment(health.created_at)}.`),
       ...drift(health),
       ...collapse(health.lengths, this.#width()),
     );
   }
 }
-
-const when = (text) => {
-  const date = new Date(text);
-  return Number.isNaN(date.valueOf()) ? text : date.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
-};
 
 const percent = (share) => `${(100 * share).toFixed(share && share < 0.1 ? 1 : 0)} %`;
 
@@ -58,30 +54,30 @@ function drift({ drift: found, uses_context: isRead, context_documents: drawn })
   const gauge = (share, name, meaning) =>
     make(
       "div",
-      { class: "gauge", title: meaning },
-      make("dt", {}, name),
+      { class: "gauge" },
+      make("dt", {}, term(name, meaning)),
       make("dd", {}, make("meter", { min: 0, max: 1, low: 0.05, high: 0.2, optimum: 0, value: share, "aria-label": name }), make("span", {}, percent(share))),
     );
   return [
-    make("h2", {}, "Drift"),
+    make("h2", {}, term("Drift", "How far the documents of today are from those that the context and the clusters were made of.")),
     make("p", { class: `verdict ${found.verdict}` }, make("strong", {}, `The corpus ${WORDS[found.verdict]}.`)),
     make(
       "dl",
       { class: "gauges" },
-      gauge(found.total_variation, "documents in other clusters", "Total variation between the clusters' sizes then and now"),
-      gauge(found.added_share, "documents added since", "Net of deletions"),
+      gauge(found.total_variation, "documents in other clusters", "The share of documents that would have to change their cluster to restore the sizes of then (total variation)."),
+      gauge(found.added_share, "documents added since", "Documents gained since the context was made, less those deleted, as a share of those of today."),
     ),
-    make("p", { class: "note" }, `The context is ${count(drawn, "document")}${isRead ? ", read with every text" : "; this encoder does not read it"}.`),
+    make("p", { class: "note" }, "The ", term("context", "Documents that stand for the whole collection. The encoder reads them with each text, so that a vector says what sets the text apart here."), ` is ${count(drawn, "document")}${isRead ? ", read with every text" : "; this encoder does not read it"}.`),
   ];
 }
 
 function collapse(lengths, width) {
   const measured = lengths.filter((bin) => bin.cosine !== null);
-  const heading = make("h2", {}, "Length collapse");
+  const heading = make("h2", {}, term("Length collapse", "Vectors of long documents tend to be alike, which makes them hard to tell apart in a search."));
   if (!measured.length) return [heading, make("p", { class: "note" }, "There are too few documents of any length to compare.")];
   return [
     heading,
-    make("p", { class: "note" }, "Mean cosine between documents of a length. A line that climbs says that long documents look alike and are told apart badly; grey bars are how many there are."),
+    make("p", { class: "note" }, "The line is the mean cosine between two documents of a length. Where it climbs, long documents look alike. The bars show how many there are."),
     chart(lengths, measured, width),
     table(lengths),
   ];

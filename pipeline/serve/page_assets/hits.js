@@ -1,21 +1,26 @@
-// The answer as a list: each document with what its score is made of, its metadata and its best passages.
+// The answer as a list: each document with its best passage, the words that were found, and, on request, what its score is made of.
 
-import { make, score } from "./dom.js";
-import { markedWords } from "./words.js";
+import { make } from "./dom.js";
+import { digits, score, valueOf } from "./formats.js";
+import { term } from "./term.js";
+import { foundBy, markedWords, unitsBeforeSentence } from "./words.js";
 
 const PARTS = [
-  ["document", "document", "Cosine of the query and the document's vector"],
-  ["chunk", "passage", "Cosine of the query and the best passage's vector"],
-  ["bm25", "BM25", "BM25 of the whole document: the longest bar is the best of this answer"],
-  ["passage_bm25", "passage BM25", "BM25 of its best passage: the longest bar is the best of this answer"],
-  ["late", "words", "MaxSim: how well the words of the best passage, or of the title, answer those of the query"],
-  ["rerank", "rerank", "The cross-encoder's score of the best passage, which ranks; bars reach from the least of this answer to the best"],
+  ["document", "document", "How near the document's vector is to the query's: their cosine, 1 at most."],
+  ["chunk", "passage", "How near the best passage's vector is to the query's: their cosine, 1 at most."],
+  ["bm25", "BM25", "How well the query's words are found in the whole document, rare words counting more. The longest bar is the best of this answer."],
+  ["passage_bm25", "passage BM25", "The same for its best passage. The longest bar is the best of this answer."],
+  ["late", "words", "How well single words of the best passage, or of the title, answer those of the query (MaxSim)."],
+  ["rerank", "rerank", "The cross-encoder's score of the best passage, which decides the order. Bars reach from the lowest of this answer to the best."],
 ];
+const MAX_CHIPS = 4;
+const MAX_VALUE_CHARACTERS = 60;
+const MAX_FOUND_WORDS = 8;
 
-/** Fill the list; `open(hit, passage)` opens a document, `narrow(key, value)` asks for a filter. */
-export function showHits(list, hits, { open, narrow, filterable }) {
+/** Fill the list; `open(hit, passage)` opens a document, `narrow(key, value)` asks for a filter; `types` has the columns that filters take. */
+export function showHits(list, hits, { open, narrow, types }) {
   const spans = Object.fromEntries(PARTS.map(([part]) => [part, spanOf(part, hits.map((hit) => hit.scores[part]).filter((score) => score !== undefined))]));
-  list.replaceChildren(...hits.map((hit, index) => hitItem(hit, index + 1, spans, { open, narrow, filterable })));
+  list.replaceChildren(...hits.map((hit, index) => hitItem(hit, index + 1, spans, { open, narrow, types })));
 }
 
 /** What the empty and the full bar of a part stand for: cosines have a scale of their own, other scores that of their answer. */
@@ -24,23 +29,33 @@ function spanOf(part, scores) {
   return [0, part.endsWith("bm25") ? Math.max(...scores, 1e-9) : 1];
 }
 
-function hitItem(hit, rank, spans, { open, narrow, filterable }) {
+function hitItem(hit, rank, spans, { open, narrow, types }) {
   const heading = make("button", { class: "open", type: "button", dir: "auto", title: hit.title, on: { click: () => open(hit, 0) } }, hit.title || hit.doc_id);
+  const chips = metadata(hit.metadata, narrow, types);
+  const [best, ...others] = hit.passages.map((passage, index) => passageItem(passage, () => open(hit, index)));
+  const details = make("div", { class: "details", id: `details-${rank}`, hidden: true }, scoreBars(hit.scores, spans), chipList(chips.slice(MAX_CHIPS)));
+  const more = make("ol", { class: "passages more", id: `more-${rank}`, "aria-label": "Further passages", hidden: true }, ...others);
+  const total = [make("span", { class: "unseen" }, "Score "), score(hit.score)];
   return make(
     "li",
     { class: "hit", data: { id: hit.doc_id } },
-    make(
-      "div",
-      { class: "hit-head" },
-      make("span", { class: "rank", "aria-hidden": "true" }, rank),
-      make("h2", {}, heading),
-      make("span", { class: "total", title: "Score: ranks within this answer" }, make("span", { class: "unseen" }, "score "), score(hit.score)),
-    ),
+    make("div", { class: "hit-head" }, make("span", { class: "rank", "aria-hidden": "true" }, rank), make("h2", {}, heading), unfolds(details, "total", "What the score is made of", ...total)),
     make("div", { class: "id", title: hit.doc_id }, hit.doc_id),
-    scoreBars(hit.scores, spans),
-    metadata(hit.metadata, narrow, filterable),
-    passageList(hit, open),
+    details,
+    best ? make("ol", { class: "passages", "aria-label": "Best passage" }, best) : null,
+    more,
+    chips.length || others.length ? make("div", { class: "hit-foot" }, others.length ? unfolds(more, "chip", null, `${others.length} more`) : null, chipList(chips.slice(0, MAX_CHIPS))) : null,
   );
+}
+
+/** A button that shows an element and hides it again. */
+function unfolds(element, className, title, ...label) {
+  const button = make("button", { class: `${className} unfold`, type: "button", title, "aria-expanded": "false", "aria-controls": element.id }, ...label);
+  button.addEventListener("click", () => {
+    element.hidden = !element.hidden;
+    button.setAttribute("aria-expanded", !element.hidden);
+  });
+  return button;
 }
 
 function scoreBars(scores, spans) {
@@ -50,51 +65,45 @@ function scoreBars(scores, spans) {
     const value = part.endsWith("bm25") ? scores[part].toFixed(1) : score(scores[part], 2);
     const fill = make("svg:rect", { width: (100 * share).toFixed(1), height: 6, rx: 3 });
     const bar = make("svg:svg", { viewBox: "0 0 100 6", preserveAspectRatio: "none", "aria-hidden": "true" }, fill);
-    return make("div", { class: "part", data: { part }, title: meaning }, make("dt", {}, name), make("dd", {}, bar, make("span", {}, value)));
+    return make("div", { class: "part", data: { part } }, make("dt", {}, term(name, meaning)), make("dd", {}, bar, make("span", {}, value)));
   });
   return make("dl", { class: "parts", "aria-label": "Parts of the score" }, ...bars);
 }
 
-function metadata(values, narrow, filterable) {
+function metadata(values, narrow, types) {
   const shown = Object.entries(values).filter(([, value]) => value !== null && value !== "" && typeof value !== "object");
-  if (!shown.length) return null;
-  return make(
-    "ul",
-    { class: "metadata", "aria-label": "Metadata" },
-    ...shown.map(([name, value]) => {
-      const label = [make("span", { class: "name" }, name), " ", make("bdi", {}, String(value).slice(0, 60))];
-      if (!filterable.has(name)) return make("li", {}, make("span", { class: "chip" }, ...label));
-      const click = () => narrow(name, value);
-      return make("li", {}, make("button", { class: "chip", type: "button", title: `Only documents with this ${name}`, on: { click } }, ...label));
-    }),
-  );
+  return shown.map(([name, value]) => {
+    const label = [make("span", { class: "name" }, name), " ", make("bdi", {}, valueOf(value, types.get(name)).slice(0, MAX_VALUE_CHARACTERS))];
+    if (!types.has(name)) return make("li", {}, make("span", { class: "chip" }, ...label));
+    const click = () => narrow(name, value);
+    return make("li", {}, make("button", { class: "chip", type: "button", title: `Only documents with this ${name}`, on: { click } }, ...label));
+  });
 }
 
-function passageList(hit, open) {
-  if (!hit.passages.length) return null;
+const chipList = (chips) => (chips.length ? make("ul", { class: "metadata", "aria-label": "Metadata" }, ...chips) : null);
+
+function passageItem(passage, open) {
+  const words = foundBy(passage).slice(0, MAX_FOUND_WORDS);
+  const place = `characters ${digits(passage.start_char)}–${digits(passage.end_char)} · score ${score(passage.score)}`;
   return make(
-    "ol",
-    { class: "passages", "aria-label": "Passages" },
-    ...hit.passages.map((passage, index) =>
-      make(
-        "li",
-        {},
-        make(
-          "button",
-          { class: "passage", type: "button", title: "Read it in its document", on: { click: () => open(hit, index) } },
-          make("q", { dir: "auto" }, ...passageWords(passage)),
-          make("span", { class: "place" }, `${passage.start_char}–${passage.end_char} · ${score(passage.score)}`),
-        ),
-      ),
+    "li",
+    {},
+    make(
+      "button",
+      { class: "passage", type: "button", title: `Read it in its document: ${place}`, on: { click: open } },
+      make("q", { dir: "auto" }, ...shownText(passage)),
+      words.length ? make("span", { class: "found" }, "found by ", make("bdi", {}, words.join(", "))) : null,
     ),
   );
 }
 
-const onOneLine = (text) => text.replace(/\s+/gu, " ");
-
-function passageWords({ text, start_char: start, end_char: end, highlights }) {
-  const [first, ...others] = markedWords(text, start, end, highlights ?? [], onOneLine);
-  return [typeof first === "string" ? first.trimStart() : first, ...others];
+/** A passage with its line breaks but no empty lines, from where a sentence begins; dots stand for what comes before in the passage. */
+function shownText(passage) {
+  const before = unitsBeforeSentence(passage);
+  const start = passage.start_char + [...passage.text.slice(0, before)].length;
+  const shown = markedWords(passage.text.slice(before), start, passage.end_char, passage.highlights, (piece) => piece.replace(/[^\S\n]*\n(\s*\n)?/g, "\n"));
+  if (typeof shown[0] === "string") shown[0] = shown[0].trimStart();
+  return before ? ["… ", ...shown] : shown;
 }
 
 /** Move the focus among the hits' headings; returns false where there is none to move to. */

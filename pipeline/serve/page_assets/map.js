@@ -3,14 +3,18 @@
 
 import { collectionPath, get } from "./api.js";
 import { CollectionPanel } from "./collection_panel.js";
-import { count, make } from "./dom.js";
-import { colourClusters } from "./map_colours.js";
+import { make } from "./dom.js";
+import { count } from "./formats.js";
+import { orderClusters } from "./map_colours.js";
 import { coloursOf, drawMap, scaleOf } from "./map_drawing.js";
 import { askedBy, KEYS_OF_MAP, neighbour } from "./map_keys.js";
 import { Legend } from "./map_legend.js";
+import { term } from "./term.js";
 
 const d3 = globalThis.d3;
-const ASK_AGAIN_MILLISECONDS = 1_000;
+/** The server itself waits a second for a map before it answers. */
+const ASK_AGAIN_MILLISECONDS = 200;
+const CLUSTER = "Documents whose vectors are alike form a cluster. It is named by two words that are frequent in it and rare in others.";
 const NEAR_PIXELS = 14;
 const EDGE_PIXELS = 40;
 const MAX_ZOOM = 40;
@@ -20,7 +24,7 @@ export class CorpusMap extends CollectionPanel {
   #clusters = [];
   #hits = [];
   #places = new Map();
-  #hueOf = new Map();
+  #order = new Map();
   #names = new Map();
   #tree = null;
   #zoom = d3.zoomIdentity;
@@ -37,12 +41,17 @@ export class CorpusMap extends CollectionPanel {
     Object.assign(this, { open, point, name });
     this.canvas = make("canvas", { role: "application", tabindex: "0", "aria-label": "Map of the collection", "aria-describedby": "map-keys" });
     this.label = make("div", { class: "map-label", hidden: true, "aria-hidden": "true" });
-    this.caption = make("p", { class: "map-caption", role: "status" });
+    this.caption = make("p", { class: "map-caption" });
+    this.numFound = make("span", { class: "map-caption", role: "status" });
+    this.bar = make("progress", { max: 1, "aria-labelledby": "map-drawing" });
+    this.drawing = make("div", { class: "map-drawing", hidden: true }, make("p", { id: "map-drawing", role: "status" }), this.bar);
     this.spoken = make("p", { class: "unseen", "aria-live": "polite" });
     this.whole = make("button", { class: "quiet", type: "button", hidden: true, on: { click: () => this.#showAll() } }, "Show all");
     this.legend = new Legend({ choose: (cluster) => this.#choose(cluster) });
     const keys = make("p", { class: "map-keys", id: "map-keys" }, KEYS_OF_MAP);
-    element.replaceChildren(this.canvas, this.label, this.legend.element, this.spoken, make("div", { class: "map-foot" }, make("div", {}, keys, this.caption), this.whole));
+    const area = make("div", { class: "map-area" }, this.canvas, this.label, keys, this.drawing, this.spoken);
+    const head = make("div", { class: "map-head" }, this.caption, this.numFound, this.whole, this.legend.toggle);
+    element.replaceChildren(head, make("div", { class: "map-body" }, area, this.legend.list));
     this.behaviour = d3.zoom().scaleExtent([1, MAX_ZOOM]).on("zoom", (event) => this.#move(event));
     d3.select(this.canvas).call(this.behaviour).on("dblclick.zoom", null);
     this.canvas.addEventListener("pointermove", (event) => this.#lookAtPoint(event.buttons ? null : this.#nearest(event)));
@@ -51,7 +60,7 @@ export class CorpusMap extends CollectionPanel {
     this.canvas.addEventListener("keydown", (event) => this.#press(event));
     this.canvas.addEventListener("focus", () => this.canvas.matches(":focus-visible") && this.#goTo(this.#here()));
     this.canvas.addEventListener("blur", () => this.#lookAtPoint(null));
-    new ResizeObserver(() => this.redraw()).observe(element);
+    new ResizeObserver(() => this.redraw()).observe(area);
   }
 
   async load(collection, signal) {
@@ -67,7 +76,9 @@ export class CorpusMap extends CollectionPanel {
     this.#tree = null;
     this.#places.clear();
     this.legend.show([], this.#names);
-    this.caption.textContent = "";
+    this.caption.replaceChildren();
+    this.numFound.textContent = "";
+    this.drawing.hidden = true;
     this.#lookAtPoint(null);
     this.#showAll();
   }
@@ -92,32 +103,36 @@ export class CorpusMap extends CollectionPanel {
   }
 
   async #whenDrawn(path, signal) {
-    const endCaption = (error) => {
-      if (!signal.aborted) this.caption.textContent = "";
-      throw error;
-    };
-    for (;;) {
-      const map = await get(path, signal).catch(endCaption);
-      if (map.status === "ready") return map;
-      this.caption.textContent = `Drawing a map of ${count(map.documents, "document")}…`;
-      await new Promise((resolve) => setTimeout(resolve, ASK_AGAIN_MILLISECONDS));
-      signal.throwIfAborted();
+    try {
+      for (;;) {
+        const map = await get(path, signal);
+        if (map.status === "ready") return map;
+        this.drawing.hidden = false;
+        this.drawing.firstChild.textContent = `Drawing a map of ${count(map.documents, "document")}…`;
+        this.bar.value = map.progress;
+        await new Promise((resolve) => setTimeout(resolve, ASK_AGAIN_MILLISECONDS));
+        signal.throwIfAborted();
+      }
+    } finally {
+      if (!signal.aborted) this.drawing.hidden = true;
     }
   }
 
   #take({ points, clusters, documents, generation }) {
     this.#points = rows(points);
-    this.#clusters = [...clusters].sort((a, b) => b.documents - a.documents);
-    this.#hueOf = colourClusters(this.#points, this.#clusters);
-    this.#names = new Map(clusters.map(({ cluster, name }) => [cluster, name || `cluster ${cluster}`]));
+    this.#names = new Map(clusters.map(({ cluster, name }) => [cluster, name.split(" ").join(", ") || `cluster ${cluster}`]));
+    this.#clusters = clusters.map((each) => ({ ...each, label: this.#names.get(each.cluster) })).sort((a, b) => b.documents - a.documents);
+    this.#order = orderClusters(clusters);
     for (const point of this.#points) this.#places.set(point.id, point);
     this.#tree = d3.quadtree(this.#points, (point) => point.x, (point) => point.y);
     this.legend.show(this.#clusters, this.#names);
     this.name(this.#clusters.map(({ name }) => name).filter(Boolean));
     const shown = this.#points.length;
     const what = shown < documents ? `${count(shown, "document")} of ${count(documents, "document")}` : count(documents, "document");
-    this.about = `${what} in ${count(clusters.length, "cluster")} · generation ${generation}`;
-    this.canvas.setAttribute("aria-label", `Map of the collection: ${this.about}. The documents found are in the list, too.`);
+    const groups = count(clusters.length, "cluster");
+    this.caption.replaceChildren(`${what} in `, term(groups, CLUSTER));
+    this.canvas.dataset.generation = generation;
+    this.canvas.setAttribute("aria-label", `Map of the collection: ${what} in ${groups}. The documents found are in the list, too.`);
     this.redraw();
   }
 
@@ -140,13 +155,13 @@ export class CorpusMap extends CollectionPanel {
   #draw() {
     if (!this.canvas.clientWidth) return;
     const found = this.#found();
-    const colours = coloursOf(this.element);
+    const colours = coloursOf(this.element, this.#order);
     const looked = this.#looked ?? found.find((point) => point.id === this.#lit) ?? null;
-    drawMap(this.canvas, { points: this.#points, clusters: this.#clusters, found, hueOf: this.#hueOf, zoom: this.#zoom, looked, chosen: this.#chosen, colours });
-    this.legend.paint((cluster) => colours.hues[this.#hueOf.get(cluster)]);
+    drawMap(this.canvas, { points: this.#points, clusters: this.#clusters, found, zoom: this.#zoom, looked, chosen: this.#chosen, colours });
+    this.legend.paint(colours.of);
     this.canvas.dataset.points = this.#points.length;
     this.canvas.dataset.hits = found.length;
-    if (this.#points.length) this.caption.textContent = [this.about, found.length ? `${found.length} lit` : null].filter(Boolean).join(" · ");
+    this.numFound.textContent = found.length ? `${found.length} found` : "";
   }
 
   // ---- moving
@@ -170,9 +185,7 @@ export class CorpusMap extends CollectionPanel {
     if (cluster === null) return this.#showAll();
     this.#chosen = cluster;
     this.legend.press(cluster);
-    const { plain, width: whole, height } = scaleOf(this.canvas, d3.zoomIdentity);
-    const beside = whole - this.legend.element.offsetWidth;
-    const width = beside > 0.5 * whole ? beside : whole;
+    const { plain, width, height } = scaleOf(this.canvas, d3.zoomIdentity);
     const members = this.#points.filter((point) => point.cluster === cluster).map(plain);
     const [left, right] = spread(members.map(([x]) => x));
     const [top, bottom] = spread(members.map(([, y]) => y));
@@ -261,8 +274,7 @@ export class CorpusMap extends CollectionPanel {
     if (!point) return;
     const { at, width, height } = scaleOf(this.canvas, this.#zoom);
     const [left, top] = at(point);
-    const { hues } = coloursOf(this.element);
-    const swatch = make("svg:svg", { viewBox: "0 0 10 10" }, make("svg:circle", { cx: 5, cy: 5, r: 5, fill: hues[this.#hueOf.get(point.cluster) ?? 0] }));
+    const swatch = make("svg:svg", { viewBox: "0 0 10 10" }, make("svg:circle", { cx: 5, cy: 5, r: 5, fill: coloursOf(this.element, this.#order).of(point.cluster) }));
     const under = [this.#clusterOf(point), this.#rankOf(point)].filter(Boolean).join(" · ");
     this.label.replaceChildren(
       make("strong", { dir: "auto" }, point.title || point.id),

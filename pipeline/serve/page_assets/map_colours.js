@@ -1,49 +1,24 @@
-// Which colour a cluster has on the map. Neighbours on the map get different ones of eight, which stay apart for people who see no red, no
-// green or no blue, and stand out from the ground of either theme; tests measure both.
+// Which colour a cluster has on the map. The hue goes round the map as the clusters do, so that each region has colours of its own, and no
+// two clusters have the same. Clusters that follow one another differ in lightness, too, which is seen without red, green or blue as well.
 
 const d3 = globalThis.d3;
 
-export const HUES = {
-  light: ["#0268d0", "#d28017", "#59148d", "#0ba3a0", "#ae3285", "#5c6c14", "#a47cf9", "#791b0c"],
-  dark: ["#49a7fa", "#fed917", "#fa8fa4", "#1df9f4", "#b0451a", "#9ba003", "#8c51c8", "#057c79"],
-};
-const SWEEPS = 4;
+/** Lightnesses (CIE L*) that stand out from the ground of either theme; tests measure this. */
+const LIGHTNESSES = { light: [32, 57, 44], dark: [60, 90, 74] };
+const CHROMA = { light: 62, dark: 58 };
 
-/** Give each cluster, largest first, a place in HUES: the one that the fewest of its neighbours' points have. */
-export function colourClusters(points, clusters) {
-  const bordersOf = borders(points);
-  const hues = new Map();
-  const used = HUES.light.map(() => 0);
-  for (let sweep = 0; sweep < SWEEPS; sweep += 1) {
-    for (const { cluster } of clusters) {
-      const cost = HUES.light.map(() => 0);
-      for (const [other, edges] of bordersOf.get(cluster) ?? []) if (hues.has(other)) cost[hues.get(other)] += edges;
-      if (hues.has(cluster)) used[hues.get(cluster)] -= 1;
-      const best = d3.leastIndex(cost, (a, b) => a - b);
-      const hue = d3.least(d3.range(cost.length).filter((index) => cost[index] === cost[best]), (index) => used[index]);
-      hues.set(cluster, hue);
-      used[hue] += 1;
-    }
-  }
-  return hues;
+/** Give each cluster its place in a circle round the middle of all of them, 0 to the number of clusters. */
+export function orderClusters(clusters) {
+  const [x, y] = [d3.mean(clusters, (each) => each.x), d3.mean(clusters, (each) => each.y)];
+  const around = d3.sort(clusters, (each) => Math.atan2(each.y - y, each.x - x));
+  return new Map(around.map(({ cluster }, place) => [cluster, place]));
 }
 
-/** How many pairs of neighbouring points lie in each two clusters: cluster ─▶ other ─▶ edges of the triangulation. */
-function borders(points) {
-  const found = new Map();
-  const { halfedges, triangles } = d3.Delaunay.from(points, (point) => point.x, (point) => point.y);
-  const touch = (a, b) => {
-    if (!found.has(a)) found.set(a, new Map());
-    found.get(a).set(b, (found.get(a).get(b) ?? 0) + 1);
-  };
-  for (let edge = 0; edge < halfedges.length; edge += 1) {
-    if (halfedges[edge] > edge) continue; // the same edge, met later from its other side
-    const [a, b] = [points[triangles[edge]].cluster, points[triangles[edge % 3 === 2 ? edge - 2 : edge + 1]].cluster];
-    if (a === b) continue;
-    touch(a, b);
-    touch(b, a);
-  }
-  return found;
+/** Return the colour of each cluster in order, in a "light" or a "dark" theme. */
+export function coloursOfClusters(number, theme) {
+  const lightnesses = LIGHTNESSES[theme];
+  const step = (place) => (place > 0 && place === number - 1 && place % 3 === 0 ? 1 : place % 3); // the last stands beside the first
+  return d3.range(number).map((place) => d3.hcl((360 * place) / number, CHROMA[theme], lightnesses[step(place)]).formatHex());
 }
 
 /** Black or white, whichever is read better on a colour; tells dark grounds from light ones, too. */

@@ -1,6 +1,6 @@
 // The map on its canvas: points, the names of clusters, the answer's documents with their ranks, and what is pointed at.
 
-import { HUES, inkOn } from "./map_colours.js";
+import { coloursOfClusters, inkOn } from "./map_colours.js";
 
 const MARGIN = 28;
 const FULL_TURN = 2 * Math.PI;
@@ -17,15 +17,16 @@ export function scaleOf({ clientWidth: width, clientHeight: height }, zoom) {
   return { width, height, across, up, plain, at: (point) => zoom.apply(plain(point)) };
 }
 
-/** Colours of the panel as it looks now. */
-export function coloursOf(element) {
+/** Colours of the panel as it looks now; `order` has the clusters' places in the circle. */
+export function coloursOf(element, order) {
   const { color: ink, backgroundColor: ground } = getComputedStyle(element);
   const soft = getComputedStyle(element.querySelector(".map-caption")).color;
-  return { ink, ground, soft, hues: HUES[inkOn(ground) === "#fff" ? "dark" : "light"] };
+  const found = coloursOfClusters(order.size, inkOn(ground) === "#fff" ? "dark" : "light");
+  return { ink, ground, soft, of: (cluster) => found[order.get(cluster)] ?? soft };
 }
 
 /** Draw it all; `looked` is the point that is pointed at or focused, `chosen` the cluster that stands out, or null. */
-export function drawMap(canvas, { points, clusters, found, hueOf, zoom, looked, chosen, colours }) {
+export function drawMap(canvas, { points, clusters, found, zoom, looked, chosen, colours }) {
   const { width, height, at } = scaleOf(canvas, zoom);
   if (!width || !height) return;
   canvas.width = width * devicePixelRatio;
@@ -38,12 +39,11 @@ export function drawMap(canvas, { points, clusters, found, hueOf, zoom, looked, 
     context.fillStyle = fill;
     context.fill();
   };
-  const hue = (cluster) => colours.hues[hueOf.get(cluster) ?? 0];
   const radius = Math.min(4.5, Math.max(1.7, 90 / Math.sqrt(points.length + 1)) * Math.sqrt(zoom.k));
   for (const point of points) {
     const isBack = chosen === null ? found.length > 0 : point.cluster !== chosen;
     context.globalAlpha = chosen !== null && isBack ? 0.14 : isBack ? 0.38 : 0.9;
-    disc(...at(point), radius, hue(point.cluster));
+    disc(...at(point), radius, colours.of(point.cluster));
   }
   context.globalAlpha = 1;
   const discs = found.map((point, index) => ({ point, rank: index + 1, size: point === looked ? 12 : index < 3 ? 9.5 : 7.5 }));
@@ -51,17 +51,17 @@ export function drawMap(canvas, { points, clusters, found, hueOf, zoom, looked, 
   for (const { point, rank, size } of discs.toReversed()) {
     const [left, top] = at(point);
     disc(left, top, size + 2, point === looked ? colours.ink : colours.ground);
-    disc(left, top, size, hue(point.cluster));
+    disc(left, top, size, colours.of(point.cluster));
     if (size < 9) continue;
     context.font = `650 10px ${FONT}`;
-    context.fillStyle = inkOn(hue(point.cluster));
+    context.fillStyle = inkOn(colours.of(point.cluster));
     context.fillText(rank, left, top + 0.5);
   }
   if (looked && !found.includes(looked)) {
     const [left, top] = at(looked);
     disc(left, top, radius + 4.5, colours.ink);
     disc(left, top, radius + 2.5, colours.ground);
-    disc(left, top, radius + 0.5, hue(looked.cluster));
+    disc(left, top, radius + 0.5, colours.of(looked.cluster));
   }
 }
 
@@ -69,7 +69,7 @@ export function drawMap(canvas, { points, clusters, found, hueOf, zoom, looked, 
 function drawNames(context, { clusters, at, width, height: tall, colours, discs, chosen }) {
   const wanted = new Set(chosen === null ? discs.map(({ point }) => point.cluster) : [chosen]);
   const taken = discs.map(({ point, size }) => ({ left: at(point)[0], top: at(point)[1], half: size, tall: size }));
-  context.font = `600 11.5px ${FONT}`;
+  context.font = `600 13px ${FONT}`;
   context.textAlign = "center";
   context.textBaseline = "middle";
   context.lineJoin = "round";
@@ -77,7 +77,7 @@ function drawNames(context, { clusters, at, width, height: tall, colours, discs,
     if (!place.name) continue;
     const [middle, height] = at(place);
     if (middle < 0 || middle > width || height < 0 || height > tall) continue;
-    const half = context.measureText(place.name).width / 2 + 6;
+    const half = context.measureText(place.label).width / 2 + 6;
     const left = Math.min(Math.max(middle, half), width - half);
     const isFree = (top) => taken.every((other) => Math.abs(other.left - left) >= other.half + half || Math.abs(other.top - top) >= 9 + other.tall);
     const step = NAME_STEPS.slice(0, wanted.has(place.cluster) ? undefined : 1).find((step) => isFree(height + step));
@@ -86,8 +86,8 @@ function drawNames(context, { clusters, at, width, height: tall, colours, discs,
     taken.push({ left, top, half, tall: 9 });
     context.strokeStyle = colours.ground;
     context.lineWidth = 4;
-    context.strokeText(place.name, left, top);
+    context.strokeText(place.label, left, top);
     context.fillStyle = !wanted.size || wanted.has(place.cluster) ? colours.ink : colours.soft;
-    context.fillText(place.name, left, top);
+    context.fillText(place.label, left, top);
   }
 }

@@ -1,21 +1,28 @@
-// The clusters as a list: colour, name, size. One that is pressed stands out on the map until it is pressed again.
+// The clusters as a list beside the map: colour, name, size. One that is pressed stands out on the map until it is pressed again.
 
-import { count, digits, make } from "./dom.js";
+import { make } from "./dom.js";
+import { count, digits } from "./formats.js";
 
 export class Legend {
   #buttons = new Map();
 
-  /** `choose(cluster)` is called with the cluster that is to stand out, or null. */
+  /** `choose(cluster)` is called with the cluster that is to stand out, or null. `toggle` is the button that shows the list. */
   constructor({ choose }) {
     this.choose = choose;
-    this.list = make("ul", {});
-    this.summary = make("summary", {}, "Clusters");
-    this.element = make("details", { class: "legend", hidden: true }, this.summary, this.list);
+    this.list = make("ul", { class: "legend", id: "legend", "aria-label": "Clusters", hidden: true });
+    this.toggle = make("button", { class: "quiet", id: "legend-toggle", type: "button", "aria-controls": "legend", hidden: true, on: { click: () => this.#open(this.list.hidden) } }, "Clusters");
+    this.#open(false);
+  }
+
+  #open(isOpen) {
+    this.list.hidden = !isOpen;
+    this.toggle.setAttribute("aria-expanded", isOpen);
   }
 
   /** Show clusters, largest first. */
   show(clusters, names) {
-    this.element.hidden = clusters.length < 2;
+    this.toggle.hidden = clusters.length < 2;
+    if (this.toggle.hidden) this.#open(false);
     this.#buttons = new Map(
       clusters.map(({ cluster, documents }) => {
         const swatch = make("svg:svg", { viewBox: "0 0 10 10", "aria-hidden": "true", data: { cluster } }, make("svg:circle", { cx: 5, cy: 5, r: 5 }));

@@ -1,22 +1,36 @@
-// The page: what is asked, what came back, and the keys that move between them. Its state lies in the address behind #, which no server sees.
+// The page: what is asked, what came back, what is open, and the keys that move between them.
 
+import { asksTheSame, readAddress, writeAddress } from "./address.js";
 import { collectionPath, get, key, post, WAITING } from "./api.js";
-import { byId, count, make } from "./dom.js";
+import { byId, make } from "./dom.js";
 import { Filters } from "./filters.js";
+import { count, digits } from "./formats.js";
 import { Health } from "./health.js";
 import { moveAmongHits, showHits } from "./hits.js";
+import { KeyDialog } from "./key_dialog.js";
 import { LiveSearch } from "./live_search.js";
 import { CorpusMap } from "./map.js";
 import { Reader } from "./reader.js";
+import { term } from "./term.js";
+import { ThemeButton } from "./theme_button.js";
+import { Views } from "./views.js";
+import { tellingWords } from "./words.js";
 
 const TOP_K = 20;
 const RERANK_REST_MILLISECONDS = 600;
 const SUGGESTIONS = 18;
 const PASSAGES = 3;
-const VIEWS = ["find", "map", "document", "health"];
+const OPTIONS = [
+  ["Both", "Rank documents by their own vector and by their best passage's."],
+  ["Documents", "Rank by one vector for each document."],
+  ["Passages", "Rank by the best passage of each document."],
+  ["BM25", "Count the query's words, too, rare ones more. Finds names and codes that vectors miss."],
+  ["Words", "Compare the best passages with the query word by word, and underline the words that answer."],
+  ["Rerank", "Let the server's cross-encoder read the best passages together with the query: better, and slower."],
+];
 
 const [query, list, status, notice, main] = ["query", "hits", "status", "notice", "main"].map(byId);
-const [collections, hybrid, words, rerank, holds, dialog, keyValue] = ["collection", "hybrid", "words", "rerank", "holds", "ask-key", "key-value"].map(byId);
+const [collections, hybrid, words, rerank, holds] = ["collection", "hybrid", "words", "rerank", "holds"].map(byId);
 const [welcome, unfilter, addFilter] = ["welcome", "unfilter", "add-filter"].map(byId);
 const [complaint, again] = notice.children;
 
@@ -24,13 +38,15 @@ let said = "";
 let beginning = new AbortController();
 /** What the server says of the collection that is wanted; null before: then it may be typed and switched, and nothing is asked. */
 let served = null;
-/** The collection of the address or of the list, and the filters of the address: null once they are rows. Both wait for the server. */
-let wanted = { collection: "", filters: null };
+/** The collection of the address or of the list, and the address's filters and document: null once they are shown. All wait for the server. */
+let wanted = { collection: "", filters: null, document: null };
+let answered = [];
 let openedFrom = { view: "find", element: null };
-const isWide = matchMedia("(min-width: 900px)");
 
 const filters = new Filters(byId("filters"), () => ask());
-const reader = new Reader(byId("document"), { close: closeDocument, fail });
+const views = new Views(main, { shown: lookInside, chosen: () => remember() });
+const keyDialog = new KeyDialog();
+const reader = new Reader(byId("document"), { close: closeDocument, moved: () => remember(), fail });
 const map = new CorpusMap(byId("map"), { open: (hit) => openDocument(hit, 0), point: pointAt, name: suggest, fail });
 const health = new Health(byId("health"), { fail });
 const search = new LiveSearch({ send, show, fail: failSearch, wait: (isWaiting) => list.toggleAttribute("aria-busy", isWaiting) });
@@ -47,6 +63,7 @@ function ask(options) {
   showNothing();
   notice.hidden = true;
   welcome.hidden = false;
+  if (wanted.document !== null) openWanted();
 }
 
 const askNow = () => ask({ rest: 0 });
@@ -54,6 +71,7 @@ const askNow = () => ask({ rest: 0 });
 function showNothing() {
   if (list.contains(document.activeElement)) query.focus();
   list.replaceChildren();
+  answered = [];
   delete list.dataset.query;
   map.light([]);
   say("");
@@ -73,20 +91,25 @@ async function send(signal) {
 function show({ query: asked, hits, generation, milliseconds }) {
   notice.hidden = true;
   welcome.hidden = true;
-  const filterable = new Set(served.filter_columns.map((column) => column.name));
+  for (const passage of hits.flatMap((hit) => hit.passages)) passage.highlights = tellingWords(passage, asked);
+  answered = hits;
   const focused = list.contains(document.activeElement) ? document.activeElement.closest(".hit").dataset.id : null;
-  showHits(list, hits, { open: openDocument, narrow: (name, value) => filters.add({ key: name, value }), filterable });
+  showHits(list, hits, { open: openDocument, narrow: (name, value) => filters.add({ key: name, value }), types: types() });
   list.scrollTop = 0;
   if (focused !== null) ([...list.children].find((hit) => hit.dataset.id === focused)?.querySelector(".open") ?? query).focus();
   list.dataset.query = asked;
   filters.offer(hits);
   map.light(hits);
   const isFiltered = filters.tree() !== null;
-  const nothing = isFiltered ? "No document matches the filters." : "No document matches.";
-  say(hits.length ? `${count(hits.length, "document")} in ${Math.round(milliseconds)} ms · generation ${generation}` : nothing);
+  const nothing = isFiltered ? "No document matches the filters." : "No document matches. Try other words, or fewer.";
+  say(hits.length ? `${count(hits.length, "document")} in ${digits(Math.round(milliseconds))} ms` : nothing);
   unfilter.hidden = hits.length > 0 || !isFiltered;
+  if (wanted.document !== null) openWanted();
   if (generation !== served.generation) describe();
 }
+
+/** The type of each column that filters take. */
+const types = () => new Map(served.filter_columns.map(({ name, type }) => [name, type]));
 
 function say(sentence) {
   said = sentence;
@@ -100,7 +123,7 @@ function sayWaiting({ detail }) {
 }
 
 function fail(error) {
-  if (error.status === 401) return askForKey(key.get() ? error.message : "This server needs one.");
+  if (error.status === 401) return keyDialog.ask(key.get() ? error.message : "This server needs one.");
   tell(error.message);
 }
 
@@ -120,17 +143,34 @@ function failSearch(error) {
 // ---- a document
 
 function openDocument(hit, passage) {
-  if (main.dataset.view !== "document") openedFrom = { view: main.dataset.view, element: document.activeElement };
+  if (views.shown !== "document") openedFrom = { view: views.shown, element: document.activeElement };
   else openedFrom.element = document.activeElement;
-  look("document");
+  read(hit, passage);
+  remember({ isStep: true });
+}
+
+/** Open the document of the address, with its passages where the answer has it. */
+function openWanted() {
+  const { id, passage } = wanted.document;
+  wanted.document = null;
+  read(answered.find((hit) => hit.doc_id === id) ?? { doc_id: id, passages: [] }, passage);
+}
+
+function read(hit, passage) {
+  views.show("document");
   mark(hit.doc_id);
-  reader.open(served.name, hit, passage);
+  reader.open(served.name, types(), hit, passage);
 }
 
 function closeDocument() {
+  leaveDocument(openedFrom.view);
+  remember({ isStep: true });
+}
+
+function leaveDocument(view) {
   reader.reset();
   mark(null);
-  look(openedFrom.view);
+  views.show(view);
   (openedFrom.element?.isConnected ? openedFrom.element : query).focus();
 }
 
@@ -138,22 +178,11 @@ function mark(id) {
   for (const item of list.children) item.classList.toggle("opened", item.dataset.id === id);
 }
 
-/** Show one of the views; where there is room for two, the list stays and the map stands beside it. */
-function look(view) {
-  main.dataset.view = view === "find" && isWide.matches ? "map" : view;
-  for (const name of VIEWS) {
-    const isShown = name === main.dataset.view;
-    byId(`tab-${name}`).setAttribute("aria-selected", isShown);
-    byId(`tab-${name}`).tabIndex = isShown ? 0 : -1;
-  }
-  lookInside();
-}
-
 /** Load what is looked at, and the map in any case: it knows what the clusters speak of. */
 function lookInside() {
   if (served === null) return;
   map.use(served.name);
-  if (main.dataset.view === "health") health.use(served.name);
+  if (views.shown === "health") health.use(served.name);
 }
 
 /** Offer what the clusters speak of to who does not know what to ask. */
@@ -168,17 +197,6 @@ function pointAt(id) {
 
 const lookAt = (event) => map.lookAt(event.target.closest(".hit")?.dataset.id ?? null);
 for (const event of ["focusin", "focusout", "pointerover", "pointerleave"]) list.addEventListener(event, lookAt);
-for (const name of VIEWS) byId(`tab-${name}`).addEventListener("click", () => look(name));
-byId("tabs").addEventListener("keydown", (event) => {
-  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  if (!step) return;
-  const shown = VIEWS.filter((name) => byId(`tab-${name}`).offsetParent !== null);
-  const next = shown[(shown.indexOf(main.dataset.view) + step + shown.length) % shown.length];
-  look(next);
-  byId(`tab-${next}`).focus();
-});
-isWide.addEventListener("change", () => look(main.dataset.view));
-
 // ---- collections and keys
 
 /** Call off what was asked of the list or of a collection before: whatever comes of it is late. */
@@ -229,7 +247,7 @@ function letGo() {
   suggest([]);
   reader.reset();
   for (const panel of [map, health]) panel.forget();
-  if (main.dataset.view === "document") look("find");
+  if (views.shown === "document") views.show("find");
   holds.textContent = "";
   addFilter.disabled = true;
 }
@@ -251,8 +269,8 @@ function take(described) {
   addFilter.disabled = false;
   lookInside();
   filters.use(described.filter_columns);
-  holds.textContent = `${count(described.documents, "document")} · generation ${described.generation}`;
-  document.title = `${described.name} · Cairn`;
+  const generation = term(`generation ${digits(described.generation)}`, "A generation is one complete state of the collection. Each ingest that changes something publishes the next.");
+  holds.replaceChildren(`${count(described.documents, "document")} · `, generation);
   rerank.parentElement.hidden = !described.reranks;
   const isAskedInVain = rerank.checked && !described.reranks;
   if (isAskedInVain) rerank.checked = false;
@@ -263,49 +281,36 @@ function take(described) {
   if (before === null || isAskedInVain) askNow();
 }
 
-function askForKey(sentence) {
-  byId("key-complaint").textContent = sentence;
-  if (dialog.open) return;
-  keyValue.value = "";
-  byId("key-forget").hidden = !key.get();
-  dialog.returnValue = "";
-  dialog.showModal();
-}
+// ---- what is asked and open, in the address
 
-dialog.addEventListener("close", () => {
-  if (dialog.returnValue === "use" && keyValue.value.trim()) key.set(keyValue.value.trim());
-  else if (dialog.returnValue === "forget") key.set("");
-  else return;
-  location.reload();
-});
-for (const way of ["forget", "cancel"]) byId(`key-${way}`).addEventListener("click", () => dialog.close(way));
-byId("key").addEventListener("click", () => askForKey(""));
-
-// ---- what was asked, in the address
-
-/** What waits for the server stays as the address has it. */
-function remember() {
-  const state = new URLSearchParams({ collection: wanted.collection, q: query.value });
-  if (granularity() !== "both") state.set("granularity", granularity());
-  if (!hybrid.checked) state.set("bm25", "off");
-  if (!words.checked) state.set("words", "off");
-  if (rerank.checked) state.set("rerank", "on");
-  const tree = wanted.filters ?? JSON.stringify(filters.tree());
-  if (tree !== "null") state.set("filters", tree);
-  history.replaceState(null, "", `#${state}`);
+/** What waits for the server stays as the address has it. `isStep` makes it a step that Back undoes. */
+function remember(options) {
+  const state = {
+    collection: wanted.collection,
+    query: query.value,
+    granularity: granularity(),
+    hybrid: hybrid.checked,
+    words: words.checked,
+    rerank: rerank.checked,
+    filters: wanted.filters ?? JSON.stringify(filters.tree()),
+    view: views.address,
+    document: wanted.document ?? reader.place,
+  };
+  writeAddress(state, options);
+  document.title = [reader.title, served?.name, "Cairn"].filter(Boolean).join(" · ");
 }
 
 /** Set what needs no server. Text typed before this script loaded, or later, is kept. */
-function restore(hash, typed = "") {
-  const state = new URLSearchParams(hash.slice(1));
-  query.value = typed || (state.get("q") ?? query.value);
-  hybrid.checked = state.get("bm25") !== "off";
-  words.checked = state.get("words") !== "off";
-  rerank.checked = state.get("rerank") === "on";
+function restore(state, typed = "") {
+  query.value = typed || state.query;
+  hybrid.checked = state.hybrid;
+  words.checked = state.words;
+  rerank.checked = state.rerank;
   const choices = [...document.getElementsByName("granularity")];
-  const chosen = choices.find((choice) => choice.value === state.get("granularity")) ?? choices.find((choice) => choice.value === "both");
+  const chosen = choices.find((choice) => choice.value === state.granularity) ?? choices.find((choice) => choice.value === "both");
   chosen.checked = true;
-  wanted = { collection: state.get("collection") ?? wanted.collection, filters: state.get("filters") ?? "null" };
+  wanted = { collection: state.collection || wanted.collection, filters: state.filters, document: state.document };
+  views.show(state.view);
 }
 
 /** Make rows of the address's filters and say whether they mean the same: an answer to less than was asked would be another answer. */
@@ -321,41 +326,29 @@ function restoreFilters() {
   return false;
 }
 
-/** Follow an address that was changed by hand; the list of collections may be another one by now. */
-function follow({ newURL }) {
-  letGo();
-  restore(new URL(newURL).hash);
-  loadCollections();
+/** Follow Back, Forward and an address that was changed by hand; the list of collections may be another one by now. */
+function follow({ oldURL, newURL }) {
+  const [before, now] = [oldURL, newURL].map((url) => readAddress(new URL(url).hash));
+  if (served === null || !asksTheSame(before, now)) {
+    letGo();
+    restore(now);
+    loadCollections();
+  } else if (now.document !== null) {
+    wanted.document = now.document;
+    openWanted();
+  } else if (reader.isOpen) {
+    leaveDocument(now.view);
+  } else {
+    views.show(now.view);
+  }
 }
-
-// ---- colours
-
-const THEMES = { auto: "as the system has them", light: "light", dark: "dark" };
-
-function showTheme() {
-  const theme = document.documentElement.dataset.theme ?? "auto";
-  const button = byId("theme");
-  button.textContent = { auto: "◐", light: "☀", dark: "☾" }[theme];
-  button.setAttribute("aria-label", `Colours: ${THEMES[theme]}`);
-  button.title = `Colours: ${THEMES[theme]}`;
-}
-
-byId("theme").addEventListener("click", () => {
-  const names = Object.keys(THEMES);
-  const next = names[(names.indexOf(document.documentElement.dataset.theme ?? "auto") + 1) % names.length];
-  if (next === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = next;
-  localStorage.setItem("cairn-theme", next);
-  showTheme();
-  map.redraw();
-});
 
 // ---- keys
 
 const isTyping = (element) => element.matches("input:not([type=radio], [type=checkbox]), select, textarea");
 
 document.addEventListener("keydown", (event) => {
-  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || dialog.open) return;
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || keyDialog.isOpen || document.querySelector(":popover-open")) return;
   const handled = reactTo(event.key, event.target);
   if (handled) event.preventDefault();
 });
@@ -396,9 +389,9 @@ byId("search").addEventListener("submit", (event) => {
 });
 document.addEventListener(WAITING, sayWaiting);
 addEventListener("hashchange", follow);
-collections.addEventListener("change", () => (useCollection(collections.value), remember()));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => map.redraw());
-showTheme();
-look("find");
-restore(location.hash, query.value);
+collections.addEventListener("change", () => ((wanted.document = null), useCollection(collections.value), remember()));
+byId("options-help").append(term("?", ...OPTIONS.map(([name, meaning]) => make("span", {}, make("strong", {}, name), ` ${meaning}`))));
+byId("options-help").querySelector("button").setAttribute("aria-label", "What these options mean");
+new ThemeButton(byId("theme"), () => map.redraw());
+restore(readAddress(location.hash), query.value);
 loadCollections();

@@ -3,7 +3,8 @@
 // Spans count code points, as Python does; JavaScript's strings count UTF-16 units. Of a long text one stretch is read at a time.
 
 import { documentPath, get } from "./api.js";
-import { count, digits, make, score } from "./dom.js";
+import { make } from "./dom.js";
+import { count, digits, score, valueOf } from "./formats.js";
 import { markedWords, unitsOf } from "./words.js";
 
 const STRETCH = 200_000;
@@ -27,9 +28,11 @@ export class Reader {
   #request = null;
   #hit = null;
   #active = 0;
+  #types = new Map();
 
-  constructor(element, { close, fail }) {
-    Object.assign(this, { element, close, fail });
+  /** `close()` is called to leave, `moved()` when another document or passage is shown, `fail(error)` when none can be. */
+  constructor(element, { close, moved, fail }) {
+    Object.assign(this, { element, close, moved, fail });
     this.reset();
   }
 
@@ -37,17 +40,24 @@ export class Reader {
     return this.#hit !== null;
   }
 
+  /** The document that is open and the number of its passage, null where none is. */
+  get place() {
+    return this.#hit && { id: this.#hit.doc_id, passage: this.#active };
+  }
+
   reset() {
     this.#request?.abort();
     this.#hit = null;
+    this.title = "";
     this.shown = null;
     this.element.replaceChildren(make("p", { class: "empty" }, "Open a document to read it here, with the passages that were found marked in its text."));
   }
 
-  /** Read a hit's document and go to one of its passages. */
-  async open(collection, hit, active = 0) {
-    const first = hit.passages[active]?.start_char ?? 0;
-    this.#active = active;
+  /** Read a hit's document and go to one of its passages; `types` has the types of columns. */
+  async open(collection, types, hit, active) {
+    this.#types = types;
+    this.#active = Math.max(0, Math.min(active, hit.passages.length - 1));
+    const first = hit.passages[this.#active]?.start_char ?? 0;
     await this.#read(collection, hit, first + LEAD < STRETCH ? 0 : first - LEAD);
   }
 
@@ -58,6 +68,7 @@ export class Reader {
     this.#active = (this.#active + by + found) % found;
     const { collection, start, end } = this.shown;
     const passage = this.#hit.passages[this.#active];
+    this.moved();
     if (passage.start_char >= start && passage.start_char < end) this.#goToPassage();
     else this.#read(collection, this.#hit, passage.start_char - LEAD);
   }
@@ -71,12 +82,14 @@ export class Reader {
     const asked = document.activeElement;
     try {
       const text = await get(`${documentPath(collection, hit.doc_id)}?start_char=${Math.max(0, start)}&max_characters=${STRETCH}`, request.signal);
-      const isElsewhere = ![asked, document.body].includes(document.activeElement) && !this.element.contains(document.activeElement);
+      const isElsewhere = asked.matches("input, select") || (![asked, document.body].includes(document.activeElement) && !this.element.contains(document.activeElement));
       this.#show(collection, hit, text);
+      this.moved();
       if (!isElsewhere) this.element.querySelector("h2").focus({ preventScroll: true });
     } catch (error) {
       if (request.signal.aborted) return;
       this.reset();
+      this.moved();
       this.fail(error);
     } finally {
       if (this.#request === request) this.element.removeAttribute("aria-busy");
@@ -85,6 +98,7 @@ export class Reader {
 
   #show(collection, hit, found) {
     this.shown = { collection, start: found.start_char, end: found.end_char };
+    this.title = found.title || found.doc_id;
     const segments = segmentsOf(found.text, found.start_char, found.end_char, hit.passages);
     const text = make(
       "div",
@@ -98,9 +112,9 @@ export class Reader {
         "div",
         { class: "reader-head" },
         make("button", { class: "quiet icon", type: "button", "aria-label": "Close the document", on: { click: () => this.close() } }, "×"),
-        make("h2", { tabindex: "-1", dir: "auto", title: found.title || found.doc_id }, found.title || found.doc_id),
+        make("h2", { tabindex: "-1", dir: "auto", title: this.title }, this.title),
         make("p", { class: "id", title: found.doc_id }, found.doc_id),
-        make("p", { class: "facts", title: facts(found) }, facts(found)),
+        make("p", { class: "facts", title: facts(found, this.#types) }, facts(found, this.#types)),
         this.#passageSteps(hit),
       ),
       ...this.#stretchNotice(collection, hit, found),
@@ -112,8 +126,8 @@ export class Reader {
   #passageSteps(hit) {
     if (!hit.passages.length) return null;
     const step = (by, label, sign) => make("button", { class: "quiet icon", type: "button", "aria-label": label, on: { click: () => this.step(by) } }, sign);
-    this.place = make("span", { role: "status" });
-    return make("div", { class: "steps" }, step(-1, "Passage before", "↑"), this.place, step(1, "Next passage", "↓"));
+    this.where = make("span", { role: "status" });
+    return make("div", { class: "steps" }, step(-1, "Passage before", "↑"), this.where, step(1, "Next passage", "↓"));
   }
 
   #stretchNotice(collection, hit, found) {
@@ -133,7 +147,7 @@ export class Reader {
   #goToPassage() {
     const passage = this.#hit.passages[this.#active];
     if (!passage) return false;
-    this.place.textContent = `passage ${this.#active + 1} of ${this.#hit.passages.length}, ${score(passage.score)}`;
+    this.where.textContent = `passage ${this.#active + 1} of ${this.#hit.passages.length} · score ${score(passage.score)}`;
     const marks = [...this.element.querySelectorAll("mark")];
     for (const mark of marks) mark.classList.toggle("active", mark.dataset.passages.split(" ").includes(String(this.#active)));
     const first = marks.find((mark) => mark.classList.contains("active"));
@@ -148,8 +162,8 @@ function highlightsOf(hit, passages) {
   return passages.flatMap((rank) => hit.passages[rank].highlights ?? []).sort((a, b) => a.start_char - b.start_char);
 }
 
-function facts({ metadata, num_tokens: tokens, num_characters: characters }) {
+function facts({ metadata, num_tokens: tokens, num_characters: characters }, types) {
   const known = Object.entries(metadata).filter(([, value]) => value !== null && value !== "");
-  const said = known.map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+  const said = known.map(([name, value]) => `${name} ${valueOf(value, types.get(name))}`);
   return [count(tokens, "token"), count(characters, "character"), ...said].join(" · ");
 }

@@ -44,16 +44,24 @@ def test_few_documents_are_laid_out_too(count: int) -> None:
 
 
 def test_layout_ends_early_where_nobody_wants_it_any_more() -> None:
-    asked: list[int] = []
+    told: list[float] = []
 
-    def go_on() -> None:
-        asked.append(1)
-        if len(asked) == 2:
+    def report(share: float) -> None:
+        told.append(share)
+        if len(told) == 2:
             raise TryAgainError("enough")
 
     with pytest.raises(TryAgainError, match="enough"):
-        lay_out(groups(3, 20), go_on)
-    assert len(asked) == 2
+        lay_out(groups(3, 20), report)
+    assert len(told) == 2
+
+
+def test_layout_reports_shares_that_grow_to_one() -> None:
+    told: list[float] = []
+    lay_out(groups(3, 20), told.append)
+    assert told == sorted(set(told))
+    assert told[0] > 0
+    assert told[-1] == 1.0
 
 
 def test_documents_that_are_all_alike_stand_in_one_place() -> None:
@@ -81,3 +89,14 @@ def test_map_of_a_large_collection_is_of_an_even_part(
     assert drawn.positions_N.tolist() == [0, 3, 6, 9, 12, 15, 19]
     assert drawn.places_N2.shape == (7, 2)
     assert sum(cluster.documents for cluster in drawn.clusters) == 7
+
+
+def test_map_of_an_even_part_has_every_cluster(
+    served_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.serve.maps.corpus_map.MAX_DOCUMENTS", 1)
+    generation = open_generation(CollectionLayout(served_root, "stones"), check_hashes=False)
+    drawn = draw_map(generation, np.arange(20), MapFiles(tmp_path))
+    filled = np.unique(generation.cluster_ids)
+    assert len(filled) > 1
+    assert [cluster.cluster_id for cluster in drawn.clusters] == filled.tolist()

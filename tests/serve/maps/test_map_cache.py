@@ -63,14 +63,16 @@ def test_what_is_being_computed_is_told_to_end_when_the_server_stops() -> None:
 
             def compute() -> None:
                 while True:
-                    kept.raise_if_stopped()
+                    kept.report(key(), 0.5)
                     is_computing.set()
 
             assert await kept.get(key(), compute, 0.0) is None
             await asyncio.to_thread(is_computing.wait)
+            assert kept.progress(key()) == 0.5
             kept.stop()
             with pytest.raises(TryAgainError, match="server that stops"):
                 await kept.get(key(), compute)
+            assert kept.progress(key()) == 0.0
 
     asyncio.run(run())
 

@@ -93,7 +93,7 @@ def test_all_text_can_be_read_against_its_ground(
     tab.click("#add-filter")
     tab.locator(".filter [name=column]").select_option("year")
     tab.locator(".filter [name=value]").fill("20x")
-    tab.locator(".legend summary").click()
+    tab.click("#legend-toggle")
     tab.locator(".legend button").first.click()
     tab.locator("#hits:not([aria-busy])").wait_for()
     seen += tab.evaluate(CONTRASTS)
@@ -131,7 +131,9 @@ def test_tab_key_passes_everything_and_shows_where_it_is(
         assert is_shown, name
         passed.append(name)
     assert passed[-1] == "BODY"
-    assert {"hybrid", "add-filter", "open", "passage", "chip", "tab-map", "Clusters"} <= set(passed)
+    assert {"hybrid", "add-filter", "open", "passage", "chip", "total", "tab-map", "legend-toggle"} <= set(
+        passed
+    )
     assert any(name.startswith("Map of the collection") for name in passed)
 
 
@@ -178,7 +180,7 @@ def test_health_shows_the_figures_of_the_api(
     found = httpx2.get(f"{address}/v1/collections/stones/health", timeout=patience_milliseconds / 1000).json()
     tiles = dict(
         zip(
-            tab.locator("#health dt").all_text_contents(),
+            tab.locator("#health dt .term").all_text_contents(),
             tab.locator("#health dd").all_text_contents(),
             strict=True,
         )
