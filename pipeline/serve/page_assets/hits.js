@@ -1,9 +1,10 @@
 // The answer as a list: each document with its best passage, the words that were found, and, on request, what its score is made of.
 
 import { make } from "./dom.js";
+import { excerpt, fitExcerpts } from "./excerpt.js";
 import { digits, score, valueOf } from "./formats.js";
 import { term } from "./term.js";
-import { foundBy, markedWords, unitsBeforeSentence } from "./words.js";
+import { foundBy, markedWords, titleHighlights } from "./words.js";
 
 const PARTS = [
   ["document", "document", "How near the document's vector is to the query's: their cosine, 1 at most."],
@@ -15,12 +16,12 @@ const PARTS = [
 ];
 const MAX_CHIPS = 4;
 const MAX_VALUE_CHARACTERS = 60;
-const MAX_FOUND_WORDS = 8;
 
 /** Fill the list; `open(hit, passage)` opens a document, `narrow(key, value)` asks for a filter; `types` has the columns that filters take. */
 export function showHits(list, hits, { open, narrow, types }) {
   const spans = Object.fromEntries(PARTS.map(([part]) => [part, spanOf(part, hits.map((hit) => hit.scores[part]).filter((score) => score !== undefined))]));
   list.replaceChildren(...hits.map((hit, index) => hitItem(hit, index + 1, spans, { open, narrow, types })));
+  fitExcerpts(list);
 }
 
 /** What the empty and the full bar of a part stand for: cosines have a scale of their own, other scores that of their answer. */
@@ -30,9 +31,9 @@ function spanOf(part, scores) {
 }
 
 function hitItem(hit, rank, spans, { open, narrow, types }) {
-  const heading = make("button", { class: "open", type: "button", dir: "auto", title: hit.title, on: { click: () => open(hit, 0) } }, hit.title || hit.doc_id);
+  const heading = make("button", { class: "open", type: "button", dir: "auto", title: hit.title, on: { click: () => open(hit, 0) } }, ...titleOf(hit));
   const chips = metadata(hit.metadata, narrow, types);
-  const [best, ...others] = hit.passages.map((passage, index) => passageItem(passage, () => open(hit, index)));
+  const [best, ...others] = hit.passages.map((passage, index) => passageItem(passage, hit.title, () => open(hit, index)));
   const details = make("div", { class: "details", id: `details-${rank}`, hidden: true }, scoreBars(hit.scores, spans), chipList(chips.slice(MAX_CHIPS)));
   const more = make("ol", { class: "passages more", id: `more-${rank}`, "aria-label": "Further passages", hidden: true }, ...others);
   const total = [make("span", { class: "unseen" }, "Score "), score(hit.score)];
@@ -48,12 +49,15 @@ function hitItem(hit, rank, spans, { open, narrow, types }) {
   );
 }
 
+const titleOf = (hit) => (hit.title ? markedWords(hit.title, 0, Infinity, titleHighlights(hit)) : [hit.doc_id]);
+
 /** A button that shows an element and hides it again. */
 function unfolds(element, className, title, ...label) {
   const button = make("button", { class: `${className} unfold`, type: "button", title, "aria-expanded": "false", "aria-controls": element.id }, ...label);
   button.addEventListener("click", () => {
     element.hidden = !element.hidden;
     button.setAttribute("aria-expanded", !element.hidden);
+    fitExcerpts(element);
   });
   return button;
 }
@@ -82,8 +86,8 @@ function metadata(values, narrow, types) {
 
 const chipList = (chips) => (chips.length ? make("ul", { class: "metadata", "aria-label": "Metadata" }, ...chips) : null);
 
-function passageItem(passage, open) {
-  const words = foundBy(passage).slice(0, MAX_FOUND_WORDS);
+function passageItem(passage, title, open) {
+  const words = foundBy(passage, title);
   const place = `characters ${digits(passage.start_char)}–${digits(passage.end_char)} · score ${score(passage.score)}`;
   return make(
     "li",
@@ -91,19 +95,10 @@ function passageItem(passage, open) {
     make(
       "button",
       { class: "passage", type: "button", title: `Read it in its document: ${place}`, on: { click: open } },
-      make("q", { dir: "auto" }, ...shownText(passage)),
+      excerpt(passage),
       words.length ? make("span", { class: "found" }, "found by ", make("bdi", {}, words.join(", "))) : null,
     ),
   );
-}
-
-/** A passage with its line breaks but no empty lines, from where a sentence begins; dots stand for what comes before in the passage. */
-function shownText(passage) {
-  const before = unitsBeforeSentence(passage);
-  const start = passage.start_char + [...passage.text.slice(0, before)].length;
-  const shown = markedWords(passage.text.slice(before), start, passage.end_char, passage.highlights, (piece) => piece.replace(/[^\S\n]*\n(\s*\n)?/g, "\n"));
-  if (typeof shown[0] === "string") shown[0] = shown[0].trimStart();
-  return before ? ["… ", ...shown] : shown;
 }
 
 /** Move the focus among the hits' headings; returns false where there is none to move to. */

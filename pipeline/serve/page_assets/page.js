@@ -3,6 +3,7 @@
 import { asksTheSame, readAddress, writeAddress } from "./address.js";
 import { collectionPath, get, key, post, WAITING } from "./api.js";
 import { byId, make } from "./dom.js";
+import { keepExcerptsFitting } from "./excerpt.js";
 import { Filters } from "./filters.js";
 import { count, digits } from "./formats.js";
 import { Health } from "./health.js";
@@ -14,7 +15,6 @@ import { Reader } from "./reader.js";
 import { term } from "./term.js";
 import { ThemeButton } from "./theme_button.js";
 import { Views } from "./views.js";
-import { tellingWords } from "./words.js";
 
 const TOP_K = 20;
 const RERANK_REST_MILLISECONDS = 600;
@@ -31,7 +31,7 @@ const OPTIONS = [
 
 const [query, list, status, notice, main] = ["query", "hits", "status", "notice", "main"].map(byId);
 const [collections, hybrid, words, rerank, holds] = ["collection", "hybrid", "words", "rerank", "holds"].map(byId);
-const [welcome, unfilter, addFilter] = ["welcome", "unfilter", "add-filter"].map(byId);
+const [welcome, unfilter, addFilter, warned] = ["welcome", "unfilter", "add-filter", "warnings"].map(byId);
 const [complaint, again] = notice.children;
 
 let said = "";
@@ -71,6 +71,7 @@ const askNow = () => ask({ rest: 0 });
 function showNothing() {
   if (list.contains(document.activeElement)) query.focus();
   list.replaceChildren();
+  warned.replaceChildren();
   answered = [];
   delete list.dataset.query;
   map.light([]);
@@ -88,10 +89,9 @@ async function send(signal) {
   return { ...answer, query: body.query, milliseconds: performance.now() - began };
 }
 
-function show({ query: asked, hits, generation, milliseconds }) {
+function show({ query: asked, hits, warnings, generation, milliseconds }) {
   notice.hidden = true;
   welcome.hidden = true;
-  for (const passage of hits.flatMap((hit) => hit.passages)) passage.highlights = tellingWords(passage, asked);
   answered = hits;
   const focused = list.contains(document.activeElement) ? document.activeElement.closest(".hit").dataset.id : null;
   showHits(list, hits, { open: openDocument, narrow: (name, value) => filters.add({ key: name, value }), types: types() });
@@ -102,6 +102,7 @@ function show({ query: asked, hits, generation, milliseconds }) {
   map.light(hits);
   const isFiltered = filters.tree() !== null;
   const nothing = isFiltered ? "No document matches the filters." : "No document matches. Try other words, or fewer.";
+  warned.replaceChildren(...warnings.map((sentence) => make("li", {}, sentence)));
   say(hits.length ? `${count(hits.length, "document")} in ${digits(Math.round(milliseconds))} ms` : nothing);
   unfilter.hidden = hits.length > 0 || !isFiltered;
   if (wanted.document !== null) openWanted();
@@ -389,6 +390,7 @@ byId("search").addEventListener("submit", (event) => {
 });
 document.addEventListener(WAITING, sayWaiting);
 addEventListener("hashchange", follow);
+keepExcerptsFitting(list);
 collections.addEventListener("change", () => ((wanted.document = null), useCollection(collections.value), remember()));
 byId("options-help").append(term("?", ...OPTIONS.map(([name, meaning]) => make("span", {}, make("strong", {}, name), ` ${meaning}`))));
 byId("options-help").querySelector("button").setAttribute("aria-label", "What these options mean");

@@ -5,7 +5,7 @@
 import { documentPath, get } from "./api.js";
 import { make } from "./dom.js";
 import { count, digits, score, valueOf } from "./formats.js";
-import { markedWords, unitsOf } from "./words.js";
+import { markedWords, titleHighlights, unitsOf } from "./words.js";
 
 const STRETCH = 200_000;
 const LEAD = 20_000;
@@ -112,7 +112,7 @@ export class Reader {
         "div",
         { class: "reader-head" },
         make("button", { class: "quiet icon", type: "button", "aria-label": "Close the document", on: { click: () => this.close() } }, "×"),
-        make("h2", { tabindex: "-1", dir: "auto", title: this.title }, this.title),
+        make("h2", { tabindex: "-1", dir: "auto", title: this.title }, ...markedWords(this.title, 0, Infinity, found.title ? titleHighlights(hit) : [])),
         make("p", { class: "id", title: found.doc_id }, found.doc_id),
         make("p", { class: "facts", title: facts(found, this.#types) }, facts(found, this.#types)),
         this.#passageSteps(hit),
@@ -159,7 +159,7 @@ export class Reader {
 
 /** The highlights of some of a hit's passages, in the order of the text. */
 function highlightsOf(hit, passages) {
-  return passages.flatMap((rank) => hit.passages[rank].highlights ?? []).sort((a, b) => a.start_char - b.start_char);
+  return passages.flatMap((rank) => hit.passages[rank].highlights).sort((a, b) => a.start_char - b.start_char);
 }
 
 function facts({ metadata, num_tokens: tokens, num_characters: characters }, types) {

@@ -1,21 +1,8 @@
-// Which words of a passage answered the question, and where a passage is begun to be shown.
+// Which words of a passage and a title answered the question, as the answer names them.
 //
 // Spans count code points, as Python does; JavaScript's strings count UTF-16 units.
 
 import { make } from "./dom.js";
-
-/** Words that say nothing of what was found; those of `pipeline/index/words.py`. */
-export const STOP_WORDS = new Set(
-  "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with".split(" "),
-);
-const WORD = /[\p{L}\p{N}_]+/gu;
-/** How much of a passage may be passed over to begin with a sentence. */
-const MAX_SHARE_BEFORE_SENTENCE = 0.5;
-const MID_SENTENCE = /^\s*(?:[\p{Ps}\p{Pi}"'`*_]*\p{Ll}|[\p{Pe}\p{Pf},;:.!?])/u;
-const sentences = new Intl.Segmenter("en", { granularity: "sentence" });
-
-const isTelling = (word) => !STOP_WORDS.has(word.toLowerCase());
-const points = (text) => [...text].length;
 
 /** Return where in `text` each of the ascending code point offsets lies, in UTF-16 units. */
 export function unitsOf(text, offsets) {
@@ -44,49 +31,24 @@ export function markedWords(text, first, last, highlights, shown = (piece) => pi
   return [...pieces, shown(text.slice(done))];
 }
 
-/** Return the words of a passage that answered words of the query, in order: those that the server names, else those that both have. */
-export function tellingWords(passage, query) {
-  if (passage.highlights?.length) {
-    const telling = passage.highlights.map((each) => ({ ...each, query_words: each.query_words.filter(isTelling) }));
-    const wordOf = wordsOf(passage);
-    return telling.filter((each) => each.query_words.length && isTelling(wordOf(each)));
-  }
-  const asked = new Map((query.match(WORD) ?? []).filter(isTelling).map((word) => [word.toLowerCase(), word]));
-  return [...passage.text.matchAll(WORD)]
-    .filter(([word]) => asked.has(word.toLowerCase()))
-    .map(({ 0: word, index }) => {
-      const start = passage.start_char + points(passage.text.slice(0, index));
-      return { start_char: start, end_char: start + points(word), weight: 0, query_words: [asked.get(word.toLowerCase())] };
-    });
-}
-
-/** Name the words of a passage that were found, strongest first, each once and with the query's own where they differ. */
-export function foundBy(passage) {
-  const wordOf = wordsOf(passage);
+/** Name the words of a passage and its document's title that were found, strongest first, each once and with the query's own where they differ. */
+export function foundBy({ text, start_char: first, highlights, title_highlights: ofTitle }, title) {
+  const found = [
+    ...highlights.map((each) => ({ ...each, word: wordAt(text, first, each), place: "" })),
+    ...ofTitle.map((each) => ({ ...each, word: wordAt(title, 0, each), place: "title" })),
+  ];
   const named = new Map();
-  for (const each of passage.highlights.toSorted((a, b) => b.weight - a.weight)) {
-    const word = wordOf(each);
-    const others = each.query_words.filter((asked) => asked.toLowerCase() !== word.toLowerCase());
-    if (!named.has(word.toLowerCase())) named.set(word.toLowerCase(), others.length ? `${word} (${others.join(", ")})` : word);
+  for (const { word, query_words: asked, place } of found.sort((a, b) => b.weight - a.weight)) {
+    const name = word.toLowerCase();
+    const others = asked.filter((each) => each.toLowerCase() !== name).join(", ");
+    const notes = [others, place].filter(Boolean).join("; ");
+    if (!named.has(name)) named.set(name, notes ? `${word} (${notes})` : word);
   }
   return [...named.values()];
 }
 
-function wordsOf({ text, start_char: start }) {
-  const characters = [...text];
-  return ({ start_char: first, end_char: end }) => characters.slice(first - start, end - start).join("");
-}
+const wordAt = (text, first, { start_char: start, end_char: end }) => [...text].slice(start - first, end - first).join("");
 
-/**
- * Return how many units of a passage to pass over so that what is shown begins with a sentence: 0 where it seems to begin with one, or
- * where none begins in its first half. A line break alone ends no sentence, as texts come wrapped; an empty line does.
- */
-export function unitsBeforeSentence({ text, start_char: start }) {
-  if (start === 0 || !MID_SENTENCE.test(text)) return 0;
-  const unwrapped = text.replace(/(?<!\n)\n(?!\n)/g, " ");
-  for (const { index } of sentences.segment(unwrapped)) {
-    if (index > MAX_SHARE_BEFORE_SENTENCE * text.length) return 0;
-    if (index > 0 && !MID_SENTENCE.test(text.slice(index))) return index;
-  }
-  return 0;
-}
+/** The words of a title that were found by any of a document's passages, in order. */
+export const titleHighlights = ({ passages }) =>
+  passages.flatMap((passage) => passage.title_highlights).sort((a, b) => a.start_char - b.start_char);

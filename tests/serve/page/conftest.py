@@ -145,19 +145,39 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def new_context(browser: Any, address: str) -> Callable[..., Any]:
+    """Return a maker of browser contexts, with options of their own."""
+
+    def run(**options: Any) -> Any:
+        context = browser.new_context(
+            **{"viewport": {"width": 1400, "height": 900}, "base_url": address, **options}
+        )
+        context.set_default_timeout(PATIENCE_MILLISECONDS)
+        return context
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def shared_context(new_context: Callable[..., Any]) -> Any:
+    """The context of all tabs without options of their own: its cache holds scripts and fonts."""
+    return new_context()
+
+
 @pytest.fixture
-def visit(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
+def visit(new_context: Callable[..., Any], shared_context: Any, address: str) -> Iterator[Callable[..., Any]]:
     """Return ``visit(hash, **context)``: a tab on the page with a collection chosen.
 
     At the end its console must have been silent.
     """
     complaints: list[str] = []
-    contexts: list[Any] = []
+    opened: list[Any] = []
 
     def run(fragment: str = "#collection=stones", *, at: str | None = None, **options: Any) -> Any:
-        contexts.append(browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **options}))
-        contexts[-1].set_default_timeout(PATIENCE_MILLISECONDS)
-        tab = contexts[-1].new_page()
+        context = new_context(**options) if options else shared_context
+        tab = context.new_page()
+        opened.append(context if options else tab)
         tab.on(
             "console",
             lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None,
@@ -171,8 +191,8 @@ def visit(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
         return tab
 
     yield run
-    for context in contexts:
-        context.close()
+    for each in opened:
+        each.close()
     assert complaints == []
 
 

@@ -278,7 +278,9 @@ def test_filters_of_an_address_are_joined_as_it_says_whatever_was_before(
     tab.route("**/collections/stones", lambda route: route.fulfill(json=described))
     tab.route(
         "**/search",
-        lambda route: route.fulfill(json={"query": "x", "generation": 1, "hits": [], "next_cursor": None}),
+        lambda route: route.fulfill(
+            json={"query": "x", "generation": 1, "hits": [], "warnings": [], "next_cursor": None}
+        ),
     )
     for each in ({"and": "or", "or": "and"}[join], join):
         tree = {"type": each, "filters": leaves}

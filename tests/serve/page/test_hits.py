@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-
-from pipeline.index.words import STOP_WORDS
 
 pytestmark = pytest.mark.xdist_group("page")
 
@@ -17,21 +15,41 @@ LONG = (
 )
 
 
+def named(text: str, *words: str, start: int = 0) -> list[dict[str, Any]]:
+    """Return highlights of words of a text that begins at a character, each answering itself and "stone"."""
+    places = sorted((start + text.index(word), word) for word in words)
+    return [
+        {"start_char": place, "end_char": place + len(word), "weight": 0.5, "query_words": [word, "stone"]}
+        for place, word in places
+    ]
+
+
 def hit(number: int, text: str = LONG, start: int = 70, **fields: Any) -> dict[str, Any]:
-    passage = {"start_char": start, "end_char": start + len(text), "score": 0.5, "scores": {}, "text": text}
+    passage = {
+        "start_char": start, "end_char": start + len(text), "score": 0.5, "scores": {}, "text": text,
+        "highlights": [], "title_highlights": [],
+    }  # fmt: skip
     parts = {"document": 0.5, "chunk": 0.4, "bm25": 12.5, "passage_bm25": 9.0, "late": 0.7}
     named = {"doc_id": f"stone/{number}", "title": f"Stone {number}", "score": 0.9, "scores": parts}
     metadata = {f"column {each}": "value" for each in range(6)}
-    return {**named, "metadata": metadata, "passages": [{**passage, "highlights": []}] * 3, **fields}
+    return {**named, "metadata": metadata, "passages": [passage] * 3, **fields}
 
 
 @pytest.fixture
 def answer(visit: Callable[..., Any], ask: Callable[..., None]) -> Callable[..., Any]:
     """Return what shows hits as the answer to a query in a new tab."""
 
-    def run(*hits: dict[str, Any], query: str = "stones on the way", **options: Any) -> Any:
+    def run(
+        *hits: dict[str, Any], query: str = "stones on the way", warnings: Sequence[str] = (), **options: Any
+    ) -> Any:
         tab = visit(**options)
-        reply = {"query": query, "generation": 1, "hits": list(hits), "next_cursor": None}
+        reply = {
+            "query": query,
+            "generation": 1,
+            "hits": list(hits),
+            "warnings": [*warnings],
+            "next_cursor": None,
+        }
         tab.route("**/search", lambda route: route.fulfill(json=reply))
         ask(tab, query, hits[0]["title"])
         return tab
@@ -43,6 +61,7 @@ def test_three_hits_fit_on_a_laptop(answer: Callable[..., Any]) -> None:
     tab = answer(*(hit(number) for number in range(5)), viewport={"width": 1366, "height": 768})
     third = tab.locator(".hit").nth(2).bounding_box()
     assert third["y"] + third["height"] <= 768
+    assert tab.locator(".hit-foot").first.bounding_box()["height"] < 30
 
 
 def test_score_and_further_passages_are_folded_until_asked(answer: Callable[..., Any]) -> None:
@@ -60,58 +79,70 @@ def test_score_and_further_passages_are_folded_until_asked(answer: Callable[...,
 
 
 def test_passage_keeps_its_lines_and_begins_with_a_sentence(answer: Callable[..., Any]) -> None:
-    tab = answer(hit(0))
-    shown = tab.locator("q").first
-    assert shown.text_content().startswith(
-        "… Stones are set\none upon another.\n    first = stone\nThey mark"
-    )
-    assert shown.evaluate("q => getComputedStyle(q).whiteSpace").startswith("pre-wrap")
-
-
-@pytest.mark.parametrize(
-    ("text", "start", "begin"),
-    [
+    cases = [
+        (LONG, 70, "Stones are set\none upon another.\n    first = stone\nThey mark"),
         ("the end of it. Then", 0, "the end"),
         ("Then a sentence. Then", 9, "Then a"),
         ("🪨 of it. Ünder the stone. More of that.", 9, "🪨"),
-        ('"with" of it. Under the stone. More of that.', 9, "… Under"),
-        ("this is\none long sentence that goes on to the end", 9, "this is\none"),
-        ("call();\n\nDef of another and more of that.", 9, "… Def"),
-    ],
-)
-def test_beginnings_of_passages(answer: Callable[..., Any], text: str, start: int, begin: str) -> None:
-    tab = answer(hit(0, text, start))
-    assert tab.locator("q").first.text_content().startswith(begin)
+        ('"with" of it. Under the stone. More of that.', 9, "Under"),
+        ("this is\none long sentence that goes on to the end", 9, "… this is\none"),
+        ("call();\n\nDef of another and more of that.", 9, "Def"),
+    ]
+    tab = answer(*(hit(number, text, start) for number, (text, start, _) in enumerate(cases)))
+    shown = tab.locator(".passages:not(.more) q").all_text_contents()
+    assert [text[: len(begin)] for text, (_, _, begin) in zip(shown, cases, strict=True)] == [
+        begin for _, _, begin in cases
+    ]
+    assert tab.locator("q").first.evaluate("q => getComputedStyle(q).whiteSpace").startswith("pre-wrap")
 
 
-def test_words_that_were_found_are_marked_and_named(answer: Callable[..., Any]) -> None:
-    words = [(" way", ["way", "the"]), ("Stones", ["stone"]), ("the", ["on"])]
-    starts = {word: LONG.index(word) + len(word) - len(word.strip()) for word, _ in words}
-    highlights = [
-        {"start_char": 70 + starts[word], "end_char": 70 + starts[word] + len(word.strip()), "weight": 0.5,
-         "query_words": asked}
-        for word, asked in words
-    ]  # fmt: skip
-    highlights.sort(key=lambda each: each["start_char"])
-    passage = {**hit(0)["passages"][0], "highlights": highlights}
-    tab = answer(hit(0, passages=[passage]))
-    assert tab.locator(".hit b.word").all_inner_texts() == ["Stones", "way"]
-    assert tab.inner_text(".hit .found") == "found by Stones (stone), way"
+def test_marked_are_the_words_that_the_answer_names_and_no_others(answer: Callable[..., Any]) -> None:
+    passage = hit(0)["passages"][0] | {"highlights": named(LONG, "Stones", "way", "the", start=70)}
+    passage["highlights"][0]["weight"] = 0.4
+    title = named("Stone 0", "Stone")
+    tab = answer(hit(0, passages=[passage | {"title_highlights": title}, passage]), hit(1), query="Stones")
+    first, second = tab.locator(".hit").all()
+    assert first.locator(".passages:not(.more) b").all_inner_texts() == ["the", "Stones", "way"]
+    assert first.locator("h2 b").all_inner_texts() == ["Stone"]
+    found = first.locator(".found").all_text_contents()
+    assert found == [
+        "found by Stones (stone), way (stone), Stone (title), the (stone)",
+        "found by Stones (stone), way (stone), the (stone)",
+    ]
+    assert second.locator("b").count() == 0
 
 
-def test_words_of_the_query_are_marked_where_the_server_names_none(answer: Callable[..., Any]) -> None:
-    tab = answer(hit(0, passages=[hit(0)["passages"][0]]))
-    assert set(tab.locator(".hit b.word").all_inner_texts()) == {"Stones", "way"}
+ALL_MARKED_ARE_SEEN = """() => [...document.querySelectorAll("q")].every((q) => {
+  const box = q.getBoundingClientRect();
+  const words = [...q.querySelectorAll("b")].map((b) => b.getBoundingClientRect());
+  return words.length === 6 && words.every((b) => b.bottom <= box.bottom + 1 && b.right <= box.right);
+})"""
 
 
-def test_page_leaves_out_the_words_that_the_search_leaves_out(visit: Callable[..., Any]) -> None:
-    found = visit().evaluate("import('/page/words.js').then((m) => [...m.STOP_WORDS])")
-    assert set(found) == STOP_WORDS
+def test_marked_words_are_seen_however_narrow_the_page_is(answer: Callable[..., Any]) -> None:
+    words = [f"flint{number}" for number in range(6)]
+    text = "".join(f"It was said of {word} {'that it lasts ' * 20}. " for word in words)
+    passage = hit(0, text)["passages"][0] | {"highlights": named(text, *words, start=70)}
+    tab = answer(hit(0, passages=[passage] * 2))
+    tab.click(".chip.unfold")
+    assert tab.locator("q:visible").count() == 2
+    for width in (1366, 390, 1100):
+        tab.set_viewport_size({"width": width, "height": 768})
+        tab.wait_for_function(ALL_MARKED_ARE_SEEN)
 
 
-@pytest.mark.parametrize(
-    ("value", "kind", "shown"),
-    [
+def test_warnings_of_an_answer_are_shown_until_the_next(
+    answer: Callable[..., Any], ask: Callable[..., None]
+) -> None:
+    tab = answer(hit(0), warnings=["no word carries <weight>"])
+    assert tab.locator(".warnings li").all_text_contents() == ["no word carries <weight>"]
+    tab.unroute("**/search")
+    ask(tab, "basalt", "Basalt")
+    assert tab.locator(".warnings li").count() == 0
+
+
+def test_values_are_written_for_a_person(visit: Callable[..., Any]) -> None:
+    cases = [
         (2012, "int64", "2012"),
         (1234567, "int64", "1,234,567"),
         (0.123456789, "double", "0.123457"),
@@ -119,14 +150,10 @@ def test_page_leaves_out_the_words_that_the_search_leaves_out(visit: Callable[..
         ("2026-01-31T15:00:00+00:00", "timestamp[us, tz=UTC]", "Jan 31, 2026, 3:00 PM"),
         ("2026-01-31", "string", "2026-01-31"),
         ("soon", "timestamp[us]", "soon"),
-    ],
-)
-def test_values_are_written_for_a_person(
-    visit: Callable[..., Any], value: object, kind: str, shown: str
-) -> None:
-    tab = visit(timezone_id="UTC")
-    script = "(asked) => import('/page/formats.js').then((m) => m.valueOf(...asked))"
-    assert tab.evaluate(script, [value, kind]).replace("\u202f", " ") == shown
+    ]
+    script = "(cases) => import('/page/formats.js').then((m) => cases.map((each) => m.valueOf(...each)))"
+    shown = visit(timezone_id="UTC").evaluate(script, [(value, kind) for value, kind, _ in cases])
+    assert [text.replace("\u202f", " ") for text in shown] == [written for _, _, written in cases]
 
 
 def test_words_are_explained_where_they_stand_by_keys_too(answer: Callable[..., Any]) -> None:

@@ -178,7 +178,9 @@ def test_description_without_a_column_takes_its_filter_away_and_asks_again(
     tab.route(DESCRIPTION, lambda route: route.fulfill(json=later))
     tab.route(
         "**/search",
-        lambda route: route.fulfill(json={"query": "x", "generation": 2, "hits": [], "next_cursor": None}),
+        lambda route: route.fulfill(
+            json={"query": "x", "generation": 2, "hits": [], "warnings": [], "next_cursor": None}
+        ),
     )
     with tab.expect_request(lambda request: is_search(request) and request.post_data_json["filters"] is None):
         tab.fill("#query", "granite")

@@ -87,8 +87,12 @@ def test_long_document_is_read_where_its_passage_stands(
     text = "".join(f"{number:09d}\n" for number in range(50_000))
     spans = [(450_000, 450_040), (90, 120)]
     passages = [
-        {"start_char": a, "end_char": b, "score": 0.5, "scores": {}, "text": text[a:b]} for a, b in spans
-    ]
+        {
+            "start_char": a, "end_char": b, "score": 0.5, "scores": {}, "text": text[a:b],
+            "highlights": [], "title_highlights": [],
+        }
+        for a, b in spans
+    ]  # fmt: skip
     hit = {
         "doc_id": "long",
         "title": "Long",
@@ -117,7 +121,9 @@ def test_long_document_is_read_where_its_passage_stands(
 
     tab.route(
         "**/search",
-        lambda route: route.fulfill(json={"query": "x", "generation": 1, "hits": [hit], "next_cursor": None}),
+        lambda route: route.fulfill(
+            json={"query": "x", "generation": 1, "hits": [hit], "warnings": [], "next_cursor": None}
+        ),
     )
     tab.route("**/documents/**", stretch)
     ask(tab, "anything", "Long")
