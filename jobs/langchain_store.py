@@ -7,8 +7,7 @@
 Every call that writes is an ingest and publishes a generation, so add in large batches. One writer works at a
 time; others get :class:`CollectionBusyError`. The first batch draws the clusters and the context: let it be a
 fair sample. The collection embeds with its own encoder, so no other embeddings are taken. LangChain's
-metadata is kept as JSON; only keys named in ``filter_columns`` can be filtered by. There is no search by a
-vector and no maximal marginal relevance.
+metadata is kept as JSON; only keys named in ``filter_columns`` can be filtered by.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
@@ -31,7 +31,7 @@ from pipeline.collection import Collection, collections_root
 from pipeline.errors import ConfigError, UsageError, extra_missing
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import delete_documents
-from pipeline.search_options import MAX_TOP_K
+from pipeline.search_options import MAX_TOP_K, PublicSearchKeywords, SearchKeywords
 
 try:
     from langchain_core.documents import Document
@@ -127,7 +127,7 @@ class CairnVectorStore(VectorStore):
 
         Keywords are those of :meth:`similarity_search_with_score`.
         """
-        return [document for document, _ in self.similarity_search_with_score(query, k, **kwargs)]
+        return _documents(self.similarity_search_with_score(query, k, **kwargs))
 
     @override
     def similarity_search_with_score(
@@ -141,15 +141,69 @@ class CairnVectorStore(VectorStore):
     ) -> list[tuple[Document, float]]:
         """Return whole documents with their scores, best first.
 
-        ``filter`` is Cairn's filter tree over ``filter_columns``.
+        ``filter`` is Cairn's over ``filter_columns``: ``{"kind": ["a", "b"]}``, or a tree.
         """
         _require_known(kwargs)
+        return self._found(query, k, filter, {"hybrid": hybrid})
+
+    @override
+    def similarity_search_by_vector(
+        self, embedding: list[float], k: int = 4, *, filter: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> list[Document]:
+        """Return the documents nearest to a vector that the collection's own encoder made."""
+        _require_known(kwargs)
+        return _documents(self._found(embedding, k, filter, {}))
+
+    @override
+    def max_marginal_relevance_search(
+        self,
+        query: str,
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        *,
+        filter: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Return documents that answer a query and are unlike one another, chosen among the best ``fetch_k``.
+
+        ``lambda_mult`` is from 0, which looks at likeness alone, to 1, which looks at scores alone.
+        """
+        _require_known(kwargs)
+        return _documents(self._found(query, k, filter, _marginal(k, fetch_k, lambda_mult)))
+
+    @override
+    def max_marginal_relevance_search_by_vector(
+        self,
+        embedding: list[float],
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        *,
+        filter: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Do as :meth:`max_marginal_relevance_search` for a vector of the collection's own encoder."""
+        _require_known(kwargs)
+        return _documents(self._found(embedding, k, filter, _marginal(k, fetch_k, lambda_mult)))
+
+    def _found(
+        self,
+        query: str | Sequence[float],
+        k: int,
+        filters: Mapping[str, Any] | None,
+        options: PublicSearchKeywords,
+    ) -> list[tuple[Document, float]]:
         if not 1 <= k <= MAX_TOP_K:
             raise ConfigError(f"k must be a number from 1 to {MAX_TOP_K}, got {k}")
         if not self.layout.exists():
             return []
         collection = self._collection()
-        hits = collection.search(query, top_k=k, passages=0, filters=filter, hybrid=hybrid).hits
+        asked: PublicSearchKeywords = {**options, "top_k": k, "passages": 0, "filters": filters or None}
+        if isinstance(query, str):
+            hits = collection.search(query, **asked).hits
+        else:
+            hits = collection.search_vectors(np.asarray([query], np.float32), **asked)[0].hits
         scores = {hit.doc_id: hit.score for hit in hits}
         return [(document, scores[str(document.id)]) for document in self.get_by_ids(list(scores))]
 
@@ -167,6 +221,7 @@ class CairnVectorStore(VectorStore):
         """Make a store and add texts.
 
         ``embedding`` must be None or CairnEmbeddings, as the collection embeds with its own encoder.
+        ``collection_name``, as other stores have it, stands for ``collection``.
         """
         from pipeline.frameworks.langchain_embeddings import CairnEmbeddings
 
@@ -175,6 +230,8 @@ class CairnVectorStore(VectorStore):
                 f"a collection embeds with its own encoder, got {type(embedding).__name__}; "
                 'leave embedding out and name a model: settings={"encoder": {"model": …}}'
             )
+        if "collection_name" in kwargs and "collection" not in kwargs:
+            kwargs["collection"] = kwargs.pop("collection_name")
         store = cls(**kwargs)
         store.add_texts(texts, metadatas, ids=ids)
         return store
@@ -228,6 +285,14 @@ def _as_document(doc_id: str, text: str, metadata: Mapping[str, Any]) -> Documen
     return Document(
         id=doc_id, page_content=text, metadata=dict(metadata) if kept is None else json.loads(kept)
     )
+
+
+def _documents(found: Sequence[tuple[Document, float]]) -> list[Document]:
+    return [document for document, _ in found]
+
+
+def _marginal(k: int, fetch_k: int, lambda_mult: float) -> SearchKeywords:
+    return {"mmr": lambda_mult, "max_candidates": max(k, fetch_k)}
 
 
 def _json(metadata: Mapping[str, Any]) -> str:

@@ -41,6 +41,9 @@ class PublicSearchKeywords(TypedDict, total=False):
     chunk_tokens: int | None
     max_characters: int | None
     filters: Mapping[str, Any] | None
+    group_by: str | None
+    group_size: int
+    mmr: float | None
     hybrid: bool
     late: bool
     weights: Mapping[str, float] | None
@@ -62,9 +65,11 @@ class SearchOptions:
     the landmark interval divides it, else the interval. ``weights`` overrides some of
     :data:`DEFAULT_WEIGHTS`. ``max_candidates`` bounds each list that feeds the ranking; None takes
     ``max(50, 2 * top_k)``. With ``max_characters`` the answer holds the best passages of at most ``top_k``
-    documents; neighbouring ones are joined. ``restriction`` is a second filter, set by the layer that answers
-    for the caller: both must match, and nothing in ``filters`` can widen it. ``offset`` passes over the best
-    documents. It needs ``max_candidates``: all pages then rank the same candidates, whatever ``top_k`` is.
+    documents; neighbouring ones are joined. ``group_by`` and ``mmr`` choose these documents first
+    (:mod:`pipeline.search.diversity`), ``mmr`` among the best :attr:`num_candidates`. ``restriction`` is a
+    second filter, set by the layer that answers for the caller: both must match, and nothing in ``filters``
+    can widen it. ``offset`` passes over the best documents. It needs ``max_candidates``: all pages then rank
+    the same candidates, whatever ``top_k`` is.
     """
 
     top_k: int = option(10, About("Documents to answer with.", low=1, high=MAX_TOP_K))
@@ -89,6 +94,18 @@ class SearchOptions:
         ),
     )
     filters: Mapping[str, Any] | None = option(None, About("What documents must match."))
+    group_by: str | None = option(
+        None, About("Column of whose values each may have `group_size` documents in the answer.")
+    )
+    group_size: int = option(1, About("Documents of one value of `group_by`.", low=1, high=MAX_TOP_K))
+    mmr: float | None = option(
+        None,
+        About(
+            "Choose by maximal marginal relevance: 1 looks at scores alone, 0 at how unlike documents are.",
+            low=0.0,
+            high=1.0,
+        ),
+    )
     hybrid: bool = option(
         True, About("Rank by BM25 as well as by vectors.", default_text="hybrid", off_flag="--no-hybrid")
     )
@@ -122,6 +139,10 @@ class SearchOptions:
         _require_within(
             "offset", self.offset, 0, 0 if self.max_candidates is None else self.max_candidates - self.top_k
         )
+        if self.group_size != 1 and self.group_by is None:
+            raise ConfigError(
+                f"group_size must come with group_by, got {self.group_size} without it; name a column"
+            )
         if self.weights is not None:
             _require_weights(self.weights)
         if (
@@ -151,6 +172,11 @@ class SearchOptions:
         Of the page's size where there are no further pages.
         """
         return self.top_k if self.max_candidates is None else self.max_candidates
+
+    @property
+    def is_diversified(self) -> bool:
+        """Tell whether documents are chosen by more than their scores."""
+        return self.group_by is not None or self.mmr is not None
 
     def weight(self, part: str) -> float:
         """Return the weight of ``document``, ``chunk`` or ``bm25``."""

@@ -62,7 +62,7 @@ def find_passages(
 ) -> list[FoundPassage]:
     """Return the best passages of the documents a search ranks first.
 
-    They are ordered by their own score; ties keep the order of the documents.
+    They are ordered by their own score, with ``mmr`` by the order of their documents, which ties keep, too.
     ``parameters`` are those of the search; as many documents are ranked as passages are wanted, each gives up
     to ``passages`` (3).
     """
@@ -79,7 +79,9 @@ def find_passages(
         for hit in result.hits
         for passage in hit.passages
     ]
-    return sorted(found, key=lambda passage: -passage.score)[:num_passages]
+    if parameters.get("mmr") is None:
+        found.sort(key=lambda passage: -passage.score)
+    return found[:num_passages]
 
 
 def _found(collection: str, generation: int, hit: Hit, passage: Passage) -> FoundPassage:

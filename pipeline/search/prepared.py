@@ -50,8 +50,12 @@ class PreparedSearch:
         if self.condition is None:
             return replace(self, first_words=self.read_words(0))
         allowed = allowed_documents(self.generation, self.condition, self.timeout)
-        filtered = replace(self, allowed=allowed)
+        filtered = self.among(allowed)
         return replace(filtered, first_words=filtered.read_words(0))
+
+    def among(self, allowed: Int64[np.ndarray, " A"]) -> PreparedSearch:
+        """Return the search of these documents alone, ascending; its words are still to be read."""
+        return replace(self, allowed=allowed, first_words=None)
 
     @property
     def num_allowed(self) -> int:

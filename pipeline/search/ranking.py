@@ -21,15 +21,17 @@ Cranfield .476 / .435, SQuAD passages .817 / .790; hybrid, mean of the four, .76
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float, Float32, Float64, Int64
 
 from pipeline.search.candidates import ScoredWindows, merge_nominees, score_windows
+from pipeline.search.diversity import chosen_places, group_codes, still_allowed
 from pipeline.search.feedback import moved_query
 from pipeline.search.fusion import COSINES_OF, Fusion, LateFusion, best_first, document_scores, passage_scores
 from pipeline.search.late import JudgedWindows, LateQuery, judge_windows
@@ -45,6 +47,8 @@ from pipeline.search.reader import (
 )
 
 LEXICAL_PARTS = ("bm25", "passage_bm25")
+MAX_GROUP_SEARCHES: Final = 8
+"""Searches after the first, each without the groups that are full; each finds one more group at least."""
 BY_VECTORS_ALONE = "no word of the query carries weight: ranked by vectors alone"
 
 
@@ -82,18 +86,40 @@ def rank_queries(
     for index, vector_V in enumerate(query_vectors):
         late_query = None if late is None else late[index]
         words = search.read_words(index) if index else search.first_words
-        asked = _scores_asked(search, words, is_judged=late_query is not None)
-        candidates = _score(search, vector_V, asked, nominate(index, asked))
-        if late_query is not None:
-            first = _judge(search, candidates, late_query)
-            moved_V = moved_query(candidates.stored, vector_V, first)
-            moved = _score(search, moved_V, asked, _nominate(search, moved_V[None])(0, asked))
-            candidates = _with_late(search, moved, late_query, first)
-        ranking = _rank(search, candidates)
+        own = partial(nominate, index)
+        candidates = _candidates(search, vector_V, words, late_query, own)
+        chosen = _chosen(search, candidates)
+        narrower = search
+        for _ in range(MAX_GROUP_SEARCHES):
+            narrower = _without_full_groups(narrower, candidates, chosen)
+            if narrower is None:
+                break
+            own = partial(_nominate(narrower, vector_V[None]), 0)
+            candidates = _candidates(narrower, vector_V, narrower.read_words(index), late_query, own)
+            chosen = _chosen(narrower, candidates)
+        ranking = _rank(search, candidates, chosen)
         if late is not None and late_query is None and not any(map(len, words.nominees if words else ())):
             ranking = replace(ranking, warnings=[*ranking.warnings, BY_VECTORS_ALONE])
         rankings.append(ranking)
     return rankings
+
+
+def _candidates(
+    search: PreparedSearch,
+    vector_V: Float32[np.ndarray, " V"],
+    words: WordScores | None,
+    late_query: LateQuery | None,
+    nominate: Callable[[ScoresAsked], Nominees],
+) -> _Candidates:
+    """Nominate and score documents for one query; token vectors judge where there is a ``late_query``."""
+    asked = _scores_asked(search, words, is_judged=late_query is not None)
+    candidates = _score(search, vector_V, asked, nominate(asked))
+    if late_query is None:
+        return candidates
+    first = _judge(search, candidates, late_query)
+    moved_V = moved_query(candidates.stored, vector_V, first)
+    moved = _score(search, moved_V, asked, _nominate(search, moved_V[None])(0, asked))
+    return _with_late(search, moved, late_query, first)
 
 
 def _nominate(search: PreparedSearch, query_vectors: Float32[np.ndarray, "Q V"]) -> Nominate:
@@ -218,24 +244,64 @@ def _with_late(
     )
 
 
-def _rank(search: PreparedSearch, candidates: _Candidates) -> Ranking:
-    """Choose the documents and passages that are returned."""
+def _chosen(search: PreparedSearch, candidates: _Candidates) -> Int64[np.ndarray, " K"]:
+    """Return the candidates that an answer has, in its order; those of all pages where it is diversified."""
+    options, generation = search.options, search.generation
+    if not options.is_diversified:
+        last = options.offset + options.top_k
+        return _best_first(search, candidates, _at_least_nth(candidates.scores, last))[:last]
+    ranked = _best_first(search, candidates, np.arange(len(candidates.positions)))
+    groups = None if options.group_by is None else group_codes(generation, options.group_by)
+    if options.mmr is not None:
+        ranked = ranked[: options.num_candidates]
+    positions = candidates.positions[ranked]
+    places = chosen_places(
+        candidates.scores[ranked],
+        options.min_documents,
+        groups_N=None if groups is None else groups[positions],
+        group_size=options.group_size,
+        vectors_NV=None if options.mmr is None else generation.documents.reconstruct(positions),
+        mmr=1.0 if options.mmr is None else options.mmr,
+    )
+    return ranked[places]
+
+
+def _without_full_groups(
+    search: PreparedSearch, candidates: _Candidates, chosen: Int64[np.ndarray, " K"]
+) -> PreparedSearch | None:
+    """Return a search that passes over further documents of groups that are full.
+
+    None where enough documents were found, or there are no others.
+    """
+    options = search.options
+    if options.group_by is None or len(chosen) >= options.min_documents:
+        return None
+    groups = group_codes(search.generation, options.group_by)
+    found = candidates.positions[chosen]
+    allowed = still_allowed(groups, options.group_size, found, search.allowed)
+    return None if len(allowed) in (len(found), search.num_allowed) else search.among(allowed)
+
+
+def _rank(search: PreparedSearch, candidates: _Candidates, chosen: Int64[np.ndarray, " K"]) -> Ranking:
+    """Choose the passages of what is returned, and within a budget of characters the documents, too."""
     options, generation = search.options, search.generation
     warnings: list[str] = []
     if options.max_characters is None:
-        last = options.offset + options.top_k
-        best = _best_first(search, candidates, _at_least_nth(candidates.scores, last))[options.offset : last]
+        best = chosen[options.offset : options.offset + options.top_k]
         passages: Sequence[Sequence[ChosenPassage]] = [()] * len(best)
         if options.passages:
             windows = _score_windows(search, candidates, best, search.window)
             passages = best_of_each(windows, len(best), search.window, options.passages)
     else:
-        windows = _score_windows(search, candidates, np.arange(len(candidates.positions)), search.window)
+        among = np.arange(len(candidates.positions))
+        if options.is_diversified:
+            among = np.sort(chosen[: options.top_k])
+        windows = _score_windows(search, candidates, among, search.window)
         found = best_within(
             windows, generation.chunk_starts, generation.chunk_ends, options.max_characters, options.top_k
         )
-        best = _best_first(search, candidates, np.array(sorted(found), np.int64))
-        passages = [found[index] for index in best.tolist()]
+        best = _best_first(search, candidates, among[sorted(found)])
+        passages = [found[place] for place in np.searchsorted(among, best).tolist()]
         if not found:
             most = int(windows.scores.argmax())
             size = generation.chunk_ends[windows.end[most] - 1] - generation.chunk_starts[windows.first[most]]

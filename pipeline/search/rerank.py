@@ -33,6 +33,8 @@ def widened(asked: SearchOptions) -> SearchOptions:
         raise ConfigError(
             f"reranking must come without an offset, got {asked.offset}; it judges the first page"
         )
+    if asked.mmr is not None:
+        raise ConfigError(f"reranking must come without mmr, got {asked.mmr:g}; it would undo the order")
     candidates = asked.max_candidates
     return replace(
         asked,

@@ -21,6 +21,7 @@ from pipeline.errors import IntegrityError, StorageError, UsageError
 from pipeline.index.faiss_index import one_faiss_thread
 from pipeline.index.generation import Generation
 from pipeline.index.layout import CollectionLayout
+from pipeline.search.diversity import require_groupable
 from pipeline.search.documents import count_documents, read_document
 from pipeline.search.filters import compile_both
 from pipeline.search.highlights import Explanation
@@ -198,6 +199,7 @@ class Searcher:
     ) -> PreparedSearch:
         """Check options against a generation."""
         generation = served.generation
+        require_groupable(options.group_by, generation.document_schema)
         return PreparedSearch(
             generation=generation,
             reader=served.reader,

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.client import CairnClient, RemoteCollection
 from pipeline.client.errors import CursorExpiredError, InvalidRequestError, NotFoundError
+from pipeline.client.records import SearchParameters
 from pipeline.collection import open_collection
 from pipeline.types import SearchResult
 
@@ -47,6 +48,17 @@ def test_search_answers_as_python_does(stones: RemoteCollection, stones_root: Pa
     )
     assert over_http.generation == in_process.generation
     assert over_http.hits[0].metadata["year"] == in_process.hits[0].metadata["year"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"group_by": "cluster_id", "group_size": 2}, {"mmr": 0.1}], ids=["groups", "mmr"]
+)
+def test_diversified_search_answers_as_python_does(
+    stones: RemoteCollection, stones_root: Path, options: SearchParameters
+) -> None:
+    found = ranked(stones.search(QUERY, top_k=12, **options))
+    assert found == ranked(open_collection("stones", root=stones_root).search(QUERY, top_k=12, **options))
+    assert found != ranked(stones.search(QUERY, top_k=12))
 
 
 def test_batch_answers_each_query_in_its_order(stones: RemoteCollection) -> None:

@@ -35,6 +35,14 @@ def test_parameters_are_those_of_the_search(stones: Searchable) -> None:
     assert 0 < sum(len(passage.text) for passage in within) <= 150
 
 
+def test_passages_of_diverse_documents_keep_their_order(stones: Searchable) -> None:
+    hits = stones.search(QUERY, top_k=4, passages=1, mmr=0.1).hits
+    found = find_passages(stones, QUERY, 4, {"passages": 1, "mmr": 0.1})
+    assert [passage.doc_id for passage in found] == [hit.doc_id for hit in hits]
+    scores = [passage.score for passage in found]
+    assert scores != sorted(scores, reverse=True)
+
+
 def test_numbers_that_cannot_be_answered_are_refused(stones: Searchable) -> None:
     for number in (0, 201):
         with pytest.raises(ConfigError, match="from 1 to 200"):

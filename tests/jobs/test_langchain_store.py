@@ -53,6 +53,7 @@ def test_metadata_named_in_filter_columns_can_be_filtered_by(make_store: MakeSto
         Document(id="3", page_content="third note", metadata={"title": "No year"}),
         Document(id="1", page_content="first note", metadata=metadatas[0]),
     ]
+    assert {found.id for found in store.similarity_search("note", filter={"kind": ["a", "c"]})} == {"1"}
     with pytest.raises(FilterError):
         store.similarity_search("note", filter={"type": "eq", "key": "deep", "value": 1})
     retriever = store.as_retriever(
@@ -114,3 +115,35 @@ def test_text_that_an_ingest_quarantines_is_told(make_store: MakeStore) -> None:
     with pytest.raises(UsageError, match=r"got 1 that cannot \(nul_character: 1\)"):
         store.add_texts(["a\x00b", "a note"], ids=["1", "2"])
     assert [document.id for document in store.get_by_ids(["1", "2"])] == ["2"]
+
+
+def test_marginal_relevance_and_vectors_find_documents(make_store: MakeStore) -> None:
+    texts = ["granite and slate", "granite and slate too", "sea and salt", "a river", "old mill"]
+    make_store(filter_columns={"kind": "string"}).add_texts(
+        texts, [{"kind": "a" if place < 3 else "b"} for place in range(5)], ids=list("12345")
+    )
+    store = make_store()
+    vector = store._collection()._searcher()._served.take().encoder.encode_queries(["granite"])[0].tolist()
+    by_vector = store.similarity_search_by_vector(vector, k=5)
+    plain, apart = (
+        store.max_marginal_relevance_search_by_vector(vector, k=3, lambda_mult=weight)
+        for weight in (1.0, 0.0)
+    )
+    assert plain == by_vector[:3]
+    assert apart[0] == plain[0]
+    assert len({document.id for document in apart}) == 3
+    found = store.max_marginal_relevance_search("granite", k=3, filter={"kind": "a"})
+    assert {document.id for document in found} == {"1", "2", "3"}
+    two = store.max_marginal_relevance_search("granite", k=2, fetch_k=2, lambda_mult=0.0)
+    assert two == store.similarity_search("granite", k=2)
+    retriever = store.as_retriever(search_type="mmr", search_kwargs={"k": 2})
+    assert len(retriever.invoke("granite")) == 2
+
+
+def test_from_texts_takes_the_name_that_other_stores_have(tmp_path: Path, tiny_model_folder: Path) -> None:
+    encoder = {"model": str(tiny_model_folder), "landmark_interval": 16, "precision": "fp32"}
+    store = CairnVectorStore.from_texts(
+        ["a note"], collection_name="other", root=tmp_path / "root", settings={"encoder": encoder}
+    )
+    assert store.layout.name == "other"
+    assert [found.page_content for found in store.similarity_search("note")] == ["a note"]

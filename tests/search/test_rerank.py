@@ -56,9 +56,11 @@ def answer(*documents: Sequence[str], size: int = 10) -> SearchResult:
 
 
 def test_every_option_is_kept_or_lifted_before_reranking() -> None:
-    kept = {"granularity", "chunk_tokens", "hybrid", "late", "weights", "filters", "restriction", "offset"}
+    kept = {"granularity", "chunk_tokens", "hybrid", "late", "weights", "filters", "restriction"}
+    kept |= {"group_by", "group_size"}
     lifted = {"top_k", "passages", "max_candidates", "max_characters"}
-    assert {item.name for item in fields(SearchOptions)} == kept | lifted, "does `widened` lift it?"
+    refused = {"offset", "mmr"}
+    assert {item.name for item in fields(SearchOptions)} == kept | lifted | refused, "does `widened` lift it?"
     asked = SearchOptions(top_k=1, max_candidates=2, max_characters=9)
     found = widened(asked), widened(SearchOptions(passages=0))
     assert (found[0].top_k, found[0].max_candidates) == (RERANK_DOCUMENTS, RERANK_DOCUMENTS)
@@ -122,7 +124,8 @@ def test_search_looks_wider_than_it_answers(options: dict[str, Any], expected: d
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"top_k": 0}, {"top_k": "3"}, {"passages": -1}, {"offset": 2, "max_candidates": 50}]
+    "wrong",
+    [{"top_k": 0}, {"top_k": "3"}, {"passages": -1}, {"offset": 2, "max_candidates": 50}, {"mmr": 0.5}],
 )
 def test_options_are_checked_before_they_are_widened(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

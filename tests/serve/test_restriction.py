@@ -94,9 +94,12 @@ filters = st.recursive(
     hybrid=st.booleans(),
     granularity=st.sampled_from(["document", "chunk", "both"]),
     query=st.sampled_from(["zenith granite", "tenant = zenith", "basalt"]),
+    chosen=st.sampled_from(
+        [{}, {"group_by": "year"}, {"group_by": "tenant", "group_size": 20}, {"mmr": 0.3}]
+    ),
 )
 def test_no_search_finds_another_tenants_document(
-    tenant: TestClient, filters: Any, hybrid: bool, granularity: str, query: str
+    tenant: TestClient, filters: Any, hybrid: bool, granularity: str, query: str, chosen: Any
 ) -> None:
     body = {
         "query": query,
@@ -105,6 +108,7 @@ def test_no_search_finds_another_tenants_document(
         "granularity": granularity,
         "filters": filters,
         "passages": 1,
+        **chosen,
     }
     response = tenant.post(SEARCH, json=body)
     assert response.status_code in (200, 422), response.text

@@ -41,6 +41,7 @@ def asked(client: TestClient, **body: Any) -> Any:
         {"weights": {"document": 1.0, "bm25": 0.25}},
         {"passages": 0},
         {"max_characters": 150},
+        {"group_by": "tenant", "group_size": 3, "mmr": 0.4},
     ],
 )
 def test_search_gives_what_python_gives(
@@ -116,12 +117,20 @@ def pages(client: TestClient, sizes: list[int], **options: Any) -> list[str]:
         {"granularity": "chunk"},
         {"hybrid": False},
         {"filters": {"type": "eq", "key": "tenant", "value": "acme"}},
+        {"group_by": "tenant", "group_size": 5, "mmr": 0.4},
     ],
 )
 def test_pages_of_any_size_are_the_whole_ranking_cut(client: TestClient, options: dict[str, Any]) -> None:
     whole = pages(client, [200], **options)
-    assert len(whole) == len(set(whole)) == (10 if "filters" in options else 20)
+    assert len(whole) == len(set(whole)) == (10 if options.keys() & {"filters", "group_by"} else 20)
     assert pages(client, [3, 1, 7, 2, 5, 5], **options) == pages(client, [1] * 25, **options) == whole
+
+
+@pytest.mark.parametrize("options", [{"group_by": "colour"}, {"group_size": 2}, {"mmr": 2.0}])
+def test_groups_that_cannot_be_made_are_refused(client: TestClient, options: dict[str, Any]) -> None:
+    response = client.post(SEARCH, json={"query": QUERY, **options})
+    assert response.status_code == 422
+    assert next(iter(options)) in response.text
 
 
 def test_cursor_of_another_request_is_refused(client: TestClient) -> None:
@@ -129,6 +138,7 @@ def test_cursor_of_another_request_is_refused(client: TestClient) -> None:
     for change in (
         {"query": "marble"},
         {"hybrid": False},
+        {"mmr": 0.5},
         {"filters": {"type": "eq", "key": "tenant", "value": "acme"}},
     ):
         response = client.post(SEARCH, json={"query": QUERY, "top_k": 1, "cursor": cursor, **change})

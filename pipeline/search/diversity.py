@@ -1,0 +1,100 @@
+"""Which of the ranked documents an answer has, where not simply the best: groups, maximal marginal relevance.
+
+    group_by, group_size    at most so many documents of one value of a column, best first
+    mmr = w                 next is the document with the highest w * score - (1 - w) * likeness, its cosine
+                            with the nearest document that was chosen before
+
+Both choose greedily: a longer answer begins with the documents of a shorter one. A document without
+a value is not limited. Source: Carbonell & Goldstein 1998 ("The Use of MMR"); differs: the score is that of
+the search, not a cosine with the query. Documents are compared by their own vectors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
+
+from pipeline.errors import ConfigError
+from pipeline.index.generation import Generation
+from pipeline.search.filters import filterable_columns
+from pipeline.search.lexical import lance_errors
+
+NO_GROUP = -1
+
+_codes: WeakKeyDictionary[Generation, dict[str, Int32[np.ndarray, " N"]]] = WeakKeyDictionary()
+
+
+def require_groupable(column: str | None, schema: pa.Schema) -> None:
+    """Raise :class:`ConfigError` unless documents can be grouped by this column, or by none."""
+    columns = [name for name, kind in filterable_columns(schema).items() if not pa.types.is_list(kind)]
+    if column is not None and column not in columns:
+        raise ConfigError(f"group_by must be one of {', '.join(columns)}, got {column[:80]!r}")
+
+
+def group_codes(generation: Generation, column: str) -> Int32[np.ndarray, " N"]:
+    """Return a number for each document's value of a column, :data:`NO_GROUP` where it has none.
+
+    The column is read once a generation.
+    """
+    known = _codes.setdefault(generation, {})
+    if column not in known:
+        with lance_errors("reading the column to group by", generation.layout):
+            values = generation.dataset.scanner(columns=[column], scan_in_order=True).to_table()
+        chunks = values.column(column).dictionary_encode().unify_dictionaries().chunks
+        codes = [chunk.indices.fill_null(NO_GROUP).to_numpy() for chunk in chunks]
+        known[column] = np.concatenate([np.empty(0, np.int32), *codes])
+    return known[column]
+
+
+def chosen_places(
+    scores_N: Float64[np.ndarray, " N"],
+    count: int,
+    *,
+    groups_N: Int32[np.ndarray, " N"] | None = None,
+    group_size: int = 1,
+    vectors_NV: Float32[np.ndarray, "N V"] | None = None,
+    mmr: float = 1.0,
+) -> list[int]:
+    """Return the places of at most ``count`` documents in a ranking, in the order that the answer has.
+
+    Unit ``vectors_NV`` are needed where ``mmr`` is below 1; ties keep the order of the ranking.
+    """
+    chosen: list[int] = []
+    sizes: Counter[int] = Counter()
+    is_left_N: Bool[np.ndarray, " N"] = np.ones(len(scores_N), np.bool_)
+    values_N: Float[np.ndarray, " N"] = mmr * scores_N
+    nearest_N = np.full(len(scores_N), -1.0)
+    while len(chosen) < count and is_left_N.any():
+        place = int(np.where(is_left_N, values_N, -np.inf).argmax())
+        is_left_N[place] = False
+        chosen.append(place)
+        if groups_N is not None and (group := int(groups_N[place])) != NO_GROUP:
+            sizes[group] += 1
+            if sizes[group] == group_size:
+                is_left_N &= groups_N != group
+        if vectors_NV is not None:
+            nearest_N = np.maximum(nearest_N, vectors_NV @ vectors_NV[place])
+            values_N = mmr * scores_N - (1.0 - mmr) * nearest_N
+    return chosen
+
+
+def still_allowed(
+    groups_D: Int32[np.ndarray, " D"],
+    group_size: int,
+    chosen: Sequence[int] | Int64[np.ndarray, " K"],
+    allowed: Int64[np.ndarray, " A"] | None,
+) -> Int64[np.ndarray, " B"]:
+    """Return the ``allowed`` documents, all where None, without further ones of the groups that are full.
+
+    ``chosen`` are the positions of those that fill the groups, which stay.
+    """
+    places = np.asarray(chosen, np.int64)
+    found, sizes = np.unique(groups_D[places], return_counts=True)
+    full = found[(sizes >= group_size) & (found != NO_GROUP)]
+    open_A = np.arange(len(groups_D)) if allowed is None else allowed
+    return np.union1d(open_A[~np.isin(groups_D[open_A], full)], places)
