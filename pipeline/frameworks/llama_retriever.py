@@ -36,7 +36,18 @@ except ModuleNotFoundError as error:
         extra="llama-index",
     ) from None
 
-_FOR_MACHINES: Final = ["doc_id", "start_char", "end_char", "score", "scores", "collection", "generation"]
+_FOR_MACHINES: Final = [
+    "doc_id",
+    "start_char",
+    "end_char",
+    "score",
+    "scores",
+    "highlights",
+    "title_highlights",
+    "collection",
+    "generation",
+    "warnings",
+]
 """Metadata that says nothing to a language model or an embedding."""
 
 

@@ -21,7 +21,7 @@ from pipeline.errors import CairnError, extra_missing
 from pipeline.frameworks.source import Searchable
 from pipeline.manifest import COLLECTION_NAME
 from pipeline.search_options import SearchKeywords
-from pipeline.types import Document, Hit, SearchResult
+from pipeline.types import Document, Hit, Passage, SearchResult
 
 try:
     from mcp.server import MCPServer
@@ -46,12 +46,16 @@ _READS: Final = ToolAnnotations(
 
 
 class PassageAnswer(BaseModel):
-    """A span of a document: characters ``start_char`` to ``end_char`` of its text."""
+    """A span of a document: characters ``start_char`` to ``end_char`` of its text.
+
+    ``highlights`` are its words that answered the query, strongest first.
+    """
 
     start_char: int
     end_char: int
     text: str
     score: float
+    highlights: list[str]
 
 
 class DocumentAnswer(BaseModel):
@@ -65,11 +69,12 @@ class DocumentAnswer(BaseModel):
 
 
 class SearchAnswer(BaseModel):
-    """Ranked documents, all from one generation of the collection."""
+    """Ranked documents, all from one generation of the collection; ``warnings`` say what the answer lacks."""
 
     collection: str
     generation: int
     documents: list[DocumentAnswer]
+    warnings: list[str]
 
 
 class DocumentStretch(BaseModel):
@@ -188,6 +193,7 @@ def make_server(open_library: Callable[[Context[Any, Any]], Library]) -> MCPServ
             collection=name,
             generation=result.generation,
             documents=[_document_answer(hit) for hit in result.hits if hit.passages],
+            warnings=list(result.warnings),
         )
 
     @server.tool(annotations=_READS)
@@ -235,13 +241,24 @@ async def _chosen(library: Library, name: str | None) -> str:
 def _document_answer(hit: Hit) -> DocumentAnswer:
     passages = [
         PassageAnswer(
-            start_char=passage.start_char, end_char=passage.end_char, text=passage.text, score=passage.score
+            start_char=passage.start_char,
+            end_char=passage.end_char,
+            text=passage.text,
+            score=passage.score,
+            highlights=_highlighted_words(passage),
         )
         for passage in hit.passages
     ]
     return DocumentAnswer(
         doc_id=hit.doc_id, title=hit.title, score=hit.score, metadata=_plain(hit.metadata), passages=passages
     )
+
+
+def _highlighted_words(passage: Passage) -> list[str]:
+    strongest = sorted(passage.highlights, key=lambda each: -each.weight)
+    start = passage.start_char
+    words = (passage.text[each.start_char - start : each.end_char - start] for each in strongest)
+    return list(dict.fromkeys(words))
 
 
 def _stretch(document: Document, start_char: int, max_characters: int) -> DocumentStretch:

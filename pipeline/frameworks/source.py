@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,8 +44,9 @@ class FoundPassage:
     """A passage as a framework's document: ``metadata`` is its document's, and where it stands there.
 
     To the document's columns are added ``doc_id``, ``title``, ``start_char``, ``end_char``, ``score``,
-    ``scores`` (the parts of the document's score), ``collection`` and ``generation``, in place of columns of
-    these names. ``passage_id`` names document and span.
+    ``scores`` (the parts of the document's score), ``highlights`` and ``title_highlights`` (of
+    :class:`Passage`, as dictionaries), ``collection``, ``generation`` and the answer's ``warnings``, in place
+    of columns of these names. ``passage_id`` names document and span.
     """
 
     passage_id: str
@@ -74,17 +75,13 @@ def find_passages(
             "of passages sets it"
         )
     result = collection.search(query, **{**parameters, "top_k": num_passages})
-    found = [
-        _found(collection.name, result.generation, hit, passage)
-        for hit in result.hits
-        for passage in hit.passages
-    ]
+    found = [_found(collection.name, result, hit, passage) for hit in result.hits for passage in hit.passages]
     if parameters.get("mmr") is None:
         found.sort(key=lambda passage: -passage.score)
     return found[:num_passages]
 
 
-def _found(collection: str, generation: int, hit: Hit, passage: Passage) -> FoundPassage:
+def _found(collection: str, result: SearchResult, hit: Hit, passage: Passage) -> FoundPassage:
     place = {
         "doc_id": hit.doc_id,
         "title": hit.title,
@@ -94,8 +91,11 @@ def _found(collection: str, generation: int, hit: Hit, passage: Passage) -> Foun
     judged = {
         "score": passage.score,
         "scores": dict(hit.scores),
+        "highlights": [asdict(each) for each in passage.highlights],
+        "title_highlights": [asdict(each) for each in passage.title_highlights],
         "collection": collection,
-        "generation": generation,
+        "generation": result.generation,
+        "warnings": list(result.warnings),
     }
     return FoundPassage(
         passage_id=f"{hit.doc_id}#{passage.start_char}-{passage.end_char}",

@@ -182,15 +182,16 @@ def hit_reply(hit: Hit, *, include_text: bool) -> HitReply:
                 score=passage.score,
                 scores=dict(passage.scores),
                 text=passage.text if include_text else None,
-                highlights=_highlight_replies(passage.highlights),
-                title_highlights=_highlight_replies(passage.title_highlights),
+                highlights=highlight_replies(passage.highlights),
+                title_highlights=highlight_replies(passage.title_highlights),
             )
             for passage in hit.passages
         ],
     )
 
 
-def _highlight_replies(highlights: Sequence[Highlight]) -> list[HighlightReply]:
+def highlight_replies(highlights: Sequence[Highlight]) -> list[HighlightReply]:
+    """Return highlights as they are sent."""
     return [
         HighlightReply(
             start_char=each.start_char,

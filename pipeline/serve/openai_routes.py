@@ -12,14 +12,14 @@ from jaxtyping import Float32
 
 from pipeline.search_options import SearchKeywords
 from pipeline.serve.access import EmbedGrant, SearchGrant, State, reachable
-from pipeline.serve.answers import json_value, search
+from pipeline.serve.answers import highlight_replies, json_value, search
 from pipeline.serve.openai_schemas import (
     Embedding,
     Embeddings,
     EmbeddingsRequest,
     FileResult,
     FileResults,
-    TextContent,
+    PassageContent,
     Usage,
     VectorStoreSearch,
 )
@@ -41,7 +41,9 @@ async def search_vector_store(
     threshold = request.ranking_options.score_threshold if request.ranking_options else 0.0
     found = [_file_result(hit) for hit in _best_of(results)[: request.max_num_results]]
     return FileResults(
-        search_query=list(queries), data=[result for result in found if result.score >= threshold]
+        search_query=list(queries),
+        data=[result for result in found if result.score >= threshold],
+        warnings=list(dict.fromkeys(warning for result in results for warning in result.warnings)),
     )
 
 
@@ -87,7 +89,16 @@ def _file_result(hit: Hit) -> FileResult:
         filename=hit.title or hit.doc_id,
         score=hit.score,
         attributes=attributes_of(hit.metadata),
-        content=[TextContent(text=passage.text) for passage in hit.passages],
+        content=[
+            PassageContent(
+                text=passage.text,
+                start_char=passage.start_char,
+                end_char=passage.end_char,
+                highlights=highlight_replies(passage.highlights),
+                title_highlights=highlight_replies(passage.title_highlights),
+            )
+            for passage in hit.passages
+        ],
     )
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 
 from pipeline.serve.request_schemas import Filter, Request
-from pipeline.serve.schemas import MAX_QUERIES, CollectionName, Query, Reply, not_blank
+from pipeline.serve.schemas import MAX_QUERIES, CollectionName, HighlightReply, Query, Reply, not_blank
 
 MAX_RESULTS: Final = 50
 MAX_INPUTS: Final = 256
@@ -57,6 +57,15 @@ class TextContent(Reply):
     text: str
 
 
+class PassageContent(TextContent):
+    """A passage, and an extension: where it stands in the document, and the words that answered the query."""
+
+    start_char: int
+    end_char: int
+    highlights: list[HighlightReply]
+    title_highlights: list[HighlightReply]
+
+
 class FileResult(Reply):
     """A document with its best passages; ``filename`` is its title, or its id where it has none."""
 
@@ -64,15 +73,16 @@ class FileResult(Reply):
     filename: str
     score: float
     attributes: dict[str, str | int | float | bool]
-    content: list[TextContent]
+    content: list[PassageContent]
 
 
 class FileResults(Reply):
-    """A page of results, the only one."""
+    """A page of results, the only one; ``warnings``, an extension, say what it lacks."""
 
     object: Literal["vector_store.search_results.page"] = "vector_store.search_results.page"
     search_query: list[str]
     data: list[FileResult]
+    warnings: list[str]
     has_more: Literal[False] = False
     next_page: None = None
 

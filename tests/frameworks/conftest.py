@@ -6,14 +6,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 # Before the frameworks are imported: they read these once, and no test may reach the network.
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 os.environ["LANGSMITH_TRACING"] = "false"
 
+from jobs.build_index import build_index
 from pipeline.client import CairnClient
 from pipeline.collection import Collection, open_collection
+from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.frameworks.source import Searchable
 
 QUERY = "granite and slate"
@@ -22,6 +26,21 @@ QUERY = "granite and slate"
 @pytest.fixture(scope="session")
 def local_stones(stones_root: Path) -> Collection:
     return open_collection("stones", root=stones_root)
+
+
+@pytest.fixture
+def late_stones(tmp_path: Path, tiny_late_folder: Path) -> Collection:
+    """A collection with token vectors."""
+    texts = ("granite and slate", "the sea and the salt", "an old mill", "marble stairs")
+    rows = {"id": list("abcd"), "title": ["Granite", "Sea", None, "Marble"], "text": texts}
+    pq.write_table(pa.table(rows), tmp_path / "stones.parquet")
+    config = IngestConfig(
+        encoder=EncoderConfig(model=str(tiny_late_folder), landmark_interval=16, use_context=False),
+        cluster=ClusterConfig(num_clusters=1),
+        context=ContextConfig(context_documents=2, max_document_tokens=16),
+    )
+    build_index([str(tmp_path / "stones.parquet")], tmp_path / "root", "late", config)
+    return open_collection("late", root=tmp_path / "root")
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import re
 import pytest
 from mcp import Client
 
+from pipeline.collection import Collection
 from pipeline.frameworks.mcp_server import OneCollection, make_server
 from pipeline.frameworks.source import Searchable
 
@@ -52,6 +53,30 @@ async def test_search_finds_documents_that_get_document_reads(stones: Searchable
         assert read is not None
         assert read["text"] == passage["text"]
         assert read["num_characters"] >= read["end_char"]
+
+
+async def test_search_names_the_words_that_answered(late_stones: Collection) -> None:
+    async with Client(make_server(lambda _: OneCollection(late_stones))) as client:
+        answer = (await client.call_tool("search", {"query": "granite"})).structured_content
+        assert answer is not None
+        passages = [each for document in answer["documents"] for each in document["passages"]]
+        assert any(passage["highlights"] for passage in passages)
+        assert all(word in passage["text"] for passage in passages for word in passage["highlights"])
+        assert answer["warnings"] == []
+
+
+async def test_search_within_too_small_a_budget_names_the_smallest_that_answers(stones: Searchable) -> None:
+    async with Client(make_server(lambda _: OneCollection(stones))) as client:
+        asked = {"query": QUERY, "max_characters": 1}
+        answer = (await client.call_tool("search", asked)).structured_content
+        assert answer is not None
+        assert answer["documents"] == []
+        [warning] = answer["warnings"]
+        smallest = max(map(int, re.findall(r"\d+", warning)))
+        asked["max_characters"] = smallest
+        answer = (await client.call_tool("search", asked)).structured_content
+        assert answer is not None
+        assert answer["documents"]
 
 
 @pytest.mark.parametrize(

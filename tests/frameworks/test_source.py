@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.collection import Collection
 from pipeline.errors import CollectionNotFoundError, ConfigError
 from pipeline.frameworks.source import Searchable, find_passages, open_source
+from pipeline.search.ranking import BY_VECTORS_ALONE
 
 QUERY = "granite and slate"
 
@@ -24,6 +26,22 @@ def test_passages_are_cut_from_their_documents_best_first(stones: Searchable) ->
         assert passage.metadata["collection"] == "stones"
         assert {"document", "chunk"} <= set(passage.metadata["scores"])
     assert len({passage.passage_id for passage in found}) == 5
+
+
+def test_passages_carry_highlights_and_warnings(late_stones: Collection) -> None:
+    found = find_passages(late_stones, "granite", 9, {})
+    words = [
+        passage.text[word["start_char"] - passage.start_char : word["end_char"] - passage.start_char]
+        for passage in found
+        for word in passage.metadata["highlights"]
+    ]
+    assert words
+    assert all(word.isalpha() for word in words)
+    for passage in found:
+        for word in passage.metadata["title_highlights"]:
+            assert passage.metadata["title"][word["start_char"] : word["end_char"]].isalnum()
+    assert found[0].metadata["warnings"] == []
+    assert find_passages(late_stones, "?!", 1, {})[0].metadata["warnings"] == [BY_VECTORS_ALONE]
 
 
 def test_parameters_are_those_of_the_search(stones: Searchable) -> None:

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from pipeline.collection import load_query_encoder
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
+from pipeline.search.ranking import BY_VECTORS_ALONE
 from pipeline.serve.settings import ServeSettings
 
 SEARCH = "/v1/vector_stores/stones/search"
@@ -37,7 +38,28 @@ def test_vector_store_search_gives_the_collections_hits_in_openais_shape(client:
         assert result["attributes"] == {
             key: value for key, value in hit["metadata"].items() if value is not None
         }
-        assert result["content"] == [{"type": "text", "text": passage["text"]} for passage in hit["passages"]]
+        kept = ("text", "start_char", "end_char", "highlights", "title_highlights")
+        assert result["content"] == [
+            {"type": "text", **{name: passage[name] for name in kept}} for passage in hit["passages"]
+        ]
+
+
+def test_vector_store_search_says_which_words_answered_and_what_is_missing(
+    tmp_path: Path,
+    tiny_late_folder: Path,
+    ingest: Callable[..., None],
+    make_rows: Callable[..., Any],
+    serve: Callable[..., TestClient],
+) -> None:
+    ingest(tmp_path / "root", "stones", make_rows(4), model=tiny_late_folder, use_context=False)
+    client = serve(ServeSettings(root=tmp_path / "root"))
+    found = client.post(SEARCH, json={"query": "granite"}).json()
+    passage = next(each for result in found["data"] for each in result["content"] if each["highlights"])
+    word, text = passage["highlights"][0], passage["text"]
+    shown = text[word["start_char"] - passage["start_char"] : word["end_char"] - passage["start_char"]]
+    assert shown in text.split()
+    assert found["warnings"] == []
+    assert client.post(SEARCH, json={"query": ["?!", "?!"]}).json()["warnings"] == [BY_VECTORS_ALONE]
 
 
 def test_vector_store_search_of_several_queries_merges_their_best(client: TestClient) -> None:
