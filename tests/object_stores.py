@@ -33,9 +33,19 @@ class ObjectStore:
 
         obstore.put(from_url("s3://cairn"), key, content)
 
-    def fault(self, method: str, path: str, fault: str, times: int = 1, access_key: str = "") -> None:
+    def fault(
+        self,
+        method: str,
+        path: str,
+        fault: str,
+        times: int = 1,
+        access_key: str = "",
+        *,
+        seconds: float = 2.0,
+    ) -> None:
         """Make the next requests that match fail: ``refuse``, ``forbid``, ``lose-reply`` or ``stall``."""
         rule = {"method": method, "path": path, "fault": fault, "times": times, "access_key": access_key}
+        rule["seconds"] = seconds
         self.request("PUT", "/-/faults", json.dumps([rule]).encode())
 
     def traffic(self, access_key: str = "tester") -> dict[str, int]:

@@ -1,12 +1,12 @@
 """Run moto's S3-compatible server on a free loopback port, with faults on demand.
 
 It writes its address on stdout. ``PUT /-/faults`` takes a list of rules. Each has a method, a pattern of
-paths, the access key it is for (empty: any), a fault and how many requests it applies to:
+paths, the access key it is for (empty: any), a fault, how many requests it applies to, and seconds:
 
     refuse        answer 503
     forbid        answer 403
     lose-reply    do what is asked, but do not answer
-    stall         answer after ``STALL_SECONDS``
+    stall         answer after so many seconds
 
 ``GET /-/traffic`` returns, by access key, the requests and the bytes of bodies that came and went, since it
 was asked last.
@@ -26,8 +26,6 @@ from typing import Any
 
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
-
-STALL_SECONDS = 2.0
 
 
 class FaultyStore:
@@ -52,7 +50,8 @@ class FaultyStore:
             return [json.dumps(counted).encode()]
         credential = re.search(r"Credential=([^/]+)/", environ.get("HTTP_AUTHORIZATION", ""))
         access_key = credential.group(1) if credential else ""
-        fault = self._fault(environ["REQUEST_METHOD"], environ["PATH_INFO"], access_key)
+        rule = self._rule(environ["REQUEST_METHOD"], environ["PATH_INFO"], access_key)
+        fault = rule["fault"]
         if fault == "refuse":
             start_response("503 Service Unavailable", [("Content-Type", "application/xml")])
             return [b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"]
@@ -71,17 +70,17 @@ class FaultyStore:
         if fault == "lose-reply":
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         if fault == "stall":
-            time.sleep(STALL_SECONDS)
+            time.sleep(rule["seconds"])
         return answer
 
-    def _fault(self, method: str, path: str, access_key: str) -> str | None:
+    def _rule(self, method: str, path: str, access_key: str) -> dict[str, Any]:
         with self._lock:
             for rule in self._rules:
                 is_meant = rule["method"] == method and rule["access_key"] in ("", access_key)
                 if rule["times"] > 0 and is_meant and re.search(rule["path"], path):
                     rule["times"] -= 1
-                    return rule["fault"]
-        return None
+                    return rule
+        return {"fault": None}
 
 
 class Silent(WSGIRequestHandler):

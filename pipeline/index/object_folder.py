@@ -31,7 +31,13 @@ MAX_PARTS: Final = 9_000
 """Below S3's 10,000 parts an upload."""
 TRANSFERS: Final = 4
 """Files on their way at a time, each holding a piece or a few parts in memory."""
-RETRIES: Final = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
+REQUEST_SECONDS: Final = 30.0
+"""What a small request may take, and how long a download may bring nothing."""
+SLOWEST_BYTES: Final = 256 << 10
+"""A second. A slower connection counts as broken."""
+PIECE_SECONDS: Final = REQUEST_SECONDS + TRANSFERS * PARTS_AT_A_TIME * PART_BYTES / SLOWEST_BYTES
+"""What a piece of a file may take while all others share the connection with it."""
+RETRIES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +70,21 @@ class ObjectFolder:
             ) from error
         self.uri = uri
         self._obstore: Any = obstore
-        settings: dict[str, Any] = {"retry_config": RETRIES}
-        if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"):
-            settings["client_options"] = {"allow_http": True}
+        is_plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+
+        def opened(seconds: float, **options: Any) -> Any:
+            limit = timedelta(seconds=seconds)
+            settings: dict[str, Any] = {
+                "client_options": {"timeout": limit, "allow_http": is_plain, **options},
+                "retry_config": {"max_retries": RETRIES, "retry_timeout": 2 * limit},
+            }
+            return from_url(uri, **settings)
+
         with self._answers("when it is opened"):
-            self._store: Any = from_url(uri, **settings)
+            self._store = opened(REQUEST_SECONDS)
+            self._uploads = opened(PIECE_SECONDS)
+            # Of an upload a client reads nothing until the end.
+            self._downloads = opened(PIECE_SECONDS, read_timeout=timedelta(seconds=REQUEST_SECONDS))
 
     def read(self, key: str) -> StoredObject | None:
         """Return an object; None where there is none."""
@@ -87,7 +103,7 @@ class ObjectFolder:
         try:
             with self._answers(f"when {key} is written"):
                 self._obstore.put(
-                    self._store, key, content, chunk_size=part_bytes, max_concurrency=PARTS_AT_A_TIME
+                    self._uploads, key, content, chunk_size=part_bytes, max_concurrency=PARTS_AT_A_TIME
                 )
         except _NotFoundError:  # of the upload: the reply to its last request was lost, and that was repeated
             raise TryAgainError(
@@ -140,7 +156,7 @@ class ObjectFolder:
     def _range(self, key: str, start: int, length: int, name: str) -> bytes:
         try:
             with self._answers(f"when {name} is read"):
-                return bytes(self._obstore.get_range(self._store, key, start=start, length=length))
+                return bytes(self._obstore.get_range(self._downloads, key, start=start, length=length))
         except _NotFoundError:
             raise DamageError(f"{name} is missing in {self.uri}") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -71,14 +71,8 @@ def test_older_generation_damaged_in_the_store_does_not_stop_a_publication(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have requests time out in half the time that a stalled answer takes, instead of half a minute."""
-    from obstore import store
-
-    opened: Any = store.from_url
-
-    def from_url(uri: str, **settings: Any) -> Any:
-        return opened(uri, **{**settings, "client_options": {"allow_http": True, "timeout": "1s"}})
-
-    monkeypatch.setattr(store, "from_url", from_url)
+    monkeypatch.setattr("pipeline.index.object_folder.REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr("pipeline.index.object_folder.PIECE_SECONDS", 1.0)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -100,16 +94,39 @@ def test_store_that_answers_too_late_without_end_is_one_sentence(
     bucket: ObjectFolder, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.swap("CURRENT", b"one", None)
-    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", {"max_retries": 1})
+    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", 1)
     object_store.fault("GET", "/CURRENT", "stall", times=2)
     with pytest.raises(TryAgainError, match="does not answer when CURRENT is read"):
         ObjectFolder(bucket.uri).read("CURRENT")
 
 
+def test_upload_takes_longer_than_a_small_request_may(
+    object_store: ObjectStore, bucket: ObjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.index.object_folder.REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", 0)
+    slow = ObjectFolder(bucket.uri)
+    object_store.fault("PUT", "/files/", "stall")
+    slow.write("files/a", b"content")
+    object_store.fault("GET", "/files/", "stall")
+    with pytest.raises(TryAgainError, match="does not answer when files/a is read"):
+        slow.read("files/a")
+
+
+@pytest.mark.slow
+def test_upload_slower_than_half_a_minute_is_not_begun_again(
+    object_store: ObjectStore, bucket: ObjectFolder
+) -> None:
+    object_store.fault("PUT", "/files/", "stall", times=3, seconds=33.0)
+    object_store.traffic()
+    bucket.write("files/a", b"content")
+    assert object_store.traffic() == {"requests": 1, "came": 7, "went": 0}
+
+
 def test_store_that_refuses_for_long_keeps_the_old_generation_and_the_same_run_later_publishes(
     machine: Machine, stones: ModuleType, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", {"max_retries": 1})
+    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", 1)
     stones.publish_documents(machine("a"), stones.document_ids(5))
     object_store.fault("PUT", "/CURRENT", "refuse", times=100)
     with pytest.raises(TryAgainError, match="does not answer when CURRENT is written"):
@@ -123,7 +140,7 @@ def test_store_that_refuses_for_long_keeps_the_old_generation_and_the_same_run_l
 def test_reader_goes_on_with_its_copy_while_the_store_does_not_answer(
     machine: Machine, stones: ModuleType, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", {"max_retries": 0})
+    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", 0)
     stones.publish_documents(machine("a"), stones.document_ids(5))
     open_generation(machine("b"))
     object_store.kill()
