@@ -6,11 +6,13 @@ What a collection holds, how it was built and how far its corpus has drifted fro
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from cli.options import COUNT
 from cli.settings import json_option, root_option
@@ -31,13 +33,23 @@ _SHOWN = frozenset({"model", "pooling", "attention", "landmark_interval", "use_c
 )
 @click.option("--shards", type=COUNT, default=ClusterSettings().shards, help="For --route-clusters.")
 @json_option
+@click.pass_context
 def status(
-    *, collection: str | None, root: str, route_clusters: int | None, shards: int, as_json: bool
+    ctx: click.Context,
+    *,
+    collection: str | None,
+    root: str,
+    route_clusters: int | None,
+    shards: int,
+    as_json: bool,
 ) -> int:
     """Describe collection NAME, or list all collections."""
     from pipeline.collection import list_statuses, open_collection
 
     if collection is None:
+        for name in ("route_clusters", "shards"):
+            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"--{name.replace('_', '-')} must come with the NAME of a collection")
         listed = list_statuses(root)
         rows = [
             ("collection", "documents", "chunks", "generation"),
@@ -91,16 +103,30 @@ def _beyond_the_defaults(encoder: dict[str, Any]) -> str:
     )
 
 
-def _segments(segments: list[dict[str, Any]]) -> str:
-    """Say how many there are, and what merging them would gain."""
+def _segments(segments: list[dict[str, Any]], merge: dict[str, int] | None) -> str:
+    """Say how many there are, how much of them is deleted, and what merging them would do."""
     deleted = sum(segment["deleted_documents"] for segment in segments)
     stored = deleted + sum(segment["documents"] for segment in segments)
     if len(segments) == 1 and not deleted:
         return "1"
-    return (
-        f"{len(segments)}, {deleted / stored:.1%} of their documents deleted  "
-        "(cairn compact makes one of them, without those)"
-    )
+    share = f", {deleted / stored:.1%} of their documents deleted" if deleted else ""
+    due = "no merge is due"
+    if merge is not None:
+        due = f"the next change merges the newest {merge['segments']}, {thousands(merge['chunks'])} chunks"
+    left_out = ", without the deleted" if deleted else ""
+    return f"{len(segments)}{share}; {due}  (cairn compact makes one of all{left_out})"
+
+
+def _index(report: dict[str, Any], table: str) -> str:
+    """Say why an index is of its kind or, where segments have several, how many vectors each kind holds."""
+    segments = report["segments"]
+    if len(segments) == 1:
+        return report["indexes"][table]["why"]
+    held = Counter[str]()
+    for segment in segments:
+        held[segment["kinds"][table]] += segment[table]
+    kinds = ", ".join(f"{thousands(count)} in {kind}" for kind, count in held.most_common())
+    return f"{thousands(held.total())} vectors: {kinds}"
 
 
 def _routing(measured: dict[str, Any]) -> str:
@@ -128,9 +154,9 @@ def _describe(report: dict[str, Any]) -> str:
         ("chunks", thousands(report["chunks"])),
         ("tokens", thousands(report["tokens"])),
         ("on disk", size(report["disk_bytes"])),
-        ("segments", _segments(report["segments"])),
-        ("document index", report["indexes"]["documents"]["why"]),
-        ("chunk index", report["indexes"]["chunks"]["why"]),
+        ("segments", _segments(report["segments"], report["merge"])),
+        ("document index", _index(report, "documents")),
+        ("chunk index", _index(report, "chunks")),
         (
             "encoder",
             (

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.durable import storage_errors
 from pipeline.errors import CollectionNotFoundError, DamageError, ModelError
+from pipeline.index import tiers
 from pipeline.index.layout import ALL_TOKENS_ARROW, TOKENS_ARROW, CollectionLayout
 from pipeline.index.segments.joined_columns import StoredColumns
 from pipeline.index.stored_files import read_manifest
@@ -44,9 +45,11 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
                 "documents": record.live_documents,
                 "chunks": record.live_chunks,
                 "deleted_documents": record.deleted_documents,
+                "kinds": {name: description["kind"] for name, description in record.indexes.items()},
             }
             for record in manifest.segments
         ],
+        "merge": _merge(manifest),
         "disk_bytes": _disk_bytes(layout.folder),
         "encoder": dict(manifest.settings["encoder"]),
         "settings": dict(manifest.settings),
@@ -62,6 +65,17 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
         "encode_tokens_per_second": manifest.encode_tokens_per_second,
         "sources": list(manifest.sources),
     }
+
+
+def _merge(manifest: Manifest) -> dict[str, int] | None:
+    """Count the segments, and their chunks, that the next publication of a document would merge."""
+    live = [record.live_chunks for record in manifest.segments]
+    first = tiers.first_to_merge([*live, 1], [*(record.chunks for record in manifest.segments), 1])
+    if manifest.chunks < tiers.WHOLE_CHUNKS:
+        first = 0
+    if first is None or len(live) == 1:
+        return None
+    return {"segments": len(live) - first, "chunks": sum(live[first:])}
 
 
 def _token_vectors(layout: CollectionLayout, manifest: Manifest) -> dict[str, int] | None:

@@ -236,22 +236,6 @@ def test_status_for_people_says_what_the_base_model_was_not_trained_for(
     assert "c " in out
 
 
-def test_status_measures_searches_of_the_nearest_clusters(
-    call: Any, corpus: str, ingest_options: list[str]
-) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
-    asked = ("status", "c", "--route-clusters", "100", "--shards", "2")
-    routing = json.loads(call(*asked, "--json")[1])["routing"]
-    assert routing == {
-        "route_clusters": 100,
-        "shards": 2,
-        "recall_at_10": 1.0,
-        "queries": 3,
-        "asked_share": 1.0,
-    }
-    assert "100 clusters: recall@10 1.000 of 3 sampled queries, 100% of 2 shards asked" in call(*asked)[1]
-
-
 def test_ingest_with_quarantined_rows_exits_3(call: Any, tmp_path: Path, ingest_options: list[str]) -> None:
     pq.write_table(pa.table({"id": ["a", "b"], "text": ["stone path", ""]}), tmp_path / "bad.parquet")
     code, out, _ = call("ingest", "bad.parquet", *ingest_options, "--quiet")

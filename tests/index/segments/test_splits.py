@@ -342,8 +342,25 @@ def test_status_tells_segments_and_counts_shared_files_once(
     stones.delete(layout, [IDS[2]])
     status = collection_status(layout)
     chunks = sum(stones.num_chunks_of(doc_id) for doc_id in IDS[:10] if doc_id != IDS[2])
-    assert status["segments"] == [{"name": "", "documents": 9, "chunks": chunks, "deleted_documents": 1}]
+    kinds = {"documents": "flat", "chunks": "flat"}
+    counts = {"documents": 9, "chunks": chunks, "deleted_documents": 1}
+    assert status["segments"] == [{"name": "", **counts, "kinds": kinds}]
     named = sum(path.stat().st_size for path in layout.folder.rglob("*") if path.is_file())
     shared = [path for path in layout.generation_folder(2).iterdir() if path.stat().st_nlink == 2]
     assert status["disk_bytes"] == named - sum(path.stat().st_size for path in shared)
     assert len(shared) == len(SHARED_FILES)
+
+
+def test_status_tells_what_the_next_publication_merges(
+    small_segments: None, stones: ModuleType, layout: CollectionLayout
+) -> None:
+    stones.publish_documents(layout, [f"first{number}" for number in range(60)])
+    for doc_id in IDS[:7]:
+        assert collection_status(layout)["merge"] is None
+        stones.publish_documents(layout, [doc_id])
+    found = collection_status(layout)
+    chunks = sum(record["chunks"] for record in found["segments"][1:])
+    assert (len(found["segments"]), found["merge"]) == (8, {"segments": 7, "chunks": chunks})
+    stones.publish_documents(layout, [IDS[7]])
+    segments = collection_status(layout)["segments"]
+    assert [each["chunks"] for each in segments[1:]] == [chunks + stones.num_chunks_of(IDS[7])]
