@@ -1,5 +1,5 @@
-"""Small experiments on pretraining: the claims of m³BERT and of RetroMAE with landmarks, on Python's
-documentation.
+"""Small experiments on pretraining: the claims of m³BERT and of RetroMAE with landmarks, and bases of rotary
+positions on texts longer than those of training, on Python's documentation.
 
 A model of 4 layers of 128 dimensions and a vocabulary of 4,096, made of the same text, with one thread.
 Seconds of training show a direction at most: figures are means over seeds, and the second has a bootstrap
@@ -38,6 +38,8 @@ pytestmark = pytest.mark.bench
 SEEDS, STEPS, ROWS, TOKENS = (0, 1), 40, 8, 128
 LAYERS, WIDTHS = (2, 4), (16, 32, 128)
 NUM_DOCUMENTS, DOCUMENT_CHARACTERS, QUERY_CHARACTERS = 100, 4_000, 200
+ROTARY_BASES, ROTARY_STEPS, LENGTHS = (1_000, 10_000, 1_000_000), 80, (512, 2_048, 8_192)
+HELD_OUT_TOKENS, MIN_LONG_CHARACTERS = 16_384, 25_000
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SIZES = {
     "hidden_size": 128,
@@ -68,13 +70,15 @@ def source(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def new_model(folder: Path, model_type: str, texts: list[str], seed: int) -> Path:
+def new_model(
+    folder: Path, model_type: str, texts: list[str], seed: int, vocabulary: int = 4_096, **sizes: Any
+) -> Path:
     """Write new weights behind a tokenizer made of the texts."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.train_from_iterator(
-        texts, trainers.WordPieceTrainer(vocab_size=4_096, special_tokens=SPECIAL, show_progress=False)
+        texts, trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=SPECIAL, show_progress=False)
     )
     (folder / "tokenizer").mkdir(parents=True)
     tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
@@ -82,7 +86,7 @@ def new_model(folder: Path, model_type: str, texts: list[str], seed: int) -> Pat
         read_checkpoint(model_folder("all-MiniLM-L6-v2")),
         folder=folder / "tokenizer", tokenizer=tokenizer, cls_id=2, landmark_id=3, pad_id=0,
     )  # fmt: skip
-    checkpoint = new_checkpoint({"model_type": model_type, **SIZES}, like, seed=seed)
+    checkpoint = new_checkpoint({"model_type": model_type, **SIZES, **sizes}, like, seed=seed)
     save_encoder_folder(folder / "model", checkpoint, EncoderConfig())
     return folder / "model"
 
@@ -167,3 +171,33 @@ def test_bench_retromae_with_landmarks_against_masked_words_and_no_pretraining(
                 print(f"; RetroMAE above it by {low:+.3f} to {high:+.3f}", end="")
         print()
     assert scores["RetroMAE"].mean() > scores["none"].mean()
+
+
+def test_bench_rotary_bases_on_texts_longer_than_those_of_training(
+    texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Words are pieces of few letters, so that 80 steps suffice to look at neighbours."""
+    long = sorted((text for text in texts if len(text) >= MIN_LONG_CHARACTERS), key=len)
+    held_out = set(long[::4])
+    for name, kept in (("seen", [t for t in texts if t not in held_out]), ("unseen", sorted(held_out))):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in kept))
+    losses: dict[int, list[list[float]]] = {}
+    for base, seed in itertools.product(ROTARY_BASES, SEEDS):
+        folder = tmp_path / f"{base}-{seed}"
+        sizes = {"num_hidden_layers": 2, "rope_theta": base, "max_position_embeddings": max(LENGTHS)}
+        model = new_model(folder / "base", "m3bert", texts, seed, vocabulary=512, **sizes)
+        seen = {"steps": ROTARY_STEPS, "max_tokens": LENGTHS[0], "heldout_rows": 0}
+        trained = run(tmp_path / "seen.jsonl", folder / "run", model, seed, **seen)
+        of_lengths: list[float] = []
+        for length in LENGTHS:
+            read = {"max_tokens": length, "heldout_rows": HELD_OUT_TOKENS // length, "batch_rows": 1}
+            again = folder / f"again-{length}"
+            run(tmp_path / "unseen.jsonl", again, trained, 0, steps=1, evaluate_every=1, **read)
+            records = read_log(again / "log.jsonl")
+            of_lengths.append(next(r["heldout_loss"] for r in records if r["step"] == 0))
+        losses.setdefault(base, []).append(of_lengths)
+    with capsys.disabled():
+        print(f"\nheld-out cross entropy in rows of {LENGTHS} tokens, trained on {LENGTHS[0]}")
+        for base, of_seeds in losses.items():
+            print(f"base {base}: " + "; ".join(" ".join(f"{loss:.3f}" for loss in each) for each in of_seeds))
+    assert all(loss < np.log(512) for of_seeds in losses.values() for each in of_seeds for loss in each)
