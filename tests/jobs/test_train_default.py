@@ -113,6 +113,6 @@ def test_training_stopped_and_resumed_is_delivered_ingested_and_searched(
     assert (config.context.context_documents, config.context.max_document_tokens) == (20, 16)
     assert config.encoder.use_context
     build_index([str(tmp_path / "corpus.parquet")], tmp_path / "root", "c", config)
-    hits = open_collection("c", root=tmp_path / "root").search("the old stone path").hits
+    hits = open_collection("c", root=tmp_path / "root").search("old stone path 7").hits
     assert len(hits) == 10
     assert any(passage.highlights for hit in hits for passage in hit.passages)
