@@ -1,4 +1,5 @@
-// A passage in a few lines that show all its marked words: whole where they fit, else the sentences with these words, else parts of them.
+// A passage in a few lines that show all its marked words: whole where they fit, else the sentences with these words,
+// else parts of these sentences.
 //
 // How much fits is measured on the page. CSS cuts off what comes after the last line.
 
@@ -22,11 +23,13 @@ export function excerpt(passage) {
   return element;
 }
 
-/** Fill the excerpts of an element, with so much text that their marked words can be seen where the excerpts can. */
+/** Fill the excerpts of an element. Those on the screen are shortened until their marked words can be seen. */
 export function fitExcerpts(element) {
   let quotes = [...element.querySelectorAll("q")];
   const ways = new Map(quotes.map((quote) => [quote, waysToShow(passages.get(quote))]));
-  while (quotes.length) quotes = quotes.filter((quote) => show(quote, ways.get(quote).next())).filter(hidesWords);
+  while (quotes.length) {
+    quotes = quotes.filter((quote) => show(quote, ways.get(quote).next())).filter(hidesWords);
+  }
 }
 
 /** Fill the excerpts of an element again whenever its width changes, or it is shown again. */
@@ -66,7 +69,11 @@ function hidesWords(quote) {
   return isOnLastLine && quote.scrollHeight > quote.clientHeight + 1 && after < ELLIPSIS_PIXELS;
 }
 
-/** Give what to show of a passage, from all of it to little more than its marked words, as {stretches: [{first, last, ellipsis}], spaced}, in units. */
+/**
+ * Give ways to show a passage, from all of it to little more than its marked words.
+ *
+ * A way is {stretches: [{first, last, ellipsis}], spaced}: places in UTF-16 units, and what sets the white space.
+ */
 function* waysToShow({ text, start_char: start, highlights }) {
   const starts = sentenceStarts(text, start);
   const begin = (unit) => starts.findLast((each) => each <= unit) ?? 0;
@@ -83,7 +90,11 @@ function* waysToShow({ text, start_char: start, highlights }) {
   const before = (unit) => breaks.findLast((each) => each <= unit) ?? 0;
   const after = (unit) => breaks.find((each) => each >= unit) ?? text.length;
   for (const reach of REACHES) {
-    yield way(inOneLine, marked.map(([first, last]) => [Math.max(begin(first), before(first - reach)), Math.min(end(last), after(last + reach))]));
+    const around = ([first, last]) => [
+      Math.max(begin(first), before(first - reach)),
+      Math.min(end(last), after(last + reach)),
+    ];
+    yield way(inOneLine, marked.map(around));
   }
 }
 
@@ -94,11 +105,12 @@ function sentenceStarts(text, start) {
   return [...sentences.segment(unwrapped)].filter(begins).map(({ index }) => index);
 }
 
-/** Join stretches with nothing between them, without white space at their ends; the last one goes to the end of the text. */
+/** Join stretches with only white space between them, and trim all; the last one goes to the end of the text. */
 function joined(ends, text, starts) {
   const apart = [];
   for (const [first, last] of ends) {
-    if (apart.length && !text.slice(apart.at(-1).last, first).trim()) apart.at(-1).last = Math.max(apart.at(-1).last, last);
+    const before = apart.at(-1);
+    if (before && !text.slice(before.last, first).trim()) before.last = Math.max(before.last, last);
     else apart.push({ first, last, ellipsis: apart.length ? " … " : starts.includes(first) ? "" : "… " });
   }
   apart.at(-1).last = text.length;

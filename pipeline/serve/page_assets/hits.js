@@ -10,7 +10,7 @@ const PARTS = [
   ["document", "document", "How near the document's vector is to the query's: their cosine, 1 at most."],
   ["chunk", "passage", "How near the best passage's vector is to the query's: their cosine, 1 at most."],
   ["bm25", "BM25", "How well the query's words are found in the whole document, rare words counting more. The longest bar is the best of this answer."],
-  ["passage_bm25", "passage BM25", "The same for its best passage. The longest bar is the best of this answer."],
+  ["passage_bm25", "passage BM25", "How well the query's words are found in the best passage, rare words counting more. The longest bar is the best of this answer."],
   ["late", "words", "How well single words of the best passage, or of the title, answer those of the query (MaxSim)."],
   ["rerank", "rerank", "The cross-encoder's score of the best passage, which decides the order. Bars reach from the lowest of this answer to the best."],
 ];
