@@ -25,7 +25,7 @@ _NUM_NEGATIVES: Final = 7
     "--pairs",
     multiple=True,
     required=True,
-    type=NamedPath(path_type=Path, exists=True),
+    type=NamedPath(path_type=Path),
     help="Training pairs, Parquet or JSON lines; repeat.",
 )
 @click.option(

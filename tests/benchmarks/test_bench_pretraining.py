@@ -109,12 +109,14 @@ def exits_of(folder: Path, step: int) -> dict[str, float]:
 def test_bench_m3bert_exits_of_joint_pretraining_against_those_of_the_last_alone(
     texts: list[str], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found: dict[str, list[Mapping[str, float]]] = {"joint": [], "last alone": []}
+    found: dict[str, list[Mapping[str, float]]] = {"joint": [], "distilled": [], "last alone": []}
     exits: dict[str, Any] = {"matryoshka_layers": LAYERS, "matryoshka_dims": WIDTHS}
     for seed in SEEDS:
         base = new_model(tmp_path / f"base{seed}", "m3bert", texts, seed)
         run(source, tmp_path / f"joint{seed}", base, seed, **exits)
         found["joint"].append(exits_of(tmp_path / f"joint{seed}", STEPS))
+        run(source, tmp_path / f"distilled{seed}", base, seed, distillation_weight=1.0, **exits)
+        found["distilled"].append(exits_of(tmp_path / f"distilled{seed}", STEPS))
         plain = run(source, tmp_path / f"plain{seed}", base, seed)
         run(source, tmp_path / f"again{seed}", plain, seed, steps=1, evaluate_every=1, **exits)
         found["last alone"].append(exits_of(tmp_path / f"again{seed}", 0))
@@ -131,6 +133,22 @@ def test_bench_m3bert_exits_of_joint_pretraining_against_those_of_the_last_alone
     smallest = f"mlm/{LAYERS[0]}/{WIDTHS[0]}"
     pairs = zip(found["joint"], found["last alone"], strict=True)
     assert all(joint[smallest] < alone[smallest] for joint, alone in pairs)
+
+
+def test_bench_layers_of_m3bert_against_those_of_bert(
+    texts: list[str], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many parameters: BERT's feed-forward has two matrices, m³BERT's three."""
+    last = f"mlm/{LAYERS[-1]}/{WIDTHS[-1]}"
+    found: dict[str, list[float]] = {}
+    for (model_type, width), seed in itertools.product((("m3bert", 344), ("bert", 516)), SEEDS):
+        folder = tmp_path / f"{model_type}{seed}"
+        base = new_model(folder / "base", model_type, texts, seed, intermediate_size=width)
+        run(source, folder / "run", base, seed)
+        found.setdefault(model_type, []).append(exits_of(folder / "run", STEPS)[last])
+    with capsys.disabled():
+        print("\nheld-out cross entropy, by seed:", found)
+    assert max(max(of_seeds) for of_seeds in found.values()) < np.log(4_096)
 
 
 def ranks_of(folder: Path, documents: list[str], queries: list[str]) -> np.ndarray:

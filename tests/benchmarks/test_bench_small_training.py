@@ -64,6 +64,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "landmarks of chunks": {"pooling": "lmk"},
     "landmarks of full rows": {"pooling": "lmk", "attention": "full"},
     "latent attention": {"pooling": "latent", "latents": 32},
+    "low-rank updates": {"lora_rank": 16},
+    "low-rank updates with dropout": {"lora_rank": 16, "lora_dropout": 0.1},
 }
 EXITS: dict[str, dict[str, Any]] = {
     "32 dimensions": {"matryoshka_dims": (32, 384)}, "1 layer": {"matryoshka_layers": (1, 2)},
