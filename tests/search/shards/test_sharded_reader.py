@@ -223,6 +223,7 @@ LATE_OPTIONS: tuple[dict[str, Any], ...] = (
     {"max_characters": 200, "chunk_tokens": 48},
     {"hybrid": False, "granularity": "chunk"},
     {"late": False, "top_k": 30},
+    {"group_by": "cluster_id", "group_size": 2, "mmr": 0.5},
 )
 
 
