@@ -100,7 +100,8 @@ secrets: ## Write .env with fresh secrets for docker compose, unless there is on
 reference: $(DEV_STAMP) ## Write docs/reference from help texts, the API's description and docstrings
 	$(BIN)/python -m cli.reference docs/reference
 
-docs: $(DEV_STAMP) ## Build the documentation into site/; a broken link fails
+docs: $(DEV_STAMP) ## Run the notebooks, and build the documentation into site/; a broken link fails
+	$(BIN)/python -m pytest -q -m "slow or not slow" tests/examples/test_notebooks.py
 	$(BIN)/zensical build --clean --strict
 
 format: $(DEV_STAMP) ## Format the code and sort its imports

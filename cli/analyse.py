@@ -20,7 +20,7 @@ from pipeline.options import MAX_NUMBER
     "--texts",
     required=True,
     type=NamedPath(path_type=Path),
-    help="Parquet file, or folder of some; of a judged folder its corpus.parquet.",
+    help="File, or folder of some, as `ingest` reads; of a judged folder its corpus.",
 )
 @click.option("--text-column", default="text", help="Column with the text.")
 @click.option(

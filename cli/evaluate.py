@@ -113,10 +113,10 @@ def evaluate(
     as_json: bool,
     **_: Any,
 ) -> int:
-    """Score systems on judged corpora: FOLDERs with corpus.parquet, queries.parquet and qrels.parquet.
+    """Score systems on judged corpora: FOLDERs with the files corpus, queries and qrels.
 
     Without --ablate the baselines stand beside what an ingest with these settings gives. With --known-items a
-    FOLDER needs only Parquet files with id and text.
+    FOLDER is what `ingest` reads.
     """
     from pipeline.evaluate.known_items import known_item_set
     from pipeline.evaluate.measures import require_measures

@@ -107,7 +107,9 @@ def create(
 @json_option
 def list_keys(*, root: str, keys_file: Path | None, as_json: bool) -> int:
     """List the keys there are, without the keys themselves."""
-    found = _file(root, keys_file).read()
+    file = _file(root, keys_file)
+    file.require_kept()
+    found = file.read()
     if as_json:
         click.echo(json.dumps([_shown(key) for key in found]))
         return 0
@@ -144,10 +146,11 @@ def _restriction(root: Path, collections: tuple[str, ...], filters: tuple[str, .
         raise ConfigError("a key with a filter must be for named collections, got none; say --for COLLECTION")
     from pipeline.index.generation import open_latest_intact_generation
     from pipeline.index.layout import CollectionLayout
+    from pipeline.index.stored_files import SIZES
     from pipeline.search.filters import parse_filter
 
     schemas = [
-        open_latest_intact_generation(CollectionLayout(root, name), check_hashes=False).document_schema
+        open_latest_intact_generation(CollectionLayout(root, name), checks=SIZES).document_schema
         for name in collections
     ]
     parsed = [parse_filter(filters, schema) for schema in schemas]

@@ -57,7 +57,7 @@ _VERBS = {
     "verify": "Check every stored file of a collection against its hashes.",
     "repair": "Bring a damaged collection back to its last good state.",
     "compact": "Merge small files and drop what no generation needs.",
-    "delete": "Delete documents by id.",
+    "delete": "Delete documents by id or by filter.",
 }
 _FILES = {"mcp": "mcp_stdio"}
 """Where a verb's own name is a package's."""
@@ -97,7 +97,7 @@ class _LazyGroup(click.Group):
 @click.version_option(package_name="cairn-retrieval", prog_name="cairn")
 @click.pass_context
 def cairn(ctx: click.Context) -> None:
-    """Contextual retrieval indexing: Parquet in, searchable passages out."""
+    """Contextual retrieval indexing: documents in, searchable passages out."""
     ctx.default_map = load_default_map()
     check_tables(ctx.default_map, _VERBS)
     verb = cairn.get_command(ctx, ctx.invoked_subcommand or "")

@@ -131,6 +131,17 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
+def filter_option(does: str) -> Callable[[_Function], _Function]:
+    """Add ``--filter``; ``does`` says in its help what becomes of matching documents."""
+    return click.option(
+        "--filter",
+        "filters",
+        multiple=True,
+        metavar="COLUMN=VALUE",
+        help=f"{does} matching documents; =, !=, >, >=, <, <=, ~ (contains), or JSON; repeat.",
+    )
+
+
 def add_options(
     *kinds: type,
     but: Collection[str] = (),

@@ -10,9 +10,9 @@ from typing import Any, Final, cast
 
 import click
 
-from cli.options import add_options, chosen
+from cli.options import add_options, chosen, filter_option
 from cli.settings import json_option, root_option
-from pipeline.search_options import PublicSearchKeywords, SearchOptions
+from pipeline.search_options import OpenOptions, PublicSearchKeywords, SearchOptions
 from pipeline.types import Passage, SearchResult
 
 _WIDTH = 95
@@ -36,13 +36,8 @@ _TERMINAL_DEFAULTS: Final[dict[str, Any]] = {"top_k": 5, "passages": 2}
     metavar="MODEL",
     help="Cross-encoder that reranks the best passages, a name or folder; extra rerank.",
 )
-@click.option(
-    "--filter",
-    "filters",
-    multiple=True,
-    metavar="COLUMN=VALUE",
-    help="Keep matching documents; =, !=, >, >=, <, <=, ~ (contains), or JSON; repeat.",
-)
+@filter_option("Keep")
+@add_options(OpenOptions)
 @json_option
 @click.pass_context
 def search(
@@ -53,13 +48,14 @@ def search(
     root: str,
     rerank: str | None,
     filters: tuple[str, ...],
+    verify: bool,
     as_json: bool,
     **_: Any,
 ) -> int:
     """Answer QUERY with documents and their best passages."""
     from pipeline.collection import open_collection
 
-    opened = open_collection(collection, root=root)
+    opened = open_collection(collection, root=root, verify=verify)
     options = {**_TERMINAL_DEFAULTS, **chosen(ctx, SearchOptions)}
     options["filters"] = opened.parse_filters(filters) if filters else None
     result = opened.search(query, rerank=rerank, **cast("PublicSearchKeywords", options))

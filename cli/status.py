@@ -14,11 +14,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from cli.options import COUNT
+from cli.options import COUNT, add_options
 from cli.settings import json_option, root_option
 from cli.terminal import duration, size, table, thousands
 from jobs.ray_serve.settings import ClusterSettings
 from pipeline.config import EncoderConfig, IngestConfig
+from pipeline.search_options import OpenOptions
 
 _SHOWN = frozenset({"model", "pooling", "attention", "landmark_interval", "use_context", "batch_tokens"})
 
@@ -32,6 +33,7 @@ _SHOWN = frozenset({"model", "pooling", "attention", "landmark_interval", "use_c
     help="Measure searches that ask only the shards of so many clusters, as `cairn serve` does with it.",
 )
 @click.option("--shards", type=COUNT, default=ClusterSettings().shards, help="For --route-clusters.")
+@add_options(OpenOptions)
 @json_option
 @click.pass_context
 def status(
@@ -41,13 +43,14 @@ def status(
     root: str,
     route_clusters: int | None,
     shards: int,
+    verify: bool,
     as_json: bool,
 ) -> int:
     """Describe collection NAME, or list all collections."""
     from pipeline.collection import list_statuses, open_collection
 
     if collection is None:
-        for name in ("route_clusters", "shards"):
+        for name in ("route_clusters", "shards", "verify"):
             if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
                 raise click.UsageError(f"--{name.replace('_', '-')} must come with the NAME of a collection")
         listed = list_statuses(root)
@@ -64,7 +67,7 @@ def status(
             json.dumps(listed) if as_json else (table(rows) if listed else f"no collections under {root}")
         )
         return 0
-    opened = open_collection(collection, root=root)
+    opened = open_collection(collection, root=root, verify=verify)
     report = opened.status()
     if route_clusters is not None:
         recall = opened.route_recall(shards, route_clusters)

@@ -115,7 +115,13 @@ def train(
             progress=progress,
         )
     if processes.rank == 0:
-        if report.judged_by != "nothing" and not report.best_step:
+        if report.best_score is None:
+            click.echo(
+                "no pairs were held out, so no step was scored and there is no FOLDER/best; use "
+                "FOLDER/model, give more pairs or name sets with --dev",
+                err=True,
+            )
+        elif not report.best_step:
             click.echo(
                 "no step scored above the base, so FOLDER/best is the base; give more pairs, or lower "
                 "--peak-lr",

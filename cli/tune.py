@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.option(
     "--judged",
     type=NamedPath(path_type=Path),
-    help="Folder with queries.parquet and qrels.parquet.  [default: known items]",
+    help="Folder with queries and qrels.  [default: known items]",
 )
 @click.option("--queries", "max_queries", type=COUNT, default=300, help="Queries to draw, at most.")
 @click.option(

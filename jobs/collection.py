@@ -50,14 +50,19 @@ class ColumnKeywords(TypedDict, total=False):
 
 
 def open_collection(
-    name: str, *, root: str | Path | None = None, encoder: QueryEncoder | None = None
+    name: str,
+    *,
+    root: str | Path | None = None,
+    encoder: QueryEncoder | None = None,
+    verify: bool = False,
 ) -> Collection:
     """Open a collection; its model is loaded by the first search for a text.
 
-    ``encoder`` replaces the one the manifest describes; its fingerprint must be the same. Raises
+    ``encoder`` replaces the one the manifest describes; its fingerprint must be the same. ``verify`` hashes
+    every file that searches read, also those that this machine has hashed before. Raises
     :class:`CollectionNotFoundError` naming the collections there are.
     """
-    return Collection(read_only.switched_layout(name, root), encoder)
+    return Collection(read_only.switched_layout(name, root), encoder, verify=verify)
 
 
 class Collection(read_only.Collection):
@@ -71,8 +76,10 @@ class Collection(read_only.Collection):
         layout: CollectionLayout,
         encoder: QueryEncoder | None = None,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        verify: bool = False,
     ) -> None:
-        super().__init__(layout, encoder)
+        super().__init__(layout, encoder, verify=verify)
         self._settings = settings or {}
 
     @classmethod

@@ -16,6 +16,7 @@ import json
 import tempfile
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -32,6 +33,7 @@ from pipeline.errors import ConfigError, UsageError, extra_missing
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import delete_documents
 from pipeline.search_options import MAX_TOP_K, PublicSearchKeywords, SearchKeywords
+from pipeline.types import Hit
 
 try:
     from langchain_core.documents import Document
@@ -47,6 +49,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 METADATA_COLUMN: Final = "langchain_metadata"
+HIGHLIGHTED_PASSAGES: Final = 3
 _TYPES: Final[Mapping[str, pa.DataType]] = {
     "string": pa.string(),
     "integer": pa.int64(),
@@ -137,14 +140,18 @@ class CairnVectorStore(VectorStore):
         *,
         filter: Mapping[str, Any] | None = None,
         hybrid: bool = True,
+        highlights: bool = False,
         **kwargs: Any,
     ) -> list[tuple[Document, float]]:
         """Return whole documents with their scores, best first.
 
-        ``filter`` is Cairn's over ``filter_columns``: ``{"kind": ["a", "b"]}``, or a tree.
+        ``filter`` is Cairn's over ``filter_columns``: ``{"kind": ["a", "b"]}``, or a tree. With
+        ``highlights`` the metadata has ``highlights`` and ``title_highlights``: the words of a document's
+        best passages, and of its title, that answered, as dictionaries of :class:`pipeline.types.Highlight`.
+        Their spans count in ``page_content``.
         """
         _require_known(kwargs)
-        return self._found(query, k, filter, {"hybrid": hybrid})
+        return self._found(query, k, filter, {"hybrid": hybrid}, highlights=highlights)
 
     @override
     def similarity_search_by_vector(
@@ -193,19 +200,31 @@ class CairnVectorStore(VectorStore):
         k: int,
         filters: Mapping[str, Any] | None,
         options: PublicSearchKeywords,
+        *,
+        highlights: bool = False,
     ) -> list[tuple[Document, float]]:
         if not 1 <= k <= MAX_TOP_K:
             raise ConfigError(f"k must be a number from 1 to {MAX_TOP_K}, got {k}")
         if not self.layout.exists():
             return []
         collection = self._collection()
-        asked: PublicSearchKeywords = {**options, "top_k": k, "passages": 0, "filters": filters or None}
+        passages = HIGHLIGHTED_PASSAGES if highlights else 0
+        asked: PublicSearchKeywords = {
+            **options,
+            "top_k": k,
+            "passages": passages,
+            "filters": filters or None,
+        }
         if isinstance(query, str):
             hits = collection.search(query, **asked).hits
         else:
             hits = collection.search_vectors(np.asarray([query], np.float32), **asked)[0].hits
-        scores = {hit.doc_id: hit.score for hit in hits}
-        return [(document, scores[str(document.id)]) for document in self.get_by_ids(list(scores))]
+        by_id = {hit.doc_id: hit for hit in hits}
+        documents = self.get_by_ids(list(by_id))
+        if highlights:
+            for document in documents:
+                document.metadata |= _highlights(by_id[str(document.id)])
+        return [(document, by_id[str(document.id)].score) for document in documents]
 
     @override
     @classmethod
@@ -285,6 +304,18 @@ def _as_document(doc_id: str, text: str, metadata: Mapping[str, Any]) -> Documen
     return Document(
         id=doc_id, page_content=text, metadata=dict(metadata) if kept is None else json.loads(kept)
     )
+
+
+def _highlights(hit: Hit) -> dict[str, Any]:
+    """Return the words of a hit's passages and of its title, each word once, in their order."""
+    places = {
+        "highlights": [each for passage in hit.passages for each in passage.highlights],
+        "title_highlights": [each for passage in hit.passages for each in passage.title_highlights],
+    }
+    return {
+        name: [asdict(each) for _, each in sorted({each.start_char: each for each in found}.items())]
+        for name, found in places.items()
+    }
 
 
 def _documents(found: Sequence[tuple[Document, float]]) -> list[Document]:

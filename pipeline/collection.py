@@ -33,7 +33,7 @@ from pipeline.index.copied_names import CONTEXT_ARROW
 from pipeline.index.generation import Generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout, list_states
 from pipeline.index.status import collection_status
-from pipeline.index.stored_files import read_manifest
+from pipeline.index.stored_files import SIZES, Checks, read_manifest
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
 from pipeline.model.folders.names import describe_model, model_folder
 from pipeline.model.untrained_settings import settings_warnings
@@ -63,14 +63,19 @@ def collections_root(root: str | Path | None) -> Path:
 
 
 def open_collection(
-    name: str, *, root: str | Path | None = None, encoder: QueryEncoder | None = None
+    name: str,
+    *,
+    root: str | Path | None = None,
+    encoder: QueryEncoder | None = None,
+    verify: bool = False,
 ) -> Collection:
     """Open a collection for searching.
 
-    ``encoder`` replaces the one the manifest describes; its fingerprint must be the same. Raises
+    ``encoder`` replaces the one the manifest describes; its fingerprint must be the same. ``verify`` hashes
+    every file that searches read when it is opened, also those that this machine has hashed before. Raises
     :class:`CollectionNotFoundError` naming the collections there are.
     """
-    return Collection(switched_layout(name, root), encoder)
+    return Collection(switched_layout(name, root), encoder, verify=verify)
 
 
 def switched_layout(name: str, root: str | Path | None) -> CollectionLayout:
@@ -84,8 +89,11 @@ def switched_layout(name: str, root: str | Path | None) -> CollectionLayout:
 class Collection:
     """One collection: search it, read its documents, ask for its state. Safe to share between threads."""
 
-    def __init__(self, layout: CollectionLayout, encoder: QueryEncoder | None = None) -> None:
+    def __init__(
+        self, layout: CollectionLayout, encoder: QueryEncoder | None = None, *, verify: bool = False
+    ) -> None:
         self.layout = layout
+        self._verify = verify
         self._given_encoder = encoder
         self._opened: Searcher | None = None
         self._rerankers: dict[str, Reranker] = {}
@@ -208,7 +216,8 @@ class Collection:
     def status(self) -> dict[str, Any]:
         """Describe what is served, how it was built, and how far the corpus has drifted from its context."""
         status = collection_status(self.layout)
-        generation = open_latest_intact_generation(self.layout, check_hashes=False)
+        checks = Checks(verify=True) if self._verify else SIZES
+        generation = open_latest_intact_generation(self.layout, checks)
         manifest = generation.manifest
         own = [generation.warning] if generation.warning else []
         context = ContextConfig(**manifest.settings["context"])
@@ -241,7 +250,7 @@ class Collection:
 
     def _searcher(self) -> Searcher:
         if self._opened is None:
-            self._opened = Searcher(self.layout, self._given_encoder or _LateEncoder)
+            self._opened = Searcher(self.layout, self._given_encoder or _LateEncoder, verify=self._verify)
         return self._opened
 
 
@@ -266,8 +275,18 @@ class _LateEncoder:
     def _encoder(self) -> TextEncoder:
         with self._lock:
             if self._generation is not None:
-                self._loaded, self._generation = load_query_encoder(self._generation), None
+                self._loaded, self._generation = self._load(self._generation), None
             return self._loaded
+
+    def _load(self, generation: Generation) -> TextEncoder:
+        """Load the encoder; of the newest generation where this one has been removed since it was opened."""
+        try:
+            return load_query_encoder(generation)
+        except IntegrityError:
+            newest = open_latest_intact_generation(generation.layout, SIZES)
+            if newest.manifest.fingerprints["encoder"] != self.fingerprint:
+                raise
+            return load_query_encoder(newest)
 
 
 def load_query_encoder(generation: Generation) -> TextEncoder:

@@ -16,7 +16,7 @@ from pipeline.errors import ConfigError
 from pipeline.options import MAX_SEED, About, check_options, option
 from pipeline.poolings import POOLINGS, PREFIX_POOLINGS, Attention, Pooling
 
-Landmarks = Literal["fixed", "sentence"]
+Landmarks = Literal["fixed", "sentence", "structure"]
 Precision = Literal["auto", "fp32", "bf16", "int8"]
 Backend = Literal["torch", "openvino"]
 IndexKind = Literal["auto", "flat", "ivf_sq8", "ivf_rabitq"]
@@ -130,13 +130,13 @@ class EncoderConfig:
     """The second stage. All options but :data:`MACHINE_SETTINGS` move vectors.
 
     ``landmark_interval`` counts a chunk's own tokens; its landmark comes on top and counts within the window.
-    With ``landmarks`` = sentence it is the most a chunk of whole sentences may hold; it is the k of
-    ``mean_at_k``. ``window_tokens`` = 0 takes the attention's own default, see ``WINDOW_TOKENS``; short
-    windows share half. ``temperature`` divides every attention logit (TempScale); 1.0 leaves the model as it
-    was trained. ``temperature_by_length`` holds for rows (with attention landmark: windows) of at least so
-    many tokens; shorter ones keep ``temperature``. ``causal`` keeps a decoder's causal mask; False lets every
-    token see the whole row (NV-Embed §3.1). Prefixes are read and not pooled, unless ``pool_prefix`` takes
-    them into the mean, as models trained by Sentence-Transformers expect. ``whitening`` is the exponent of
+    It is the most that a chunk may hold, whatever ``landmarks`` is, and the k of ``mean_at_k``.
+    ``window_tokens`` = 0 takes the attention's own default, see ``WINDOW_TOKENS``; short windows share half.
+    ``temperature`` divides every attention logit (TempScale); 1.0 leaves the model as it was trained.
+    ``temperature_by_length`` holds for rows (with attention landmark: windows) of at least so many tokens;
+    shorter ones keep ``temperature``. ``causal`` keeps a decoder's causal mask; False lets every token see
+    the whole row (NV-Embed §3.1). Prefixes are read and not pooled, unless ``pool_prefix`` takes them into
+    the mean, as models trained by Sentence-Transformers expect. ``whitening`` is the exponent of
     :class:`pipeline.context.whitening.Whitening`, whose sample the context brings.
     """
 
@@ -161,7 +161,9 @@ class EncoderConfig:
         ),
     )
     window_overlap_tokens: int = WINDOW_OVERLAP_TOKENS
-    landmarks: Landmarks = option("fixed", About("Where chunks end: at words, or sentences."))
+    landmarks: Landmarks = option(
+        "fixed", About("Where chunks end: at words, sentences, or headings and blocks.")
+    )
     landmark_interval: int = option(64, About("Tokens of a chunk between two landmarks, at most.", low=8))
     whole_text_tokens: int = option(
         0,

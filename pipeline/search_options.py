@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from pipeline.errors import ConfigError
 from pipeline.options import About, check_options, option, shown
-from pipeline.types import Granularity
+
+Granularity = Literal["document", "chunk", "both"]
 
 MAX_QUERY_BYTES = 8_192
 MAX_BATCH_QUERIES = 1_024
@@ -190,8 +191,9 @@ def _require_within(name: str, value: int, low: int, high: int) -> None:
 
 def _require_weights(weights: Any) -> None:
     if not isinstance(weights, Mapping) or not set(weights) <= set(DEFAULT_WEIGHTS):
+        got = [*weights] if isinstance(weights, Mapping) else weights
         raise ConfigError(
-            f"weights must be a mapping with keys among {', '.join(DEFAULT_WEIGHTS)}, got {shown(weights)}"
+            f"weights must be a mapping with keys among {', '.join(DEFAULT_WEIGHTS)}, got {shown(got)}"
         )
     for part, weight in weights.items():
         if (
@@ -203,3 +205,10 @@ def _require_weights(weights: Any) -> None:
             raise ConfigError(
                 f"the weight of {part} must be a number from 0 to 1,000,000, got {shown(weight)}"
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenOptions:
+    """How a collection is opened."""
+
+    verify: bool = option(False, About("Hash every file that is opened, also those known to be whole."))

@@ -21,7 +21,6 @@ import pyarrow as pa
 from jaxtyping import Float32, Float64, Int32, Int64
 from typing_extensions import override
 
-Granularity = Literal["document", "chunk", "both"]
 PlaceBy = Literal["order", "cluster"]
 
 RESERVED_COLUMNS = frozenset(

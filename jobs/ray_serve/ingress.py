@@ -47,6 +47,7 @@ class Ingress:
             ),
             replicas=self._cluster.shard_replicas,
             answer_seconds=self._settings.deadline_seconds,
+            verify=self._settings.verify,
         )
         return app_of(self._settings, make_reader=calls.reader)
 

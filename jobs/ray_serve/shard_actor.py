@@ -16,10 +16,10 @@ from pipeline.search.shards.messages import PartKey
 class ShardActor:
     """Answers what :class:`~jobs.ray_serve.shard_calls.ShardCalls` asks, several questions at a time."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, verify: bool = False) -> None:
         # One question is one processor's work, as a search is in a server without shards.
         threadpool_limits(limits=1)
-        self._held = HeldParts(Path(root))
+        self._held = HeldParts(Path(root), verify=verify)
 
     def answer(self, key: PartKey, method: str, arguments: tuple[Any, ...]) -> Any:
         """Answer a question about a part."""

@@ -62,10 +62,17 @@ class ShardCalls:
     """
 
     def __init__(
-        self, ray: Any, root: Path, *, sharding: Sharding, replicas: int, answer_seconds: float
+        self,
+        ray: Any,
+        root: Path,
+        *,
+        sharding: Sharding,
+        replicas: int,
+        answer_seconds: float,
+        verify: bool = False,
     ) -> None:
         self._ray = ray
-        self._root = root
+        self._root, self._verify = root, verify
         self._sharding, self._num_replicas = sharding, replicas
         self._answer_seconds = answer_seconds
         self._prefix = fingerprint(root=str(root), version=version("cairn-retrieval"))[:12]
@@ -181,7 +188,7 @@ class ShardCalls:
             namespace=NAMESPACE,
             get_if_exists=True,
             lifetime="detached",
-        ).remote(str(self._root))
+        ).remote(str(self._root), verify=self._verify)
 
 
 def await_machines(ray: Any, wanted: int) -> None:

@@ -3,6 +3,7 @@
     local file       size, inode, time of the last write, time of the last change of its status
     object store     size and ETag, one request a file
     fsspec           size and ETag, or size and time, by what the file system says
+    part of a table  what its table says of it, and the table's columns
     none of these    no identity: the file is read each time
 
 An identity is taken before the file is read, so a write in between shows at the next ingest. A file that was
@@ -22,6 +23,7 @@ from typing import Any, Final
 from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
 
 from pipeline.corpus.sources import SourceFile
+from pipeline.manifest import fingerprint
 
 SETTLED_SECONDS: Final = 2.0
 """Age from which times tell two writes apart; some file systems keep times in steps of two seconds."""
@@ -40,6 +42,8 @@ def file_identities(files: Sequence[SourceFile]) -> list[str | None]:
 
 
 def _identity(file: SourceFile) -> str | None:
+    if file.part is not None:
+        return fingerprint(part=file.part.identity, schema=str(file.part.schema))
     if isinstance(file.filesystem, LocalFileSystem):
         return None if file.table is not None else _local_identity(file.path)
     try:

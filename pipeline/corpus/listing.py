@@ -2,20 +2,26 @@
 
 Below :mod:`pipeline.corpus.sources`. What cannot be read has a fault and does not end the listing. A local
 folder is read once, however many links lead to it, so a link back into its own folder adds nothing. Names
-that start with ``.`` or ``_`` are markers and leftovers of other writers: nothing below them is listed.
+that start with ``.`` or ``_`` are markers and leftovers of other writers: nothing below them is listed. A
+folder with a table of Delta or Iceberg in it is refused: listing would find the files of deleted rows, too.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
+from pipeline.errors import SourceError
+
+_IN_TABLE: Final = re.compile(r"(.*)/(?:_delta_log(?:/|$)|metadata/[^/]*\.metadata\.json$)")
 NOT_UTF8 = "its name must be UTF-8; rename it"
 
 
@@ -55,9 +61,13 @@ def children(filesystem: FileSystem, folder: str) -> list[Entry]:
 
 
 def files_below(filesystem: FileSystem, folder: str) -> Iterator[Entry]:
-    """Yield every file below a folder, and every name below it that cannot be read."""
+    """Yield every file below a folder, and every name below it that cannot be read.
+
+    Raises :class:`SourceError` where a table of Delta or Iceberg lies below it.
+    """
     if not isinstance(filesystem, LocalFileSystem):
         for info in filesystem.get_file_info(FileSelector(folder, recursive=True)):
+            _refuse_table(folder, info.path)
             if info.type == FileType.File and not any(
                 map(is_hidden, info.path[len(folder) :].lstrip("/").split("/"))
             ):
@@ -69,6 +79,7 @@ def files_below(filesystem: FileSystem, folder: str) -> Iterator[Entry]:
     while waiting or links:
         current = (waiting or links).popleft()
         for entry in children(filesystem, current):
+            _refuse_table(folder, entry.path)
             if is_hidden(entry.name) and entry.path != current:
                 continue
             if not entry.is_folder or entry.fault is not None:
@@ -83,6 +94,15 @@ def files_below(filesystem: FileSystem, folder: str) -> Iterator[Entry]:
                 seen.add(identity)
                 break
             links.popleft()
+
+
+def _refuse_table(folder: str, path: str) -> None:
+    if found := _IN_TABLE.match(path, len(folder)):
+        table = shown(path[: found.end(1)])
+        raise SourceError(
+            f"a folder of files must hold no table of Delta or Iceberg, got {table}; name the table itself, "
+            "or several by a glob"
+        )
 
 
 def is_hidden(name: str) -> bool:

@@ -4,7 +4,8 @@ First step of stage 1. Nothing is opened here but folders. A file's format is to
 a known suffix that is named outright is taken for Parquet. A folder or a glob is read as the first of
 ``KINDS`` that it holds, so that a note beside Parquet files is not taken for a document.
 :mod:`pipeline.corpus.listing` says which names are left out. ``key=value`` folders below a source become
-partition values. It does not follow manifests of table formats (Delta, Iceberg, Hudi).
+partition values. A folder that is a table of Lance, Delta or Iceberg becomes the data files that its latest
+version names (:mod:`pipeline.corpus.tables`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ import pyarrow as pa
 from pyarrow.fs import FileSystem, FileType, FSSpecHandler, LocalFileSystem, PyFileSystem
 
 from pipeline.corpus.listing import Entry, children, files_below, is_hidden, is_utf8, shown
+from pipeline.corpus.tables.part import TablePart
+from pipeline.corpus.tables.tables import METADATA_SUFFIX, parts_of, table_format
 from pipeline.errors import SourceError, TryAgainError
 
-FormatName = Literal["parquet", "table", "arrow", "json_lines", "csv", "text", "html"]
+FormatName = Literal["parquet", "table", "table_part", "arrow", "json_lines", "csv", "text", "html"]
 
 SUFFIXES: Mapping[str, FormatName] = {
     ".parquet": "parquet",
@@ -64,8 +67,13 @@ HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 _STORE_ERROR = re.compile(
     r"AWS Error (?!ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_|RESOURCE_NOT_FOUND)"
+    r"|^(?!.*//169\.254\.).*, after \d+ retries",
+    re.DOTALL,
 )
-"""What a store says when it could not answer, and not what it answered."""
+"""What Arrow and libraries of tables say when a store could not answer, and not what it answered.
+
+Addresses from 169.254 on are those of machines in a cloud that give out keys: there are none then.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +90,7 @@ Source = str | TableSource
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
-    """One file to read, or a table in memory, which has no identity and no path.
+    """One file to read, a part of a table, or a table in memory, which has no identity and no path.
 
     ``name`` is how the user would call it, ``source`` the file, folder or glob that was named, ``relative``
     its path below that, ``partitions`` its ``key=value`` folders, outermost first. A file with a ``fault``
@@ -98,6 +106,7 @@ class SourceFile:
     fault: str | None = None
     format: FormatName = "parquet"
     table: pa.Table | None = None
+    part: TablePart | None = None
 
     @property
     def address(self) -> str:
@@ -118,7 +127,8 @@ class SourceFile:
 
         The file may be whole.
         """
-        if not isinstance(error, OSError) or isinstance(self.filesystem, LocalFileSystem):
+        is_told = isinstance(error, OSError) or self.part is not None
+        if not is_told or isinstance(self.filesystem, LocalFileSystem):
             return
         _require_answer(self.name, error)
         try:
@@ -152,6 +162,34 @@ class _Root:
             fault=entry.fault,
             format=_format_of(entry.path) or "parquet",
         )
+
+    def table_files(self, path: str) -> list[SourceFile]:
+        """Return the parts of the table at a path, none where there is no table."""
+        found = table_format(self.filesystem, path)
+        if found is None:
+            return []
+        below = shown(_relative(path, self.path))
+        name = f"{self.name.rstrip('/')}/{below}" if below else self.name
+        try:
+            parts = parts_of(self.filesystem, path, name, found)
+        except SourceError as error:
+            if not isinstance(self.filesystem, LocalFileSystem):
+                _require_answer(name, error.__cause__ or error)
+            raise
+        if path.endswith(METADATA_SUFFIX):  # each version has another, of the same data files
+            path, name = (each.rpartition("/metadata/")[0] or each for each in (path, name))
+        return [
+            SourceFile(
+                filesystem=self.filesystem,
+                path=f"{path.rstrip('/')}/{part.name}",
+                name=f"{name.rstrip('/')}/{part.name}",
+                source="/".join((self.name.rstrip("/") or "/", *self.pattern)),
+                relative=part.name,
+                format="table_part",
+                part=part,
+            )
+            for part in parts
+        ]
 
 
 def resolve_sources(sources: Sequence[Source], unread: Counter[str] | None = None) -> tuple[SourceFile, ...]:
@@ -187,10 +225,10 @@ def _resolve_one(source: str, unread: Counter[str] | None) -> list[SourceFile]:
     if not source.strip():
         raise SourceError(f"a source must be a path, a glob or a URI, got {source!r}")
     root = _root_of(source)
+    files, entries = list[SourceFile](), list[Entry]()
     try:
         if root.pattern:
-            matches = _expand(root.filesystem, root.path, root.pattern)
-            entries = [entry for match in matches for entry in _below(root.filesystem, match)]
+            matches = [*_expand(root.filesystem, root.path, root.pattern)]
             missing = f"no file that can be read ({READABLE}) matches {root.name}/{'/'.join(root.pattern)}"
         else:
             kind = root.filesystem.get_file_info(root.path).type
@@ -199,9 +237,13 @@ def _resolve_one(source: str, unread: Counter[str] | None) -> list[SourceFile]:
                     f"source {root.name} does not exist; give a file, a folder, a glob or a URI"
                 )
             if kind == FileType.File:
-                return [root.file(Entry(path=root.path))]
-            entries = [*_below(root.filesystem, Entry(path=root.path, is_folder=True))]
+                return root.table_files(root.path) or [root.file(Entry(path=root.path))]
+            matches = [Entry(path=root.path, is_folder=True)]
             missing = f"folder {root.name} holds no file that can be read ({READABLE})"
+        for match in matches:
+            table = root.table_files(match.path) if match.is_folder and match.fault is None else []
+            files += table
+            entries += () if table else _below(root.filesystem, match)
     except (OSError, pa.ArrowException) as error:
         _require_answer(root.name, error)
         raise SourceError(f"source {root.name} cannot be listed: {_first_line(error)}") from error
@@ -210,7 +252,7 @@ def _resolve_one(source: str, unread: Counter[str] | None) -> list[SourceFile]:
         read = {entry.path for entry in kept}
         others = [entry for entry in entries if entry.path not in read and not _is_of_a_dataset(entry)]
         unread.update(PurePosixPath(entry.name).suffix or entry.name for entry in others)
-    files = [root.file(entry) for entry in kept]
+    files += map(root.file, kept)
     if not files:
         raise SourceError(f"{missing}; hidden files and names that start with _ are skipped")
     return files

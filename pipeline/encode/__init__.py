@@ -5,5 +5,5 @@
 
 Import from the modules: ``documents`` (encoder), ``shard_tables``, ``encoder_fit`` (settings a model has
 room for), ``text_encoder`` (texts in, vectors out), ``prefixes`` (instructions before a text), ``sentences``
-(where they begin), ``shards`` (encoded Parquet pairs; it needs no model).
+and ``structure`` (where they begin), ``shards`` (encoded Parquet pairs; it needs no model).
 """

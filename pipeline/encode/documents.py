@@ -27,10 +27,12 @@ from jaxtyping import Float32, Int32, Int64
 from pipeline.config import MACHINE_SETTINGS, EncoderConfig
 from pipeline.context.store import ContextSet
 from pipeline.context.whitening import Whitening
+from pipeline.corpus.tokenization import TokenizedTexts
 from pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context, whitening_of
 from pipeline.encode.prefixes import Prefix, tokenize_after
 from pipeline.encode.query_words import word_tokens
 from pipeline.encode.sentences import rank_sentences
+from pipeline.encode.structure import rank_structure
 from pipeline.encode.token_rows import TokenKeeper, TokenRows, joined_codes, keep_codes, keep_states
 from pipeline.errors import ModelError
 from pipeline.manifest import fingerprint
@@ -182,10 +184,10 @@ class DocumentEncoder:
         self, texts: Sequence[str]
     ) -> tuple[Float32[np.ndarray, "Q V"], list[QueryTokens]]:
         """Encode queries, and return the states of their words' tokens from the same pass, too."""
-        encoded = self._encode_queries(texts, self._state_keeper)
+        tokens = tokenize_after(self._query_prefix, self.backbone.tokenizer, texts)
+        encoded = self._encode_queries(texts, self._state_keeper, tokens)
         states = encoded.chunk_tokens
         assert states is not None, "states were asked for"
-        tokens = tokenize_after(self._query_prefix, self.backbone.tokenizer, texts)
         own = word_tokens(tokens, self.backbone.tokenizer, texts)
         return self._query_vectors(encoded), [
             QueryTokens(
@@ -201,12 +203,14 @@ class DocumentEncoder:
     def _temperatures(self) -> tuple[float, Sequence[tuple[int, float]]]:
         return self.config.temperature, self.config.temperature_by_length
 
-    def _encode_queries(self, texts: Sequence[str], keeper: _MakeKeeper | None) -> EncodedDocuments:
+    def _encode_queries(
+        self, texts: Sequence[str], keeper: _MakeKeeper | None, tokens: TokenizedTexts | None = None
+    ) -> EncodedDocuments:
         own = self.config.query_temperature
         temperatures = self._temperatures if own is None else (own, ())
         is_small = sum(map(len, texts)) <= SMALL_CHARACTERS
         with one_torch_thread() if is_small else nullcontext():
-            return self._encode(texts, self._query_prefix, *temperatures, None, "query", keeper)
+            return self._encode(texts, self._query_prefix, *temperatures, None, "query", keeper, tokens)
 
     def _query_vectors(self, encoded: EncodedDocuments) -> Float32[np.ndarray, "Q V"]:
         vectors_QV = encoded.document_vectors_NV
@@ -251,11 +255,18 @@ class DocumentEncoder:
         on_tokens: Callable[[int], None] | None,
         what: str,
         make_keeper: _MakeKeeper | None,
+        tokens: TokenizedTexts | None = None,
     ) -> EncodedDocuments:
-        """Encode texts through the transformer, without what a mixer does; a mixer needs all dimensions."""
-        tokens = tokenize_after(prefix, self.backbone.tokenizer, texts)
+        """Encode texts through the transformer, without what a mixer does; a mixer needs all dimensions.
+
+        ``tokens`` are the texts' own, where they were tokenised behind the prefix before.
+        """
+        if tokens is None:
+            tokens = tokenize_after(prefix, self.backbone.tokenizer, texts)
         if self.config.landmarks == "sentence":
             rank_sentences(tokens, texts)
+        elif self.config.landmarks == "structure":
+            rank_structure(tokens, texts)
         interval, whole = self.config.landmark_interval, self.config.whole_text_tokens
         interval_N = np.where(np.diff(tokens.text_offsets) <= whole, max(interval, whole), interval)
         chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, interval_N)

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 import regex
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt8
 
 from pipeline.corpus.tokenization import TokenizedTexts
 from pipeline.model.landmarks import SENTENCE_START
@@ -64,12 +64,23 @@ def sentence_starts(text: str) -> list[int]:
 
 
 def rank_sentences(tokens: TokenizedTexts, texts: Sequence[str]) -> None:
-    """Raise the rank of the place before every token that opens a sentence, in place.
-
-    A token across a boundary opens the later one.
-    """
+    """Raise the rank of the place before every token that opens a sentence, in place."""
     for index, text in enumerate(texts):
-        first, end = tokens.text_offsets[index : index + 2].tolist()
-        starts: Int64[np.ndarray, " S"] = np.array(sentence_starts(text), np.int64)
-        opening = first + np.searchsorted(tokens.end_char[first:end], starts, side="right")
-        tokens.breaks[opening[opening < end]] = SENTENCE_START
+        rank_starts(tokens, index, np.array(sentence_starts(text), np.int64), SENTENCE_START)
+
+
+def rank_starts(
+    tokens: TokenizedTexts,
+    index: int,
+    start_char_S: Int64[np.ndarray, " S"],
+    rank_S: int | UInt8[np.ndarray, " S"],
+) -> None:
+    """Raise ranks of one text, in place, before the tokens that open what begins at these characters.
+
+    A token across a beginning opens what begins. No rank becomes lower.
+    """
+    first, end = tokens.text_offsets[index : index + 2].tolist()
+    opening_S = first + np.searchsorted(tokens.end_char[first:end], start_char_S, side="right")
+    ranks_S = np.broadcast_to(np.asarray(rank_S, np.uint8), opening_S.shape)
+    has_token_S = opening_S < end
+    np.maximum.at(tokens.breaks, opening_S[has_token_S], ranks_S[has_token_S])

@@ -1,9 +1,9 @@
 """Queries to compare collections by: a list, what users asked, a judged set, or sentences of the collection.
 
 a .txt file                          a query a line
-a .parquet or .jsonl file            the column ``query``
+a file in any format of a source     the column ``query``
 a folder of a server's feedback log  its searches; clicked documents count as relevant
-a judged folder                      queries.parquet and qrels.parquet; scores above 0 are relevant
+a judged folder                      its queries and qrels; scores above 0 are relevant
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import pyarrow.parquet as pq
 
 from pipeline.cluster.queries import leading_sentence
 from pipeline.collection import Collection
+from pipeline.corpus.judged_files import find_judged_file, read_columns
+from pipeline.corpus.sources import resolve_sources
 from pipeline.errors import SourceError
 from pipeline.evaluate.known_items import MIN_QUERY_CHARACTERS
-from pipeline.evaluate.retrieval_set import QRELS_FILE, QUERIES_FILE
+from pipeline.evaluate.retrieval_set import read_queries, read_relevant
 
 LOG_FILES = "queries-*.parquet"
 
@@ -58,8 +60,8 @@ def read_asked_queries(path: Path) -> AskedQueries:
         asked = _read(path)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise SourceError(
-            "queries must be text, Parquet or JSON lines with the column query, a judged folder or a "
-            f"feedback log, got {path.name} ({type(error).__name__})"
+            "queries must be text, a file with the column query, a judged folder or a feedback log, "
+            f"got {path.name} ({type(error).__name__})"
         ) from error
     if not asked.queries:
         raise SourceError(f"{path.name} must hold at least one query, got none")
@@ -86,23 +88,16 @@ def _read(path: Path) -> AskedQueries:
     if not path.is_dir():
         if path.suffix == ".txt":
             return AskedQueries.of([line.strip() for line in path.read_text("utf-8").splitlines()])
-        if path.suffix == ".jsonl":
-            import pyarrow.json as pj
-
-            return AskedQueries.of(_column(pj.read_json(path), "query"))
-        return AskedQueries.of(_column(pq.read_table(path, columns=["query"]), "query"))
-    if (path / QUERIES_FILE).is_file():
-        texts = pq.read_table(path / QUERIES_FILE, columns=["id", "text"])
-        queries = dict(zip(_column(texts, "id"), _column(texts, "text"), strict=True))
-        qrels = pq.read_table(path / QRELS_FILE, columns=["query_id", "doc_id", "score"]).to_pylist()
-        good = [row for row in qrels if row["score"] > 0 and str(row["query_id"]) in queries]
-        answers = [(queries[str(row["query_id"])], str(row["doc_id"])) for row in good]
-        return AskedQueries.of(list(queries.values()), answers)
+        read = [read_columns(file, ("query",)) for file in resolve_sources([str(path)])]
+        queries = [query for table in read for query in table.column("query").cast(pa.string()).to_pylist()]
+        return AskedQueries.of([query for query in queries if query])
+    if find_judged_file(path, "queries"):
+        queries = dict(zip(*read_queries(path), strict=True))
+        good = [
+            (queries[query_id], doc_id) for query_id, doc_id in read_relevant(path) if query_id in queries
+        ]
+        return AskedQueries.of([*queries.values()], good)
     files = sorted(path.glob(LOG_FILES))
     rows = [row for file in files for row in pq.read_table(file).to_pylist()]
     clicks = [(row["query"], row["doc_ids"][0]) for row in rows if row["kind"] == "click"]
     return AskedQueries.of([row["query"] for row in rows], clicks)
-
-
-def _column(table: pa.Table, name: str) -> list[str]:
-    return table.column(name).cast(pa.string()).drop_null().to_pylist()

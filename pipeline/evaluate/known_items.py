@@ -14,9 +14,9 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.cluster.queries import leading_sentence
+from pipeline.corpus.judged_files import corpus_files, read_columns
 from pipeline.errors import SchemaError, SourceError
 from pipeline.evaluate.retrieval_set import NO_SPAN, Judgements, RetrievalSet
 
@@ -27,7 +27,7 @@ MIN_REST_CHARACTERS: Final = 200
 
 
 def known_item_set(folder: Path, num_queries: int, seed: int) -> RetrievalSet:
-    """Make a set of the Parquet files of a folder, with columns id, text and perhaps title.
+    """Make a set of what ``ingest`` would read of a folder, with columns id, text and perhaps title.
 
     The sentences drawn are cut out of their texts. Documents that repeat an id are counted and left out.
     """
@@ -98,29 +98,16 @@ def split_first_sentence(text: str) -> tuple[str, str]:
     return (sentence, text[match.end() :].lstrip()) if match else ("", text)
 
 
-def _read_corpus(folder: Path) -> tuple[pa.Table, int]:
-    files = sorted(folder.glob("*.parquet"))
-    if not files:
-        raise SourceError(
-            f"known items must come from a folder with Parquet files, got {str(folder)!r}; name one"
-        )
+def _read_corpus(path: Path) -> tuple[pa.Table, int]:
     tables: list[pa.Table] = []
-    for file in files:
+    for file in corpus_files(path):
+        table = read_columns(file, ("id", "text"), ("title",))
         try:
-            table = pq.read_table(file)
-            columns = [name for name in ("id", "title", "text") if name in table.schema.names]
             tables.append(
-                table.select(columns).cast(pa.schema([pa.field(name, pa.large_string()) for name in columns]))
+                table.cast(pa.schema([pa.field(name, pa.large_string()) for name in table.schema.names]))
             )
-        except (pa.ArrowException, OSError) as error:
-            raise SourceError(
-                f"{file.name} must be a readable Parquet file with text in id and text; write it again"
-            ) from error
-        if not {"id", "text"} <= set(columns):
-            raise SchemaError(
-                f"{file.name} must have the columns id and text, got {', '.join(table.schema.names)}; "
-                "add them"
-            )
+        except pa.ArrowException as error:
+            raise SchemaError(f"{file.name} must hold text in id and text; write it again") from error
     corpus = pa.concat_tables(tables, promote_options="default")
     _, first = np.unique(np.array(corpus.column("id").to_pylist(), dtype=str), return_index=True)
     return corpus.take(pa.array(np.sort(first))), corpus.num_rows - len(first)

@@ -1,9 +1,7 @@
 """A judged corpus: documents, queries and which answers which, read from a folder and checked.
 
-    corpus.parquet     id, text, title (may be missing)
-    queries.parquet    id, text
-    qrels.parquet      query_id, doc_id, score; start, end (may be missing): characters of the document's text
-                       that hold the evidence
+:mod:`pipeline.corpus.judged_files` says which files these are. ``start`` and ``end`` of a judgement are the
+characters of the document's text that hold the evidence.
 
 What cannot be used is counted, never dropped in silence. A set is held in memory whole: it is a test
 collection, not a corpus to index.
@@ -19,12 +17,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from jaxtyping import Int64
 
+from pipeline.corpus.judged_files import JudgedFile, read_judged_file
 from pipeline.errors import ConfigError, SchemaError, SourceError
 
-CORPUS_FILE, QUERIES_FILE, QRELS_FILE = "corpus.parquet", "queries.parquet", "qrels.parquet"
 NO_SPAN = -1
 """Start and end of a judgement without evidence."""
 
@@ -79,15 +76,13 @@ def read_retrieval_set(folder: Path) -> RetrievalSet:
     """
     if not folder.is_dir():
         raise SourceError(
-            f"an evaluation set must be a folder with {CORPUS_FILE}, {QUERIES_FILE} and {QRELS_FILE}, "
+            "a judged set must be a folder with the files corpus, queries and qrels, "
             f"got {str(folder)!r}; name one"
         )
-    corpus = _read_table(folder / CORPUS_FILE, ("id", "text"))
-    doc_ids = _unique_ids(corpus, CORPUS_FILE)
-    if not doc_ids:
-        raise SourceError(f"{CORPUS_FILE} must hold at least one document, got none; add some")
-    texts = _strings(corpus, "text", CORPUS_FILE)
-    titles = _strings(corpus, "title", CORPUS_FILE) if "title" in corpus.schema.names else ("",) * len(texts)
+    corpus = read_judged_file(folder, "corpus")
+    doc_ids = _unique_ids(corpus, "corpus")
+    texts = _strings(corpus, "text", "corpus")
+    titles = _strings(corpus, "title", "corpus") if "title" in corpus.schema.names else ("",) * len(texts)
     return judge_documents(folder, doc_ids, titles, texts)
 
 
@@ -95,9 +90,8 @@ def judge_documents(
     folder: Path, doc_ids: Sequence[str], titles: Sequence[str], texts: Sequence[str]
 ) -> RetrievalSet:
     """Read the queries and judgements of a folder on documents that are had already."""
-    queries = _read_table(folder / QUERIES_FILE, ("id", "text"))
-    qrels = _read_table(folder / QRELS_FILE, ("query_id", "doc_id", "score"))
-    query_ids = _unique_ids(queries, QUERIES_FILE)
+    query_ids, queries = read_queries(folder)
+    qrels = read_judged_file(folder, "qrels")
     skipped: Counter[str] = Counter()
     judgements = _judgements(qrels, doc_ids, query_ids, list(map(len, texts)), skipped)
     whole = RetrievalSet(
@@ -106,10 +100,24 @@ def judge_documents(
         titles=tuple(titles),
         texts=tuple(texts),
         query_ids=query_ids,
-        queries=_strings(queries, "text", QUERIES_FILE),
+        queries=queries,
         judgements=judgements,
     )
     return _with_usable_queries(whole, skipped)
+
+
+def read_queries(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the ids and the texts of a judged set's queries."""
+    queries = read_judged_file(folder, "queries")
+    return _unique_ids(queries, "queries"), _strings(queries, "text", "queries")
+
+
+def read_relevant(folder: Path) -> list[tuple[str, str]]:
+    """Return the ids of each query and a document that a judged set calls relevant to it."""
+    qrels = read_judged_file(folder, "qrels")
+    query_ids, doc_ids = (_ids(qrels, name, "qrels").to_pylist() for name in ("query_id", "doc_id"))
+    rows = zip(query_ids, doc_ids, _gains(qrels).tolist(), strict=True)
+    return [(query_id, doc_id) for query_id, doc_id, gain in rows if gain > 0]
 
 
 def require_distinct_names(sets: Sequence[RetrievalSet]) -> None:
@@ -163,27 +171,7 @@ def _pick(values: Sequence[str], positions: Int64[np.ndarray, " _"]) -> tuple[st
     return tuple(values[int(position)] for position in positions)
 
 
-def _read_table(path: Path, required: Sequence[str]) -> pa.Table:
-    if not path.is_file():
-        raise SourceError(
-            f"an evaluation set must hold {path.name}, got none in {str(path.parent)!r}; add it"
-        )
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise SourceError(
-            f"{path.name} must be a readable Parquet file, got a damaged one; write it again"
-        ) from error
-    missing = [name for name in required if name not in table.schema.names]
-    if missing:
-        raise SchemaError(
-            f"{path.name} must have the columns {', '.join(required)}, missing: {', '.join(missing)}; "
-            "add them"
-        )
-    return table
-
-
-def _strings(table: pa.Table, column: str, file: str) -> tuple[str, ...]:
+def _strings(table: pa.Table, column: str, file: JudgedFile) -> tuple[str, ...]:
     """Return a text column as Python strings, null as empty."""
     values = table.column(column)
     if not (
@@ -191,34 +179,36 @@ def _strings(table: pa.Table, column: str, file: str) -> tuple[str, ...]:
         or pa.types.is_large_string(values.type)
         or pa.types.is_null(values.type)
     ):
-        raise SchemaError(f"column {column} of {file} must hold text, got {values.type}; write it as strings")
+        raise SchemaError(
+            f"column {column} of the {file} must hold text, got {values.type}; write it as strings"
+        )
     return tuple(value or "" for value in values.to_pylist())
 
 
-def _ids(table: pa.Table, column: str, file: str) -> pa.ChunkedArray:
+def _ids(table: pa.Table, column: str, file: JudgedFile) -> pa.ChunkedArray:
     values = table.column(column)
     if pa.types.is_integer(values.type):
         values = pc.cast(values, pa.string())
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
         raise SchemaError(
-            f"column {column} of {file} must hold text or whole numbers, got {values.type}; write the "
+            f"column {column} of the {file} must hold text or whole numbers, got {values.type}; write the "
             "ids as strings"
         )
     listed = values.to_pylist()
     if values.null_count or any(not value or any(map(str.isspace, value)) for value in listed):
         raise SchemaError(
-            f"column {column} of {file} must hold an id without white space in every row, got a row "
+            f"column {column} of the {file} must hold an id without white space in every row, got a row "
             "without; mend it"
         )
     return values
 
 
-def _unique_ids(table: pa.Table, file: str) -> tuple[str, ...]:
+def _unique_ids(table: pa.Table, file: JudgedFile) -> tuple[str, ...]:
     ids = [str(value) for value in _ids(table, "id", file).to_pylist()]
     repeated = [name for name, count in Counter(ids).items() if count > 1]
     if repeated:
         raise SchemaError(
-            f"{file} must name each id once, got {repeated[0]!r} {ids.count(repeated[0])} times; remove "
+            f"the {file} must name each id once, got {repeated[0]!r} {ids.count(repeated[0])} times; remove "
             "the others"
         )
     return tuple(ids)
@@ -235,10 +225,10 @@ def _judgements(
         {name: position for position, name in enumerate(ids)} for ids in (query_ids, doc_ids)
     )
     query_J = np.array(
-        [query_of.get(name, -1) for name in _ids(qrels, "query_id", QRELS_FILE).to_pylist()], np.int64
+        [query_of.get(name, -1) for name in _ids(qrels, "query_id", "qrels").to_pylist()], np.int64
     )
     document_J = np.array(
-        [document_of.get(name, -1) for name in _ids(qrels, "doc_id", QRELS_FILE).to_pylist()], np.int64
+        [document_of.get(name, -1) for name in _ids(qrels, "doc_id", "qrels").to_pylist()], np.int64
     )
     start_J, end_J = _spans(qrels)
     skipped["judgements of unknown queries"] += int((query_J < 0).sum())
@@ -267,7 +257,7 @@ def _gains(qrels: pa.Table) -> Int64[np.ndarray, " J"]:
         )
     except (pa.ArrowException, TypeError) as error:
         raise SchemaError(
-            f"column score of {QRELS_FILE} must hold a whole number in every row; write 0 for not relevant"
+            "column score of the qrels must hold a whole number in every row; write 0 for not relevant"
         ) from error
 
 
@@ -275,7 +265,7 @@ def _spans(qrels: pa.Table) -> tuple[Int64[np.ndarray, " J"], Int64[np.ndarray, 
     present = [name for name in ("start", "end") if name in qrels.schema.names]
     if len(present) == 1:
         raise SchemaError(
-            f"{QRELS_FILE} must have both start and end, or neither, got only {present[0]}; add the other"
+            f"the qrels must have both start and end, or neither, got only {present[0]}; add the other"
         )
     if not present:
         return np.full(qrels.num_rows, NO_SPAN, np.int64), np.full(qrels.num_rows, NO_SPAN, np.int64)
@@ -286,7 +276,7 @@ def _spans(qrels: pa.Table) -> tuple[Int64[np.ndarray, " J"], Int64[np.ndarray, 
         ]
     except pa.ArrowException as error:
         raise SchemaError(
-            f"columns start and end of {QRELS_FILE} must hold whole numbers or null; mend them"
+            "columns start and end of the qrels must hold whole numbers or null; mend them"
         ) from error
     start_J, end_J = (column.to_numpy(zero_copy_only=False).astype(np.int64) for column in columns)
     return start_J, end_J
@@ -302,9 +292,10 @@ def _with_usable_queries(whole: RetrievalSet, skipped: Counter[str]) -> Retrieva
     skipped["queries without a relevant document"] += int((~is_judged_Q & ~is_blank_Q).sum())
     kept_Q = np.flatnonzero(is_judged_Q & ~is_blank_Q)
     if not len(kept_Q):
+        counted = ", ".join(f"{count} {reason}" for reason, count in skipped.items() if count)
         raise SourceError(
-            f"{whole.name} must hold a query with a relevant document of the corpus, got none; check the "
-            f"ids of {QRELS_FILE}"
+            f"{whole.name} must hold a query with a relevant document of the corpus, got none ({counted}); "
+            "check the ids of the qrels"
         )
     kept = judgements.take(np.isin(judgements.query_J, kept_Q))
     return RetrievalSet(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from jaxtyping import Float32, Int64, UInt64
 
 from pipeline.errors import CairnError, DamageError, IntegrityError
 from pipeline.index.copied_names import COPIED_FILES, COPIES
-from pipeline.index.copies import find_lance_files, find_manifest, link_table, lost_for_good, whole_copy
+from pipeline.index.copies import find_lance_files, find_manifest, link_table
 from pipeline.index.document_bm25 import DocumentBM25
 from pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex
 from pipeline.index.held_files import HeldFiles, WatchedFiles
@@ -35,12 +35,13 @@ from pipeline.index.segments.joined_codes import open_token_vectors
 from pipeline.index.segments.joined_columns import JoinedColumns, joined_column
 from pipeline.index.segments.joined_index import JoinedIndex
 from pipeline.index.segments.joined_words import JoinedWords
-from pipeline.index.segments.segment import Segment, SegmentRows, open_segment
-from pipeline.index.stored_files import check_generation_files, read_manifest
+from pipeline.index.segments.segment import Segment, SegmentRows, open_rows, open_segment
+from pipeline.index.stand_ins import damage_warning, deleted_by_table, require_copies, take_dispensable
+from pipeline.index.stored_files import HASHES, Checks, check_generation_files, read_manifest
 from pipeline.index.tables import DOCUMENTS, open_pinned_dataset, open_pinned_table
 from pipeline.index.token_file import TokenVectors
 from pipeline.index.verified_files import VerifiedFiles
-from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
+from pipeline.manifest import MANIFEST_NAME, Manifest, record_file
 from pipeline.token_vectors.projection import LATE_NAME
 
 if TYPE_CHECKING:
@@ -61,8 +62,9 @@ class Generation(JoinedColumns):
     Position p of ``documents`` is row p of ``doc_ids`` and ``cluster_ids``, and of a scan of the table; its
     chunks are positions ``chunk_offsets[p]`` to ``chunk_offsets[p + 1]`` of ``chunks``. ``token_vectors``
     is None where the collection has no token projection. ``copied`` are files of which the second copy is
-    read, since the first is damaged. ``warning`` is a sentence for the user when that is so, or when an older
-    generation is served because the current one is damaged.
+    read, since the first is damaged, ``lacking`` damaged ones that are not read at all. ``warning`` is a
+    sentence for the user when that is so, or when an older generation is served because the current one is
+    damaged.
     """
 
     layout: CollectionLayout
@@ -76,6 +78,7 @@ class Generation(JoinedColumns):
     held_files: HeldFiles
     lance_files: WatchedFiles
     copied: Sequence[str] = ()
+    lacking: Sequence[str] = ()
     warning: str | None = None
 
     @property
@@ -247,26 +250,21 @@ def sampled_chunks(count: int) -> Int64[np.ndarray, " S"]:
 
 
 def open_generation(
-    layout: CollectionLayout,
-    number: int | None = None,
-    check_hashes: bool = True,
-    *,
-    suspects: Collection[str] = (),
+    layout: CollectionLayout, number: int | None = None, checks: Checks = HASHES
 ) -> Generation:
-    """Open the served generation, or the one asked for; damage raises :class:`IntegrityError`, never a guess.
+    """Open the served generation, or the one asked for.
 
-    ``check_hashes`` = False trusts sizes alone: for files that this process has just hashed. Rows of Lance
-    are never hashed here, but for ``suspects``, files named by their path below ``lance/``.
+    Damage raises :class:`IntegrityError`, never a guess.
     """
     layout.require_exists()
     layout.refresh()
     if number is not None:
-        return _open(layout, number, check_hashes, suspects)
+        return _open(layout, number, checks)
     for attempt in range(OPEN_ATTEMPTS):
         served = layout.current_generation_number()
         assert served is not None, "require_exists found a generation"
         try:
-            found = _open(layout, served, check_hashes, suspects)
+            found = _open(layout, served, checks)
             complaint = None if layout.replica is None else layout.replica.complaint
             return found if complaint is None else replace(found, warning=complaint)
         except IntegrityError:
@@ -275,52 +273,58 @@ def open_generation(
     raise AssertionError("the last attempt returns or raises")
 
 
-def open_latest_intact_generation(
-    layout: CollectionLayout, check_hashes: bool = True, *, suspects: Collection[str] = ()
-) -> Generation:
+def open_latest_intact_generation(layout: CollectionLayout, checks: Checks = HASHES) -> Generation:
     """Open the served generation or, when it is damaged, the newest older one that is whole.
 
-    ``warning`` then says so. The arguments are those of :func:`open_generation`.
+    Where none is, one of which token vectors alone are damaged is opened without them. ``warning`` says so.
     """
     try:
-        return open_generation(layout, check_hashes=check_hashes, suspects=suspects)
+        return open_generation(layout, checks=checks)
     except IntegrityError as error:
         damage = error
     try:
         served = layout.current_generation_number()
     except IntegrityError:
         served = None
+    last_resort: Generation | None = None
     for number in reversed(layout.generation_numbers()):
-        if served is None or number < served:
+        if served is None or number <= served:
             try:
-                found = _open(layout, number, check_hashes, suspects)
+                found = _open(layout, number, checks, without_tokens=True)
             except IntegrityError:
                 continue
-            return replace(
-                found, warning=f"generation {number} is served instead of the current one: {damage}"
-            )
-    raise damage
+            if number != served:
+                instead = f"generation {number} is served instead of the current one: {damage}"
+                found = replace(found, warning=instead)
+            if all(name.endswith(DELETED_BITS) for name in found.lacking):
+                return found
+            last_resort = last_resort or found
+    if last_resort is None:
+        raise damage
+    return last_resort
 
 
-def _open(layout: CollectionLayout, number: int, check_hashes: bool, suspects: Collection[str]) -> Generation:
-    with layout.naming_damage():
-        return _open_files(layout, number, check_hashes, suspects)
-
-
-def _open_files(
-    layout: CollectionLayout, number: int, check_hashes: bool, suspects: Collection[str]
+def _open(
+    layout: CollectionLayout, number: int, checks: Checks, *, without_tokens: bool = False
 ) -> Generation:
+    with layout.naming_damage():
+        return _open_files(layout, number, checks, without_tokens=without_tokens)
+
+
+def _open_files(layout: CollectionLayout, number: int, checks: Checks, *, without_tokens: bool) -> Generation:
     manifest = read_manifest(layout, number)
     folder = layout.generation_folder(number)
-    with VerifiedFiles.of_this_machine() as verified:
-        damaged = check_generation_files(layout, manifest, check_hashes, verified=verified)
-    copied = _copied(layout, number, manifest.files, damaged)
+    with VerifiedFiles.of_this_machine(is_believed=not checks.verify) as verified:
+        damaged = dict(check_generation_files(layout, manifest, checks.hashes, verified=verified))
+    lacking = take_dispensable(manifest, damaged, without_tokens=without_tokens)
+    copied = require_copies(layout, number, manifest.files, damaged.items())
     rows = {
         name: record
         for name, record in find_lance_files(layout, manifest).items()
         if name.startswith(f"{DOCUMENTS}.lance/")
     }
-    files = {name: record for name, record in manifest.files.items() if name not in copied}
+    used = manifest.files.keys() - lacking.keys()
+    files = {name: manifest.files[name] for name in used - copied.keys()}
     manifest_path = find_manifest(layout, number)[1]
     if manifest_path.parent == folder:
         files[MANIFEST_NAME] = record_file(manifest_path)
@@ -328,11 +332,21 @@ def _open_files(
         copied[MANIFEST_NAME] = "does not match its SHA-256"
     held = HeldFiles(folder, files, (*COPIED_FILES, MANIFEST_NAME))
     records = {**manifest.files, MANIFEST_NAME: record_file(manifest_path)}
-    copied |= _copied(layout, number, records, held.refused.items())
-    rows_copied = _copied(layout, number, rows, damaged_rows(layout, rows, suspects))
+    copied |= require_copies(layout, number, records, held.refused.items())
+    suspects = rows if checks.verify else checks.suspects
+    rows_copied = require_copies(layout, number, rows, damaged_rows(layout, rows, suspects))
     database = link_table(layout, number, DOCUMENTS, rows, held) if rows_copied else layout.lance_folder
     watched = WatchedFiles(database, rows)
-    segments = [open_segment(folder, record, manifest.files) for record in manifest.segments]
+    dataset = open_pinned_dataset(database, DOCUMENTS, manifest.lance_versions[DOCUMENTS])
+    deleted = {
+        record.name: deleted_by_table(layout, manifest, record, dataset)
+        for record in manifest.segments
+        if record.name + DELETED_BITS in lacking
+    }
+    segments = [
+        open_segment(folder, record, used, open_rows(folder, record, deleted.get(record.name)))
+        for record in manifest.segments
+    ]
     _require_counts(manifest, [segment.rows for segment in segments])
     copied |= rows_copied
     late_folder = folder / COPIES if LATE_NAME in copied else folder
@@ -342,37 +356,15 @@ def _open_files(
         segments=segments,
         documents=joined_index([(segment.documents, segment.rows.deleted_documents) for segment in segments]),
         chunks=joined_index([(segment.chunks, segment.rows.deleted_chunks) for segment in segments]),
-        token_vectors=open_token_vectors(folder, manifest.files, segments, late_folder),
+        token_vectors=open_token_vectors(folder, used, segments, late_folder),
         database=database,
-        dataset=open_pinned_dataset(database, DOCUMENTS, manifest.lance_versions[DOCUMENTS]),
+        dataset=dataset,
         held_files=held,
         lance_files=watched,
         copied=tuple(copied),
-        warning=_copies_warning(layout, number, copied),
+        lacking=tuple(lacking),
+        warning=damage_warning(layout, number, copied, lacking),
     )
-
-
-def _copied(
-    layout: CollectionLayout,
-    number: int,
-    records: Mapping[str, FileRecord],
-    damaged: Iterable[tuple[str, str]],
-) -> dict[str, str]:
-    """Return what is wrong with each damaged file; one without a whole copy raises :class:`DamageError`."""
-    found = dict(damaged)
-    for name, problem in found.items():
-        if whole_copy(layout, number, name, records.get(name)) is None:
-            if advice := lost_for_good(layout, name):
-                raise IntegrityError(f"{name} of generation {number} {problem}; {advice}")
-            raise DamageError(f"{name} of generation {number} {problem}")
-    return found
-
-
-def _copies_warning(layout: CollectionLayout, number: int, copied: Mapping[str, str]) -> str | None:
-    for name, problem in copied.items():
-        damage = layout.damaged(f"{name} of generation {number} {problem}: its second copy is read")
-        return str(damage)
-    return None
 
 
 def _require_counts(manifest: Manifest, rows: Sequence[SegmentRows]) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import lance
-import lancedb.table
 import pyarrow as pa
 from lance.file import LanceFileReader
 from lance.fragment import FragmentMetadata
@@ -19,6 +19,9 @@ from lance.fragment import write_fragments as write_lance_fragments
 from pipeline.errors import CairnError, IntegrityError
 from pipeline.index.checked_batches import CheckedBatches
 from pipeline.index.lance_errors import lance_errors
+
+if TYPE_CHECKING:
+    import lancedb.table
 
 Fragments = list[str]
 """Fragments of one table in the order of their rows, each as Lance's JSON."""

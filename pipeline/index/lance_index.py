@@ -16,12 +16,11 @@ import contextlib
 import functools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import lance
-import lancedb
 import pyarrow as pa
-from lancedb.expr import col
 
 from pipeline.durable import commit_point
 from pipeline.errors import DamageError, SchemaError
@@ -39,6 +38,9 @@ from pipeline.index.layout import CollectionLayout, generation_tag
 from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
 from pipeline.index.tiers import first_to_merge
 from pipeline.types import TOKEN_FIELDS, chunks_schema, documents_schema
+
+if TYPE_CHECKING:
+    import lancedb.table
 
 PRIMARY_KEYS = {DOCUMENTS: "doc_id", CHUNKS: "chunk_id"}
 
@@ -70,6 +72,8 @@ class LanceTables:
 
     @functools.cached_property
     def _database(self) -> Any:
+        import lancedb  # takes most of a second of a process, which an ingest without changes can do without
+
         return lancedb.connect(str(self.layout.lance_folder))
 
     @classmethod
@@ -120,24 +124,23 @@ class LanceTables:
         stored = cls.open(layout) if layout.exists() else None
         has_tokens = has_tokens if stored is None else stored.has_tokens
         tables = cls(layout, metadata_fields, vector_dim, has_tokens)
-        existing = _table_names(tables._database)
         if stored is not None:  # tables that were never published bind no one: roll_back(None) empties them
             tables._check_schemas(stored.schemas)
         with lance_errors("creating the tables"):
             for name in TABLES:
-                if name not in existing:
+                if not tables._path(name).is_dir():
                     tables._create(name)
         return tables
 
     def versions(self) -> Versions:
         """Return the latest version of each table, published or not."""
         with lance_errors("reading the table versions"):
-            return {name: self._latest(name).version for name in TABLES}
+            return {name: self._dataset(name).version for name in TABLES}
 
     def num_rows(self) -> dict[str, int]:
         """Count the rows of each table's latest version."""
         with lance_errors("counting rows"):
-            return {name: self._latest(name).count_rows() for name in TABLES}
+            return {name: self._dataset(name).count_rows() for name in TABLES}
 
     def count_rows(self, name: str, versions: Mapping[str, int]) -> int:
         """Count the rows of a table at its pinned version."""
@@ -154,10 +157,8 @@ class LanceTables:
                 self._recreate_if_used(name)
                 continue
             try:
-                table = self._latest(name)
-                if table.version != versions[name]:
-                    table.checkout(versions[name])
-                    table.restore()
+                if self._dataset(name).version != versions[name]:
+                    self._dataset(name, versions[name]).restore()
             except LANCE_ERRORS as error:
                 raise self.layout.damaged(
                     f"version {versions[name]} of table `{name}` cannot be opened"
@@ -202,6 +203,8 @@ class LanceTables:
         or as fragments that :meth:`write_fragments` wrote. Row counts are checked after each write; a
         difference raises :class:`IntegrityError` and leaves the roll-back to the next run.
         """
+        from lancedb.expr import col
+
         for ids in deleted_ids:
             assert len(ids) <= MAX_IDS_A_DELETE, len(ids)
             for name in TABLES:
@@ -234,7 +237,7 @@ class LanceTables:
         tag = generation_tag(generation)
         with lance_errors("tagging the tables"):
             for name in TABLES:
-                tags = self._latest(name).tags
+                tags = self._dataset(name).tags
                 if tag not in tags.list():
                     tags.create(tag, versions[name])
                 elif tags.get_version(tag) != versions[name]:
@@ -256,7 +259,7 @@ class LanceTables:
         kept = {generation_tag(number) for number in generations}
         with lance_errors("cleaning up old versions"):
             for name in TABLES:
-                tags = self._latest(name).tags
+                tags = self._dataset(name).tags
                 for tag in sorted(set(tags.list()) - kept):
                     tags.delete(tag)
                 # The lock makes us the only writer: files that no version names are a killed run's.
@@ -311,7 +314,10 @@ class LanceTables:
         return self._database.open_table(name)
 
     def _dataset(self, name: str, version: int | None = None) -> lance.LanceDataset:
-        return lance.dataset(str(self.layout.lance_folder / f"{name}.lance"), version=version)
+        return lance.dataset(str(self._path(name)), version=version)
+
+    def _path(self, name: str) -> Path:
+        return self.layout.lance_folder / f"{name}.lance"
 
     def _create(self, name: str) -> None:
         self._database.create_table(name, schema=self.schemas[name]).set_unenforced_primary_key(
@@ -320,10 +326,9 @@ class LanceTables:
 
     def _recreate_if_used(self, name: str) -> None:
         with lance_errors(f"emptying table `{name}`"):
-            if name in _table_names(self._database):
-                if self._latest(name).count_rows() == 0 and self._latest(
-                    name
-                ).schema.remove_metadata().equals(self.schemas[name]):
+            if self._path(name).is_dir():
+                stored = self._dataset(name)
+                if stored.count_rows() == 0 and stored.schema.remove_metadata().equals(self.schemas[name]):
                     return
                 self._database.drop_table(name)
             self._create(name)
@@ -386,11 +391,6 @@ class LanceTables:
 
 def _has_tokens(schema: pa.Schema) -> bool:
     return all(field.name in schema.names for field in TOKEN_FIELDS)
-
-
-def _table_names(database: Any) -> list[str]:
-    with lance_errors("listing the tables"):
-        return list(database.list_tables().tables)
 
 
 def id_batches(doc_ids: Sequence[str]) -> Iterator[Sequence[str]]:

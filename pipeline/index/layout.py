@@ -9,7 +9,6 @@ stands in it. Under an ``s3://`` root these are the paths of this machine's copy
 from __future__ import annotations
 
 import contextlib
-import logging
 import shlex
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
@@ -30,12 +29,10 @@ from pipeline.errors import (
 from pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
 from pipeline.index.current import GENERATION_FOLDER, PUBLISHED, Current, generation_name
 from pipeline.index.object_folder import ObjectFolder
+from pipeline.index.outages import note_outage
 from pipeline.index.replica import Replica
 from pipeline.index.roots import resolve_root, store_uri
 from pipeline.manifest import COLLECTION_NAME, MANIFEST_NAME
-
-log = logging.getLogger(__name__)
-
 
 DOCUMENTS_FAISS = "documents.faiss"
 CHUNKS_FAISS = "chunks.faiss"
@@ -241,7 +238,7 @@ class CollectionLayout:
         """Bring a copy of an object store up to date; does nothing for a collection in a folder.
 
         Where the store does not answer or is damaged, or a writer of this machine holds the copy, the copy is
-        read as it is, and the replica has a complaint.
+        read as it is, and the replica has a complaint. The log says so once, and once when it is over.
         """
         if self.replica is None or not self.replica.is_due():
             return
@@ -249,11 +246,12 @@ class CollectionLayout:
             with self._copy_lock():
                 self.replica.pull()
             self.replica.complaint = None
+            note_outage(self.replica.uri, None)
         except (TryAgainError, IntegrityError) as error:
             if not self.current_path.exists():
                 raise
             self.replica.complaint = f"this machine's copy is served as it is: {error}"
-            log.warning("replica.not_refreshed collection=%s error=%s", self.name, error)
+            note_outage(self.replica.uri, error)
 
     def current(self) -> Current | None:
         """Read ``CURRENT``; None where nothing was ever published.

@@ -1,6 +1,7 @@
 """Mend what a collection can lose without losing a row, before a writer begins.
 
     a file that another generation has, too    ─▶ copied from there
+    the bits of deleted documents              ─▶ made again from the table of documents
     Lance's tags                               ─▶ written again, as the manifests pin them
     versions that no generation pins           ─▶ removed where they are broken
 
@@ -21,6 +22,8 @@ from pipeline.durable import clear_way, make_folder, remove_entry, replacing
 from pipeline.errors import IntegrityError, is_panic
 from pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
 from pipeline.index.layout import CollectionLayout, generation_tag
+from pipeline.index.segments.deleted import write_deleted
+from pipeline.index.stand_ins import deleted_again
 from pipeline.index.stored_files import check_generation_files, read_manifest
 from pipeline.index.tables import TABLES
 from pipeline.manifest import Manifest
@@ -32,21 +35,24 @@ NEWEST_VERSION = 2**64 - 1
 def mend_files(
     layout: CollectionLayout, manifest: Manifest, names: Collection[str] | None = None
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """Replace damaged files of a generation by equal ones of another.
+    """Replace damaged files of a generation by equal ones of another, or made again from the tables.
 
     Looks at ``names``, or at every file. Returns the files mended, and (file, what is wrong) for the others.
     """
     mended: list[str] = []
     left: list[tuple[str, str]] = []
     for name, problem in check_generation_files(layout, manifest, names=names):
-        twin = _twin(layout, manifest, name)
-        if twin is None:
+        damaged = layout.generation_folder(manifest.generation) / name
+        if (twin := _twin(layout, manifest, name)) is not None:
+            clear_way(damaged)
+            with replacing(damaged) as temporary:
+                shutil.copyfile(twin, temporary)
+        elif (deleted := deleted_again(layout, manifest, name)) is not None:
+            clear_way(damaged)
+            write_deleted(damaged, deleted)
+        else:
             left.append((name, problem))
             continue
-        damaged = layout.generation_folder(manifest.generation) / name
-        clear_way(damaged)
-        with replacing(damaged) as temporary:
-            shutil.copyfile(twin, temporary)
         mended.append(name)
     return mended, left
 

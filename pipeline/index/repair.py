@@ -108,13 +108,14 @@ def _clear_lock(layout: CollectionLayout) -> None:
 
 
 def _mend_predecessors(layout: CollectionLayout, served: int) -> str:
-    """Mend the small files of older generations; return what to add to the report."""
+    """Mend older generations; return what to add to the report."""
     said = ""
     for number in layout.generation_numbers():
         if number < served:
             with contextlib.suppress(IntegrityError):
-                if files := mend_copied(layout, read_manifest(layout, number)):
-                    said += f"; of generation {number}, {len(files)} small file(s) were mended"
+                older = read_manifest(layout, number)
+                if files := [*mend_copied(layout, older), *mend_files(layout, older)[0]]:
+                    said += f"; of generation {number}, {len(files)} file(s) were mended"
     return said
 
 
@@ -135,8 +136,7 @@ def _naming_earlier_losses(layout: CollectionLayout, report: RepairReport) -> Re
     if unnamed:
         said = f"; {len(unnamed)} document(s) were lost by a repair that did not end"
         report = replace(_adding(report, said), lost=tuple(sorted({*report.lost, *unnamed})))
-    caveat = recorded.caveat
-    return report if caveat in report.action else _adding(report, caveat)
+    return report if recorded.caveat in report.action else _adding(report, recorded.caveat)
 
 
 def _restore(layout: CollectionLayout, report: RepairReport) -> RepairReport:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pipeline.durable import storage_errors
 from pipeline.index.copied_names import LANCE_FILES
@@ -13,6 +15,24 @@ from pipeline.index.segments.segment import needed_files
 from pipeline.index.tables import TABLES
 from pipeline.index.verified_files import VerifiedFiles
 from pipeline.manifest import Manifest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checks:
+    """How closely the files of a generation are looked at when it is opened.
+
+    ``hashes`` = False trusts sizes alone. ``verify`` hashes what this machine has hashed before, and the rows
+    of documents in Lance, which else are not hashed but for ``suspects``: paths below ``lance/``.
+    """
+
+    hashes: bool = True
+    verify: bool = False
+    suspects: Collection[str] = ()
+
+
+HASHES: Final = Checks()
+SIZES: Final = Checks(hashes=False)
+"""For files that this process has just hashed, or of which little is read."""
 
 
 def check_generation_files(

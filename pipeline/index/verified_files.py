@@ -46,18 +46,19 @@ class VerifiedFiles:
     """What is known of large files on this machine, kept in a database; to be closed.
 
     Without a path nothing is known, and every file is hashed. The database is opened at the first large file,
-    made if need be, and made again where it is damaged.
+    made if need be, and made again where it is damaged. What is not ``is_believed`` is hashed, and noted or
+    forgotten.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, path: Path | None, *, is_believed: bool = True) -> None:
+        self._path, self._is_believed = path, is_believed
         self._opened: sqlite3.Connection | None = None
 
     @classmethod
-    def of_this_machine(cls) -> VerifiedFiles:
+    def of_this_machine(cls, *, is_believed: bool = True) -> VerifiedFiles:
         """Return what is known in the cache folder, nothing where there is no place for one."""
         try:
-            return cls(cache_folder() / "verified.sqlite")
+            return cls(cache_folder() / "verified.sqlite", is_believed=is_believed)
         except RuntimeError:
             return cls(None)
 
@@ -76,9 +77,12 @@ class VerifiedFiles:
         is_known = False
         with self._tried("read"):
             is_known = self._is_known(found, sha256)
-        if is_known:
+        if is_known and self._is_believed:
             return True
         if sha256_of_file(path) != sha256:
+            if is_known:
+                with self._tried("written"):
+                    self._forget(found)
             return False
         # The time is that before reading: a write in the meantime has moved it on.
         if time.time() - found.st_mtime >= SETTLED_SECONDS:
@@ -106,6 +110,11 @@ class VerifiedFiles:
                 "DELETE FROM verified WHERE file IN (SELECT file FROM verified ORDER BY seen LIMIT ?)",
                 (count - KEPT_FILES // 2,),
             )
+
+    def _forget(self, found: os.stat_result) -> None:
+        database = self._database()
+        if database is not None:
+            database.execute("DELETE FROM verified WHERE file = ?", (_identity(found),))
 
     def _database(self) -> sqlite3.Connection | None:
         if self._opened is None and self._path is not None:

@@ -28,7 +28,7 @@ from pipeline.index.lance_files import MANIFEST_SUFFIX, damaged_lance_files
 from pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, lance_errors
 from pipeline.index.layout import CollectionLayout, generation_tag
 from pipeline.index.losses import LOSSES_NAME, read_losses
-from pipeline.index.stored_files import check_generation_files, read_manifest
+from pipeline.index.stored_files import SIZES, check_generation_files, read_manifest
 from pipeline.manifest import MANIFEST_NAME, Manifest
 from pipeline.types import ProgressListener, silent_progress
 
@@ -233,7 +233,7 @@ def _row_problems(layout: CollectionLayout, number: int) -> Iterator[tuple[str, 
 
     Order, counts, spans that cover each text whole, unique ids.
     """
-    generation = open_generation(layout, number, check_hashes=False)
+    generation = open_generation(layout, number, checks=SIZES)
     versions = generation.manifest.lance_versions
     tables = LanceTables.open(layout, versions)
     doc_ids, offsets, ends = generation.doc_ids, generation.chunk_offsets, generation.chunk_ends

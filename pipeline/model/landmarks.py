@@ -11,12 +11,13 @@ attention with positions restarting in each block, computed as rows of a batch, 
 
 Source: LMK pooling, algorithm 1, fixed, variable (an interval drawn for each text, for training) and sentence
 granularity; §5 for Mean@k and MultiCLS. Differs: a cut moves left to the start of a word; short sentences
-share a chunk, long ones are cut; k of Mean@k is the interval, each k-th token moved left with its cut;
-nothing is truncated.
+share a chunk, long ones are cut; structure granularity is a way of our own; k of Mean@k is the interval, each
+k-th token moved left with its cut; nothing is truncated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,8 +32,8 @@ NO_PREFIX: Final = np.zeros(0, np.int32)
 SENTENCE_START: Final = 3
 """Rank of the place before a token that opens a sentence, above the three ranks of words."""
 
-TRAINING_INTERVALS: Final = (32, 64, 128, 256)
-"""Tokens between landmarks that variable granularity draws from (LMK §5)."""
+LINE_START, PART_START, ITEM_START, INTRODUCED_START, BLOCK_START, HEADING_START = 4, 5, 6, 7, 8, 9
+"""Ranks of structure, above sentences: see :mod:`pipeline.encode.structure`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,12 +75,14 @@ class Rows:
         return np.bincount(self.window_R, weights=lengths_R)[self.window_R].astype(np.int64)
 
 
-def draw_intervals(num_texts: int, generator: np.random.Generator) -> Int64[np.ndarray, " N"]:
-    """Draw one interval a text, uniformly.
+def draw_intervals(
+    num_texts: int, generator: np.random.Generator, intervals: Sequence[int]
+) -> Int64[np.ndarray, " N"]:
+    """Draw one of ``intervals`` a text, uniformly.
 
     A model trained on them serves any of them (LMK §4, variable chunking).
     """
-    return generator.choice(np.array(TRAINING_INTERVALS, np.int64), num_texts)
+    return generator.choice(np.array(intervals, np.int64), num_texts)
 
 
 def split_into_chunks(
@@ -90,10 +93,15 @@ def split_into_chunks(
     """Cut each text into chunks of at most ``interval`` tokens, greedily from the left.
 
     Texts may have an interval each.
-    ``breaks`` ranks the place before each token: 3 a sentence (a text is one where it marks none), 2 a word
-    after white space, 1 a word without, 0 inside a word. A cut stands at the last place of rank 3 that the
-    interval allows; inside a sentence longer than the interval it may have rank 2, inside a run without white
-    space longer than the interval rank 1, inside a word longer than the interval any rank.
+    ``breaks`` ranks the place before each token: 4 and more structure, 3 a sentence, 2 a word after white
+    space, 1 a word without, 0 inside a word. What begins at a place of one rank and ends before the next of
+    that rank or a higher one is a unit; a text where no place has a rank is a unit of it. A unit that fits
+    the interval is never cut. A longer one may be cut at the next lower rank.
+
+    Of the places that are left, a cut stands at the last that the interval allows. In a text with structure
+    it stands at the last of the highest rank that gives the chunk half the interval at least, where there is
+    one, else at the last of the highest rank. All ranks below 4 count as the same there, and what a heading
+    introduces is cut off only where nothing else is left.
     """
     lengths_N = np.diff(text_offsets_N1)
     interval_N = np.broadcast_to(np.asarray(interval, np.int64), lengths_N.shape)
@@ -101,8 +109,9 @@ def split_into_chunks(
     long_texts = np.flatnonzero(lengths_N > interval_N)
     starts: list[int] = []
     if len(long_texts):
-        places = np.arange(len(breaks_T))
-        last_cut_T = np.maximum.accumulate(np.where(_cuts(breaks_T, text_offsets_N1, interval_N), places, 0))
+        is_cut_T = _cuts(breaks_T, text_offsets_N1, interval_N)
+        last_cut_T = np.maximum.accumulate(np.where(is_cut_T, np.arange(len(breaks_T)), 0))
+        guide_T = _guide(breaks_T, is_cut_T) if breaks_T.max() > SENTENCE_START else None
         for text in long_texts.tolist():
             start, end, reach = (
                 int(text_offsets_N1[text]),
@@ -112,7 +121,8 @@ def split_into_chunks(
             before = len(starts)
             starts.append(start)
             while end - start > reach:
-                start = int(last_cut_T[start + reach])
+                last = int(last_cut_T[start + reach])
+                start = last if guide_T is None else _guided_cut(guide_T, start, last, reach // 2)
                 starts.append(start)
             num_chunks_N[text] = len(starts) - before
     chunk_offsets = np.concatenate([[0], np.cumsum(num_chunks_N)])
@@ -130,12 +140,29 @@ def _cuts(
     interval_T = np.repeat(interval_N, np.diff(text_offsets_N1))
     is_text_start = np.zeros(len(breaks_T), np.bool_)
     is_text_start[text_offsets_N1[:-1][np.diff(text_offsets_N1) > 0]] = True
-    is_cut = is_start = (breaks_T >= SENTENCE_START) | is_text_start
-    for rank in range(SENTENCE_START - 1, -1, -1):
+    highest = max(SENTENCE_START, int(breaks_T.max()))
+    is_cut = is_start = (breaks_T >= highest) | is_text_start
+    for rank in range(highest - 1, -1, -1):
         is_finer = (breaks_T >= rank) | is_text_start
         is_cut = is_cut | (is_finer & _in_long_group(is_start, interval_T))
         is_start = is_finer
     return is_cut
+
+
+def _guide(breaks_T: UInt8[np.ndarray, " T"], is_cut_T: Bool[np.ndarray, " T"]) -> UInt8[np.ndarray, " T"]:
+    """Return how good a cut before each token is: 0 where there must be none, or only as the last resort."""
+    guide_T = np.maximum(breaks_T, SENTENCE_START)
+    guide_T[~is_cut_T | (breaks_T == INTRODUCED_START)] = 0
+    return guide_T
+
+
+def _guided_cut(guide_T: UInt8[np.ndarray, " T"], start: int, last: int, least: int) -> int:
+    """Return the last of the best places up to ``last``, where possible ``least`` tokens after ``start``."""
+    for first in (start + least, start + 1):
+        reversed_window = guide_T[first : last + 1][::-1]
+        if reversed_window.any():
+            return last - int(reversed_window.argmax())
+    return last
 
 
 def _in_long_group(

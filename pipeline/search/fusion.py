@@ -20,8 +20,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 
-from pipeline.search_options import SearchOptions
-from pipeline.types import Granularity
+from pipeline.search_options import Granularity, SearchOptions
 
 COSINES_OF: Final[Mapping[Granularity, tuple[str, ...]]] = {
     "document": ("document",),

@@ -60,15 +60,17 @@ class Searcher:
         *,
         timeout_seconds: float | None = None,
         make_reader: MakeReader = LocalReader,
+        verify: bool = False,
     ) -> None:
         """Open the newest intact generation.
 
         ``encoder`` may be a function that loads the encoder of a generation; it is called again when another
         encoder has made the newest one. ``timeout_seconds`` bounds reading a filter's documents.
-        ``make_reader`` says who reads the segments of a generation.
+        ``make_reader`` says who reads the segments of a generation. ``verify`` hashes every file now, also
+        those that this machine has hashed before.
         """
         self._timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
-        self._served = ServedGeneration(layout, encoder, make_reader)
+        self._served = ServedGeneration(layout, encoder, make_reader, verify=verify)
         self._threads = ThreadPoolExecutor(thread_name_prefix="cairn-words")  # they end with the searcher
 
     @property
@@ -89,6 +91,11 @@ class Searcher:
     def is_outdated(self) -> bool:
         """Tell whether an older generation answers than was published."""
         return self._served.is_outdated
+
+    @property
+    def is_lacking(self) -> bool:
+        """Tell whether damaged files of the generation that answers are done without."""
+        return self._served.is_lacking
 
     @property
     def suspects(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from pipeline.errors import CairnError, FingerprintMismatchError, IntegrityError
 from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.replica import REFRESH_SECONDS
+from pipeline.index.stored_files import Checks
 from pipeline.search.reader import IndexReader, LocalReader
 from pipeline.types import QueryEncoder
 
@@ -48,6 +49,7 @@ class Served:
 class ServedGeneration:
     """Hands out the newest intact generation, with the encoder that made it.
 
+    ``verify`` hashes every file when it is opened first, also those that this machine has hashed before.
     ``encoder`` is the one encoder there is, or loads that of a generation; ``make_reader`` makes its reader,
     and raises :class:`StorageError` where the generation before is to be served on. Safe to ask from several
     threads.
@@ -58,6 +60,8 @@ class ServedGeneration:
         layout: CollectionLayout,
         encoder: QueryEncoder | LoadEncoder,
         make_reader: MakeReader = LocalReader,
+        *,
+        verify: bool = False,
     ) -> None:
         layout.require_exists()
         self._layout = layout
@@ -65,7 +69,7 @@ class ServedGeneration:
         self._lock, self._look_lock = threading.Lock(), threading.Lock()
         self._look_at = 0.0
         self._stamp = self._read_stamp()
-        generation = open_latest_intact_generation(layout)
+        generation = open_latest_intact_generation(layout, Checks(verify=verify))
         self._make_reader = make_reader
         loaded = self._load_encoder(generation)
         require_encoder(generation, loaded)
@@ -90,6 +94,11 @@ class ServedGeneration:
     def is_outdated(self) -> bool:
         """Tell whether an older generation answers than was published."""
         return self._is_outdated
+
+    @property
+    def is_lacking(self) -> bool:
+        """Tell whether files of the generation that answers are done without."""
+        return bool(self.generation.lacking)
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -161,7 +170,7 @@ class ServedGeneration:
             if self.generation is damaged and is_due:
                 self._suspects |= damaged.lance_files.damaged
                 try:
-                    opened = open_latest_intact_generation(self._layout, suspects=self._suspects)
+                    opened = open_latest_intact_generation(self._layout, Checks(suspects=self._suspects))
                     self._serve(opened)
                 except (IntegrityError, StorageError):
                     self._damage, self._retry_at = error, self._next_retry()
@@ -189,7 +198,7 @@ class ServedGeneration:
         stamp = self._read_stamp()
         generation = self.generation
         try:
-            opened = open_generation(self._layout, suspects=self._suspects)
+            opened = open_generation(self._layout, checks=Checks(suspects=self._suspects))
             self._serve(opened)
         except (IntegrityError, StorageError) as error:
             self._is_outdated = self._is_behind(generation)
@@ -220,12 +229,12 @@ class ServedGeneration:
     def _describe(self, opened: Generation) -> None:
         """Note what the user should know of a generation, and when to look for a better one.
 
-        While second copies are read there is none, until a repair writes ``CURRENT`` again; but where another
-        program had a file open for writing, it may be whole still.
+        While second copies are read, or damaged files done without, there is none until a repair writes
+        ``CURRENT`` again; but where another program had a file open for writing, it may be whole still.
         """
         self._warning: str | None = opened.warning
         self._is_outdated = self._is_behind(opened)
-        is_copied = bool(opened.copied) and not opened.held_files.refused
+        is_copied = bool(opened.copied or opened.lacking) and not opened.held_files.refused
         is_best = opened.warning is None or (is_copied and not self._is_outdated)
         self._retry_at = None if is_best else self._next_retry()
 
@@ -259,10 +268,14 @@ def require_encoder(generation: Generation, encoder: QueryEncoder) -> None:
 
 
 def _follow(served: weakref.ref[ServedGeneration], layout: CollectionLayout) -> None:
-    """Keep a copy up to date while it is being searched."""
+    """Keep a copy up to date while it is being searched; the log says once why that fails."""
+    refused: type[CairnError] | None = None
     while served() is not None:
         time.sleep(REFRESH_SECONDS)
         try:
             layout.refresh()
+            refused = None
         except CairnError as error:
-            log.warning("search.not_followed collection=%s error=%s", layout.name, error)
+            if refused is not type(error):
+                log.warning("search.not_followed collection=%s error=%s", layout.name, error)
+            refused = type(error)

@@ -26,7 +26,7 @@ from pipeline.index.layout import (
     list_collections,
     list_states,
 )
-from pipeline.index.stored_files import read_manifest
+from pipeline.index.stored_files import SIZES, read_manifest
 from pipeline.manifest import Manifest
 from pipeline.model.folders.checkpoint import weights_in_memory
 from pipeline.search.reader import LocalReader
@@ -196,9 +196,9 @@ class Collections:
         return await self._healer.heal(layout, suspects, OPENING_SHARE * self._settings.deadline_seconds)
 
     def heal_outdated(self, served: ServedCollection) -> None:
-        """Begin to mend the published generation where an older one answers in its place."""
+        """Begin to mend the published generation where an older one, or only a part of it, answers."""
         searcher = served.searcher
-        if searcher.is_outdated:
+        if searcher.is_outdated or searcher.is_lacking:
             self._healer.start(CollectionLayout(self._settings.root, served.name), searcher.suspects)
         else:
             self._healer.settle(served.name)
@@ -343,7 +343,7 @@ class Collections:
         layout = CollectionLayout(self._settings.root, name)
         self._use_encoder(name, None)
         # The searcher checks every hash; here only the manifest and the context are read.
-        generation = open_latest_intact_generation(layout, check_hashes=False)
+        generation = open_latest_intact_generation(layout, checks=SIZES)
         queue = self._queue_for(generation)
         try:
             searcher = Searcher(
@@ -351,10 +351,11 @@ class Collections:
                 queue.encoder,
                 timeout_seconds=TABLE_TIMEOUT_SECONDS,
                 make_reader=self._make_reader,
+                verify=self._settings.verify,
             )
             opened = ServedCollection(name, searcher, queue)
         except FingerprintMismatchError:
-            if open_latest_intact_generation(layout, check_hashes=False).number == generation.number:
+            if open_latest_intact_generation(layout, checks=SIZES).number == generation.number:
                 raise
             return self._open_now(name)  # another one was published in between, and it has another encoder
         self._use_encoder(name, queue)

@@ -1,7 +1,8 @@
-"""Pages of one ranking: a cursor holds the generation, the offset and a hash of the request.
+"""Pages of one ranking: a cursor holds a hash of the generation, the offset and a hash of the request.
 
 It is a small JSON object in base64, not signed. A forged one can only name another place in the same ranking,
-since filters come with the request and the key, never with the cursor.
+since filters come with the request and the key, never with the cursor. The generation is that of one
+collection: a name that was switched to another one has no further page, even where the numbers are the same.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pipeline.search_options import MAX_TOP_K, SearchKeywords
+from pipeline.serve.collections import ServedCollection
 from pipeline.serve.problems import CURSOR_EXPIRED, INVALID_CURSOR, ProblemError
 from pipeline.serve.schemas import START_CURSOR
 from pipeline.types import SearchResult
@@ -28,12 +30,12 @@ _DIGEST_CHARACTERS: Final = 16
 class Page:
     """A page of a request's ranking.
 
-    ``generation`` is None on the first, which takes the one that is served.
+    ``generation`` is the hash of one, None on the first, which takes the one that is served.
     """
 
     request: str
     offset: int
-    generation: int | None
+    generation: str | None
 
     @classmethod
     def of(cls, cursor: str, query: str, options: Mapping[str, Any]) -> Page:
@@ -50,7 +52,7 @@ class Page:
         except (ValueError, KeyError, TypeError, binascii.Error, RecursionError):
             raise _invalid() from None
         is_valid = (
-            type(generation) is int and type(offset) is int and 0 < offset < MAX_DEPTH and digest == request
+            type(generation) is str and type(offset) is int and 0 < offset < MAX_DEPTH and digest == request
         )
         if not is_valid:
             raise _invalid()
@@ -61,17 +63,19 @@ class Page:
         top_k = min(top_k, MAX_DEPTH - self.offset)
         return {**options, "top_k": top_k, "offset": self.offset, "max_candidates": MAX_DEPTH}
 
-    def next_cursor(self, result: SearchResult, top_k: int) -> str | None:
-        """Return the cursor of the next page, None at the end.
+    def next_cursor(self, result: SearchResult, served: ServedCollection, top_k: int) -> str | None:
+        """Return the cursor of the next page, None at the end; ``served`` gave the result.
 
-        Another generation than the first page's raises :class:`ProblemError`.
+        Another generation than the first page's, or one of another collection, raises :class:`ProblemError`.
         """
-        if self.generation not in (None, result.generation):
+        run = served.searcher.generation.manifest.run_id  # a collection made anew counts from 1 again
+        generation = _hash([served.name, run, result.generation])
+        if self.generation not in (None, generation):
             raise ProblemError(CURSOR_EXPIRED, "start again with the first page")
         offset = self.offset + len(result.hits)
         if len(result.hits) < top_k or offset >= MAX_DEPTH:
             return None
-        content = json.dumps({"g": result.generation, "o": offset, "r": self.request}, separators=(",", ":"))
+        content = json.dumps({"g": generation, "o": offset, "r": self.request}, separators=(",", ":"))
         return base64.urlsafe_b64encode(content.encode()).decode("ascii")
 
 
@@ -80,7 +84,11 @@ def _digest(query: str, options: Mapping[str, Any]) -> str:
     kept = {
         name: value for name, value in options.items() if name not in ("top_k", "passages", "chunk_tokens")
     }
-    content = json.dumps([query, kept], sort_keys=True, separators=(",", ":"))
+    return _hash([query, kept])
+
+
+def _hash(values: Sequence[Any]) -> str:
+    content = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(content.encode(errors="replace")).hexdigest()[:_DIGEST_CHARACTERS]
 
 

@@ -90,9 +90,13 @@ class KeyFile:
         """An empty file beside the keys: it says that there were some."""
         return self.path.with_name(f"{self.path.name}.made")
 
-    def is_lost(self) -> bool:
-        """Tell whether keys were made, and their file is gone."""
-        return self.marker_path.exists() and not self.path.exists()
+    def require_kept(self) -> None:
+        """Raise :class:`ConfigError` where keys were made, and their file is gone."""
+        if self.marker_path.exists() and not self.path.exists():
+            raise ConfigError(
+                f"the file of API keys must be there once keys were made, got no {self.path.name}; restore "
+                f"it or make new keys, or remove {self.marker_path.name} beside it to serve without keys"
+            )
 
     def read(self) -> list[ApiKey]:
         """Return all keys, revoked ones too; none where there is no file.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from pipeline.serve.access import SearchGrant, State
+from pipeline.serve.access import SearchGrant, State, reachable
 from pipeline.serve.answers import hit_reply, search
 from pipeline.serve.cursors import Page
-from pipeline.serve.problems import INVALID_CURSOR, INVALID_REQUEST, ProblemError
+from pipeline.serve.problems import CURSOR_EXPIRED, INVALID_CURSOR, INVALID_REQUEST, ProblemError
 from pipeline.serve.schemas import (
     MAX_ANSWER_TOKENS,
     MAX_RERANK_PAIRS,
@@ -67,8 +67,11 @@ async def search_collection(
         )
     page = Page.of(request.cursor, request.query, options)
     options = page.options(options, request.top_k)
+    served = await reachable(state, grant, name)
     result = (await search(state, grant, name, [request.query], options))[0]
-    return _reply(result, request, page.next_cursor(result, request.top_k))
+    if await reachable(state, grant, name) is not served:  # which of the two answered cannot be told
+        raise ProblemError(CURSOR_EXPIRED, "start again with the first page")
+    return _reply(result, request, page.next_cursor(result, served, request.top_k))
 
 
 def _reply(result: SearchResult, request: SearchRequest, next_cursor: str | None = None) -> SearchReply:

@@ -77,11 +77,7 @@ def server_of(app: FastAPI, settings: ServeSettings) -> uvicorn.Server:
 def require_key(settings: ServeSettings) -> None:
     """Refuse to serve others without a key, and anyone where keys were made and their file is gone."""
     keys = KeyFile(settings.keys_path)
-    if keys.is_lost():
-        raise ConfigError(
-            f"the file of API keys must be there once keys were made, got no {keys.path.name}; restore it or "
-            f"make new keys, or remove {keys.marker_path.name} beside it to serve without keys"
-        )
+    keys.require_kept()
     is_guarded = any(key.revoked_at is None for key in keys.read())
     if not is_guarded and not settings.is_loopback:
         named = (

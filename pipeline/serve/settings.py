@@ -11,6 +11,7 @@ from typing import Final
 from pipeline.errors import ConfigError
 from pipeline.manifest import COLLECTION_NAME
 from pipeline.options import About, check_options, option
+from pipeline.search_options import OpenOptions
 
 DEFAULT_PORT: Final = 8400
 DEFAULT_DEADLINE_SECONDS: Final = 10.0
@@ -28,7 +29,7 @@ MAX_LOG_MEGABYTES: Final = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServeSettings:
+class ServeSettings(OpenOptions):
     """A server's settings; ``collections`` = () serves all collections under the root."""
 
     root: Path

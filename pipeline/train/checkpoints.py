@@ -29,7 +29,8 @@ from safetensors.torch import load_file, save_file
 from pipeline import durable
 from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.errors import ModelError, TryAgainError
-from pipeline.model.folders.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint, read_checkpoint
+from pipeline.manifest import fingerprint
+from pipeline.model.folders.checkpoint import WEIGHTS_NAME, Checkpoint, read_checkpoint
 from pipeline.model.folders.encoder_folder import save_encoder_folder, write_encoder_folder
 from pipeline.model.folders.own_tensors import CONTEXT_SIZE, FIRST_STAGE
 from pipeline.model.folders.sentence_transformers_folder import read_json
@@ -149,16 +150,21 @@ class RunFolder:
             save_file(optimizer_tensors(optimizer, model), folder / OPTIMIZER_NAME)
             head = {} if model.head is None else model.head.state_dict()
             objective = {} if model.objective is None else model.objective.state_dict()
+            # A model folder has low-rank updates and a token head rounded.
             exactly = {LOW_RANK_NAME: low_rank_parameters(model), HEAD_NAME: head, OBJECTIVE_NAME: objective}
             for name, exact in exactly.items():
                 if exact:
                     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in exact.items()}
                     save_file(tensors, folder / name)
-            # A model folder has low-rank updates and a token head rounded, and ours only where it has any.
-            others = (EXTRA_NAME, *exactly)
-            hashed = (*_HASHED, *(name for name in others if (folder / name).is_file()))
-            hashes = {name: durable.sha256_of_file(folder / name) for name in hashed}
-            durable.write_json(folder / STATE_NAME, {**_as_json(state), "sha256": hashes})
+            hashes = {
+                path.relative_to(folder).as_posix(): durable.sha256_of_file(path)
+                for path in sorted(folder.rglob("*"))
+                if path.is_file()
+            }
+            own = _as_json(state)
+            durable.write_json(
+                folder / STATE_NAME, {**own, "sha256": hashes, "fingerprint": fingerprint(**own)}
+            )
         durable.commit_point("train.checkpoint")
         for old in sorted(target.parent.glob("[0-9]*"))[:-KEPT]:
             shutil.rmtree(old)
@@ -225,10 +231,18 @@ def _as_json(state: RunState) -> dict[str, Any]:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        hashes: Mapping[str, str] = read_json(folder / STATE_NAME)["sha256"]
-    except (ModelError, KeyError):
+        stored = read_json(folder / STATE_NAME)
+        own = {name: stored[name] for name in RunState.__dataclass_fields__}
+        hashes: Mapping[str, str] = dict(stored["sha256"])
+        # Checkpoints of older versions have no fingerprint.
+        is_same = stored.get("fingerprint", fingerprint(**own)) == fingerprint(**own)
+    except (ModelError, KeyError, TypeError, ValueError):
         return False
-    return set(hashes) >= set(_HASHED) and all(
-        (folder / name).is_file() and durable.sha256_of_file(folder / name) == digest
-        for name, digest in hashes.items()
+    return (
+        is_same
+        and set(hashes) >= set(_HASHED)
+        and all(
+            (folder / name).is_file() and durable.sha256_of_file(folder / name) == digest
+            for name, digest in hashes.items()
+        )
     )

@@ -31,6 +31,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from pipeline.encode.sentences import sentence_starts
+from pipeline.encode.structure import FENCES, heading_at
 from pipeline.errors import SourceError
 from pipeline.train.mining import NONE_FOUND
 from pipeline.train.pair_files import read_columns, training_files
@@ -46,13 +47,7 @@ MIN_SECTION_CHARACTERS: Final = 200
 """Two or three sentences: less says too little to be found by."""
 
 MIN_QUERY_WORDS, MAX_QUERY_WORDS = 6, 40
-MAX_HEADING_CHARACTERS: Final = 120
 
-_MARKED: Final = re.compile(
-    r"(?:#{1,6}[ \t]+(?P<markdown>\S.*?)[ \t]*#*|={2,6}[ \t]*(?P<wiki>[^=\s].*?)[ \t]*={2,6})[ \t]*"
-)
-_UNDERLINE: Final = re.compile(r"([=\-~^*#+])\1{2,}[ \t]*")
-_FENCE: Final = ("```", "~~~")
 _PARAGRAPH: Final = re.compile(r"\n[ \t]*\n\s*")
 
 
@@ -150,8 +145,8 @@ def _headed(text: str) -> Iterator[tuple[str, str]]:
     heading, body, in_fence = "", list[str](), False
     place = 0
     while place < len(lines):
-        in_fence ^= lines[place].startswith(_FENCE)
-        found, num_lines = ("", 1) if in_fence else _heading_at(lines, place)
+        in_fence ^= lines[place].startswith(FENCES)
+        found, num_lines = ("", 1) if in_fence else heading_at(lines, place)
         if found:
             yield heading, "\n".join(body)
             heading, body = found, []
@@ -159,31 +154,6 @@ def _headed(text: str) -> Iterator[tuple[str, str]]:
             body.append(lines[place])
         place += num_lines
     yield heading, "\n".join(body)
-
-
-def _heading_at(lines: Sequence[str], place: int) -> tuple[str, int]:
-    """Return the heading that begins on a line and how many lines it takes; an empty one where none does."""
-    line = lines[place]
-    if marked := _MARKED.fullmatch(line):
-        return (marked["markdown"] or marked["wiki"])[:MAX_HEADING_CHARACTERS], 1
-    # An overline belongs to the heading below it.
-    skipped = (
-        1
-        if _UNDERLINE.fullmatch(line) and place + 2 < len(lines) and _UNDERLINE.fullmatch(lines[place + 2])
-        else 0
-    )
-    words, below = lines[place + skipped].strip(), lines[place + skipped + 1 :][:1]
-    is_line_of_words = any(map(str.isalnum, words)) and len(words) <= MAX_HEADING_CHARACTERS
-    is_after_a_gap = place == 0 or not lines[place - 1].strip()
-    if (
-        is_line_of_words
-        and is_after_a_gap
-        and below
-        and _UNDERLINE.fullmatch(below[0])
-        and len(below[0].strip()) >= len(words) - 2
-    ):
-        return words, 2 + skipped
-    return "", 1
 
 
 def _fitting(body: str, max_characters: int) -> Iterator[str]:

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from jaxtyping import UInt64
 
+from pipeline.corpus.judged_files import read_judged_file
 from pipeline.errors import SourceError
 from pipeline.train.pairs import TrainingPairs
 from pipeline.types import ProgressListener
@@ -35,7 +34,6 @@ MAX_SHARED_WINDOWS: Final = 0.5
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
-JUDGED_FILES: Final = ("corpus.parquet", "queries.parquet")
 
 
 class JudgedTexts:
@@ -97,19 +95,15 @@ def words(text: str) -> list[str]:
 
 def read_judged_texts(folders: Sequence[Path]) -> JudgedTexts:
     """Read the texts of evaluation sets, each a folder with a corpus and queries."""
-    queries: list[str] = []
-    documents: list[str] = []
-    for folder in folders:
-        for name, texts in zip(JUDGED_FILES, (documents, queries), strict=True):
-            try:
-                column = pq.read_table(folder / name, columns=["text"]).column("text")
-            except (pa.ArrowInvalid, OSError, KeyError) as error:
-                raise SourceError(
-                    f"an evaluation set must be a folder with {' and '.join(JUDGED_FILES)}, each with a "
-                    f"column text, got {str(folder)!r}; "
-                    "name the set's own folder"
-                ) from error
-            texts += [text for text in column.to_pylist() if text]
+    documents, queries = (
+        [
+            text
+            for folder in folders
+            for text in read_judged_file(folder, name, "text").column("text").to_pylist()
+            if text
+        ]
+        for name in ("corpus", "queries")
+    )
     return JudgedTexts(queries, documents)
 
 

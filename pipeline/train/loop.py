@@ -26,7 +26,7 @@ from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from pipeline.model.folders.model_defaults import encoder_config
 from pipeline.model.folders.names import model_folder
 from pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PREFIX
-from pipeline.poolings import PREFIX_POOLINGS
+from pipeline.poolings import PREFIX_POOLINGS, pooling_rule
 from pipeline.train.batch_plan import BatchPlan, require_batch
 from pipeline.train.checkpoints import RunFolder, held_folder
 from pipeline.train.documents import read_document_pairs
@@ -37,7 +37,7 @@ from pipeline.train.latent_block import add_latent_block
 from pipeline.train.leakage import without_judged
 from pipeline.train.low_rank import add_low_rank
 from pipeline.train.pair_data import PairData
-from pipeline.train.pair_task import SERVED_INTERVAL, PairTask, TrainReport
+from pipeline.train.pair_task import PairTask, TrainReport, served_interval
 from pipeline.train.pairs import TrainingPairs, join_pairs, read_pairs
 from pipeline.train.processes import ALONE, Processes, first_before_others
 from pipeline.train.query_writer import QueryWriter, QueryWriterConfig
@@ -90,6 +90,7 @@ def train(
         teacher=None if config.teacher is None else Teacher.named(config.teacher),
         score_teacher=None if config.score_teacher is None else CrossEncoderReranker(config.score_teacher),
     )
+    made_of.require_negatives()
     dev_sets = {"dev sets": None if scorer is None else scorer.fingerprint}
     with contextlib.nullcontext() if processes.rank else held_folder(folder):
         with first_before_others(processes):
@@ -98,8 +99,14 @@ def train(
             if config.late_weight:
                 model.head, idf_X = begin_head(pairs, heldout, base, config)
                 data = replace(data, idf_X=idf_X)
+        longest = model.max_positions - 2 - data.maker.prefix_tokens
+        interval = served_interval(config.landmark_intervals, longest)
         files = RunFolder(
-            folder, checkpoint, served, late_bits=config.late_bits, context=_served_context(config)
+            folder,
+            checkpoint,
+            replace(served, landmark_interval=interval),
+            late_bits=config.late_bits,
+            context=_served_context(config),
         )
         task = PairTask(
             files=files,
@@ -110,6 +117,7 @@ def train(
             pairs=pairs,
             plan=BatchPlan(pairs, heldout, data.vectors, config),
             config=config,
+            interval=interval,
             scorer=scorer,
             processes=processes,
         )
@@ -204,6 +212,11 @@ def _check_fit(config: TrainConfig, checkpoint: Checkpoint, model: LandmarkEncod
             f"matryoshka_layers must end with the base model's last layer {model.num_layers}, got "
             f"{list(config.matryoshka_layers)}"
         )
+    if pooling_rule(config.pooling).needs_cls and checkpoint.cls_id is None:
+        raise ConfigError(
+            f"pooling {config.pooling} must go with a base model that has [CLS] or BOS, got one without; "
+            "choose mean or lmk"
+        )
     has_mixer = any(name.startswith(MIXER_PREFIX) for name in checkpoint.tensors)
     if checkpoint.steps or has_mixer:
         raise ModelError(
@@ -224,7 +237,6 @@ def _served_settings(config: TrainConfig, base: EncoderConfig) -> EncoderConfig:
         pool_prefix=base.pool_prefix and config.attention != "full" and config.pooling in PREFIX_POOLINGS,
         pooling=config.pooling,
         attention=config.attention,
-        landmark_interval=SERVED_INTERVAL,
         use_context=config.reads_context,
     )
 

@@ -56,8 +56,9 @@ class PackedRows:
             return self._apart(self.pooled_row_M).alone
         start_B = np.zeros(len(self), np.int64)
         if self.num_prefix_B is not None:
-            is_left_out_B = (self.num_prefix_B > 0) & (self.pooled_start_B > 0)
-            start_B = np.where(is_left_out_B, self.has_cls + self.num_prefix_B, 0)
+            head_B = self.has_cls + self.num_prefix_B
+            is_taken_in_B = (self.pooled_start_B == 0) & (self.pooled_end_B > head_B)
+            start_B = np.where((self.num_prefix_B > 0) & ~is_taken_in_B, head_B, 0)
         return PackedRows(
             ids_N=self.ids_N,
             lengths_B=self.lengths_B,

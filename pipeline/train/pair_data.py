@@ -64,6 +64,15 @@ class PairData:
             "score teacher": None if self.score_teacher is None else self.score_teacher.fingerprint,
         }
 
+    def require_negatives(self) -> None:
+        """Raise :class:`SourceError` where queries are ranked against their own negatives, and none has any.
+
+        Mined ones are known only when the pairs are embedded.
+        """
+        pairs, config = self.pairs, self.config
+        if config.only_own_negatives and not (config.hard_negatives or any(pairs.negatives)):
+            _require_any(like_headed(pairs, self.heldout))
+
     def prepare(self, folder: Path, progress: ProgressListener) -> TrainingData:
         """Embed the pairs, find hard negatives, ask the teachers; vectors and scores stay in ``folder``.
 
@@ -139,12 +148,8 @@ class PairData:
             mined_Nk[(given_Nk != NONE_FOUND).any(1)] = NONE_FOUND
         own_Nk = np.concatenate([mined_Nk, given_Nk, like_headed(pairs, self.heldout)], axis=1)
         num_without = int((own_Nk == NONE_FOUND).all(1).sum())
-        if config.only_own_negatives and num_without == len(pairs):
-            raise SourceError(
-                "pairs must have negatives where a query is ranked against its own alone, got none; give a "
-                "column negatives or hard_negatives, or leave negatives at batch"
-            )
         if config.only_own_negatives and num_without:
+            _require_any(own_Nk)
             logger.warning("%d of %d pairs have no negatives and teach nothing", num_without, len(pairs))
         return own_Nk
 
@@ -190,6 +195,14 @@ class PairData:
             own_Nk,
             self.heldout,
             progress,
+        )
+
+
+def _require_any(negatives_Nk: Int64[np.ndarray, "N k"]) -> None:
+    if (negatives_Nk == NONE_FOUND).all():
+        raise SourceError(
+            "pairs must have negatives where a query is ranked against its own alone, got none; give a "
+            "column negatives or hard_negatives, or leave negatives at batch"
         )
 
 

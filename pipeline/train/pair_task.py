@@ -7,7 +7,7 @@ remembers it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -29,17 +29,24 @@ from pipeline.train.trainer import Steps
 from pipeline.types import ModelScorer
 
 SERVED_INTERVAL: Final = 64
-"""Landmark interval that held-out pairs are scored with and the saved folder brings along.
+"""Ingest's own default of tokens between landmarks."""
 
-Ingest's own default.
-"""
+
+def served_interval(intervals: Sequence[int], longest: int) -> int:
+    """Return the interval that held-out pairs are scored with and the saved folder brings along.
+
+    Ingest's own default, or what was trained that is nearest to it, at most the ``longest`` a row has room
+    for.
+    """
+    return min(max(SERVED_INTERVAL, min(intervals)), max(intervals), longest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainReport:
     """What a run did; rates and ``seconds`` count the steps of this process alone.
 
-    ``judged_by`` says what the best score is of; losses are None where no step was left to make.
+    ``judged_by`` says what the best score is of, and nothing leaves that and its step None. Losses are None
+    where no step was left to make.
     """
 
     folder: str
@@ -51,8 +58,8 @@ class TrainReport:
     first_loss: float | None
     last_loss: float | None
     judged_by: str
-    best_score: float
-    best_step: int
+    best_score: float | None
+    best_step: int | None
     seconds: float
     pairs_per_second: float
     tokens_per_second: float
@@ -70,6 +77,7 @@ class PairTask:
     pairs: TrainingPairs
     plan: BatchPlan
     config: TrainConfig
+    interval: int
     scorer: ModelScorer | None
     processes: Processes
 
@@ -87,6 +95,8 @@ class PairTask:
     def report(self, steps: Steps) -> TrainReport:
         """Say what the run did."""
         judged_by = "held-out pairs" if len(self.heldout) else "nothing"
+        judged_by = judged_by if self.scorer is None else "dev sets"
+        is_judged = judged_by != "nothing"
         return TrainReport(
             folder=str(self.files.folder),
             pairs=len(self.pairs),
@@ -96,9 +106,9 @@ class PairTask:
             resumed_at=steps.resumed_at,
             first_loss=steps.first_loss,
             last_loss=steps.last_loss,
-            judged_by=judged_by if self.scorer is None else "dev sets",
-            best_score=steps.state.best_score,
-            best_step=steps.state.best_step,
+            judged_by=judged_by,
+            best_score=steps.state.best_score if is_judged else None,
+            best_step=steps.state.best_step if is_judged else None,
             seconds=steps.seconds,
             pairs_per_second=steps.counts["num_queries"] / steps.seconds,
             tokens_per_second=steps.counts["num_tokens"] / steps.seconds,
@@ -121,7 +131,7 @@ class PairTask:
             self.data.maker,
             self.heldout.tolist(),
             self.pairs.documents,
-            interval=min(SERVED_INTERVAL, self.model.max_positions - 2 - self.data.maker.prefix_tokens),
+            interval=self.interval,
             max_tokens=self.config.micro_batch_tokens,
             context=self._served_context(),
             landmarks=self.config.attention == "landmark",

@@ -190,7 +190,7 @@ def read_pairs(
         )
         raise SourceError(
             f"training files must hold at least one pair with a query and a document, got {counted}; "
-            "name others"
+            f"name others{', or lower min_score' if 'score below' in counted else ''}"
         )
     return TrainingPairs.of(kept, skipped)
 
@@ -243,7 +243,7 @@ def class_pairs(examples: Sequence[PairRecord], num_negatives: int, seed: int) -
 
     Of two classes the labels are the documents, each the other's negative. Of several, the document is
     another text of the class and the negatives are texts of others, all drawn from ``seed``. Texts of one
-    class alone raise :class:`SourceError`.
+    class alone, and numbers as the labels of two, raise :class:`SourceError`.
     """
     texts = np.array([example.query for example in examples], object)
     names = sorted({example.label for example in examples})
@@ -254,6 +254,11 @@ def class_pairs(examples: Sequence[PairRecord], num_negatives: int, seed: int) -
             f"{examples[0].source!r}; give texts of another class, or a column document"
         )
     if len(names) == 2:
+        if any(name.strip().lstrip("+-").isdigit() for name in names):
+            raise SourceError(
+                "labels of two classes must be words, because they are trained as documents, got "
+                f"{names[0]!r} and {names[1]!r} in {examples[0].source!r}; write what they mean"
+            )
         return [
             _class_row(example, example.label, tuple(name for name in names if name != example.label))
             for example in examples

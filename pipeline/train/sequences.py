@@ -282,7 +282,7 @@ def behind_prefixes(
 ) -> PackedRows:
     """Put a prefix behind the [CLS] of each row, as :func:`pipeline.model.landmarks.chunk_rows` has one.
 
-    With a prefix that is not pooled [CLS] is not pooled either.
+    With a prefix that is not pooled [CLS] is not pooled either, unless it is all that is.
     """
     lengths_B, num_prefix_B = np.diff(rows.row_offsets), np.array([len(ids) for ids in prefixes], np.int64)
     starts_B = rows.row_offsets[:-1] + np.cumsum(num_prefix_B) - num_prefix_B
@@ -291,13 +291,15 @@ def behind_prefixes(
     is_prefix[ranges(starts_B + has_cls, num_prefix_B)] = True
     ids[is_prefix], ids[~is_prefix] = np.concatenate([np.zeros(0, np.int32), *prefixes]), rows.ids
     num_prefix_M = num_prefix_B[rows.pooled_row]
-    first_M = 0 if is_pooled else np.where(num_prefix_M > 0, has_cls + num_prefix_M, 0)
+    is_cls_M = rows.pooled_end <= has_cls
+    is_whole_M = is_cls_M | is_pooled | (num_prefix_M == 0)
+    first_M = np.where(is_whole_M, 0, has_cls + num_prefix_M)
     return PackedRows(
         ids_N=ids,
         lengths_B=lengths_B + num_prefix_B,
         windows_B=windows_B,
         pooled_start_B=np.where(rows.pooled_start > 0, rows.pooled_start + num_prefix_M, first_M),
-        pooled_end_B=rows.pooled_end + num_prefix_M,
+        pooled_end_B=np.where(is_cls_M, rows.pooled_end, rows.pooled_end + num_prefix_M),
         num_prefix_B=num_prefix_B,
         has_cls=has_cls,
     )

@@ -9,21 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from pipeline.config import Surrogate, Tour
 from pipeline.errors import ConfigError
 from pipeline.model.folders.own_tensors import GATE_NAMES
 from pipeline.options import MAX_SEED, About, check_options, metadata_of, option
+from pipeline.poolings import POOLING_RULES, POOLINGS
 from pipeline.token_vectors.codes import require_packable
 from pipeline.train.schedules import Schedule
 
-TrainedPooling = Literal["mean", "lmk", "latent"]
+TrainedPooling = Literal["mean", "lmk", "cls", "latent"]
 TrainedAttention = Literal["chunk", "landmark", "full"]
 LoraMatrices = Literal["attention", "all"]
 ContextFrom = Literal["batch", "source"]
 Negatives = Literal["batch", "own"]
 TrainedPrecision = Literal["auto", "fp32", "bf16"]
+
+MIN_INTERVAL: Final = 8
+"""Fewest tokens between landmarks: those of an ingest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +41,7 @@ class TrainConfig:
     ``first_stage_layers`` > 0 gives the model a first stage of its own, which starts as the base's first
     layers and alone embeds the context; it shares the input tables where those stay as they are. Prefixes
     stand before the texts in training and, in the saved folder, at serving; None takes the base's.
+    ``landmark_intervals`` are LMK's variable granularity (§5), a single one its fixed granularity.
     ``title_share`` of the sequences begin with their title as a chunk of its own. With ``attention`` full
     every document is a row by itself, without neighbours, title and context. ``negatives`` of a query are all
     other documents of the batch, or its own alone: mined ones and those that the data brings. ``margin`` is ε
@@ -58,6 +63,10 @@ class TrainConfig:
     sequence_documents: int = option(4, About("Neighbouring documents that make one sequence.", low=1))
     pooling: TrainedPooling = option("lmk", About("What a chunk's vector is pooled from."))
     attention: TrainedAttention = option("landmark", About("What a token sees."))
+    landmark_intervals: tuple[int, ...] = option(
+        (32, 64, 128, 256),
+        About("Tokens between landmarks; one is drawn for each sequence.", default_text="32,64,128,256"),
+    )
     latents: int | None = option(
         None,
         About(
@@ -221,8 +230,20 @@ class TrainConfig:
             )
         require_packable(self.late_dims, self.late_bits)
         # Lists when read from JSON.
-        for name in ("matryoshka_dims", "matryoshka_layers"):
+        for name in ("matryoshka_dims", "matryoshka_layers", "landmark_intervals"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        self._require_rows()
+
+    def _require_rows(self) -> None:
+        if self.pooling not in POOLINGS[self.attention]:
+            raise ConfigError(
+                f"pooling {self.pooling} must go with attention "
+                f"{' or '.join(POOLING_RULES[self.pooling].attentions)}, got {self.attention}; choose another"
+            )
+        if min(self.landmark_intervals, default=0) < MIN_INTERVAL:
+            raise ConfigError(
+                f"landmark_intervals must be at least {MIN_INTERVAL}, got {list(self.landmark_intervals)}"
+            )
 
     @property
     def own_lrs(self) -> Mapping[str, float]:

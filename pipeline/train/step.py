@@ -147,13 +147,13 @@ def draw_batch(
     None without a context.
     """
     longest = max_positions - 2 - data.maker.prefix_tokens
-    intervals_U = np.minimum(draw_intervals(len(units), generator), longest)
+    intervals_U = np.minimum(draw_intervals(len(units), generator, config.landmark_intervals), longest)
     has_title_U = generator.random(len(units)) < config.title_share
     has_context = config.reads_context and generator.random() >= config.context_absence
     positions = np.array([position for unit in units for position in unit])
     mined = data.hard_negatives_Nk[positions].ravel()
     negatives = list(dict.fromkeys(mined[mined != NONE_FOUND].tolist()))
-    negative_interval = int(np.minimum(draw_intervals(1, generator), longest)[0])
+    negative_interval = min(int(draw_intervals(1, generator, config.landmark_intervals)[0]), longest)
     batch = data.maker.make(units, intervals_U, has_title_U, negatives, negative_interval)
     context = None
     if has_context:

@@ -42,7 +42,7 @@ def test_analyse_in_json_holds_the_temperatures_asked_for(
     ("options", "sentence"),
     [
         (["--temperature", "0"], "a temperature must lie between"),
-        (["--text-column", "body"], "must have the column body"),
+        (["--text-column", "body"], "missing: body"),
         (["--max-tokens", "8"], "must have two texts of 8 tokens or more"),
     ],
 )

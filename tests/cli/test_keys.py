@@ -105,6 +105,14 @@ def test_no_keys_are_said_so(call: Any) -> None:
     assert call("keys", "list")[:2] == (0, "no keys\n")
 
 
+def test_keys_whose_file_is_lost_are_not_called_none(call: Any, tmp_path: Path) -> None:
+    call("keys", "create", "reader")
+    (tmp_path / "cairn-data" / "keys.json").unlink()
+    code, out, error = call("keys", "list")
+    assert (code, out) == (2, "")
+    assert "the file of API keys must be there once keys were made, got no keys.json" in error
+
+
 @pytest.mark.usefixtures("collections")
 def test_filter_of_a_key_is_typed_as_its_columns_are(call: Any) -> None:
     options = ("--for", "stones", "--for", "pebbles", "--filter", "year>=2000")

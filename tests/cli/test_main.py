@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.collection import open_collection
 from pipeline.types import Passage
 
 
@@ -93,6 +94,29 @@ def test_ingest_with_every_encoder_option_is_searchable(
     ):
         assert part in shown
     assert "precision" not in shown
+
+
+def test_ingest_of_structure_keeps_chunks_whole_in_documents_added_later(
+    call: Any, ingest_options: list[str], tmp_path: Path
+) -> None:
+    page = "# Cat\n\nThe cat sat on the old mat.\n\n## Path\n\n- the path\n- the old stone path\n"
+    (tmp_path / "one.md").write_text(page)
+    code, *_ = call("ingest", "one.md", *ingest_options, "--landmarks", "structure", "--quiet")
+    assert code == 0
+    (tmp_path / "two.md").write_text(page)
+    code, out, _ = call("ingest", "two.md", "--collection", "c", "--json", "--quiet")
+    assert (code, json.loads(out)["indexed"]) == (0, 1)
+    assert 'landmarks "structure"' in " ".join(call("status", "c")[1].split())
+    found = open_collection("c").search("the old stone path", chunk_tokens=16).hits
+    for hit in found:
+        assert {passage.text for passage in hit.passages} == {
+            page[: page.index("## Path")],
+            page[page.index("## Path") :],
+        }
+    assert len(found) == 2
+    code, _, err = call("ingest", "two.md", "--collection", "c", "--landmarks", "sentence", "--quiet")
+    assert code != 0
+    assert "encoder.landmarks is 'structure', got 'sentence'" in err
 
 
 def test_ingest_with_a_causal_decoder_pooled_at_its_last_token_is_searchable(

@@ -1,4 +1,4 @@
-"""What `cairn status` says of segments and routes."""
+"""What `cairn status` says of segments and routes, and `--verify`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.collection import open_collection
+from pipeline.errors import DamageError
 from pipeline.index import tiers
 
 
@@ -29,9 +31,9 @@ def test_status_measures_searches_of_the_nearest_clusters(
     assert "100 clusters: recall@10 1.000 of 3 sampled queries, 100% of 2 shards asked" in call(*asked)[1]
 
 
-@pytest.mark.parametrize("option", [("--route-clusters", "8"), ("--shards", "4")])
+@pytest.mark.parametrize("option", [("--route-clusters", "8"), ("--shards", "4"), ("--verify",)])
 def test_status_of_all_collections_refuses_what_is_measured_of_one(
-    call: Any, option: tuple[str, str]
+    call: Any, option: tuple[str, ...]
 ) -> None:
     code, _, err = call("status", *option)
     assert (code, f"{option[0]} must come with the NAME of a collection" in err) == (2, True)
@@ -54,3 +56,19 @@ def test_status_counts_the_vectors_of_all_segments(
     assert "deleted" not in out
     call("delete", "c", "a")
     assert "2, 25.0% of their documents deleted; no merge is due" in call("status", "c")[1]
+
+
+@pytest.mark.parametrize("words", [("status", "c"), ("search", "river", "--collection", "c")])
+def test_verify_finds_bits_that_opening_does_not_look_at(
+    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    call("ingest", corpus, *ingest_options, "--quiet")
+    assert call(*words, "--verify")[0] == 0
+    (rows,) = (tmp_path / "cairn-data" / "c" / "lance" / "documents.lance" / "data").iterdir()
+    content = rows.read_bytes()
+    rows.write_bytes(content[:4] + bytes([content[4] ^ 1]) + content[5:])
+    assert call(*words)[0] == 0
+    code, _, err = call(*words, "--verify")
+    assert (code, f"{rows.name} of generation 1 does not match its SHA-256" in err) == (1, True)
+    with pytest.raises(DamageError, match=rows.name):
+        len(open_collection("c", verify=True).documents)

@@ -140,3 +140,22 @@ def test_train_command_settings_of_dev_sets_without_any_are_refused(
 ):
     assert run(cairn, arguments(pairs_file, tiny_model_folder, "--dev-every", "5"), "cairn") == 2
     assert "dev_every must go with dev sets, got none; name them with --dev" in capsys.readouterr().err
+
+
+def test_train_command_with_nothing_held_out_says_so_and_shows_no_score(
+    pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    flags = arguments(pairs_file, tiny_model_folder, "--heldout-pairs", "0", "--quiet")
+    assert run(cairn, flags, "cairn") == 0
+    printed = capsys.readouterr()
+    assert "no pairs were held out" in printed.err
+    assert "best" not in printed.out
+    assert not (pairs_file.parent / "run" / "best").exists()
+
+
+def test_train_command_without_negatives_of_a_query_leaves_no_folder(
+    pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--negatives", "own"), "cairn") == 2
+    assert "pairs must have negatives" in capsys.readouterr().err
+    assert not (pairs_file.parent / "run").exists()

@@ -217,10 +217,10 @@ def test_names_in_capitals_that_a_page_ties_to_a_file_are_in_it(page: Path) -> N
 @every_page
 def test_variables_that_a_page_names_are_read_somewhere(page: Path) -> None:
     ours = {
-        f"{name.upper().replace(' ', '_').replace('-', '_')}_{param.name.upper()}"
+        f"{name} {flag.removeprefix('--')}".upper().replace(" ", "_").replace("-", "_")
         for name, command in commands().items()
         for param in command.params
-        if param.name
+        for flag in param.opts
     }
     for name in set(re.findall(r"\bCAIRN_[A-Z_]+[A-Z]\b", page.read_text("utf-8"))):
         assert name in ours or f'"{name}"' in own_source() or name in ("CAIRN_ROOT", "CAIRN_CHROMIUM"), name

@@ -39,6 +39,7 @@ SETTINGS = {
     "CAIRN_TRAIN_MIXER_STEPS": "2",
     "CAIRN_TRAIN_MIXER_ROTATION_STEPS": "2",
     "CAIRN_TRAIN_MIXER_HOLD_OUT": "0.2",
+    "CAIRN_SAMPLE_MAX_DOCUMENTS": "8",
 }
 TOPICS = ("passwords", "accounts", "invoices", "deliveries", "returns", "languages", "printers", "backups")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -72,6 +73,16 @@ def test_repeated_ids_are_counted_and_the_first_is_kept(corpus):
     assert len(set(made.doc_ids)) == len(made.doc_ids) == 9
 
 
+def test_corpus_of_json_lines_gives_the_same_items(corpus):
+    parquet = known_item_set(corpus, 3, seed=0)
+    rows = [row for path in sorted(corpus.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    for path in corpus.glob("*.parquet"):
+        path.unlink()
+    (corpus / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    assert known_item_set(corpus, 3, seed=0).queries == parquet.queries
+
+
 def test_one_seed_draws_the_same_documents(corpus):
     assert known_item_set(corpus, 3, seed=1).queries == known_item_set(corpus, 3, seed=1).queries
 
@@ -85,7 +96,7 @@ def test_split_keeps_every_word():
 @pytest.mark.parametrize(
     ("rows", "error", "sentence"),
     [
-        ([{"id": "a", "body": "x"}], SchemaError, "columns id and text"),
+        ([{"id": "a", "body": "x"}], SchemaError, "columns id, text, missing: text"),
         ([{"id": "a", "text": "short"}], SourceError, "longer texts"),
     ],
 )
@@ -97,5 +108,5 @@ def test_corpora_that_give_no_query_are_refused(tmp_path, rows, error, sentence)
 
 
 def test_folder_without_files_is_refused(tmp_path):
-    with pytest.raises(SourceError, match="a folder with Parquet files"):
+    with pytest.raises(SourceError, match="holds no file that can be read"):
         known_item_set(tmp_path, 3, seed=0)

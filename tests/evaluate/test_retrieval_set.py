@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
 from pipeline.errors import SchemaError, SourceError
-from pipeline.evaluate.retrieval_set import NO_SPAN, read_retrieval_set, sample_set
+from pipeline.evaluate.retrieval_set import NO_SPAN, Judgements, read_retrieval_set, sample_set
 
 DOCUMENTS = [{"id": "a", "text": "stone path"}, {"id": "b", "text": "river"}]
 QUERIES = [{"id": "q", "text": "stone"}, {"id": "r", "text": "river"}]
@@ -46,6 +49,26 @@ def test_set_without_titles_and_spans_reads_them_as_absent(tmp_path, write):
 
     assert judged.titles == ("", "")
     assert not judged.has_evidence
+
+
+def test_beir_layout_reads_as_parquet_does(tmp_path, write, judged):
+    beir = tmp_path / "tiny"
+    folder = write(tmp_path / "other" / "tiny")
+    for name in ("corpus", "queries"):
+        rows = pq.read_table(folder / f"{name}.parquet").rename_columns({"id": "_id"}).to_pylist()
+        (beir / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (beir / "qrels").mkdir()
+    header = {"query_id": "query-id", "doc_id": "corpus-id"}
+    qrels = pq.read_table(folder / "qrels.parquet").rename_columns(header)
+    csv.write_csv(qrels, beir / "qrels/test.tsv", csv.WriteOptions(delimiter="\t"))
+    for path in beir.glob("*.parquet"):
+        path.unlink()
+
+    read = read_retrieval_set(beir)
+    for name in ("doc_ids", "titles", "texts", "query_ids", "queries"):
+        assert getattr(read, name) == getattr(judged, name)
+    for name in Judgements.__slots__:
+        assert np.array_equal(getattr(read.judgements, name), getattr(judged.judgements, name))
 
 
 def test_set_named_after_its_folder(tmp_path, write):
@@ -123,7 +146,7 @@ def test_missing_file_is_refused_by_name(tmp_path, write, name):
     folder = write(tmp_path / "s", DOCUMENTS, QUERIES, QRELS)
     (folder / f"{name}.parquet").unlink()
 
-    with pytest.raises(SourceError, match=f"must hold {name}.parquet"):
+    with pytest.raises(SourceError, match=rf"must hold {name}\.parquet, \.arrow"):
         read_retrieval_set(folder)
 
 
@@ -136,7 +159,7 @@ def test_damaged_file_is_refused_by_name(tmp_path, write):
     folder = write(tmp_path / "s", DOCUMENTS, QUERIES, QRELS)
     (folder / "qrels.parquet").write_bytes(b"PAR1 nothing PAR1")
 
-    with pytest.raises(SourceError, match=r"qrels\.parquet must be a readable Parquet file"):
+    with pytest.raises(SourceError, match=r"qrels\.parquet must be a file that can be read whole"):
         read_retrieval_set(folder)
 
 
@@ -161,7 +184,7 @@ def test_columns_that_cannot_be_evaluated_are_refused(tmp_path, write, documents
 
 
 def test_set_without_a_usable_query_is_refused(tmp_path, write):
-    with pytest.raises(SourceError, match="check the ids"):
+    with pytest.raises(SourceError, match=r"got none \(1 judgements of unknown queries.*check the ids"):
         read_retrieval_set(
             write(tmp_path / "s", DOCUMENTS, QUERIES, [{"query_id": "x", "doc_id": "y", "score": 1}])
         )
@@ -174,7 +197,7 @@ def test_set_without_documents_is_refused(tmp_path, write):
         folder / "corpus.parquet",
     )
 
-    with pytest.raises(SourceError, match="at least one document"):
+    with pytest.raises(SourceError, match="at least one row"):
         read_retrieval_set(folder)
 
 

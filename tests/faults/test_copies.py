@@ -95,7 +95,7 @@ def test_removed_copies_are_found_and_made_again(layout: CollectionLayout) -> No
 def test_what_was_mended_of_the_older_generation_is_said(layout: CollectionLayout) -> None:
     (layout.generation_folder(1) / "MANIFEST.json").write_bytes(b"")
     action = repair_collection(layout).action
-    assert action == "generation 2 is whole; of generation 1, 1 small file(s) were mended"
+    assert action == "generation 2 is whole; of generation 1, 1 file(s) were mended"
 
 
 def test_reader_of_a_second_copy_says_so(layout: CollectionLayout) -> None:

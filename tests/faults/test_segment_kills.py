@@ -153,7 +153,7 @@ def cut(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 @pytest.mark.parametrize(
-    "name", ["00000002-chunks.faiss", "00000002-passages.arrow", "00000002-tokens.arrow", "deleted.bits"]
+    "name", ["00000002-chunks.faiss", "00000002-passages.arrow", "00000002-tokens.arrow"]
 )
 def test_damaged_file_of_the_newest_segment_leaves_the_generation_before(
     layout: CollectionLayout, name: str, damage: Callable[[Path], None]

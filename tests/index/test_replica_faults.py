@@ -14,6 +14,7 @@ from pipeline.errors import (
     StorageError,
     TryAgainError,
 )
+from pipeline.index import outages
 from pipeline.index.generation import open_generation
 from pipeline.index.lance_files import LANCE_FILES
 from pipeline.index.layout import CollectionLayout
@@ -161,3 +162,21 @@ def test_store_that_refuses_our_keys_is_one_sentence(machine: Machine, object_st
     object_store.fault("GET", "/stones", "forbid", times=100)
     with pytest.raises(StorageError, match="check its keys"):
         machine("a").exists()
+
+
+def test_outage_is_logged_once_and_when_it_is_over(
+    machine: Machine, stones: ModuleType, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(outages, "_out", {})
+    monkeypatch.setattr(outages.log, "warning", lambda text, *_: told.append(text.partition(" ")[0]))
+    stones.publish_documents(machine("a"), stones.document_ids(3))
+    served(machine("b"))
+    object_store.fault("GET", "/stones", "refuse", times=10_000)
+    for layout in (machine("b"), machine("b")):
+        for _ in range(3):
+            assert len(served(layout)) == 3
+    object_store.request("PUT", "/-/faults", b"[]")
+    for _ in range(3):
+        served(machine("b"))
+    assert told == ["replica.not_refreshed", "replica.refreshed_again"]

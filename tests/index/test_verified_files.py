@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.errors import DamageError
 from pipeline.index import verified_files
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import verify_collection
+from pipeline.index.stored_files import Checks
 from pipeline.index.verified_files import SMALLEST, VerifiedFiles
 
 CONTENT = bytes(range(256)) * (SMALLEST // 256)
@@ -153,3 +155,33 @@ def test_second_opening_of_a_collection_hashes_no_large_file_and_verify_hashes_a
     assert len(hashing.paths) == first > 5
     assert verify_collection(published) == []
     assert len(hashing.paths) >= 2 * first
+
+
+def flip_unseen(path: Path) -> None:
+    """Change a bit and nothing else, as a disk does."""
+    found, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def test_opening_that_verifies_finds_what_is_known_wrongly_and_forgets_it(
+    published: CollectionLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(verified_files, "SMALLEST", 1)
+    monkeypatch.setattr(verified_files, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
+    open_generation(published, checks=Checks(verify=True))
+    flip_unseen(published.generation_folder(1) / "chunks.faiss")
+    open_generation(published)
+    for checks in (Checks(verify=True), Checks()):
+        with pytest.raises(DamageError, match=r"chunks\.faiss of generation 1 does not match its SHA-256"):
+            open_generation(published, checks=checks)
+
+
+def test_opening_that_verifies_hashes_rows_of_documents(published: CollectionLayout) -> None:
+    (rows,) = (published.lance_folder / "documents.lance" / "data").iterdir()
+    flip_unseen(rows)
+    open_generation(published)
+    with pytest.raises(DamageError, match=rows.name):
+        open_generation(published, checks=Checks(verify=True))

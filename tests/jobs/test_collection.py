@@ -52,6 +52,20 @@ def test_add_of_any_table_stores_the_same_documents(notes: cairn.Collection, giv
     assert stored == [{"doc_id": row["id"], "text": row["text"], "year": row["year"]} for row in ROWS]
 
 
+def test_first_search_after_several_publications_finds_what_they_added(
+    root: Path, settings: dict[str, Any]
+) -> None:
+    settings["encoder"]["whitening"] = 0.5  # queries are encoded by what lies beside a generation
+    written = cairn.Collection.create("notes", root=root, settings=settings)
+    written.add(ROWS)
+    reader = cairn.open_collection("notes", root=root)
+    assert len(reader.documents) == 6
+    for number in range(4):
+        written.add([{"id": f"n{number}", "text": f"the dog sat on rug {number}"}])
+    for collection in (written, reader):
+        assert len(collection.search("dog", top_k=20).hits) == 10
+
+
 def test_add_stores_what_an_ingest_of_the_same_rows_stores(
     notes: cairn.Collection, root: Path, tmp_path: Path, config: IngestConfig
 ) -> None:

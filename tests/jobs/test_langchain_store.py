@@ -62,6 +62,20 @@ def test_metadata_named_in_filter_columns_can_be_filtered_by(make_store: MakeSto
     assert len(retriever.invoke("note")) == 3
 
 
+def test_highlights_are_words_of_the_whole_document(tmp_path: Path, tiny_late_folder: Path) -> None:
+    settings = {"encoder": {"model": str(tiny_late_folder), "landmark_interval": 8}}
+    store = CairnVectorStore("notes", root=tmp_path / "root", settings=settings)
+    text = "the mat marks the way. " * 12 + "the old cat sat on the mat."
+    store.add_texts([text, "the river follows the path."], [{"title": "cat"}, {}], ids=["1", "2"])
+    (found,) = store.similarity_search("where sat the old cat", k=1, highlights=True)
+    places = [(each["start_char"], each["end_char"]) for each in found.metadata["highlights"]]
+    assert places == sorted(places)
+    assert {found.page_content[start:end] for start, end in places} <= {*text.replace(".", "").split()}
+    assert places
+    assert [(each["start_char"], each["end_char"]) for each in found.metadata["title_highlights"]] == [(0, 3)]
+    assert "highlights" not in store.similarity_search("old cat", k=1)[0].metadata
+
+
 def test_another_store_opens_what_one_wrote(make_store: MakeStore) -> None:
     make_store().add_texts(["first note"], ids=["1"])
     other = make_store()

@@ -8,21 +8,19 @@ from tokenizers import Tokenizer
 
 from pipeline.corpus.tokenization import tokenize
 from pipeline.model.landmarks import (
-    TRAINING_INTERVALS,
+    INTRODUCED_START,
     chunk_spans,
     draw_intervals,
     split_into_chunks,
 )
+from pipeline.train.settings import TrainConfig
 from tests.model.splitting import split
 
 CLS, LMK = 101, 102
 
 
-def _naive_split(breaks: list[int], interval: int) -> list[int]:
-    """First tokens of one text's chunks.
-
-    Groups that fit stay whole, others are broken further, all are packed.
-    """
+def _naive_atoms(breaks: list[int], interval: int, highest: int) -> list[int]:
+    """Where a text may be cut: groups that fit stay whole, others are broken further."""
 
     def groups(first: int, end: int, rank: int) -> list[int]:
         if rank == 0:
@@ -33,9 +31,14 @@ def _naive_split(breaks: list[int], interval: int) -> list[int]:
             atoms += [start] if stop - start <= interval else groups(start, stop, rank - 1)
         return atoms
 
+    return groups(0, len(breaks), highest)
+
+
+def _naive_split(breaks: list[int], interval: int) -> list[int]:
+    """First tokens of one text's chunks, without structure: what must stay whole is packed."""
     if not breaks:
         return [0]
-    atoms = groups(0, len(breaks), 3)
+    atoms = _naive_atoms(breaks, interval, 3)
     chunks = [0]
     for start, stop in zip(atoms, [*atoms[1:], len(breaks)], strict=True):
         if stop - chunks[-1] > interval:
@@ -74,6 +77,41 @@ def test_split_ranked_sentences_equals_naive_packing(breaks, interval):
         offset += len(text)
 
 
+def _naive_structured_split(breaks: list[int], interval: int) -> list[int]:
+    """First tokens of one text's chunks: the last of the best places, if possible half an interval on."""
+    atoms, starts = _naive_atoms(breaks, interval, 9), [0]
+    while len(breaks) - starts[-1] > interval:
+        places = [place for place in atoms if starts[-1] < place <= starts[-1] + interval]
+        good = [place for place in places if breaks[place] != INTRODUCED_START]
+        far = [place for place in good if place - starts[-1] >= interval // 2]
+        starts.append(max(far or good or places, key=lambda place: (max(breaks[place], 3), place)))
+    return starts
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    breaks=st.lists(st.lists(st.sampled_from([0, 1, *range(2, 10)]), max_size=60), min_size=1, max_size=4),
+    interval=st.integers(2, 12),
+)
+def test_split_ranked_structure_equals_naive_choice(breaks, interval):
+    chunks = split(breaks, interval)
+    starts = chunks.token_offsets[:-1]
+    offset = 0
+    for index, text in enumerate(breaks):
+        own = starts[chunks.chunk_offsets[index] : chunks.chunk_offsets[index + 1]]
+        assert (own - offset).tolist() == _naive_structured_split(text, interval)
+        offset += len(text)
+
+
+def test_split_chunk_is_shorter_than_half_only_before_a_heading_or_what_would_be_cut():
+    before_a_heading = [8, 2, 9, 7, 2, 2, 2, 2, 2, 2, 2]
+    assert split([before_a_heading], 8).token_offsets.tolist() == [0, 2, 3, 11]
+    before_a_block = [8, 2, 8, 2, 2, 2, 2, 2, 2, 2]
+    assert split([before_a_block], 8).token_offsets.tolist() == [0, 2, 10]
+    of_lines = [8, 2, 4, 2, 4, 2, 4, 2, 4, 2]
+    assert split([of_lines], 8).token_offsets.tolist() == [0, 8, 10]
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     texts=st.lists(
@@ -94,14 +132,17 @@ def test_split_an_interval_for_each_text_equals_splitting_each_alone(texts, open
 
 
 def test_draw_intervals_are_the_papers_about_equally_often():
-    drawn = draw_intervals(4_000, np.random.default_rng(0))
+    intervals = TrainConfig(steps=1).landmark_intervals
+    drawn = draw_intervals(4_000, np.random.default_rng(0), intervals)
     values, counts = np.unique(drawn, return_counts=True)
-    assert values.tolist() == list(TRAINING_INTERVALS) == [32, 64, 128, 256]
+    assert values.tolist() == list(intervals) == [32, 64, 128, 256]
     assert counts.min() > 900
 
 
 def test_draw_intervals_same_seed_draws_the_same():
-    first, second, other = (draw_intervals(64, np.random.default_rng(seed)).tolist() for seed in (7, 7, 8))
+    first, second, other = (
+        draw_intervals(64, np.random.default_rng(seed), (32, 64)).tolist() for seed in (7, 7, 8)
+    )
     assert first == second != other
 
 

@@ -14,8 +14,7 @@ from pipeline.search.fusion import (
     weighted_mean,
     with_neighbours,
 )
-from pipeline.search_options import SearchOptions
-from pipeline.types import Granularity
+from pipeline.search_options import Granularity, SearchOptions
 
 
 def test_weighted_mean_matches_a_naive_loop() -> None:

@@ -25,8 +25,8 @@ from pipeline.index.maintenance import compact_collection
 from pipeline.index.words import terms_of
 from pipeline.manifest import Manifest
 from pipeline.search.searcher import Searcher
-from pipeline.search_options import SearchOptions
-from pipeline.types import Granularity, Hit, SearchResult
+from pipeline.search_options import Granularity, SearchOptions
+from pipeline.types import Hit, SearchResult
 
 if TYPE_CHECKING:
     from tests.search.conftest import StoneEncoder, Stones

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pipeline.search.searcher import Searcher
-from pipeline.types import Granularity, SearchResult
+from pipeline.search_options import Granularity
+from pipeline.types import SearchResult
 
 if TYPE_CHECKING:
     from tests.search.conftest import StoneEncoder, Stones

@@ -13,8 +13,7 @@ import pytest
 from pipeline.errors import ModelError, StorageError
 from pipeline.search.prepared import PreparedSearch
 from pipeline.search.searcher import Searcher, finish_search
-from pipeline.search_options import SearchOptions
-from pipeline.types import Granularity
+from pipeline.search_options import Granularity, SearchOptions
 
 if TYPE_CHECKING:
     from tests.search.conftest import StoneEncoder, Stones

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
+from pipeline.index.stored_files import SIZES
 from pipeline.serve.length_curve import mean_cosine, measure_lengths
 
 
@@ -23,7 +24,7 @@ def test_lengths_hold_every_document_and_leave_out_what_few_say(
     served_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.serve.length_curve.MIN_SAMPLE", 5)
-    generation = open_generation(CollectionLayout(served_root, "stones"), check_hashes=False)
+    generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
     bins = measure_lengths(generation, np.arange(20))
     assert sum(each.documents for each in bins) == 20
     for each in bins:

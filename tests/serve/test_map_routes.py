@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from pipeline.context.drift import measure_drift
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
+from pipeline.index.stored_files import SIZES
 from pipeline.serve.keys import KeyFile
 from pipeline.serve.settings import ServeSettings
 
@@ -112,7 +113,7 @@ def test_map_is_there_at_once_after_a_restart(
 
 
 def test_health_is_what_the_generation_holds(client: TestClient, served_root: Path) -> None:
-    generation = open_generation(CollectionLayout(served_root, "stones"), check_hashes=False)
+    generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
     manifest = generation.manifest
     found = client.get("/v1/collections/stones/health").json()
     for name in (

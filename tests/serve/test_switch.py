@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -96,6 +97,28 @@ def test_server_follows_and_every_request_between_is_answered(
     go_on.clear()
     switch(own_root, "stones", None)
     assert answering(client) == "stones"
+
+
+@pytest.mark.parametrize("change", ["switched", "made anew"])
+def test_cursor_of_the_collection_before_is_refused(
+    own_root: Path, serve: Callable[..., TestClient], change: str
+) -> None:
+    """Both are in generation 1, so that the number alone does not tell them apart."""
+    client = serve(ServeSettings(root=own_root))
+    asked = {"query": "slate", "top_k": 1}
+    address = "/v1/collections/stones/search"
+    first = client.post(address, json={**asked, "cursor": "*"}).json()
+    next_page = {**asked, "cursor": first["next_cursor"]}
+    assert client.post(address, json=next_page).status_code == 200
+    if change == "switched":
+        switch(own_root, "stones", "pebbles")
+    else:
+        (own_root / "stones").rename(own_root / ".gone")
+        shutil.copytree(own_root / "pebbles", own_root / "stones")
+    wait_until(lambda: answering(client) == "pebbles")
+    assert client.post(address, json=asked).json()["generation"] == first["generation"] == 1
+    refused = client.post(address, json=next_page)
+    assert (refused.status_code, refused.json()["type"]) == (410, "urn:problem-type:cairn:cursor-expired")
 
 
 def test_server_answers_for_a_name_that_is_no_collection_and_lists_it(

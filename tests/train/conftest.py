@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,8 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from pipeline.config import EncoderConfig
+from pipeline.model.folders.encoder_folder import save_encoder_folder
 from pipeline.train.loop import train
 from pipeline.train.mixer.settings import MixerConfig
 from pipeline.train.mixer.sources import MixerData, embed_sources
@@ -27,6 +31,7 @@ from pipeline.train.pairs import TrainingPairs, read_pairs
 from pipeline.train.processes import Processes
 from pipeline.train.settings import TrainConfig
 from pipeline.types import silent_progress
+from tests.train.families import tiny_new
 
 TOPICS = (("stone", "path", "mark", "way"), ("river", "mountain", "walk", "old"), ("cat", "mat", "sat", "on"))
 
@@ -205,6 +210,19 @@ def make_paged_world(tmp_path: Path, tiny_model_folder: Path) -> Callable[..., P
         )
 
     return make
+
+
+@pytest.fixture
+def decoder(tiny_model_folder: Path, tmp_path: Path) -> Path:
+    """Return a tiny decoder whose tokenizer ends a text and opens it with nothing."""
+    shutil.copytree(tiny_model_folder, tmp_path / "tokenizer")
+    path = tmp_path / "tokenizer" / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    end = tokenizer.token_to_id("[SEP]")
+    tokenizer.post_processor = TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", end)])
+    tokenizer.save(str(path))
+    save_encoder_folder(tmp_path / "decoder", tiny_new("qwen3", tmp_path / "tokenizer"), EncoderConfig())
+    return tmp_path / "decoder"
 
 
 LOOP_SETTINGS: dict[str, Any] = {

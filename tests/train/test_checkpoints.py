@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -72,6 +72,33 @@ def test_run_folder_checkpoint_on_a_disk_that_is_full_is_said_in_a_sentence_and_
     assert [path.name for path in first.parent.iterdir()] == ["00000001"]
     with pytest.raises(DiskFullError, match="no space left while saving the model"):
         files.save_model("best", model)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("state.json", lambda text: text.replace('"step": 2', '"step": 3')),
+        ("state.json", lambda text: text.replace('"sha256": {', '"sha256": 7, "other": {')),
+        ("config.json", lambda text: text[:-9]),
+        ("tokenizer.json", lambda text: text.replace("river", "rifer")),
+    ],
+    ids=["another step", "no hashes", "a cut configuration", "another tokenizer"],
+)
+def test_run_folder_newest_passes_over_a_checkpoint_with_any_file_damaged(
+    name: str, damage: Callable[[str], str], tiny_model_folder: Path, tmp_path: Path
+):
+    model = LandmarkEncoder(read_checkpoint(tiny_model_folder))
+    optimizer = make_optimizer(model, TrainConfig(steps=1))
+    files = run_folder(tmp_path, tiny_model_folder)
+    first, second = (
+        files.save(RunState(step=step, log_bytes=0, best_score=0.5, best_step=1), model, optimizer)
+        for step in (1, 2)
+    )
+    assert files.newest() == second
+    whole = (second / name).read_text()
+    (second / name).write_text(damage(whole))
+    assert (second / name).read_text() != whole
+    assert files.newest() == first
 
 
 def test_held_folder_keeps_a_second_training_out_and_clears_what_a_killed_one_left(tmp_path: Path):

@@ -84,5 +84,5 @@ def test_read_judged_texts_reads_both_files_of_every_set(tmp_path: Path):
 
 
 def test_read_judged_texts_folder_without_a_corpus_is_refused(tmp_path: Path):
-    with pytest.raises(SourceError, match="evaluation set must be a folder"):
+    with pytest.raises(SourceError, match=r"must hold corpus\.parquet, \.arrow"):
         read_judged_texts([tmp_path])

@@ -180,6 +180,24 @@ def test_read_pairs_repeated_rows_with_labels_are_counted(tmp_path: Path):
     assert pairs.skipped == {"repeated pair": 4}
 
 
+@pytest.mark.parametrize("labels", [[1, 0, 1], ["1", "0", "1"], ["1", "spam", "1"]])
+def test_read_pairs_of_two_classes_refuses_numbers_as_labels(tmp_path: Path, labels: list[int | str]):
+    path = write_parquet(tmp_path / "p.parquet", query=["a", "b", "c"], label=labels)
+    with pytest.raises(SourceError, match="labels of two classes must be words"):
+        read_pairs([path])
+
+
+def test_read_pairs_of_several_classes_takes_whole_numbers_as_labels(tmp_path: Path):
+    path = write_parquet(tmp_path / "p.parquet", query=[*"abcdef"], label=[0, 0, 1, 1, 2, 2])
+    assert len(read_pairs([path])) == 6
+
+
+def test_read_pairs_that_all_score_too_low_names_the_limit(tmp_path: Path):
+    path = write_parquet(tmp_path / "p.parquet", query=["a"], document=["b"], score=[2.0])
+    with pytest.raises(SourceError, match="1 with score below 4; name others, or lower min_score"):
+        read_pairs([path])
+
+
 def test_read_pairs_labels_of_one_class_are_refused(tmp_path: Path):
     with pytest.raises(
         SourceError, match="at least two classes, got 'x' alone in 'p'; give texts of another"

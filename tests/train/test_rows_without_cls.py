@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.processors import TemplateProcessing
 
 from pipeline.config import ContextConfig, EncoderConfig
 from pipeline.encode.documents import DocumentEncoder
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.context_encoder import ContextEncoder
 from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
-from pipeline.model.folders.encoder_folder import save_encoder_folder
 from pipeline.model.landmark_gates import INITIAL_GATE
 from pipeline.train.heldout import embed_texts
 from pipeline.train.landmark_encoder import LandmarkEncoder
@@ -26,22 +22,8 @@ from pipeline.train.pairs import TrainingPairs
 from pipeline.train.sequences import SequenceMaker
 from pipeline.train.settings import TrainConfig
 from tests.train.conftest import LOOP_SETTINGS
-from tests.train.families import tiny_new
 
 PREFIX = "the old: "
-
-
-@pytest.fixture
-def decoder(tiny_model_folder: Path, tmp_path: Path) -> Path:
-    """Return a tiny decoder whose tokenizer ends a text and opens it with nothing."""
-    shutil.copytree(tiny_model_folder, tmp_path / "tokenizer")
-    path = tmp_path / "tokenizer" / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(path))
-    end = tokenizer.token_to_id("[SEP]")
-    tokenizer.post_processor = TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", end)])
-    tokenizer.save(str(path))
-    save_encoder_folder(tmp_path / "decoder", tiny_new("qwen3", tmp_path / "tokenizer"), EncoderConfig())
-    return tmp_path / "decoder"
 
 
 def maker_of(checkpoint: Checkpoint, pairs: TrainingPairs, **settings: object) -> SequenceMaker:

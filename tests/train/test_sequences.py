@@ -153,7 +153,7 @@ def test_split_rows_parts_are_whole_windows_within_the_budget(
     assert len(parts) == 1 or max_tokens < len(rows.ids_N)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "lmk"])
+@pytest.mark.parametrize("pooling", ["mean", "lmk", "cls"])
 @pytest.mark.parametrize("pool_prefix", [False, True])
 def test_prefixes_stand_in_rows_as_at_serving(tiny_model_folder: Path, pooling: str, pool_prefix: bool):
     checkpoint = read_checkpoint(tiny_model_folder)

@@ -213,3 +213,16 @@ def test_draw_batch_hard_negatives_stand_behind_the_documents(data: Any):
     )
     assert batch.pair_D.tolist() == [0, 1, 20, 21]
     assert batch.positive_Q.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("interval", [8, 16])
+def test_single_interval_cuts_every_sequence_alike(
+    data: tuple[TrainingData, list[tuple[int, ...]]], interval: int
+):
+    training, units = data
+    config = config_of(landmark_intervals=(interval,), context_documents=0, title_share=0.0)
+    batch, _ = draw_batch(training, units, np.random.default_rng(0), config, 512)
+    num_queries = len(batch.pair_Q)
+    alike = training.maker.documents(batch.pair_D.tolist(), interval)[0]
+    assert len(batch.rows) - num_queries == len(alike)
+    assert batch.rows.own_lengths.max() <= interval

@@ -12,12 +12,14 @@ from pipeline.corpus.formats.format import SourceFormat
 from pipeline.corpus.formats.html import HtmlFormat
 from pipeline.corpus.formats.json_lines import JsonLinesFormat
 from pipeline.corpus.formats.parquet import ParquetFormat
+from pipeline.corpus.formats.table_part import TablePartFormat
 from pipeline.corpus.formats.text import TextFormat
 from pipeline.corpus.sources import FormatName
 
 FORMATS: Final[Mapping[FormatName, SourceFormat]] = {
     "parquet": ParquetFormat(),
     "table": ArrowTableFormat(),
+    "table_part": TablePartFormat(),
     "arrow": ArrowFileFormat(),
     "json_lines": JsonLinesFormat(),
     "csv": CsvFormat(),

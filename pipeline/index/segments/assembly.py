@@ -6,7 +6,8 @@
     damaged      ─▶ written again from its rows
 
 All rows become one segment where that is as quick, where a codebook has to be trained, and where a file of
-the generation before is not there to be shared.
+the generation before is damaged or not there to be shared. A merge would give damaged rows a right hash, and
+sharing would leave no generation whole.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -63,6 +64,7 @@ from pipeline.index.segments.segment import (
 from pipeline.index.segments.writer import SegmentWriter
 from pipeline.index.stored_rows import StoredRows
 from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
+from pipeline.index.verified_files import VerifiedFiles
 from pipeline.manifest import SEGMENTS_VERSION, FileRecord, Manifest, SegmentRecord
 from pipeline.types import ProgressListener
 
@@ -197,11 +199,14 @@ class Assembly:
         folder = self._layout.generation_folder(base.generation)
         shared = (record.name + name for name in SHARED_FILES)
         names = {*shared, *needed_files(record), *row_files(record, base.files)}
-        if not all(
-            name in base.files and base.files[name].problem(folder / name, check_hash=False) is None
-            for name in names
-        ):
-            return None
+        with VerifiedFiles.of_this_machine() as verified:
+            if not all(
+                name in base.files
+                and base.files[name].problem(folder / name, check_hash=False) is None
+                and verified.has_sha256(folder / name, base.files[name].sha256)
+                for name in names
+            ):
+                return None
         try:
             return open_rows(folder, record)
         except DamageError:

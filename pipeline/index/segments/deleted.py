@@ -60,9 +60,14 @@ def none_deleted(num_stored: int) -> DeletedRows:
     return DeletedRows(num_stored, np.empty(0, np.int64))
 
 
+def bits_of(deleted: DeletedRows) -> bytes:
+    """Return the content of the file."""
+    return np.packbits(~deleted.is_live(), bitorder="little").tobytes()
+
+
 def write_deleted(path: Path, deleted: DeletedRows) -> None:
     """Write the bits of a segment's documents."""
-    write_bytes(path, np.packbits(~deleted.is_live(), bitorder="little").tobytes())
+    write_bytes(path, bits_of(deleted))
 
 
 def read_deleted(path: Path, num_stored: int, num_deleted: int) -> DeletedRows:

@@ -15,6 +15,7 @@ from pipeline.errors import StorageError
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.part import part_of
+from pipeline.index.stored_files import Checks
 from pipeline.search.shards.messages import PartKey, content_of
 from pipeline.search.shards.placement import place
 from pipeline.search.shards.shard_part import ShardPart
@@ -35,10 +36,13 @@ UNUSED_SECONDS: Final = 60.0
 
 
 class HeldParts:
-    """Answers questions about the collections under ``root``; safe to share between threads."""
+    """Answers questions about the collections under ``root``; safe to share between threads.
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    With ``verify``, every file of a collection is hashed when the first part of it is opened.
+    """
+
+    def __init__(self, root: Path, *, verify: bool = False) -> None:
+        self._root, self._verify = root, verify
         self._parts: dict[PartKey, ShardPart] = {}
         self._asked_at: dict[PartKey, float] = {}
         self._opening = threading.Lock()
@@ -62,7 +66,9 @@ class HeldParts:
             if known is not None:
                 return known
             layout = CollectionLayout(self._root, key.collection)
-            generation = open_generation(layout, key.generation)
+            is_first = all(held.collection != key.collection for held in self._parts)
+            checks = Checks(verify=self._verify and is_first)
+            generation = open_generation(layout, key.generation, checks)
             placement = place(generation, key.num_shards, key.place_by)
             if content_of(generation, placement) != key.content:
                 raise StorageError(

@@ -17,7 +17,7 @@ from pipeline.durable import replacing
 from pipeline.index import tiers
 from pipeline.index.generation import Generation, open_generation
 from pipeline.index.lance_index import LanceTables
-from pipeline.index.layout import ALL_TOKENS_ARROW, TOKENS_ARROW, CollectionLayout
+from pipeline.index.layout import ALL_TOKENS_ARROW, DELETED_BITS, TOKENS_ARROW, CollectionLayout
 from pipeline.index.maintenance import compact_collection, repair_collection, verify_collection
 from pipeline.index.publish import serve_generation
 from pipeline.index.segments import codes
@@ -235,6 +235,32 @@ def test_file_that_is_not_there_to_be_shared_lets_all_be_made_again(
     stones.delete(layout, [IDS[3]])
     assert [record.name for record in open_generation(layout).manifest.segments] == [""]
     assert verify_collection(layout)[0].generation == 1
+
+
+@pytest.mark.parametrize("factor", [2, 8])
+@pytest.mark.parametrize("name", [*SHARED_FILES, TOKENS_ARROW, DELETED_BITS])
+def test_damaged_file_is_neither_shared_nor_merged(
+    small_segments: None,
+    stones: ModuleType,
+    layout: CollectionLayout,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    factor: int,
+) -> None:
+    left = publish(layout, stones, [(IDS[:6], False), (IDS[6:10], False), (IDS[2:4], True)])
+    monkeypatch.setattr(stones, "served_ids", lambda _: left)  # as the ledger of an ingest, without the files
+    path = layout.generation_folder(3) / name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 0b110 if name == DELETED_BITS else 1
+    path.write_bytes(content)
+    monkeypatch.setattr(tiers, "tier_of", lambda _: 0)
+    monkeypatch.setattr(tiers, "FACTOR", factor)
+    left = publish(layout, stones, [(IDS[8:12], False)]) and [*left[:-2], *IDS[8:12]]
+    healed = open_generation(layout)
+    found = read(healed)
+    assert found["doc_ids"] == left
+    compact_collection(layout)
+    assert_same(found, read(open_generation(layout)))
 
 
 def test_small_collection_stays_one_segment(stones: ModuleType, layout: CollectionLayout) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
+from pipeline.index.stored_files import SIZES
 from pipeline.serve.maps.cluster_names import (
     MAX_TEXT_CHARACTERS,
     TEXTS_A_CLUSTER,
@@ -35,7 +36,7 @@ def test_name_says_nothing_twice() -> None:
 
 
 def test_documents_without_title_are_known_by_how_their_texts_begin(served_root: Path) -> None:
-    generation = open_generation(CollectionLayout(served_root, "stones"), check_hashes=False)
+    generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
     positions = np.arange(20)
     rows = generation.fetch_documents(positions, ["title", "text"]).to_pylist()
     titles = [row["title"] for row in rows]
@@ -45,7 +46,7 @@ def test_documents_without_title_are_known_by_how_their_texts_begin(served_root:
 
 
 def test_only_some_short_texts_of_a_cluster_are_read(served_root: Path) -> None:
-    generation = open_generation(CollectionLayout(served_root, "stones"), check_hashes=False)
+    generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
     clusters = np.arange(20, dtype=np.int32) // 18
     texts = telling_texts(generation, np.arange(20), [None] * 20, clusters)
     assert [sum(text is not None for text in texts[:18]), sum(text is not None for text in texts[18:])] == [

@@ -10,6 +10,7 @@ import pytest
 from pipeline.errors import TryAgainError
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
+from pipeline.index.stored_files import SIZES
 from pipeline.serve.maps.corpus_map import draw_map, lay_out, place
 from pipeline.serve.maps.map_files import MapFiles
 
@@ -84,7 +85,7 @@ def test_map_of_a_large_collection_is_of_an_even_part(
 ) -> None:
     monkeypatch.setattr("pipeline.serve.maps.corpus_map.MAX_DOCUMENTS", 7)
     monkeypatch.setattr("pipeline.serve.maps.corpus_map.MAX_SAMPLE", 4)
-    generation = open_generation(CollectionLayout(served_root, "stones"), check_hashes=False)
+    generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
     drawn = draw_map(generation, np.arange(20), MapFiles(tmp_path))
     assert drawn.positions_N.tolist() == [0, 3, 6, 9, 12, 15, 19]
     assert drawn.places_N2.shape == (7, 2)
@@ -95,7 +96,7 @@ def test_map_of_an_even_part_has_every_cluster(
     served_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.serve.maps.corpus_map.MAX_DOCUMENTS", 1)
-    generation = open_generation(CollectionLayout(served_root, "stones"), check_hashes=False)
+    generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
     drawn = draw_map(generation, np.arange(20), MapFiles(tmp_path))
     filled = np.unique(generation.cluster_ids)
     assert len(filled) > 1

@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.index.generation import Generation, open_generation
 from pipeline.index.layout import CollectionLayout
+from pipeline.index.stored_files import SIZES
 from pipeline.serve.maps import corpus_map, map_files
 from pipeline.serve.maps.corpus_map import draw_map
 from pipeline.serve.maps.map_files import MapFiles
@@ -23,7 +24,7 @@ PLACES = np.linspace(-1.0, 1.0, 40, dtype=np.float32).reshape(20, 2)
 
 @pytest.fixture
 def generation(served_root: Path) -> Generation:
-    return open_generation(CollectionLayout(served_root, "stones"), check_hashes=False)
+    return open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
 
 
 def test_layout_is_found_by_another_server_for_the_same_documents_alone(
@@ -43,7 +44,7 @@ def test_layout_belongs_to_the_vectors_it_was_made_of(
     served_root: Path, generation: Generation, tmp_path: Path
 ) -> None:
     MapFiles(tmp_path).keep(generation, np.arange(4), 4, PLACES[:4])
-    other = open_generation(CollectionLayout(served_root, "pebbles"), check_hashes=False)
+    other = open_generation(CollectionLayout(served_root, "pebbles"), checks=SIZES)
     assert MapFiles(tmp_path).find(other, np.arange(4), 4) is None
 
 

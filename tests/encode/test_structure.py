@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.corpus.tokenization import tokenize
+from pipeline.encode.documents import DocumentEncoder
+from pipeline.encode.sentences import rank_sentences
+from pipeline.encode.structure import heading_at, rank_structure, structure_of
+from pipeline.model.landmarks import Chunks, chunk_spans, split_into_chunks
+
+# Every line with the rank before it, as pipeline.model.landmarks has them; 0 where no cut is better than
+# inside prose.
+LINES = [
+    (8, "An opening paragraph"),
+    (0, "wrapped over lines."),
+    (0, ""),
+    (9, "Install"),
+    (0, "======="),
+    (0, ""),
+    (7, "Run this:"),
+    (0, ""),
+    (7, "```sh"),
+    (0, "# not a heading"),
+    (4, "- not an item"),
+    (0, ""),
+    (5, "| not | a table |"),
+    (4, "|-----|---------|"),
+    (0, "```"),
+    (8, "At once a paragraph, 2. of which"),
+    (0, "2. is wrapped, and no item."),
+    (8, "- outer"),
+    (5, "  - inner"),
+    (0, "    wrapped"),
+    (5, "    1. innermost"),
+    (0, ""),
+    (5, "  a paragraph of the item"),
+    (5, "  ~~~"),
+    (0, "  code"),
+    (0, ""),
+    (4, "  more code"),
+    (0, "  ~~~"),
+    (5, "  after it"),
+    (6, "- second"),
+    (0, ""),
+    (6, "* third"),
+    (0, ""),
+    (8, "| name | size |"),
+    (0, "| ---- | ---: |"),
+    (0, "| one  | 1    |"),
+    (4, "| two  | 2    |"),
+    (8, "After the table"),
+    (0, ""),
+    (9, "## Use ##"),
+    (7, "### Inside"),
+    (7, "1. first"),
+    (6, "2) second"),
+    (0, ""),
+    (8, "The end"),
+    (0, ""),
+    (9, "== Of a wiki =="),
+    (7, "> a quotation"),
+    (0, "> goes on"),
+]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_structure_of_a_document_has_the_rank_of_every_line(end):
+    found = structure_of(end.join(line for _, line in LINES))
+    ranks = dict(zip(found.start_char_S.tolist(), found.rank_S.tolist(), strict=True))
+    starts = np.cumsum([0, *(len(line + end) for _, line in LINES)]).tolist()
+    assert [(ranks.pop(start, 0), line) for start, (_, line) in zip(starts, LINES, strict=False)] == LINES
+    assert not ranks
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "# a" + " " * 60_000 + "b",
+        "== a" + " " * 60_000 + "b",
+        "=" * 60_000 + "b",
+        "#" * 60_000,
+        "- " * 60_000,
+    ],
+)
+def test_structure_of_a_hostile_line_takes_linear_time(line):
+    assert structure_of(line).start_char_S.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "heading"),
+    [
+        (["# C#"], ("C", 1)),
+        (["#"], ("", 1)),
+        (["####### seven"], ("", 1)),
+        (["==== ===="], ("", 1)),
+        (["-----", "Words", "-----"], ("Words", 3)),
+    ],
+)
+def test_heading_at_first_line(lines, heading):
+    assert heading_at(lines, 0) == heading
+
+
+def _chunks(tokenizer, text, interval, rank=rank_structure) -> tuple[Chunks, list[tuple[int, int]]]:
+    tokens = tokenize(tokenizer, [text])
+    rank(tokens, [text])
+    chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, interval)
+    start, end = chunk_spans(chunks, tokens.start_char, np.array([len(text)]))
+    return chunks, list(zip(start.tolist(), end.tolist(), strict=True))
+
+
+def _pieces(tokenizer, text, interval):
+    return [text[start:end] for start, end in _chunks(tokenizer, text, interval)[1]]
+
+
+def _num_tokens(tokenizer, text):
+    return len(tokenize(tokenizer, [text]).ids)
+
+
+def test_chunk_ends_before_a_heading_though_more_would_fit(backbone):
+    text = "the cat sat on the old mat.\n\n# path\n\nold stone. the river.\n"
+    assert _pieces(backbone.tokenizer, text, 13) == [
+        "the cat sat on the old mat.\n\n",
+        "# path\n\nold stone. the river.\n",
+    ]
+
+
+def test_chunk_ends_before_a_list_and_a_block_of_code_that_fit_only_by_themselves(backbone):
+    text = "a cat.\n\n- the cat\n- the mat\n- a path\n\na mat.\n\n```\nthe cat\nthe mat\n```\n"
+    assert _pieces(backbone.tokenizer, text, 11) == [
+        "a cat.\n\n",
+        "- the cat\n- the mat\n- a path\n\n",
+        "a mat.\n\n",
+        "```\nthe cat\nthe mat\n```\n",
+    ]
+
+
+def test_chunk_long_list_is_cut_at_items_and_a_long_table_at_rows(backbone):
+    items = "".join(f"- the cat sat. on {word}\n" for word in ("mat", "path", "river", "stone"))
+    rows = "| cat | mat |\n|---|---|\n" + "| old | old |\n" * 6
+    for text in (items, rows):
+        pieces = _pieces(backbone.tokenizer, text, 24)
+        assert len(pieces) > 1
+        assert all(piece.startswith(("- ", "| ")) and piece.endswith("\n") for piece in pieces)
+
+
+@pytest.mark.parametrize("mark", ["1. ", "12) ", "# 1. "])
+def test_chunk_is_not_cut_behind_the_number_of_an_item_or_heading(backbone, mark):
+    sentence = "The cat sat on the old mat."
+    text, interval = mark + sentence + " A path.", _num_tokens(backbone.tokenizer, sentence)
+    assert len(mark) not in [start for start, _ in _chunks(backbone.tokenizer, text, interval)[1]]
+    if "." in mark:
+        of_sentences = _chunks(backbone.tokenizer, text, interval, rank_sentences)[1]
+        assert len(mark) in [start for start, _ in of_sentences]
+
+
+WORDS = st.sampled_from(["cat", "mat", "the", "old", "river", "Path", "stone", "walking", "ümlaut", "你好"])
+PROSE = st.lists(WORDS, min_size=1, max_size=14).map(" ".join)
+PARAGRAPH = st.lists(PROSE.map(lambda words: words + ". "), min_size=1, max_size=3).map("".join)
+HEADING = st.tuples(st.sampled_from(["# {}", "### {}", "{}\n" + "=" * 200]), WORDS).map(
+    lambda drawn: drawn[0].format(drawn[1])
+)
+LIST = st.lists(st.tuples(st.sampled_from(["- ", "  - "]), PROSE), min_size=1, max_size=5).map(
+    lambda items: "\n".join(("- " if not at else mark) + words for at, (mark, words) in enumerate(items))
+)
+CODE = st.lists(PROSE | st.just(""), max_size=6).map(lambda lines: "\n".join(["```", *lines, "```"]))
+TABLE = st.lists(st.tuples(WORDS, WORDS), max_size=6).map(
+    lambda rows: "\n".join(["| a | b |", "|---|---|", *(f"| {one} | {two} |" for one, two in rows)])
+)
+BLOCKS = st.lists(
+    st.tuples(st.just("heading"), HEADING)
+    | st.tuples(st.sampled_from(["list"]), LIST)
+    | st.tuples(st.sampled_from(["block"]), PARAGRAPH | CODE | TABLE),
+    min_size=1,
+    max_size=7,
+).filter(lambda blocks: all(one[0] != "list" or two[0] != "list" for one, two in pairwise(blocks)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(blocks=BLOCKS, interval=st.integers(8, 40))
+def test_chunks_of_any_blocks_cover_the_text_within_the_interval_and_cut_none_that_fits(
+    backbone, blocks, interval
+):
+    text = "\n\n".join(block for _, block in blocks)
+    chunks, spans = _chunks(backbone.tokenizer, text, interval)
+    assert "".join(text[start:end] for start, end in spans) == text
+    assert np.diff(chunks.token_offsets).max() <= interval
+    place = 0
+    for _, block in blocks:
+        if _num_tokens(backbone.tokenizer, block) <= interval:
+            assert not [start for start, _ in spans if place < start < place + len(block)]
+        place += len(block) + 2
+
+
+@settings(max_examples=200, deadline=None)
+@given(blocks=BLOCKS, interval=st.integers(8, 40))
+def test_chunk_ends_with_a_heading_only_where_it_does_not_fit_with_the_block_below(
+    backbone, blocks, interval
+):
+    text = "\n\n".join(block for _, block in blocks)
+    starts = {start for start, _ in _chunks(backbone.tokenizer, text, interval)[1]}
+    place = first = 0
+    for number, (kind, block) in enumerate(blocks):
+        if kind != "heading" or number == 0 or blocks[number - 1][0] != "heading":
+            first = place
+        place += len(block) + 2
+        if kind == "heading" and place in starts:
+            below = next((body for kind, body in blocks[number + 1 :] if kind != "heading"), "")
+            end = text.index(below, place) + len(below) if below else len(text)
+            assert _num_tokens(backbone.tokenizer, text[first:end]) > interval
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.text(alphabet="abcat .,'!?。\t你好éЖ😀\u0301\u200b1", max_size=200).filter(
+        lambda text: "|" not in text
+    ),
+    interval=st.integers(4, 12),
+)
+def test_chunks_of_a_text_of_one_line_are_those_of_sentences(backbone, text, interval):
+    text = f"a {text}"
+    structured = _chunks(backbone.tokenizer, text, interval)
+    assert structured[1] == _chunks(backbone.tokenizer, text, interval, rank_sentences)[1]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.text(alphabet="ab1.) \t\n\r\u2029#=-|`~*:", max_size=120),
+    interval=st.integers(4, 12),
+)
+def test_chunks_of_any_signs_cover_the_text_within_the_interval(backbone, text, interval):
+    chunks, spans = _chunks(backbone.tokenizer, text, interval)
+    assert "".join(text[start:end] for start, end in spans) == text
+    assert np.diff(chunks.token_offsets).max() <= interval
+
+
+def test_encode_structure_landmarks_end_chunks_before_headings(config, backbone):
+    text = "the cat sat on the old mat.\n\n# path\n\nold stone. the river.\n"
+    structured = dataclasses.replace(config, landmarks="structure", landmark_interval=13)
+    encoded = DocumentEncoder(structured, None, backbone).encode(["", text])
+    assert encoded.start_char.tolist() == [0, 0, text.index("#")]
+    assert encoded.end_char.tolist() == [0, text.index("#"), len(text)]

@@ -1,0 +1,68 @@
+"""A server goes on without a damaged file that searches can do without, and makes it again meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from pipeline.index import tiers
+from pipeline.index.generation import open_generation
+from pipeline.index.layout import DELETED_BITS, TOKENS_ARROW, CollectionLayout
+from pipeline.index.maintenance import verify_collection
+from pipeline.serve.settings import ServeSettings
+from tests.late_models import copy_with_projection
+
+
+@pytest.mark.parametrize("name", [DELETED_BITS, TOKENS_ARROW])
+def test_generation_that_answers_without_a_damaged_file_is_mended_meanwhile(
+    tmp_path: Path,
+    tiny_model_folder: Path,
+    serve: Callable[..., TestClient],
+    ingest: Callable[..., None],
+    make_rows: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
+    model, root = copy_with_projection(tiny_model_folder, tmp_path / "model"), tmp_path / "root"
+    changed = make_rows(1, version=1)
+    for rows in (make_rows(), changed, [{"id": "new", "text": "tuff"}]):
+        ingest(root, "stones", rows, model)
+    layout = CollectionLayout(root, "stones")
+    path = layout.generation_folder(3) / name
+    assert path.stat().st_nlink == 2
+
+    def scores() -> list[tuple[str, float]]:
+        reply = client.post("/v1/collections/stones/search", json={"query": "slate", "top_k": 20})
+        assert reply.status_code == 200, reply.text
+        return [(hit["doc_id"], hit["score"]) for hit in reply.json()["hits"]]
+
+    client = serve(ServeSettings(root=root))
+    before = scores()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert len(scores()) == len(before)
+    until = time.monotonic() + 60.0
+    while (
+        scores() != before
+        or client.get("/readyz").json() != {"status": "ready"}
+        or verify_collection(layout)  # it names the damaged generation until that is removed
+    ):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert open_generation(layout).lacking == ()
+
+
+def test_server_that_verifies_refuses_flipped_rows(own_root: Path, serve: Callable[..., TestClient]) -> None:
+    (rows,) = (own_root / "stones" / "lance" / "documents.lance" / "data").iterdir()
+    content = rows.read_bytes()
+    rows.write_bytes(content[:4] + bytes([content[4] ^ 1]) + content[5:])
+    statuses = [
+        serve(ServeSettings(root=own_root, collections=("stones",), verify=verify)).get("/readyz").status_code
+        for verify in (False, True)
+    ]
+    assert statuses == [200, 503]
