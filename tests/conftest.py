@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -58,6 +59,18 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """Capture Cairn's log whatever a library that an earlier test loaded has set."""
+    monkeypatch.setattr(logging.root.manager, "disable", logging.NOTSET)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] in {"pipeline", "jobs", "cli"}:
+            monkeypatch.setattr(logger, "disabled", False)
+            monkeypatch.setattr(logger, "propagate", True)
+    caplog.set_level(logging.WARNING)
+    return caplog
 
 
 def has_array(hint: Any) -> bool:
