@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline import durable
 from pipeline.compress.calibration import read_calibration
-from pipeline.compress.measuring import MeasuredModel, measure_model
+from pipeline.compress.measuring import BEFORE, MeasuredModel, measure_model
 from pipeline.compress.pruning import pruned
 from pipeline.compress.quantization import quantized
 from pipeline.compress.reading import read_engine
@@ -70,7 +70,7 @@ def compress(
             f"max_tokens must be at most the model's {most} positions, got a text of {longest} tokens; lower "
             "it"
         )
-    measured = [measure_model("before", source, rows, scorer, backend=backend, precision=precision)]
+    measured = [measure_model(BEFORE, source, rows, scorer, backend=backend, precision=precision)]
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
         folder = source

@@ -14,6 +14,7 @@ import torch
 from pipeline.compress.importance import Rows
 from pipeline.compress.reading import read_engine
 from pipeline.config import Backend, Precision
+from pipeline.errors import ModelError
 from pipeline.model.backbone_loader import load_backbone
 from pipeline.model.engine.backbone import Backbone
 from pipeline.model.engine.precision import resolve_precision
@@ -24,6 +25,8 @@ from pipeline.model.folders.model_defaults import encoder_config
 from pipeline.types import ModelScorer
 
 _ROWS_TOGETHER: Final = 32
+BEFORE: Final = "before"
+"""The first row, of the model as it came."""
 _REPEATS: Final = 3
 """The fastest one counts: others were disturbed."""
 
@@ -50,7 +53,10 @@ class MeasuredModel:
 def measure_model(
     step: str, folder: Path, rows: Rows, scorer: ModelScorer | None, *, backend: Backend, precision: Precision
 ) -> MeasuredModel:
-    """Measure a model's folder as an ingest would run it."""
+    """Measure a model's folder as an ingest would run it.
+
+    States that are NaN raise :class:`ModelError`.
+    """
     config = encoder_config(
         {"model": str(folder), "backend": backend, "precision": precision, "use_context": False}
     )
@@ -64,7 +70,7 @@ def measure_model(
         parameters=sum(tensor.numel() for tensor in checkpoint.tensors.values()),
         disk_bytes=sum(path.stat().st_size for path in checkpoint.folder.glob("*.safetensors")),
         matrix_bytes=matrix_bytes(plain),
-        tokens_per_second=_tokens_per_second(load_backbone(config), rows),
+        tokens_per_second=_tokens_per_second(step, load_backbone(config), rows),
         score=None if scores is None else scores.mean,
         scores={} if scores is None else scores.by_measure,
     )
@@ -79,16 +85,22 @@ def matrix_bytes(engine: Transformer) -> int:
     )
 
 
-def _tokens_per_second(backbone: Backbone, rows: Rows) -> float:
+def _tokens_per_second(step: str, backbone: Backbone, rows: Rows) -> float:
     ordered = sorted(rows, key=len)
     batches = [ordered[start : start + _ROWS_TOGETHER] for start in range(0, len(ordered), _ROWS_TOGETHER)]
     padded = [(_padded(batch), np.array([len(row) for row in batch])) for batch in batches]
-    fastest = np.inf
+    fastest, is_finite = np.inf, True
     for _ in range(_REPEATS):
         started = time.process_time()
         for ids_BT, lengths_B in padded:
-            backbone.hidden_states(ids_BT, lengths_B)
+            states_BTD = backbone.hidden_states(ids_BT, lengths_B)
+            is_finite &= bool(states_BTD[:, 0].isfinite().all())
         fastest = min(fastest, time.process_time() - started)
+    if not is_finite:
+        raise ModelError(
+            f"the states of the calibration texts must be finite, got NaN or infinity from the model {step}; "
+            + ("fetch the model again" if step == BEFORE else "take less away, or choose other weights")
+        )
     return float(sum(map(len, rows)) / fastest)
 
 

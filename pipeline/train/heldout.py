@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from jaxtyping import Float32, Int64
 
 from pipeline.cluster.sampling import hash_order
+from pipeline.train.finite import NotFiniteError
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.packed_rows import PackedRows
 from pipeline.train.pairs import TrainingPairs
@@ -65,7 +66,8 @@ def score_heldout(
 ) -> dict[str, float]:
     """Return nDCG@10 and MRR@10 of these pairs' queries over their documents, behind a ``context``.
 
-    Without ``landmarks`` a row sees no other row, as in training with another attention.
+    Without ``landmarks`` a row sees no other row, as in training with another attention. Vectors that are NaN
+    raise :class:`NotFiniteError`.
     """
     first = {documents[position]: position for position in reversed(positions)}
     distinct = sorted(first.values())
@@ -79,8 +81,11 @@ def score_heldout(
         embed_texts(model, *laid_out, max_tokens, context_CD, landmarks=landmarks)
         for laid_out in (maker.queries(positions, interval), maker.documents(distinct, interval))
     )
+    scores_QN = (query_QV @ document_NV.T).cpu().numpy()
+    if not np.isfinite(scores_QN).all():
+        raise NotFiniteError("vectors of held-out pairs must be finite, got NaN or infinity")
     return rank_scores(
-        (query_QV @ document_NV.T).cpu().numpy(),
+        scores_QN,
         np.array([number[documents[position]] for position in positions]),
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import durable
+from pipeline.train.finite import require_finite
 
 
 class TrainingLog:
@@ -26,7 +27,8 @@ class TrainingLog:
         self.size = path.stat().st_size
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one line."""
+        """Write one line; NaN or infinity raises :class:`pipeline.train.finite.NotFiniteError`."""
+        require_finite({name: value for name, value in record.items() if isinstance(value, float)})
         line = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode()
         with durable.storage_errors("writing the log"), self._path.open("ab") as stream:
             stream.write(line)

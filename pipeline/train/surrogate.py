@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 from pipeline import durable
 from pipeline.cluster.sampling import hash_order
 from pipeline.config import Surrogate
-from pipeline.errors import IntegrityError
+from pipeline.errors import IntegrityError, ModelError
 from pipeline.manifest import fingerprint
 from pipeline.model.context_encoder import ContextEncoder
 from pipeline.model.engine.backbone import Backbone
@@ -74,11 +74,18 @@ def embed_texts(
     stage: str,
     progress: ProgressListener,
 ) -> Float32[np.ndarray, "T V"]:
-    """Embed texts at unit length, block by block; equal texts are embedded once."""
+    """Embed texts at unit length, block by block; equal texts are embedded once.
+
+    NaN raises :class:`ModelError`; ``stage`` is what embeds, such as "teacher".
+    """
     distinct = list(dict.fromkeys(texts))
     blocks: list[np.ndarray] = []
     for start in range(0, len(distinct), BLOCK_TEXTS):
         blocks.append(unit(embed(distinct[start : start + BLOCK_TEXTS])))
+        if not np.isfinite(blocks[-1]).all():
+            raise ModelError(
+                f"vectors of the {stage} must be finite, got NaN or infinity; fetch the model again"
+            )
         progress(stage, min(start + BLOCK_TEXTS, len(distinct)), len(distinct), "texts")
     number = {text: place for place, text in enumerate(distinct)}
     return np.concatenate(blocks)[[number[text] for text in texts]]

@@ -3,7 +3,7 @@
     step ─▶ log ─▶ (score ─▶ best/) ─▶ (checkpoint) ─▶ next step … ─▶ model/, changes.safetensors
 
 What a step computes and which model is the best is the task's matter. A loss that is not finite stops the run
-before the optimiser has seen it.
+before the optimiser has seen it, a score that is not before the model is saved.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 
 from pipeline.errors import ModelError, TryAgainError
 from pipeline.train.checkpoints import RunFolder, RunState
+from pipeline.train.finite import NotFiniteError, require_finite
 from pipeline.train.landmark_encoder import LandmarkEncoder
 from pipeline.train.log import TrainingLog
 from pipeline.train.optimizer import lr_factor, make_optimizer, set_lr
@@ -93,13 +94,13 @@ class Trainer:
         log = TrainingLog(self.files.log_path, state.log_bytes) if self._writes else None
         resumed_at, losses, counts = state.step, list[float](), Counter[str]()
         if not resumed_at:
-            state = self._evaluate(state, log)
+            state = self._evaluate(state, log, newest)
         started = time.monotonic()
         for step in range(resumed_at, self.config.steps):
             report = self._step(step, optimizer, newest, log)
             losses.append(report.loss)
             counts.update({name: number for name, number in asdict(report).items() if name[:4] == "num_"})
-            state = self._evaluate(replace(state, step=step + 1), log)
+            state = self._evaluate(replace(state, step=step + 1), log, newest)
             is_late, is_last = self._is_late(state.step), state.step == self.config.steps
             is_due = is_last or state.step % self.config.checkpoint_every == 0
             if self._writes and (is_late or is_due):
@@ -144,13 +145,10 @@ class Trainer:
         set_lr(optimizer, lr_factor(step, self.config))
         optimizer.zero_grad(set_to_none=True)
         report = self.task.step(step)
-        if not (math.isfinite(report.loss) and math.isfinite(report.gradient_norm)):
-            good = "there is no checkpoint yet" if newest is None else f"{newest} is the last good checkpoint"
-            raise ModelError(
-                f"loss and gradient must be finite, got {report.loss} and {report.gradient_norm} in step "
-                f"{step + 1}; {good}: "
-                "train in another folder with a lower peak_lr"
-            )
+        try:
+            require_finite({"loss": report.loss, "gradient": report.gradient_norm})
+        except NotFiniteError as error:
+            raise _ended(f"{error} in step {step + 1}", step, newest) from error
         optimizer.step()
         if log is not None:
             self._log_step(step, report, time.monotonic() - started, log)
@@ -167,9 +165,22 @@ class Trainer:
             }
         )
 
-    def _evaluate(self, state: RunState, log: TrainingLog | None) -> RunState:
+    def _evaluate(self, state: RunState, log: TrainingLog | None, newest: Path | None) -> RunState:
         """Let the task score the model; without a log another process does."""
         if log is None:
             return state
-        state = self.task.evaluate(state, log)
+        try:
+            state = self.task.evaluate(state, log)
+        except NotFiniteError as error:
+            raise _ended(f"{error} after step {state.step}", state.step, newest) from error
         return replace(state, log_bytes=log.size)
+
+
+def _ended(sentence: str, steps_made: int, newest: Path | None) -> ModelError:
+    """Say what a run ended in, what is kept, and what to do."""
+    if not steps_made:
+        return ModelError(
+            f"{sentence}, before anything was trained; fetch the models again, or choose another base"
+        )
+    good = "there is no checkpoint yet" if newest is None else f"{newest} is the last good checkpoint"
+    return ModelError(f"{sentence}; {good}: train in another folder with a lower peak_lr")

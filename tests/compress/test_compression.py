@@ -202,3 +202,18 @@ def test_a_model_with_nan_is_refused(tiny_model_folder, texts_path, tmp_path):
         with pytest.raises(ModelError, match="must be finite"):
             compress(str(folder), [texts_path], tmp_path / "small", CompressConfig(**settings))
     assert not (tmp_path / "small").exists()
+
+
+def test_model_whose_states_overflow_is_refused(tiny_model_folder, texts_path, tmp_path):
+    folder = tmp_path / "overflowing"
+    shutil.copytree(tiny_model_folder, folder)
+    tensors = load_file(folder / "model.safetensors")
+    large = {
+        name: tensor * 3e37 if ".layer." in name and name.endswith("weight") else tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(large, folder / "model.safetensors")
+    config = CompressConfig(weights="int8", rounding="nearest")
+    with pytest.raises(ModelError, match="got NaN or infinity from the model before; fetch the model again"):
+        compress(str(folder), [texts_path], tmp_path / "small", config)
+    assert not (tmp_path / "small").exists()
