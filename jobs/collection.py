@@ -15,8 +15,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
-import pyarrow as pa
-
 from jobs.build_index import build_index
 from jobs.compatibility import stored_settings
 from jobs.ingest_settings import STAGES, resolve_ingest_config
@@ -30,13 +28,7 @@ from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import DeleteReport, delete_documents
 from pipeline.model.folders.names import is_folder, model_folder
 from pipeline.options import check_names, did_you_mean
-from pipeline.types import (
-    RESERVED_COLUMNS,
-    IngestReport,
-    ProgressListener,
-    QueryEncoder,
-    silent_progress,
-)
+from pipeline.types import IngestReport, ProgressListener, QueryEncoder, silent_progress
 
 
 class ColumnKeywords(TypedDict, total=False):
@@ -173,19 +165,5 @@ class Collection(read_only.Collection):
         if isinstance(documents, str | Path):
             source = str(documents)
         else:
-            source = TableSource(table=self._with_stored_columns(table_of(documents, config.corpus)))
+            source = TableSource(table=table_of(documents, config.corpus))
         return build_index([source], root, self.name, config, progress)
-
-    def _with_stored_columns(self, table: pa.Table) -> pa.Table:
-        """Add the metadata that the collection has and the rows have not, as nulls of its type."""
-        if not self.layout.exists():
-            return table
-        for field in self._searcher().generation.document_schema:
-            if field.name in RESERVED_COLUMNS:
-                continue
-            if field.name not in table.schema.names:
-                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
-            elif pa.types.is_null(table.schema.field(field.name).type):
-                place = table.schema.get_field_index(field.name)
-                table = table.set_column(place, field, pa.nulls(table.num_rows, field.type))
-        return table

@@ -10,9 +10,17 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 from jobs import pending
-from jobs.compatibility import may_have_another_model, require_same_model, require_same_settings
+from jobs.compatibility import (
+    may_have_another_model,
+    require_same_model,
+    require_same_settings,
+    stored_manifest,
+)
 from jobs.engine import EngineConfig
 from jobs.job_file import IngestJobName
 from jobs.run import Run, StageWatch, new_run_id, open_engine
@@ -63,7 +71,8 @@ def open_ingest(
     watch = StageWatch(progress)
     layout = CollectionLayout(Path(root), collection)
     model_folder(config.encoder.model)
-    scan = scan_sources(sources, config.corpus, None if config.reread else layout.sources_path)
+    record = None if config.reread else layout.sources_path
+    scan = scan_sources(sources, config.corpus, record, stored_fields(layout))
     with closing(open_engine(engine, config)) as opened:
         if not layout.exists():
             opened.load()
@@ -93,6 +102,11 @@ def open_ingest(
                     job=job,
                     scan=scan,
                 )
+
+
+def stored_fields(layout: CollectionLayout) -> Sequence[pa.Field[Any]] | None:
+    """Return the metadata columns of a collection, None where nothing is published."""
+    return LanceTables.open(layout).metadata_fields if stored_manifest(layout) else None
 
 
 def prepare_record(

@@ -26,7 +26,7 @@ from jobs.compatibility import (
     require_same_settings,
     stored_manifest,
 )
-from jobs.ingest import prepare_record
+from jobs.ingest import prepare_record, stored_fields
 from jobs.local_engine import LocalEngine
 from pipeline.config import IngestConfig
 from pipeline.context.store import ContextSet
@@ -57,7 +57,8 @@ def plan_index(
 ) -> dict[str, Any]:
     """Return the counts that ``build_index`` would report, and estimates of tokens and seconds."""
     layout = CollectionLayout(Path(root), collection)
-    scan = scan_sources(sources, config.corpus, None if config.reread else layout.sources_path)
+    record = None if config.reread else layout.sources_path
+    scan = scan_sources(sources, config.corpus, record, stored_fields(layout))
     published = stored_manifest(layout)
     require_same_settings(published, config)
     if published and may_have_another_model(published, config):
@@ -85,7 +86,7 @@ def plan_index(
         "estimated_tokens": estimate.tokens,
         "estimated_context_seconds": estimate.context_seconds,
         "estimated_encode_seconds": estimate.encode_seconds,
-        "warnings": list(settings_warnings(config.encoder, config.context)),
+        "warnings": [*scan.warnings, *settings_warnings(config.encoder, config.context)],
     }
 
 

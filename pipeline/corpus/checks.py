@@ -55,8 +55,8 @@ class CheckedBatch:
 class RowChecker:
     """The checks of one file.
 
-    ``sources`` maps a stored column to the source column it is read from. ``constants`` are the partition
-    values, which every row of the file shares.
+    ``sources`` maps a stored column to the source column it is read from. ``constants`` are what
+    every row of the file shares: partition values, and nulls of columns that the file lacks.
     """
 
     source_file: str

@@ -23,6 +23,7 @@ from pipeline.corpus.decode import DECODE_ERRORS
 from pipeline.corpus.file_identity import file_identities
 from pipeline.corpus.formats.format import damage_of, damage_reported
 from pipeline.corpus.formats.formats import FORMATS
+from pipeline.corpus.lacking_columns import is_read
 from pipeline.corpus.quarantine import REJECTED_SCHEMA
 from pipeline.corpus.schema import ColumnMapping, CorpusSchema, agree_on_schema
 from pipeline.corpus.source_record import Footer, recorded_footers
@@ -41,7 +42,8 @@ class Scan:
 
     ``num_rows`` is the total of the readable files' footers; ``damaged_files`` come on top, one quarantined
     row each. ``identities`` are those of :mod:`pipeline.corpus.file_identity`, taken before the footers.
-    ``unread`` counts files of other kinds by suffix.
+    ``unread`` counts files of other kinds by suffix. ``faults`` say what of some files cannot be read while
+    their rows can; these files are read each time.
     """
 
     files: tuple[SourceFile, ...]
@@ -51,6 +53,7 @@ class Scan:
     schema: CorpusSchema
     damaged_files: tuple[tuple[SourceFile, str], ...]
     unread: Mapping[str, int]
+    faults: tuple[tuple[SourceFile, str], ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -75,7 +78,7 @@ class Scan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was left out or overridden, one sentence each."""
-        return (*self.schema.warnings, *_unread_warnings(self.unread))
+        return (*_fault_warnings(self.faults), *self.schema.warnings, *_unread_warnings(self.unread))
 
     @property
     def schema_fingerprint(self) -> str:
@@ -92,10 +95,26 @@ def _unread_warnings(unread: Mapping[str, int]) -> Iterator[str]:
         )
 
 
-def scan_sources(sources: Sequence[Source], config: CorpusConfig, record: Path | None = None) -> Scan:
+def _fault_warnings(faults: Sequence[tuple[SourceFile, str]]) -> Iterator[str]:
+    if faults:
+        (file, fault), *others = faults
+        also = f" and of {len(others):,} more files" if others else ""
+        yield (
+            f"the front matter of {file.name}{also} is not YAML and was left in the text: {fault}; "
+            "put a value with a colon into quotes"
+        )
+
+
+def scan_sources(
+    sources: Sequence[Source],
+    config: CorpusConfig,
+    record: Path | None = None,
+    stored: Sequence[pa.Field] | None = None,
+) -> Scan:
     """Read every footer and agree on one schema; no row is decoded.
 
-    The footers of files that are as they were when they were recorded come from the ``record``. Raises
+    The footers of files that are as they were when they were recorded come from the ``record``. ``stored``
+    are the metadata columns of the collection, None where nothing is published. Raises
     :class:`SourceError` when there is nothing to read and :class:`SchemaError` when the columns are not what
     the settings say.
     """
@@ -132,7 +151,9 @@ def scan_sources(sources: Sequence[Source], config: CorpusConfig, record: Path |
             f"a corpus must have columns, got none in any row of {named}; "
             f"each row must have {config.id_column!r} and {config.text_column!r}"
         )
-    schema = agree_on_schema(schemas, config)
+    schema = agree_on_schema(schemas, config, stored)
+    faults = tuple((file, footer.fault) for file, footer in footers if footer.fault is not None)
+    identities.update({file.address: None for file, _ in faults})
     return Scan(
         files=tuple(file for file, _ in footers),
         file_rows=tuple(footer.num_rows for _, footer in footers),
@@ -141,6 +162,7 @@ def scan_sources(sources: Sequence[Source], config: CorpusConfig, record: Path |
         schema=schema,
         damaged_files=tuple(damaged),
         unread=unread,
+        faults=faults,
     )
 
 
@@ -171,7 +193,7 @@ def read_file(scan: Scan, place: int, config: CorpusConfig) -> Iterator[CheckedB
     a row that is not delivered would count as deleted.
     """
     file, num_rows = scan.files[place], scan.file_rows[place]
-    checker = _checker(scan, file, config)
+    checker = _checker(scan, place, config)
     done, is_cut = 0, False
     types = {column: checker.stored_types[stored] for stored, column in checker.sources.items()}
     for item in damage_reported(file, FORMATS[file.format].decode(file, num_rows, types, config)):
@@ -192,16 +214,18 @@ def read_file(scan: Scan, place: int, config: CorpusConfig) -> Iterator[CheckedB
         )
 
 
-def _checker(scan: Scan, file: SourceFile, config: CorpusConfig) -> RowChecker:
-    from_files = {
-        field.name: field.name
-        for field in scan.metadata_fields
-        if field.name not in scan.schema.partition_keys
-    }
+def _checker(scan: Scan, place: int, config: CorpusConfig) -> RowChecker:
+    file = scan.files[place]
     values = dict(file.partitions)
+    from_files: dict[str, str] = {}
     constants: dict[str, pa.Scalar] = {}
     for field in scan.metadata_fields:
-        if field.name in scan.schema.partition_keys:
+        if field.name not in scan.schema.partition_keys:
+            if is_read(file, scan.schemas[place], field):
+                from_files[field.name] = field.name
+            else:
+                constants[field.name] = pa.scalar(None, field.type)
+        else:
             value = values[field.name]
             constants[field.name] = pa.scalar(
                 None if value is None else (int(value) if pa.types.is_integer(field.type) else value),

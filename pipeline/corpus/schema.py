@@ -14,12 +14,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pipeline.config import CorpusConfig
-from pipeline.corpus.formats.values import joined
-from pipeline.corpus.sources import INFERRED, SourceFile
+from pipeline.corpus.formats.values import OBJECT, joined
+from pipeline.corpus.lacking_columns import completed
+from pipeline.corpus.sources import DOCUMENTS, INFERRED, SourceFile
 from pipeline.errors import SchemaError
 from pipeline.types import RESERVED_COLUMNS, is_filterable
 
 KEEP_HINT = "name the metadata columns to keep (--metadata-columns) and leave it out, or rename it"
+_UNTYPED = INFERRED | DOCUMENTS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,16 +115,21 @@ def widened(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
     return None
 
 
-def agree_on_schema(files: Sequence[tuple[SourceFile, pa.Schema]], config: CorpusConfig) -> CorpusSchema:
+def agree_on_schema(
+    files: Sequence[tuple[SourceFile, pa.Schema]],
+    config: CorpusConfig,
+    stored: Sequence[pa.Field] | None = None,
+) -> CorpusSchema:
     """Check the schema of every file and resolve the roles and the metadata.
 
-    The first file in scan order sets the columns and their order. Raises :class:`SchemaError` naming the file
-    and the column.
+    The first file in scan order sets the columns and their order. ``stored`` are the metadata columns of the
+    collection, None of a new one. Raises :class:`SchemaError` naming the file and the column.
     """
-    first_file, first_schema = files[0]
-    warnings: dict[str, None] = {}
     for file, schema in files:
         _refuse_repeated_names(file, schema)
+    complete = completed(files, config, stored)
+    files, warnings = complete.schemas, dict.fromkeys(complete.warnings)
+    first_file, first_schema = files[0]
     mapping = ColumnMapping(
         id=config.id_column,
         text=config.text_column,
@@ -236,7 +243,7 @@ def _check_roles(file: SourceFile, schema: pa.Schema, mapping: ColumnMapping) ->
             or pa.types.is_null(arrow_type)
             or (role == "doc_id" and pa.types.is_integer(arrow_type))
             or (
-                file.format in INFERRED and not pa.types.is_nested(arrow_type)
+                file.format in _UNTYPED and not pa.types.is_nested(arrow_type)
             )  # its numbers are written texts
         ):
             continue
@@ -285,7 +292,7 @@ def _metadata_type(
 ) -> pa.DataType | str:
     """Return the type all files agree on, or the warning that says why the column is left out."""
     agreed: pa.DataType = pa.null()
-    is_inferred = all(file.format in INFERRED for file, _ in files)
+    is_inferred = all(file.format in _UNTYPED for file, _ in files)
     left_out: tuple[pa.DataType, SourceFile] | None = None
     for file, schema in files:
         if name not in schema.names:
@@ -323,13 +330,19 @@ def _metadata_type(
             f"column {name!r} of {files[0][0].name} cannot be stored: a name must not be blank or hold a dot"
         )
     elif pa.types.is_null(agreed):
-        reason = f"its type is {left_out[0]}" if left_out else "it is null throughout"
+        reason = _why_not_kept(left_out[0]) if left_out else "it is null throughout"
         problem = f"column {name!r} of {files[0][0].name} cannot be stored: {reason}"
     if problem is None:
         return agreed
     if must_keep:
         raise SchemaError(f"{problem}; take it out of the metadata columns or convert it")
     return f"{problem}; it is left out"
+
+
+def _why_not_kept(arrow_type: pa.DataType) -> str:
+    if arrow_type == OBJECT:
+        return "it holds objects or nested lists"
+    return f"its type is {arrow_type}"
 
 
 def _partition_types(files: Sequence[SourceFile]) -> dict[str, pa.DataType]:

@@ -31,7 +31,7 @@ import pyarrow as pa
 from pipeline import durable
 from pipeline.errors import StorageError
 
-RECORD_FORMAT: Final = "1"
+RECORD_FORMAT: Final = "2"
 DIGEST_HEX_DIGITS: Final = 32
 """Half of a SHA-256 is kept.
 
@@ -61,10 +61,14 @@ _TABLES: Final = """
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footer:
-    """What a file says of itself: its columns, and how many rows it has."""
+    """What a file says of itself: its columns, and how many rows it has.
+
+    ``fault`` says what of it cannot be read while its rows can; such a footer is not kept.
+    """
 
     schema: pa.Schema
     num_rows: int
+    fault: str | None = None
 
 
 def digest_of(sha: str) -> bytes:
@@ -144,6 +148,9 @@ def recorded_footers(path: Path, identities: Mapping[str, str | None]) -> dict[s
     schemas: dict[str, pa.Schema] = {}
     try:
         with _opened(path) as connection:
+            (record_format,) = connection.execute("SELECT value FROM state WHERE name = 'format'").fetchone()
+            if record_format != RECORD_FORMAT:
+                return {}
             for file in recorded_files(connection, "main", [*identities]).values():
                 if file.identity != identities[file.path]:
                     continue

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs.build_index import build_index
+from jobs.plan_index import plan_index
 from pipeline.collection import open_collection
 from pipeline.config import IngestConfig
 from pipeline.corpus.file_identity import SETTLED_SECONDS
@@ -41,3 +42,25 @@ def test_sources_without_types_are_skipped_synced_and_found(
     assert (report.indexed, report.unchanged, report.deleted, report.unread_files) == (1, 1, 1, 1)
     found = open_collection("c", root=root)
     assert found.documents.ids() == ["stone.md", "cat.md"]
+
+
+def test_front_matter_that_changes_later_stops_no_ingest(
+    tmp_path: Path, root: Path, config: IngestConfig
+) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "cat.md").write_text("---\nyear: 2020\n---\nthe cat sat")
+    (folder / "stone.md").write_text("old stone path")
+    build_index([str(folder)], root, "c", config)
+    (folder / "stone.md").write_text("---\nyear: 2021\nmood: calm\n---\nold stone path")
+    (folder / "cat.md").write_text("---\nyear: late\n---\nthe cat sat")
+    planned = plan_index([str(folder)], root, "c", config)["warnings"]
+    warnings = build_index([str(folder)], root, "c", config).warnings
+    assert planned == list(warnings)
+    assert ["'mood'" in warning for warning in warnings[:2]] == [True, False]
+    assert ["'year'" in warning for warning in warnings[:2]] == [False, True]
+    rows = open_collection("c", root=root).documents.to_arrow(["doc_id", "text", "year"]).to_pylist()
+    assert sorted((row["doc_id"], row["text"], row["year"]) for row in rows) == [
+        ("cat.md", "the cat sat", None),
+        ("stone.md", "old stone path", 2021),
+    ]

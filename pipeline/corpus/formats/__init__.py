@@ -5,5 +5,5 @@ formats     every format by its name
 parquet, arrow_file, arrow_table    columns as the file or the table says
 json_lines, csv                     columns learned by a first pass (inferred, values)
 table_part                          a data file of a table (pipeline.corpus.tables)
-text, html                          a document a file: id, title, text
+text, html                          a document a file: id, title, text, keys of front_matter
 """

@@ -1,7 +1,8 @@
 """Markdown and plain text: a file is a document.
 
-Its id is its path below the source, its text the file as it is, so that headings stay. Its title is the
-`title` of its front matter, else its first heading, else the name of the file.
+Its id is its path below the source. Its text is the file, with headings and without Markdown's front matter.
+Its title is the `title` of its front matter, else its first heading, else the name of the file. The other
+keys of the front matter are columns; ``pipeline.corpus.lacking_columns`` says what other files have there.
 """
 
 from __future__ import annotations
@@ -10,21 +11,25 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import PurePosixPath
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import pyarrow as pa
 
 from pipeline.config import CorpusConfig
 from pipeline.corpus.formats.format import Undecoded
-from pipeline.corpus.formats.values import as_column
+from pipeline.corpus.formats.front_matter import FRONT_MATTER_BYTES, FrontMatter, read_front_matter
+from pipeline.corpus.formats.values import as_column, type_of
 from pipeline.corpus.source_record import Footer
 from pipeline.corpus.sources import SourceFile
 
 DOCUMENT_SCHEMA: Final = pa.schema(
     [pa.field("id", pa.string()), pa.field("title", pa.string()), pa.field("text", pa.large_string())]
 )
+_DOCUMENT_COLUMNS: Final = frozenset(DOCUMENT_SCHEMA.names)
 _HEADING: Final = re.compile(rb"#{1,6}[ \t]+(.*)", re.DOTALL)
 _UNDERLINE: Final = re.compile(rb"={3,}[ \t]*")
+_BOM: Final = b"\xef\xbb\xbf"
 TITLE_BYTES: Final = 64 << 10
 """How much of the start of a file is searched for its title."""
 
@@ -33,8 +38,14 @@ class TextFormat:
     """Reads Markdown and plain text files."""
 
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:  # noqa: ARG002
-        """Return the columns of every document; the file is not opened."""
-        return Footer(schema=DOCUMENT_SCHEMA, num_rows=1)
+        """Return the columns of every document and those of its front matter, which is all that is read."""
+        if _is_plain(file):
+            return Footer(schema=DOCUMENT_SCHEMA, num_rows=1)
+        with file.open_stream() as stream:
+            front = read_front_matter(stream.read(FRONT_MATTER_BYTES).removeprefix(_BOM))
+        keys = {key: value for key, value in front.values.items() if key not in _DOCUMENT_COLUMNS}
+        fields = [pa.field(key, type_of(value)) for key, value in keys.items()]
+        return Footer(schema=pa.schema([*DOCUMENT_SCHEMA, *fields]), num_rows=1, fault=front.fault)
 
     def decode(
         self,
@@ -44,8 +55,10 @@ class TextFormat:
         config: CorpusConfig,
     ) -> Iterator[pa.RecordBatch | Undecoded]:
         """Yield the one document."""
-        raw = read_document(file, config).removeprefix(b"\xef\xbb\xbf")
-        yield one_document(file, title_of(file, raw), raw, types)
+        raw = read_document(file, config).removeprefix(_BOM)
+        front = FrontMatter({}, 0) if _is_plain(file) else read_front_matter(raw)
+        text = raw[front.text_start :].lstrip(b"\r\n") if front.text_start else raw
+        yield one_document(file, _title(file, front, text), text, types, front.values)
 
 
 def read_document(file: SourceFile, config: CorpusConfig) -> bytes:
@@ -54,22 +67,16 @@ def read_document(file: SourceFile, config: CorpusConfig) -> bytes:
         return stream.read(config.max_document_bytes + 1)
 
 
-def title_of(file: SourceFile, raw: bytes) -> str:
-    """Return the title of a Markdown or plain text file."""
-    front, lines = _parts(raw[:TITLE_BYTES].splitlines())
-    named = next((line[6:].strip() for line in front if line.startswith(b"title:") and line[6:].strip()), b"")
-    is_markdown = not file.path.lower().endswith(".txt")
-    found = named.strip(b"\"'") or (_heading(lines) if is_markdown else b"")
+def _is_plain(file: SourceFile) -> bool:
+    return file.path.lower().endswith(".txt")
+
+
+def _title(file: SourceFile, front: FrontMatter, text: bytes) -> str:
+    named = front.values.get("title")
+    if isinstance(named, str | int | float) and not isinstance(named, bool) and str(named).strip():
+        return str(named).strip()
+    found = b"" if _is_plain(file) else _heading(text[:TITLE_BYTES].splitlines())
     return found.decode("utf-8", "replace") or PurePosixPath(file.relative).stem
-
-
-def _parts(lines: list[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """Split lines into those of the front matter, none where there is none, and those behind it."""
-    if lines[:1] == [b"---"]:
-        for index, line in enumerate(lines[1:], start=1):
-            if line.rstrip() == b"---":
-                return lines[1:index], lines[index + 1 :]
-    return [], lines
 
 
 def _heading(lines: Sequence[bytes]) -> bytes:
@@ -83,9 +90,16 @@ def _heading(lines: Sequence[bytes]) -> bytes:
 
 
 def one_document(
-    file: SourceFile, title: str, text: str | bytes, types: Mapping[str, pa.DataType]
+    file: SourceFile,
+    title: str,
+    text: str | bytes,
+    types: Mapping[str, pa.DataType],
+    values: Mapping[str, Any] = MappingProxyType({}),
 ) -> pa.RecordBatch:
-    """Return the row of a file that is a document; bytes are checked to be UTF-8 later."""
+    """Return the row of a file that is a document; bytes are checked to be UTF-8 later.
+
+    ``values`` are its further columns. A single value of a column of lists is a list of one.
+    """
     columns = {
         "id": as_column([file.relative], pa.string()),
         "title": as_column([title], pa.string()),
@@ -93,4 +107,9 @@ def one_document(
         if isinstance(text, str)
         else pa.array([text], pa.large_binary()).view(pa.large_string()),
     }
+    for name, arrow_type in types.items():
+        if name not in columns:
+            value = values.get(name)
+            is_one = pa.types.is_list(arrow_type) and value is not None and not isinstance(value, list)
+            columns[name] = as_column([[value] if is_one else value], arrow_type)
     return pa.RecordBatch.from_arrays([columns[name] for name in types], names=[*types])

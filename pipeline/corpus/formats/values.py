@@ -17,7 +17,8 @@ from typing import Any, Final, cast
 import pyarrow as pa
 
 _INT64: Final = range(-(2**63), 2**63)
-_OBJECT: Final = pa.struct([])
+OBJECT: Final = pa.struct([])
+"""What stands for objects and nested lists; nothing looks into them."""
 
 
 def type_of(value: object) -> pa.DataType:
@@ -35,10 +36,10 @@ def type_of(value: object) -> pa.DataType:
     if isinstance(value, list | tuple):
         elements = cast("Sequence[object]", value)
         if any(isinstance(element, list | tuple | dict) for element in elements):
-            return _OBJECT  # however deeply they are nested: nothing looks into them
+            return OBJECT  # however deeply they are nested: nothing looks into them
         element = reduce(joined, map(type_of, elements), pa.null())
-        return _OBJECT if pa.types.is_nested(element) else pa.list_(element)
-    return _OBJECT
+        return OBJECT if pa.types.is_nested(element) else pa.list_(element)
+    return OBJECT
 
 
 def joined(first: pa.DataType, second: pa.DataType) -> pa.DataType:
@@ -50,7 +51,7 @@ def joined(first: pa.DataType, second: pa.DataType) -> pa.DataType:
     if pa.types.is_list(first) and pa.types.is_list(second):
         return pa.list_(joined(first.value_type, second.value_type))
     if pa.types.is_nested(first) or pa.types.is_nested(second):
-        return _OBJECT
+        return OBJECT
     numbers = {pa.int64(), pa.float64()}
     return pa.float64() if {first, second} == numbers else pa.string()
 

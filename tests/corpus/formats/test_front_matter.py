@@ -1,0 +1,170 @@
+"""Front matter of Markdown: keys that become columns, and blocks that cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pipeline.config import CorpusConfig
+from pipeline.corpus.formats.front_matter import FrontMatter, read_front_matter
+from pipeline.corpus.scan import read_checked, scan_sources
+from pipeline.errors import SchemaError
+from tests.corpus.checked_rows import read, reasons
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        (folder / f"{name}.md").write_text(text)
+
+
+def test_scalars_are_read_as_yaml_1_2_and_a_leading_zero_or_a_date_is_a_text() -> None:
+    block = (
+        "title: A\nyear: 2020\nscore: 1.50\ndraft: false\nzip: 007\ndate: 2024-05-01\nok: yes\ntime: 1:30\n"
+        "quoted: '12'\nempty:\ntags: [a, 1]\nauthor: {name: Jo}\nid: page\nbig: 1e3\ntagged: !!int x\n"
+    )
+    raw = f"---\n{block}---\nbody".encode()
+    assert read_front_matter(raw) == FrontMatter(
+        {
+            "title": "A",
+            "year": 2020,
+            "score": 1.5,
+            "draft": False,
+            "zip": "007",
+            "date": "2024-05-01",
+            "ok": "yes",
+            "time": "1:30",
+            "quoted": "12",
+            "empty": None,
+            "tags": ["a", 1],
+            "author": {},
+            "front_matter_id": "page",
+            "big": 1000.0,
+            "tagged": "x",
+        },
+        len(raw) - 4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("raw", "text_start", "fault"),
+    [
+        (b"---\n---\nx", 8, None),
+        (b"---\r\na: 1\r\n...\r\nx", 16, None),
+        (b"---\nonly a text\n---\nx", 0, None),
+        (b"---\na: 1\nno end", 0, None),
+        (b"----\na: 1\n---\n", 0, None),
+        (b"---\ncaf\xe9: 1\n---\n", 0, None),
+        (b"---\ntitle: a: b\n---\nx", 0, "line 2: mapping values are not allowed here"),
+        (b"---\n? [a]\n: 1\n---\nx", 0, "a key must be printable text of at most 256 characters"),
+        (b'---\n"\\ud800": 1\n---\nx', 0, "a key must be printable text of at most 256 characters"),
+        (b"---\n" + b"[" * 60_000 + b"\n---\nx", 0, "it is nested too deeply"),
+        (b"---\n" + b"- " * 30_000 + b"\n---\nx", 0, "it is nested too deeply"),
+    ],
+)
+def test_what_is_no_mapping_is_text_and_what_is_no_yaml_has_a_fault(
+    raw: bytes, text_start: int, fault: str | None
+) -> None:
+    found = read_front_matter(raw)
+    assert (found.text_start, found.fault) == (text_start, fault)
+
+
+def test_aliases_and_merge_keys_build_nothing() -> None:
+    levels = "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 60))
+    found = read_front_matter(f"---\na0: &a0 {{x: 1}}\n{levels}b: &b [*b]\n---\nx".encode())
+    assert found.fault is None
+    assert found.values["a59"] == found.values["b"] == {}
+
+
+def test_keys_become_columns_and_files_without_them_have_nulls(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        a="---\ntitle: First\nyear: 2020\ntags: [x, y]\n---\n\n# Head\n",
+        b="---\ntitle: 7\nyear: 21a\ntags: z\nid: own\n---\nbody",
+        c="no front matter",
+    )
+    (tmp_path / "d.txt").write_text("---\nyear: 1\n---\nplain")
+    rows, rejected = read(tmp_path)
+    columns = ("doc_id", "title", "text", "year", "tags", "front_matter_id")
+    assert [tuple(row[name] for name in columns) for row in rows] == [
+        ("a.md", "First", "# Head\n", "2020", ["x", "y"], None),
+        ("b.md", "7", "body", "21a", ["z"], "own"),
+        ("c.md", "c", "no front matter", None, None, None),
+        ("d.txt", "d", "---\nyear: 1\n---\nplain", None, None, None),
+    ]
+    assert rejected == []
+
+
+def test_a_key_can_be_the_id_and_a_file_without_it_is_quarantined(tmp_path: Path) -> None:
+    write(tmp_path, a="---\nslug: one\nheadline: One\n---\nbody", b="body")
+    config = CorpusConfig(id_column="slug", title_column="headline")
+    rows, rejected = read(tmp_path, config=config)
+    assert [(row["doc_id"], row["title"], row["id"]) for row in rows] == [("one", "One", "a.md")]
+    assert reasons(rejected) == [(0, "null_id")]
+    with pytest.raises(SchemaError, match=r"id column 'slgu' must be in every file.*did you mean 'slug'"):
+        read(tmp_path, config=CorpusConfig(id_column="slgu"))
+    with pytest.raises(SchemaError, match="metadata column 'yaer' must be in every file"):
+        read(tmp_path, config=CorpusConfig(metadata_columns=("yaer",)))
+
+
+def test_broken_yaml_is_warned_of_and_stays_in_the_text(tmp_path: Path) -> None:
+    broken = "---\ntitle: a: b\n# comment\n---\n# Head\n"
+    write(tmp_path, a=broken, b=broken, c="---\nmeta: {a: 1}\nempty:\nno: []\n---\nx", d="---\nx: 1\n---\n\n")
+    scan = scan_sources([str(tmp_path)], CorpusConfig())
+    first, second = scan.warnings
+    assert first == (
+        f"the front matter of {tmp_path}/a.md and of 1 more files is not YAML and was left in the text: "
+        "line 2: mapping values are not allowed here; put a value with a colon into quotes"
+    )
+    assert second == (
+        f"column 'meta' of {tmp_path}/a.md cannot be stored: it holds objects or nested lists; it is left out"
+    )
+    rows, rejected = read(tmp_path)
+    assert [(row["doc_id"], row["text"]) for row in rows] == [
+        ("a.md", broken),
+        ("b.md", broken),
+        ("c.md", "x"),
+    ]
+    assert reasons(rejected) == [(0, "empty_text")]
+    assert scan.identities[0] is None  # so that it is read, and warned of, each time
+
+
+STORED = [
+    pa.field("year", pa.int64()),
+    pa.field("tags", pa.list_(pa.string())),
+    pa.field("lang", pa.string()),
+]
+
+
+def stored_rows(folder: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    scan = scan_sources([str(folder)], CorpusConfig(), stored=STORED)
+    assert list(scan.metadata_fields) == STORED
+    rows = [row for batch in read_checked(scan, CorpusConfig()) for row in batch.rows.to_pylist()]
+    return [{field.name: row[field.name] for field in STORED} for row in rows], scan.warnings
+
+
+def test_the_columns_of_a_collection_decide_and_what_does_not_fit_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, a="---\nyear: 2020\ntags: one\nmood: good\n---\nx", b="---\nyear: late\n---\nx", c="x")
+    rows, warnings = stored_rows(tmp_path)
+    assert rows == [
+        {"year": 2020, "tags": ["one"], "lang": None},
+        {"year": None, "tags": None, "lang": None},
+        {"year": None, "tags": None, "lang": None},
+    ]
+    assert warnings == (
+        "the collection has no column 'mood': left out; ingest into a new collection to keep it",
+        f"column 'year' of the collection is of type int64: the value in {tmp_path}/b.md is left out",
+    )
+
+
+def test_rows_of_any_format_may_lack_columns_of_the_collection(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": "a", "text": "x", "year": null}\n')
+    (tmp_path / "b.jsonl").write_text('{"id": "b", "text": "x", "year": 3, "lang": "de"}\n')
+    rows, warnings = stored_rows(tmp_path)
+    assert rows == [
+        {"year": None, "tags": None, "lang": None},
+        {"year": 3, "tags": None, "lang": "de"},
+    ]
+    assert warnings == ()
