@@ -2,8 +2,8 @@
 positions on texts longer than those of training, on Python's documentation.
 
 A model of 4 layers of 128 dimensions and a vocabulary of 4,096, made of the same text, with one thread.
-Seconds of training show a direction at most: figures are means over seeds, and the second has a bootstrap
-interval of its paired difference over queries.
+Seconds of training show a direction at most. Figures are means over seeds. RetroMAE has a bootstrap interval
+of its paired difference over queries, shares of masked words a t interval of theirs over seeds.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ SEEDS, STEPS, ROWS, TOKENS = (0, 1), 40, 8, 128
 LAYERS, WIDTHS = (2, 4), (16, 32, 128)
 NUM_DOCUMENTS, DOCUMENT_CHARACTERS, QUERY_CHARACTERS = 100, 4_000, 200
 ROTARY_BASES, ROTARY_STEPS, LENGTHS = (1_000, 10_000, 1_000_000), 80, (512, 2_048, 8_192)
+MASK_SHARES, MASK_SEEDS, MASK_STEPS = (0.05, 0.15, 0.3, 0.6), (0, 1, 2, 3), 200
+T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+"""Of Student's distribution, by the number of seeds."""
 HELD_OUT_TOKENS, MIN_LONG_CHARACTERS = 16_384, 25_000
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SIZES = {
@@ -106,6 +109,15 @@ def exits_of(folder: Path, step: int) -> dict[str, float]:
     return {name: value for name, value in record["heldout_terms"].items() if "/" in name}
 
 
+def over_seeds(a_S: list[float], b_S: list[float]) -> str:
+    """Return the mean of a - b and its 95 % t interval, paired by seed."""
+    difference_S = np.array(a_S) - np.array(b_S)
+    error = difference_S.std(ddof=1) / np.sqrt(len(a_S))
+    half = error * T_975[len(a_S)]
+    mean = difference_S.mean()
+    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+
+
 def test_bench_m3bert_exits_of_joint_pretraining_against_those_of_the_last_alone(
     texts: list[str], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +161,29 @@ def test_bench_layers_of_m3bert_against_those_of_bert(
     with capsys.disabled():
         print("\nheld-out cross entropy, by seed:", found)
     assert max(max(of_seeds) for of_seeds in found.values()) < np.log(4_096)
+
+
+def test_bench_shares_of_masked_words(
+    texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All are asked for 15 % of the words of the same unseen texts."""
+    for name, kept in (("seen", [t for n, t in enumerate(texts) if n % 4]), ("unseen", texts[::4])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in kept))
+    losses: dict[float, list[float]] = {}
+    bases = [new_model(tmp_path / f"base{seed}", "bert", texts, seed) for seed in MASK_SEEDS]
+    for (seed, base), share in itertools.product(zip(MASK_SEEDS, bases, strict=True), MASK_SHARES):
+        folder = tmp_path / f"{seed}-{share}"
+        steps = {"steps": MASK_STEPS, "heldout_rows": 0, "mask_share": share}
+        trained = run(tmp_path / "seen.jsonl", folder / "run", base, seed, **steps)
+        read = {"steps": 1, "evaluate_every": 1, "heldout_rows": HELD_OUT_TOKENS // TOKENS}
+        run(tmp_path / "unseen.jsonl", folder / "again", trained, 0, **read)
+        records = read_log(folder / "again" / "log.jsonl")
+        losses.setdefault(share, []).append(next(r["heldout_loss"] for r in records if r["step"] == 0))
+    with capsys.disabled():
+        print(f"\nheld-out cross entropy after {MASK_STEPS} steps, seeds {MASK_SEEDS}, and against 0.15")
+        for share, of_seeds in losses.items():
+            print(f"  {share}: {np.mean(of_seeds):.3f}  {over_seeds(of_seeds, losses[0.15])}")
+    assert all(max(of_seeds) < np.log(4_096) for of_seeds in losses.values())
 
 
 def ranks_of(folder: Path, documents: list[str], queries: list[str]) -> np.ndarray:

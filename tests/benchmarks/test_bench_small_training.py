@@ -67,6 +67,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "low-rank updates": {"lora_rank": 16},
     "low-rank updates with dropout": {"lora_rank": 16, "lora_dropout": 0.1},
 }
+INSTRUCTION = "Instruct: find the passage that answers the question Query: "
+CONTEXT_DROPOUTS = (0.005, 0.25, 0.0)
+READS: dict[str, Any] = {
+    "attention": "landmark", "context_documents": 32, "max_context_tokens": 32, "context_absence": 0.0,
+}  # fmt: skip
+SEEDS = (0, 1)
 EXITS: dict[str, dict[str, Any]] = {
     "32 dimensions": {"matryoshka_dims": (32, 384)}, "1 layer": {"matryoshka_layers": (1, 2)},
 }  # fmt: skip
@@ -81,12 +87,16 @@ def given(variable: str) -> Path:
     return Path(os.environ[variable])
 
 
-@pytest.fixture(scope="module")
-def drawn() -> list[Record]:
+def drawn_rows(columns: list[str]) -> list[Record]:
     """Return pairs in an order drawn from the seed: first those to train on, then those with labels."""
-    table = pq.read_table(given("CAIRN_BENCH_PAIRS"), columns=["query", "document", "source"])
+    table = pq.read_table(given("CAIRN_BENCH_PAIRS"), columns=columns)
     order = np.random.default_rng(SEED).permutation(len(table))[: NUM_PAIRS + 2 * NUM_LABELLED]
     return table.take(order).to_pylist()
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[Record]:
+    return drawn_rows(["query", "document", "source"])
 
 
 @pytest.fixture(scope="module")
@@ -204,11 +214,8 @@ def test_bench_teacher_against_none(
 def test_bench_first_stage_of_its_own_against_none(
     pairs: Path, judged: RetrievalSet, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reads: dict[str, Any] = {
-        "attention": "landmark", "context_documents": 32, "max_context_tokens": 32, "context_absence": 0.0,
-    }  # fmt: skip
     for name, layers in (("tied", 0), ("untied", 2)):
-        folder = trained([pairs], tmp_path / name, base, first_stage_layers=layers, **reads)
+        folder = trained([pairs], tmp_path / name, base, first_stage_layers=layers, **READS)
         served = context_config(str(folder), {})
         rows = ablate_context(judged, encoder_config({"model": str(folder)}), served, seed=SEED)
         with capsys.disabled():
@@ -218,6 +225,54 @@ def test_bench_first_stage_of_its_own_against_none(
                 change = f"  {than.difference:+.3f} ({than.low:+.3f} to {than.high:+.3f})" if than else ""
                 print(f"  {row.name}: {row.ndcg:.3f}{change}")
         assert rows[0].ndcg > scores(base, judged).mean()
+
+
+def test_bench_instructions_masked_from_pooling_against_pooled(
+    pairs: Path, judged: RetrievalSet, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one instruction stands before queries, in training and when they are asked."""
+    pooled = tmp_path / "pooled"
+    pools = EncoderConfig(pooling="mean", attention="chunk", query_prefix=INSTRUCTION, pool_prefix=True)
+    save_encoder_folder(pooled, read_checkpoint(base), pools)
+    arms: dict[str, tuple[Path, dict[str, Any]]] = {
+        "no instruction": (base, {}),
+        "masked": (base, {"query_prefix": INSTRUCTION}),
+        "pooled": (pooled, {}),
+    }
+    found = {"no instruction, base": scores(base, judged), "pooled, base": scores(pooled, judged)}
+    found["masked, base"] = scores(base, judged, query_prefix=INSTRUCTION)
+    for name, (own_base, settings) in arms.items():
+        folders = [
+            trained([pairs], tmp_path / name / str(seed), own_base, **settings, seed=seed) for seed in SEEDS
+        ]
+        assert [encoder_config({"model": str(folder)}).pool_prefix for folder in folders] == [
+            name == "pooled"
+        ] * len(folders)
+        found[name] = np.mean([scores(folder, judged) for folder in folders], axis=0)
+    report(capsys, "nDCG@10", found)
+    assert found["masked"].mean() > found["no instruction, base"].mean()
+
+
+def test_bench_context_dropout_against_none(
+    pairs: Path, judged: RetrievalSet, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each model is served behind a context as in training, and without one."""
+    served: dict[str, dict[float, list[np.ndarray]]] = {}
+    for share in CONTEXT_DROPOUTS:
+        for seed in SEEDS:
+            folder = trained(
+                [pairs], tmp_path / f"{share}-{seed}", base, context_dropout=share, seed=seed, **READS
+            )
+            found = {
+                "the context of training": scores(folder, judged),
+                "without a context": scores(folder, judged, use_context=False),
+            }
+            for name, values_Q in found.items():
+                served.setdefault(name, {}).setdefault(share, []).append(values_Q)
+    for name, of_shares in served.items():
+        means = {str(share): np.mean(of_seeds, axis=0) for share, of_seeds in of_shares.items()}
+        report(capsys, f"nDCG@10, {name}, by share that is dropped", means)
+    assert all(np.mean(of_seeds) > 0 for of_shares in served.values() for of_seeds in of_shares.values())
 
 
 def test_bench_retromae_before_training_against_none(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -35,8 +35,13 @@ def systems(config: EncoderConfig) -> dict[str, System]:
     return {system.name: system for system in (*baseline_systems(config, 96), *our_systems(config))}
 
 
-def task(kind: str) -> Any:
-    """Return a task of a kind that holds its own data."""
+def task(
+    kind: str,
+    texts: Sequence[str] = TEXTS,
+    labels: Sequence[int] = LABELS,
+    train: Sequence[Mapping[str, Any]] | None = None,
+) -> Any:
+    """Return a task of a kind that holds its own data; ``train`` are rows to learn classes from, else all."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from datasets import Dataset
@@ -47,30 +52,34 @@ def task(kind: str) -> Any:
         from mteb.abstasks.sts import AbsTaskSTS
         from mteb.abstasks.task_metadata import TaskMetadata
 
-    ids = [str(number) for number in range(len(TEXTS))]
-    other = TEXTS[1:] + TEXTS[:1]
-    alike = [int(one == two) for one, two in zip(LABELS, LABELS[1:] + LABELS[:1], strict=True)]
-    texts = [{"text": text, "label": label} for text, label in zip(TEXTS, LABELS, strict=True)]
+    ids = [str(number) for number in range(len(texts))]
+    other = [*texts[1:], *texts[:1]]
+    alike = [int(one == two) for one, two in zip(labels, [*labels[1:], *labels[:1]], strict=True)]
+    rows = [{"text": text, "label": label} for text, label in zip(texts, labels, strict=True)]
     data: dict[str, tuple[type, str, Mapping[str, Any]]] = {
         "STS": (
             AbsTaskSTS,
             "cosine_spearman",
-            {"test": Dataset.from_dict({"sentence1": TEXTS, "sentence2": other, "score": np.arange(15) % 5})},
+            {
+                "test": Dataset.from_dict(
+                    {"sentence1": texts, "sentence2": other, "score": np.arange(len(texts)) % 5}
+                )
+            },
         ),
         "PairClassification": (
             AbsTaskPairClassification,
             "max_ap",
-            {"test": Dataset.from_dict({"sentence1": TEXTS, "sentence2": other, "labels": alike})},
+            {"test": Dataset.from_dict({"sentence1": texts, "sentence2": other, "labels": alike})},
         ),
         "Classification": (
             AbsTaskClassification,
             "accuracy",
-            {name: Dataset.from_list(texts) for name in ("train", "test")},
+            {"train": Dataset.from_list(list(train or rows)), "test": Dataset.from_list(rows)},
         ),
         "Clustering": (
             AbsTaskClustering,
             "v_measure",
-            {"test": Dataset.from_dict({"sentences": TEXTS, "labels": LABELS})},
+            {"test": Dataset.from_dict({"sentences": texts, "labels": labels})},
         ),
         "Reranking": (
             AbsTaskRetrieval,
@@ -79,7 +88,7 @@ def task(kind: str) -> Any:
                 "test": {
                     "queries": Dataset.from_list([{"id": "q", "text": "where sat the cat"}]),
                     "corpus": Dataset.from_list(
-                        [{"id": i, "text": text, "title": ""} for i, text in zip(ids, TEXTS, strict=True)]
+                        [{"id": i, "text": text, "title": ""} for i, text in zip(ids, texts, strict=True)]
                     ),
                     "relevant_docs": {"q": {"7": 1, "9": 1}},
                     "top_ranked": {"q": ["1", "7", "9", "12"]},
@@ -112,7 +121,7 @@ def task(kind: str) -> Any:
         )
         samples_per_label = 2
         n_experiments = 3
-        max_document_to_embed = 15
+        max_document_to_embed = len(texts)
         max_fraction_of_documents_to_embed = None
 
         def load_data(self, **_: Any) -> None:
@@ -145,10 +154,10 @@ class Plain(MtebModel):
         return self.encoder.encode(texts).document_vectors_NV
 
 
-def scores_of(model: MtebModel, kind: str) -> dict[str, Any]:
+def scores_of(model: MtebModel, kind: str, **data: Any) -> dict[str, Any]:
     import mteb
 
-    result = mteb.evaluate(model, task(kind), cache=None, co2_tracker=False)
+    result = mteb.evaluate(model, task(kind, **data), cache=None, co2_tracker=False)
     return result.task_results[0].scores["test"][0]
 
 
