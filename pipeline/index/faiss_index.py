@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Generator, Mapping
 from functools import cached_property
@@ -31,6 +32,13 @@ REFINE_SUFFIX = ".refine"
 
 BRUTE_FORCE_POSITIONS = 2_048
 """Up to this many allowed positions are decoded and scored one by one: an IVF probe could miss them all."""
+
+BORROWED_PROBES = 1.25
+"""How many times the lists a file probes whose vectors are not those that its codebook was trained for.
+
+Other vectors lie farther from the centroids: with as many lists recall@10 was .006 lower than with a codebook
+of their own, with a quarter more it was equal.
+"""
 
 _read_lock = threading.Lock()
 """FAISS keeps its byte limit in one global; two readers of different files must not race on it."""
@@ -103,7 +111,7 @@ class FaissIndex:
         self._refine = refine
         self._search_index = index if refine is None else faiss.IndexRefine(index, refine)
         self.is_flat = faiss_kind(description["kind"]).make_lists is None
-        self._nprobe = 1 if self.is_flat else int(description["nprobe"])
+        self._nprobe = 1 if self.is_flat else _num_probed(description)
         self._codes_lock = threading.Lock()
         self._live = None
         if deleted is not None and len(deleted):
@@ -258,6 +266,14 @@ class _ListedCodes:
             len(positions), faiss.swig_ptr(codes_AC), faiss.swig_ptr(lists_A), faiss.swig_ptr(vectors_AV)
         )
         return vectors_AV
+
+
+def _num_probed(description: Mapping[str, Any]) -> int:
+    """Return how many inverted lists a search reads, given a file's description."""
+    num_vectors, nprobe = description["num_vectors"], int(description["nprobe"])
+    if description.get("trained_for", num_vectors) == num_vectors:  # format 2 had no codebook to borrow
+        return nprobe
+    return min(math.ceil(BORROWED_PROBES * nprobe), int(description["nlist"]))
 
 
 def _bitmap_selector(is_allowed: np.ndarray) -> Any:

@@ -1,0 +1,82 @@
+"""Inverted files in segments find as many of the nearest vectors as those of one segment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.config import IndexConfig
+from pipeline.index import tiers
+from pipeline.index.exact_index import ExactIndex
+from pipeline.index.faiss_build import build_faiss_index
+from pipeline.index.faiss_index import open_faiss_index
+from pipeline.index.generation import open_generation
+from pipeline.index.lance_index import LanceTables
+from pipeline.index.layout import CollectionLayout
+from pipeline.index.protocol import VectorIndex
+from pipeline.index.segments import codes
+from pipeline.index.stored_rows import vectors_of
+from pipeline.index.tables import CHUNKS, DOCUMENTS
+
+QUERIES = 2_000
+TOP_K = 10
+LOST_RECALL = 0.005
+PUBLICATIONS = 5
+COLLECTIONS = 3
+
+
+def recall(index: VectorIndex, vectors_NV: np.ndarray) -> float:
+    """Return the share of the ten exact nearest vectors that an index finds."""
+    queries = np.random.default_rng(7).standard_normal((QUERIES, vectors_NV.shape[1])).astype(np.float32)
+    nearest = ExactIndex(vectors_NV).search(queries, TOP_K)[1]
+    answers = index.search(queries, TOP_K)[1]
+    pairs = zip(answers, nearest, strict=True)
+    return float(np.mean([np.isin(answer, best).mean() for answer, best in pairs]))
+
+
+def publish_at_random(
+    layout: CollectionLayout, stones: ModuleType, config: IndexConfig, rng: np.random.Generator
+) -> None:
+    """Publish some 1,600 documents in segments: splits, updates and deletions are drawn."""
+    left = stones.document_ids(950)
+    stones.publish_documents(layout, left, config=config)
+    for number in range(PUBLICATIONS):
+        changed = rng.permutation(left).tolist()
+        again = changed[: int(rng.integers(1, 60))]
+        gone = changed[len(again) : len(again) + int(rng.integers(0, 60))]
+        written = [*stones.document_ids(int(rng.integers(0, 300)), f"n{number}"), *again]
+        replaced = [*again, *gone]
+        stones.publish_documents(layout, written, replaced=replaced, version=number, config=config)
+        left = [doc_id for doc_id in left if doc_id not in replaced] + written
+
+
+@pytest.mark.parametrize("kind", ["ivf_sq8", "ivf_rabitq"])
+def test_recall_of_any_segments_is_that_of_one(
+    stones: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    """The one segment has a codebook of its own; a mean, as one codebook differs from another by as much."""
+    monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
+    monkeypatch.setattr(tiers, "MAX_DELETED_SHARE", 0.8)
+    monkeypatch.setattr(codes, "EXACT_VECTORS", 40)
+    config = IndexConfig(index_kind=kind)
+    lost: dict[str, list[float]] = {DOCUMENTS: [], CHUNKS: []}
+    for seed in range(COLLECTIONS):
+        layout = CollectionLayout(tmp_path / str(seed), "stones")
+        publish_at_random(layout, stones, config, np.random.default_rng([seed, len(kind)]))
+        split = open_generation(layout)
+        assert len(split.segments) > 2
+        for table, index in ((DOCUMENTS, split.documents), (CHUNKS, split.chunks)):
+            rows = LanceTables.open(layout).scan(table, ["vector"], split.manifest.lance_versions)
+            vectors = np.concatenate([vectors_of(batch.column("vector")) for batch in rows])
+            description = build_faiss_index(
+                lambda block=vectors: iter([block]), len(vectors), vectors.shape[1], config, tmp_path / table
+            )
+            in_one = recall(open_faiss_index(tmp_path / table, description), vectors)
+            assert 0.7 < in_one < 1
+            lost[table].append(in_one - recall(index, vectors))
+    assert np.mean(lost[DOCUMENTS]) <= LOST_RECALL
+    assert np.mean(lost[CHUNKS]) <= LOST_RECALL
