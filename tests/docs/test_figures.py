@@ -52,7 +52,8 @@ STATED = {
     ],
     "design/decisions/clusters-in-one-process.md": [f"sample of {CLUSTER.max_sample_documents:,} documents"],
     "design/decisions/map-on-demand.md": [
-        f"{corpus_map.MAX_SAMPLE:,} evenly spread documents",
+        f"{corpus_map.FIRST_SAMPLE:,} evenly spread documents",
+        f"Up to {corpus_map.MAX_SAMPLE:,} begin between",
         f"up to {corpus_map.MAX_DOCUMENTS:,}",
         f"at most {map_cache.MAX_ENTRIES} in memory and {map_files.MAX_FILES} over a restart",
     ],

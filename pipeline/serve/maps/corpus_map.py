@@ -1,16 +1,17 @@
 """A collection as a map: its documents in the plane, neighbours beside one another.
 
-    document vectors ─▶ a sample ─▶ t-SNE, from its first two principal components ─▶ x, y in [-1, 1]
-                    └─▶ all others: between their nearest neighbours of the sample
+    document vectors ─▶ a first sample ─▶ t-SNE, from its first two principal components
+                    └─▶ a sample ─▶ between its nearest neighbours of the first ─▶ some more steps of t-SNE
+                    └─▶ all others ─▶ between their nearest neighbours of the sample ─▶ x, y in [-1, 1]
 
 Drawn on demand, from the documents that an API key sees; the same documents give the same map. Where they
 stand is kept over a restart (``map_files``).
 
-Source: van der Maaten & Hinton 2008, as openTSNE computes it (Poličar et al. 2024, with FFT by Linderman et
-al. 2019), whose settings are left as they are; beginning with principal components keeps the large picture
-(Kobak & Berens 2019).
+Source: van der Maaten & Hinton 2008, with the Barnes-Hut tree of van der Maaten 2014, as openTSNE computes it
+(Poličar et al. 2024). Beginning with principal components, and a small sample before all, keeps the large
+picture (Kobak & Berens 2019). Differs: far documents are put together at twice openTSNE's angle.
 
-    N documents of the map    S of the sample    V dimensions
+    N documents of the map    S of the sample    F of the first sample    V dimensions
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from pipeline.search.hits import read_rows
 from pipeline.serve.maps.cluster_names import name_clusters, telling_texts
 from pipeline.serve.maps.map_files import MapFiles
 
-MAX_SAMPLE: Final = 3_000
-"""Documents that t-SNE lays out: some seconds of one thread."""
+FIRST_SAMPLE: Final = 1_000
+"""Documents that t-SNE lays out from principal components."""
+MAX_SAMPLE: Final = 6_000
+"""Documents that t-SNE lays out at all: some seconds of one thread."""
 MAX_DOCUMENTS: Final = 10_000
 """Points of a map: about 1 MB to send, and more than a screen can tell apart."""
 NUM_NEIGHBOURS: Final = 5
@@ -41,9 +44,15 @@ ALIKE: Final = 1e-5
 MAX_TITLE_CHARACTERS: Final = 120
 SEED: Final = 0
 STEPS_AT_A_TIME: Final = 50
-"""Between two reports: about half a second."""
-STEPS: Final = 750
-"""openTSNE's: 250 with early exaggeration, then 500."""
+"""Between two reports: at most half a second."""
+EXAGGERATED_STEPS: Final = 250
+FIRST_STEPS: Final = 500
+"""After those with exaggeration; both numbers are openTSNE's."""
+REFINING_STEPS: Final = 100
+"""With all of the sample. More of them bring it no nearer to its neighbours that can be seen."""
+EXAGGERATION: Final = 12.0
+ANGLE: Final = 1.0
+"""Of Barnes and Hut: a cell that is seen at less is one point. openTSNE's 0.5 takes twice the time."""
 Report = Callable[[float], None]
 """Takes the share of a layout that is done, 0 to 1, and may end the layout by raising."""
 
@@ -115,25 +124,61 @@ def lay_out(
     vectors_SV: Float32[np.ndarray, "S V"], report: Report = lambda _: None
 ) -> Float32[np.ndarray, "S 2"]:
     """Return a place in [-1, 1]² for each vector; the same vectors give the same places, up to rounding."""
-    from openTSNE import TSNE  # scikit-learn and SciPy come in here, with the first map
-
     components_S2 = _principal_components(vectors_SV)
     if np.abs(components_S2).max(initial=0.0) < ALIKE:
         return np.zeros((len(vectors_SV), 2), np.float32)
     if len(vectors_SV) < MIN_SAMPLE:
         return _within_unit_square(components_S2)
-    steps = itertools.count(STEPS_AT_A_TIME, STEPS_AT_A_TIME)
-    tsne = TSNE(
-        perplexity=min(PERPLEXITY, (len(vectors_SV) - 1) // 3),
-        initialization=1e-4 * components_S2 / components_S2[:, 0].std(),
-        neighbors="exact",
-        n_jobs=1,
-        callbacks=[lambda *_: report(next(steps) / STEPS)],
-        callbacks_every_iters=STEPS_AT_A_TIME,
-        random_state=SEED,
-    )
-    # To infer what `fit` returns, pyright would read SciPy: most of the time it needs for this file.
-    return _within_unit_square(np.asarray(cast(Any, tsne).fit(vectors_SV.astype(np.float64))))
+    first_F = _spread(np.arange(len(vectors_SV)), FIRST_SAMPLE)
+    first_cost = len(first_F) * (EXAGGERATED_STEPS + FIRST_STEPS)
+    cost = first_cost + (len(vectors_SV) * REFINING_STEPS if len(first_F) < len(vectors_SV) else 0)
+    begun_F2 = 1e-4 * components_S2[first_F] / components_S2[first_F, 0].std()
+    moved = _Moved(vectors_SV[first_F], begun_F2, lambda done: report(done / cost))
+    moved.steps(EXAGGERATED_STEPS, EXAGGERATION)
+    moved.steps(FIRST_STEPS)
+    if len(first_F) < len(vectors_SV):
+        # The area of a map grows with the number of its points.
+        spread = (len(vectors_SV) / len(first_F)) ** 0.5
+        begun_S2 = place(vectors_SV, vectors_SV[first_F], moved.places) * spread
+        moved = _Moved(vectors_SV, begun_S2, lambda done: report((first_cost + done) / cost))
+        moved.steps(REFINING_STEPS)
+    return _within_unit_square(moved.places)
+
+
+class _Moved:
+    """Points on their way. ``report`` takes the number of points moved so far, each step anew."""
+
+    def __init__(self, vectors_SV: Float32[np.ndarray, "S V"], begun_S2: np.ndarray, report: Report) -> None:
+        # scikit-learn and SciPy come in here, with the first map
+        from openTSNE import TSNEEmbedding
+        from openTSNE.affinity import PerplexityBasedNN
+
+        num_points = len(vectors_SV)
+        done = itertools.count(num_points * STEPS_AT_A_TIME, num_points * STEPS_AT_A_TIME)
+        # To infer what these return, pyright would read SciPy: most of the time it needs for this file.
+        self._embedding: Any = cast(Any, TSNEEmbedding)(
+            begun_S2.astype(np.float64),
+            cast(Any, PerplexityBasedNN)(
+                vectors_SV.astype(np.float64),
+                perplexity=min(PERPLEXITY, (num_points - 1) // 3),
+                method="exact",
+                n_jobs=1,
+                random_state=SEED,
+            ),
+            negative_gradient_method="bh",
+            theta=ANGLE,
+            n_jobs=1,
+            random_state=SEED,
+            callbacks=[lambda *_: report(next(done))],
+            callbacks_every_iters=STEPS_AT_A_TIME,
+        )
+
+    @property
+    def places(self) -> np.ndarray:
+        return np.asarray(self._embedding)
+
+    def steps(self, count: int, exaggeration: float | None = None) -> None:
+        self._embedding.optimize(n_iter=count, exaggeration=exaggeration, momentum=0.8, inplace=True)
 
 
 def place(

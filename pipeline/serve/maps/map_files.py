@@ -31,7 +31,7 @@ from pipeline.index.machine_cache import cache_folder
 log = logging.getLogger(__name__)
 
 KIND: Final = "map"
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
 """Counted up where the same documents would come to stand elsewhere."""
 MAX_FILES: Final = 64
 """Of some 80 KB each; the least lately looked at go first."""

@@ -11,6 +11,7 @@ from pipeline.errors import TryAgainError
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.stored_files import SIZES
+from pipeline.serve.maps import corpus_map
 from pipeline.serve.maps.corpus_map import draw_map, lay_out, place
 from pipeline.serve.maps.map_files import MapFiles
 
@@ -63,6 +64,29 @@ def test_layout_reports_shares_that_grow_to_one() -> None:
     assert told == sorted(set(told))
     assert told[0] > 0
     assert told[-1] == 1.0
+
+
+def test_many_begin_between_a_first_sample_and_find_their_own_neighbours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vectors = groups(60, 5)
+    monkeypatch.setattr(corpus_map, "FIRST_SAMPLE", 30)
+    told: list[float] = []
+    moved = lay_out(vectors, told.append)
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+    first = np.linspace(0, len(vectors) - 1, 30).astype(np.int64)
+    between = place(vectors, vectors[first], lay_out(vectors[first]))
+    assert own_group_share(between) < 0.9
+    assert own_group_share(moved) > 0.95
+
+
+def own_group_share(places: np.ndarray) -> float:
+    """Return how often the nearest four of a place are of its group of five."""
+    distances = np.linalg.norm(places[:, None] - places[None], axis=2)
+    np.fill_diagonal(distances, np.inf)
+    nearest = distances.argsort(axis=1)[:, :4]
+    return float((nearest // 5 == np.arange(len(places))[:, None] // 5).mean())
 
 
 def test_documents_that_are_all_alike_stand_in_one_place() -> None:
