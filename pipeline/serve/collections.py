@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -306,6 +307,7 @@ class Collections:
                 await self._opened_within(name, None)
             except ProblemError as problem:
                 log.warning("serve.not_opened collection=%s problem=%s", name, problem.kind.name)
+        gc.freeze()  # else collections of garbage stop all searches for 0.3 s: they look through all modules
 
     def _require_published(self, name: str) -> None:
         """Refuse a name without a published generation, and do no work for unknown names."""

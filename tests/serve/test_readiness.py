@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,17 @@ def test_removed_collection_is_missed_by_a_server_that_was_started_for_it(
         assert asked(client, "stones") == (404, "unknown-collection")
     assert of_all.get("/readyz").json() == {"status": "ready"}
     assert of_both.get("/readyz").status_code == 503
+
+
+def test_ready_server_no_longer_collects_what_it_was_started_with(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
+    gc.unfreeze()
+    try:
+        assert serve(ServeSettings(root=own_root)).get("/readyz").status_code == 200
+        assert gc.get_freeze_count() > 100_000
+    finally:
+        gc.unfreeze()
 
 
 def test_server_over_an_empty_root_is_ready_and_lists_nothing(
