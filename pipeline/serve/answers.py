@@ -7,10 +7,12 @@ import base64
 import datetime as dt
 import decimal
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from fastapi import Response
 from pydantic import JsonValue
+from pydantic_core import to_json
 
 from pipeline.errors import (
     CairnError,
@@ -28,7 +30,7 @@ from pipeline.serve.access import ServerState, reachable
 from pipeline.serve.collections import ServedCollection
 from pipeline.serve.keys import Grant
 from pipeline.serve.problems import INVALID_REQUEST, RERANKER_FAILED, ProblemError, contract, search_problem
-from pipeline.serve.schemas import HighlightReply, HitReply, InvalidField, PassageReply
+from pipeline.serve.schemas import HighlightReply, InvalidField
 from pipeline.serve.telemetry import stage, trace_future
 from pipeline.types import Document, Highlight, Hit, Reranker, SearchResult
 
@@ -167,27 +169,35 @@ async def _is_another_whole(
     raise error
 
 
-def hit_reply(hit: Hit, *, include_text: bool) -> HitReply:
-    """Return a hit as it is sent."""
-    return HitReply(
-        doc_id=hit.doc_id,
-        title=hit.title,
-        score=hit.score,
-        scores=dict(hit.scores),
-        metadata={name: json_value(value) for name, value in hit.metadata.items()},
-        passages=[
-            PassageReply(
-                start_char=passage.start_char,
-                end_char=passage.end_char,
-                score=passage.score,
-                scores=dict(passage.scores),
-                text=passage.text if include_text else None,
-                highlights=highlight_replies(passage.highlights),
-                title_highlights=highlight_replies(passage.title_highlights),
-            )
+def json_response(reply: Mapping[str, Any]) -> Response:
+    """Return fields of a schema as JSON.
+
+    They are those of the schema in its order; to make and check its objects first takes twice as long.
+    """
+    return Response(to_json(reply, inf_nan_mode="null"), media_type="application/json")
+
+
+def hit_reply(hit: Hit, *, include_text: bool) -> dict[str, Any]:
+    """Return the fields of a :class:`HitReply`."""
+    return {
+        "doc_id": hit.doc_id,
+        "title": hit.title,
+        "score": hit.score,
+        "scores": hit.scores,
+        "metadata": {name: json_value(value) for name, value in hit.metadata.items()},
+        "passages": [
+            {
+                "start_char": passage.start_char,
+                "end_char": passage.end_char,
+                "score": passage.score,
+                "scores": passage.scores,
+                "text": passage.text if include_text else None,
+                "highlights": passage.highlights,
+                "title_highlights": passage.title_highlights,
+            }
             for passage in hit.passages
         ],
-    )
+    }
 
 
 def highlight_replies(highlights: Sequence[Highlight]) -> list[HighlightReply]:

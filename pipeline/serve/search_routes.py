@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Any
+
+from fastapi import APIRouter, Response
 
 from pipeline.serve.access import SearchGrant, State, reachable
-from pipeline.serve.answers import hit_reply, search
+from pipeline.serve.answers import hit_reply, json_response, search
 from pipeline.serve.cursors import Page
 from pipeline.serve.problems import CURSOR_EXPIRED, INVALID_CURSOR, INVALID_REQUEST, ProblemError
 from pipeline.serve.schemas import (
@@ -24,10 +26,10 @@ from pipeline.types import SearchResult
 router = APIRouter(tags=["search"])
 
 
-@router.post("/v1/collections/{name}/search")
+@router.post("/v1/collections/{name}/search", response_model=SearchReply | SearchReplies)
 async def search_collection(
     name: CollectionName, request: SearchRequest, state: State, grant: SearchGrant
-) -> SearchReply | SearchReplies:
+) -> Response:
     """Rank the collection's documents for a query, each with its best passages.
 
     A list of queries gives a list of answers, all from one generation, encoded in one pass.
@@ -54,13 +56,11 @@ async def search_collection(
                 INVALID_CURSOR, "pages are of a single query; leave the cursor out, or send one query"
             )
         results = await search(state, grant, name, request.query, options, rerank=request.rerank)
-        return SearchReplies(
-            generation=results[0].generation, answers=[_reply(result, request) for result in results]
-        )
+        answers = [_reply(result, request) for result in results]
+        return json_response({"generation": results[0].generation, "answers": answers})
     if request.cursor is None:
-        return _reply(
-            (await search(state, grant, name, [request.query], options, rerank=request.rerank))[0], request
-        )
+        (result,) = await search(state, grant, name, [request.query], options, rerank=request.rerank)
+        return json_response(_reply(result, request))
     if request.max_characters is not None:
         raise ProblemError(
             INVALID_CURSOR, "a budget of characters is spent on one page; leave the cursor out, or the budget"
@@ -71,14 +71,15 @@ async def search_collection(
     result = (await search(state, grant, name, [request.query], options))[0]
     if await reachable(state, grant, name) is not served:  # which of the two answered cannot be told
         raise ProblemError(CURSOR_EXPIRED, "start again with the first page")
-    return _reply(result, request, page.next_cursor(result, served, request.top_k))
+    return json_response(_reply(result, request, page.next_cursor(result, served, request.top_k)))
 
 
-def _reply(result: SearchResult, request: SearchRequest, next_cursor: str | None = None) -> SearchReply:
-    return SearchReply(
-        query=result.query,
-        generation=result.generation,
-        hits=[hit_reply(hit, include_text=request.include_text) for hit in result.hits],
-        warnings=list(result.warnings),
-        next_cursor=next_cursor,
-    )
+def _reply(result: SearchResult, request: SearchRequest, next_cursor: str | None = None) -> dict[str, Any]:
+    """Return the fields of a :class:`SearchReply`."""
+    return {
+        "query": result.query,
+        "generation": result.generation,
+        "hits": [hit_reply(hit, include_text=request.include_text) for hit in result.hits],
+        "warnings": result.warnings,
+        "next_cursor": next_cursor,
+    }

@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from pipeline.collection import open_collection
+from pipeline.serve.schemas import SearchReplies, SearchReply
 from pipeline.serve.settings import ServeSettings
 
 SEARCH = "/v1/collections/stones/search"
@@ -67,6 +68,13 @@ def test_search_gives_what_python_gives(
             wanted["passages"]
         )
     assert (answer["query"], answer["generation"]) == (QUERY, expected["generation"])
+
+
+@pytest.mark.parametrize("query", [QUERY, [QUERY, "basalt"]])
+def test_answer_is_its_schema_in_json_byte_for_byte(client: TestClient, query: str | list[str]) -> None:
+    schema = SearchReply if isinstance(query, str) else SearchReplies
+    body = client.post("/v1/collections/stones/search", json={"query": query}).content
+    assert schema.model_validate_json(body).model_dump_json().encode() == body
 
 
 def test_passages_are_spans_of_the_document_that_is_given(client: TestClient) -> None:
