@@ -239,6 +239,31 @@ def window_cosines(
     return np.concatenate(scores)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DecodedChunks:
+    """The chunk vectors of some documents, decoded once for several looks; ``num_chunks_N`` of each."""
+
+    vectors_MV: Float32[np.ndarray, "M V"]
+    num_chunks_N: Int64[np.ndarray, " N"]
+
+    @classmethod
+    def of(cls, generation: Generation, positions: Int64[np.ndarray, " N"]) -> DecodedChunks:
+        """Decode them; ``positions`` ascend."""
+        counts = generation.chunk_offsets[positions + 1] - generation.chunk_offsets[positions]
+        vectors_MV = generation.chunks.reconstruct(chunk_positions(generation, positions))
+        return cls(vectors_MV=vectors_MV, num_chunks_N=counts)
+
+    def window_cosines(
+        self, chosen: Int64[np.ndarray, " K"], vector_V: Float32[np.ndarray, " V"], size: int
+    ) -> Float32[np.ndarray, " W"]:
+        """Return :func:`window_cosines` of some of the documents, by their places here."""
+        counts = self.num_chunks_N[chosen]
+        if len(chosen) == len(self.num_chunks_N) and np.array_equal(chosen, np.arange(len(chosen))):
+            return window_scores_of_documents(self.vectors_MV, counts, vector_V, size)
+        firsts = (np.cumsum(self.num_chunks_N) - self.num_chunks_N)[chosen]
+        return window_scores_of_documents(self.vectors_MV[ranges(firsts, counts)], counts, vector_V, size)
+
+
 def window_sums(
     generation: Generation, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
 ) -> Float32[np.ndarray, "n V"]:

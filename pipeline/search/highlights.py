@@ -12,10 +12,10 @@ out are words below :data:`LEAST_COSINE` or :data:`LEAST_SHARE`, function words,
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -69,8 +69,7 @@ class Explanation:
         cls, generation: Generation, reader: IndexReader, text: str, tokens: QueryTokens, late: LateQuery
     ) -> Explanation:
         """Read which word of a query each of its judging tokens belongs to."""
-        words = _words_of(text)
-        spans = [_word_at(text, words, int(tokens.start_char[place])) for place in late.places_q]
+        spans = [_word_at(text, int(tokens.start_char[place])) for place in late.places_q]
         return cls(
             generation=generation,
             reader=reader,
@@ -109,58 +108,50 @@ class Explanation:
         start_T = _token_starts(matches.step_T, start_C, matches.size_C)
         ends = np.cumsum([0, *matches.size_C])
         ends_n = ends[np.cumsum([0, *size_n])]
+        heading_N = [
+            _best_matches(matches.cosine_Tq[start:stop], start_T[start:stop])
+            for start, stop in pairwise(ends[len(chunk_M) :].tolist())
+        ]
         found: list[Highlights] = []
         for place, (text, title) in enumerate(zip(texts, titles, strict=True)):
             own = slice(ends_n[place], ends_n[place + 1])
-            of_title = len(chunk_M) + title_of_n[place]
-            heading = slice(ends[of_title], ends[of_title + 1])
             first_char = int(generation.chunk_starts[first_n[place]])
-            found.append(
-                self._highlights_of(
-                    _best_words(matches.cosine_Tq[own], start_T[own] - first_char, text),
-                    _best_words(matches.cosine_Tq[heading], start_T[heading], title),
-                    first_char,
-                )
-            )
+            best = _best_matches(matches.cosine_Tq[own], start_T[own] - first_char)
+            places = self._found_words(best, heading_N[title_of_n[place]], text, title)
+            found.append(_strongest(places, first_char))
         return found
 
-    def _highlights_of(self, text: _BestWords, title: _BestWords, first_char: int) -> Highlights:
-        is_title_q = title.cosine_q > text.cosine_q
-        cosine_q = np.where(is_title_q, title.cosine_q, text.cosine_q)
+    def _found_words(
+        self, of_text: _BestMatches, of_title: _BestMatches, text: str, title: str
+    ) -> dict[_Place, dict[str, float]]:
+        """Return the words of text and title that answered, and by how much each word of the query did."""
+        is_title_q = of_title.cosine_q > of_text.cosine_q
+        cosine_q = np.where(is_title_q, of_title.cosine_q, of_text.cosine_q)
+        weight_q = cosine_q * self.late.weights_q
         found: dict[_Place, dict[str, float]] = defaultdict(dict)
-        for asked, cosine, weight, is_title, of_text, of_title in zip(
-            self.words_q,
-            cosine_q.tolist(),
-            (cosine_q * self.late.weights_q).tolist(),
-            is_title_q.tolist(),
-            text.span_q,
-            title.span_q,
-            strict=True,
-        ):
-            span = of_title if is_title else of_text
-            if asked and span is not None and cosine >= LEAST_COSINE:
+        for token in np.flatnonzero(cosine_q >= LEAST_COSINE).tolist():
+            asked, is_title = self.words_q[token], bool(is_title_q[token])
+            start = int((of_title if is_title else of_text).start_q[token])
+            span = _word_at(title if is_title else text, start) if asked else None
+            if span is not None:
                 by_word = found[is_title, span]
-                by_word[asked] = by_word.get(asked, 0.0) + weight
-        return _strongest(found, first_char)
+                by_word[asked] = by_word.get(asked, 0.0) + float(weight_q[token])
+        return found
 
 
-class _BestWords(NamedTuple):
-    """The best match of each query token in a text: its cosine, and the word it lies in."""
+class _BestMatches(NamedTuple):
+    """The best match of each query token in a text: its cosine, and the character it begins at."""
 
     cosine_q: Float32[np.ndarray, " q"]
-    span_q: Sequence[Span | None]
+    start_q: Int64[np.ndarray, " q"]
 
 
-def _best_words(
-    cosine_Pq: Float32[np.ndarray, "P q"], start_P: Int64[np.ndarray, " P"], text: str
-) -> _BestWords:
+def _best_matches(cosine_Pq: Float32[np.ndarray, "P q"], start_P: Int64[np.ndarray, " P"]) -> _BestMatches:
     num_asked = cosine_Pq.shape[1]
     if not len(cosine_Pq):
-        return _BestWords(np.full(num_asked, ABSENT, np.float32), [None] * num_asked)
+        return _BestMatches(np.full(num_asked, ABSENT, np.float32), np.full(num_asked, -1))
     place_q = cosine_Pq.argmax(axis=0)
-    words = _words_of(text)
-    spans = [_word_at(text, words, start) for start in start_P[place_q].tolist()]
-    return _BestWords(cosine_Pq[place_q, np.arange(num_asked)], spans)
+    return _BestMatches(cosine_Pq[place_q, np.arange(num_asked)], start_P[place_q])
 
 
 def _token_starts(
@@ -184,19 +175,19 @@ def _sums_of_each(
     return sums_T1[1:] - np.repeat(sums_T1[first_C], size_C)
 
 
-def _words_of(text: str) -> list[Span]:
-    """Return the words of a text but for function words."""
-    return [match.span() for match in _WORD.finditer(text) if match[0].casefold() not in STOP_WORDS]
-
-
-def _word_at(text: str, words: Sequence[Span], place: int) -> Span | None:
+def _word_at(text: str, place: int) -> Span | None:
     """Return the word of a token that begins at a character, None for other tokens and outside of the text.
 
-    Some tokenizers count the space before a word to its first token.
+    Function words are no words here. Some tokenizers count the space before a word to its first token.
     """
     place += place >= 0 and text[place : place + 1].isspace()
-    index = bisect_right(words, place, key=lambda word: word[0]) - 1
-    return words[index] if index >= 0 and place < words[index][1] else None
+    if not 0 <= place < len(text):
+        return None
+    end = text.find(" ", place)
+    for match in _WORD.finditer(text, text.rfind(" ", 0, place) + 1, len(text) if end < 0 else end):
+        if match.start() <= place < match.end():
+            return None if match[0].casefold() in STOP_WORDS else match.span()
+    return None
 
 
 def _strongest(found: Mapping[_Place, Mapping[str, float]], first_char: int) -> Highlights:

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import Final, Protocol
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt8
 
 from pipeline.index.generation import Generation
 from pipeline.index.token_file import TokenVectors
+from pipeline.products import inner_products
 from pipeline.search.candidates import (
+    DecodedChunks,
     best_of_documents,
     chunk_positions,
     nominate_by_chunk,
@@ -289,7 +292,11 @@ class LocalReader:
         return self._generation.mean_chunk_vector
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+HELD_CHUNKS: Final = 4_096
+"""Chunk vectors of one query's candidates that are kept decoded: 6 MB at 384 dimensions."""
+
+
+@dataclass(frozen=True, eq=False)
 class LocalScores:
     """:class:`CandidateScores` computed when they are asked for."""
 
@@ -298,13 +305,23 @@ class LocalScores:
     vector_V: Float32[np.ndarray, " V"]
     words: LocalWords | None
 
+    @cached_property
+    def _chunks(self) -> DecodedChunks | None:
+        """The chunk vectors of all candidates, None where they are too many to keep."""
+        offsets = self.generation.chunk_offsets
+        counts = offsets[self.positions + 1] - offsets[self.positions]
+        return DecodedChunks.of(self.generation, self.positions) if counts.sum() <= HELD_CHUNKS else None
+
     def documents(self) -> Float32[np.ndarray, " N"]:
         """See :class:`CandidateScores`."""
         return score_documents(self.generation, self.positions, self.vector_V)
 
     def chunks(self) -> Float32[np.ndarray, " N"]:
         """See :class:`CandidateScores`."""
-        scores_M = score_chunks(self.generation, self.positions, self.vector_V)
+        if self._chunks is None:
+            scores_M = score_chunks(self.generation, self.positions, self.vector_V)
+        else:
+            scores_M = inner_products(self._chunks.vectors_MV, self.vector_V)
         return best_of_documents(self.generation, scores_M, self.positions)
 
     def passages(self) -> Float32[np.ndarray, " N"]:
@@ -320,9 +337,11 @@ class LocalScores:
         if self.words is not None:
             found_M = self.words.passages if size == self.words.size else self.words.windows
             words_W = None if found_M is None else found_M[window_firsts(self.generation, positions, size)]
-        return WindowScores(
-            cosine_W=window_cosines(self.generation, positions, self.vector_V, size), words_W=words_W
-        )
+        if self._chunks is None:
+            cosine_W = window_cosines(self.generation, positions, self.vector_V, size)
+        else:
+            cosine_W = self._chunks.window_cosines(chosen, self.vector_V, size)
+        return WindowScores(cosine_W=cosine_W, words_W=words_W)
 
     def max_sim(
         self,

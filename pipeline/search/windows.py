@@ -81,9 +81,10 @@ def window_scores_of_documents(
     if not np.all(is_short_N):
         places_W = ranges(firsts_N, num_windows_N)
         scores_W[~is_short_W] = window_scores(vectors_MV, query_V, size)[places_W[~is_short_W]]
-    for index in np.flatnonzero(is_short_N).tolist():
-        own_MV = vectors_MV[firsts_N[index] : firsts_N[index] + num_chunks_N[index]]
-        scores_W[bounds[index]] = window_scores(own_MV, query_V, size)[0]
+    for length in np.unique(num_chunks_N[is_short_N]).tolist():
+        alike = np.flatnonzero(num_chunks_N == length)
+        own_MV = vectors_MV[ranges(firsts_N[alike], num_chunks_N[alike])]
+        scores_W[bounds[alike]] = window_scores(own_MV, query_V, length)[::length]
     return scores_W
 
 

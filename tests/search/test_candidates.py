@@ -17,6 +17,7 @@ from pipeline.search.candidates import (
     score_windows,
     window_cosines,
 )
+from pipeline.search.reader import LocalScores
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +160,31 @@ def test_score_windows_equals_brute_force_for_any_block(
         list(ends),
     )
     np.testing.assert_allclose(found.scores, scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_scores_of_chunk_vectors_decoded_once_are_those_of_vectors_decoded_each_time(
+    generation: Generation, query: np.ndarray, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    positions = np.array([0, 1, 5, 6, 7, 30, 59])
+    decoded: list[int] = []
+    reconstruct = type(generation.chunks).reconstruct
+
+    def counted(index: Any, places: np.ndarray) -> np.ndarray:
+        decoded.append(len(places))
+        return reconstruct(index, places)
+
+    def scores() -> list[np.ndarray]:
+        found = LocalScores(generation, positions, query[0], None)
+        some = [found.windows(chosen, size).cosine_W for chosen in (np.arange(7), np.array([6, 2]))]
+        return [found.chunks(), *some]
+
+    monkeypatch.setattr(type(generation.chunks), "reconstruct", counted)
+    once = scores()
+    assert len(decoded) == 1
+    monkeypatch.setattr("pipeline.search.reader.HELD_CHUNKS", 0)
+    for kept, read in zip(once, scores(), strict=True):
+        np.testing.assert_array_equal(kept, read)
 
 
 def test_score_windows_of_no_documents_is_empty(generation: Generation, query: np.ndarray) -> None:
