@@ -60,6 +60,10 @@ NUM_RANKED, NUM_OWN = STEPS * 32, 3
 TEACHER_STEPS, TEACHER_QUERIES, TEACHER_LR, TEACHER_TOKENS = 120, 8, 5e-5, 80
 WRITTEN_WORDS, PASSAGE_CHARACTERS, PASSAGE_TOKENS = 12, (250, 380), 96
 NUM_HALVES, NUM_ASKED = 700, 300
+COMPARED = (
+    ("in both directions, from 4 on", "in both directions, from 0 on"),
+    ("in both directions, twice the steps", "in one direction, twice the steps"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +262,8 @@ def test_bench_scored_texts_in_both_directions_against_one(
     arms: dict[str, tuple[Path, dict[str, Any]]] = {
         "in both directions, from 4 on": (both, {}),
         "in both directions, from 0 on": (both, {"min_score": 0.0}),
+        "in both directions, twice the steps": (both, {"steps": 2 * STEPS}),
+        "in one direction, twice the steps": (one, {"steps": 2 * STEPS}),
         "in one direction, from 4 on": (one, {}),
     }
     found: dict[str, list[np.ndarray]] = {"base": [ranks_of_halves(base, unseen)]}
@@ -269,7 +275,10 @@ def test_bench_scored_texts_in_both_directions_against_one(
     means = {name: np.mean(values, axis=0) for name, values in found.items()}
     for place, measure in enumerate(("the second half for the first", "the first half for the second")):
         report(capsys, measure, {name: values_2Q[place] for name, values_2Q in means.items()})
-    report(capsys, "both", {name: values_2Q.mean(0) for name, values_2Q in means.items()})
+    of_both = {name: values_2Q.mean(0) for name, values_2Q in means.items()}
+    report(capsys, "both", of_both)
+    for a, b in COMPARED:
+        report(capsys, "both", {name: of_both[name] for name in (a, b)})
     assert means["in both directions, from 4 on"].mean() > means["base"].mean()
 
 
