@@ -19,6 +19,7 @@ from cli.settings import json_option, root_option
 from cli.terminal import duration, size, table, thousands
 from jobs.ray_serve.settings import ClusterSettings
 from pipeline.config import EncoderConfig, IngestConfig
+from pipeline.counted import counted
 from pipeline.search_options import OpenOptions
 
 _SHOWN = frozenset({"model", "pooling", "attention", "landmark_interval", "use_context", "batch_tokens"})
@@ -174,7 +175,7 @@ def _describe(report: dict[str, Any]) -> str:
         *([("routing", _routing(report["routing"]))] if "routing" in report else []),
         (
             "context",
-            (f"{thousands(context['documents'])} documents, {_use_of_context(encoder)}"),
+            (f"{counted(context['documents'], 'document')}, {_use_of_context(encoder)}"),
         ),
         (
             "drift",
@@ -186,7 +187,7 @@ def _describe(report: dict[str, Any]) -> str:
         (
             "",
             (
-                f"re-contextualising (cairn plan) would encode {thousands(cost['documents'])} documents, "
+                f"re-contextualising (cairn plan) would encode {counted(cost['documents'], 'document')}, "
                 f"about {duration(cost['seconds'])}"
                 if EncoderConfig(**encoder).needs_context
                 else "no vector depends on the context"

@@ -12,6 +12,7 @@ see the generation before or the next one. It stands in ``jobs`` because it runs
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
@@ -23,7 +24,7 @@ from pipeline.collection import collections_root
 from pipeline.config import CorpusConfig
 from pipeline.corpus.given_rows import GivenRows, table_of
 from pipeline.corpus.sources import TableSource
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, SourceError
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import DeleteReport, delete_documents
 from pipeline.model.folders.names import is_folder, model_folder
@@ -116,8 +117,9 @@ class Collection(read_only.Collection):
 
         ``documents`` are an Arrow table or batches, a pandas or polars frame, dictionaries, documents of
         another collection, or a source as ``ingest`` takes it: a path, a glob or a URI. Only new and changed
-        ones are encoded. ``columns`` say which columns hold the id, the text and the title. What cannot be
-        indexed is counted by reason in the report, and lies in its ``quarantine_file``.
+        ones are encoded. ``columns`` say which columns of these documents hold the id, the text and the
+        title; later calls and ingests do not take them over. What cannot be indexed is counted by reason in
+        the report, and lies in its ``quarantine_file``.
 
         Raises :class:`CollectionBusyError` while another writer holds the collection, and
         :class:`SourceError` where no row can be indexed.
@@ -160,10 +162,32 @@ class Collection(read_only.Collection):
     ) -> IngestReport:
         check_names("columns", columns, CorpusConfig)
         root = self.layout.root
-        chosen = {**self._settings, "corpus": {**self._settings.get("corpus", {}), **columns}, "sync": sync}
-        config = resolve_ingest_config(chosen, stored_settings(root, self.name))
+        own = resolve_ingest_config({**self._settings, "sync": sync}, stored_settings(root, self.name))
+        config = replace(own, corpus=replace(own.corpus, **columns), remembered_corpus=own.corpus)
         if isinstance(documents, str | Path):
             source = str(documents)
         else:
-            source = TableSource(table=table_of(documents, config.corpus))
+            table = table_of(documents, config.corpus)
+            if table.num_rows == 0 and (sync or not self.layout.exists()):
+                raise SourceError(
+                    "the first `add`, and every `sync`, must be given at least one document, got none; to "
+                    "empty a collection, call delete(collection.documents.ids())"
+                )
+            if table.num_rows == 0:
+                return self._nothing_added()
+            source = TableSource(table=table)
         return build_index([source], root, self.name, config, progress)
+
+    def _nothing_added(self) -> IngestReport:
+        number = self.layout.current_generation_number() or 0
+        return IngestReport(
+            collection=self.name,
+            rows=0,
+            indexed=0,
+            unchanged=0,
+            quarantined=0,
+            deleted=0,
+            encoded=0,
+            generation=number,
+            seconds=0.0,
+        )

@@ -52,6 +52,11 @@ def resolve_ingest_config(chosen: Mapping[str, Any], stored: Mapping[str, Any] |
     return replace(config, **{key: value for key, value in chosen.items() if key not in STAGES})
 
 
+def remembered_settings(config: IngestConfig) -> dict[str, Any]:
+    """Return the settings that a manifest records and later runs take, as plain JSON values."""
+    return replace(config, corpus=config.remembered_corpus or config.corpus).to_dict()
+
+
 def _brought(stage: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the model's folder brings for a stage."""
     of_encoder = chosen.get("encoder", {})

@@ -19,6 +19,7 @@ from jobs.corpus_view import CorpusView, view_folder
 from jobs.encode_corpus import EncodedCorpus, encode_shards
 from jobs.engine import EngineConfig
 from jobs.ingest import count_vanished, finish, open_ingest, stage_corpus
+from jobs.ingest_settings import remembered_settings
 from jobs.row_tasks import rows_to_append
 from jobs.run import Run
 from pipeline.config import IngestConfig
@@ -142,7 +143,7 @@ def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Commi
             **({"token_vectors": view.token_projection.fingerprint} if view.token_projection else {}),
             **({"model_revision": revision} if revision else {}),
         },
-        settings=run.config.to_dict(),
+        settings=remembered_settings(run.config),
         context_documents=len(view.context.doc_ids),
         context_cluster_sizes=sizes,
         documents_at_context=at_context,

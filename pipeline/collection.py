@@ -20,6 +20,7 @@ from typing_extensions import override
 from pipeline.config import DEFAULT_ROOT, ContextConfig
 from pipeline.context.drift import measure_drift
 from pipeline.context.store import ContextSet
+from pipeline.counted import counted
 from pipeline.errors import (
     CollectionNotFoundError,
     ConfigError,
@@ -205,7 +206,8 @@ class Collection:
             return f"Collection({self.name!r}, nothing published yet)"
         manifest = read_manifest(self.layout, number)
         return (
-            f"Collection({self.name!r}, {manifest.documents:,} documents, {manifest.chunks:,} chunks, "
+            f"Collection({self.name!r}, {counted(manifest.documents, 'document')}, "
+            f"{counted(manifest.chunks, 'chunk')}, "
             f"generation {number})"
         )
 

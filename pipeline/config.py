@@ -26,7 +26,6 @@ SampleKind = Literal["topic", "module", "class", "function", "method", "distribu
 
 DEFAULT_ROOT = "cairn-data"
 """Default folder of collections, in the working folder."""
-
 BASE_MODEL = "all-MiniLM-L6-v2"
 """The transformer that comes as a package, as published; the defaults of :class:`EncoderConfig` are its."""
 
@@ -373,7 +372,7 @@ class IndexConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IngestConfig:
-    """One resolved ingest: what ``runs/*.json`` and the manifest record."""
+    """One resolved ingest; ``remembered_corpus`` names columns for later runs, None as for this one."""
 
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
@@ -385,13 +384,14 @@ class IngestConfig:
         False, About("Read every source file again, also those that have not changed since the last ingest.")
     )
     shard_characters: int = option(1 << 18, About(low=1))
+    remembered_corpus: CorpusConfig | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain JSON values, equal to what a manifest gives back."""
-        return {name: _as_json(value) for name, value in asdict(self).items()}
+        """Return the settings of this run as plain JSON values."""
+        return {name: _as_json(value) for name, value in asdict(self).items() if name != "remembered_corpus"}
 
 
 def _as_json(value: Any) -> Any:

@@ -314,7 +314,7 @@ class SearchResult:
     @override
     def __repr__(self) -> str:
         found = "".join(f"\n  {hit.score:.3f}  {hit.doc_id}" for hit in self.hits)
-        return f"<{len(self.hits)} documents for {self.query!r}, generation {self.generation}{found}>"
+        return f"<{len(self.hits)} found for {self.query!r}, generation {self.generation}{found}>"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,10 @@ from pipeline.corpus.sources import DOCUMENTS, INFERRED, SourceFile
 from pipeline.errors import SchemaError
 from pipeline.types import RESERVED_COLUMNS, is_filterable
 
-KEEP_HINT = "name the metadata columns to keep (--metadata-columns) and leave it out, or rename it"
+KEEP_HINT = (
+    "name the metadata columns to keep without it (--metadata-columns, in Python metadata_columns), "
+    "or rename it"
+)
 _UNTYPED = INFERRED | DOCUMENTS
 
 
@@ -234,7 +237,7 @@ def _check_roles(file: SourceFile, schema: pa.Schema, mapping: ColumnMapping) ->
                     column,
                     file,
                     schema.names,
-                    f"name the right one with --{label}-column",
+                    f"name the right one with --{label}-column, in Python with {label}_column",
                 )
             )
         arrow_type = schema.field(column).type
@@ -250,7 +253,7 @@ def _check_roles(file: SourceFile, schema: pa.Schema, mapping: ColumnMapping) ->
         expected = "string or integer" if role == "doc_id" else "string"
         raise SchemaError(
             f"{label} column {column!r} must be of type {expected}, got {arrow_type} in {file.name}; "
-            f"name another with --{label}-column"
+            f"name another with --{label}-column, in Python with {label}_column"
         )
 
 
@@ -302,7 +305,7 @@ def _metadata_type(
                     name,
                     file,
                     schema.names,
-                    "name the right one with --metadata-columns",
+                    "name the right one with --metadata-columns, in Python with metadata_columns",
                 )
             )
         raw = schema.field(name).type

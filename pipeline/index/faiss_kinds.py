@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pipeline.config import IndexConfig
+from pipeline.counted import counted
 from pipeline.errors import DamageError
 from pipeline.faiss_library import faiss
 
@@ -67,7 +68,7 @@ def faiss_kind(name: str) -> FaissKind:
 def choose_kind(num_vectors: int, config: IndexConfig) -> tuple[str, str]:
     """Return the kind of index for a number of vectors, and a sentence that says why."""
     if config.index_kind != "flat" and num_vectors < MIN_LISTED_VECTORS:
-        return "flat", f"{num_vectors:,} vectors are too few for inverted lists"
+        return "flat", f"{counted(num_vectors, 'vector')}: too few for inverted lists"
     if config.index_kind != "auto":
         return config.index_kind, f"asked for by the setting index_kind = {config.index_kind}"
     if num_vectors <= config.flat_max_vectors:

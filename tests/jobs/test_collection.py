@@ -16,7 +16,14 @@ import pytest
 
 from jobs.build_index import build_index
 from pipeline.config import IngestConfig
-from pipeline.errors import CollectionBusyError, ConfigError, FilterError, SourceError, UsageError
+from pipeline.errors import (
+    CollectionBusyError,
+    ConfigError,
+    FilterError,
+    SchemaError,
+    SourceError,
+    UsageError,
+)
 
 ROWS = [{"id": str(i), "text": f"the cat sat on mat {i}", "year": 2000 + i} for i in range(6)]
 
@@ -104,14 +111,43 @@ def test_add_fills_missing_columns_with_nulls_and_makes_mixed_ones_texts(
     ]
 
 
+def test_names_of_columns_hold_for_one_call(notes: cairn.Collection, tmp_path: Path) -> None:
+    notes.add([{"key": "k", "body": "old stone"}], id_column="key", text_column="body")
+    assert notes.add([{"id": "i", "text": "path"}]).indexed == 1
+    with pytest.raises(SchemaError, match=r"got none in memory.*--id-column, in Python with id_column"):
+        notes.add([{"key": "k"}])
+    (tmp_path / "rows.jsonl").write_text('{"id": "j", "text": "river"}\n')
+    notes.add([{"key": "k2", "body": "way"}], id_column="key", text_column="body")
+    assert notes.add(str(tmp_path / "rows.jsonl")).indexed == 1
+    assert sorted(notes.documents.ids()) == ["i", "j", "k", "k2"]
+
+
+def test_names_of_columns_that_create_is_given_hold_for_all(root: Path, settings: dict[str, Any]) -> None:
+    settings["corpus"] = {"id_column": "key"}
+    cairn.Collection.create("keyed", root=root, settings=settings).add([{"key": "k", "text": "old stone"}])
+    keyed = cairn.open_collection("keyed", root=root)
+    keyed.add([{"id": "i", "text": "path"}], id_column="id")
+    assert keyed.add([{"key": "k2", "text": "way"}]).indexed == 1
+
+
 def test_sync_deletes_what_it_is_not_given_and_add_does_not(notes: cairn.Collection) -> None:
     notes.add(ROWS)
     assert notes.add([{**ROWS[0], "text": "changed"}]).deleted == 0
     report = notes.sync(ROWS[:2])
     assert (report.indexed, report.unchanged, report.deleted) == (1, 1, 4)
     assert notes.documents.ids() == ["1", "0"]
-    with pytest.raises(SourceError, match="at least one row"):
+    with pytest.raises(SourceError, match="every `sync`, must be given at least one document, got none"):
         notes.sync([])
+
+
+def test_add_of_nothing_changes_nothing_and_cannot_be_the_first(notes: cairn.Collection) -> None:
+    with pytest.raises(SourceError, match=r"the first `add`.* at least one document"):
+        notes.add([])
+    notes.add(ROWS)
+    report = notes.add([])
+    assert (report.rows, report.indexed, report.generation, len(notes.documents)) == (0, 0, 1, 6)
+    notes.delete(["0", "1", "2", "3", "4"])
+    assert "1 document, 1 chunk, generation" in repr(notes)
 
 
 def test_delete_takes_ids_or_a_filter(notes: cairn.Collection) -> None:
@@ -174,7 +210,7 @@ def test_collection_shows_itself(notes: cairn.Collection) -> None:
     assert repr(notes) == "Collection('notes', 6 documents, 6 chunks, generation 1)"
     assert repr(notes.documents) == "<6 documents of 'notes'>"
     first, *rest = repr(notes.search("cat", top_k=2)).splitlines()
-    assert first == "<2 documents for 'cat', generation 1"
+    assert first == "<2 found for 'cat', generation 1"
     assert len(rest) == 2
 
 
