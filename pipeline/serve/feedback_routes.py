@@ -8,7 +8,9 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from pipeline.search_options import MAX_TOP_K
+from pipeline.serve import answers
 from pipeline.serve.access import SearchGrant, State, reachable
+from pipeline.serve.problems import UNKNOWN_DOCUMENT, ProblemError
 from pipeline.serve.request_schemas import Request
 from pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName, Query, Reply
 
@@ -35,8 +37,13 @@ class ClickReply(Reply):
 async def log_click(
     name: CollectionName, click: ClickRequest, state: State, grant: SearchGrant
 ) -> ClickReply:
-    """Note in the feedback log, where the server keeps one, that a hit of a query was opened."""
+    """Note in the feedback log, where the server keeps one, that a hit of a query was opened.
+
+    A document that is not there, or that the key does not see, is refused and not logged.
+    """
     await reachable(state, grant, name)
     if state.feedback is not None:
+        if await answers.read_document(state, grant, name, click.doc_id) is None:
+            raise ProblemError(UNKNOWN_DOCUMENT, "ids are those of the source's rows, as hits give them")
         state.feedback.clicked(name, click.query, click.doc_id, click.rank)
     return ClickReply(logged=state.feedback is not None)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -300,3 +301,22 @@ def test_no_refusal_repeats_what_was_sent(tenant: TestClient, place: int, canary
     response = tenant.post(SEARCH, json=bodies[place])
     assert response.status_code == 422
     assert canary not in response.text
+
+
+def test_click_on_a_document_that_the_key_does_not_see_is_refused_and_not_logged(
+    served_root: Path, tmp_path: Path
+) -> None:
+    _, token = KeyFile(tmp_path / "keys.json").create("acme", restriction=OWN)
+    app = create_app(
+        ServeSettings(root=served_root, keys_file=tmp_path / "keys.json", feedback_log=tmp_path / "log")
+    )
+    with TestClient(app, base_url="http://127.0.0.1", headers={"Authorization": f"Bearer {token}"}) as client:
+        seen = client.post(SEARCH, json={"query": "granite"}).json()["hits"][0]["doc_id"]
+        clicks = [
+            client.post("/v1/collections/stones/clicks", json={"query": "q", "doc_id": doc_id})
+            for doc_id in ("stones/granite/0", "stones/none/1", seen)
+        ]
+    assert [reply.status_code for reply in clicks] == [404, 404, 200]
+    assert clicks[0].json()["type"] == clicks[1].json()["type"]
+    rows = [row for path in (tmp_path / "log").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    assert [row["doc_ids"] for row in rows if row["kind"] == "click"] == [[seen]]

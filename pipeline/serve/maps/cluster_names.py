@@ -2,6 +2,8 @@
 
     titles, else beginnings of texts ─▶ words ─▶ tf-idf over clusters ─▶ the best two of different stems
 
+A cluster whose words are those of another one gets further words, as far as it has some.
+
 Only short texts are read, a few for each cluster, so that the cost does not grow with the collection.
 """
 
@@ -21,12 +23,24 @@ from pipeline.index.words import STOP_WORDS
 from pipeline.search.hits import read_rows
 
 WORDS_A_NAME: Final = 2
+MAX_WORDS_A_NAME: Final = 4
+"""Of a cluster that shares its first words with another."""
 TEXTS_A_CLUSTER: Final = 12
 MAX_TEXT_TOKENS: Final = 2_000
 """Longer texts are not read for a name."""
 MAX_TEXT_CHARACTERS: Final = 600
 SAME_STEM_LETTERS: Final = 4
 
+_FUNCTION_WORDS: Final = STOP_WORDS | {
+    *("about", "after", "all", "also", "another", "any", "because", "been", "before", "being", "between"),
+    *("both", "can", "could", "did", "does", "doing", "done", "during", "each", "few", "from", "had", "has"),
+    *("have", "having", "her", "here", "him", "his", "how", "its", "just", "may", "might", "more", "most"),
+    *("must", "nor", "off", "once", "only", "other", "our", "out", "over", "own", "same", "shall", "she"),
+    *("should", "since", "some", "than", "them", "through", "too", "under", "until", "upon", "very", "were"),
+    *("what", "when", "where", "whether", "which", "while", "who", "whom", "whose", "why", "would", "you"),
+    *("your", "using", "use", "used", "via", "per", "within", "without", "one", "two", "many", "much"),
+}
+"""Words that say nothing of a subject. BM25 leaves out fewer, so that it finds what it found."""
 _WORD: Final = re.compile(r"(?<![^\W\d_])[^\W\d_]{3,24}(?![^\W\d_])")
 
 
@@ -35,10 +49,18 @@ def name_clusters(texts: Sequence[str | None], cluster_ids_N: Int32[np.ndarray, 
     words: dict[int, Counter[str]] = {cluster: Counter() for cluster in np.unique(cluster_ids_N).tolist()}
     for text, cluster in zip(texts, cluster_ids_N.tolist(), strict=True):
         words[cluster].update(
-            {word for word in _WORD.findall((text or "").lower()) if word not in STOP_WORDS}
+            {word for word in _WORD.findall((text or "").lower()) if word not in _FUNCTION_WORDS}
         )
     spread = Counter(word for counted in words.values() for word in counted)
-    return {cluster: _name(counted, spread, len(words)) for cluster, counted in words.items()}
+    names: dict[int, str] = {}
+    taken: set[frozenset[str]] = set()
+    for cluster, counted in words.items():
+        best = _best_words(counted, spread, len(words))
+        lengths = range(WORDS_A_NAME, max(WORDS_A_NAME, len(best)) + 1)
+        length = next((each for each in lengths if frozenset(best[:each]) not in taken), WORDS_A_NAME)
+        taken.add(frozenset(best[:length]))
+        names[cluster] = " ".join(best[:length])
+    return names
 
 
 def telling_texts(
@@ -67,7 +89,7 @@ def telling_texts(
     return texts
 
 
-def _name(counted: Mapping[str, int], spread: Mapping[str, int], num_clusters: int) -> str:
+def _best_words(counted: Mapping[str, int], spread: Mapping[str, int], num_clusters: int) -> list[str]:
     """Return the words with the highest tf-idf over clusters, ties by the alphabet.
 
     None that says nearly what one before it says.
@@ -77,9 +99,9 @@ def _name(counted: Mapping[str, int], spread: Mapping[str, int], num_clusters: i
     for word in sorted(weight, key=lambda word: (-weight[word], word)):
         if not any(_are_alike(word, other) for other in name):
             name.append(word)
-        if len(name) == WORDS_A_NAME:
+        if len(name) == MAX_WORDS_A_NAME:
             break
-    return " ".join(name)
+    return name
 
 
 def _are_alike(word: str, other: str) -> bool:

@@ -189,7 +189,7 @@ function lookInside() {
 /** Offer what the clusters speak of to who does not know what to ask. */
 function suggest(names) {
   const offer = (name) => make("button", { class: "chip", type: "button", dir: "auto", on: { click: () => ((query.value = name), query.focus(), askNow()) } }, name);
-  byId("suggestions").replaceChildren(...names.slice(0, SUGGESTIONS).map((name) => make("li", {}, offer(name))));
+  byId("suggestions").replaceChildren(...[...new Set(names)].slice(0, SUGGESTIONS).map((name) => make("li", {}, offer(name))));
 }
 
 function pointAt(id) {

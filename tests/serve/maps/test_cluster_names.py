@@ -30,6 +30,15 @@ def test_clusters_are_named_by_words_that_tell_them_apart() -> None:
     assert names == {0: "path stone", 1: "river mill", 2: ""}
 
 
+def test_name_has_no_function_words_and_no_two_clusters_have_the_same() -> None:
+    texts = ["How to walk a path", "How you walk a path", "Walk what path uphill", "Walk which path uphill"]
+    names = name_clusters(texts, np.array([0, 0, 1, 1], np.int32))
+    assert names == {0: "path walk", 1: "uphill path"}
+    alike = name_clusters(["mill stone river", "mill stone river hill"], np.array([0, 1], np.int32))
+    assert len({*alike.values()}) == 2
+    assert name_clusters(["mill", "mill"], np.array([0, 1], np.int32)) == {0: "mill", 1: "mill"}
+
+
 def test_name_says_nothing_twice() -> None:
     texts = ["turtle rawturtle turtles", "turtle rawturtle pen", "logger logging handler", "logger logging"]
     assert name_clusters(texts, np.array([4, 4, 9, 9], np.int32)) == {4: "rawturtle pen", 9: "logger handler"}

@@ -12,7 +12,7 @@ from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.stored_files import SIZES
 from pipeline.serve.maps import corpus_map
-from pipeline.serve.maps.corpus_map import draw_map, lay_out, place
+from pipeline.serve.maps.corpus_map import densest_place, draw_map, lay_out, place
 from pipeline.serve.maps.map_files import MapFiles
 
 
@@ -125,3 +125,16 @@ def test_map_of_an_even_part_has_every_cluster(
     filled = np.unique(generation.cluster_ids)
     assert len(filled) > 1
     assert [cluster.cluster_id for cluster in drawn.clusters] == filled.tolist()
+
+
+def test_label_stands_among_the_documents_of_a_ring_and_of_two_islands() -> None:
+    turns = np.linspace(0, 2 * np.pi, 700, endpoint=False) ** 1.05
+    ring = np.stack([np.cos(turns), np.sin(turns)], axis=1).astype(np.float32)
+    assert 0.7 < np.linalg.norm(densest_place(ring)) < 1.1
+    rng = np.random.default_rng(0)
+    islands = np.concatenate([rng.normal(-1, 0.05, (60, 2)), rng.normal(1, 0.05, (61, 2))]).astype(np.float32)
+    assert np.abs(np.abs(densest_place(islands)) - 1).max() < 0.05
+    blob = rng.normal(0.3, 0.1, (2_000, 2)).astype(np.float32)
+    assert np.abs(densest_place(blob) - 0.3).max() < 0.06
+    for few in (blob[:1], np.repeat(blob[:1], 3, axis=0)):
+        assert densest_place(few) == pytest.approx(few[0])
