@@ -72,6 +72,8 @@ def compare(
         if queries is None
         else asked_queries.read_asked_queries(queries).sample(max_queries, seed)
     )
+    for warning in asked.warnings:
+        click.echo(f"warning: {warning}", err=True)
     with ProgressBars(quiet=quiet) as progress:
         report = compare_collections(before, after, asked, top_k=top_k, seed=seed, progress=progress)
     click.echo(json.dumps(report.to_dict(), ensure_ascii=False) if as_json else "\n".join(_lines(report)))

@@ -40,7 +40,7 @@ def delete(
     if filters:
         wanted = found.documents.ids(found.parse_filters(filters))
     if dry_run:
-        known = set(found.documents.ids())
+        known = set(wanted if filters else found.documents.ids())
         present, missing = ([each for each in wanted if (each in known) is here] for here in (True, False))
         click.echo("\n".join([*present, f"{collection}: {len(present):,} would be deleted"]))
         num_deleted = len(present)

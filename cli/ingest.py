@@ -134,6 +134,7 @@ def _summary(report: IngestReport) -> str:
         ("  unchanged", thousands(report.unchanged)),
         ("  quarantined", thousands(report.quarantined)),
         *((f"    {reason}", thousands(count)) for reason, count in sorted(report.quarantine_reasons.items())),
+        *([("    see", report.quarantine_file)] if report.quarantine_file else []),
         ("deleted", thousands(report.deleted)),
         ("files", f"{thousands(report.files)}  ({thousands(report.unread_files)} unchanged and not read)"),
         ("chunks", thousands(report.chunks)),

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 import click
 from typing_extensions import override
@@ -24,7 +25,7 @@ from cli.settings import (
     warn_of_variables,
 )
 from jobs import unforeseen
-from pipeline.errors import CairnError, is_panic
+from pipeline.errors import CairnError, UsageError, is_panic
 from pipeline.options import shown
 
 _VERBS = {
@@ -85,9 +86,22 @@ class _LazyGroup(click.Group):
         return command
 
     @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _VERBS and not args[0].startswith("-"):
+            raise UsageError(f"there is no verb {shown(args[0])}{_meant(args[0])}")
+        return super().resolve_command(ctx, args)
+
+    @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_VERBS.items()))
+
+
+def _meant(word: str) -> str:
+    close = get_close_matches(word, _VERBS, n=1)
+    return f"; did you mean {close[0]!r}?" if close else "; `cairn --help` lists them"
 
 
 @click.group(

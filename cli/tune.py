@@ -74,7 +74,7 @@ def tune(
     """
     from pipeline.errors import ConfigError
     from pipeline.evaluate.measures import require_measures
-    from pipeline.evaluate.tuning.sample import draw_sample
+    from pipeline.evaluate.tuning.sample import draw_sample, small_sample_warning
     from pipeline.index.generation import open_latest_intact_generation
     from pipeline.index.layout import CollectionLayout
 
@@ -95,6 +95,8 @@ def tune(
         max_queries=max_queries,
         seed=seed,
     )
+    if warning := small_sample_warning(len(drawn.queries), generation.num_documents):
+        click.echo(f"warning: {warning}", err=True)
     if not of_temperature:
         report = _funnel(generation, drawn, dims or ())
         click.echo(json.dumps(report.to_dict()) if as_json else "\n".join(_funnel_lines(report)))
@@ -195,7 +197,7 @@ def _temperature_lines(report: TemperatureReport) -> Iterator[str]:
 
 def _choice(report: TemperatureReport) -> Iterator[str]:
     if report.test is None:
-        yield "\nto do: nothing: no temperature scores above the settings as they are"
+        yield "\nto do: nothing, because no temperature scores above the settings as they are"
         return
     difference, interval, p_value = compared_cells(report.test)
     yield (
@@ -206,4 +208,4 @@ def _choice(report: TemperatureReport) -> Iterator[str]:
     if report.flags:
         yield f"to do: a collection of its own, `ingest … --collection NEW {report.flags}`"
     else:
-        yield "to do: nothing: keep the settings as they are"
+        yield "to do: nothing. Keep the settings as they are"

@@ -196,12 +196,14 @@ def _answering(address: str) -> str:
     return address
 
 
-def require_listener(address: str, host: str, port: int) -> None:
+def require_listener(
+    address: str, host: str, port: int, advice: str = "start it, or leave the address out"
+) -> None:
     """Raise :class:`ClusterUnreachableError` where nothing accepts a connection within ``PROBE_SECONDS``."""
     try:
         socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ClusterUnreachableError(
-            f"a Ray cluster must answer at {address!r}, got {reason}; start it, or leave the address out"
+            f"a Ray cluster must answer at {address!r}, got {reason}; {advice}"
         ) from error

@@ -30,6 +30,10 @@ from pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
 _CONFIG_NAME: Final = "job.toml"
 _OVER: Final = ("SUCCEEDED", "FAILED", "STOPPED")
 _POLL_SECONDS: Final = 1.0
+_WITHOUT_CLUSTER: Final = (
+    "start one with `ray start --head`, or give the dashboard of another with --address; without a cluster, "
+    "run the job here with `python -m jobs.JOB --config FILE`, JOB being the file's `job`"
+)
 _NO_AGENT: Final = "No available agent"
 """What Ray says while a head that has just been started gets ready."""
 AGENT_SECONDS: Final = 120.0
@@ -70,7 +74,7 @@ class JobServer:
     def __init__(self, address: str) -> None:
         self._address = address
         host, port = _host_and_port(address)
-        require_listener(address, host, port)
+        require_listener(address, host, port, _WITHOUT_CLUSTER)
         if os.environ.get("RAY_AUTH_TOKEN"):
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         from ray.job_submission import JobSubmissionClient

@@ -92,6 +92,11 @@ def batch_call(name: str, queries: Sequence[str], parameters: SearchParameters) 
 
 
 def _search_call(name: str, body: Mapping[str, Any]) -> Call:
+    if isinstance(body.get("filters"), str):
+        raise UsageError(
+            "filters must be a mapping such as {'year': 2020} or {'type': 'gte', 'key': 'year', "
+            "'value': 2020}, got a text; expressions such as year>=2020 are for the command line"
+        )
     return Call(path=f"/v1/collections/{_quoted(name, 'the name of a collection')}/search", body=_json(body))
 
 

@@ -62,6 +62,7 @@ READABLE = ".parquet, .arrow, .jsonl, .csv, .md, .txt, .html"
 INFERRED: frozenset[FormatName] = frozenset({"json_lines", "csv"})
 """Formats whose files have no types of their own."""
 _DATASET_FILES = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
+SHOWN_TABLES = 3
 BUCKET_SCHEMES = ("s3", "gs", "gcs")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -254,8 +255,23 @@ def _resolve_one(source: str, unread: Counter[str] | None) -> list[SourceFile]:
         unread.update(PurePosixPath(entry.name).suffix or entry.name for entry in others)
     files += map(root.file, kept)
     if not files:
+        tables = [
+            name for match in matches if match.is_folder for name in _tables_in(root.filesystem, match.path)
+        ]
+        if tables:
+            raise SourceError(
+                f"{root.name} must be a table, got a folder of tables "
+                f"({', '.join(tables[:SHOWN_TABLES])}); name one, as in "
+                f"{root.name.rstrip('/')}/{tables[0]}, or several by a glob"
+            )
         raise SourceError(f"{missing}; hidden files and names that start with _ are skipped")
     return files
+
+
+def _tables_in(filesystem: FileSystem, folder: str) -> list[str]:
+    """Return the names of the tables in a folder, such as the databases of LanceDB have."""
+    entries = [entry for entry in children(filesystem, folder) if entry.is_folder and entry.path != folder]
+    return sorted(entry.name for entry in entries if table_format(filesystem, entry.path))
 
 
 def _root_of(source: str) -> _Root:

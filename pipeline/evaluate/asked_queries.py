@@ -9,7 +9,7 @@ a judged folder                      its queries and qrels; scores above 0 are r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +29,14 @@ LOG_FILES = "queries-*.parquet"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskedQueries:
-    """Distinct queries, and the ids of the documents that answer each; empty where none is known."""
+    """Distinct queries, and the ids of the documents that answer each; empty where none is known.
+
+    ``warnings`` say why there are fewer than were asked for.
+    """
 
     queries: tuple[str, ...]
     relevant: tuple[frozenset[str], ...]
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, queries: Sequence[str], answers: Sequence[tuple[str, str]] = ()) -> AskedQueries:
@@ -73,15 +77,27 @@ def known_items(collection: Collection, num_queries: int, seed: int) -> AskedQue
     documents = collection.documents
     ids = np.array(documents.ids(), dtype=object)
     answers: list[tuple[str, str]] = []
+    num_short = 0
     for doc_id in np.random.default_rng(seed).permutation(ids).tolist():
         if len(answers) == num_queries:
             break
         sentence = leading_sentence(documents[doc_id].text)
         if len(sentence) >= MIN_QUERY_CHARACTERS:
             answers.append((sentence, doc_id))
+        else:
+            num_short += 1
     if not answers:
         raise SourceError(f"{collection.name!r} has no document with a sentence to ask by; give --queries")
-    return AskedQueries.of([query for query, _ in answers], answers)
+    asked = AskedQueries.of([query for query, _ in answers], answers)
+    if len(asked.queries) == num_queries:
+        return asked
+    reasons = [f"{collection.name} has {len(ids):,} documents"]
+    if num_short:
+        reasons.append(f"{num_short:,} of them begin with no sentence of {MIN_QUERY_CHARACTERS} characters")
+    if num_alike := len(answers) - len(asked.queries):
+        reasons.append(f"{num_alike:,} begin with the same sentence as another")
+    sentence = f"{len(asked.queries):,} queries are asked in place of {num_queries:,}: {', '.join(reasons)}"
+    return replace(asked, warnings=(sentence,))
 
 
 def _read(path: Path) -> AskedQueries:

@@ -75,6 +75,7 @@ class ShadowReport:
     milliseconds_comparison: Comparison
     milliseconds_verdict: Verdict
     changed: tuple[ChangedQuery, ...]
+    warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -136,6 +137,7 @@ def compare_collections(
         milliseconds_comparison=slower,
         milliseconds_verdict=verdict_of(slower),
         changed=_most_changed(asked.queries, pairs, overlap_Q.tolist()),
+        warnings=asked.warnings,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.config import WINDOW_TOKENS, ContextConfig, EncoderConfig
+from pipeline.config import BASE_MODEL, DEFAULT_MODEL, WINDOW_TOKENS, ContextConfig, EncoderConfig
 from pipeline.errors import CairnError
 from pipeline.model.folders.embedded_weights import MODEL_NAMES
 from pipeline.model.folders.model_defaults import base_of_folder, context_defaults, encoder_config
@@ -92,11 +92,11 @@ def untrained_settings_warning(config: EncoderConfig) -> str | None:
         return None
     chosen = ", ".join(f"{name} {_shown(getattr(config, name))}" for name in met)
     measured = ", ".join(figures for figures in met.values() if figures)
-    loss_sentence = (
-        f"nDCG@10 of all-MiniLM-L6-v2 on 300 queries of SQuAD fell from {measured}"
-        if measured
-        else "what it costs was not measured"
-    )
+    loss_sentence = "what it costs was not measured"
+    if measured and config.model in (BASE_MODEL, DEFAULT_MODEL):
+        loss_sentence = f"nDCG@10 of {BASE_MODEL} on 300 queries of SQuAD fell from {measured}"
+        if config.model != BASE_MODEL:
+            loss_sentence = f"what it costs was not measured for it; of its base model, {loss_sentence}"
     return (
         f"{config.model} was not trained for {chosen}: {loss_sentence}; compare with `cairn evaluate`, or "
         "leave it out"

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pipeline.errors import CairnError, FingerprintMismatchError, IntegrityError, StorageError
 from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
 from pipeline.index.layout import CollectionLayout
+from pipeline.index.outages import note_outage
 from pipeline.index.replica import REFRESH_SECONDS
 from pipeline.index.stored_files import Checks
 from pipeline.search.reader import IndexReader, LocalReader
@@ -268,14 +269,10 @@ def require_encoder(generation: Generation, encoder: QueryEncoder) -> None:
 
 
 def _follow(served: weakref.ref[ServedGeneration], layout: CollectionLayout) -> None:
-    """Keep a copy up to date while it is being searched; the log says once why that fails."""
-    refused: type[CairnError] | None = None
+    """Keep a copy up to date while it is being searched; failures are noted as outages of its store."""
     while served() is not None:
         time.sleep(REFRESH_SECONDS)
         try:
             layout.refresh()
-            refused = None
         except CairnError as error:
-            if refused is not type(error):
-                log.warning("search.not_followed collection=%s error=%s", layout.name, error)
-            refused = type(error)
+            note_outage(layout.replica.uri if layout.replica else layout.name, error)

@@ -25,6 +25,8 @@ def one_line(error: str) -> bool:
     ("arguments", "words"),
     [
         (("search", "x", "--collection", "nowhere"), "known collections: none yet"),
+        (("serach", "x"), "there is no verb 'serach'; did you mean 'search'?"),
+        (("xyzzy",), "there is no verb 'xyzzy'; `cairn --help` lists them"),
         (("status", "nowhere"), "known collections"),
         (("verify", "nowhere"), "known collections"),
         (("repair", "nowhere"), "known collections"),

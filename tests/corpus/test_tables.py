@@ -319,3 +319,13 @@ def test_store_that_does_not_answer_damages_no_table(object_store: ObjectStore, 
     with pytest.raises(SourceError, match=r"table s3://cairn/lake/t must be one that can be opened, got: .+"):
         resolve_sources(["s3://cairn/lake/t"])
     object_store.fault("GET", "none", "forbid", times=0)
+
+
+def test_folder_of_tables_names_them(tmp_path: Path) -> None:
+    for name in ("notes.lance", "mails.lance"):
+        lance.write_dataset(TABLE, tmp_path / "db" / name)
+    with pytest.raises(
+        SourceError, match=r"folder of tables \(mails\.lance, notes\.lance\); name one, as in"
+    ):
+        scan_sources([str(tmp_path / "db")], CorpusConfig())
+    assert len(read(tmp_path / "db" / "*.lance", config=CorpusConfig(metadata_columns=()))[0]) >= len(ROWS)

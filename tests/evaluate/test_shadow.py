@@ -156,3 +156,10 @@ def test_compare_verb_shows_both_sides_and_what_changed(
     code, said = call("--known-items", "6", "--json")
     assert (code, json.loads(said)["judged_queries"]) == (0, 6)
     assert call()[0] == call("--known-items", "6", "--queries", str(tmp_path / "q.txt"))[0] == 2
+
+
+def test_compare_says_why_it_asks_fewer_queries(root: Path) -> None:
+    old = opened(root, "old")
+    assert known_items(old, 24, seed=0).warnings == ()
+    (warning,) = known_items(old, 100, seed=0).warnings
+    assert warning == "24 queries are asked in place of 100: old has 24 documents"

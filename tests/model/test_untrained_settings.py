@@ -48,6 +48,14 @@ def test_value_that_was_not_measured_is_named_without_figures(changes: dict[str,
     assert "nDCG" not in warning
 
 
+def test_figures_of_the_base_model_are_said_to_be_its_own() -> None:
+    own = str(untrained_settings_warning(encoder_config({"model": "cairn-minilm", "landmark_interval": 32})))
+    assert (
+        "cairn-minilm was not trained for landmark_interval 32: what it costs was not measured for it" in own
+    )
+    assert "of its base model, nDCG@10 of all-MiniLM-L6-v2 on 300 queries of SQuAD fell from 0.819" in own
+
+
 def test_window_without_effect_is_said_and_one_that_a_chunk_needs_is_not() -> None:
     (warning,) = settings_warnings(EncoderConfig(window_tokens=256), ContextConfig())
     assert warning.startswith("window_tokens has no effect with attention chunk")

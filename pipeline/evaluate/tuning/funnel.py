@@ -185,12 +185,12 @@ def _advice(rows: Sequence[FunnelRow]) -> str:
     good = [row for row in rows if row.dims is not None and row.recall >= min(MIN_RECALL, own.recall)]
     if not good:
         return (
-            f"none: no funnel finds {MIN_RECALL:.0%} of what an exact search finds; a model trained for "
-            "Matryoshka dimensions may"
+            f"nothing, because no funnel finds {MIN_RECALL:.0%} of what an exact search finds. Funnels need "
+            "a model that was trained for fewer dimensions (Matryoshka)"
         )
     best = min(good, key=lambda row: row.milliseconds)
     if best.milliseconds >= own.milliseconds:
-        return f"none: the fastest good funnel ({best.name}) takes no less time than {own.name}"
+        return f"nothing, because the fastest good funnel ({best.name}) takes no less time than {own.name}"
     saved = own.milliseconds - best.milliseconds
     return (
         f"{best.name} would save {saved:.2f} ms a query of {own.milliseconds:.2f} and finds "

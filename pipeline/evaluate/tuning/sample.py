@@ -15,6 +15,26 @@ from pipeline.evaluate.retrieval_set import RetrievalSet, judge_documents, sampl
 
 MIN_QUERIES: Final = 20
 """With fewer no interval tells a gain from noise."""
+FEW_QUERIES: Final = 100
+FEW_DOCUMENTS: Final = 1_000
+
+
+def small_sample_warning(num_queries: int, num_documents: int) -> str | None:
+    """Return a sentence on a collection that is too small to tune well, None where it is large enough."""
+    small = [
+        f"{number:,} {what}"
+        for number, least, what in (
+            (num_documents, FEW_DOCUMENTS, "documents"),
+            (num_queries, FEW_QUERIES, "queries"),
+        )
+        if number < least
+    ]
+    if not small:
+        return None
+    return (
+        f"{' and '.join(small)} are too few to tune with confidence: with fewer than {FEW_DOCUMENTS:,} "
+        f"documents every search is fast, and of fewer than {FEW_QUERIES} queries most differences are noise"
+    )
 
 
 @runtime_checkable

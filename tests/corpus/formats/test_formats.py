@@ -320,6 +320,17 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
     assert reasons(rejected) == [(0, "damaged_rows")]
 
 
+def test_html_leaves_out_header_footer_and_navigation_of_a_page_without_main(tmp_path: Path) -> None:
+    page = (
+        "<body><header>Logo</header><header><h1>Reset</h1></header><div role=navigation>Home</div>"
+        "<p>Text.</p><section><p>More.</p><footer>Source: X</footer></section>"
+        "<div role=contentinfo>2026</div><footer>Imprint</footer></body>"
+    )
+    (tmp_path / "a.html").write_text(page)
+    ((row,), _) = read(tmp_path)
+    assert row["text"] == "# Reset\n\nText.\n\nMore.\n\nSource: X"
+
+
 @pytest.mark.parametrize("markup", ["<![foo[bar]]>", "<![ CDATA[", "<![1]>"])
 def test_html_that_no_parser_takes_is_quarantined_and_the_others_read(tmp_path: Path, markup: str) -> None:
     (tmp_path / "bad.html").write_text(f"<p>text</p>{markup}<p>more</p>")

@@ -73,8 +73,8 @@ def test_report_holds_the_recall_of_every_funnel(vectors, queries):
 @pytest.mark.parametrize(
     ("recall", "milliseconds", "words"),
     [
-        (0.5, 0.1, "none: no funnel finds 98%"),
-        (0.99, 3.0, "none: the fastest good funnel (8 first) takes no less time than the index"),
+        (0.5, 0.1, "nothing, because no funnel finds 98%"),
+        (0.99, 3.0, "nothing, because the fastest good funnel (8 first) takes no less time than the index"),
         (0.99, 0.5, "8 first would save 1.50 ms a query of 2.00"),
     ],
 )

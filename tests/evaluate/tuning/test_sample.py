@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import SourceError
-from pipeline.evaluate.tuning.sample import draw_sample
+from pipeline.evaluate.tuning.sample import draw_sample, small_sample_warning
 
 LONG = "the cat sat on the mat number {}. " + "old stones mark a way. " * 12
 
@@ -76,3 +76,9 @@ def test_judged_documents_are_always_among_the_drawn(tmp_path):
 def test_collection_without_enough_long_texts_is_refused(texts, sentence):
     with pytest.raises(SourceError, match=sentence):
         draw_sample(collection(texts), None, name="walks", max_documents=100, max_queries=50, seed=0)
+
+
+def test_small_samples_are_warned_of() -> None:
+    assert small_sample_warning(100, 1_000) is None
+    assert str(small_sample_warning(99, 1_000)).startswith("99 queries are too few")
+    assert str(small_sample_warning(20, 40)).startswith("40 documents and 20 queries are too few")
