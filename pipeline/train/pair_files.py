@@ -17,7 +17,7 @@ Which of them a row needs, and what is made of it, is said in :mod:`pipeline.tra
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -69,7 +69,8 @@ def _is_number_type(kind: pa.DataType) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max  # NaN is not; a whole number may be beyond it
 
 
 def _is_texts(value: Any) -> bool:
@@ -170,17 +171,31 @@ def _read_table(
         ) from error
 
 
+def json_line(line: bytes, number: int, path: Path) -> Any:
+    """Return what a line of a file says; an unreadable one raises :class:`SourceError`."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(
+            f"line {number} of {path.name} must be a JSON object, got an unreadable one ({error})"
+        ) from error
+
+
+def is_unicode(text: str) -> bool:
+    """Say whether a text has no half of a surrogate pair, which JSON can write and no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _read_lines(path: Path) -> Iterator[PairRecord]:
     with path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.strip():
                 continue
-            try:
-                record: Any = json.loads(line)
-            except ValueError as error:
-                raise SourceError(
-                    f"line {number} of {path.name} must be a JSON object, got an unreadable one ({error})"
-                ) from error
+            record = json_line(line, number, path)
             if not (isinstance(record, dict) and any(set(names) <= set(record) for names in _REQUIRED)):
                 found = (
                     f"one with {', '.join(map(str, record)) or 'nothing'}"

@@ -35,7 +35,7 @@ from jaxtyping import Int64
 
 from pipeline.encode.prefixes import instruction_prefix
 from pipeline.errors import SchemaError, SourceError
-from pipeline.train.pair_files import SUFFIXES, PairRecord, read_records, training_files
+from pipeline.train.pair_files import SUFFIXES, PairRecord, is_unicode, read_records, training_files
 
 Task = Literal["retrieval", "class", "similarity"]
 
@@ -206,7 +206,7 @@ def _refused(record: PairRecord, min_score: float) -> str | None:
     if not (record.label or record.document).strip():
         return "empty document"
     texts = (record.query, record.document, record.title, record.source, record.instruction, record.label)
-    if not all(map(_is_unicode, (*texts, *record.negatives))):
+    if not all(map(is_unicode, (*texts, *record.negatives))):
         return "text that is not valid Unicode"
     if record.score is not None and math.isnan(record.score):
         return "score that is no number"
@@ -325,14 +325,6 @@ class Candidates:
             prefixes=(*prefixes, *(prefix for _, prefix in place_of)),
             given_Nk=given_Nk,
         )
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def text_numbers(texts: Sequence[str]) -> np.ndarray:

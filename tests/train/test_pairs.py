@@ -245,6 +245,19 @@ def test_read_pairs_columns_of_the_wrong_kind_are_named(tmp_path: Path, record: 
         read_pairs([write_lines(tmp_path / "p.jsonl", record)])
 
 
+@pytest.mark.parametrize("score", ["1" + "0" * 400, "-1" + "0" * 400, "NaN", "1e999"])
+def test_read_pairs_score_beyond_all_floats_is_named(tmp_path: Path, score: str):
+    (tmp_path / "a.jsonl").write_text(f'{{"query": "a", "document": "b", "score": {score}}}\n')
+    with pytest.raises(SchemaError, match=r"score in line 1 of a\.jsonl must be a number"):
+        read_pairs([tmp_path / "a.jsonl"])
+
+
+def test_read_pairs_line_that_is_nested_too_deep_is_named(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text("[" * 200_000)
+    with pytest.raises(SourceError, match=r"line 1 of a\.jsonl must be a JSON object, got an unreadable one"):
+        read_pairs([tmp_path / "a.jsonl"])
+
+
 def test_candidates_are_documents_then_given_negatives_each_once():
     rows = [
         PairRow("a", "x", "", "s", negatives=("n", "m")),

@@ -6,16 +6,15 @@ language    optional, such as en or de
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pipeline.errors import SchemaError, SourceError
 from pipeline.manifest import fingerprint
-from pipeline.train.pair_files import read_columns, training_files
+from pipeline.train.pair_files import is_unicode, json_line, read_columns, training_files
 
 COLUMNS: Final = ("text", "language")
 _SUFFIXES: Final = (".parquet", ".jsonl")
@@ -38,8 +37,8 @@ class Texts:
 def read_texts(paths: Sequence[Path]) -> Texts:
     """Read files, or all Parquet and JSON-lines files below folders, in the order of their names.
 
-    Empty texts and repeated ones are counted. Files without a text raise :class:`SourceError`, a missing or
-    mistyped column :class:`SchemaError`.
+    Empty texts, repeated ones and those with half a surrogate pair are counted. Files without a text raise
+    :class:`SourceError`, a missing or mistyped column :class:`SchemaError`.
     """
     kept: dict[str, str] = {}
     skipped: Counter[str] = Counter()
@@ -49,12 +48,17 @@ def read_texts(paths: Sequence[Path]) -> Texts:
         for text, language in rows:
             if not text.strip():
                 skipped["empty text"] += 1
+            elif not (is_unicode(text) and is_unicode(language)):
+                skipped["text that is not valid Unicode"] += 1
             elif text in kept:
                 skipped["repeated text"] += 1
             else:
                 kept[text] = language
     if not kept:
-        raise SourceError("files to pretrain on must hold a text, got empty ones; name others")
+        counted = ", ".join(f"{count} with {reason}" for reason, count in sorted(skipped.items()))
+        raise SourceError(
+            f"files of texts must hold at least one, got {counted or 'empty files'}; name others"
+        )
     return Texts(texts=tuple(kept), languages=tuple(kept.values()), skipped=dict(skipped))
 
 
@@ -63,12 +67,7 @@ def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
         for number, line in enumerate(stream, start=1):
             if not line.strip():
                 continue
-            try:
-                record: Any = json.loads(line)
-            except ValueError as error:
-                raise SourceError(
-                    f"line {number} of {path.name} must be a JSON object, got an unreadable one ({error})"
-                ) from error
+            record = json_line(line, number, path)
             text, language = (
                 (record.get(name) for name in COLUMNS) if isinstance(record, dict) else (None, None)
             )

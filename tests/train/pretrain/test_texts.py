@@ -34,6 +34,21 @@ def test_read_texts_line_that_is_no_json_is_refused(tmp_path: Path):
         read_texts([tmp_path / "a.jsonl"])
 
 
+def test_read_texts_line_that_is_nested_too_deep_is_refused(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text("[" * 200_000)
+    with pytest.raises(SourceError, match=r"line 1 of a\.jsonl must be a JSON object, got an unreadable one"):
+        read_texts([tmp_path / "a.jsonl"])
+
+
+def test_read_texts_with_half_a_surrogate_pair_are_counted(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "a \\ud800"}\n{"text": "b"}\n{"text": "c", "language": "\\ud800"}\n'
+    )
+    found = read_texts([tmp_path / "a.jsonl"])
+    assert found.texts == ("b",)
+    assert found.skipped == {"text that is not valid Unicode": 2}
+
+
 def test_read_texts_parquet_without_text_is_refused(tmp_path: Path):
     pq.write_table(pa.table({"body": ["a"]}), tmp_path / "a.parquet")
     with pytest.raises(SchemaError, match="must have the columns text, got body"):
@@ -44,5 +59,5 @@ def test_read_texts_that_are_not_there_or_empty_are_refused(tmp_path: Path):
     with pytest.raises(SourceError, match="does not exist"):
         read_texts([tmp_path / "none.jsonl"])
     (tmp_path / "a.jsonl").write_text('{"text": "  "}\n')
-    with pytest.raises(SourceError, match="must hold a text"):
+    with pytest.raises(SourceError, match="must hold at least one, got 1 with empty text; name others"):
         read_texts([tmp_path])
