@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 import importlib.util
 import os
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +22,9 @@ from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import verify_collection
 from pipeline.index.segments import merge, writer
 
+DISK_BYTES = 16 << 20
+FREE_KIB = (140, 180, 220, 260, 300, 340, 380)
+"""The new segment has no room with the first two; then positions, words, tokens, vectors of the merged."""
 STONES = Path(__file__).parents[1] / "index" / "stones.py"
 
 # Publish where no file may grow beyond so many bytes, and write down what went wrong once files may.
@@ -118,6 +122,44 @@ def test_full_disk_in_a_merge_leaves_the_old_generation(
     assert list(published.generations_folder.glob(".*.tmp")) == []
     assert_unchanged_and_converges(published, stones)
     assert len(open_generation(published).segments) == 1
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, which can be filled up."""
+    mounted = tmp_path / "disk"
+    mounted.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(mounted)]
+    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs; the limit on the size of files makes the same claims")
+    yield mounted
+    subprocess.run(["umount", "--lazy", str(mounted)], check=True)  # readers here still map its files
+
+
+@pytest.mark.parametrize("free_kib", FREE_KIB)
+def test_disk_that_fills_up_in_a_merge_leaves_the_old_generation_served(
+    disk: Path, stones: ModuleType, monkeypatch: pytest.MonkeyPatch, free_kib: int
+) -> None:
+    monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
+    layout = CollectionLayout(disk, "stones")
+    old, new = stones.document_ids(200), stones.document_ids(200, "n")
+    stones.publish_documents(layout, old, with_tokens=True)
+    held = open_generation(layout)
+    monkeypatch.setattr(tiers, "FACTOR", 2)
+    monkeypatch.setattr(tiers, "tier_of", lambda _: 0)
+    filler, status = disk / "filler", os.statvfs(disk)
+    filler.write_bytes(b"\0" * (status.f_bavail * status.f_frsize - (free_kib << 10)))
+    with pytest.raises(DiskFullError, match="no space left while publishing generation 2") as caught:
+        stones.publish_documents(layout, new, with_tokens=True)
+    assert str(disk) not in str(caught.value)
+    assert layout.current_generation_number() == 1
+    assert held.chunks.reconstruct(held.chunk_documents[:5]).any()
+    assert stones.served_ids(layout) == old
+    filler.unlink()
+    stones.publish_documents(layout, new, with_tokens=True)
+    assert stones.served_ids(layout) == [*old, *new]
+    assert len(open_generation(layout).segments) == 1
+    assert verify_collection(layout) == []
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])
