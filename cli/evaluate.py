@@ -21,6 +21,7 @@ from cli.options import COUNT, SEED, NamedPath, add_options, chosen
 from cli.settings import json_option
 from cli.terminal import ProgressBars, duration, table, thousands
 from pipeline.config import DEFAULT_MODEL, ContextConfig, EncoderConfig
+from pipeline.counted import counted
 
 if TYPE_CHECKING:
     from pipeline.evaluate.bench import SystemResult
@@ -181,8 +182,9 @@ def _say_estimate(sets: Sequence[RetrievalSet], systems: Sequence[System]) -> No
 
     estimate = estimate_seconds(sets, systems)
     click.echo(
-        f"about {duration(estimate.seconds)}: {len(systems)} systems, {estimate.encodings} encodings of "
-        f"{thousands(estimate.tokens)} tokens; --max-queries and --max-documents make it shorter",
+        f"about {duration(estimate.seconds)} of encoding: {counted(len(systems), 'row')}, "
+        f"{counted(estimate.encodings, 'encoding')} of {thousands(estimate.tokens)} tokens; ranking, and a "
+        "context where the model reads one, come on top; --max-documents makes it shorter",
         err=True,
     )
 

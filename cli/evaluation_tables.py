@@ -34,7 +34,8 @@ def set_lines(
     )
     others = [name for name, result in own.items() if name != reference and not result.system.is_baseline]
     if reference is not None and others:
-        yield f"\n{judged.name}: difference from {reference}"
+        best = ", the best baseline" if reference == report.best_baseline() else ""
+        yield f"\n{judged.name}: difference from {reference}{best}"
         yield table(_difference_rows(judged.name, report, others, reference, seed))
 
 
@@ -86,8 +87,8 @@ def advice_lines(report: Report, seed: int) -> Iterator[str]:
         ("use", f"cheaper, and worse by at most {MAX_LOSS:g} (95 %)"), advice, strict=False
     ):
         yield f"\n{title}: {own.system}   (quality {own.quality:.4f})"
-        yield f"  ingest … {own.ingest_flags}".rstrip()
-        yield f"  cairn search … {own.search_flags}".rstrip()
+        yield f"  ingest SOURCE --collection NAME {own.ingest_flags}".rstrip()
+        yield f"  cairn search QUERY --collection NAME {own.search_flags}".rstrip()
         speed = own.tokens / own.encode_seconds if own.encode_seconds else 0.0
         yield (
             f"  costs {duration(own.encode_seconds)} to encode {thousands(own.tokens)} tokens "
@@ -106,7 +107,7 @@ def _noise_lines(report: Report, name: str, seed: int) -> Iterator[str]:
     alike = sorted(report.not_told_apart(name, seed).items(), key=lambda item: -item[1].difference)
     if not alike:
         return
-    yield f"\nnoise: these queries do not tell it from {len(alike)} of the others; more queries may"
+    yield f"\nnoise: how these rows differ from {name} may be chance; judge more queries to tell"
     yield table(
         [("", "difference", "95 % interval", "p")] + [(other, *compared_cells(each)) for other, each in alike]
     )

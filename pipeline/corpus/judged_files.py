@@ -42,6 +42,8 @@ _ALSO_NAMED: Final = {"id": "_id", "query_id": "query-id", "doc_id": "corpus-id"
 _NUMBERS: Final = frozenset({"score", "start", "end"})
 """Columns whose fields in CSV are numbers; all others are texts, even if they look like numbers."""
 _BEIR_SPLIT: Final = "test"
+MAX_SHOWN: Final = 20
+"""Columns that a sentence names."""
 
 
 def find_judged_file(folder: Path, name: JudgedFile) -> Path | None:
@@ -57,7 +59,7 @@ def read_judged_file(folder: Path, name: JudgedFile, only: str | None = None) ->
         beir = f" or {name}/{_BEIR_SPLIT}.tsv" if name == "qrels" else ""
         raise SourceError(
             f"a judged set must hold {name}.parquet, .arrow, .jsonl, .csv or .tsv{beir}, got none in "
-            f"{str(folder)!r}; add it"
+            f"{str(folder)!r}; add it, or give documents alone and --known-items 300"
         )
     columns = (_REQUIRED[name], _OPTIONAL[name]) if only is None else ((only,),)
     table = read_columns(resolve_sources([str(path)])[0], *columns)
@@ -101,7 +103,7 @@ def read_columns(file: SourceFile, required: Sequence[str], optional: Sequence[s
     if missing and footer.num_rows:
         raise SchemaError(
             f"{_shown(file)} must have the columns {', '.join(required)}, missing: {', '.join(missing)}; "
-            "add them"
+            f"it has {', '.join(footer.schema.names[:MAX_SHOWN])}: rename or add them"
         )
     try:
         return _as_table(batches, {name: (found, types[found]) for name, found in present.items()})

@@ -161,6 +161,8 @@ def _encode(
     def listen(stage: str, done: int, total: int | None, unit: str) -> None:
         progress(f"{stage} {name}", done, total, unit)
 
+    if encoding.encoder.needs_context:
+        progress(f"context {name}", 0, None, "documents")
     encoder, context_seconds = build_encoder(judged, encoding, context_config)
     path = None if cache is None else cache_file(cache, judged, encoding, encoder)
     encoded = None if path is None else read_encoded(path)

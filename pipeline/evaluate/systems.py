@@ -22,6 +22,7 @@ from pipeline.config import WINDOW_TOKENS, WITHOUT_CONTEXT, EncoderConfig
 from pipeline.errors import ConfigError
 from pipeline.evaluate.encodings import ContextKind, Encoding
 from pipeline.model.backbone_loader import brings_projection
+from pipeline.options import did_you_mean, shown
 from pipeline.poolings import PREFIX_POOLINGS, PUBLISHED_POOLINGS
 from pipeline.search.windows import default_window
 
@@ -252,8 +253,8 @@ def select_systems(systems: Sequence[System], patterns: Sequence[str]) -> list[S
     """
     for pattern in patterns:
         if not any(fnmatchcase(system.name, pattern) for system in systems):
-            names = ", ".join(system.name for system in systems)
-            raise ConfigError(f"a pattern of systems must match one of {names}; got {pattern!r}")
+            names = [system.name for system in systems]
+            raise ConfigError(f"no row of the table matches {shown(pattern)}{did_you_mean(pattern, names)}")
     return [
         system
         for system in systems

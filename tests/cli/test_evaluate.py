@@ -72,7 +72,7 @@ def test_evaluate_prints_the_table_the_differences_and_the_advice(call: Any, fol
     assert "(best possible)" in out
     assert "difference from " in out
     assert "use: " in out
-    assert "ingest … --model" in out
+    assert "ingest SOURCE --collection NAME --model" in out
 
 
 def test_evaluate_says_first_how_long_it_takes(
@@ -82,7 +82,7 @@ def test_evaluate_says_first_how_long_it_takes(
     assert run(cairn, ["evaluate", folder, "--systems", "cairn/*", *options], "cairn") == 0
 
     first = capsys.readouterr().err.partition("\n")[0]
-    assert re.fullmatch(r"about \d+\.\d s: 4 systems, 1 encodings of \d+ tokens; .*", first)
+    assert re.fullmatch(r"about \d+\.\d s of encoding: 4 rows, 1 encoding of \d+ tokens; .*", first)
 
 
 def test_evaluate_in_json_holds_every_system_and_the_advice(call: Any, folder: str) -> None:
@@ -159,7 +159,7 @@ def test_compare_prints_a_line_a_measure(call: Any, folder: str, tmp_path: Path)
     [
         (["nowhere"], "must be a folder"),
         (["walks", "--against", "chunks-1"], "--against must name one of bm25"),
-        (["walks", "--systems", "none*"], "a pattern of systems must match"),
+        (["walks", "--systems", "none*"], "no row of the table matches 'none*'"),
         (["walks", "../walks/../walks"], "must have names of their own"),
         (["walks", "--compare", "a", "b"], "must be a readable text file"),
         (["walks", "--pooling", "multi_cls"], "pooling multi_cls must go with attention full"),

@@ -118,7 +118,12 @@ def test_folder_of_markdown_is_a_corpus(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "content", "error", "sentence"),
     [
-        ("qrels.csv", "a,b\n1,2\n", SchemaError, "missing: query_id, doc_id, score; add them"),
+        (
+            "qrels.csv",
+            "a,b\n1,2\n",
+            SchemaError,
+            "missing: query_id, doc_id, score; it has a, b: rename or add them",
+        ),
         ("qrels.tsv", "query_id\tdoc_id\tscore\n", SourceError, "qrels.tsv must hold at least one row"),
         ("qrels.jsonl", "", SourceError, "qrels.jsonl must hold at least one row"),
         ("qrels.csv", "", SourceError, "qrels.csv must be a file that can be read whole"),

@@ -107,7 +107,7 @@ def test_advice_names_what_the_queries_do_not_tell_apart():
     said = "\n".join(advice_lines(report, seed=0))
 
     assert list(report.not_told_apart("a", seed=0)) == ["b"]
-    assert "noise: these queries do not tell it from 1 of the others" in said
+    assert "noise: how these rows differ from a may be chance" in said
     assert "b  +0.0000" in said
 
 

@@ -100,7 +100,7 @@ def test_selection_keeps_the_order_of_the_table():
 
 
 def test_pattern_that_matches_no_system_is_refused():
-    with pytest.raises(ConfigError, match="got 'chunk'"):
+    with pytest.raises(ConfigError, match="no row of the table matches 'chunk'; did you mean 'chunks-256'"):
         select_systems(baseline_systems(BASE, 512), ["chunk"])
 
 
