@@ -63,10 +63,13 @@ async def search(
         vectors = opened.encoder.submit_search(queries)
         trace_future("search.encode", vectors)
         begun = opened.searcher.begin(queries, chosen, vectors, state.search_threads)
-        with stage("search.prepare"):  # filter and words, and the wait for the vectors
-            search, query_vectors = await asyncio.wrap_future(begun)
-        with stage("search.rank"):
-            return await state.search_threads.run(lambda: finish_search(search, query_vectors))
+        trace_future("search.prepare", begun)  # filter and words, and the wait for the vectors
+
+        def rank() -> list[SearchResult]:
+            with stage("search.rank"):
+                return finish_search(*begun.result())
+
+        return await asyncio.wrap_future(state.search_threads.submit_after(begun, rank))
 
     with stage("search", collection=name, queries=len(queries)):
         results = await with_collection(state, served, attempt)
