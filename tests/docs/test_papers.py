@@ -14,7 +14,6 @@ from tests.docs.test_names import parse
 
 PAGE = DOCS / "concepts" / "papers.md"
 HEAD = ["technique", "place", "use", "test with its reference", "experiment"]
-NO_EXPERIMENT = "none here"
 ROWS = [row for _, rows in tables(PAGE) for row in rows]
 
 every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
@@ -67,5 +66,5 @@ def test_test_of_a_row_exists(row: list[str]) -> None:
 @every_row
 def test_experiment_of_a_row_is_a_section_of_the_measurements(row: list[str]) -> None:
     linked = re.findall(r"\]\(\.\./measurements\.md#([\w-]+)\)", row[4])
-    assert linked or row[4] == NO_EXPERIMENT
+    assert linked
     assert set(linked) <= anchors(DOCS / "measurements.md")
