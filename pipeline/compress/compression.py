@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,17 +71,26 @@ def compress(
             f"max_tokens must be at most the model's {most} positions, got a text of {longest} tokens; lower "
             "it"
         )
-    measured = [measure_model(BEFORE, source, rows, scorer, backend=backend, precision=precision)]
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
+    with _scratch_beside(output) as scratch:
+        measured = [measure_model(BEFORE, source, rows, scorer, backend=backend, precision=precision)]
         folder = source
         for step, smaller in _steps(checkpoint, rows, config, is_causal=settings.causal, progress=progress):
-            folder = Path(scratch) / step
+            folder = scratch / step
             save_encoder_folder(folder, smaller, settings, context=trained_context(model))
             measured.append(measure_model(step, folder, rows, scorer, backend=backend, precision=precision))
         with durable.storage_errors(f"saving the model to {output}"):
             durable.put_in_place(folder, output)
     return CompressReport(folder=str(output), calibration_texts=len(rows), steps=tuple(measured))
+
+
+@contextlib.contextmanager
+def _scratch_beside(output: Path) -> Generator[Path]:
+    """Make a folder beside the output, which is found out not to be possible before anything is computed."""
+    with durable.storage_errors(f"making a folder beside {output}"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.")
+    with scratch as folder:
+        yield Path(folder)
 
 
 def _steps(

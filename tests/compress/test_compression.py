@@ -14,10 +14,11 @@ import torch
 from cairn import load_encoder
 from safetensors.torch import load_file, save_file
 
+from pipeline.compress import compression
 from pipeline.compress.compression import compress
 from pipeline.compress.settings import CompressConfig
 from pipeline.config import ContextConfig, EncoderConfig
-from pipeline.errors import ConfigError, ModelError, SourceError
+from pipeline.errors import ConfigError, ModelError, SourceError, StorageError
 from pipeline.model.folders.checkpoint import EXTRA_NAME, read_checkpoint
 from pipeline.model.folders.encoder_folder import save_encoder_folder
 from pipeline.model.folders.model_defaults import trained_context
@@ -217,3 +218,12 @@ def test_model_whose_states_overflow_is_refused(tiny_model_folder, texts_path, t
     with pytest.raises(ModelError, match="got NaN or infinity from the model before; fetch the model again"):
         compress(str(folder), [texts_path], tmp_path / "small", config)
     assert not (tmp_path / "small").exists()
+
+
+def test_place_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tiny_model_folder, texts_path, tmp_path, monkeypatch
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.delattr(compression, "measure_model")
+    with pytest.raises(StorageError, match=r"making a folder beside .*file/small failed: File exists"):
+        compress(str(tiny_model_folder), [texts_path], tmp_path / "file" / "small", CompressConfig(layers=1))
