@@ -114,13 +114,14 @@ def publish(
 ) -> None:
     doc_ids = [f"doc{i:06d}" for i in range(NUM_DOCUMENTS)]
     schema = documents_schema([], VECTOR_DIM)
-    constant = {"source_file": "bench.parquet", "content_sha256": "0" * 64, "title": None, "cluster_id": 0}
+    constant = {"source_file": "bench.parquet", "content_sha256": "0" * 64, "title": None}
     columns = {
         **{
             name: pa.array([value] * NUM_DOCUMENTS, schema.field(name).type)
             for name, value in constant.items()
         },
         "doc_id": pa.array(doc_ids),
+        "cluster_id": pa.array(np.arange(NUM_DOCUMENTS, dtype=np.int32) % NUM_TOPICS),
         "text": pa.array(texts, pa.large_string()),
         "num_tokens": pa.array([WORDS_PER_CHUNK * CHUNKS_PER_DOCUMENT] * NUM_DOCUMENTS, pa.int32()),
         "num_chunks": pa.array([CHUNKS_PER_DOCUMENT] * NUM_DOCUMENTS, pa.int32()),
@@ -306,6 +307,24 @@ def test_bench_hybrid_search_with_texts_stays_within_its_goal(bench: Bench) -> N
 def test_bench_budget_of_characters(bench: Bench) -> None:
     p50, p99, _ = timed(hybrid(bench, max_characters=2_000), num_rounds=3)
     line("the same, 2,000 characters of all documents", p50, p99)
+
+
+@pytest.mark.parametrize(
+    "options", [{"group_by": "cluster_id"}, {"mmr": 0.7}, {"group_by": "cluster_id", "mmr": 0.7}]
+)
+def test_bench_groups_and_marginal_relevance_beside_the_plain_answer(
+    bench: Bench, options: dict[str, Any]
+) -> None:
+    plain, diverse = hybrid(bench), hybrid(bench, **options)
+    spent: dict[str, list[float]] = {"plain": [], "diverse": []}
+    for index in [*range(10), *range(NUM_QUERIES)]:
+        for name, call in (("plain", plain), ("diverse", diverse)):
+            began = time.process_time()
+            call(index)
+            spent[name].append(1e3 * (time.process_time() - began))
+    without, took = (float(np.median(times[10:])) for times in spent.values())
+    print(f"\n{options}: {took:.2f} ms of a processor, {without:.2f} without, {took / without:.2f} x", end="")
+    assert took <= 1.5 * without
 
 
 def test_bench_bm25_of_passages_beside_that_of_documents(bench: Bench) -> None:
