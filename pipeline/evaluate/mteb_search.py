@@ -148,6 +148,7 @@ class MtebModel:
             bm25,
             None,
             lexicon,
+            self._indexed.encoder.token_projection,
         )
         depth = top_k if top_ranked is None else len(corpus.doc_ids)
         answers = ranker.rank(self.system, np.zeros(len(rows), np.bool_), depth)

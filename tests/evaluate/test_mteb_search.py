@@ -17,7 +17,7 @@ from pipeline.evaluate.encodings import Encoding
 from pipeline.evaluate.measures import MRR, NDCG
 from pipeline.evaluate.mteb_search import MtebModel
 from pipeline.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
-from pipeline.evaluate.systems import System, baseline_systems, our_systems
+from pipeline.evaluate.systems import System, baseline_systems, configured_systems, our_systems
 
 # Importing mteb takes seconds, so that one worker does it.
 pytestmark = pytest.mark.xdist_group("mteb")
@@ -101,6 +101,21 @@ def test_mteb_measures_what_the_bench_measures(judged, tiny_config, name):
 
     assert scores["ndcg_at_10"] == pytest.approx(expected[NDCG], abs=1e-4)
     assert scores["mrr_at_10"] == pytest.approx(expected[MRR], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["cairn/late", "cairn/late+bm25"])
+def test_rows_of_token_vectors_rank_as_the_bench_ranks(judged, tiny_config, tiny_late_folder, name):
+    config = replace(tiny_config, model=str(tiny_late_folder))
+    system = {row.name: row for row in configured_systems(config)}[name]
+    context = ContextConfig(context_documents=2)
+    expected = next(run_bench(judged, [system], context))
+    model = MtebModel(system, context)
+    model.index(CORPUS)
+    found = model.search(QUERIES, top_k=10)
+
+    for query, run in zip(judged.query_ids, expected.run, strict=True):
+        own = [judged.doc_ids[place] for place in run.positions.tolist()]
+        assert list(found[query])[: len(own)] == own[:10]
 
 
 @pytest.mark.filterwarnings("ignore")
