@@ -95,16 +95,22 @@ def tune(
         max_queries=max_queries,
         seed=seed,
     )
-    if warning := small_sample_warning(len(drawn.queries), generation.num_documents):
-        click.echo(f"warning: {warning}", err=True)
+    warning = small_sample_warning(len(drawn.queries), generation.num_documents)
     if not of_temperature:
         report = _funnel(generation, drawn, dims or ())
+        _warn(warning)
         click.echo(json.dumps(report.to_dict()) if as_json else "\n".join(_funnel_lines(report)))
         return 0
     with ProgressBars(quiet=quiet) as progress:
         chosen = _temperature(generation, drawn, temperatures, seed, cache, progress)
+    _warn(warning)
     click.echo(json.dumps(chosen.to_dict()) if as_json else "\n".join(_temperature_lines(chosen)))
     return 0
+
+
+def _warn(warning: str | None) -> None:
+    if warning is not None:
+        click.echo(f"warning: {warning}", err=True)
 
 
 def _funnel(generation: Generation, drawn: RetrievalSet, dims: Sequence[int]) -> FunnelReport:

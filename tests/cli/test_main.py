@@ -265,6 +265,8 @@ def test_ingest_with_quarantined_rows_exits_3(call: Any, tmp_path: Path, ingest_
     code, out, _ = call("ingest", "bad.parquet", *ingest_options, "--quiet")
     assert code == 3
     assert "empty_text" in out
+    (path,) = (line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("    see"))
+    assert pq.read_table(path).column("doc_id").to_pylist() == ["b"]
 
 
 def test_dry_run_says_of_quarantined_rows_what_the_run_says(

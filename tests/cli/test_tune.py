@@ -25,13 +25,14 @@ def collection(call: Any, tiny_model_folder: Path, tmp_path: Path) -> str:
 
 
 def test_tune_shows_what_a_funnel_finds(call: Any, collection: str) -> None:
-    code, out, _ = call("tune", collection, "--dims", "4,16", "--quiet")
+    code, out, err = call("tune", collection, "--dims", "4,16", "--quiet")
     report = json.loads(call("tune", collection, "--dims", "4,16", "--json", "--quiet")[1])
 
     assert code == 0
     assert "chunk vectors of 32 dimensions" in out
     assert "the index (flat)" in out
     assert "to do: " in out
+    assert err.startswith("warning: 30 documents and 30 queries are too few to tune")
     assert {row["dims"] for row in report["rows"]} == {None, 4, 16}
     assert report["rows"][0]["recall"] == 1.0
 

@@ -146,3 +146,8 @@ def test_settings_no_client_can_be_made_with_are_refused(kind: Any, settings: di
     with pytest.raises(ConfigError, match=f"^{next(iter(settings))} must") as caught:
         kind(**settings)
     assert "\n" not in str(caught.value)
+
+
+def test_filter_given_as_a_text_names_what_a_filter_is(call: Callable[[Callable[[Any], Any]], Any]) -> None:
+    with pytest.raises(UsageError, match=r"filters must be a mapping such as \{'year': 2020\}.*got a text"):
+        call(lambda client: client.collection("c").search("q", filters="year>=2020"))
