@@ -23,7 +23,10 @@ def switch(*, name: str | None, to: str | None, root: str, back: bool, as_json: 
     Servers follow within a request, and answer from the collection before until TO is open. What writes, such
     as ingest, goes on with the collection of that name.
     """
+    from pathlib import Path
+
     from pipeline.index import aliases
+    from pipeline.index.layout import CollectionLayout
 
     if name is None:
         found = aliases.read_aliases(root)
@@ -35,6 +38,7 @@ def switch(*, name: str | None, to: str | None, root: str, back: bool, as_json: 
     if (to is None) != back:
         raise click.UsageError("switch must have either TO or --back")
     alias = aliases.switch(root, name, to)
-    say = f"{name} answers from {alias.to}; before from {alias.before}"
+    had_one = alias.before != name or CollectionLayout(Path(root), name).exists()
+    say = f"{name} answers from {alias.to}; before from {alias.before if had_one else 'none'}"
     click.echo(json.dumps({"name": name, **asdict(alias)}) if as_json else say)
     return 0

@@ -93,6 +93,10 @@ def switch(root: Path | str, name: str, target: str | None) -> Alias:
                 f"{aliases[chosen].to!r}; name that one"
             )
         layout = CollectionLayout(Path(root), chosen)
+        if target is None and chosen == name and not layout.exists():
+            raise ConfigError(
+                f"{name!r} must have answered from a collection before, got none; switch it to another one"
+            )
         layout.require_exists()
         if open_latest_intact_generation(layout).warning is not None:
             raise layout.damaged(f"collection {chosen!r} must be whole to be switched to")

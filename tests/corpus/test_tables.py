@@ -24,6 +24,7 @@ from pipeline.corpus.sources import resolve_sources
 from pipeline.corpus.tables.delta import DeltaTablePart
 from pipeline.corpus.tables.iceberg import store_properties
 from pipeline.errors import ConfigError, SourceError, TryAgainError
+from tests.corpus import test_read_files
 from tests.corpus.checked_rows import read
 from tests.corpus.test_read_files import Published
 
@@ -135,6 +136,28 @@ def test_new_version_reads_only_the_files_that_it_added(written: Written, tmp_pa
     assert outcome["staged_rows"] == []
     assert published.passed_over
     assert sorted(published.documents) == ["d0", "d2", "d3", "d5", "d6"]
+
+
+def test_table_that_changes_during_an_ingest_is_read_as_it_was(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was added or deleted meanwhile is found by the next ingest."""
+    (tmp_path / "work").mkdir()
+    published, place = Published(tmp_path / "work"), tmp_path / "t"
+
+    def scan_then_change(*arguments: Any, **named: Any) -> Any:
+        found = scan_sources(*arguments, **named)
+        written.append(pa.Table.from_pylist([{**ROWS[0], "id": "d6"}]))
+        written.delete("d1")
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(test_read_files, "scan_sources", scan_then_change)
+        published.ingest(place, sync=True)
+    assert sorted(published.documents) == ["d0", "d1", "d2", "d3", "d5"]
+    outcome = published.ingest(place, sync=True)
+    assert [row["doc_id"] for row in outcome["staged_rows"]] == ["d6"]
+    assert outcome["vanished"] == ["d1"]
 
 
 @pytest.mark.parametrize("name", FORMATS)

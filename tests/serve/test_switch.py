@@ -64,6 +64,16 @@ def test_name_is_switched_to_whole_collections_only(own_root: Path) -> None:
     assert target_of(own_root, "rocks") == "stones"
 
 
+def test_name_without_a_collection_before_cannot_go_back(
+    own_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(cairn, ["switch", "rocks", "stones", "--root", str(own_root)], "cairn") == 0
+    assert capsys.readouterr().out == "rocks answers from stones; before from none\n"
+    with pytest.raises(ConfigError, match="'rocks' must have answered from a collection before, got none"):
+        switch(own_root, "rocks", None)
+    assert target_of(own_root, "rocks") == "stones"
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"a": {"to": "b"}}', '{"a": {"to": "../b", "before": "a"}}'])
 def test_damaged_names_are_said_in_a_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / ALIASES_NAME).write_text(content)
