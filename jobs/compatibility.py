@@ -23,8 +23,13 @@ SPEED_ONLY = frozenset({"precision", "backend", "batch_tokens"})
 
 
 def stored_manifest(layout: CollectionLayout) -> Manifest | None:
-    """Return the served generation's manifest, None where nothing is published yet."""
+    """Return the served generation's manifest, None where nothing is published yet.
+
+    A first publication that was killed just before ``CURRENT`` was written is none: the writer completes it.
+    """
     layout.refresh()
+    if not layout.current_path.exists() and layout.generation_numbers() == [1]:
+        return None
     number = layout.current_generation_number()
     return None if number is None else read_manifest(layout, number)
 

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.build_index import build_index
+from jobs.compatibility import stored_settings
 from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from pipeline.index.generation import open_generation
 from pipeline.index.lance_index import LanceTables
@@ -35,6 +36,7 @@ WORK = """
 import jobs.encoder_worker
 from test_ingest_kills import settings
 from jobs.build_index import build_index
+from jobs.compatibility import stored_settings
 def work(root, corpus, model):
     build_index([corpus], root, "c", settings(Path(model)))
 """
@@ -141,6 +143,7 @@ def test_first_ingest_killed_at_a_commit_point_shows_nothing_or_all_and_a_rerun_
     root = tmp_path / "root"
     assert killed_ingest(world, root, point) == -signal.SIGKILL
     assert CollectionLayout(root, "c").exists() == (point == "generation-renamed")
+    assert stored_settings(root, "c") is None, "the same command line goes on"
     report = build_index([world["new"]], root, "c", settings(world["model"]))
     assert report.rows == report.indexed + report.unchanged
     assert visible(root) == world["seen-new"]
