@@ -54,14 +54,16 @@ def length_penalty(lengths_N: Shaped[np.ndarray, " N"], average: float) -> Float
 
 def add_term(
     scores_N: Float32[np.ndarray, " N"],
-    texts_A: Int64[np.ndarray, " A"],
+    texts_A: Int64[np.ndarray, " A"] | slice,
     counts_A: Shaped[np.ndarray, " A"],
     penalty_N: Float32[np.ndarray, " N"],
     weight: np.float32,
 ) -> None:
     """Add a word to the scores of the texts that hold it, each named once."""
     found = counts_A.astype(np.float32, copy=False)
-    scores_N[texts_A] += weight * found / (found + penalty_N[texts_A])
+    share = weight * found
+    share /= found + penalty_N[texts_A]
+    scores_N[texts_A] += share
 
 
 def term_weight(repeats: int, num_holding: int, num_texts: int) -> np.float32:

@@ -67,7 +67,7 @@ class DocumentBM25:
         if not len(chunks):
             return chunks, counts
         owners = self._chunk_documents[chunks]
-        firsts = np.flatnonzero(np.diff(owners, prepend=-1))
+        firsts = np.append(0, np.flatnonzero(owners[1:] != owners[:-1]) + 1)
         return owners[firsts], np.add.reduceat(counts, firsts, dtype=np.int64)
 
 

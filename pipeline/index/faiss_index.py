@@ -13,6 +13,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,14 @@ def one_faiss_thread() -> Generator[None]:
         faiss.omp_set_num_threads(before)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class NearestLists:
+    """The inverted lists nearest to each query, nearest first, and the products with their centroids."""
+
+    lists_QL: Int64[np.ndarray, "Q L"]
+    products_QL: Float32[np.ndarray, "Q L"]
+
+
 class FaissIndex:
     """A :class:`~pipeline.index.protocol.VectorIndex` over one FAISS file.
 
@@ -111,7 +120,7 @@ class FaissIndex:
         self._refine = refine
         self._search_index = index if refine is None else faiss.IndexRefine(index, refine)
         self.is_flat = faiss_kind(description["kind"]).make_lists is None
-        self._nprobe = 1 if self.is_flat else _num_probed(description)
+        self.nprobe = 1 if self.is_flat else _num_probed(description)
         self._codes_lock = threading.Lock()
         self._live = None
         if deleted is not None and len(deleted):
@@ -136,37 +145,89 @@ class FaissIndex:
         allowed: Int64[np.ndarray, " A"] | None = None,
     ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
         """Return the ``top_k`` best of each query, best first, ties by lower position."""
+        return best_first(*self.find(queries_QV, top_k, allowed), top_k)
+
+    def find(
+        self,
+        queries_QV: Float32[np.ndarray, "Q V"],
+        top_k: int,
+        allowed: Int64[np.ndarray, " A"] | None = None,
+        nearest: NearestLists | None = None,
+    ) -> tuple[Float32[np.ndarray, "Q F"], Int64[np.ndarray, "Q F"]]:
+        """Return what :meth:`search` does, in no order of ties, and not padded to ``top_k``.
+
+        ``nearest`` are what an index that shares its centroids has found for these queries; it saves
+        comparing them again where all positions are allowed.
+        """
         queries_QV = np.ascontiguousarray(queries_QV, dtype=np.float32)
         if allowed is None:
-            return self._search(queries_QV, top_k, self._nprobe, None)
+            return self._find(queries_QV, top_k, self.nprobe, None, nearest)
         allowed = np.unique(allowed)
         if len(allowed) <= BRUTE_FORCE_POSITIONS:
             return top_k_of(queries_QV @ self.reconstruct(allowed).T, allowed, top_k)
         # A filter thins every list evenly at best: probe as many more lists as the filter leaves out, so that
         # as many candidates are seen.
-        nprobe = min(self.num_lists, -(-self._nprobe * self.num_vectors // len(allowed)))
-        return self._search(queries_QV, top_k, nprobe, allowed)
+        nprobe = min(self.num_lists, -(-self.nprobe * self.num_vectors // len(allowed)))
+        return self._find(queries_QV, top_k, nprobe, allowed)
+
+    def nearest_lists(self, queries_QV: Float32[np.ndarray, "Q V"], num_lists: int) -> NearestLists:
+        """Return the lists whose centroids are nearest to each query, nearest first, and their products."""
+        products_QL, lists_QL = self._index.quantizer.search(queries_QV, num_lists)
+        return NearestLists(lists_QL=lists_QL, products_QL=products_QL)
+
+    @property
+    def shared_centroids(self) -> Float32[np.ndarray, "L V"] | None:
+        """A copy of the lists' centroids, None in a kind that cannot search lists found by another index."""
+        # FAISS refines only what it has found itself.
+        return None if self.is_flat or self._refine is not None else self._index.quantizer.reconstruct_n()
 
     @property
     def num_lists(self) -> int:
         """Count the inverted lists; 1 for Flat."""
         return 1 if self.is_flat else self._index.nlist
 
-    def _search(
+    def _find(
         self,
         queries_QV: Float32[np.ndarray, "Q V"],
         top_k: int,
         nprobe: int,
         allowed: Int64[np.ndarray, " A"] | None,
-    ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
+        nearest: NearestLists | None = None,
+    ) -> tuple[Float32[np.ndarray, "Q F"], Int64[np.ndarray, "Q F"]]:
         num_found = min(top_k, self.num_vectors)
         if num_found == 0 or len(queries_QV) == 0:
-            return top_k_of(np.empty((len(queries_QV), 0), np.float32), np.empty(0, np.int64), top_k)
-        found_QK, positions_QK = self._search_index.search(
-            queries_QV, num_found, params=self._parameters(nprobe, allowed)
+            return np.empty((len(queries_QV), 0), np.float32), np.empty((len(queries_QV), 0), np.int64)
+        parameters = self._parameters(nprobe, allowed)
+        if nearest is None:
+            found_QF, positions_QF = self._search_index.search(queries_QV, num_found, params=parameters)
+        else:
+            found_QF, positions_QF = self._search_lists(queries_QV, num_found, nprobe, nearest, parameters)
+        found_QF[positions_QF == NO_POSITION] = -np.inf
+        return found_QF, positions_QF
+
+    def _search_lists(
+        self,
+        queries_QV: Float32[np.ndarray, "Q V"],
+        num_found: int,
+        nprobe: int,
+        nearest: NearestLists,
+        parameters: Any,
+    ) -> tuple[Float32[np.ndarray, "Q F"], Int64[np.ndarray, "Q F"]]:
+        """Search the first ``nprobe`` lists; FAISS's own wrapper of this call takes no parameters."""
+        found_QF = np.empty((len(queries_QV), num_found), np.float32)
+        positions_QF = np.empty((len(queries_QV), num_found), np.int64)
+        lists_QL = np.ascontiguousarray(nearest.lists_QL[:, :nprobe])
+        products_QL = np.ascontiguousarray(nearest.products_QL[:, :nprobe])
+        arrays = (lists_QL, products_QL, found_QF, positions_QF)
+        self._index.search_preassigned_c(
+            len(queries_QV),
+            faiss.swig_ptr(queries_QV),
+            num_found,
+            *map(faiss.swig_ptr, arrays),
+            False,
+            parameters,
         )
-        found_QK[positions_QK == NO_POSITION] = -np.inf
-        return _order_ties(found_QK, positions_QK, top_k)
+        return found_QF, positions_QF
 
     def reconstruct(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
         """Return the vectors at these positions, in their order, decoded from what the file holds."""
@@ -280,15 +341,20 @@ def _bitmap_selector(is_allowed: np.ndarray) -> Any:
     return faiss.IDSelectorBitmap(np.packbits(is_allowed, bitorder="little"))
 
 
-def _order_ties(
+def best_first(
     scores_QF: Float32[np.ndarray, "Q F"], positions_QF: Int64[np.ndarray, "Q F"], top_k: int
 ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
-    """Sort each row by score, then position; pad to ``top_k``."""
-    missing_last = np.where(positions_QF == NO_POSITION, np.iinfo(np.int64).max, positions_QF)
-    order = np.lexsort((missing_last, -scores_QF), axis=1)
-    num_found = positions_QF.shape[1]
+    """Return the ``top_k`` best of each row by score, then position, padded where there are fewer.
+
+    What is missing scores minus infinity.
+    """
+    num_found = scores_QF.shape[1]
     scores_QK = np.full((len(scores_QF), top_k), -np.inf, dtype=np.float32)
     positions_QK = np.full((len(scores_QF), top_k), NO_POSITION, dtype=np.int64)
-    scores_QK[:, :num_found] = np.take_along_axis(scores_QF, order, axis=1)
-    positions_QK[:, :num_found] = np.take_along_axis(positions_QF, order, axis=1)
+    for row, (scores, positions) in enumerate(zip(scores_QF, positions_QF, strict=True)):
+        if num_found > top_k:
+            is_near = scores >= np.partition(scores, num_found - top_k)[num_found - top_k]
+            scores, positions = scores[is_near], positions[is_near]
+        order = np.lexsort((positions, -scores))[:top_k]
+        scores_QK[row, : len(order)], positions_QK[row, : len(order)] = scores[order], positions[order]
     return scores_QK, positions_QK

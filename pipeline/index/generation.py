@@ -144,29 +144,35 @@ class Generation(JoinedColumns):
         return np.concatenate([np.empty(0, np.uint64), *parts])
 
     @cached_property
-    def passage_bm25(self) -> PassageBM25 | None:
-        """BM25 of windows of chunks; None where passages had none yet when the generation was published."""
+    def text_words(self) -> JoinedWords | None:
+        """The words of chunks; None where a generation of an earlier release has none."""
         words = [
             (segment.words, segment.rows.deleted_chunks)
             for segment in self.segments
             if segment.words is not None
         ]
-        if len(words) < len(self.segments):
+        return JoinedWords(words) if len(words) == len(self.segments) else None
+
+    @cached_property
+    def passage_bm25(self) -> PassageBM25 | None:
+        """BM25 of windows of chunks; None where passages had none yet when the generation was published."""
+        if self.text_words is None:
             return None
-        return PassageBM25(JoinedWords(words), self.chunk_offsets, self.chunk_starts, self.chunk_ends)
+        return PassageBM25(self.text_words, self.chunk_offsets, self.chunk_starts, self.chunk_ends)
 
     @cached_property
     def document_bm25(self) -> DocumentBM25 | None:
         """BM25 of documents; None in generations of earlier releases, where LanceDB scores them."""
-        words, titles, lengths = [], [], []
+        titles, lengths = [], []
         for segment in self.segments:
-            if segment.words is None or segment.titles is None or segment.lengths is None:
+            if segment.titles is None or segment.lengths is None:
                 return None
-            words.append((segment.words, segment.rows.deleted_chunks))
             titles.append((segment.titles, segment.rows.deleted_documents))
             lengths.append((segment.lengths, segment.rows.deleted_documents))
+        if self.text_words is None:
+            return None
         return DocumentBM25(
-            JoinedWords(words),
+            self.text_words,
             JoinedWords(titles),
             self.chunk_documents,
             joined_column(lengths, "text_words"),

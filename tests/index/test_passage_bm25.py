@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.index import passage_bm25
 from pipeline.index.passage_bm25 import KEPT_SIZES, MAX_STEPPED_SIZE, PassageBM25
 from pipeline.index.passage_terms import write_passage_terms
 from pipeline.index.segments.deleted import none_deleted
@@ -76,6 +77,19 @@ def test_scores_equal_the_formula_for_every_window(
     corpus: Corpus, bm25: PassageBM25, query: str, size: int
 ) -> None:
     np.testing.assert_allclose(bm25.scores(query, size), corpus.naive(query, size), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1_000])
+def test_scores_do_not_depend_on_how_windows_are_counted(
+    bm25: PassageBM25, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(passage_bm25, "MAX_STEPPED_SIZE", 1_000)
+    found: list[list[np.ndarray]] = []
+    for share in (0.0, 1e9):
+        monkeypatch.setattr(passage_bm25, "MAX_STEPPED_SHARE", share)
+        found.append([bm25.scores(query, size) for query in QUERIES])
+    np.testing.assert_array_equal(*found)
+    assert found[0][0].max() > 0.0
 
 
 def test_a_window_is_not_the_sum_of_its_chunks(bm25: PassageBM25, corpus: Corpus) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from pipeline.index.protocol import NO_POSITION, VectorIndex
+from pipeline.index.faiss_index import FaissIndex, best_first
+from pipeline.index.protocol import NO_POSITION
 from pipeline.index.segments.deleted import DeletedRows
 
 
@@ -17,10 +18,11 @@ class JoinedIndex:
     Each comes with its deleted rows, which its own index already leaves out of every answer.
     """
 
-    def __init__(self, parts: Sequence[tuple[VectorIndex, DeletedRows]]) -> None:
+    def __init__(self, parts: Sequence[tuple[FaissIndex, DeletedRows]]) -> None:
         self._parts = [(index, deleted) for index, deleted in parts if deleted.num_live]
         self._vector_dim = parts[0][0].vector_dim
         self._ends = np.cumsum([deleted.num_live for _, deleted in self._parts], dtype=np.int64)
+        self._sharing = _sharing([index for index, _ in self._parts])
 
     @property
     def num_vectors(self) -> int:
@@ -39,8 +41,12 @@ class JoinedIndex:
         allowed: Int64[np.ndarray, " A"] | None = None,
     ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
         """Return the ``top_k`` best of each query, best first, ties by lower position."""
-        scores = [np.full((len(queries_QV), top_k), -np.inf, np.float32)]
-        positions = [np.full((len(queries_QV), top_k), NO_POSITION, np.int64)]
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        queries_QV = np.ascontiguousarray(queries_QV, dtype=np.float32)
+        nearest = None
+        if self._sharing and allowed is None:
+            num_lists = max(index.nprobe for index in self._sharing)
+            nearest = self._sharing[0].nearest_lists(queries_QV, num_lists)
         wanted = None if allowed is None else np.unique(allowed)
         for (index, deleted), begin, end in self._places():
             stored = None
@@ -49,16 +55,15 @@ class JoinedIndex:
                 if not len(own):
                     continue
                 stored = deleted.stored_of(own - begin)
-            found_QK, stored_QK = index.search(queries_QV, min(top_k, end - begin), stored)
-            is_found = stored_QK != NO_POSITION
-            own_QK = stored_QK.copy()
-            own_QK[is_found] = deleted.live_of(stored_QK[is_found]) + begin
-            scores.append(found_QK)
-            positions.append(own_QK)
-        scores_QF, positions_QF = np.concatenate(scores, axis=1), np.concatenate(positions, axis=1)
-        last = np.where(positions_QF == NO_POSITION, np.iinfo(np.int64).max, positions_QF)
-        order = np.lexsort((last, -scores_QF), axis=1)[:, :top_k]
-        return np.take_along_axis(scores_QF, order, axis=1), np.take_along_axis(positions_QF, order, axis=1)
+            scores_QF, stored_QF = index.find(
+                queries_QV, min(top_k, end - begin), stored, nearest if index in self._sharing else None
+            )
+            own_QF = deleted.live_of(stored_QF)
+            found.append((scores_QF, np.where(stored_QF == NO_POSITION, NO_POSITION, own_QF + begin)))
+        if not found:
+            found = [(np.empty((len(queries_QV), 0), np.float32), np.empty((len(queries_QV), 0), np.int64))]
+        scores, positions = zip(*found, strict=True)
+        return best_first(np.concatenate(scores, axis=1), np.concatenate(positions, axis=1), top_k)
 
     def reconstruct(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
         """Return the vectors at these positions, in their order."""
@@ -72,7 +77,19 @@ class JoinedIndex:
             vectors_AV[own] = index.reconstruct(stored)
         return vectors_AV
 
-    def _places(self) -> list[tuple[tuple[VectorIndex, DeletedRows], int, int]]:
+    def _places(self) -> list[tuple[tuple[FaissIndex, DeletedRows], int, int]]:
         """Return each part with its first position and the first one behind it."""
         ends = self._ends.tolist()
         return list(zip(self._parts, [0, *ends[:-1]], ends, strict=True))
+
+
+def _sharing(indexes: Sequence[FaissIndex]) -> list[FaissIndex]:
+    """Return the indexes that share the centroids of the first that has some, [] where it is alone."""
+    centroids = [index.shared_centroids for index in indexes]
+    first = next((each for each in centroids if each is not None), None)
+    alike = [
+        index
+        for index, own in zip(indexes, centroids, strict=True)
+        if first is not None and own is not None and np.array_equal(own, first)
+    ]
+    return alike if len(alike) > 1 else []
