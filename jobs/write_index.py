@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
 from pipeline.index.lance_files import LanceFiles
 from pipeline.index.lance_index import LanceTables, Versions
 from pipeline.index.publish import GenerationFacts, next_generation_number, publish_generation
+from pipeline.index.served_documents import find_served
 from pipeline.index.store_tasks import store_tasks
 from pipeline.index.tables import CHUNKS, DOCUMENTS
 from pipeline.manifest import Manifest
@@ -109,6 +111,7 @@ def commit_shards(
     versions = tables.commit(
         generation=next_generation_number(run.layout),
         deleted_ids=chain(run.ledger.replaced_ids(), run.ledger.vanished_ids() if delete_vanished else ()),
+        find_documents=None if run.base is None else partial(find_served, run.layout, run.base),
         replaces_all=replaces_all,
         documents=new.rows[DOCUMENTS],
         chunks=new.rows[CHUNKS],

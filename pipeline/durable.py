@@ -236,9 +236,14 @@ def write_bytes(path: Path, content: Buffer) -> None:
         temporary.write_bytes(content)
 
 
+def json_bytes(value: Any) -> bytes:
+    """Return JSON as files hold it: keys sorted, one trailing newline."""
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON durably and atomically, keys sorted, one trailing newline."""
-    write_bytes(path, (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
+    """Write JSON durably and atomically."""
+    write_bytes(path, json_bytes(value))
 
 
 def sha256_of_file(path: Path) -> str:

@@ -56,7 +56,7 @@ class CopiedFile:
 
 
 def write_copies(layout: CollectionLayout, folder: Path) -> None:
-    """Copy the small files of a generation that has just been built in ``folder``."""
+    """Copy the small files of a generation that has just been built in ``folder``, and flush the folder."""
     sources = {name: folder / name for name in (MANIFEST_NAME, *COPIED_FILES) if (folder / name).is_file()}
     sources |= {name: layout.lance_folder / name for name in small_files(read_lance_files(folder))}
     folders: set[Path] = set()
@@ -65,7 +65,7 @@ def write_copies(layout: CollectionLayout, folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, path)
         fsync_file(path)
-        folders |= {path.parent, *path.relative_to(folder).parents}
+        folders |= set(Path(COPIES, name).parents)
     for each in folders:
         fsync_folder(folder / each)
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from pipeline.durable import fsync_file, fsync_folder, storage_errors, write_json
+from pipeline.durable import fsync_file, fsync_folder, json_bytes, storage_errors
 from pipeline.errors import DamageError
 from pipeline.index.copied_names import LANCE_FILES, SMALL_FOLDERS
 from pipeline.index.layout import CollectionLayout
@@ -75,8 +75,9 @@ def record_lance_files(
 
 
 def write_lance_files(folder: Path, records: Mapping[str, FileRecord]) -> None:
-    """Write the records into a generation's folder."""
-    write_json(folder / LANCE_FILES, {name: asdict(record) for name, record in records.items()})
+    """Write the records into the folder of a generation that is being built, and flushed as a whole."""
+    content = {name: asdict(record) for name, record in records.items()}
+    (folder / LANCE_FILES).write_bytes(json_bytes(content))
 
 
 def read_lance_files(folder: Path) -> LanceFiles:

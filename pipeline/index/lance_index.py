@@ -33,6 +33,7 @@ from pipeline.index.lance_append import (
     stream_rows,
     write_fragments,
 )
+from pipeline.index.lance_delete import DeletedDocuments, FindDocuments, delete_documents
 from pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
 from pipeline.index.layout import CollectionLayout, generation_tag
 from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 PRIMARY_KEYS = {DOCUMENTS: "doc_id", CHUNKS: "chunk_id"}
 
-MAX_IDS_A_DELETE = 1_000
-"""Longer IN lists make Lance's planner the slowest part of a deletion."""
 SCAN_ROWS = 4_096
 SCAN_BUFFER_BYTES = 16 << 20
 """Lance reads ahead up to 2 GiB by default."""
@@ -57,7 +56,10 @@ Versions = dict[str, int]
 
 
 class LanceTables:
-    """Both tables of a collection, open for one writer or pinned scans."""
+    """Both tables of a collection, open for one writer or pinned scans.
+
+    ``deleted`` is what the last commit deleted, None where Lance alone knows.
+    """
 
     def __init__(
         self, layout: CollectionLayout, metadata_fields: Sequence[pa.Field], vector_dim: int, has_tokens: bool
@@ -65,6 +67,7 @@ class LanceTables:
         self.layout = layout
         self.metadata_fields = tuple(metadata_fields)
         self.vector_dim = vector_dim
+        self.deleted: DeletedDocuments | None = None
         self.schemas = {
             DOCUMENTS: documents_schema(metadata_fields, vector_dim),
             CHUNKS: chunks_schema(vector_dim, has_tokens=has_tokens),
@@ -190,6 +193,7 @@ class LanceTables:
         *,
         generation: int,
         deleted_ids: Iterable[Sequence[str]] = (),
+        find_documents: FindDocuments | None = None,
         replaces_all: bool = False,
         documents: pa.RecordBatchReader | Fragments | None = None,
         chunks: pa.RecordBatchReader | Fragments | None = None,
@@ -198,22 +202,21 @@ class LanceTables:
     ) -> Versions:
         """Delete, append and tag; return the versions that hold the result.
 
-        ``deleted_ids`` comes in lists of at most 1,000; ``replaces_all`` deletes every row instead.
+        ``deleted_ids`` comes in lists of at most 1,000; ``find_documents`` says where they stand in the
+        latest version, so that a few are deleted without a look at all ids. ``replaces_all`` deletes every
+        row instead.
         ``documents`` and ``chunks`` carry the same documents in the same order, each in ONE append, streamed
         or as fragments that :meth:`write_fragments` wrote. Row counts are checked after each write; a
         difference raises :class:`IntegrityError` and leaves the roll-back to the next run.
         """
-        from lancedb.expr import col
-
-        for ids in deleted_ids:
-            assert len(ids) <= MAX_IDS_A_DELETE, len(ids)
-            for name in TABLES:
-                with self._reading(f"deleting rows of table `{name}`"):
-                    self._latest(name).delete(col("doc_id").isin(list(ids)))
-                commit_point(f"{name}-deleted")
+        with self._reading("deleting documents from the tables"):
+            self.deleted = delete_documents(
+                self._dataset, deleted_ids, find_documents, delete_by_ids=self._delete_by_ids
+            )
         for name in TABLES if replaces_all else ():
             with lance_errors(f"deleting all rows of table `{name}`"):
                 self._latest(name).delete("true")
+            self.deleted = None
             commit_point(f"{name}-deleted")
         for name, rows, expected in (
             (DOCUMENTS, documents, expected_documents),
@@ -346,6 +349,11 @@ class LanceTables:
                         "change the source or ingest into a new collection"
                     )
 
+    def _delete_by_ids(self, name: str, ids: Sequence[str]) -> None:
+        from lancedb.expr import col
+
+        self._latest(name).delete(col("doc_id").isin(list(ids)))
+
     def _append(self, name: str, rows: pa.RecordBatchReader | Fragments, expected: int) -> None:
         table = self._latest(name)
         before = table.count_rows()
@@ -391,9 +399,3 @@ class LanceTables:
 
 def _has_tokens(schema: pa.Schema) -> bool:
     return all(field.name in schema.names for field in TOKEN_FIELDS)
-
-
-def id_batches(doc_ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Cut ids into lists that one deletion takes."""
-    for start in range(0, len(doc_ids), MAX_IDS_A_DELETE):
-        yield doc_ids[start : start + MAX_IDS_A_DELETE]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,12 +19,14 @@ import pyarrow.compute as pc
 from pipeline.corpus.source_record import carry_over
 from pipeline.errors import DamageError
 from pipeline.index.copies import find_lance_files
+from pipeline.index.lance_delete import id_batches
 from pipeline.index.lance_files import damaged_lance_files
-from pipeline.index.lance_index import LanceTables, id_batches
+from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import DOCUMENTS_ARROW, CollectionLayout
 from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
 from pipeline.index.repair import RepairReport, index_config_of, repair_collection
 from pipeline.index.segments.parts import RunTasks
+from pipeline.index.served_documents import find_served
 from pipeline.index.status import stored_columns
 from pipeline.index.store_tasks import store_tasks
 from pipeline.index.stored_files import check_generation_files
@@ -118,7 +121,11 @@ def _republish(
     tables = LanceTables.open(layout)
     tables.roll_back(manifest.lance_versions)
     since = tables.compact(force=compact)
-    versions = tables.commit(generation=next_generation_number(layout), deleted_ids=id_batches(deleted))
+    versions = tables.commit(
+        generation=next_generation_number(layout),
+        deleted_ids=id_batches(deleted),
+        find_documents=partial(find_served, layout, manifest),
+    )
     facts = GenerationFacts.of(layout, manifest, run_id)
     config = index_config_of(manifest.settings)
     return publish_generation(

@@ -361,7 +361,6 @@ def _build(
     manifest.write(folder)
     commit_point("manifest-written")
     write_copies(layout, folder)
-    durable.fsync_folder(folder)
     progress("index", 5, 5, "files")
     commit_point("copies-written")
     return manifest

@@ -24,7 +24,8 @@ from pipeline.config import IndexConfig
 from pipeline.durable import clear_temporary, remove_entry, remove_folder, storage_errors, write_bytes
 from pipeline.errors import IntegrityError, StorageError
 from pipeline.index.copies import mend_copied
-from pipeline.index.lance_index import LanceTables, id_batches
+from pipeline.index.lance_delete import id_batches
+from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.losses import Losses, losses_path, losses_since, newest_tagged, read_losses, record_losses
 from pipeline.index.mend import mend_files, mend_lance

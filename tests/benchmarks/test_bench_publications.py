@@ -1,7 +1,8 @@
 """What many small publications cost beside one bulk ingest, and what they do to searches in between.
 
 ``CAIRN_BENCH_PUBLICATIONS`` (1,000) of ten documents each, onto ``CAIRN_BENCH_CHUNKS`` (200,000) chunks of
-synthetic vectors; no encoder. Searches are of one other process, which opens each new generation.
+synthetic vectors; no encoder. Searches are of one other process, which opens each new generation and asks
+FAISS from one thread, as :mod:`pipeline.search.searcher` does for one query.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import numpy as np, psutil
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_bench_segments import TOPICS_TV, vectors_of
+from pipeline.index.faiss_index import one_faiss_thread
 from pipeline.index.generation import open_generation
 from pipeline.index.layout import CollectionLayout
 from pipeline.search.candidates import nominate_by_chunk, nominate_by_document
@@ -46,8 +48,9 @@ while True:
         generation = open_generation(layout)
     query = vectors_of(rng, rng.integers(0, len(TOPICS_TV), 1))
     started = time.perf_counter()
-    nominate_by_document(generation, query, 50, None)
-    nominate_by_chunk(generation, query, 200, 50, None)
+    with one_faiss_thread():
+        nominate_by_document(generation, query, 50, None)
+        nominate_by_chunk(generation, query, 200, 50, None)
     seconds.append(time.perf_counter() - started)
     time.sleep(0.02)
     if select.select([sys.stdin], [], [], 0)[0]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from lancedb.index import FTS, IvfRq
 from pipeline.config import IndexConfig, IngestConfig
 from pipeline.index import tiers
 from pipeline.index.generation import open_generation
+from pipeline.index.lance_delete import id_batches
 from pipeline.index.lance_index import LanceTables
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
+from pipeline.index.served_documents import find_served
 from pipeline.search.candidates import nominate_by_chunk, nominate_by_document
 from pipeline.search.lexical import bm25_documents, bm25_passages
 from pipeline.token_vectors.projection import LATE_NAME, TokenProjection, save_token_projection
@@ -123,7 +126,8 @@ def publish(
         ]
         versions = tables.commit(
             generation=next_generation_number(layout),
-            deleted_ids=[ids[start : start + 1_000] for start in range(0, len(ids), 1_000)],
+            deleted_ids=id_batches(ids),
+            find_documents=None if before is None else partial(find_served, layout, before),
             documents=readers[0],
             chunks=readers[1],
             expected_documents=end - first,
@@ -145,7 +149,7 @@ def publish(
 
 PARTS = {
     "hashing": ("/verified_files.py", "sha256_of_file"),
-    "Lance": ("/lance_index.py", "/lance_append.py", "/lance_files.py"),
+    "Lance": ("/lance_index.py", "/lance_append.py", "/lance_delete.py", "/lance_files.py"),
     "words": ("/passage_terms.py", "_write_titles", "_write_lengths"),
     "FAISS": ("/faiss_build.py", "/codes.py"),
     "flushing": ("fsync_file", "fsync_folder"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from pipeline.index.layout import CollectionLayout
 from pipeline.index.maintenance import delete_documents
 from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
 from pipeline.index.segments.parts import RunTasks
+from pipeline.index.served_documents import find_served
 from pipeline.manifest import Manifest
 from pipeline.token_vectors.projection import LATE_NAME, TokenProjection, save_token_projection
 from pipeline.types import chunks_schema, documents_schema
@@ -132,6 +134,7 @@ def publish_documents(
         versions = tables.commit(
             generation=next_generation_number(layout),
             deleted_ids=[deleted] if deleted else [],
+            find_documents=None if before is None else partial(find_served, layout, before),
             documents=pa.RecordBatchReader.from_batches(documents.schema, [documents]),
             chunks=pa.RecordBatchReader.from_batches(chunks.schema, [chunks]),
             expected_documents=documents.num_rows,

@@ -35,7 +35,7 @@ def test_delete_of_unknown_ids_publishes_nothing(published: CollectionLayout) ->
 def test_delete_of_more_ids_than_one_call_takes_removes_all(
     published: CollectionLayout, stones: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.index.lance_index.MAX_IDS_A_DELETE", 3)
+    monkeypatch.setattr("pipeline.index.lance_delete.MAX_IDS_A_DELETE", 3)
     assert delete_documents(published, stones.document_ids(20)[:10]).deleted == 10
     assert open_generation(published).doc_ids.to_pylist() == stones.document_ids(20)[10:]
 

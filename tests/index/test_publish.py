@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import shutil
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -25,6 +27,20 @@ def test_publish_announces_the_commit_points_in_order(
     stones.publish_change(layout, "n")
     assert tuple(seen) == COMMIT_POINTS
     assert len(COMMIT_POINTS) >= 12
+
+
+def test_publish_flushes_all_that_it_writes(
+    layout: CollectionLayout, stones: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: Counter[int] = Counter()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.update([os.fstat(descriptor).st_ino]))
+    stones.publish_documents(layout, stones.document_ids(20), with_tokens=True)
+    folder = layout.generation_folder(1)
+    written = [folder, *folder.rglob("*"), *map(layout.lance_folder.joinpath, read_lance_files(folder))]
+    counts = {path.name: flushed[path.stat().st_ino] for path in written if path.is_file()}
+    assert set(counts.values()) == {1}
+    folders = {path for path in written if path.is_dir()} | {path.parent for path in written}
+    assert all(flushed[path.stat().st_ino] for path in folders)
 
 
 def test_publish_keeps_two_generations_and_their_tags(

@@ -42,7 +42,7 @@ from pipeline.index.layout import (
 )
 from pipeline.index.segments.change import RowChange, rows_changed
 from pipeline.index.segments.codes import largest, needs_training, read_codebook
-from pipeline.index.segments.deleted import write_deleted
+from pipeline.index.segments.deleted import bits_of
 from pipeline.index.segments.merge import merge_segments
 from pipeline.index.segments.parts import (
     RunTasks,
@@ -114,7 +114,7 @@ class Assembly:
         """
         made = None
         if self._base is not None and since is not None:
-            change = rows_changed(self._layout, since, rows.versions)
+            change = rows_changed(self._layout, since, rows.versions, rows.tables.deleted)
             kept = None if change is None else self._keep(self._base, change)
             if change is not None and kept is not None and self._is_worth_it(kept, change):
                 made = self._add(self._base, kept, change, rows, progress)
@@ -290,7 +290,7 @@ class Assembly:
             self.share(base, name)
         bits = kept.record.name + DELETED_BITS
         if kept.is_changed:
-            write_deleted(self._folder / bits, kept.rows.deleted_documents)
+            (self._folder / bits).write_bytes(bits_of(kept.rows.deleted_documents))
         elif bits in base.files:
             self.share(base, bits)
 

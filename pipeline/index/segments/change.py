@@ -1,7 +1,8 @@
 """What a commit changed in the tables, told by Lance itself: deleted rows, and fragments that were added.
 
 Two versions without a compaction between them share their fragments, whose rows keep their ids. So only
-fragments with another deletion file are read, and of them only row ids.
+fragments with another deletion file are read, and of them only row ids. Not even these are read where the
+commit knows which rows it deleted, and Lance counts as many.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import lance
 import numpy as np
 from jaxtyping import Int64, UInt64
 
+from pipeline.index.lance_delete import DeletedDocuments
 from pipeline.index.lance_errors import lance_errors
 from pipeline.index.layout import CollectionLayout
 from pipeline.index.tables import CHUNKS, DOCUMENTS, open_pinned_dataset
@@ -32,9 +34,15 @@ class RowChange:
 
 
 def rows_changed(
-    layout: CollectionLayout, before: Mapping[str, int], after: Mapping[str, int]
+    layout: CollectionLayout,
+    before: Mapping[str, int],
+    after: Mapping[str, int],
+    known: DeletedDocuments | None = None,
 ) -> RowChange | None:
-    """Compare two versions of the tables; None where fragments were rewritten between them."""
+    """Compare two versions of the tables; None where fragments were rewritten between them.
+
+    ``known`` is what the commit deleted, if it began with the version before.
+    """
     added: dict[str, tuple[int, ...]] = {}
     num_added: dict[str, int] = {}
     deleted = [np.empty(0, np.int64)]
@@ -51,7 +59,8 @@ def rows_changed(
                     return None
                 num_rows = fragment.physical_rows - fragment.num_deletions
                 if table == DOCUMENTS:
-                    deleted.append(first + _gone(old, fragment, new, same, num_rows))
+                    own = _known_rows(known, old.version, first, num_rows)
+                    deleted.append(first + _gone(old, fragment, new, same, own))
                 first += num_rows
             newest = max((fragment.fragment_id for fragment in old.get_fragments()), default=-1)
             if any(number <= newest for number in left):
@@ -67,18 +76,29 @@ def _data(fragment: lance.LanceFragment) -> list[str]:
     return [file.path for file in fragment.data_files()]
 
 
+def _known_rows(
+    known: DeletedDocuments | None, version: int, first: int, num_rows: int
+) -> Int64[np.ndarray, " _"] | None:
+    """Return which rows of a fragment a commit deleted, None where it does not know them."""
+    if known is None or known.version != version:
+        return None
+    return known.rows[slice(*np.searchsorted(known.rows, (first, first + num_rows)).tolist())] - first
+
+
 def _gone(
     old: lance.LanceDataset,
     fragment: lance.LanceFragment,
     new: lance.LanceDataset,
     same: lance.LanceFragment | None,
-    num_rows: int,
+    known: Int64[np.ndarray, " _"] | None,
 ) -> Int64[np.ndarray, " _"]:
-    """Return which of a fragment's rows are not in the new version."""
+    """Return which of a fragment's rows are not in the new version: ``known`` ones, if they are as many."""
     if same is None:
-        return np.arange(num_rows)
+        return np.arange(fragment.physical_rows - fragment.num_deletions)
     if same.deletion_file() == fragment.deletion_file():
         return np.empty(0, np.int64)
+    if known is not None and len(known) == same.num_deletions - fragment.num_deletions:
+        return known
     return np.flatnonzero(~np.isin(_row_ids(old, fragment), _row_ids(new, same), assume_unique=True))
 
 

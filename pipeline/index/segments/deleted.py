@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 
 from pipeline.durable import write_bytes
 from pipeline.errors import DamageError
+from pipeline.ragged import ranges
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,10 +50,15 @@ class DeletedRows:
         """Return these and the rows of further live numbers."""
         return DeletedRows(self.num_stored, np.sort(np.concatenate([self.rows, self.stored_of(live)])))
 
-    def of_chunks(self, chunk_offsets: Int64[np.ndarray, " N_plus_1"]) -> DeletedRows:
-        """Return the deleted chunks, given the first stored chunk of each document and the number of all."""
-        is_deleted = np.repeat(~self.is_live(), np.diff(chunk_offsets))
-        return DeletedRows(int(chunk_offsets[-1]), np.flatnonzero(is_deleted))
+    def of_chunks(
+        self, first_chunks: Int64[np.ndarray, " N"], num_chunks: Int32[np.ndarray, " N"], num_stored: int
+    ) -> DeletedRows:
+        """Return which of ``num_stored`` chunks are deleted, given the first and the number of each document.
+
+        Costs the deleted rows alone, however many documents there are.
+        """
+        sizes = num_chunks[self.rows].astype(np.int64)
+        return DeletedRows(num_stored, ranges(first_chunks[self.rows], sizes))
 
 
 def none_deleted(num_stored: int) -> DeletedRows:

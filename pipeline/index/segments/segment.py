@@ -29,7 +29,6 @@ from pipeline.index.layout import (
 from pipeline.index.passage_terms import open_passage_terms
 from pipeline.index.position_files import (
     LENGTHS_SCHEMA,
-    chunk_offsets_of,
     open_chunk_positions,
     open_document_positions,
     open_positions,
@@ -66,8 +65,8 @@ class SegmentRows:
     def without(self, live: Int64[np.ndarray, " D"]) -> SegmentRows:
         """Return the same rows without further documents, by their number among those left."""
         deleted = self.deleted_documents.with_live(live)
-        offsets = chunk_offsets_of(self.documents, self.chunks.num_rows)
-        return replace(self, deleted_documents=deleted, deleted_chunks=deleted.of_chunks(offsets))
+        deleted_chunks = _chunks_of(deleted, self.documents, self.chunks.num_rows)
+        return replace(self, deleted_documents=deleted, deleted_chunks=deleted_chunks)
 
     def num_tokens(self) -> int:
         """Count the tokens of the documents that are left."""
@@ -132,10 +131,15 @@ def open_rows(folder: Path, record: SegmentRecord, deleted: DeletedRows | None =
     if deleted is None or not len(deleted.rows):
         deleted, deleted_chunks = none_deleted(documents.num_rows), none_deleted(chunks.num_rows)
     else:
-        deleted_chunks = deleted.of_chunks(chunk_offsets_of(documents, chunks.num_rows))
+        deleted_chunks = _chunks_of(deleted, documents, chunks.num_rows)
     return SegmentRows(
         documents=documents, chunks=chunks, deleted_documents=deleted, deleted_chunks=deleted_chunks
     )
+
+
+def _chunks_of(deleted: DeletedRows, documents: pa.RecordBatch, num_chunks: int) -> DeletedRows:
+    first_chunks, sizes = (documents.column(name).to_numpy() for name in ("chunk_offset", "num_chunks"))
+    return deleted.of_chunks(first_chunks, sizes, num_chunks)
 
 
 def open_segment(
