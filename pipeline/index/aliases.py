@@ -35,7 +35,8 @@ class Alias:
 
 def aliases_path(root: Path | str) -> Path:
     """Return where the names of a root are kept."""
-    return resolve_root(root) / ALIASES_NAME
+    folder = Path(root) if store_uri(root) is None else resolve_root(root)
+    return folder / ALIASES_NAME
 
 
 def read_aliases(root: Path | str) -> Mapping[str, Alias]:

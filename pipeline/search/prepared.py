@@ -3,8 +3,9 @@
     texts ──┬─▶ encoder ─────────────────────────▶ vectors ─┬─▶ ranking ─▶ hits
             └─▶ filter ─▶ BM25 of documents, passages ──────┘
 
-BM25 takes as long as all of the search behind it; beside the encoder, which is one thread, most of that time
-is saved. Everything is read from the one generation that the search began with.
+A filter waits for tables, and a reader of shards for other machines: that time is saved beside the encoder.
+:meth:`~pipeline.search.searcher.Searcher.reads_beside` says when a server reads so. Everything is read from
+the one generation that the search began with.
 """
 
 from __future__ import annotations

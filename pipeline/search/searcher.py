@@ -71,6 +71,7 @@ class Searcher:
         """
         self._timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
         self._served = ServedGeneration(layout, encoder, make_reader, verify=verify)
+        self._is_local = make_reader is LocalReader
         self._threads = ThreadPoolExecutor(thread_name_prefix="cairn-words")  # they end with the searcher
 
     @property
@@ -175,9 +176,20 @@ class Searcher:
                     f"there must be one query text a vector, got {len(queries)} texts and "
                     f"{len(query_vectors)} vectors"
                 )
-        return self.reading(
-            lambda: finish_search(self._prepare(self._served.take(), queries, asked).read(), query_vectors)
-        )
+        return self.reading(lambda: finish_search(self.prepare(queries, asked), query_vectors))
+
+    def prepare(self, queries: Sequence[str] | None, options: SearchOptions) -> PreparedSearch:
+        """Read what needs no vector of checked queries; :func:`finish_search` takes it with their vectors."""
+        return self._prepare(self._served.take(), queries, options).read()
+
+    def reads_beside(self, options: SearchOptions) -> bool:
+        """Tell whether :meth:`begin` is faster than :meth:`prepare` once the vectors are there.
+
+        It is where the thread that reads waits: a filter for tables, another reader than this process's for
+        other machines. BM25 waits for nothing. Beside the encoder, which takes the interpreter's lock again
+        after every call of torch, the two hold each other up for longer than BM25 takes.
+        """
+        return not self._is_local or options.filters is not None or options.restriction is not None
 
     def begin(
         self, queries: Sequence[str], options: SearchOptions, vectors: Future[Vectors], threads: Executor
@@ -187,7 +199,7 @@ class Searcher:
         The result is what :func:`finish_search` takes. Where reading fails, or the result is cancelled,
         ``vectors`` are cancelled.
         """
-        return _beside(lambda: self._prepare(self._served.take(), queries, options).read(), vectors, threads)
+        return _beside(lambda: self.prepare(queries, options), vectors, threads)
 
     def read_document(self, doc_id: str, *, restriction: Mapping[str, Any] | None = None) -> Document | None:
         """Return a document by its id; None where there is none, or none that matches ``restriction``."""

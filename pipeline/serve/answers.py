@@ -22,9 +22,10 @@ from pipeline.errors import (
     StorageError,
 )
 from pipeline.index.generation import Generation
+from pipeline.search.prepared import PreparedSearch
 from pipeline.search.queries import check_queries
 from pipeline.search.rerank import reranked, widened
-from pipeline.search.searcher import finish_search
+from pipeline.search.searcher import Vectors, finish_search
 from pipeline.search_options import SearchKeywords, SearchOptions
 from pipeline.serve.access import ServerState, reachable
 from pipeline.serve.collections import ServedCollection
@@ -62,14 +63,25 @@ async def search(
     async def attempt(opened: ServedCollection) -> list[SearchResult]:
         vectors = opened.encoder.submit_search(queries)
         trace_future("search.encode", vectors)
-        begun = opened.searcher.begin(queries, chosen, vectors, state.search_threads)
-        trace_future("search.prepare", begun)  # filter and words, and the wait for the vectors
+        threads = state.search_threads
 
-        def rank() -> list[SearchResult]:
+        def rank(search: PreparedSearch, encoded: Vectors) -> list[SearchResult]:
             with stage("search.rank"):
-                return finish_search(*begun.result())
+                return finish_search(search, encoded)
 
-        return await asyncio.wrap_future(state.search_threads.submit_after(begun, rank))
+        def prepare_and_rank() -> list[SearchResult]:
+            encoded = vectors.result()
+            with stage("search.prepare"):
+                search = opened.searcher.prepare(queries, chosen)
+            return rank(search, encoded)
+
+        if opened.searcher.reads_beside(chosen):
+            begun = opened.searcher.begin(queries, chosen, vectors, threads)
+            trace_future("search.prepare", begun)  # filter and words, and the wait for the vectors
+            answer = threads.submit_after(begun, lambda: rank(*begun.result()))
+        else:
+            answer = threads.submit_after(vectors, prepare_and_rank)
+        return await asyncio.wrap_future(answer)
 
     with stage("search", collection=name, queries=len(queries)):
         results = await with_collection(state, served, attempt)

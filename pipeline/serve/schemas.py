@@ -7,6 +7,7 @@ Requests are strict: no field that is not named here, no text for a number, no N
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 from pydantic import (
@@ -342,8 +343,12 @@ def rerank_pairs(request: SearchRequest) -> int:
 
 def search_keywords(request: SearchRequest) -> SearchKeywords:
     """Return the keywords of the Python search that a request stands for."""
-    names = [name for name, each in options_of(SearchOptions).items() if each.about.help]
-    return cast("SearchKeywords", {name: plain(getattr(request, name)) for name in names})
+    return cast("SearchKeywords", {name: plain(getattr(request, name)) for name in _search_fields()})
+
+
+@cache
+def _search_fields() -> tuple[str, ...]:
+    return tuple(name for name, each in options_of(SearchOptions).items() if each.about.help)
 
 
 def plain(value: Any) -> Any:

@@ -25,6 +25,7 @@ from pipeline.serve.settings import ServeSettings
 
 SEARCH = "/v1/collections/stones/search"
 SECRET = "granite secretword"
+FILTER = {"type": "gte", "key": "year", "value": 2000}
 
 
 class Stubborn:
@@ -160,7 +161,7 @@ def test_encoder_that_gives_nan_is_at_fault_not_the_caller(stubborn: Callable[..
     assert problem(ask(client)) == (500, "encoder-failed")
 
 
-def test_failing_words_are_told_at_once_and_their_query_is_not_encoded(
+def test_failing_read_of_a_filter_is_told_at_once_and_its_query_is_not_encoded(
     stubborn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, encoder = stubborn()
@@ -178,12 +179,26 @@ def test_failing_words_are_told_at_once_and_their_query_is_not_encoded(
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(ask, client)
         encoder.has_begun.wait()
-        assert problem(client.post(SEARCH, json={"query": "slate"})) == (503, "storage-failed")
+        failing = client.post(SEARCH, json={"query": "slate", "filters": FILTER})
+        assert problem(failing) == (503, "storage-failed")
         encoder.go_on.set()
         assert first.result().status_code == 200
     assert ask(client).status_code == 200
     assert (encoder.encoded, queue.waiting_bytes) == ([SECRET, SECRET], 0)
     assert "never retrieved" not in caplog.text
+
+
+def test_words_of_a_search_without_filter_are_read_once_it_is_encoded(
+    stubborn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, encoder = stubborn()
+    encoded: list[list[str]] = []
+    read = PreparedSearch.read
+    monkeypatch.setattr(
+        PreparedSearch, "read", lambda search: (encoded.append(list(encoder.encoded)), read(search))[1]
+    )
+    assert ask(client).status_code == 200
+    assert encoded == [[SECRET]]
 
 
 def test_answer_is_of_the_generation_its_words_were_read_from(
@@ -203,7 +218,7 @@ def test_answer_is_of_the_generation_its_words_were_read_from(
 
     with ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch:
         patch.setattr(PreparedSearch, "read", lambda search: (read_words(search), read.set())[0])
-        waiting = pool.submit(ask, client)
+        waiting = pool.submit(client.post, SEARCH, json={"query": SECRET, "filters": FILTER})
         read.wait()
         ingest(own_root, "stones", make_rows(version=1))
         made[0].go_on.set()
