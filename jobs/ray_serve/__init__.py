@@ -1,10 +1,12 @@
-"""The search API on Ray Serve: `cairn serve --engine ray`.
+"""The search API over processes of a Ray cluster: `cairn serve --engine ray`.
 
-    client ─▶ Serve's proxy ─▶ Ingress, replicas ─▶ shard 0, replicas     processes of a Ray cluster
-                               encode, rank,  ─▶ shard 1, replicas
-                               filters, texts     vectors, words, token vectors
+    client ─▶ ingress, `cairn serve` itself ─▶ shard 0, replicas     processes of a Ray cluster
+              encode, rank, filters, texts  ─▶ shard 1, replicas
+                                               vectors, words, token vectors
+    client ─▶ Serve's proxy ─▶ ingresses of Ray Serve ─▶ the same, for --replicas 2 and more
 
 An ingress is the application of ``pipeline.serve`` with a reader that asks shards. ``shard_actor`` is what
-runs in a shard's process, ``shard_calls`` asks such processes and replaces them, ``ingress`` is the
-deployment, and ``run`` starts and stops everything. Ray is imported when it is connected, and nowhere before.
+runs in a shard's process. ``shard_calls`` asks such processes and replaces them, those on the same machine
+over a ``direct_line``. ``ingress`` is the deployment of Ray Serve, and ``run`` starts and stops everything.
+Ray is imported when it is connected, and nowhere before.
 """

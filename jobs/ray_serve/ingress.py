@@ -18,9 +18,7 @@ from ray import serve
 from jobs.ray_serve.settings import ClusterSettings
 from jobs.ray_serve.shard_calls import ShardCalls
 from pipeline.errors import ConfigError
-from pipeline.index.roots import store_uri
 from pipeline.options import options_of
-from pipeline.search.shards.placement import Sharding
 from pipeline.serve.server import app_of, require_key
 from pipeline.serve.settings import ServeSettings
 
@@ -37,18 +35,7 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> Any:
         """Return the application of one replica."""
-        calls = ShardCalls(
-            ray,
-            self._settings.root,
-            sharding=Sharding(
-                num_shards=self._cluster.shards,
-                place_by=self._cluster.place_by,
-                route_clusters=self._cluster.route_clusters,
-            ),
-            replicas=self._cluster.shard_replicas,
-            answer_seconds=self._settings.deadline_seconds,
-            verify=self._settings.verify,
-        )
+        calls = ShardCalls.of(ray, self._settings, self._cluster)
         return app_of(self._settings, make_reader=calls.reader)
 
 
@@ -86,8 +73,3 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
         settings,
         ClusterSettings(engine="ray", **{name: arguments[name] for name in cluster & set(arguments)}),
     )
-
-
-def absolute(root: Path) -> Path:
-    """Return the root as every process of this machine finds it."""
-    return root if store_uri(root) is not None else root.resolve()

@@ -7,12 +7,14 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from jobs.ray_cluster.runtime import RayConnection
 from jobs.ray_serve.settings import ClusterSettings
 from pipeline.errors import ClusterError
-from pipeline.serve.server import KEEP_ALIVE_SECONDS, bind, require_key
+from pipeline.index.roots import store_uri
+from pipeline.serve.server import KEEP_ALIVE_SECONDS, bind, require_key, run_server
 from pipeline.serve.settings import ServeSettings
 
 APPLICATION: Final = "cairn"
@@ -25,17 +27,18 @@ def run_on_cluster(
 ) -> None:
     """Serve until SIGINT or SIGTERM; ``on_listening`` hears the address once requests are taken.
 
-    Serve's proxy listens on the head of the cluster.
+    One replica is this process, as without shards. Several are Ray Serve's, whose proxy listens on the head
+    of the cluster.
     """
     require_key(settings)
-    listening = replace(settings, port=settings.port or _free_port(settings))
     # A Ray of our own must not let its processes stand back behind all others, as Ray's workers do.
     os.environ.setdefault("RAY_worker_niceness", "0")
     for name in ONE_LOOP:
         os.environ.setdefault(name, "0")
+    found = replace(settings, root=_absolute(settings.root))
     connection = RayConnection(cluster.address)
     try:
-        _serve(connection.ray, listening, cluster, on_listening)
+        _serve(connection.ray, found, cluster, on_listening)
     finally:
         connection.close()
 
@@ -43,33 +46,50 @@ def run_on_cluster(
 def _serve(
     ray: Any, settings: ServeSettings, cluster: ClusterSettings, on_listening: Callable[[str], None]
 ) -> None:
-    from ray import serve  # Ray reads its token when it is imported
+    from jobs.ray_serve.shard_calls import ShardCalls, stop_shards  # once Ray has its token
 
-    from jobs.ray_serve.ingress import absolute, application
-    from jobs.ray_serve.shard_calls import stop_shards
+    # SIGTERM, too, comes back as an exception when a server has ended by it: shards are still to be stopped.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if cluster.replicas == 1:
+            run_server(settings, on_listening, ShardCalls.of(ray, settings, cluster).reader)
+        else:
+            _serve_by_ray(settings, cluster, on_listening)
+    finally:
+        stop_shards(ray)
 
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+
+def _serve_by_ray(
+    settings: ServeSettings, cluster: ClusterSettings, on_listening: Callable[[str], None]
+) -> None:
+    from ray import serve
+
+    from jobs.ray_serve.ingress import application
+
+    listening = replace(settings, port=settings.port or _free_port(settings))
     try:
         serve.start(
             http_options={
-                "host": settings.host,
-                "port": settings.port,
+                "host": listening.host,
+                "port": listening.port,
                 "location": "HeadOnly",
                 "keep_alive_timeout_s": KEEP_ALIVE_SECONDS,
             }
         )
         try:
-            serve.run(application(replace(settings, root=absolute(settings.root)), cluster), name=APPLICATION)
+            serve.run(application(listening, cluster), name=APPLICATION)
         except RuntimeError as error:
             raise ClusterError(f"Ray Serve must start the application, got {error}") from error
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        on_listening(f"http://{host}:{settings.port}")
-        stopped.wait()
+        host = f"[{listening.host}]" if ":" in listening.host else listening.host
+        on_listening(f"http://{host}:{listening.port}")
+        threading.Event().wait()
     finally:
         serve.shutdown()
-        stop_shards(ray)
+
+
+def _absolute(root: Path) -> Path:
+    """Return the root as every process of this machine finds it."""
+    return root if store_uri(root) is not None else root.resolve()
 
 
 def _free_port(settings: ServeSettings) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
+from jobs.ray_serve.direct_line import Listener, Listening
 from pipeline.faiss_library import faiss
 from pipeline.search.shards.held_parts import HeldParts
 from pipeline.search.shards.messages import PartKey
@@ -17,9 +18,16 @@ class ShardActor:
     """Answers what :class:`~jobs.ray_serve.shard_calls.ShardCalls` asks, several questions at a time."""
 
     def __init__(self, root: str, *, verify: bool = False) -> None:
+        import ray  # not before it is connected: Ray reads its token when it is imported
+
         # One question is one processor's work, as a search is in a server without shards.
         threadpool_limits(limits=1)
         self._held = HeldParts(Path(root), verify=verify)
+        self._listener = Listener(self.answer, ray.get_runtime_context().get_node_id())
+
+    def listening(self) -> Listening:
+        """Return where the process listens for questions of its machine."""
+        return self._listener.listening
 
     def answer(self, key: PartKey, method: str, arguments: tuple[Any, ...]) -> Any:
         """Answer a question about a part."""

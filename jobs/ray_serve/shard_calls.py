@@ -5,8 +5,9 @@
                   └─▶ replica 1 ──▶ answer
 
 Shards are plain actors and no deployments of Serve, since a call through a deployment's handle takes several
-times as long. Ray starts a dead actor again; one whose machine is gone is started on another one here. An
-actor opens its part when it is asked for it. A question changes nothing, so it may be asked twice.
+times as long. Those on the same machine are asked over connections of their own, see ``direct_line``. Ray
+starts a dead actor again; one whose machine is gone is started on another one here. An actor opens its part
+when it is asked for it. A question changes nothing, so it may be asked twice.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from jobs.ray_serve.direct_line import DirectLine
+from jobs.ray_serve.settings import ClusterSettings
 from jobs.ray_serve.shard_actor import ShardActor
 from pipeline.errors import CairnError, StorageError, TryAgainError
 from pipeline.index.generation import Generation
@@ -30,6 +34,7 @@ from pipeline.search.shards.fan_out import FanOut
 from pipeline.search.shards.messages import Question
 from pipeline.search.shards.placement import Sharding
 from pipeline.search.shards.sharded_reader import ShardedReader
+from pipeline.serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +57,8 @@ MACHINES_SECONDS: Final = 300.0
 
 Place = tuple[int, int]
 """A shard and one of its replicas."""
+Answer = Callable[[], Any]
+"""Waits for the answer to a question that was sent."""
 
 
 class ShardCalls:
@@ -77,10 +84,28 @@ class ShardCalls:
         self._answer_seconds = answer_seconds
         self._prefix = fingerprint(root=str(root), version=version("cairn-retrieval"))[:12]
         await_machines(ray, replicas)
-        places = itertools.product(range(sharding.num_shards), range(replicas))
+        places = [*itertools.product(range(sharding.num_shards), range(replicas))]
         self._actors = {place: self._start(place) for place in places}
+        node = ray.get_runtime_context().get_node_id()
+        self._lines = {place: DirectLine(node, LATE_SECONDS) for place in places}
         self._turn = itertools.count()
         self._failed_at: dict[Place, float] = {}
+
+    @classmethod
+    def of(cls, ray: Any, settings: ServeSettings, cluster: ClusterSettings) -> ShardCalls:
+        """Start the shards that settings ask for, or find them."""
+        return cls(
+            ray,
+            settings.root,
+            sharding=Sharding(
+                num_shards=cluster.shards,
+                place_by=cluster.place_by,
+                route_clusters=cluster.route_clusters,
+            ),
+            replicas=cluster.shard_replicas,
+            answer_seconds=settings.deadline_seconds,
+            verify=settings.verify,
+        )
 
     def reader(self, generation: Generation) -> IndexReader:
         """Open a generation on the shards, and return what reads it there.
@@ -92,7 +117,7 @@ class ShardCalls:
         shards = FanOut(generation, self._sharding, self.ask)
         nothing = np.empty(0, np.int64)
         opened = [
-            self._send(Question(shard, key, "chunk_vectors", (nothing,)), (shard, replica))
+            self._actors[shard, replica].answer.remote(key, "chunk_vectors", (nothing,))
             for shard, key in enumerate(shards.keys)
             for replica in range(self._num_replicas)
         ]
@@ -110,27 +135,24 @@ class ShardCalls:
 
         Raises :class:`TryAgainError` where no replica of a shard answers in time.
         """
-        asked = [(question, self._order(question.shard)) for question in questions]
+        turn = next(self._turn)
+        asked = [(question, self._order(question.shard, turn)) for question in questions]
         under_way = [self._send(question, order[0]) for question, order in asked]
-        try:
-            return self._ray.get(under_way, timeout=LATE_SECONDS)
-        except self._ray.exceptions.RayError:  # of one of them; each is looked at by itself
-            return [
-                self._settle(question, order, reference)
-                for (question, order), reference in zip(asked, under_way, strict=True)
-            ]
+        return [
+            self._settle(question, order, answer)
+            for (question, order), answer in zip(asked, under_way, strict=True)
+        ]
 
-    def _settle(self, question: Question, order: list[Place], reference: Any) -> Any:
+    def _settle(self, question: Question, order: list[Place], answer: Answer | None) -> Any:
         end = time.monotonic() + self._answer_seconds
         while True:
             failures: list[Exception] = []
             for place in order:
                 try:
-                    sent = self._send(question, place) if reference is None else reference
-                    return self._ray.get(sent, timeout=LATE_SECONDS)
-                except self._ray.exceptions.RayError as error:
+                    return (answer or self._send(question, place))()
+                except (self._ray.exceptions.RayError, CairnError, OSError) as error:
                     failures.append(self._failed(question, place, error))
-                reference = None
+                answer = None
             causes = [failure for failure in failures if isinstance(failure, CairnError)]
             if len(causes) == len(failures):  # every replica lives, and says why it has no answer
                 raise causes[-1]
@@ -146,6 +168,8 @@ class ShardCalls:
         self._failed_at[place] = time.monotonic()
         exceptions = self._ray.exceptions
         cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
+        if not isinstance(cause, CairnError):
+            self._lines[place].forget()
         log.warning(
             "serve.shard_failed shard=%d replica=%d method=%s error=%s",
             *place,
@@ -156,14 +180,18 @@ class ShardCalls:
             self._actors[place] = self._start(place)
         return cause
 
-    def _order(self, shard: int) -> list[Place]:
+    def _order(self, shard: int, turn: int) -> list[Place]:
         """Return the replicas of a shard in the order to ask them: by turns, those that failed last."""
-        first, rested = next(self._turn), time.monotonic() - REST_SECONDS
-        places = [(shard, (first + step) % self._num_replicas) for step in range(self._num_replicas)]
+        rested = time.monotonic() - REST_SECONDS
+        places = [(shard, (turn + step) % self._num_replicas) for step in range(self._num_replicas)]
         return sorted(places, key=lambda place: self._failed_at.get(place, rested) > rested)
 
-    def _send(self, question: Question, place: Place) -> Any:
-        return self._actors[place].answer.remote(question.key, question.method, question.arguments)
+    def _send(self, question: Question, place: Place) -> Answer:
+        actor, asked = self._actors[place], (question.key, question.method, question.arguments)
+        answer = self._lines[place].send(actor, asked)
+        if answer is not None:
+            return answer
+        return partial(self._ray.get, actor.answer.remote(*asked), timeout=LATE_SECONDS)
 
     def _start(self, place: Place) -> Any:
         """Return the actor of a replica, started where there is none.

@@ -28,10 +28,15 @@ BACKLOG: Final = 1_024
 KEEP_ALIVE_SECONDS: Final = 30
 
 
-def run_server(settings: ServeSettings, on_listening: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; ``on_listening`` hears the address once it is bound."""
+def run_server(
+    settings: ServeSettings, on_listening: Callable[[str], None], make_reader: MakeReader = LocalReader
+) -> None:
+    """Serve until SIGINT or SIGTERM; ``on_listening`` hears the address once it is bound.
+
+    ``make_reader`` says who reads the segments of a generation.
+    """
     require_key(settings)
-    app = app_of(settings)
+    app = app_of(settings, make_reader)
     listener = bind(settings)
     with listener:
         host, port = listener.getsockname()[:2]

@@ -93,6 +93,15 @@ class Served:
         """Return the processes of living shards."""
         return shard_processes(self.process.pid)
 
+    def lines(self) -> set[int]:
+        """Return the processes of shards that the server has a connection of its own to."""
+        peers = {each.raddr for each in psutil.Process(self.process.pid).net_connections("tcp") if each.raddr}
+        return {
+            pid
+            for pid in self.shards()
+            if any(each.laddr in peers for each in psutil.Process(pid).net_connections("tcp") if each.raddr)
+        }
+
     def await_shards(self, without: set[int]) -> None:
         """Wait until there is a process for every replica, none of them one of some."""
         end = time.monotonic() + START_SECONDS

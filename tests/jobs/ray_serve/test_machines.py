@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-import psutil
 import pytest
 
 from jobs.ray_cluster.runtime import RayConnection
@@ -31,11 +30,6 @@ from tests.ray_machines import RayCluster
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 
-def has_ingress(machine: int) -> bool:
-    children = psutil.Process(machine).children(recursive=True)
-    return any(child.name().startswith("ray::ServeRepli") for child in children)
-
-
 def test_lost_machine_costs_no_answer(
     ray_cluster: RayCluster, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
@@ -45,7 +39,7 @@ def test_lost_machine_costs_no_answer(
     with serve_shards(tmp_path, root, model, "--address", ray_cluster.address) as served:
         assert [served.ask(request) for request in REQUESTS] == [(200, each) for each in wanted]
         assert [len(shard_processes(machine)) for machine in ray_cluster.machines()] == [SHARDS, SHARDS]
-        lost = next(machine for machine in ray_cluster.machines() if not has_ingress(machine))
+        lost = ray_cluster.machines()[0]
         with Searches(served) as searches:
             searches.await_answers(5)
             for pid in ray_cluster.processes(lost):

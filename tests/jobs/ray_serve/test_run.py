@@ -40,6 +40,19 @@ def test_answers_of_shards_are_those_of_one_process(served: Served) -> None:
     assert len(served.shards()) == SHARDS * REPLICAS
 
 
+def test_shards_of_this_machine_are_asked_directly(served: Served) -> None:
+    end = time.monotonic() + START_SECONDS
+    while served.lines() != served.shards():
+        assert time.monotonic() < end, served.lines()
+        assert served.ask(REQUESTS[0])[0] == 200
+
+
+def test_several_replicas_answer_as_one_process(served: Served, tmp_path: Path) -> None:
+    with serve_shards(tmp_path, served.root, served.model, "--replicas", "2") as several:
+        answers = [several.ask(request) for request in REQUESTS]
+    assert answers == [(200, each) for each in expected(served.root)]
+
+
 def test_killed_shards_cost_no_answer_and_are_replaced(served: Served) -> None:
     wanted = expected(served.root)
     killed: set[int] = set()

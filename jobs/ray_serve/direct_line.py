@@ -1,0 +1,194 @@
+"""Questions to a shard on the same machine, over connections of their own: Ray's calls take far longer.
+
+    DirectLine, in the ingress               Listener, in the shard's process
+    where do you listen? ──── Ray ────────▶  node, port, two secrets
+    secret of callers    ──── loopback ───▶  compared
+                         ◀──────────────     secret of the listener, compared
+    question, pickled    ──────────────▶
+                         ◀──────────────     answer, or error of Cairn, pickled
+
+Nothing is unpickled before the other side has shown a secret that only Ray's authenticated calls hand out.
+A connection carries one question at a time, and whatever goes wrong with it closes it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import pickle
+import secrets
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple
+
+from pipeline.errors import CairnError
+
+log = logging.getLogger(__name__)
+
+LOOPBACK: Final = "127.0.0.1"
+SECRET_BYTES: Final = 32
+SECRET_SECONDS: Final = 1.0
+"""How long the other side may take to show its secret."""
+_SIZE: Final = struct.Struct("!Q")
+
+
+class Listening(NamedTuple):
+    """Where a shard's process listens, and what either side shows to the other."""
+
+    node: str
+    port: int
+    caller_secret: bytes
+    listener_secret: bytes
+
+
+class _Connection:
+    """Messages with their size before them."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket, self._reader = connected, connected.makefile("rb")
+
+    def exchange_secrets(self, *, shown: bytes, wanted: bytes, is_first: bool) -> None:
+        """Show a secret and compare the other side's; raises an OSError where it is another one."""
+        self._socket.settimeout(SECRET_SECONDS)
+        if is_first:
+            self._socket.sendall(shown)
+        if not hmac.compare_digest(self._read(SECRET_BYTES), wanted):
+            raise ConnectionRefusedError("the other side has another secret")
+        if not is_first:
+            self._socket.sendall(shown)
+
+    def wait_at_most(self, seconds: float | None) -> None:
+        self._socket.settimeout(seconds)
+
+    def send(self, message: Any) -> None:
+        payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        self._socket.sendall(_SIZE.pack(len(payload)) + payload)
+
+    def receive(self) -> Any:
+        """Return the next message; raises an OSError where the other side is gone or late."""
+        (size,) = _SIZE.unpack(self._read(_SIZE.size))
+        return pickle.loads(self._read(size))  # noqa: S301 - from who has shown the secret
+
+    def close(self) -> None:
+        self._reader.close()
+        self._socket.close()
+
+    def _read(self, size: int) -> bytes:
+        read = self._reader.read(size)
+        if len(read) < size:
+            raise ConnectionResetError("the other side has closed the connection")
+        return read
+
+
+class Listener:
+    """Answers questions on connections of this machine, each on a thread of its own."""
+
+    def __init__(self, answer: Callable[..., Any], node: str) -> None:
+        self._answer = answer
+        self._socket = socket.create_server((LOOPBACK, 0))
+        own = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SECRET_BYTES)
+        self.listening = Listening(node, self._socket.getsockname()[1], *own)
+        threading.Thread(target=self._accept, name="cairn-listener", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            connected, _ = self._socket.accept()
+            threading.Thread(target=self._converse, args=(connected,), daemon=True).start()
+
+    def _converse(self, connected: socket.socket) -> None:
+        connection = _Connection(connected)
+        known = self.listening
+        try:
+            connection.exchange_secrets(
+                shown=known.listener_secret, wanted=known.caller_secret, is_first=False
+            )
+            connection.wait_at_most(None)
+            while True:
+                question = connection.receive()
+                try:
+                    answer = self._answer(*question)
+                except CairnError as error:
+                    answer = error
+                connection.send(answer)
+        except OSError:  # it has closed the connection, or is a stranger
+            pass
+        finally:  # after any other error, too: who asked then asks by Ray, which tells the error
+            connection.close()
+
+
+class DirectLine:
+    """Connections to one shard's process, as far as it is on this machine; shared between threads."""
+
+    def __init__(self, node: str, answer_seconds: float) -> None:
+        self._node, self._answer_seconds = node, answer_seconds
+        self._idle: deque[_Connection] = deque()
+        self._found: Future[Listening] | None = None
+
+    def send(self, actor: Any, question: tuple[Any, ...]) -> Callable[[], Any] | None:
+        """Send a question and return what waits for its answer; None where Ray has to be asked.
+
+        That is where the process is on another machine, or where it is not known yet where it listens. The
+        answer raises an error of the shard, and an OSError where there is none in time.
+        """
+        try:
+            connection = self._connection(actor)
+            if connection is None:
+                return None
+            connection.send(question)
+        except OSError:
+            self.forget()
+            return None
+
+        def answer() -> Any:
+            try:
+                answer = connection.receive()
+            except BaseException:
+                connection.close()
+                raise
+            self._idle.append(connection)
+            if isinstance(answer, CairnError):
+                raise answer
+            return answer
+
+        return answer
+
+    def forget(self) -> None:
+        """Close what is open; the process is asked again where it listens."""
+        self._found = None
+        while (connection := self._pop()) is not None:
+            connection.close()
+
+    def _connection(self, actor: Any) -> _Connection | None:
+        found = self._found
+        if found is None or (found.done() and found.exception() is not None):
+            self._found = actor.listening.remote().future()
+            return None
+        if not found.done():
+            return None
+        listening = found.result()
+        if listening.node != self._node:
+            return None
+        return self._pop() or self._connect(listening)
+
+    def _pop(self) -> _Connection | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _connect(self, listening: Listening) -> _Connection:
+        connection = _Connection(socket.create_connection((LOOPBACK, listening.port), SECRET_SECONDS))
+        try:
+            connection.exchange_secrets(
+                shown=listening.caller_secret, wanted=listening.listener_secret, is_first=True
+            )
+        except OSError:
+            connection.close()
+            raise
+        connection.wait_at_most(self._answer_seconds)
+        return connection

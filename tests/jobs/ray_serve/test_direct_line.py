@@ -1,0 +1,157 @@
+"""Questions over a connection of their own: answers, errors, strangers and silence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.ray_serve.direct_line import LOOPBACK, SECRET_BYTES, DirectLine, Listener, Listening
+from pipeline.errors import StorageError
+
+ANSWER_SECONDS = 0.5
+
+
+class Actor:
+    """A handle as Ray has it, whose process listens at ``here``; ``asked`` counts questions about where."""
+
+    def __init__(self, here: Listening) -> None:
+        self.here, self.asked, self.listening = here, 0, self
+
+    def remote(self) -> Actor:
+        self.asked += 1
+        return self
+
+    def future(self) -> Future[Listening]:
+        found = Future[Listening]()
+        found.set_result(self.here)
+        return found
+
+
+class Touch:
+    """A pickle that makes a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def answer(method: str, argument: Any) -> Any:
+    if method == "damaged":
+        raise StorageError("a part must be whole, got damage")
+    if method == "fails":
+        os.stat("/no/such/file")  # noqa: PTH116 - an OSError that is not one of the connection
+    if method == "late":
+        time.sleep(2 * ANSWER_SECONDS)
+    return method, argument
+
+
+@pytest.fixture
+def actor() -> Actor:
+    return Actor(Listener(answer, "here").listening)
+
+
+@pytest.fixture
+def line(actor: Actor) -> Iterator[DirectLine]:
+    line = DirectLine("here", ANSWER_SECONDS)
+    assert line.send(actor, ("any", 0)) is None  # asks where the process listens
+    yield line
+    line.forget()
+
+
+def ask(line: DirectLine, actor: Actor, *question: Any) -> Any:
+    wait = line.send(actor, question)
+    assert wait is not None
+    return wait()
+
+
+def test_questions_of_several_threads_get_their_own_answers(line: DirectLine, actor: Actor) -> None:
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: found.extend(ask(line, actor, "any", each) for each in range(50)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == sorted(("any", each) for each in [*range(50)] * 4)
+    assert actor.asked == 1
+
+
+def test_error_of_the_part_is_raised_and_the_connection_stays(line: DirectLine, actor: Actor) -> None:
+    with pytest.raises(StorageError, match="got damage"):
+        ask(line, actor, "damaged", 0)
+    assert ask(line, actor, "any", 1) == ("any", 1)
+
+
+@pytest.mark.parametrize("method", ["fails", "late"])
+def test_no_answer_is_an_error_of_the_connection(line: DirectLine, actor: Actor, method: str) -> None:
+    with pytest.raises(OSError, match=r"closed the connection|timed out"):
+        ask(line, actor, method, 0)
+    assert ask(line, actor, "any", 1) == ("any", 1)
+
+
+def test_line_to_another_machine_is_not_opened(actor: Actor) -> None:
+    line = DirectLine("elsewhere", ANSWER_SECONDS)
+    assert [line.send(actor, ("any", 0)) for _ in range(3)] == [None] * 3
+
+
+def test_process_that_is_gone_is_asked_for_again(actor: Actor) -> None:
+    with socket.create_server((LOOPBACK, 0)) as closed:
+        port = closed.getsockname()[1]
+    here, actor.here = actor.here, actor.here._replace(port=port)
+    line = DirectLine("here", ANSWER_SECONDS)
+    assert [line.send(actor, ("any", 0)) for _ in range(2)] == [None] * 2
+    actor.here = here
+    assert line.send(actor, ("any", 0)) is None
+    assert ask(line, actor, "any", 1) == ("any", 1)
+    line.forget()
+
+
+def test_nothing_of_a_stranger_is_unpickled(actor: Actor, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    payload = pickle.dumps(("any", Touch(made)))
+    message = len(payload).to_bytes(8, "big") + payload
+    with socket.create_connection((LOOPBACK, actor.here.port)) as stranger:
+        stranger.sendall(bytes(SECRET_BYTES) + message)
+        with contextlib.suppress(ConnectionResetError):  # what was sent after the secret is unread
+            assert stranger.recv(1) == b""
+    assert not made.exists()
+    with socket.create_connection((LOOPBACK, actor.here.port)) as known:
+        known.sendall(actor.here.caller_secret + message)
+        assert known.recv(SECRET_BYTES) == actor.here.listener_secret
+        known.recv(1)
+    assert made.exists()
+
+
+def test_nothing_is_taken_from_a_listener_without_the_secret(actor: Actor, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    payload = pickle.dumps(Touch(made))
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        actor.here = actor.here._replace(port=listener.getsockname()[1])
+        line = DirectLine("here", ANSWER_SECONDS)
+        line.send(actor, ("any", 0))
+
+        def pretend() -> None:
+            connected, _ = listener.accept()
+            with connected:
+                connected.sendall(bytes(SECRET_BYTES) + len(payload).to_bytes(8, "big") + payload)
+                connected.recv(1 << 16)
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        assert line.send(actor, ("any", 0)) is None
+        thread.join()
+    assert not made.exists()
