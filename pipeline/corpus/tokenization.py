@@ -53,7 +53,7 @@ class TokenizedTexts:
 
 def tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenizedTexts:
     """Tokenise texts without special tokens; the tokenizer must neither pad nor truncate."""
-    parts = [_Part.of([], [])]
+    parts: list[_Part] = []
     num_tokens = np.zeros(len(texts) + 1, np.int64)
     for batch in _batches(texts):
         encodings = tokenizer.encode_batch([piece for _, _, piece in batch], add_special_tokens=False)
@@ -108,7 +108,7 @@ class _Part:
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[_Segment]]:
-    """Group segments into calls of at most ``BATCH_CHARACTERS``."""
+    """Group segments into calls of at most ``BATCH_CHARACTERS``; without any there is one empty call."""
     batch: list[_Segment] = []
     characters = 0
     for index, text in enumerate(texts):
@@ -118,8 +118,7 @@ def _batches(texts: Sequence[str]) -> Iterator[list[_Segment]]:
                 batch, characters = [], 0
             batch.append((index, start, text[start:end]))
             characters += end - start
-    if batch:
-        yield batch
+    yield batch
 
 
 def segments(text: str) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 
 from pipeline.model.engine.workspace import Workspace
 
@@ -24,6 +24,12 @@ OWN_SOFTMAX_MIN_KEYS: Final = 1 << 10
 """From this many keys on the bf16 softmax costs a fifth less than one with a copy before and after.
 
 It computes in float32 inside. On shorter rows it costs up to three times more, by how their lengths divide.
+"""
+
+FLOATS_PER_REGISTER: Final = 16
+"""Of AVX-512. A softmax in place is slower by up to three quarters on rows that end inside a register.
+
+On others it is faster by a twentieth than one to memory of its own.
 """
 
 
@@ -64,6 +70,10 @@ def _plain_attention(
     num_rows, num_heads, num_queries, head_dim = query_BHQd.shape
     num_keys = key_BHSd.shape[2]
     out = workspace.take("mixed", (num_rows, num_queries, num_heads, head_dim), query_BHQd.dtype)
+    out_BHQd = out.transpose(1, 2)
+    if num_rows * num_heads * num_queries * num_keys <= SCORES_PER_STEP:
+        _mix(query_BHQd, key_BHSd, value_BHSd, bias, scale, workspace, out_BHQd)
+        return out
     rows_a_step = max(1, SCORES_PER_STEP // (num_heads * num_queries * num_keys))
     queries_a_step = min(num_queries, max(1, SCORES_PER_STEP // num_keys))
     # Several rows go whole; a row too large for one step goes head by head, and a head in blocks of queries.
@@ -74,53 +84,59 @@ def _plain_attention(
         for head in range(0, num_heads, heads_a_step):
             part = (rows, slice(head, head + heads_a_step))
             part_bias = row_bias if row_bias is None or row_bias.shape[1] == 1 else row_bias[:, part[1]]
-            key, value = key_BHSd[part], value_BHSd[part]
-            shape = key.shape[:2]
-            key, value = key.reshape(-1, num_keys, head_dim), value.reshape(-1, num_keys, head_dim)
             for first in range(0, num_queries, queries_a_step):
-                queries = slice(first, first + queries_a_step)
+                step = (*part, slice(first, first + queries_a_step))
                 step_bias = (
-                    part_bias if part_bias is None or part_bias.shape[2] == 1 else part_bias[:, :, queries]
+                    part_bias if part_bias is None or part_bias.shape[2] == 1 else part_bias[:, :, step[2]]
                 )
-                query = query_BHQd[part][:, :, queries].reshape(len(key), -1, head_dim)
-                mixed = _mix(query, key, value, step_bias, scale, shape, workspace)
-                out[rows, queries, part[1]] = mixed.view(*shape, -1, head_dim).transpose(1, 2)
+                _mix(
+                    query_BHQd[step],
+                    key_BHSd[part],
+                    value_BHSd[part],
+                    step_bias,
+                    scale,
+                    workspace,
+                    out_BHQd[step],
+                )
     return out
 
 
 def _mix(
-    query_Pqd: torch.Tensor,
-    key_PSd: torch.Tensor,
-    value_PSd: torch.Tensor,
+    query_BHQd: torch.Tensor,
+    key_BHSd: torch.Tensor,
+    value_BHSd: torch.Tensor,
     bias: torch.Tensor | None,
     scale: float,
-    rows_and_heads: torch.Size,
     workspace: Workspace,
-) -> torch.Tensor:
-    size = (len(query_Pqd), query_Pqd.shape[1], key_PSd.shape[1])
-    scores = workspace.take("scores", size, query_Pqd.dtype)
-    nothing = query_Pqd.new_zeros(1)
-    if len(query_Pqd) == 1:
+    out_BHQd: torch.Tensor,
+) -> None:
+    """Make one step's scores whole and write its mixed values to ``out``."""
+    num_rows, num_heads, num_queries, head_dim = query_BHQd.shape
+    num_products, num_keys, dtype = num_rows * num_heads, key_BHSd.shape[2], query_BHQd.dtype
+    query = query_BHQd.reshape(num_products, num_queries, head_dim)
+    key, value = (x.reshape(num_products, num_keys, head_dim) for x in (key_BHSd, value_BHSd))
+    size = (num_products, num_queries, num_keys)
+    scores = workspace.take("scores", size, dtype)
+    if num_products == 1:
         # A batch of one product is slower than the product itself, here by half, below by a third.
-        torch.addmm(nothing, query_Pqd[0], key_PSd[0].t(), beta=0, alpha=scale, out=scores[0])
+        scores[0].addmm_(query[0], key[0].t(), beta=0, alpha=scale)
     else:
-        torch.baddbmm(nothing, query_Pqd, key_PSd.transpose(1, 2), beta=0, alpha=scale, out=scores)
-    if bias is None and size[2] >= OWN_SOFTMAX_MIN_KEYS:
+        scores.baddbmm_(query, key.transpose(1, 2), beta=0, alpha=scale)
+    if bias is None and num_keys >= OWN_SOFTMAX_MIN_KEYS:
         torch.softmax(scores, dim=-1, out=scores)
     else:
-        exact = workspace.take("exact scores", size, torch.float32)
-        if bias is None:
-            exact.copy_(scores)
-        else:
-            shape = (*rows_and_heads, *size[1:])
-            torch.add(scores.view(shape), bias, out=exact.view(shape))
-        scores.copy_(torch.softmax(exact, dim=-1, out=exact))
-    out = workspace.take("mixed part", (size[0], size[1], value_PSd.shape[2]), query_Pqd.dtype)
-    if len(query_Pqd) == 1:
-        torch.mm(scores[0], value_PSd[0], out=out[0])
+        exact = workspace.take("exact scores", size, torch.float32).copy_(scores)
+        if bias is not None:
+            exact.view(num_rows, num_heads, num_queries, num_keys).add_(bias)
+        target = "exact scores" if num_keys % FLOATS_PER_REGISTER == 0 else "weights"
+        weights = torch.softmax(exact, dim=-1, out=workspace.take(target, size, torch.float32))
+        scores.copy_(weights)
+    mixed = workspace.take("mixed part", (num_products, num_queries, head_dim), dtype)
+    if num_products == 1:
+        torch.mm(scores[0], value[0], out=mixed[0])
     else:
-        torch.bmm(scores, value_PSd, out=out)
-    return out
+        torch.bmm(scores, value, out=mixed)
+    out_BHQd.copy_(mixed.view(num_rows, num_heads, num_queries, head_dim))
 
 
 def visible_keys(
@@ -136,8 +152,6 @@ def visible_keys(
     return torch.arange(num_context + num_tokens, device=device)[None] < (lengths + num_context)[:, None]
 
 
-def bias_where(visible: Bool[torch.Tensor, "*shape"], dtype: torch.dtype) -> Float[torch.Tensor, "*shape"]:
-    """Return 0 where visible, -inf elsewhere."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
-        ~visible, float("-inf")
-    )
+def bias_where(visible: Bool[torch.Tensor, "*shape"]) -> Float32[torch.Tensor, "*shape"]:
+    """Return 0 where visible, -inf elsewhere; float32, as a sum of two formats takes several times longer."""
+    return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, float("-inf"))

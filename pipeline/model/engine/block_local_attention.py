@@ -41,7 +41,6 @@ class LocalWindow:
         num_tokens: int,
         num_context: int,
         radius: int,
-        dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         num_rows, width = len(lengths_B), num_context + num_tokens
@@ -54,7 +53,7 @@ class LocalWindow:
             self.lead = self.trail = 0
             # Rows of one length share one mask.
             tags_BS = _row_tags(lengths_B if is_padded else lengths_B[:1], num_tokens, num_context, device)
-            self.bias = bias_where(_seen(tags_BS[:, :, None], tags_BS[:, None, :], 0, radius)[:, None], dtype)
+            self.bias = bias_where(_seen(tags_BS[:, :, None], tags_BS[:, None, :], 0, radius)[:, None])
             return
         tags_BS = _row_tags(lengths_B, num_tokens, num_context, device)
         num_all = num_rows * width
@@ -64,9 +63,7 @@ class LocalWindow:
         tags[radius : radius + num_all] = tags_BS.reshape(-1)
         keys_GK = tags.unfold(0, self.num_keys, self.block)
         queries_Gb = tags[radius : radius + self.num_blocks * self.block].view(-1, self.block)
-        self.bias = bias_where(
-            _seen(queries_Gb[:, :, None], keys_GK[:, None, :], radius, radius)[:, None], dtype
-        )
+        self.bias = bias_where(_seen(queries_Gb[:, :, None], keys_GK[:, None, :], radius, radius)[:, None])
 
     def attend(
         self, qkv_N3Hd: Float[torch.Tensor, "N 3 H d"], workspace: Workspace, temperature: float = 1.0

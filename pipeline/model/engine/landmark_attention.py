@@ -149,7 +149,7 @@ def _block(
 
 
 def _bias(seen: Bool[np.ndarray, "*shape"], device: torch.device) -> Float[torch.Tensor, "*shape"]:
-    return bias_where(torch.from_numpy(seen).to(device), torch.float32)
+    return bias_where(torch.from_numpy(seen).to(device))
 
 
 def landmark_attention(

@@ -36,7 +36,6 @@ class Rectangle:
                 num_tokens=width_placed,
                 num_context=batch.num_unplaced,
                 radius=settings.shape.local_radius,
-                dtype=settings.dtype,
                 device=settings.device,
             )
 
@@ -110,5 +109,5 @@ class Rectangle:
             # Keys without a position come before all queries.
             sees_SS = (order_S[None] <= order_S[:, None]) | (order_S[None] < batch.num_unplaced)
             visible = sees_SS[None] if visible_BS is None else sees_SS & visible_BS[:, None]
-            return bias_where(visible[:, None], self._settings.dtype)
-        return None if visible_BS is None else bias_where(visible_BS[:, None, None], self._settings.dtype)
+            return bias_where(visible[:, None])
+        return None if visible_BS is None else bias_where(visible_BS[:, None, None])

@@ -40,7 +40,7 @@ def test_attend_equals_the_naive_softmax(kind, scores_per_step, dtype, worst, mo
     monkeypatch.setattr(attention, "SCORES_PER_STEP", scores_per_step)
     query, key, value = _inputs(dtype)
     visible = None if kind is None else _bias(kind)
-    bias = None if visible is None else bias_where(visible, dtype)
+    bias = None if visible is None else bias_where(visible)
     mixed = attend(query, key, value, bias, Workspace(CPU))
     assert float((mixed.double() - _naive(query, key, value, visible)).abs().max()) <= worst
 

@@ -31,7 +31,6 @@ def _windowed(qkv_BS3Hd, lengths, num_context, radius, dtype=torch.float32):
         num_tokens=width - num_context,
         num_context=num_context,
         radius=radius,
-        dtype=dtype,
         device=CPU,
     )
     flat = qkv_BS3Hd.reshape(-1, 3, HEADS, HEAD_DIM).to(dtype)
