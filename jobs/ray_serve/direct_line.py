@@ -4,10 +4,11 @@
     where do you listen? ──── Ray ────────▶  node, port, two secrets
     secret of callers    ──── loopback ───▶  compared
                          ◀──────────────     secret of the listener, compared
-    question, pickled    ──────────────▶
-                         ◀──────────────     answer, or error of Cairn, pickled
+    question             ──────────────▶
+                         ◀──────────────     answer, or error of Cairn
 
-Nothing is unpickled before the other side has shown a secret that only Ray's authenticated calls hand out.
+Nothing is read before the other side has shown a secret that only Ray's authenticated calls hand out.
+:mod:`jobs.ray_serve.wire` makes bytes of questions and answers.
 A connection carries one question at a time, and whatever goes wrong with it closes it.
 """
 
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-import pickle
 import secrets
 import socket
 import struct
@@ -25,6 +25,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
 
+from jobs.ray_serve.wire import pack, unpack
 from pipeline.errors import CairnError
 
 log = logging.getLogger(__name__)
@@ -66,21 +67,21 @@ class _Connection:
         self._socket.settimeout(seconds)
 
     def send(self, message: Any) -> None:
-        payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        payload = pack(message)
         self._socket.sendall(_SIZE.pack(len(payload)) + payload)
 
     def receive(self) -> Any:
         """Return the next message; raises an OSError where the other side is gone or late."""
         (size,) = _SIZE.unpack(self._read(_SIZE.size))
-        return pickle.loads(self._read(size))  # noqa: S301 - from who has shown the secret
+        return unpack(self._read(size))
 
     def close(self) -> None:
         self._reader.close()
         self._socket.close()
 
-    def _read(self, size: int) -> bytes:
-        read = self._reader.read(size)
-        if len(read) < size:
+    def _read(self, size: int) -> bytearray:
+        read = bytearray(size)
+        if self._reader.readinto(read) < size:
             raise ConnectionResetError("the other side has closed the connection")
         return read
 

@@ -204,10 +204,9 @@ class LanceTables:
 
         ``deleted_ids`` comes in lists of at most 1,000; ``find_documents`` says where they stand in the
         latest version, so that a few are deleted without a look at all ids. ``replaces_all`` deletes every
-        row instead.
-        ``documents`` and ``chunks`` carry the same documents in the same order, each in ONE append, streamed
-        or as fragments that :meth:`write_fragments` wrote. Row counts are checked after each write; a
-        difference raises :class:`IntegrityError` and leaves the roll-back to the next run.
+        row instead. ``documents`` and ``chunks`` carry the same documents in the same order, each in ONE
+        append, streamed or as fragments of :meth:`write_fragments`. Row counts are checked after each write;
+        a difference raises :class:`IntegrityError` and leaves the roll-back to the next run.
         """
         with self._reading("deleting documents from the tables"):
             self.deleted = delete_documents(

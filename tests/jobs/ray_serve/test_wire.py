@@ -1,0 +1,130 @@
+"""Messages to shards as bytes: what comes back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.ray_serve.wire import pack, unpack
+from pipeline.errors import CairnError, DamageError, StorageError
+from pipeline.index.bm25 import Totals
+from pipeline.search.late import LateQuery
+from pipeline.search.reader import TokenMatches, WindowScores
+from pipeline.search.shards.messages import (
+    BestAsked,
+    BestWords,
+    Nearest,
+    PartFound,
+    PartKey,
+    PartMatches,
+    PartScores,
+    PartScoresAsked,
+    SearchAsked,
+    Words,
+    WordTotals,
+)
+
+VECTOR = np.linspace(-1.0, 1.0, 7, dtype=np.float32)
+PLACES = np.array([3, 1 << 40, 0])
+NONE = np.empty(0, np.int64)
+TOTALS = Totals(texts=3, length=11, holding={"caf\u00e9": 2, "\ud800": 1})
+WORDS = Words(
+    query='a "query"\n', totals=WordTotals(documents=(TOTALS, TOTALS), passages={2: (TOTALS, TOTALS)})
+)
+LATE = LateQuery(vectors_qV=VECTOR[None].repeat(2, 0), weights_q=VECTOR[:2], places_q=PLACES[:2])
+WINDOWS = WindowScores(cosine_W=VECTOR, words_W=None)
+SCORES = PartScores(document_N=VECTOR, chunk_N=None, passage_N=VECTOR[:0], windows=WINDOWS)
+FOUND = PartFound(
+    documents=Nearest(scores_K=VECTOR[::-1], positions_K=PLACES),
+    chunks=None,
+    words=BestWords(
+        documents=PLACES,
+        scores=VECTOR[:3],
+        passages=NONE,
+        passage_scores=VECTOR[:0],
+        highs={1: 0.1, 20: np.inf},
+    ),
+    positions=PLACES,
+    scores=SCORES,
+)
+ASKED = SearchAsked(
+    vector_V=VECTOR,
+    num_documents=5,
+    num_chunks=None,
+    allowed=NONE,
+    words=WORDS,
+    best=BestAsked(num_candidates=5, size=2),
+    scores=PartScoresAsked(known=NONE, parts=("document",), rank_size=2, window_size=None, min_documents=1),
+)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    if isinstance(expected, np.ndarray):
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+        found += 1  # may be written to
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for one, other in zip(found.values(), expected.values(), strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    elif hasattr(expected, "__dataclass_fields__"):
+        for field in fields(expected):
+            assert_same(getattr(found, field.name), getattr(expected, field.name))
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        (PartKey("docs", 3, "ab", "order", 2, 1), "search", (ASKED,)),
+        FOUND,
+        (LATE, PLACES, NONE, 3, True, None, 1e-320, [1, [2]]),
+        TokenMatches(
+            size_C=PLACES, cosine_Tq=np.ones((2, 3), np.float32).T, step_T=np.arange(3, dtype=np.uint8)
+        ),
+        PartMatches(max_sim_W=VECTOR, best_n=PLACES, sums_nV=np.empty((0, 4), np.float32)),
+    ],
+)
+def test_message_comes_back_as_it_was(message: Any) -> None:
+    assert_same(unpack(bytearray(pack(message))), message)
+
+
+def test_error_comes_back_with_its_command() -> None:
+    damage = DamageError("a file must be whole", verb="verify")
+    damage.command = "cairn verify docs"
+    for error in (damage, StorageError("storage failed"), CairnError()):
+        found = unpack(bytearray(pack(error)))
+        assert type(found) is type(error)
+        assert str(found) == str(error)
+
+
+@pytest.mark.parametrize("value", [object(), np.array(["a", None], object), b"bytes", {1, 2}, 1j])
+def test_other_values_are_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="a message must hold numbers"):
+        pack([value])
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        ["array", "|O", 1],
+        ["array", "<f4", 1_000],
+        ["message", "Path", "/"],
+        ["error", "KeyboardInterrupt", "", {}],
+        ["message", "PartKey", "too few"],
+    ],
+)
+def test_message_of_a_stranger_makes_nothing_else(plain: Any) -> None:
+    text = json.dumps(plain).encode()
+    with pytest.raises((ValueError, KeyError)):
+        unpack(bytearray(len(text).to_bytes(8, "big") + text + bytes(64)))
