@@ -87,8 +87,8 @@ def repair_collection(
         report = _restore(layout, _repair(layout, progress, keeps_all=keeps_all, suspects=suspects))
         dropped, caveat = _drop_damaged_predecessors(layout, report.generation)
         if dropped:
-            numbers = ", ".join(map(str, sorted({problem.generation or 0 for problem in dropped})))
-            report = _adding(report, f"; generation {numbers}, which was damaged, is removed{caveat}", dropped)
+            gone = ", ".join(map(str, sorted({problem.generation or 0 for problem in dropped})))
+            report = _adding(report, f"; generation {gone}, which was damaged, is removed{caveat}", dropped)
         report = _naming_earlier_losses(layout, report)
         names = {problem.file for problem in report.problems}
         if LATE_NAME in names and LATE_NAME not in read_manifest(layout, report.generation).files:
