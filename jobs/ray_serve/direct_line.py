@@ -20,6 +20,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -34,6 +35,8 @@ LOOPBACK: Final = "127.0.0.1"
 SECRET_BYTES: Final = 32
 SECRET_SECONDS: Final = 1.0
 """How long the other side may take to show its secret."""
+PAUSE_SECONDS: Final = 0.1
+"""Before a connection is accepted after one could not be."""
 _SIZE: Final = struct.Struct("!Q")
 
 
@@ -54,14 +57,25 @@ class _Connection:
         self._socket, self._reader = connected, connected.makefile("rb")
 
     def exchange_secrets(self, *, shown: bytes, wanted: bytes, is_first: bool) -> None:
-        """Show a secret and compare the other side's; raises an OSError where it is another one."""
+        """Show a secret and compare the other side's; raises an OSError where it is another one, or late."""
         self._socket.settimeout(SECRET_SECONDS)
         if is_first:
             self._socket.sendall(shown)
-        if not hmac.compare_digest(self._read(SECRET_BYTES), wanted):
+        if not hmac.compare_digest(self._secret(), wanted):
             raise ConnectionRefusedError("the other side has another secret")
         if not is_first:
             self._socket.sendall(shown)
+
+    def _secret(self) -> bytes:
+        """Read a secret, whose last byte has to come in time, too."""
+        end, read = time.monotonic() + SECRET_SECONDS, b""
+        while len(read) < SECRET_BYTES:
+            self._socket.settimeout(max(end - time.monotonic(), 1e-3))
+            more = self._socket.recv(SECRET_BYTES - len(read))
+            if not more:
+                raise ConnectionResetError("the other side has closed the connection")
+            read += more
+        return read
 
     def wait_at_most(self, seconds: float | None) -> None:
         self._socket.settimeout(seconds)
@@ -98,8 +112,12 @@ class Listener:
 
     def _accept(self) -> None:
         while True:
-            connected, _ = self._socket.accept()
-            threading.Thread(target=self._converse, args=(connected,), daemon=True).start()
+            try:
+                connected, _ = self._socket.accept()
+                threading.Thread(target=self._converse, args=(connected,), daemon=True).start()
+            except (OSError, RuntimeError) as error:  # no descriptor or thread is left for now
+                log.warning("serve.shard_not_accepting error=%s", type(error).__name__)
+                time.sleep(PAUSE_SECONDS)
 
     def _converse(self, connected: socket.socket) -> None:
         connection = _Connection(connected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jobs.ray_serve.direct_line import LOOPBACK, SECRET_BYTES, DirectLine, Listener, Listening
+from jobs.ray_serve.direct_line import LOOPBACK, SECRET_BYTES, SECRET_SECONDS, DirectLine, Listener, Listening
 from jobs.ray_serve.wire import pack
 from pipeline.errors import StorageError
 
@@ -141,3 +142,31 @@ def test_nothing_is_asked_of_a_listener_without_the_secret(actor: Actor) -> None
         assert line.send(actor, ("any", 0)) is None
         thread.join()
     assert heard == [actor.here.caller_secret, b""]
+
+
+def test_listener_without_a_descriptor_goes_on_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, failed = socket.socket.accept, threading.Event()
+
+    def scarce(self: socket.socket) -> Any:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", scarce)
+    actor = Actor(Listener(answer, "here").listening)
+    assert failed.wait(10.0)
+    line = DirectLine("here", ANSWER_SECONDS)
+    assert line.send(actor, ("any", 0)) is None
+    assert ask(line, actor, "any", 1) == ("any", 1)
+    line.forget()
+
+
+def test_secret_that_comes_byte_by_byte_is_too_late(actor: Actor) -> None:
+    with socket.create_connection((LOOPBACK, actor.here.port)) as slow:
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            for byte in actor.here.caller_secret:
+                slow.sendall(bytes([byte]))
+                time.sleep(2 * SECRET_SECONDS / SECRET_BYTES)
+        with contextlib.suppress(ConnectionResetError):
+            assert slow.recv(1) == b""
