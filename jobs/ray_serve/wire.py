@@ -2,8 +2,8 @@
 
     size of the JSON | JSON | array | array …      each begins at a multiple of 64
 
-Reading a message makes arrays of numbers, plain values, the classes of :data:`MESSAGES` and Cairn's errors,
-and runs nothing else, whoever sent it.
+Reading a message of any sender makes arrays of numbers, plain values, the classes of :data:`MESSAGES` and
+Cairn's errors, and runs nothing else.
 """
 
 from __future__ import annotations
